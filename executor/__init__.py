@@ -1,0 +1,1 @@
+"""Runs lowered programs on torch.distributed, and measures them."""

@@ -1,0 +1,1 @@
+"""Penstock plans pipeline-parallel training: stages, devices and orders, with a proven bound."""

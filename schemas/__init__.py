@@ -1,0 +1,1 @@
+"""The documents that travel, the words of a program, and every error."""

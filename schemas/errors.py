@@ -1,0 +1,139 @@
+"""Every error that Penstock reports, with the words, HTTP status and exit code it carries.
+
+PenstockError
+├── InvalidDocument      a profile, topology, request or plan that does not parse or contradicts itself
+├── UnsupportedRequest   well-formed, but no planner, schedule or executor here does it
+├── InvalidPlan          a plan that the judge refuses (does not verify, deadlocks, does not lower)
+├── ModelMismatch        the model's layers are not those of the plan
+├── NotFound             no such job, plan, run, agent, example
+├── Conflict             the state does not allow it (a second agent of one name, a finished job)
+├── Unreachable          a service, store or agent did not answer
+├── RunFailed            a rank or an agent died, or ranks disagree
+└── MissingExtra         an optional dependency is not installed
+
+Standard library only: ranks, solvers and the command line all import it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that is wrong: where (a JSON pointer), what, and a stable code for programs."""
+
+    pointer: str
+    detail: str
+    code: str = "invalid"
+
+
+class PenstockError(Exception):
+    """What went wrong, with which values, and what to do about it."""
+
+    title: ClassVar[str] = "Penstock could not do that"
+    code: ClassVar[str] = "error"
+    status: ClassVar[int] = 500
+    exit_code: ClassVar[int] = 70
+
+    def __init__(self, detail: str, *, faults: tuple[Fault, ...] = (), remedy: str | None = None) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.faults = faults
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        lines = [self.detail]
+        lines += [f"  {fault.pointer or '/'}: {fault.detail}" for fault in self.faults]
+        if self.remedy:
+            lines.append(f"  try: {self.remedy}")
+        return "\n".join(lines)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.detail, self.faults, self.remedy)
+
+
+def _rebuild(kind: type[PenstockError], detail: str, faults: tuple[Fault, ...], remedy: str | None) -> PenstockError:
+    return kind(detail, faults=faults, remedy=remedy)
+
+
+class InvalidDocument(PenstockError):
+    """A profile, topology, request or plan that does not parse or contradicts itself."""
+
+    title = "The document is not valid"
+    code = "invalid-document"
+    status = 422
+    exit_code = 65
+
+
+class UnsupportedRequest(PenstockError):
+    """A well-formed request that nothing here can answer."""
+
+    title = "The request asks for something that is not supported"
+    code = "unsupported-request"
+    status = 422
+    exit_code = 65
+
+
+class InvalidPlan(PenstockError):
+    """A plan that does not verify, deadlocks, or cannot be lowered to programs."""
+
+    title = "The plan is not valid"
+    code = "invalid-plan"
+    status = 422
+    exit_code = 1
+
+
+class ModelMismatch(PenstockError):
+    """The model's layers, shapes or parameters are not those the plan was made for."""
+
+    title = "The model is not the plan's model"
+    code = "model-mismatch"
+    status = 409
+    exit_code = 1
+
+
+class NotFound(PenstockError):
+    """There is no such thing here."""
+
+    title = "Not found"
+    code = "not-found"
+    status = 404
+    exit_code = 1
+
+
+class Conflict(PenstockError):
+    """The present state does not allow it."""
+
+    title = "The present state does not allow it"
+    code = "conflict"
+    status = 409
+    exit_code = 1
+
+
+class Unreachable(PenstockError):
+    """A service, store or agent did not answer."""
+
+    title = "No answer"
+    code = "unreachable"
+    status = 503
+    exit_code = 1
+
+
+class RunFailed(PenstockError):
+    """A run ended before it was done."""
+
+    title = "The run failed"
+    code = "run-failed"
+    status = 500
+    exit_code = 1
+
+
+class MissingExtra(PenstockError):
+    """An optional dependency is not installed."""
+
+    title = "An optional part is not installed"
+    code = "missing-extra"
+    status = 500
+    exit_code = 70

@@ -1,0 +1,157 @@
+"""The answer: stages, devices, orders, the judge's prediction and the proven bounds."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from penstock.schemas.document import Document, Part
+from penstock.schemas.quantities import Bytes, ContentHash, Count, Name, Nanoseconds, PositiveCount
+from penstock.schemas.request import PlanRequest, UpdateRule
+
+LayerRange = tuple[Count, Count]
+"""First and last layer, both included."""
+
+
+class Stage(Part):
+    """Consecutive layers, held by one device or by several replicas."""
+
+    layers: LayerRange
+    devices: Annotated[tuple[Name, ...], Field(min_length=1)]
+    dispatch: Literal["rows", "round_robin"] = Field(
+        default="rows", description="replicas share each micro-batch by rows, or take whole micro-batches in turn"
+    )
+    recompute: Literal["none", "full"] | tuple[LayerRange, ...] = "none"
+
+
+class Pipeline(Part):
+    """Stages that cover all layers once, and the micro-batches they process."""
+
+    stages: Annotated[tuple[Stage, ...], Field(min_length=1)]
+    micro_batches: LayerRange = Field(description="first and last micro-batch, both included")
+
+
+class ScheduleRow(Part):
+    """The order of operations of some devices, in the compact text of ``schemas.program``."""
+
+    devices: Annotated[tuple[Name, ...], Field(min_length=1)]
+    text: str
+
+
+class PatternOperation(Part):
+    """One operation of a periodic schedule: its start in the period, and by how many periods it lags."""
+
+    operation: str
+    start_ns: Nanoseconds
+    shift: Count
+
+
+class Pattern(Part):
+    """A steady state repeated for ever: one micro-batch of each pipeline per period, unless said otherwise."""
+
+    period_ns: Annotated[int, Field(strict=True, ge=1)]
+    micro_batches_per_period: PositiveCount = 1
+    operations: Annotated[tuple[PatternOperation, ...], Field(min_length=1)]
+
+
+class PlanSchedule(Part):
+    """Orders of one flushed step (``rows``), or a ``pattern``."""
+
+    name: Name
+    rows: tuple[ScheduleRow, ...] = ()
+    pattern: Pattern | None = None
+    warmup: tuple[Count, ...] = Field(default=(), description="K per stage: forwards before the first backward")
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        if bool(self.rows) == (self.pattern is not None):
+            raise ValueError("a schedule has either `rows` or a `pattern`")
+        return self
+
+
+class MemoryBreakdown(Part):
+    """One device's memory at its peak, by use."""
+
+    parameters_bytes: Bytes
+    gradients_bytes: Bytes
+    optimizer_bytes: Bytes
+    versions_bytes: Bytes = 0
+    activations_bytes: Bytes
+    buffers_bytes: Bytes
+    workspace_bytes: Bytes
+    context_bytes: Bytes
+
+
+class DevicePrediction(Part):
+    """One device during one global batch; busy + communication + idle = the whole time."""
+
+    device: Name
+    busy_ns: Nanoseconds
+    communication_ns: Nanoseconds = Field(description="neither computing nor waiting: only transfers or reductions run")
+    idle_ns: Nanoseconds
+    peak_memory_bytes: Bytes
+    memory_bytes: Bytes = Field(description="what the device has")
+    memory: MemoryBreakdown
+
+
+class Prediction(Part):
+    """What the judge says; no other part of Penstock writes these numbers."""
+
+    time_per_global_batch_ns: PositiveCount
+    fill_ns: Nanoseconds
+    drain_ns: Nanoseconds
+    bubble: float = Field(ge=0, le=1, description="share of the used devices' time in which they do not compute")
+    peak_memory_bytes: Bytes
+    devices: tuple[DevicePrediction, ...]
+    basis: Literal["imported", "analytic", "measured", "calibrated"]
+    expected_error: float = Field(ge=0, le=1, description="stated relative error, from the profile")
+    cost_per_sample: float | None = Field(default=None, description="where the topology prices its devices")
+
+
+class Certificate(Part):
+    """A proven lower bound, and what it holds for."""
+
+    scope: Literal["schedule of this allocation", "all plans of this request"]
+    model: str = Field(description="which plans, in which network, the bound speaks of")
+    bound_ns: Nanoseconds
+    tolerance_ns: Nanoseconds = 0
+    gap: float = Field(ge=0, description="value / bound - 1")
+    method: str
+
+
+class Plan(Document):
+    """Immutable; its address is the SHA-256 of its canonical JSON."""
+
+    kind: ClassVar[str] = "plan"
+
+    request_hash: ContentHash
+    planner: Name
+    global_batch_size: PositiveCount
+    micro_batch_size: PositiveCount = Field(description="rows of the largest micro-batch")
+    num_micro_batches: PositiveCount
+    pipelines: Annotated[tuple[Pipeline, ...], Field(min_length=1)]
+    update_rule: UpdateRule
+    overlap_all_reduce: bool = True
+    schedule: PlanSchedule
+    prediction: Prediction | None = Field(description="null in a plan of one's own that has not been judged yet")
+    certificates: tuple[Certificate, ...] = ()
+    assumptions: tuple[str, ...] = ()
+    versions: dict[str, str] = Field(default_factory=dict)
+    seed: Count = 0
+
+
+class PlanFile(Document):
+    """A plan with its request inline: it can be judged, run and explained alone."""
+
+    kind: ClassVar[str] = "plan file"
+
+    plan: Plan
+    request: PlanRequest
+
+    @model_validator(mode="after")
+    def _inline(self) -> Self:
+        for field in ("profile", "topology"):
+            if isinstance(getattr(self.request, field), str):
+                raise ValueError(f"request.{field} is a hash; a plan file carries the document itself")
+        return self

@@ -1,0 +1,162 @@
+"""What a model costs: ``ModelProfile`` per layer, ``PipelineProfile`` per rank of a running pipeline."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from penstock.schemas.document import Document, Part
+from penstock.schemas.quantities import Bytes, Count, Fraction, Name, Nanoseconds, PositiveCount
+
+Scaling = Literal["linear", "measured"]
+
+
+class Layer(Part):
+    """One element of the chain: a layer, or several merged where no cut was possible."""
+
+    name: Name
+    kind: str = Field(default="", description="what it is, for people: 'TransformerBlock', 'Conv2d'")
+    parameter_bytes: Bytes = Field(description="as stored for training, without gradients and optimizer states")
+    trainable: bool = True
+    update_ns: Nanoseconds = Field(default=0, description="one optimizer step over this layer's parameters")
+    cuttable: bool = Field(default=True, description="whether a stage may end after this layer")
+    members: tuple[Name, ...] = Field(default=(), description="the original layers, where several were merged")
+
+
+class BoundaryTensor(Part):
+    """One distinct tensor that crosses a cut; a tensor with later consumers travels hop by hop."""
+
+    name: Name
+    bytes_per_sample: Bytes
+    gradient_bytes_per_sample: Bytes = Field(description="what travels back; 0 for a tensor without gradient")
+
+
+class SharedParameter(Part):
+    """Parameters that several layers use (tied weights); counted once, in the first of its layers."""
+
+    name: Name
+    layers: Annotated[tuple[Count, ...], Field(min_length=2)]
+    bytes: Bytes
+
+
+class LayerMeasurement(Part):
+    """One layer's cost for one micro-batch on one device."""
+
+    forward_ns: Nanoseconds
+    backward_ns: Nanoseconds = Field(description="input and weight gradients together")
+    backward_weight_ns: Nanoseconds | None = Field(
+        default=None, description="the weight-gradient part of backward_ns; absent: half"
+    )
+    stash_bytes: Bytes = Field(description="storage newly kept alive from forward to backward, each storage once")
+    workspace_bytes: Bytes = Field(default=0, description="needed only while the layer runs")
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        if self.backward_weight_ns is not None and self.backward_weight_ns > self.backward_ns:
+            raise ValueError(
+                f"backward_weight_ns is a part of backward_ns, so at most {self.backward_ns}, not {self.backward_weight_ns}"
+            )
+        return self
+
+
+class Measurement(Part):
+    """All layers at one micro-batch size on one kind of device."""
+
+    device_kind: Name
+    micro_batch_size: PositiveCount
+    concurrency: PositiveCount = Field(default=1, description="devices of the host that were busy at the same time")
+    layers: Annotated[tuple[LayerMeasurement, ...], Field(min_length=1)]
+
+
+class ProfileSource(Part):
+    """How the numbers were obtained, and how far off they may be."""
+
+    method: Literal["imported", "analytic", "measured", "calibrated"]
+    description: str = ""
+    expected_error: Fraction = Field(description="stated relative error of predictions made from it: 0.15 is ±15 %")
+
+
+class ModelProfile(Document):
+    """Costs of a model as a topological chain of layers; every position is a possible cut."""
+
+    kind: ClassVar[str] = "profile"
+
+    name: Name
+    layers: Annotated[tuple[Layer, ...], Field(min_length=1)]
+    boundaries: tuple[tuple[BoundaryTensor, ...], ...] = Field(
+        description="boundaries[i]: what crosses between layer i and layer i+1; one fewer than layers"
+    )
+    shared_parameters: tuple[SharedParameter, ...] = ()
+    parameter_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    measurements: Annotated[tuple[Measurement, ...], Field(min_length=1)]
+    scaling: Scaling = Field(
+        default="linear",
+        description="linear: proportional to the samples, both ways; measured: piecewise linear, clamped below",
+    )
+    assumptions: tuple[str, ...] = ()
+    source: ProfileSource
+
+    @model_validator(mode="after")
+    def _chain_is_whole(self) -> Self:
+        length = len(self.layers)
+        if len(self.boundaries) != length - 1:
+            raise ValueError(f"{length} layers have {length - 1} boundaries, not {len(self.boundaries)}")
+        _refuse_doubles("layer", [layer.name for layer in self.layers])
+        for i, boundary in enumerate(self.boundaries):
+            _refuse_doubles(f"tensor in boundary {i}", [tensor.name for tensor in boundary])
+        for shared in self.shared_parameters:
+            outside = [i for i in shared.layers if i >= length]
+            if outside:
+                raise ValueError(f"shared parameter {shared.name!r} names layers {outside}; the last layer is {length - 1}")
+        seen: set[tuple[str, int]] = set()
+        for measurement in self.measurements:
+            key = (measurement.device_kind, measurement.micro_batch_size)
+            if len(measurement.layers) != length:
+                raise ValueError(
+                    f"the measurement for {key[0]!r} at {key[1]} samples has {len(measurement.layers)} layers, the chain {length}"
+                )
+            if key in seen:
+                raise ValueError(f"{key[0]!r} at {key[1]} samples is measured twice")
+            seen.add(key)
+        if not any(m.forward_ns + m.backward_ns for m in self.measurements[0].layers):
+            raise ValueError("every layer takes no time; a profile needs at least one layer with a cost")
+        return self
+
+    @property
+    def device_kinds(self) -> tuple[str, ...]:
+        """The kinds that were measured, in the order of the profile."""
+        return tuple(dict.fromkeys(m.device_kind for m in self.measurements))
+
+
+class PipelineStageMeasurement(Part):
+    """One rank of a running pipeline (AvgPipe, section IV: the twenty-batch profile)."""
+
+    compute_ns: Nanoseconds = Field(description="computation per batch")
+    send_ns: Nanoseconds
+    receive_ns: Nanoseconds
+    utilisation: tuple[Fraction, ...] = Field(description="φ: share of the processor used, in equal slices of a batch")
+    model_bytes: Bytes
+    optimizer_bytes: Bytes
+    activation_bytes: Bytes = Field(description="per micro-batch in flight")
+
+
+class PipelineProfile(Document):
+    """Measurements of a pipeline at m micro-batches and n parallel pipelines, from which others are predicted."""
+
+    kind: ClassVar[str] = "pipeline profile"
+
+    plan_hash: str
+    device_kind: Name
+    num_micro_batches: PositiveCount
+    num_pipelines: PositiveCount
+    batches: PositiveCount
+    ranks: Annotated[tuple[PipelineStageMeasurement, ...], Field(min_length=1)]
+
+
+def _refuse_doubles(what: str, names: list[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ValueError(f"{what} {name!r} occurs twice; names are unique")
+        seen.add(name)

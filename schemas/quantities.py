@@ -1,0 +1,69 @@
+"""Numbers on the wire: integer nanoseconds, bytes and bytes per second, each below 2^53.
+
+Documents read from YAML, and the command line, may also write ``25 Gbit/s``, ``16 GiB`` or ``2 ms``:
+such a document is validated with ``context={"units": True}``; the wire takes integers only.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, ValidationInfo
+
+MAX_WIRE_INTEGER = 2**53 - 1
+
+_TIME_NS = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9}
+_BYTES = {"B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_BYTES |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_RATE = {f"{unit}/s": Decimal(value) for unit, value in _BYTES.items()}
+_RATE |= {f"{p}bit/s": Decimal(v) / 8 for p, v in {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}.items()}
+_RATE |= {f"{p}bps": Decimal(v) / 8 for p, v in {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}.items()}
+
+_NUMBER_AND_UNIT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-zµ/]+)\s*")
+
+
+def _parse(text: str, units: dict[str, Any], what: str) -> int:
+    match = _NUMBER_AND_UNIT.fullmatch(text)
+    if match is None or match[2] not in units:
+        raise ValueError(f"{text!r} is no {what}; write a number and one of {', '.join(units)}")
+    exact = Decimal(match[1]) * units[match[2]]
+    rounded = int(exact.to_integral_value(rounding="ROUND_CEILING" if what == "time" else "ROUND_FLOOR"))
+    if rounded > MAX_WIRE_INTEGER:
+        raise ValueError(f"{text!r} is {rounded}, more than the largest integer on the wire, 2^53 - 1")
+    return rounded
+
+
+def parse_time_ns(text: str) -> int:
+    """Nanoseconds of ``2 ms``, rounded up. ValueError names the units that exist."""
+    return _parse(text, _TIME_NS, "time")
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of ``16 GiB``, rounded down. ValueError names the units that exist."""
+    return _parse(text, _BYTES, "amount of memory")
+
+
+def parse_bytes_per_s(text: str) -> int:
+    """Bytes per second of ``25 Gbit/s``, rounded down. ValueError names the units that exist."""
+    return _parse(text, _RATE, "bandwidth")
+
+
+def _with_units(parse: Any) -> BeforeValidator:
+    def read(value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, str) and info.context and info.context.get("units"):
+            return parse(value)
+        return value
+
+    return BeforeValidator(read)
+
+
+Count = Annotated[int, Field(strict=True, ge=0, le=MAX_WIRE_INTEGER)]
+PositiveCount = Annotated[int, Field(strict=True, ge=1, le=MAX_WIRE_INTEGER)]
+Nanoseconds = Annotated[int, Field(strict=True, ge=0, le=MAX_WIRE_INTEGER), _with_units(parse_time_ns)]
+Bytes = Annotated[int, Field(strict=True, ge=0, le=MAX_WIRE_INTEGER), _with_units(parse_bytes)]
+BytesPerSecond = Annotated[int, Field(strict=True, ge=1, le=MAX_WIRE_INTEGER), _with_units(parse_bytes_per_s)]
+Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Name = Annotated[str, Field(min_length=1, max_length=512)]
+ContentHash = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]

@@ -1,0 +1,110 @@
+"""What is asked for: a profile, a topology, and how the model is to be trained."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from penstock.schemas.document import Document, Part
+from penstock.schemas.profile import ModelProfile
+from penstock.schemas.quantities import Bytes, ContentHash, Count, Fraction, Name, Nanoseconds, PositiveCount
+from penstock.schemas.topology import ClusterTopology
+
+UpdateRule = Literal["synchronous", "weight_stashing", "double_buffered", "double_grouped", "elastic_averaging"]
+Recompute = Literal["never", "auto", "always"]
+
+
+class MemoryModel(Part):
+    """What a device has to hold beside the activations (ALGORITHMS 1.7)."""
+
+    optimizer: Literal["sgd", "momentum", "adam"] = Field(default="adam", description="0, 1 or 2 states per parameter")
+    precision: Literal["mixed", "full"] = Field(
+        default="mixed",
+        description="mixed: states in fp32, and an fp32 master copy where parameters have 16 bits; full: as parameters",
+    )
+    gradient: Literal["parameter", "fp32"] = Field(default="parameter", description="width of the gradient buffers")
+    optimizer_sharding: Literal["none", "over_replicas"] = "none"
+    headroom_bytes: Bytes = Field(default=0, description="left free on each device")
+    buffers: Literal["exact", "none"] = Field(
+        default="exact", description="count send and receive buffers while they live, or not at all, as the papers do"
+    )
+
+
+class NetworkModel(Part):
+    """How transfers and all-reduces are costed (ALGORITHMS 1.5, 1.6)."""
+
+    sharing: Literal["shared", "private"] = Field(
+        default="shared", description="shared: transfers compete for links; private: each edge has its own channel"
+    )
+    channel: Literal["half", "full", "none"] = Field(default="half", description="kind of a private channel")
+    transfer: Literal["nic", "spp", "dapple", "madpipe"] = Field(
+        default="nic", description="duration of a transfer in a private network; a shared one always uses nic"
+    )
+    all_reduce: Literal["flat", "hierarchical", "dapple"] = "hierarchical"
+    bucket_bytes: Annotated[int, Field(strict=True, ge=1)] = 25_000_000
+    overlap_all_reduce: bool = Field(default=True, description="buckets leave as the last backward passes their layers")
+
+
+class Termination(Part):
+    """When to stop looking for a better plan."""
+
+    time_limit_ns: Nanoseconds | None = None
+    gap: Fraction = Field(default=0.0, description="good enough: value at most bound × (1 + gap)")
+
+
+class Pin(Part):
+    """Layers that have to be held by one of these devices."""
+
+    layers: tuple[Count, Count]
+    devices: Annotated[tuple[Name, ...], Field(min_length=1)]
+
+
+class PlanRequest(Document):
+    """One question to the planners."""
+
+    kind: ClassVar[str] = "plan request"
+
+    profile: ModelProfile | ContentHash
+    topology: ClusterTopology | ContentHash
+    global_batch_size: PositiveCount
+    micro_batch_sizes: tuple[PositiveCount, ...] = Field(
+        default=(), description="candidates; none: powers of two up to the batch that the profile can cost"
+    )
+    min_slice: PositiveCount = Field(default=1, description="smallest slice of a micro-batch that a replica may get")
+    memory: MemoryModel = MemoryModel()
+    network: NetworkModel = NetworkModel()
+    update_rules: Annotated[tuple[UpdateRule, ...], Field(min_length=1)] = ("synchronous",)
+    recompute: Recompute = "auto"
+    planner: Name = "auto"
+    schedule: Name = "auto"
+    options: dict[str, str | int | float | bool] = Field(
+        default_factory=dict, description="options of the planner, as GET /v1/planners lists them"
+    )
+    objective: Literal["time_per_global_batch"] = "time_per_global_batch"
+    termination: Termination = Termination()
+    seed: Count = 0
+    pins: tuple[Pin, ...] = ()
+    target: Literal["megatron", "torchtitan", "deepspeed"] | None = Field(
+        default=None, description="stay within what this trainer can express"
+    )
+    warm_start: ContentHash | None = Field(default=None, description="a stored plan to begin from")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _network_by_name(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("network") in ("shared", "private"):
+            return data | {"network": {"sharing": data["network"]}}
+        return data
+
+    @model_validator(mode="after")
+    def _within_the_chain(self) -> Self:
+        too_big = [size for size in self.micro_batch_sizes if size > self.global_batch_size]
+        if too_big:
+            raise ValueError(f"micro_batch_sizes {too_big} exceed the global batch of {self.global_batch_size} samples")
+        if isinstance(self.profile, ModelProfile):
+            last = len(self.profile.layers) - 1
+            for pin in self.pins:
+                if not pin.layers[0] <= pin.layers[1] <= last:
+                    raise ValueError(f"pin {list(pin.layers)} is no range of the layers 0…{last}")
+        return self

@@ -1,0 +1,173 @@
+"""What a cluster can do: devices, and the network between them, in one of three forms."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from penstock.schemas.document import Document, Part
+from penstock.schemas.profile import _refuse_doubles
+from penstock.schemas.quantities import Bytes, BytesPerSecond, Count, Name, Nanoseconds, PositiveCount
+
+MAX_MATRIX_DEVICES = 2048
+Duplex = Literal["full", "half"]
+
+
+class Device(Part):
+    """One accelerator, or a group of them that acts as one (``8xH100-tp8``)."""
+
+    id: Name = Field(description="node/device")
+    kind: Name
+    memory_bytes: Bytes
+    context_bytes: Bytes = Field(default=0, description="taken by the driver and the library before the first tensor")
+    price: float | None = Field(default=None, ge=0, description="per hour, in any one currency")
+    gpus: PositiveCount = Field(default=1, description="physical accelerators behind this device")
+
+
+class Fabric(Part):
+    """The network inside a node.
+
+    ``pairs``: a channel of its own between any two devices (NVLink mesh). ``ports``: each device has one port
+    into a switch (NVSwitch). ``bus``: all devices share one medium (PCIe, a host's memory).
+    """
+
+    form: Literal["pairs", "ports", "bus"] = "pairs"
+    bandwidth_bytes_per_s: BytesPerSecond
+    latency_ns: Nanoseconds = 0
+    duplex: Duplex = "full"
+
+
+class Node(Part):
+    """A host and its devices. Without a fabric its devices reach each other over the node's link."""
+
+    name: Name
+    devices: Annotated[tuple[Device, ...], Field(min_length=1)]
+    fabric: Fabric | None = None
+
+
+class Link(Part):
+    """A cable between two nodes, switches or devices; a node's NIC is one link that its devices share."""
+
+    a: Name
+    b: Name
+    bandwidth_bytes_per_s: BytesPerSecond
+    latency_ns: Nanoseconds = 0
+    duplex: Duplex = "full"
+
+
+class UniformCluster(Part):
+    """N equal nodes behind one switch."""
+
+    nodes: PositiveCount
+    devices_per_node: PositiveCount
+    kind: Name
+    memory_bytes: Bytes
+    context_bytes: Bytes = 0
+    price: float | None = Field(default=None, ge=0)
+    gpus: PositiveCount = 1
+    fabric: Fabric | None = None
+    nic: Fabric | None = Field(default=None, description="each node's link to the switch; `form` is not used")
+    node_names: str = Field(default="node{}", description="node i is called node_names.format(i)")
+
+
+class DeviceKind(Part):
+    """A kind that the profile lacks, costed from one that it has."""
+
+    name: Name
+    scale_from: Name
+    speed: float = Field(gt=0, description="how many times faster than scale_from it is")
+
+
+class MeasuredMatrix(Part):
+    """Bandwidth and latency between all ordered pairs of devices, row sends to column; the diagonal is not read."""
+
+    devices: Annotated[tuple[Name, ...], Field(min_length=1, max_length=MAX_MATRIX_DEVICES)]
+    bandwidth_bytes_per_s: tuple[tuple[Count, ...], ...]
+    latency_ns: tuple[tuple[Nanoseconds, ...], ...] | None = None
+
+    @model_validator(mode="after")
+    def _square(self) -> Self:
+        size = len(self.devices)
+        for name, rows in (("bandwidth_bytes_per_s", self.bandwidth_bytes_per_s), ("latency_ns", self.latency_ns)):
+            if rows is not None and (len(rows) != size or any(len(row) != size for row in rows)):
+                raise ValueError(f"{name} has to be {size} rows of {size} numbers, as many as there are devices")
+        return self
+
+
+class ClusterTopology(Document):
+    """Either ``nodes`` (with ``switches``, ``links`` or ``matrix``) or ``uniform``."""
+
+    kind: ClassVar[str] = "topology"
+
+    name: Name
+    nodes: tuple[Node, ...] = ()
+    switches: tuple[Name, ...] = ()
+    links: tuple[Link, ...] = ()
+    matrix: MeasuredMatrix | None = None
+    uniform: UniformCluster | None = None
+    kinds: tuple[DeviceKind, ...] = ()
+    assumptions: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        if (self.uniform is None) == (not self.nodes):
+            raise ValueError("give either `nodes` or `uniform`, one of the two")
+        if self.uniform is not None:
+            if self.switches or self.links or self.matrix is not None:
+                raise ValueError("`uniform` brings its own links; leave `switches`, `links` and `matrix` out")
+            return self
+        if self.links and self.matrix is not None:
+            raise ValueError("give either `links` or a measured `matrix`, not both")
+        _refuse_doubles("node or switch", [node.name for node in self.nodes] + list(self.switches))
+        ids = [device.id for node in self.nodes for device in node.devices]
+        _refuse_doubles("device", ids)
+        for node in self.nodes:
+            for device in node.devices:
+                if not device.id.startswith(node.name + "/"):
+                    raise ValueError(f"device {device.id!r} stands in node {node.name!r}; call it {node.name}/…")
+        places = {node.name for node in self.nodes} | set(self.switches) | set(ids)
+        for link in self.links:
+            for end in (link.a, link.b):
+                if end not in places:
+                    raise ValueError(f"link {link.a!r}–{link.b!r} ends at {end!r}, which is no node, switch or device")
+            if link.a == link.b:
+                raise ValueError(f"link {link.a!r}–{link.b!r} begins and ends at the same place")
+        if self.matrix is not None and sorted(self.matrix.devices) != sorted(ids):
+            raise ValueError("the matrix has to name each device of `nodes` exactly once")
+        return self
+
+    def expanded(self) -> ClusterTopology:
+        """The same cluster with ``uniform`` written out as nodes and links."""
+        if self.uniform is None:
+            return self
+        u = self.uniform
+        names = [u.node_names.format(i) for i in range(u.nodes)]
+        nodes = tuple(
+            Node(
+                name=name,
+                fabric=u.fabric,
+                devices=tuple(
+                    Device(
+                        id=f"{name}/{d}",
+                        kind=u.kind,
+                        memory_bytes=u.memory_bytes,
+                        context_bytes=u.context_bytes,
+                        price=u.price,
+                        gpus=u.gpus,
+                    )
+                    for d in range(u.devices_per_node)
+                ),
+            )
+            for name in names
+        )
+        nic = u.nic.model_dump(exclude={"form"}) if u.nic else None
+        links = tuple(Link(a=name, b="switch", **nic) for name in names) if nic else ()
+        return ClusterTopology(
+            name=self.name,
+            nodes=nodes,
+            switches=("switch",) if nic else (),
+            links=links,
+            kinds=self.kinds,
+            assumptions=self.assumptions,
+        )

@@ -1,0 +1,40 @@
+"""What ranks measured, in the shape of the judge's timeline; and what a run reports of each step."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from penstock.schemas.document import Document, Part
+from penstock.schemas.quantities import Bytes, Count, ContentHash, Name, Nanoseconds
+
+
+class TraceEvent(Part):
+    """One instruction of one rank; times count from the start of the step, in the common clock."""
+
+    instruction: str = Field(description="as in the program: '2F0', '3RECV_B1'")
+    start_ns: Nanoseconds
+    end_ns: Nanoseconds
+
+
+class RankTrace(Part):
+    """One rank's step."""
+
+    rank: Count
+    device: Name
+    step: Count
+    events: tuple[TraceEvent, ...]
+    peak_memory_bytes: Bytes | None = None
+
+
+class Trace(Document):
+    """The same step on all ranks."""
+
+    kind: ClassVar[str] = "trace"
+
+    plan_hash: ContentHash
+    predicted_time_per_global_batch_ns: Nanoseconds
+    measured_times_per_global_batch_ns: tuple[Nanoseconds, ...] = Field(description="one per step, warm-up left out")
+    losses: tuple[float, ...] = ()
+    ranks: tuple[RankTrace, ...]

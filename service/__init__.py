@@ -1,0 +1,1 @@
+"""The planner as a service: jobs, plans, runs and pages over HTTP."""

@@ -1,0 +1,1 @@
+"""Planning, scheduling, judging and proving, on plain frozen arrays."""
