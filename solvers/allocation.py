@@ -1,0 +1,68 @@
+"""``Allocation``: which layers form a stage, and which devices hold it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Layers ``first`` to ``last`` (both included) on ``devices`` (indices of the problem, in replica order)."""
+
+    first: int
+    last: int
+    devices: tuple[int, ...]
+    dispatch: Literal["rows", "round_robin"] = "rows"
+    recompute: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def replicas(self) -> int:
+        """How many devices hold the stage."""
+        return len(self.devices)
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """Stages covering all layers in order, and the first and last micro-batch that they process."""
+
+    stages: tuple[Stage, ...]
+    micro_batches: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Pipelines of stages. Stage numbers run on through the pipelines: see ``stages``."""
+
+    pipelines: tuple[Pipeline, ...]
+    num_micro_batches: int
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """All stages; the index in this tuple is the stage's number in operations."""
+        return tuple(stage for pipeline in self.pipelines for stage in pipeline.stages)
+
+    @cached_property
+    def pipeline_of(self) -> tuple[int, ...]:
+        """The pipeline of each stage number."""
+        return tuple(p for p, pipeline in enumerate(self.pipelines) for _ in pipeline.stages)
+
+    def previous(self, stage: int) -> int | None:
+        """The stage number before this one in its pipeline."""
+        return stage - 1 if stage > 0 and self.pipeline_of[stage - 1] == self.pipeline_of[stage] else None
+
+    def next(self, stage: int) -> int | None:
+        """The stage number after this one in its pipeline."""
+        last = len(self.pipeline_of) - 1
+        return stage + 1 if stage < last and self.pipeline_of[stage + 1] == self.pipeline_of[stage] else None
+
+    def micro_batches(self, stage: int) -> range:
+        """The micro-batches that pass through a stage."""
+        first, last = self.pipelines[self.pipeline_of[stage]].micro_batches
+        return range(first, last + 1)
+
+
+def single_pipeline(stages: tuple[Stage, ...], num_micro_batches: int) -> Allocation:
+    """The usual allocation: one pipeline that processes every micro-batch."""
+    return Allocation((Pipeline(stages, (0, num_micro_batches - 1)),), num_micro_batches)

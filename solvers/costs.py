@@ -1,0 +1,264 @@
+"""What stages, transfers, all-reduces and updates cost in time: the one place where bytes become nanoseconds.
+
+ALGORITHMS 1.4 (stage time), 1.5 (transfers), 1.6 (ring all-reduce), 1.8 (recomputation).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from penstock.solvers.allocation import Allocation, Stage
+from penstock.solvers.batching import largest_slice, slice_bounds
+from penstock.solvers.problem import Problem
+
+UNREACHABLE_NS = 2**62
+"""Duration of a transfer between devices that nothing connects; no makespan reaches it."""
+
+
+def transfer_ns(size_bytes: int, bandwidth_bytes_per_s: int) -> int:
+    """``ceil(bytes × 1e9 / bandwidth)``, exact; nothing takes no time, no bandwidth takes for ever."""
+    if size_bytes == 0:
+        return 0
+    if bandwidth_bytes_per_s == 0:
+        return UNREACHABLE_NS
+    return -(-size_bytes * 1_000_000_000 // bandwidth_bytes_per_s)
+
+
+class StageCosts(NamedTuple):
+    """One stage, one micro-batch, its slowest replica: times in ns, what stays alive from F to B, workspace."""
+
+    forward_ns: int
+    backward_ns: int
+    weight_ns: int
+    recompute_ns: int
+    kept_bytes: int
+    workspace_bytes: int
+
+
+class Transfer(NamedTuple):
+    """One micro-batch over one edge in one direction: how long, and on which resources."""
+
+    duration_ns: int
+    resources: tuple[int, ...]
+    bytes: int
+
+
+class Bucket(NamedTuple):
+    """A part of a stage's gradients: layers [first, last], ready ``lead_ns`` before the last backward ends."""
+
+    first: int
+    last: int
+    bytes: int
+    lead_ns: int
+    duration_ns: int
+    resources: tuple[int, ...]
+
+
+def stage_rows(stage: Stage, rows: int) -> int:
+    """Rows that the busiest replica computes of a micro-batch of ``rows``."""
+    return rows if stage.dispatch == "round_robin" else largest_slice(rows, stage.replicas)
+
+
+def stage_costs(problem: Problem, stage: Stage, rows: int) -> StageCosts:
+    """Costs of a micro-batch of ``rows`` samples on the stage's slowest device (its largest slice)."""
+    share = stage_rows(stage, rows)
+    kinds = {problem.devices[d].kind for d in stage.devices}
+    each = [_slice_costs(problem, stage, kind, share) for kind in sorted(kinds)]
+    return StageCosts(*(max(column) for column in zip(*each, strict=True)))
+
+
+def _slice_costs(problem: Problem, stage: Stage, kind: str, rows: int) -> StageCosts:
+    costs = problem.costs(kind, rows)
+    i, j = stage.first, stage.last + 1
+    kept = int(costs.stash_bytes[j] - costs.stash_bytes[i])
+    workspace = int(costs.workspace_bytes[i:j].max())
+    again, rebuilt = 0, 0
+    for first, last in stage.recompute:
+        part = int(costs.stash_bytes[last + 1] - costs.stash_bytes[first])
+        again += int(costs.forward_ns[last + 1] - costs.forward_ns[first])
+        kept -= part
+        if first > i:
+            kept += int(problem.forward_bytes[first - 1]) * rows
+        rebuilt = max(rebuilt, part)
+    return StageCosts(
+        int(costs.forward_ns[j] - costs.forward_ns[i]),
+        int(costs.backward_ns[j] - costs.backward_ns[i]),
+        int(costs.weight_ns[j] - costs.weight_ns[i]),
+        again,
+        kept,
+        workspace + rebuilt,
+    )
+
+
+def update_ns(problem: Problem, stage: Stage) -> int:
+    """One optimizer step over the stage's layers."""
+    return int(problem.update_ns[stage.last + 1] - problem.update_ns[stage.first])
+
+
+def boundary_bytes(problem: Problem, cut: int, rows: int, direction: int) -> int:
+    """Bytes of ``rows`` samples over the cut after layer ``cut``; direction 0 forward, 1 backward."""
+    per_sample = problem.forward_bytes if direction == 0 else problem.backward_bytes
+    return int(per_sample[cut]) * rows
+
+
+def transfer(problem: Problem, allocation: Allocation, stage: int, rows: int, direction: int) -> Transfer | None:
+    """The transfer of a micro-batch of ``rows`` from ``stage`` to its next (0) or previous (1) stage.
+
+    None where nothing travels: no such stage, zero bytes, or both sides on the same single device.
+    """
+    other = allocation.next(stage) if direction == 0 else allocation.previous(stage)
+    if other is None:
+        return None
+    source, target = allocation.stages[stage], allocation.stages[other]
+    cut = source.last if direction == 0 else target.last
+    size = boundary_bytes(problem, cut, rows, direction)
+    if size == 0 or (source.devices == target.devices and source.dispatch == target.dispatch):
+        return None
+    mode = "nic" if problem.rules.shared else problem.rules.transfer
+    if mode == "nic":
+        return _nic_transfer(problem, source, target, rows, size)
+    return Transfer(_paper_transfer_ns(problem, source.devices, target.devices, size, mode), (), size)
+
+
+def _nic_transfer(problem: Problem, source: Stage, target: Stage, rows: int, size: int) -> Transfer | None:
+    """Mode ``nic``: the row slices of all replica pairs, each resource carrying what passes through it."""
+    per_sample = size // rows
+    load: dict[int, int] = {}
+    latency = 0
+    for u, v, count in row_pairs(source, target, rows):
+        if u == v:
+            continue
+        route = problem.network.route(u, v)
+        if route is None:
+            return Transfer(UNREACHABLE_NS, (), size)
+        latency = max(latency, route.latency_ns)
+        for resource in route.resources:
+            load[resource] = load.get(resource, 0) + count * per_sample
+    if not load:
+        return None
+    slowest = max(
+        transfer_ns(amount, problem.network.resources[r].bandwidth_bytes_per_s) for r, amount in load.items()
+    )
+    return Transfer(latency + slowest, tuple(sorted(load)), size)
+
+
+def row_pairs(source: Stage, target: Stage, rows: int) -> list[tuple[int, int, int]]:
+    """(sending device, receiving device, rows) of one micro-batch: the intersections of the slices (DAPPLE V-B2).
+
+    With round-robin dispatch on a side, the whole micro-batch goes through one replica; the pair with the widest
+    spread of devices is not known here, so the first replica stands for all.
+    """
+    senders = _holders(source, rows)
+    receivers = _holders(target, rows)
+    pairs = []
+    for u, low, high in senders:
+        for v, other_low, other_high in receivers:
+            count = min(high, other_high) - max(low, other_low)
+            if count > 0:
+                pairs.append((u, v, count))
+    return pairs
+
+
+def _holders(stage: Stage, rows: int) -> list[tuple[int, int, int]]:
+    if stage.dispatch == "round_robin":
+        return [(stage.devices[0], 0, rows)]
+    return [(device, *slice_bounds(rows, stage.replicas, i)) for i, device in enumerate(stage.devices)]
+
+
+def _paper_transfer_ns(problem: Problem, source: Sequence[int], target: Sequence[int], size: int, mode: str) -> int:
+    network = problem.network
+    pairs = [(u, v) for u in source for v in target if u != v]
+    narrowest = min(network.bandwidth(u, v) for u, v in pairs)
+    if mode == "spp":
+        return transfer_ns(size, narrowest * len(source) * len(target))
+    if mode == "madpipe":
+        return transfer_ns(size, narrowest)
+    inside = len(network.nodes_of(target)) == 1
+    if inside:
+        outside = sum(network.node_of[u] != network.node_of[target[0]] for u in source)
+        if outside == 0:
+            return transfer_ns(size, narrowest)
+        slowest = min(network.bandwidth(u, v) for u, v in pairs if network.node_of[u] != network.node_of[v])
+        return transfer_ns(-(-size * outside // len(source)), slowest)
+    return transfer_ns(size, narrowest)
+
+
+def all_reduce_ns(problem: Problem, size_bytes: int, devices: Sequence[int]) -> int:
+    """Ring all-reduce of ``size_bytes`` over ``devices`` (SPP equation 1; hierarchical over nodes)."""
+    k = len(devices)
+    if k == 1 or size_bytes == 0:
+        return 0
+    network = problem.network
+    mode = problem.rules.all_reduce
+    nodes = network.nodes_of(devices)
+    if mode == "hierarchical" and 1 < len(nodes) < k:
+        return _hierarchical_ns(problem, size_bytes, devices)
+    narrowest = network.min_bandwidth(devices)
+    if mode == "dapple" and len(nodes) == 1:
+        return _ratio_ns(2 * (k - 1) * size_bytes, k * narrowest * (k // 2))
+    latency = max(_latency(problem, u, v) for u, v in network.ring(devices))
+    return _ratio_ns(2 * (k - 1) * size_bytes, k * narrowest) + 2 * (k - 1) * latency
+
+
+def _hierarchical_ns(problem: Problem, size_bytes: int, devices: Sequence[int]) -> int:
+    network = problem.network
+    groups: dict[int, list[int]] = {}
+    for device in devices:
+        groups.setdefault(network.node_of[device], []).append(device)
+    inside = 0
+    for group in groups.values():
+        g = len(group)
+        if g > 1:
+            latency = max(_latency(problem, u, v) for u, v in network.ring(group))
+            part = _ratio_ns(2 * (g - 1) * size_bytes, g * network.min_bandwidth(group)) + 2 * (g - 1) * latency
+            inside = max(inside, part)
+    leaders = [group[0] for group in groups.values()]
+    h = len(leaders)
+    lanes = min(len(group) for group in groups.values()) if all(network.has_own_nic[d] for d in devices) else 1
+    latency = max(_latency(problem, u, v) for u, v in network.ring(leaders))
+    outside = _ratio_ns(2 * (h - 1) * size_bytes, h * lanes * network.min_bandwidth(leaders)) + 2 * (h - 1) * latency
+    return inside + outside
+
+
+def _ratio_ns(byte_count: int, bytes_per_s: int) -> int:
+    return transfer_ns(byte_count, bytes_per_s)
+
+
+def _latency(problem: Problem, u: int, v: int) -> int:
+    route = problem.network.route(u, v)
+    return 0 if route is None else route.latency_ns
+
+
+def buckets(problem: Problem, stage: Stage, rows: int) -> tuple[Bucket, ...]:
+    """The stage's gradients in buckets, last layers first, as the last backward makes them ready.
+
+    ``rows``: size of the last micro-batch, whose backward readies them. Without overlap every bucket is ready
+    only when that backward has ended (``lead_ns`` 0).
+    """
+    if stage.replicas == 1:
+        return ()
+    costs = problem.costs(problem.devices[stage.devices[0]].kind, stage_rows(stage, rows))
+    resources = ring_resources(problem, stage.devices) if problem.rules.shared else ()
+    made: list[Bucket] = []
+    high = stage.last
+    for low in range(stage.last, stage.first - 1, -1):
+        size = int(problem.trainable_bytes[high + 1] - problem.trainable_bytes[low])
+        if size >= problem.rules.bucket_bytes or (low == stage.first and size > 0):
+            lead = int(costs.backward_ns[low] - costs.backward_ns[stage.first])
+            if not problem.rules.overlap_all_reduce:
+                lead = 0
+            made.append(Bucket(low, high, size, lead, all_reduce_ns(problem, size, stage.devices), resources))
+            high = low - 1
+    return tuple(made)
+
+
+def ring_resources(problem: Problem, devices: Sequence[int]) -> tuple[int, ...]:
+    """Every resource that the ring of the devices passes, in both directions."""
+    used: set[int] = set()
+    for u, v in problem.network.ring(devices):
+        for a, b in ((u, v), (v, u)):
+            route = problem.network.route(a, b)
+            if route is not None:
+                used.update(route.resources)
+    return tuple(sorted(used))

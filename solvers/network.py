@@ -1,0 +1,207 @@
+"""The network as resources and routes: a maximum spanning tree over nodes, switches and devices, or a matrix.
+
+A *resource* is whatever one transfer at a time may use: one direction of a full-duplex link, a half-duplex
+link, a device pair's channel, a port, a bus. A *route* lists the resources between two devices in order.
+The bottleneck of the tree's path equals the widest path's bottleneck in the whole graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+import networkx as nx
+import numpy as np
+
+MAX_DENSE_DEVICES = 2048
+
+
+class Cable(NamedTuple):
+    """An undirected link between two named places."""
+
+    a: str
+    b: str
+    bandwidth_bytes_per_s: int
+    latency_ns: int
+    full_duplex: bool
+
+
+class Inside(NamedTuple):
+    """A node's fabric."""
+
+    form: Literal["pairs", "ports", "bus"]
+    bandwidth_bytes_per_s: int
+    latency_ns: int
+    full_duplex: bool
+
+
+class Route(NamedTuple):
+    """The way from one device to another."""
+
+    resources: tuple[int, ...]
+    latency_ns: int
+
+
+class Resource(NamedTuple):
+    """Something that one transfer at a time may use."""
+
+    name: str
+    bandwidth_bytes_per_s: int
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """Devices are numbered as in the problem; ``node_of[d]`` numbers their nodes."""
+
+    device_names: tuple[str, ...]
+    node_names: tuple[str, ...]
+    node_of: tuple[int, ...]
+    insides: tuple[Inside | None, ...]
+    cables: tuple[Cable, ...]
+    matrix_bytes_per_s: np.ndarray | None = None
+    matrix_latency_ns: np.ndarray | None = None
+    resources: list[Resource] = field(default_factory=list)
+    _ids: dict[tuple[str, str], int] = field(default_factory=dict)
+    _routes: dict[tuple[int, int], Route | None] = field(default_factory=dict)
+
+    def route(self, source: int, target: int) -> Route | None:
+        """Resources and summed latency from one device to another; None where nothing connects them."""
+        key = (source, target)
+        if key not in self._routes:
+            self._routes[key] = self._find_route(source, target)
+        return self._routes[key]
+
+    def bandwidth(self, source: int, target: int) -> int:
+        """Bytes per second of the narrowest resource between two devices, 0 where nothing connects them."""
+        route = self.route(source, target)
+        if route is None:
+            return 0
+        return min(self.resources[r].bandwidth_bytes_per_s for r in route.resources)
+
+    def min_bandwidth(self, devices: Sequence[int]) -> int:
+        """The smallest bandwidth between any two of the devices, both directions."""
+        if self.matrix_bytes_per_s is not None:
+            index = np.asarray(devices)
+            block = self.matrix_bytes_per_s[np.ix_(index, index)]
+            return int(block[~np.eye(len(devices), dtype=bool)].min())
+        return min(self.bandwidth(u, v) for u, v in self.spanning_pairs(devices))
+
+    def spanning_pairs(self, devices: Sequence[int]) -> list[tuple[int, int]]:
+        """Ordered pairs whose narrowest one is the narrowest of all pairs: within nodes, and between node leaders."""
+        by_node: dict[int, list[int]] = {}
+        for device in devices:
+            by_node.setdefault(self.node_of[device], []).append(device)
+        pairs = [(u, v) for group in by_node.values() for u in group for v in group if u != v]
+        if any(d in self._wired_devices for d in devices):
+            return pairs + [(u, v) for u in devices for v in devices if self.node_of[u] != self.node_of[v]]
+        leaders = [group[0] for group in by_node.values()]
+        return pairs + [(u, v) for u in leaders for v in leaders if u != v]
+
+    def ring(self, devices: Sequence[int]) -> list[tuple[int, int]]:
+        """Neighbouring pairs of the ring that an all-reduce runs over: node by node, then device by device."""
+        order = sorted(devices, key=lambda d: (self.node_of[d], d))
+        return [(u, order[(i + 1) % len(order)]) for i, u in enumerate(order)]
+
+    def nodes_of(self, devices: Iterable[int]) -> set[int]:
+        """The nodes that hold any of the devices."""
+        return {self.node_of[d] for d in devices}
+
+    def dense_bandwidth(self) -> np.ndarray:
+        """All ordered pairs as an int64 matrix (V, V), diagonal 0; at most 2,048 devices."""
+        size = len(self.device_names)
+        assert size <= MAX_DENSE_DEVICES
+        if self.matrix_bytes_per_s is not None:
+            return self.matrix_bytes_per_s
+        table = np.zeros((size, size), dtype=np.int64)
+        for u in range(size):
+            for v in range(size):
+                if u != v:
+                    table[u, v] = self.bandwidth(u, v)
+        return table
+
+    @cached_property
+    def has_own_nic(self) -> tuple[bool, ...]:
+        """Whether a device has a link of its own out of its node."""
+        return tuple(d in self._wired_devices for d in range(len(self.device_names)))
+
+    @cached_property
+    def _wired_devices(self) -> frozenset[int]:
+        ends = {cable.a for cable in self.cables} | {cable.b for cable in self.cables}
+        return frozenset(d for d, name in enumerate(self.device_names) if name in ends)
+
+    @cached_property
+    def _tree(self) -> nx.Graph:
+        graph = nx.Graph()
+        graph.add_nodes_from(self.node_names)
+        for i, cable in enumerate(self.cables):
+            known = graph.get_edge_data(cable.a, cable.b)
+            if known is None or known["weight"] < cable.bandwidth_bytes_per_s:
+                graph.add_edge(cable.a, cable.b, weight=cable.bandwidth_bytes_per_s, cable=i)
+        return nx.maximum_spanning_tree(graph)
+
+    @cached_property
+    def _parents(self) -> dict[str, tuple[str, str | None, int]]:
+        """For each place of the tree: its root, its parent and its depth."""
+        known: dict[str, tuple[str, str | None, int]] = {}
+        for root in self._tree.nodes:
+            if root in known:
+                continue
+            known[root] = (root, None, 0)
+            for parent, child in nx.bfs_edges(self._tree, root):
+                known[child] = (root, parent, known[parent][2] + 1)
+        return known
+
+    def _find_route(self, source: int, target: int) -> Route | None:
+        if self.matrix_bytes_per_s is not None:
+            bandwidth = int(self.matrix_bytes_per_s[source, target])
+            latency = 0 if self.matrix_latency_ns is None else int(self.matrix_latency_ns[source, target])
+            pair = (self.device_names[source], self.device_names[target])
+            return Route((self._resource(pair, bandwidth),), latency) if bandwidth else None
+        node = self.node_of[source]
+        inside = self.insides[node]
+        if node == self.node_of[target]:
+            return self._route_inside(node, inside, source, target) if inside is not None else None
+        return self._route_between(self._place(source), self._place(target))
+
+    def _place(self, device: int) -> str:
+        return self.device_names[device] if device in self._wired_devices else self.node_names[self.node_of[device]]
+
+    def _route_inside(self, node: int, inside: Inside, source: int, target: int) -> Route:
+        u, v = self.device_names[source], self.device_names[target]
+        if inside.form == "bus":
+            names = [(self.node_names[node], "bus")]
+        elif inside.form == "ports" and inside.full_duplex:
+            names = [(u, "out"), (v, "in")]
+        elif inside.form == "ports":
+            names = [(u, "port"), (v, "port")]
+        else:
+            names = [(u, v) if inside.full_duplex else (min(u, v), max(u, v))]
+        return Route(tuple(self._resource(name, inside.bandwidth_bytes_per_s) for name in names), inside.latency_ns)
+
+    def _route_between(self, start: str, goal: str) -> Route | None:
+        known = self._parents
+        if start not in known or goal not in known or known[start][0] != known[goal][0]:
+            return None
+        up, down = [start], [goal]
+        while up[-1] != down[-1]:
+            deeper, shallower = (up, down) if known[up[-1]][2] >= known[down[-1]][2] else (down, up)
+            parent = known[deeper[-1]][1]
+            assert parent is not None
+            deeper.append(parent)
+            del shallower
+        places = up + down[-2::-1]
+        resources, latency = [], 0
+        for a, b in zip(places, places[1:], strict=False):
+            cable = self.cables[self._tree.edges[a, b]["cable"]]
+            name = (a, b) if cable.full_duplex else (min(a, b), max(a, b))
+            resources.append(self._resource(name, cable.bandwidth_bytes_per_s))
+            latency += cable.latency_ns
+        return Route(tuple(resources), latency)
+
+    def _resource(self, name: tuple[str, str], bandwidth_bytes_per_s: int) -> int:
+        if name not in self._ids:
+            self._ids[name] = len(self.resources)
+            self.resources.append(Resource(f"{name[0]}→{name[1]}", bandwidth_bytes_per_s))
+        return self._ids[name]

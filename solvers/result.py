@@ -1,0 +1,81 @@
+"""``Result``: a planner's answer with its proof, or the reason why there is none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from penstock.solvers.allocation import Allocation
+from penstock.solvers.schedule import Schedule
+from penstock.solvers.timeline import Timeline
+
+
+class Status(StrEnum):
+    """``optimal`` means value ≤ request-scope bound + tolerance."""
+
+    OPTIMAL = "optimal"
+    FEASIBLE = "feasible"
+    INFEASIBLE = "infeasible"
+    TIME_LIMIT = "time_limit"
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A proven lower bound on the time per global batch."""
+
+    scope: str
+    model: str
+    bound_ns: int
+    method: str
+    tolerance_ns: int = 0
+
+
+SCHEDULE_SCOPE = "schedule of this allocation"
+REQUEST_SCOPE = "all plans of this request"
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """The tightest stage of the best attempt: which device lacks how many bytes, and the first remedy that works."""
+
+    first_layer: int
+    last_layer: int
+    device: int
+    needed_bytes: int
+    available_bytes: int
+    remedy: str | None = None
+
+    @property
+    def missing_bytes(self) -> int:
+        """What is lacking."""
+        return self.needed_bytes - self.available_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A judged plan."""
+
+    planner: str
+    allocation: Allocation
+    schedule: Schedule
+    timeline: Timeline
+    overlap_all_reduce: bool = True
+    update_rule: str = "synchronous"
+
+    @property
+    def value_ns(self) -> int:
+        """Time per global batch, by the judge."""
+        return self.timeline.time_per_global_batch_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a planner found. ``best`` is None when infeasible, or when the limit came first."""
+
+    status: Status
+    why: str
+    best: Candidate | None = None
+    bounds: tuple[Bound, ...] = ()
+    shortage: Shortage | None = None
+    seconds: float = 0.0
+    unfinished: tuple[str, ...] = ()

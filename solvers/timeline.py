@@ -1,0 +1,92 @@
+"""``Timeline``: the judge's answer. Start and end of every operation and transfer, memory and idle time per device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False)
+class Track:
+    """What devices with one order did; ``operations`` as in ``schedule.Row``, times int64 of shape (n,)."""
+
+    devices: tuple[int, ...]
+    operations: np.ndarray
+    start_ns: np.ndarray
+    end_ns: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Transfers:
+    """One entry per micro-batch over an edge: the sending stage number, 0 forward or 1 backward, times."""
+
+    stage: np.ndarray
+    direction: np.ndarray
+    micro_batch: np.ndarray
+    start_ns: np.ndarray
+    end_ns: np.ndarray
+
+
+class Interval(NamedTuple):
+    """A bucket's all-reduce, or an optimizer step (bucket -1)."""
+
+    stage: int
+    bucket: int
+    start_ns: int
+    end_ns: int
+
+
+class Breakdown(NamedTuple):
+    """A device's memory at its peak, in bytes."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    versions: int
+    activations: int
+    buffers: int
+    workspace: int
+    context: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return sum(self)
+
+
+class DeviceUse(NamedTuple):
+    """One device's share of the time; the three add up to the time per global batch."""
+
+    busy_ns: int
+    communication_ns: int
+    idle_ns: int
+    memory: Breakdown
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """One global batch. ``memory_curve(device)`` gives (times_ns, bytes), both int64, bytes from each time on."""
+
+    time_per_global_batch_ns: int
+    fill_ns: int
+    drain_ns: int
+    tracks: tuple[Track, ...]
+    transfers: Transfers
+    reductions: tuple[Interval, ...]
+    updates: tuple[Interval, ...]
+    uses: dict[int, DeviceUse]
+    memory_curve: Callable[[int], tuple[np.ndarray, np.ndarray]]
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """The largest peak of any device."""
+        return max(use.memory.total for use in self.uses.values())
+
+    @property
+    def bubble(self) -> float:
+        """Share of the used devices' time in which they do not compute."""
+        busy = sum(use.busy_ns for use in self.uses.values())
+        return 1.0 - busy / (self.time_per_global_batch_ns * len(self.uses))
