@@ -1,0 +1,86 @@
+"""GPT: a decoder-only transformer with pre-normalisation. ``job`` trains on two CPU cores, ``tiny`` is for tests.
+
+.. [1] Radford et al., Language Models are Unsupervised Multitask Learners (2019): GPT-2's sizes.
+.. [2] Black et al., GPT-NeoX-20B (2022), table 1: 44 layers of width 6144, head not tied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from torch import Tensor, nn
+
+from penstock.executor.job import LayerSpec
+
+from .attention import Attention, FeedForward, TokenEmbedding
+from .synthetic import TokenJob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """The sizes of one GPT."""
+
+    blocks: int
+    width: int
+    heads: int
+    length: int
+    vocabulary: int
+    dropout: float = 0.0
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each with a residual around it."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        width = config.width
+        self.norm_attention = nn.LayerNorm(width)
+        self.attention = Attention(width, config.heads, causal=True, dropout=config.dropout)
+        self.norm_feed_forward = nn.LayerNorm(width)
+        self.feed_forward = FeedForward(width, 4 * width, dropout=config.dropout)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(samples, positions, width), before and after."""
+        x = x + self.dropout(self.attention(self.norm_attention(x)))
+        out: Tensor = x + self.dropout(self.feed_forward(self.norm_feed_forward(x)))
+        return out
+
+
+class Head(nn.Sequential):
+    """The last normalisation and the logits; not tied to the embedding, so that it may live on another device."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(nn.LayerNorm(config.width), nn.Linear(config.width, config.vocabulary, bias=False))
+
+
+def layers(config: Config) -> list[LayerSpec]:
+    """Embedding, blocks, head."""
+    embedding = partial(TokenEmbedding, config.vocabulary, config.length, config.width, dropout=config.dropout)
+    specs = [LayerSpec("embedding", embedding)]
+    specs += [LayerSpec(f"block.{i}", partial(Block, config)) for i in range(config.blocks)]
+    return [*specs, LayerSpec("head", partial(Head, config))]
+
+
+def make(name: str, config: Config, *, batch_size: int, seed: int = 0) -> TokenJob:
+    """A job that trains this GPT on random tokens."""
+    return TokenJob(
+        name,
+        partial(layers, config),
+        batch_size=batch_size,
+        length=config.length,
+        vocabulary=config.vocabulary,
+        seed=seed,
+    )
+
+
+job = make("gpt", Config(blocks=8, width=256, heads=4, length=64, vocabulary=1024), batch_size=64)
+tiny = make("gpt-tiny", Config(blocks=4, width=32, heads=2, length=16, vocabulary=64), batch_size=16)
+dropout = make("gpt-dropout", Config(blocks=4, width=32, heads=2, length=16, vocabulary=64, dropout=0.1), batch_size=16)
+
+
+_GPT2 = partial(Config, length=1024, vocabulary=50257)
+gpt2_small = make("gpt2-small", _GPT2(blocks=12, width=768, heads=12), batch_size=64)
+gpt2_xl = make("gpt2-xl", _GPT2(blocks=48, width=1600, heads=25), batch_size=64)
+neox_20b = make("gpt-20b", Config(blocks=44, width=6144, heads=64, length=2048, vocabulary=50432), batch_size=64)
