@@ -1,4 +1,29 @@
-"""The one call between an agent and the service: ``POST /v1/agents/{id}/sync``."""
+"""The one call between an agent and the service: ``POST /v1/agents/{id}/sync``.
+
+The service keeps one ``state_version`` per agent; it changes whenever the agent's assignments change. A reply always
+carries the complete list of assignments: a run that is no longer listed is forgotten by the agent (its ranks stopped,
+if any are left). A sync is answered at once when it carries events, when ``hold`` is false or when the version that
+the agent has seen is not the present one; otherwise on the next change, or after 20 s. A second sync of the same
+incarnation releases the one that is still held. Events are numbered from 1 in each incarnation, kept by the agent
+until they are acknowledged, and may be sent twice. A name whose other incarnation is alive gets 409 (``conflict``); an agent that the service does not know
+(a fresh database) is simply taken up again.
+
+A run goes: ``prepare`` → every agent says ``prepared`` and the one that hosts the store ``store_ready`` → ``start``
+(with ``store_address``) → ``started``, ``progress``, ``trace``, ``rank_done`` per rank → no longer listed. A failure
+or a cancellation: ``stop`` → ``stopped`` → no longer listed. What ``data`` of an event holds:
+
+========== =============================================================================================
+prepared   nothing
+refused    ``{"title", "detail", "code", "remedy"?}``: why this node cannot run the programs
+store_ready ``{"address": "host:port"}``
+started    nothing
+progress   ``{"rank", "step", "loss": float | null, "time_ns"}``: one finished step; loss over the global batch
+trace      one rank's step as ``schemas.trace.RankTrace``: ``{"rank", "device", "step", "events": […]}``
+rank_done  ``{"rank", "gradient_check": float | null, "peak_memory_bytes"?}``
+rank_failed ``{"rank", "detail", "exit_code"?, "signal"?, "last_instruction"?}``
+stopped    nothing
+========== =============================================================================================
+"""
 
 from __future__ import annotations
 
@@ -22,7 +47,9 @@ class AgentEvent(Part):
     """Something that happened on a node; ``sequence`` grows by one within an incarnation."""
 
     sequence: Count
-    kind: Literal["prepared", "refused", "store_ready", "started", "progress", "rank_done", "rank_failed", "stopped", "trace"]
+    kind: Literal[
+        "prepared", "refused", "store_ready", "started", "progress", "rank_done", "rank_failed", "stopped", "trace"
+    ]
     run: str
     generation: Count
     data: dict[str, Any] = Field(default_factory=dict)
@@ -49,7 +76,7 @@ class RankAssignment(Part):
 
 
 class Assignment(Part):
-    """What an agent has to have for one run: nothing is sent twice that it already holds."""
+    """What an agent has to have for one run."""
 
     run: str
     generation: Count
@@ -64,7 +91,7 @@ class Assignment(Part):
     trace_steps: Count
     hosts_store: bool = Field(description="rank 0's agent starts the store")
     store_address: str | None = None
-    ranks: tuple[RankAssignment, ...]
+    ranks: tuple[RankAssignment, ...] = Field(description="this agent's ranks; none when phase is stop")
     layers: tuple[Name, ...] = Field(description="the chain's layer names, to be checked against the model")
 
 
@@ -74,3 +101,16 @@ class SyncReply(Part):
     state_version: Count
     assignments: tuple[Assignment, ...]
     ack: Count = Field(description="the last event that is stored; the agent forgets up to here")
+
+
+class AgentOut(Part):
+    """An agent as the service sees it."""
+
+    id: Name
+    incarnation: Name
+    alive: bool
+    last_seen: str
+    address: Name
+    devices: tuple[AgentDevice, ...]
+    models: tuple[Name, ...]
+    runs: tuple[str, ...] = Field(description="runs that it has an assignment for")
