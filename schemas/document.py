@@ -44,7 +44,8 @@ class Document(Part):
             where = f" in {origin}" if origin else ""
             count = error.error_count()
             raise InvalidDocument(
-                f"{cls.kind}{where} has {count} fault{'s' if count > 1 else ''}", faults=tuple(faults_of(error.errors()))
+                f"{cls.kind}{where} has {count} fault{'s' if count > 1 else ''}",
+                faults=tuple(faults_of(error.errors())),
             ) from None
 
     @classmethod
@@ -96,10 +97,16 @@ def load_json(text: str | bytes, origin: str = "") -> Any:
 
 def faults_of(errors: Iterable[Any]) -> list[Fault]:
     """Pydantic's errors as faults: a JSON pointer, a sentence with the value, a stable code."""
+    errors = list(errors)
+    places = [tuple(error["loc"]) for error in errors]
     faults = []
-    for error in errors:
+    for error, place in zip(errors, places, strict=True):
+        if error["type"] == "too_short" and any(p != place and p[: len(place)] == place for p in places):
+            continue  # pydantic counts only the valid items: the shortage follows from their own faults
         pointer = "".join("/" + str(step).replace("~", "~0").replace("/", "~1") for step in error["loc"])
         given = error.get("input")
-        shown = f" (given: {given!r})" if isinstance(given, str | int | float | bool) and error["type"] != "missing" else ""
+        shown = (
+            f" (given: {given!r})" if isinstance(given, str | int | float | bool) and error["type"] != "missing" else ""
+        )
         faults.append(Fault(pointer, error["msg"].removeprefix("Value error, ") + shown, error["type"]))
     return faults

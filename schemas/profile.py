@@ -55,7 +55,7 @@ class LayerMeasurement(Part):
     def _parts_fit(self) -> Self:
         if self.backward_weight_ns is not None and self.backward_weight_ns > self.backward_ns:
             raise ValueError(
-                f"backward_weight_ns is a part of backward_ns, so at most {self.backward_ns}, not {self.backward_weight_ns}"
+                f"backward_weight_ns {self.backward_weight_ns} is a part of backward_ns, at most {self.backward_ns}"
             )
         return self
 
@@ -108,13 +108,16 @@ class ModelProfile(Document):
         for shared in self.shared_parameters:
             outside = [i for i in shared.layers if i >= length]
             if outside:
-                raise ValueError(f"shared parameter {shared.name!r} names layers {outside}; the last layer is {length - 1}")
+                raise ValueError(
+                    f"shared parameter {shared.name!r} names layers {outside}; the last layer is {length - 1}"
+                )
         seen: set[tuple[str, int]] = set()
         for measurement in self.measurements:
             key = (measurement.device_kind, measurement.micro_batch_size)
             if len(measurement.layers) != length:
                 raise ValueError(
-                    f"the measurement for {key[0]!r} at {key[1]} samples has {len(measurement.layers)} layers, the chain {length}"
+                    f"the measurement for {key[0]!r} at {key[1]} samples has {len(measurement.layers)} layers, "
+                    f"the chain {length}"
                 )
             if key in seen:
                 raise ValueError(f"{key[0]!r} at {key[1]} samples is measured twice")

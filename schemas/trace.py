@@ -7,7 +7,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from penstock.schemas.document import Document, Part
-from penstock.schemas.quantities import Bytes, Count, ContentHash, Name, Nanoseconds
+from penstock.schemas.quantities import Bytes, ContentHash, Count, Name, Nanoseconds
 
 
 class TraceEvent(Part):

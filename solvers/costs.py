@@ -137,9 +137,7 @@ def _nic_transfer(problem: Problem, source: Stage, target: Stage, rows: int, siz
             load[resource] = load.get(resource, 0) + count * per_sample
     if not load:
         return None
-    slowest = max(
-        transfer_ns(amount, problem.network.resources[r].bandwidth_bytes_per_s) for r, amount in load.items()
-    )
+    slowest = max(transfer_ns(amount, problem.network.resources[r].bandwidth_bytes_per_s) for r, amount in load.items())
     return Transfer(latency + slowest, tuple(sorted(load)), size)
 
 

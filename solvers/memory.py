@@ -58,7 +58,9 @@ def transient_bytes(problem: Problem, stage: Stage, rows: int) -> int:
     if problem.memory.count_buffers:
         share = stage_rows(stage, rows)
         if stage.first > 0:
-            total += (int(problem.forward_bytes[stage.first - 1]) + int(problem.backward_bytes[stage.first - 1])) * share
+            total += (
+                int(problem.forward_bytes[stage.first - 1]) + int(problem.backward_bytes[stage.first - 1])
+            ) * share
         if stage.last < problem.num_layers - 1:
             total += (int(problem.forward_bytes[stage.last]) + int(problem.backward_bytes[stage.last])) * share
     return total

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import networkx as nx
@@ -186,14 +187,13 @@ class Network:
             return None
         up, down = [start], [goal]
         while up[-1] != down[-1]:
-            deeper, shallower = (up, down) if known[up[-1]][2] >= known[down[-1]][2] else (down, up)
+            deeper = up if known[up[-1]][2] >= known[down[-1]][2] else down
             parent = known[deeper[-1]][1]
             assert parent is not None
             deeper.append(parent)
-            del shallower
         places = up + down[-2::-1]
         resources, latency = [], 0
-        for a, b in zip(places, places[1:], strict=False):
+        for a, b in pairwise(places):
             cable = self.cables[self._tree.edges[a, b]["cable"]]
             name = (a, b) if cable.full_duplex else (min(a, b), max(a, b))
             resources.append(self._resource(name, cable.bandwidth_bytes_per_s))

@@ -1,0 +1,282 @@
+"""What Penstock does, as plain functions on documents: solve, judge, lower, compare.
+
+The service and the command line call these.
+
+``penstock.plan(...)`` is the front door for people; everything here needs the extra ``solvers``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.convert import from_plan, to_plan, to_prediction, to_problem, to_result
+from penstock.examples import catalogue
+from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
+from penstock.schemas.jobs import PlanComparison, ResultOut
+from penstock.schemas.plan import Plan, PlanFile
+from penstock.schemas.profile import ModelProfile
+from penstock.schemas.program import Program
+from penstock.schemas.request import PlanRequest
+from penstock.schemas.topology import ClusterTopology
+from penstock.solvers.allocation import Allocation
+from penstock.solvers.batching import row_classes
+from penstock.solvers.lowering import lower
+from penstock.solvers.problem import Problem
+from penstock.solvers.registry import PLANNERS, resolve
+from penstock.solvers.result import Candidate, Result
+from penstock.solvers.schedule import Orders, Schedule
+from penstock.solvers.simulate import simulate
+from penstock.solvers.timeline import Timeline
+from penstock.solvers.verify import verify
+
+TIME_TOLERANCE = 1e-6
+"""A plan's stated time and the judge's may differ by this much, relatively (ALGORITHMS A.7)."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What the judge says of a plan. ``faults`` are sentences; none means good."""
+
+    plan: Plan
+    timeline: Timeline | None
+    faults: tuple[str, ...]
+    problem: Problem
+    allocation: Allocation | None = None
+    schedule: Schedule | None = None
+
+
+def solve(request: PlanRequest, on_incumbent: Callable[[Plan], None] | None = None) -> ResultOut:
+    """Answer a request. Raises InvalidDocument or UnsupportedRequest; ``infeasible`` is an answer, not an error."""
+    problem = to_problem(request)
+    return to_result(problem, request, _solve(problem, request, on_incumbent))
+
+
+def _solve(problem: Problem, request: PlanRequest, on_incumbent: Callable[[Plan], None] | None = None) -> Result:
+    _refuse_unsupported(request)
+    entry = resolve(request.planner)
+
+    def tell(candidate: Candidate) -> None:
+        if on_incumbent is not None:
+            on_incumbent(to_plan(problem, request, candidate, ()))
+
+    return entry.solve(
+        problem,
+        schedule=request.schedule,
+        seed=request.seed,
+        time_limit_ns=request.termination.time_limit_ns,
+        gap=request.termination.gap,
+        options=request.options,
+        on_incumbent=tell,
+    )
+
+
+def _refuse_unsupported(request: PlanRequest) -> None:
+    """What the documents can say and no planner here does yet is refused, never ignored."""
+    asked = {
+        "update_rules": [rule for rule in request.update_rules if rule != "synchronous"],
+        "pins": list(request.pins),
+        "target": request.target,
+        "warm_start": request.warm_start,
+    }
+    for field, value in asked.items():
+        if value:
+            raise UnsupportedRequest(
+                f"no planner here honours {field} = {value!r}", remedy=f"leave {field} out of the request"
+            )
+
+
+def judge(file: PlanFile) -> Judgement:
+    """Simulate and verify a plan of anybody's. The plan comes back with the judge's prediction filled in."""
+    problem = to_problem(file.request)
+    try:
+        allocation, schedule = from_plan(file.plan, problem)
+        sound = verify_shape(problem, allocation, schedule)
+        if sound:
+            return Judgement(file.plan, None, tuple(sound), problem, allocation, schedule)
+        timeline = simulate(problem, allocation, schedule, overlap=file.plan.overlap_all_reduce)
+    except InvalidPlan as error:
+        return Judgement(file.plan, None, (error.detail, *(f"{f.pointer}: {f.detail}" for f in error.faults)), problem)
+    faults = verify(problem, allocation, schedule, timeline)
+    faults += _claims(file.plan, file.request, timeline)
+    assert isinstance(file.request.profile, ModelProfile)
+    judged = file.plan.model_copy(update={"prediction": to_prediction(problem, file.request.profile, timeline)})
+    return Judgement(judged, timeline, tuple(faults), problem, allocation, schedule)
+
+
+def verify_shape(problem: Problem, allocation: Allocation, schedule: Schedule) -> list[str]:
+    """The part of ``verify`` that needs no timeline: what would make a simulation meaningless."""
+    return verify(problem, allocation, schedule, None)
+
+
+def _claims(plan: Plan, request: PlanRequest, timeline: Timeline) -> Iterator[str]:
+    """A plan never carries a number that the judge does not give."""
+    if plan.prediction is not None:
+        claimed, judged = plan.prediction.time_per_global_batch_ns, timeline.time_per_global_batch_ns
+        if abs(claimed - judged) > TIME_TOLERANCE * judged:
+            yield f"The plan says {claimed} ns per global batch; the judge finds {judged} ns."
+    if plan.request_hash != request.content_hash():
+        yield f"The plan was made for the request {plan.request_hash}, not for the one that comes with it."
+
+
+def programs(file: PlanFile) -> list[Program]:
+    """One program per rank. Raises InvalidPlan when the plan does not verify or would hang."""
+    judgement = judge(file)
+    if judgement.faults:
+        raise InvalidPlan(f"the plan does not verify: {judgement.faults[0]}", remedy="see `penstock verify`")
+    assert judgement.allocation is not None
+    if not isinstance(judgement.schedule, Orders):
+        raise UnsupportedRequest("a periodic plan cannot be run yet", remedy="plan with update_rules: [synchronous]")
+    return lower(judgement.problem, judgement.allocation, judgement.schedule)
+
+
+def compare(
+    request: PlanRequest, planners: Sequence[str] = (), schedules: Sequence[str] = ()
+) -> Iterator[PlanComparison]:
+    """Each planner with each schedule it can be combined with, one row at a time as they finish."""
+    problem = to_problem(request)
+    alone = one_device_ns(problem)
+    for planner in planners or tuple(PLANNERS):
+        entry = resolve(planner)
+        for schedule in schedules or entry.schedules:
+            if schedule not in entry.schedules:
+                continue
+            asked = request.model_copy(update={"planner": planner, "schedule": schedule, "options": {}})
+            started = time.monotonic()
+            result = _solve(problem, asked)
+            yield _row(problem, planner, schedule, result, alone, time.monotonic() - started)
+
+
+def _row(
+    problem: Problem, planner: str, schedule: str, result: Result, alone_ns: int | None, seconds: float
+) -> PlanComparison:
+    best = result.best
+    bound = max((b.bound_ns for b in result.bounds if b.scope.startswith("all")), default=None)
+    return PlanComparison(
+        planner=planner,
+        schedule=best.schedule.name if best else schedule,
+        update_rule=best.update_rule if best else None,
+        status=result.status.value,
+        iteration_ns=best.value_ns if best else None,
+        peak_memory_bytes=best.timeline.peak_memory_bytes if best else None,
+        bound_ns=bound,
+        gap=best.value_ns / bound - 1 if best and bound else None,
+        speedup_vs_one_device=alone_ns / best.value_ns if best and alone_ns else None,
+        seconds=round(seconds, 6),
+        why=result.why,
+    )
+
+
+def one_device_ns(problem: Problem) -> int | None:
+    """The global batch on the fastest single device, whatever its memory: what speed-ups are relative to."""
+    best = None
+    sizes = problem.micro_batch_sizes or tuple(sorted({m.rows for ms in problem.measured.values() for m in ms}))
+    for kind in sorted({device.kind for device in problem.devices}):
+        for size in sizes:
+            count = -(-problem.global_batch_size // size)
+            total = int(problem.update_ns[-1])
+            for rows, number in row_classes(problem.global_batch_size, count):
+                costs = problem.costs(kind, rows)
+                total += number * int(costs.forward_ns[-1] + costs.backward_ns[-1])
+            best = total if best is None else min(best, total)
+    return best
+
+
+# ---- for people ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A result with its request: what ``penstock.plan`` returns."""
+
+    result: ResultOut
+    request: PlanRequest
+
+    @property
+    def status(self) -> str:
+        """optimal, feasible, infeasible or time_limit."""
+        return self.result.status
+
+    @property
+    def file(self) -> PlanFile:
+        """The plan with its request inline. Raises InvalidPlan when there is none, with the reason."""
+        if self.result.plan is None:
+            raise InvalidPlan(f"there is no plan: {self.result.why}")
+        return PlanFile(plan=self.result.plan, request=self.request)
+
+    @property
+    def seconds_per_global_batch(self) -> float:
+        """The judge's prediction, in seconds."""
+        prediction = self.file.plan.prediction
+        assert prediction is not None
+        return prediction.time_per_global_batch_ns / 1e9
+
+    @property
+    def gap(self) -> float | None:
+        """How far from the best possible plan of the request this one can be at most; None without a bound."""
+        return next((c.gap for c in self.result.certificates if c.scope == "all plans of this request"), None)
+
+    def judge(self) -> Judgement:
+        """The judge's timeline of the plan."""
+        return judge(self.file)
+
+    def timeline(self, width: int = 100) -> str:
+        """The timeline as text, a line per device."""
+        from penstock.cli.timeline_text import render_timeline
+
+        judgement = self.judge()
+        assert judgement.timeline is not None
+        return render_timeline(judgement.problem, judgement.timeline, width=width)
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan file."""
+        self.file.write(path)
+
+
+def find_profile(given: str | Path | ModelProfile) -> ModelProfile:
+    """A profile by value, by file, or by the name of a shipped example."""
+    if isinstance(given, ModelProfile):
+        return given
+    path = Path(given)
+    return ModelProfile.read(path) if path.suffix or path.exists() else catalogue.profile(str(given))
+
+
+def find_topology(given: str | Path | ClusterTopology) -> ClusterTopology:
+    """A topology by value, by file, or by the name of a shipped example (``8x8xH100``)."""
+    if isinstance(given, ClusterTopology):
+        return given
+    path = Path(given)
+    return ClusterTopology.read(path) if path.suffix or path.exists() else catalogue.cluster(str(given))
+
+
+def plan(
+    profile: str | Path | ModelProfile, topology: str | Path | ClusterTopology, *, global_batch_size: int, **more: Any
+) -> Answer:
+    """Plan a model for a cluster. ``more``: any field of PlanRequest (``planner="dapple"``, ``recompute="always"``)."""
+    request = PlanRequest.parse(
+        {
+            "profile": find_profile(profile),
+            "topology": find_topology(topology),
+            "global_batch_size": global_batch_size,
+            **more,
+        },
+        units=True,
+    )
+    return Answer(solve(request), request)
+
+
+__all__ = [
+    "Answer",
+    "Judgement",
+    "compare",
+    "find_profile",
+    "find_topology",
+    "judge",
+    "one_device_ns",
+    "plan",
+    "programs",
+    "solve",
+]

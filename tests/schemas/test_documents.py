@@ -1,0 +1,191 @@
+"""Documents: what is refused and how, canonical JSON, addresses, and print∘parse."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.schemas.document import Document
+from penstock.schemas.errors import InvalidDocument
+from penstock.schemas.plan import Plan, PlanFile
+from penstock.schemas.profile import ModelProfile
+from penstock.schemas.quantities import parse_bytes, parse_bytes_per_s, parse_time_ns
+from penstock.schemas.request import PlanRequest
+from penstock.schemas.topology import ClusterTopology
+
+LAYER = {"forward_ns": 10, "backward_ns": 20, "stash_bytes": 8}
+
+
+def a_profile(layers: int = 3) -> dict[str, object]:
+    tensor = {"name": "x", "bytes_per_sample": 4, "gradient_bytes_per_sample": 4}
+    return {
+        "name": "m",
+        "layers": [{"name": f"l{i}", "parameter_bytes": 100} for i in range(layers)],
+        "boundaries": [[tensor] for _ in range(layers - 1)],
+        "measurements": [{"device_kind": "V100", "micro_batch_size": 1, "layers": [LAYER] * layers}],
+        "source": {"method": "imported", "expected_error": 0.1},
+    }
+
+
+def a_topology(nodes: int = 2) -> dict[str, object]:
+    nic = {"bandwidth_bytes_per_s": 10**9}
+    uniform = {"nodes": nodes, "devices_per_node": 1, "kind": "V100", "memory_bytes": 10**9, "nic": nic}
+    return {"name": "c", "uniform": uniform}
+
+
+def faults(document: type[Document], data: object) -> dict[str, str]:
+    with pytest.raises(InvalidDocument) as caught:
+        document.parse(data)
+    return {fault.pointer: fault.detail for fault in caught.value.faults}
+
+
+@pytest.mark.parametrize(
+    ("change", "pointer", "word"),
+    [
+        pytest.param({"layers": []}, "/layers", "at least 1", id="empty chain"),
+        pytest.param({"colour": 1}, "/colour", "not permitted", id="unknown field"),
+        pytest.param({"boundaries": []}, "", "2 boundaries", id="missing boundary"),
+        pytest.param({"schema_version": 2}, "/schema_version", "1", id="another version"),
+        pytest.param({"name": ""}, "/name", "at least 1", id="empty name"),
+    ],
+)
+def test_a_bad_profile_names_the_field(change: dict[str, object], pointer: str, word: str) -> None:
+    found = faults(ModelProfile, a_profile() | change)
+    assert pointer in found
+    assert word in found[pointer]
+
+
+@pytest.mark.parametrize("value", [-1, 2**53, 1.5, True, "7"])
+def test_a_number_off_the_wire_is_refused_with_its_value(value: object) -> None:
+    data = a_profile()
+    data["measurements"][0]["layers"][0] = LAYER | {"forward_ns": value}
+    found = faults(ModelProfile, data)
+    assert list(found) == ["/measurements/0/layers/0/forward_ns"]
+    assert repr(value) in found["/measurements/0/layers/0/forward_ns"]
+
+
+@pytest.mark.parametrize("text", ['{"a": NaN}', '{"a": Infinity}', '{"a": 1, "a": 2}', "{", "[" * 100_000])
+def test_json_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(InvalidDocument, match="is not JSON"):
+        ModelProfile.parse_json(text)
+
+
+def test_a_profile_without_any_cost_is_refused() -> None:
+    data = a_profile()
+    idle = {"forward_ns": 0, "backward_ns": 0, "stash_bytes": 0}
+    data["measurements"] = [{"device_kind": "V100", "micro_batch_size": 1, "layers": [idle] * 3}]
+    assert "takes no time" in faults(ModelProfile, data)[""]
+
+
+def test_all_faults_come_at_once() -> None:
+    assert len(faults(ModelProfile, {"name": 3, "layers": [{}], "colour": 1})) >= 4
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        pytest.param({"links": [{"a": "node0", "b": "nowhere", "bandwidth_bytes_per_s": 1}]}, "nowhere", id="dangling"),
+        pytest.param({"links": [{"a": "node0", "b": "node0", "bandwidth_bytes_per_s": 1}]}, "same place", id="loop"),
+        pytest.param({"switches": ["node0"]}, "unique", id="doubled name"),
+        pytest.param({"uniform": a_topology()["uniform"]}, "either", id="two forms"),
+    ],
+)
+def test_a_bad_topology_says_what_is_wrong(change: dict[str, object], word: str) -> None:
+    data = ClusterTopology.parse(a_topology()).expanded().model_dump(mode="json", exclude_none=True) | {"links": []}
+    assert any(word in detail for detail in faults(ClusterTopology, data | change).values())
+
+
+def test_uniform_is_the_long_form_in_short() -> None:
+    long = ClusterTopology.parse(a_topology(3)).expanded()
+    assert [node.devices[0].id for node in long.nodes] == ["node0/0", "node1/0", "node2/0"]
+    assert [(link.a, link.b) for link in long.links] == [(f"node{i}", "switch") for i in range(3)]
+    assert long.expanded() is long
+
+
+def test_canonical_json_has_one_address_whatever_the_layout() -> None:
+    profile = ModelProfile.parse(a_profile())
+    shuffled = json.dumps(dict(reversed(list(a_profile().items()))), indent=3)
+    assert ModelProfile.parse_json(shuffled).content_hash() == profile.content_hash()
+    assert ModelProfile.parse_json(profile.canonical_json()) == profile
+    assert ModelProfile.parse(a_profile(4)).content_hash() != profile.content_hash()
+
+
+def test_a_document_is_frozen() -> None:
+    profile = ModelProfile.parse(a_profile())
+    with pytest.raises(ValueError, match="frozen"):
+        profile.name = "other"
+
+
+def test_network_may_be_named_in_one_word() -> None:
+    request = {"profile": a_profile(), "topology": a_topology(), "global_batch_size": 4}
+    assert PlanRequest.parse(request | {"network": "private"}).network.sharing == "private"
+    found = faults(PlanRequest, request | {"micro_batch_sizes": [8]})
+    assert "exceed the global batch" in found[""]
+
+
+def test_a_plan_file_carries_its_documents() -> None:
+    request = {"profile": "sha256:" + "0" * 64, "topology": a_topology(), "global_batch_size": 4}
+    found = faults(PlanFile, {"plan": a_plan(), "request": request})
+    assert any("carries the document itself" in detail for detail in found.values())
+
+
+def a_plan() -> dict[str, object]:
+    return {
+        "request_hash": "sha256:" + "0" * 64,
+        "planner": "mine",
+        "global_batch_size": 4,
+        "micro_batch_size": 1,
+        "num_micro_batches": 4,
+        "pipelines": [{"stages": [{"layers": [0, 2], "devices": ["node0/0"]}], "micro_batches": [0, 3]}],
+        "update_rule": "synchronous",
+        "schedule": {"name": "1f1b", "rows": [{"devices": ["node0/0"], "text": "(F0 B0)*4"}]},
+        "prediction": None,
+    }
+
+
+def test_a_schedule_has_rows_or_a_pattern() -> None:
+    assert Plan.parse(a_plan()).schedule.pattern is None
+    both = a_plan() | {"schedule": {"name": "none"}}
+    assert "either `rows` or a `pattern`" in faults(Plan, both)["/schedule"]
+
+
+def test_yaml_takes_units_and_the_wire_does_not(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        "name: c\nuniform: {nodes: 2, devices_per_node: 1, kind: V100, memory_bytes: 16 GiB, "
+        "nic: {bandwidth_bytes_per_s: 25 Gbit/s, latency_ns: 2 us}}\n"
+    )
+    nic = ClusterTopology.read(path).uniform.nic
+    assert (nic.bandwidth_bytes_per_s, nic.latency_ns) == (3_125_000_000, 2000)
+    with pytest.raises(InvalidDocument):
+        ClusterTopology.parse({"name": "c", "uniform": {"nodes": "2", "memory_bytes": "16 GiB"}})
+    path.write_text("name: c\nuniform: {nodes: 2, devices_per_node: 1, kind: V100, memory_bytes: 16 stones}\n")
+    with pytest.raises(InvalidDocument, match="GiB"):
+        ClusterTopology.read(path)
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "value"),
+    [
+        (parse_time_ns, "2 ms", 2_000_000),
+        (parse_time_ns, "0.1ns", 1),
+        (parse_bytes, "1.5 KiB", 1536),
+        (parse_bytes_per_s, "25 Gbit/s", 3_125_000_000),
+        (parse_bytes_per_s, "1 Gbps", 125_000_000),
+    ],
+)
+def test_units(parse: Callable[[str], int], text: str, value: int) -> None:
+    assert parse(text) == value
+
+
+@given(nanoseconds=st.integers(0, 2**53 - 1))
+def test_a_time_with_its_unit_is_itself(nanoseconds: int) -> None:
+    assert parse_time_ns(f"{nanoseconds} ns") == nanoseconds
+
+
+def test_a_missing_file_is_a_refused_document(tmp_path: Path) -> None:
+    with pytest.raises(InvalidDocument, match="cannot read"):
+        ModelProfile.read(tmp_path / "none.json")
