@@ -1,0 +1,132 @@
+"""What devices can do, for analytic profiles and clusters by name: peaks from data sheets, efficiencies stated.
+
+Peaks are dense (no sparsity), without TensorFloat-32 for fp32, as PyTorch multiplies matrices by default:
+
+* GTX 1080Ti: NVIDIA GeForce GTX 1080 Ti specification; 11.34 TFLOP/s at boost clock, fp16 at 1/64 of it, 484 GB/s.
+* V100: Tesla V100 data sheet (SXM2): 15.7 TFLOP/s fp32, 125 fp16 on tensor cores, 900 GB/s. No bf16: costed as fp32.
+* A100: A100 80GB data sheet (SXM4): 19.5 TFLOP/s fp32, 312 bf16 and fp16, 2,039 GB/s.
+* H100: H100 data sheet (SXM5): 67 TFLOP/s fp32, 989 bf16 and fp16, 3,350 GB/s.
+* H200: H200 data sheet (SXM): the compute of the H100, 4,800 GB/s, 141 GB.
+
+Efficiency is the part of a peak that training reaches in a large layer; it is stated, not fitted to any plan here.
+fp32 on a V100: DAPPLE's own profile of BERT-48 (2.69 ms for one layer's forward of 2 × 528 tokens, 28.9 GFLOP) is
+0.68 of the peak, PipeDream's of VGG-16 0.56. Tensor cores reach 0.35 to 0.55 of theirs in published training runs
+(Megatron-LM on A100: 0.44 to 0.52; LLaMA 3, section 3.3, on H100: 0.38 to 0.43). Memory: about 0.8 of the peak, as in
+STREAM-like kernels. Predictions made from the table are stated to be within 30 %.
+
+Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import Literal
+
+from penstock.schemas.errors import NotFound
+
+Dtype = Literal["fp32", "bf16", "fp16"]
+
+DTYPES: tuple[Dtype, ...] = ("fp32", "bf16", "fp16")
+ANALYTIC_EXPECTED_ERROR = 0.3
+_TERA = 10**12
+_GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFacts:
+    """One kind of device. ``compute_efficiency`` and ``memory_efficiency`` are parts of the peaks, in (0, 1]."""
+
+    kind: str
+    peak_flops_per_s: dict[Dtype, int]
+    compute_efficiency: dict[Dtype, float]
+    memory_bandwidth_bytes_per_s: int
+    memory_efficiency: float
+    memory_bytes: int
+    context_bytes: int
+    launch_ns: int
+
+    def flops_per_s(self, dtype: Dtype) -> float:
+        """Floating-point operations a second that a large layer reaches."""
+        return self.peak_flops_per_s[dtype] * self.compute_efficiency[dtype]
+
+    def bytes_per_s(self) -> float:
+        """Bytes of device memory read or written a second that a large kernel reaches."""
+        return self.memory_bandwidth_bytes_per_s * self.memory_efficiency
+
+
+def device_facts(kind: str) -> DeviceFacts:
+    """The device called ``kind``. Raises NotFound naming the kinds that exist."""
+    if kind not in DEVICES:
+        near = difflib.get_close_matches(kind.upper(), DEVICES, n=1, cutoff=0.4)
+        remedy = near[0] if near else "measure a profile on the device instead"
+        raise NotFound(f"no device kind {kind!r} in the table; it has {', '.join(DEVICES)}", remedy=remedy)
+    return DEVICES[kind]
+
+
+def _facts(
+    kind: str,
+    *,
+    tera: tuple[float, float, float],
+    efficiency: tuple[float, float, float],
+    bandwidth_gb_per_s: int,
+    memory_bytes: int,
+    context_bytes: int,
+) -> DeviceFacts:
+    return DeviceFacts(
+        kind=kind,
+        peak_flops_per_s={dtype: round(peak * _TERA) for dtype, peak in zip(DTYPES, tera, strict=True)},
+        compute_efficiency=dict(zip(DTYPES, efficiency, strict=True)),
+        memory_bandwidth_bytes_per_s=bandwidth_gb_per_s * 10**9,
+        memory_efficiency=0.8,
+        memory_bytes=memory_bytes,
+        context_bytes=context_bytes,
+        launch_ns=5_000,
+    )
+
+
+DEVICES: dict[str, DeviceFacts] = {
+    facts.kind: facts
+    for facts in (
+        _facts(
+            "GTX1080Ti",
+            tera=(11.34, 11.34, 0.177),
+            efficiency=(0.6, 0.6, 0.8),
+            bandwidth_gb_per_s=484,
+            memory_bytes=11 * _GIB,
+            context_bytes=_GIB // 2,
+        ),
+        _facts(
+            "V100",
+            tera=(15.7, 15.7, 125),
+            efficiency=(0.6, 0.6, 0.4),
+            bandwidth_gb_per_s=900,
+            memory_bytes=16 * _GIB,
+            context_bytes=_GIB // 2,
+        ),
+        _facts(
+            "A100",
+            tera=(19.5, 312, 312),
+            efficiency=(0.7, 0.5, 0.5),
+            bandwidth_gb_per_s=2039,
+            memory_bytes=80 * _GIB,
+            context_bytes=_GIB,
+        ),
+        _facts(
+            "H100",
+            tera=(67, 989, 989),
+            efficiency=(0.6, 0.45, 0.45),
+            bandwidth_gb_per_s=3350,
+            memory_bytes=80 * _GIB,
+            context_bytes=_GIB,
+        ),
+        _facts(
+            "H200",
+            tera=(67, 989, 989),
+            efficiency=(0.6, 0.45, 0.45),
+            bandwidth_gb_per_s=4800,
+            memory_bytes=141 * 10**9,
+            context_bytes=_GIB,
+        ),
+    )
+}
