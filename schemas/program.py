@@ -1,0 +1,491 @@
+"""Programs: what one rank runs in a step, the words for it, and their compact text. Standard library only.
+
+Two texts share one grammar, blanks between items, read from the left::
+
+    text  := item*
+    item  := token | "(" text ")*" COUNT SHIFT?
+    SHIFT := "+" NUMBER | "-" NUMBER                    added to every micro-batch number per repetition; +1 if absent
+    token := [STAGE] KIND FIRST [":" END]               a row: F B I W R, as in "2F0", or "F0" on the home stage
+    token := STAGE KIND FIRST [":" END] ["@" CHANNEL]   instructions: any of WORDS, as in "2RECV_F0@1"
+
+``F0:8`` is F0 to F7. ``(B0 F8)*4088`` is B0 F8 B1 F9 … A number has no leading zero; micro-batches are below 2^31.
+Tokens are matched whole: PyTorch reads ``1FOO3`` as ``1F`` and ``2BANANA`` as ``2B`` (`_Action.from_str`), here they
+are errors.
+
+**Printing** is greedy from the left. At each place the repetition (one shift for all its operations, at least twice)
+that covers most operations is taken, of equals the one with the shorter period; a period has at most 64 operations
+(1,024 instructions); where nothing repeats, a single token. A period of one operation and shift 1 is printed as a
+range; the period of a longer one is printed by the same rule. Parsing what was printed gives back the same operations.
+
+Cost: linear in the operations for rows that repeat; at most 64 comparisons per operation otherwise.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
+
+from penstock.schemas.errors import Fault, InvalidDocument
+
+KINDS = ("F", "B", "I", "W", "R")
+"""Operations: forward, backward, its input half, its weight half, recomputation."""
+
+FORWARD, BACKWARD, INPUT, WEIGHT, RECOMPUTE = range(5)
+
+Operation = tuple[int, int, int]
+"""Kind (index in ``KINDS``), stage number, micro-batch."""
+
+WORDS = (
+    *KINDS,
+    "SEND_F",
+    "RECV_F",
+    "SEND_B",
+    "RECV_B",
+    "LOCAL_F",
+    "LOCAL_B",
+    "REDUCE",
+    "WAIT_REDUCE",
+    "STEP",
+    "LOAD",
+    "PASS",
+    "FREE",
+)
+"""What an instruction can be; see ``Instruction``."""
+
+MAX_OPERATIONS = 1 << 22
+"""A text may not unroll to more operations than this."""
+
+ROW_PERIOD, PROGRAM_PERIOD = 64, 1024
+_SPAN = 1 << 33
+_MICRO_BATCHES = 1 << 31
+_NUMBER = "(?:0|[1-9][0-9]{0,9})"
+_ROW_TOKEN = re.compile(f"({_NUMBER})?([FBIWR])({_NUMBER})(?::({_NUMBER}))?")
+_PROGRAM_TOKEN = re.compile(f"({_NUMBER})({'|'.join(WORDS)})({_NUMBER})(?::({_NUMBER}))?(?:@({_NUMBER}))?")
+_REPEAT = re.compile(rf"\)\*({_NUMBER})([+-]{_NUMBER})?(?=[ \t\n\r)]|$)")
+_ITEM = re.compile(r"\(|\)[^ \t\n\r()]*|[^ \t\n\r()]+")
+
+
+class Instruction(NamedTuple):
+    """One step of a rank.
+
+    | kind | meaning |
+    |---|---|
+    | F B I W | compute a micro-batch; waits for the receives posted for it |
+    | R | run the recomputed layers of a micro-batch again, ahead of its backward |
+    | RECV_F RECV_B | post a receive over ``channel``; does not wait |
+    | SEND_F SEND_B | send what F, or B or I, just made, over ``channel``; does not wait |
+    | LOCAL_F LOCAL_B | hand it to another stage of this rank: from end ``channel`` to end ``channel + 1`` |
+    | REDUCE | arm a bucket: its all-reduce starts as the backward that follows readies its gradients |
+    | WAIT_REDUCE | wait for a bucket |
+    | STEP | the optimizer's step of a stage |
+
+    For REDUCE and WAIT_REDUCE ``micro_batch`` is the bucket's number, for STEP it is 0. LOAD (the batch's inputs), PASS
+    (a tensor forwarded, not used) and FREE (let go of a micro-batch) are for programs written by hand.
+    """
+
+    kind: str
+    stage: int
+    micro_batch: int
+    channel: int = -1
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{self.micro_batch}" + (f"@{self.channel}" if self.channel >= 0 else "")
+
+
+_UNSHIFTED = frozenset(("REDUCE", "WAIT_REDUCE", "STEP"))
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """One end of what two replicas of neighbouring stages exchange in one direction.
+
+    ``kind`` F or B; ``stage`` is this end's, ``peer_stage`` and ``peer`` (rank) the other's. ``rows[c]`` = [low, high)
+    of this rank's slice of a micro-batch of row class c; (0, 0): nothing is exchanged in that class. Tensor t of the T
+    that cross the cut travels for micro-batch m under the tag ``tag + m × T + t``. ``codec`` None: as it is.
+    """
+
+    kind: Literal["F", "B"]
+    stage: int
+    peer_stage: int
+    peer: int
+    rows: tuple[tuple[int, int], ...]
+    tag: int
+    codec: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A stage that a rank holds: layers ``first`` to ``last`` as replica ``replica`` of those on ``ranks``.
+
+    ``rows[c]`` = [low, high) of a micro-batch of row class c that this replica computes (round robin: all rows of the
+    micro-batches m with m mod replicas = replica). ``previous``, ``next``: stage numbers in the same pipeline.
+    ``micro_batches``: first and last of the pipeline. ``buckets``: layer ranges of the all-reduce, last layers first.
+    """
+
+    stage: int
+    first: int
+    last: int
+    replica: int
+    ranks: tuple[int, ...]
+    dispatch: Literal["rows", "round_robin"]
+    rows: tuple[tuple[int, int], ...]
+    recompute: tuple[tuple[int, int], ...]
+    previous: int | None
+    next: int | None
+    micro_batches: tuple[int, int]
+    buckets: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One rank's step: ``prologue``, ``repeat`` times ``body``, ``epilogue``.
+
+    In repetition i of the body, micro-batch numbers are i higher than written (not those of REDUCE, WAIT_REDUCE, STEP).
+    ``row_classes``: (rows, number of micro-batches), larger first; micro-batches are numbered through the classes.
+    """
+
+    rank: int
+    world_size: int
+    device: str
+    global_batch_size: int
+    num_micro_batches: int
+    row_classes: tuple[tuple[int, int], ...]
+    stages: tuple[Held, ...]
+    channels: tuple[Channel, ...]
+    prologue: tuple[Instruction, ...]
+    body: tuple[Instruction, ...] = ()
+    repeat: int = 0
+    epilogue: tuple[Instruction, ...] = ()
+    update_rule: str = "synchronous"
+
+    def instructions(self) -> Iterator[Instruction]:
+        """All instructions of a step, the loop unrolled."""
+        yield from self.prologue
+        for i in range(self.repeat):
+            for one in self.body:
+                yield one if one.kind in _UNSHIFTED else one._replace(micro_batch=one.micro_batch + i)
+        yield from self.epilogue
+
+    def row_class(self, micro_batch: int) -> int:
+        """The row class of a micro-batch."""
+        return int(len(self.row_classes) > 1 and micro_batch >= self.row_classes[0][1])
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for JSON; instruction lists as compact text."""
+        data = {name: getattr(self, name) for name in _PROGRAM_FIELDS}
+        data["row_classes"] = [list(pair) for pair in self.row_classes]
+        data["stages"] = [_plain(held) for held in self.stages]
+        data["channels"] = [_plain(channel) for channel in self.channels]
+        for part in _PARTS:
+            data[part] = print_instructions(getattr(self, part))
+        return data
+
+    @classmethod
+    def from_json(cls, data: Any) -> Program:
+        """The program that ``to_json`` wrote. Raises InvalidDocument naming the place of the first fault."""
+        values = _read(data, "", _PROGRAM_FIELDS)
+        values["stages"] = tuple(
+            Held(**_read(one, f"/stages/{i}", _HELD_FIELDS)) for i, one in enumerate(values["stages"])
+        )
+        values["channels"] = tuple(
+            Channel(**_read(one, f"/channels/{i}", _CHANNEL_FIELDS)) for i, one in enumerate(values["channels"])
+        )
+        for part in _PARTS:
+            values[part] = tuple(parse_instructions(values[part]))
+        return cls(**values)
+
+
+def print_row(operations: Sequence[Operation], home: int | None = None) -> str:
+    """Compact text of operations in order; those of stage ``home`` are printed without their stage."""
+    kinds = len(KINDS)
+    codes = [(stage * kinds + kind) * _SPAN + m for kind, stage, m in operations]
+
+    def word(key: int) -> tuple[str, str]:
+        stage, kind = divmod(key, kinds)
+        return (KINDS[kind] if stage == home else f"{stage}{KINDS[kind]}"), ""
+
+    return _Printer(codes, word, ROW_PERIOD).text(0, len(codes))
+
+
+def parse_row(text: str, home: int | None = None) -> list[Operation]:
+    """Operations in order; those without a stage are of stage ``home``.
+
+    Raises InvalidDocument, with the position, when the text is not of the grammar, names no stage and there is no
+    ``home``, has a micro-batch below 0 or above 2^31 - 1, or unrolls to more than ``MAX_OPERATIONS``.
+    """
+    kinds = len(KINDS)
+
+    def key(match: re.Match[str]) -> int:
+        stage = match[1]
+        number = home if stage is None else int(stage)
+        if number is None:
+            raise _bad(text, match.start(), f"{match[0]!r} names no stage; expected one in front, such as 0{match[0]}")
+        return number * kinds + KINDS.index(match[2])
+
+    expected = "expected F, B, I, W or R with a micro-batch, such as F0, 2F0 or F0:8"
+    codes = _parse(text, _ROW_TOKEN, key, expected)
+    split = [divmod(code, _SPAN) for code in codes]
+    return [(word % kinds, word // kinds, m) for word, m in split]
+
+
+def print_instructions(instructions: Sequence[Instruction]) -> str:
+    """Compact text of instructions in order, such as ``2RECV_F0@1 2F0 2SEND_F0@2``."""
+    numbers: dict[tuple[str, int, int], int] = {}
+    codes = [numbers.setdefault((i[0], i[1], i[3]), len(numbers)) * _SPAN + i[2] for i in instructions]
+    words = list(numbers)
+
+    def word(key: int) -> tuple[str, str]:
+        kind, stage, channel = words[key]
+        return f"{stage}{kind}", f"@{channel}" if channel >= 0 else ""
+
+    return _Printer(codes, word, PROGRAM_PERIOD).text(0, len(codes))
+
+
+def parse_instructions(text: str) -> list[Instruction]:
+    """Instructions in order. Raises InvalidDocument as ``parse_row`` does."""
+    numbers: dict[tuple[str, int, int], int] = {}
+
+    def key(match: re.Match[str]) -> int:
+        word = (match[2], int(match[1]), -1 if match[5] is None else int(match[5]))
+        return numbers.setdefault(word, len(numbers))
+
+    expected = "expected a stage, a word and a micro-batch, such as 2F0, 2RECV_F0@1 or 2F0:8"
+    codes = _parse(text, _PROGRAM_TOKEN, key, expected)
+    words = list(numbers)
+    split = [divmod(code, _SPAN) for code in codes]
+    return [Instruction(words[k][0], words[k][1], m, words[k][2]) for k, m in split]
+
+
+class _Printer:
+    """The greedy rule over codes (word × 2^33 + micro-batch).
+
+    A place i repeats with period p as long as the *steps* between neighbours do, so what has to be compared are steps,
+    and candidate periods are the distances to the next places with the same step.
+    """
+
+    def __init__(self, codes: list[int], word: Callable[[int], tuple[str, str]], max_period: int) -> None:
+        self.codes = codes
+        self.word = word
+        self.max_period = max_period
+        self.steps = [b - a for a, b in pairwise(codes)]
+        self.following = [0] * len(self.steps)
+        seen: dict[int, int] = {}
+        for i in range(len(self.steps) - 1, -1, -1):
+            step = self.steps[i]
+            self.following[i] = seen.get(step, 0)
+            seen[step] = i
+
+    def text(self, low: int, high: int) -> str:
+        """Text of the codes [low, high)."""
+        items = []
+        while low < high:
+            period, count = self.best(low, high)
+            items.append(self.item(low, period, count))
+            low += period * count
+        return " ".join(items)
+
+    def item(self, i: int, period: int, count: int) -> str:
+        """Text of ``count`` repetitions of the ``period`` codes from ``i``."""
+        if count == 1:
+            return self.token(i)
+        shift = self.codes[i + period] - self.codes[i]
+        if period == 1 and shift == 1:
+            return self.token(i, count)
+        inner = self.text(i, i + period)
+        return f"({inner})*{count}" + ("" if shift == 1 else f"{shift:+d}")
+
+    def token(self, i: int, count: int = 1) -> str:
+        """Text of one code, or of ``count`` from it on, each one micro-batch later."""
+        key, m = divmod(self.codes[i], _SPAN)
+        before, after = self.word(key)
+        return f"{before}{m}{after}" if count == 1 else f"{before}{m}:{m + count}{after}"
+
+    def best(self, i: int, high: int) -> tuple[int, int]:
+        """Period and count of the repetition from ``i`` that covers most; (1, 1) when there is none.
+
+        Once a period p repeats over an extent e, its multiples up to e cover no more than it does.
+        """
+        codes, following = self.codes, self.following
+        rest = high - i
+        longest = min(self.max_period, rest // 2)
+        if longest == 0:
+            return 1, 1
+        best, covered, known = (1, 1), 1, []
+        start = codes[i]
+        if abs(self.steps[i]) < _MICRO_BATCHES:
+            count = 2 + self.matches(i, i + 1, rest - 2)
+            best, covered = (1, count), count
+            known.append((1, count))
+        j = following[i]
+        while 0 < j <= i + longest and covered < rest:
+            period = j - i
+            if (
+                period > 1
+                and abs(codes[j] - start) < _MICRO_BATCHES
+                and not any(period % p == 0 and period <= extent for p, extent in known)
+            ):
+                extent = period + 1 + self.matches(i, j, rest - period - 1)
+                count = extent // period
+                if count > 1:
+                    known.append((period, extent))
+                    if count * period > covered:
+                        best, covered = (period, count), count * period
+            j = following[j]
+        return best
+
+    def matches(self, a: int, b: int, limit: int) -> int:
+        """How many steps from ``a`` on equal those from ``b`` on, at most ``limit``."""
+        steps, n, size = self.steps, 0, 1
+        while n < limit:
+            size = min(size, limit - n)
+            if steps[a + n : a + n + size] == steps[b + n : b + n + size]:
+                n += size
+                size *= 2
+            elif size == 1:
+                return n
+            else:
+                limit, size = n + size, max(1, size // 8)
+        return n
+
+
+def _parse(text: str, token: re.Pattern[str], key: Callable[[re.Match[str]], int], expected: str) -> list[int]:
+    """Codes of a text; ``key`` numbers the word of a token."""
+    current: list[int] = []
+    outer: list[tuple[int, list[int]]] = []
+    total = 0
+    for item in _ITEM.finditer(text):
+        at, piece = item.start(), item[0]
+        if at > 0 and text[at - 1] not in " \t\n\r(" and piece[0] != ")":
+            raise _bad(text, at, "expected a blank in front")
+        if piece == "(":
+            outer.append((at, current))
+            current = []
+        elif piece[0] == ")":
+            repeat = _REPEAT.match(text, at)
+            if repeat is None:
+                raise _bad(text, at, f"{piece!r} does not say how often; expected )*COUNT, )*COUNT+SHIFT or -SHIFT")
+            if not outer:
+                raise _bad(text, at, "this ) closes nothing")
+            count, shift = int(repeat[1]), int(repeat[2] or 1)
+            total += (count - 1) * len(current)
+            _check_size(text, at, total)
+            inner = _repeated(text, at, current, count, shift)
+            current = outer.pop()[1]
+            current += inner
+        else:
+            match = token.fullmatch(text, at, item.end())
+            if match is None:
+                raise _bad(text, at, f"{piece!r} is not a token; {expected}")
+            first = int(match[3])
+            end = first + 1 if match[4] is None else int(match[4])
+            if int(match[1] or 0) >= _MICRO_BATCHES:
+                raise _bad(text, at, f"{piece!r} has a stage above {_MICRO_BATCHES - 1}")
+            if not first < end <= _MICRO_BATCHES:
+                raise _bad(text, at, f"{piece!r} has no micro-batch in it, or one above {_MICRO_BATCHES - 1}")
+            total += end - first
+            _check_size(text, at, total)
+            base = key(match) * _SPAN
+            current.extend(range(base + first, base + end))
+    if outer:
+        raise _bad(text, outer[-1][0], "this ( is never closed")
+    return current
+
+
+def _repeated(text: str, at: int, codes: list[int], count: int, shift: int) -> list[int]:
+    if not codes or count == 0:
+        raise _bad(text, at, "the group is empty, or repeated 0 times")
+    numbers = [code % _SPAN for code in codes]
+    ends = min(numbers) + shift * (count - 1), max(numbers) + shift * (count - 1)
+    if ends[0] < 0 or ends[1] >= _MICRO_BATCHES:
+        raise _bad(text, at, f"the group reaches micro-batch {ends[0] if shift < 0 else ends[1]}")
+    return [code + by for by in range(0, shift * count, shift) for code in codes] if shift else codes * count
+
+
+def _check_size(text: str, at: int, total: int) -> None:
+    if total > MAX_OPERATIONS:
+        raise _bad(text, at, f"the text unrolls to more than {MAX_OPERATIONS} operations")
+
+
+def _bad(text: str, at: int, what: str) -> InvalidDocument:
+    line = text[max(0, at - 30) : at + 30]
+    return InvalidDocument(f"character {at + 1}: {what}; near {line!r}")
+
+
+_PARTS = ("prologue", "body", "epilogue")
+Check = Callable[[Any], bool]
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 53
+
+
+def _is_list(value: Any, check: Check = lambda _: True, length: int | None = None) -> bool:
+    return isinstance(value, list | tuple) and length in (None, len(value)) and all(map(check, value))
+
+
+def _is_pair(value: Any) -> bool:
+    return _is_list(value, _is_count, 2)
+
+
+def _is_pairs(value: Any) -> bool:
+    return _is_list(value, _is_pair)
+
+
+def _is_stage(value: Any) -> bool:
+    return value is None or _is_count(value)
+
+
+_PROGRAM_FIELDS: dict[str, Check] = {
+    **dict.fromkeys(("rank", "world_size", "global_batch_size", "num_micro_batches", "repeat"), _is_count),
+    **dict.fromkeys(("device", *_PARTS, "update_rule"), _is_text),
+    **dict.fromkeys(("stages", "channels"), _is_list),
+    "row_classes": _is_pairs,
+}
+_HELD_FIELDS: dict[str, Check] = {
+    **dict.fromkeys(("stage", "first", "last", "replica"), _is_count),
+    **dict.fromkeys(("rows", "recompute", "buckets"), _is_pairs),
+    **dict.fromkeys(("previous", "next"), _is_stage),
+    "ranks": lambda value: _is_list(value, _is_count),
+    "dispatch": ("rows", "round_robin").__contains__,
+    "micro_batches": _is_pair,
+}
+_CHANNEL_FIELDS: dict[str, Check] = {
+    **dict.fromkeys(("stage", "peer_stage", "peer", "tag"), _is_count),
+    "kind": ("F", "B").__contains__,
+    "rows": _is_pairs,
+    "codec": lambda value: value is None or _is_text(value),
+}
+
+
+def _as_lists(value: Any) -> Any:
+    return [_as_lists(one) for one in value] if isinstance(value, tuple) else value
+
+
+def _as_tuples(value: Any) -> Any:
+    return tuple(_as_tuples(one) for one in value) if isinstance(value, list | tuple) else value
+
+
+def _plain(part: Held | Channel) -> dict[str, Any]:
+    return {field.name: _as_lists(getattr(part, field.name)) for field in fields(part)}
+
+
+def _read(data: Any, pointer: str, checks: dict[str, Check]) -> dict[str, Any]:
+    """The fields of one object, lists as tuples; exactly those in ``checks``."""
+    if not isinstance(data, dict):
+        raise InvalidDocument(f"program{pointer} is {type(data).__name__}, not an object")
+    faults = [Fault(f"{pointer}/{name}", "is not a field here", "unknown") for name in data if name not in checks]
+    for name, check in checks.items():
+        if name not in data:
+            faults.append(Fault(f"{pointer}/{name}", "is missing", "missing"))
+        elif not check(data[name]):
+            faults.append(Fault(f"{pointer}/{name}", f"has the value {data[name]!r:.80}"))
+    if faults:
+        raise InvalidDocument("the program is not valid", faults=tuple(faults))
+    return {name: data[name] if name in ("stages", "channels") else _as_tuples(data[name]) for name in checks}
