@@ -306,7 +306,7 @@ class _Printer:
     def best(self, i: int, high: int) -> tuple[int, int]:
         """Period and count of the repetition from ``i`` that covers most; (1, 1) when there is none.
 
-        Once a period p repeats over an extent e, its multiples up to e cover no more than it does.
+        Once a period p repeats over an extent e, its multiples below e cover no more than it does.
         """
         codes, following = self.codes, self.following
         rest = high - i
@@ -325,7 +325,7 @@ class _Printer:
             if (
                 period > 1
                 and abs(codes[j] - start) < _MICRO_BATCHES
-                and not any(period % p == 0 and period <= extent for p, extent in known)
+                and not any(period % p == 0 and period < extent for p, extent in known)
             ):
                 extent = period + 1 + self.matches(i, j, rest - period - 1)
                 count = extent // period
