@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import version
 from typing import Any
 
@@ -24,6 +24,9 @@ from penstock.solvers.problem import Device, Measured, MemoryRules, NetworkRules
 from penstock.solvers.result import Bound, Candidate, Result
 from penstock.solvers.schedule import Orders, Pattern, PatternOperation, Row, Schedule
 from penstock.solvers.timeline import Timeline
+
+HOME = -1
+"""Stands for the one stage that a row's device holds while its text is parsed."""
 
 OPTIMIZER_STATES = {"sgd": 0, "momentum": 1, "adam": 2}
 
@@ -318,13 +321,17 @@ def _wire_schedule(problem: Problem, allocation: Allocation, schedule: Schedule)
         )
     homes = _home_stages(allocation)
     texts: dict[str, list[int]] = {}
+    printed: dict[tuple[bool, bytes], str] = {}
     for row in schedule.rows:
         by_home: dict[int | None, list[int]] = {}
         for device in row.devices:
             by_home.setdefault(homes[device], []).append(device)
-        operations = [tuple(op) for op in row.operations.tolist()]
         for home, devices in by_home.items():
-            texts.setdefault(print_row(operations, home), []).extend(devices)
+            at_home = home is not None and bool((row.operations[:, 1] == home).all())
+            key = (at_home, (row.operations[:, ::2] if at_home else row.operations).tobytes())
+            if key not in printed:
+                printed[key] = print_row([(k, s, m) for k, s, m in row.operations.tolist()], home)
+            texts.setdefault(printed[key], []).extend(devices)
     return wire.PlanSchedule(
         name=schedule.name,
         rows=tuple(
@@ -517,11 +524,25 @@ def _schedule(schedule: wire.PlanSchedule, allocation: Allocation, number_of: di
             by_home.setdefault(homes[number_of[name]], []).append(number_of[name])
         for home, devices in by_home.items():
             try:
-                operations = np.array(parse_row(row.text, home), dtype=np.int32).reshape(-1, 3)
+                operations = _operations(row.text, home)
             except InvalidDocument as error:
                 raise InvalidPlan(error.detail, faults=(Fault(f"{where}/text", error.detail), *error.faults)) from None
             rows.append(Row(tuple(devices), operations))
     return Orders(schedule.name, tuple(rows), schedule.warmup)
+
+
+def _operations(text: str, home: int | None) -> np.ndarray:
+    """A row's operations, (n, 3) int32; a text that many stages share is parsed once."""
+    if home is None:
+        return np.array(parse_row(text), dtype=np.int32).reshape(-1, 3)
+    operations = _parsed(text).copy()
+    operations[operations[:, 1] == HOME, 1] = home
+    return operations
+
+
+@lru_cache(maxsize=64)
+def _parsed(text: str) -> np.ndarray:
+    return np.array(parse_row(text, HOME), dtype=np.int32).reshape(-1, 3)
 
 
 def _pattern(schedule: wire.PlanSchedule) -> Pattern:

@@ -1,0 +1,189 @@
+"""The bridge between documents and the core: faithful both ways, strict on the way in."""
+
+import numpy as np
+import pytest
+
+from penstock.convert import from_plan, to_problem
+from penstock.schemas.errors import InvalidDocument, InvalidPlan
+from penstock.schemas.plan import Plan
+from penstock.schemas.request import PlanRequest
+
+CUT = [{"name": "x", "bytes_per_sample": 4, "gradient_bytes_per_sample": 2}]
+
+
+def a_request(**changes: object) -> PlanRequest:
+    layer = {"forward_ns": 10, "backward_ns": 21, "stash_bytes": 8}
+    profile = {
+        "name": "m",
+        "layers": [{"name": f"l{i}", "parameter_bytes": 100 * i, "trainable": i != 2} for i in range(4)],
+        "boundaries": [CUT] * 3,
+        "measurements": [{"device_kind": "V100", "micro_batch_size": 2, "layers": [layer] * 4}],
+        "source": {"method": "imported", "expected_error": 0.1},
+    }
+    nodes = [
+        {
+            "name": n,
+            "devices": [{"id": f"{n}/{d}", "kind": "V100", "memory_bytes": 1000} for d in range(2)],
+            "fabric": {"bandwidth_bytes_per_s": 100},
+        }
+        for n in ("a", "b")
+    ]
+    links = [{"a": "a", "b": "b", "bandwidth_bytes_per_s": 10}]
+    topology = {"name": "c", "nodes": nodes, "links": links} | changes.pop("topology", {})
+    profile |= changes.pop("profile", {})
+    return PlanRequest.parse({"profile": profile, "topology": topology, "global_batch_size": 8} | changes)
+
+
+def test_arrays_are_prefix_sums_and_frozen() -> None:
+    problem = to_problem(a_request())
+    assert problem.parameter_bytes.tolist() == [0, 0, 100, 300, 600]
+    assert problem.trainable_bytes.tolist() == [0, 0, 100, 100, 400]
+    assert (problem.forward_bytes.tolist(), problem.backward_bytes.tolist()) == ([4] * 3, [2] * 3)
+    with pytest.raises(ValueError, match="read-only"):
+        problem.parameter_bytes[0] = 1
+    with pytest.raises(ValueError, match="read-only"):
+        problem.costs("V100", 3).forward_ns[0] = 1
+
+
+def test_linear_scaling_rounds_each_layer_up() -> None:
+    costs = to_problem(a_request()).costs("V100", 3)
+    assert np.diff(costs.forward_ns).tolist() == [15] * 4
+    assert np.diff(costs.backward_ns).tolist() == [32] * 4
+    assert np.diff(costs.weight_ns).tolist() == [15] * 4
+
+
+def test_measured_scaling_interpolates_and_is_clamped_below() -> None:
+    points = [
+        {
+            "device_kind": "V100",
+            "micro_batch_size": size,
+            "layers": [{"forward_ns": f, "backward_ns": 2 * f, "stash_bytes": size}] * 4,
+        }
+        for size, f in ((2, 10), (6, 20))
+    ]
+    problem = to_problem(a_request(profile={"measurements": points, "scaling": "measured"}))
+    forward = [int(problem.costs("V100", rows).forward_ns[1]) for rows in (1, 2, 3, 6, 12)]
+    assert forward == [10, 10, 13, 20, 40]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "precision", "dtype", "gradient", "expected"),
+    [
+        pytest.param(
+            "adam", "mixed", "fp32", "parameter", (1, 2), id="16 bytes per fp32 parameter (DAPPLE, Table VIII)"
+        ),
+        pytest.param("adam", "mixed", "bf16", "parameter", (1, 6), id="master copy and two states in fp32"),
+        pytest.param("adam", "full", "bf16", "fp32", (2, 2), id="fp32 gradients of 16-bit parameters"),
+        pytest.param("momentum", "mixed", "fp32", "fp32", (1, 1), id="momentum"),
+        pytest.param("sgd", "mixed", "fp32", "parameter", (1, 0), id="no state"),
+    ],
+)
+def test_memory_factors(optimizer: str, precision: str, dtype: str, gradient: str, expected: tuple[int, int]) -> None:
+    memory = {"optimizer": optimizer, "precision": precision, "gradient": gradient}
+    rules = to_problem(a_request(memory=memory, profile={"parameter_dtype": dtype})).memory
+    assert (rules.gradient_factor, rules.state_factor) == expected
+
+
+def test_an_unknown_kind_is_refused_unless_it_is_scaled() -> None:
+    device = {"id": "a/0", "kind": "H100", "memory_bytes": 1000}
+    topology = {"nodes": [{"name": "a", "devices": [device]}], "links": []}
+    with pytest.raises(InvalidDocument, match=r"H100(.|\n)*scale_from: V100"):
+        to_problem(a_request(topology=topology))
+    kinds = [{"name": "H100", "scale_from": "V100", "speed": 4}]
+    costs = to_problem(a_request(topology=topology | {"kinds": kinds})).costs("H100", 2)
+    assert np.diff(costs.forward_ns).tolist() == [3] * 4
+
+
+def test_a_disconnected_topology_names_two_devices() -> None:
+    with pytest.raises(InvalidDocument, match="nothing connects 'a/0' and 'b/0'"):
+        to_problem(a_request(topology={"links": []}))
+
+
+def test_a_node_without_fabric_uses_its_link() -> None:
+    nodes = [
+        {"name": n, "devices": [{"id": f"{n}/{d}", "kind": "V100", "memory_bytes": 1} for d in range(2)]}
+        for n in ("a", "b")
+    ]
+    network = to_problem(a_request(topology={"nodes": nodes})).network
+    assert network.bandwidth(0, 1) == 10
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        pytest.param({"global_batch_size": 2**53 - 1}, "time of one global batch", id="time"),
+        pytest.param(
+            {"profile": {"layers": [{"name": f"l{i}", "parameter_bytes": 2**52} for i in range(4)]}},
+            "parameters add up",
+            id="parameters",
+        ),
+    ],
+)
+def test_sums_that_cannot_be_counted_are_refused(changes: dict[str, object], word: str) -> None:
+    with pytest.raises(InvalidDocument, match=word):
+        to_problem(a_request(**changes))
+
+
+def test_a_request_by_hash_says_what_is_missing() -> None:
+    request = a_request().model_copy(update={"profile": "sha256:" + "0" * 64})
+    with pytest.raises(InvalidDocument, match="profile by hash"):
+        to_problem(request)
+
+
+def a_plan(**changes: object) -> Plan:
+    stages = [
+        {"layers": [0, 1], "devices": ["a/0", "a/1"], "recompute": "full"},
+        {"layers": [2, 3], "devices": ["b/0"]},
+    ]
+    data = {
+        "request_hash": "sha256:" + "0" * 64,
+        "planner": "mine",
+        "global_batch_size": 8,
+        "micro_batch_size": 2,
+        "num_micro_batches": 4,
+        "pipelines": [{"stages": stages, "micro_batches": [0, 3]}],
+        "update_rule": "synchronous",
+        "schedule": {"name": "gpipe", "rows": [{"devices": ["a/0", "a/1", "b/0"], "text": "F0:4 B0:4"}]},
+        "prediction": None,
+    }
+    return Plan.parse(data | changes)
+
+
+def test_one_text_serves_devices_of_different_stages() -> None:
+    allocation, schedule = from_plan(a_plan(), to_problem(a_request()))
+    assert [stage.recompute for stage in allocation.stages] == [((0, 1),), ()]
+    assert [(row.devices, set(row.operations[:, 1])) for row in schedule.rows] == [((0, 1), {0}), ((2,), {1})]
+
+
+@pytest.mark.parametrize(
+    ("changes", "pointer"),
+    [
+        pytest.param(
+            {"pipelines": [{"stages": [{"layers": [0, 9], "devices": ["a/0"]}], "micro_batches": [0, 3]}]},
+            "/pipelines/0/stages/0/layers",
+            id="layers beyond the chain",
+        ),
+        pytest.param(
+            {"pipelines": [{"stages": [{"layers": [0, 3], "devices": ["z/0"]}], "micro_batches": [0, 3]}]},
+            "/pipelines/0/stages/0/devices",
+            id="unknown device",
+        ),
+        pytest.param(
+            {"schedule": {"name": "x", "rows": [{"devices": ["b/1"], "text": "F0"}]}},
+            "/schedule/rows/0/devices",
+            id="a device that holds no stage",
+        ),
+        pytest.param(
+            {"schedule": {"name": "x", "rows": [{"devices": ["a/0"], "text": "F0 BANANA"}]}},
+            "/schedule/rows/0/text",
+            id="no operation",
+        ),
+        pytest.param({"micro_batch_size": 3}, "/micro_batch_size", id="sizes that do not add up"),
+        pytest.param({"num_micro_batches": 2, "micro_batch_size": 4}, "/pipelines/0/micro_batches", id="too many"),
+        pytest.param({"global_batch_size": 6}, "/global_batch_size", id="another batch"),
+    ],
+)
+def test_a_plan_that_does_not_fit_names_the_place(changes: dict[str, object], pointer: str) -> None:
+    with pytest.raises(InvalidPlan) as caught:
+        from_plan(a_plan(**changes), to_problem(a_request()))
+    assert pointer in [fault.pointer for fault in caught.value.faults]
