@@ -27,7 +27,7 @@ from penstock.solvers.batching import row_classes
 from penstock.solvers.lowering import lower
 from penstock.solvers.problem import Problem
 from penstock.solvers.registry import PLANNERS, resolve
-from penstock.solvers.result import Candidate, Result
+from penstock.solvers.result import REQUEST_SCOPE, Candidate, Result
 from penstock.solvers.schedule import Orders, Schedule
 from penstock.solvers.simulate import simulate
 from penstock.solvers.timeline import Timeline
@@ -154,7 +154,7 @@ def _row(
     problem: Problem, planner: str, schedule: str, result: Result, alone_ns: int | None, seconds: float
 ) -> PlanComparison:
     best = result.best
-    bound = max((b.bound_ns for b in result.bounds if b.scope.startswith("all")), default=None)
+    bound = max((b.bound_ns for b in result.bounds if b.scope == REQUEST_SCOPE), default=None)
     return PlanComparison(
         planner=planner,
         schedule=best.schedule.name if best else schedule,
@@ -217,7 +217,7 @@ class Answer:
     @property
     def gap(self) -> float | None:
         """How far from the best possible plan of the request this one can be at most; None without a bound."""
-        return next((c.gap for c in self.result.certificates if c.scope == "all plans of this request"), None)
+        return next((c.gap for c in self.result.certificates if c.scope == REQUEST_SCOPE), None)
 
     def judge(self) -> Judgement:
         """The judge's timeline of the plan."""

@@ -150,7 +150,7 @@ def _kind_sources(profile: ModelProfile, topology: ClusterTopology) -> dict[str,
     known = profile.device_kinds
     scaled = {k.name: (k.scale_from, k.speed) for k in topology.kinds}
     sources: dict[str, tuple[str, float]] = {}
-    faults = []
+    faults: list[Fault] = []
     for n, node in enumerate(topology.nodes):
         for d, device in enumerate(node.devices):
             kind = device.kind

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final, Literal
 
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.schedule import Schedule
@@ -19,19 +20,22 @@ class Status(StrEnum):
     TIME_LIMIT = "time_limit"
 
 
+Scope = Literal["schedule of this allocation", "all plans of this request"]
+UpdateRule = Literal["synchronous", "weight_stashing", "double_buffered", "double_grouped", "elastic_averaging"]
+
+SCHEDULE_SCOPE: Final = "schedule of this allocation"
+REQUEST_SCOPE: Final = "all plans of this request"
+
+
 @dataclass(frozen=True, slots=True)
 class Bound:
     """A proven lower bound on the time per global batch."""
 
-    scope: str
+    scope: Scope
     model: str
     bound_ns: int
     method: str
     tolerance_ns: int = 0
-
-
-SCHEDULE_SCOPE = "schedule of this allocation"
-REQUEST_SCOPE = "all plans of this request"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,7 @@ class Candidate:
     schedule: Schedule
     timeline: Timeline
     overlap_all_reduce: bool = True
-    update_rule: str = "synchronous"
+    update_rule: UpdateRule = "synchronous"
 
     @property
     def value_ns(self) -> int:

@@ -1,7 +1,7 @@
 """Routes and bandwidths: the tree's bottleneck is the widest path's, and a NIC is shared by its node's devices."""
 
 import random
-from itertools import permutations
+from itertools import pairwise, permutations
 
 import numpy as np
 import pytest
@@ -101,7 +101,7 @@ def widest(cables: tuple[Cable, ...], start: str, goal: str) -> int:
     for length in range(len(between) + 1):
         for middle in permutations(sorted(between), length):
             path = (start, *middle, goal)
-            best = max(best, min(wide.get(step, 0) for step in zip(path, path[1:], strict=False)))
+            best = max(best, min(wide.get(step, 0) for step in pairwise(path)))
     return best
 
 
