@@ -12,17 +12,17 @@ A run goes: ``prepare`` → every agent says ``prepared`` and the one that hosts
 (with ``store_address``) → ``started``, ``progress``, ``trace``, ``rank_done`` per rank → no longer listed. A failure
 or a cancellation: ``stop`` → ``stopped`` → no longer listed. What ``data`` of an event holds:
 
-========== =============================================================================================
-prepared   nothing
-refused    ``{"title", "detail", "code", "remedy"?}``: why this node cannot run the programs
-store_ready ``{"address": "host:port"}``
-started    nothing
-progress   ``{"rank", "step", "loss": float | null, "time_ns"}``: one finished step; loss over the global batch
-trace      one rank's step as ``schemas.trace.RankTrace``: ``{"rank", "device", "step", "events": […]}``
-rank_done  ``{"rank", "gradient_check": float | null, "peak_memory_bytes"?}``
-rank_failed ``{"rank", "detail", "exit_code"?, "signal"?, "last_instruction"?}``
-stopped    nothing
-========== =============================================================================================
+============ ======================================================================================================
+prepared     nothing: programs, devices and model are good
+refused      ``{reason}``
+store_ready  ``{address}``: host:port of the store of this generation
+started      ``{ranks}``
+progress     ``{rank, step, loss, time_ns}``: the newest step; earlier ones may be left out
+trace        ``{rank_trace}``: a ``schemas.trace.RankTrace``
+rank_done    ``{rank, losses, step_times_ns, gradient_check, peak_memory_bytes}``; what a rank does not know is null
+rank_failed  ``{rank, reason, instruction, signal, exit_code, last_lines}``: the first rank that failed there
+stopped      nothing
+============ ======================================================================================================
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class SyncRequest(Part):
     incarnation: Name
     state_version: Count
     devices: tuple[AgentDevice, ...]
-    models: tuple[Name, ...]
+    models: tuple[Name, ...] = Field(description="keys of its configuration; `*` where any module:attribute may run")
     address: Name = Field(description="where other agents reach this node's store and ranks")
     events: tuple[AgentEvent, ...] = ()
     hold: bool = Field(default=True, description="answer only on change, after 20 s at the latest")
@@ -82,7 +82,7 @@ class Assignment(Part):
     generation: Count
     phase: Literal["prepare", "start", "stop"]
     plan_hash: ContentHash
-    digest: str = Field(description="SHA-256 of the programs, checked before start")
+    digest: str = Field(description="SHA-256 of the canonical JSON of the list of this agent's programs, by rank")
     model: Name
     world_size: Count
     steps: Count

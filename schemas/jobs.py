@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
 from penstock.schemas.document import Document, Part
+from penstock.schemas.errors import Fault, PenstockError
 from penstock.schemas.plan import Certificate, Plan, PlanFile
-from penstock.schemas.quantities import ContentHash, Count, Name, Nanoseconds
+from penstock.schemas.quantities import ContentHash, Count, Name, Nanoseconds, PositiveCount
 
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 ResultStatus = Literal["optimal", "feasible", "infeasible", "time_limit"]
@@ -22,6 +23,11 @@ class FaultOut(Part):
     detail: str
     code: str
 
+    @classmethod
+    def of(cls, fault: Fault) -> Self:
+        """The fault as it is sent."""
+        return cls(pointer=fault.pointer, detail=fault.detail, code=fault.code)
+
 
 class ProblemDetails(Part):
     """Every error's body, as application/problem+json."""
@@ -34,6 +40,18 @@ class ProblemDetails(Part):
     errors: tuple[FaultOut, ...] = ()
     remedy: str | None = None
     instance: str | None = None
+
+    @classmethod
+    def of(cls, error: PenstockError) -> Self:
+        """An error as it is sent."""
+        return cls(
+            title=error.title,
+            status=error.status,
+            detail=error.detail,
+            code=error.code,
+            errors=tuple(FaultOut.of(fault) for fault in error.faults),
+            remedy=error.remedy,
+        )
 
 
 class Infeasibility(Part):
@@ -108,7 +126,7 @@ class RunRequest(Document):
 
     plan: PlanFile | ContentHash
     model: Name
-    steps: Count = 3
+    steps: PositiveCount = 3
     seed: Count = 0
     check: bool = Field(default=False, description="compare loss and gradients with a single process")
     trace_steps: Count = Field(default=1, description="how many of the last steps are traced")
@@ -135,3 +153,66 @@ class RunOut(Part):
     )
     error: ProblemDetails | None = None
     agents: tuple[str, ...] = ()
+
+
+class Verdict(Part):
+    """What the judge says of a plan of one's own; ``sentences`` are its faults."""
+
+    valid: bool
+    plan_hash: ContentHash
+    sentences: tuple[str, ...]
+
+
+class Simulation(Part):
+    """The judge's answer to a plan: the plan with its prediction, and whether it keeps the rules."""
+
+    valid: bool
+    sentences: tuple[str, ...]
+    plan: Plan
+
+
+class DocumentStored(Part):
+    """A document that is kept from now on, under the hash of its canonical JSON."""
+
+    hash: ContentHash
+    href: str
+
+
+class JobPage(Part):
+    """Jobs, the newest first; the next page begins after ``next_cursor``."""
+
+    items: tuple[JobOut, ...]
+    next_cursor: str | None
+
+
+class EventPage(Part):
+    """A job's events after a number; ``done`` when no more will come."""
+
+    items: tuple[JobEvent, ...]
+    last: Count
+    done: bool
+
+
+class RunPage(Part):
+    """Runs, the newest first."""
+
+    items: tuple[RunOut, ...]
+    next_cursor: str | None
+
+
+class PlannerOut(Part):
+    """A planner that requests may name."""
+
+    name: Name
+    summary: str
+    cites: str
+    schedules: tuple[str, ...]
+    options: dict[str, Any]
+
+
+class ExampleOut(Part):
+    """A request that can be POSTed to ``/v1/plans`` as it is."""
+
+    name: Name
+    summary: str
+    request: dict[str, Any]
