@@ -1,0 +1,349 @@
+"""The agent of a node: does what `state` decides. It keeps one call open to the service and looks after its processes.
+
+It loads no torch. Ranks go on training while the service is away; they die with the agent, whatever kills it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Literal
+from urllib.parse import quote, urlsplit
+
+import httpx
+from pydantic import ValidationError
+
+from penstock.executor.agent_state import ImpossibleStateError, Offer, State
+from penstock.executor.children import Child
+from penstock.executor.devices import LocalDevice, discover
+from penstock.executor.settings import AgentSettings, interface_of, is_loopback
+from penstock.executor.state import step
+from penstock.executor.stimuli import (
+    CHECK,
+    STORE,
+    Action,
+    Drain,
+    Exited,
+    GraceOver,
+    Process,
+    Said,
+    SetTimer,
+    Start,
+    Stimulus,
+    Stop,
+    Synced,
+)
+from penstock.schemas.agents import SyncReply, SyncRequest
+from penstock.schemas.errors import Conflict, PenstockError, Unreachable
+
+HOLD_LIMIT_S = 45.0
+FAREWELL_S = 3.0
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.2, 5.0
+PROGRESS_EVERY_S = 0.5
+SHORTEST_HOLD_S = 0.2
+MAX_REQUEST_BYTES = 8 * 2**20
+
+Command = Callable[[Process], list[str]]
+
+
+def penstock_command(process: Process) -> list[str]:
+    """How a child is started: this interpreter, and the module that does its work."""
+    module = {"check": "check_model", "store": "store", "rank": "rank"}[process.kind]
+    return [sys.executable, "-P", "-m", f"penstock.executor.{module}"]
+
+
+def run_agent(settings: AgentSettings, *, say: Callable[[str], None] | None = None) -> None:
+    """Offer this machine to the service until SIGINT or SIGTERM; leaves no process behind.
+
+    ``say`` gets a line for people whenever something changes (default: stderr). Raises Conflict when another agent of
+    this name is alive, InvalidDocument when there is no device, Unreachable when the server is no Penstock service.
+    """
+    devices = discover(settings.name, cpu_devices=settings.cpu_devices, cpu_kind=settings.cpu_kind)
+    asyncio.run(Agent(settings, devices, say=say or _to_stderr).run())
+
+
+def _to_stderr(text: str) -> None:
+    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+    sys.stderr.flush()
+
+
+class Agent:
+    """One agent: a state, its children, and the call to the service. ``command`` says how a child is started."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        devices: tuple[LocalDevice, ...],
+        *,
+        say: Callable[[str], None],
+        command: Command = penstock_command,
+    ) -> None:
+        self._settings = settings
+        self._devices = {device.offer.id: device for device in devices}
+        self._say = say
+        self._command = command
+        self._address = settings.address()
+        self._interface = interface_of(self._address)
+        self._incarnation = secrets.token_hex(8)
+        self._state = State(
+            Offer(settings.name, frozenset(self._devices), dict(settings.models), settings.allow_any_model)
+        )
+        self._children: dict[tuple[str, int, Process], Child] = {}
+        self._news = asyncio.Event()
+        self._leaving = asyncio.Event()
+        self._progress_timer: asyncio.TimerHandle | None = None
+        self._was_synced = False
+        self._service_is: Literal["unknown", "there", "away"] = "unknown"
+        self._broken: ImpossibleStateError | None = None
+
+    async def run(self) -> None:
+        """Sync until told to leave, then end the children and say goodbye."""
+        remove_handlers = self._on_signals()
+        models = ", ".join(self._settings.model_keys())
+        self._say(f"agent {self._settings.name}: {len(self._devices)} devices, models {models}, at {self._address}")
+        proxied = not is_loopback(urlsplit(self._settings.server).hostname or "")
+        try:
+            async with httpx.AsyncClient(
+                base_url=self._settings.server, timeout=httpx.Timeout(HOLD_LIMIT_S), trust_env=proxied
+            ) as client:
+                await self._sync_until_leaving(client)
+                await self._say_goodbye(client)
+        finally:
+            remove_handlers()
+            await self._end_children()
+        if self._broken is not None:
+            raise self._broken
+
+    # The call to the service
+
+    async def _sync_until_leaving(self, client: httpx.AsyncClient) -> None:
+        wait_s = FIRST_WAIT_S
+        while not self._leaving.is_set():
+            request = self._request()
+            begin = time.monotonic()
+            try:
+                reply = await self._ask(client, request)
+                if reply is not None and request.events and reply.ack < request.events[0].sequence:
+                    raise _Retry(f"it has not stored event {request.events[0].sequence}")
+            except (httpx.TransportError, _Retry) as error:
+                self._say_away(error)
+                await _wait(self._leaving, wait_s)
+                wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+                continue
+            wait_s = FIRST_WAIT_S
+            if reply is None:
+                continue
+            self._say_back()
+            self._apply(Synced(reply))
+            nothing_new = request.hold and reply.state_version == request.state_version
+            if nothing_new and time.monotonic() - begin < SHORTEST_HOLD_S:
+                await _wait(self._leaving, SHORTEST_HOLD_S)
+
+    async def _ask(self, client: httpx.AsyncClient, request: SyncRequest) -> SyncReply | None:
+        """One call. It is given up, with None, when the agent leaves, or when it is held and there is news to tell."""
+        call = asyncio.create_task(self._post(client, request))
+        interrupts = [self._leaving, self._news] if request.hold else [self._leaving]
+        waits = [asyncio.create_task(event.wait()) for event in interrupts]
+        try:
+            await asyncio.wait({call, *waits}, return_when=asyncio.FIRST_COMPLETED)
+            return await call if call.done() else None
+        finally:
+            for task in (call, *waits):
+                task.cancel()
+            await asyncio.gather(call, *waits, return_exceptions=True)
+
+    def _request(self) -> SyncRequest:
+        self._news.clear()
+        box, events = self._state.outbox.take(MAX_REQUEST_BYTES)
+        self._state = replace(self._state, outbox=box)
+        return SyncRequest(
+            incarnation=self._incarnation,
+            state_version=self._state.state_version,
+            devices=tuple(device.offer for device in self._devices.values()),
+            models=self._settings.model_keys(),
+            address=self._address,
+            events=events,
+            hold=not events and self._was_synced,
+        )
+
+    async def _post(self, client: httpx.AsyncClient, request: SyncRequest) -> SyncReply:
+        path = f"/v1/agents/{quote(self._settings.name, safe='')}/sync"
+        body = request.model_dump_json().encode()
+        answer = await client.post(path, content=body, headers={"content-type": "application/json"})
+        if answer.status_code != httpx.codes.OK:
+            self._refuse_or_retry(answer)
+        try:
+            reply = SyncReply.model_validate_json(answer.content)
+        except ValidationError as error:
+            raise _Retry(f"it answered what no Penstock service answers: {error.errors()[0]['msg']}") from None
+        self._was_synced = True
+        return reply
+
+    def _refuse_or_retry(self, answer: httpx.Response) -> None:
+        """Raise what the answer means: _Retry for what may pass, else the error that ends the agent."""
+        name, server = self._settings.name, self._settings.server
+        detail = _problem(answer)
+        if answer.status_code == httpx.codes.CONFLICT:
+            raise Conflict(
+                f"the service at {server} already has a living agent called {name!r}: {detail}",
+                remedy="give this one another --name; after a crash, wait until the service has noticed it",
+            )
+        is_ours = answer.status_code in (401, 403) or not self._was_synced
+        if 400 <= answer.status_code < 500 and answer.status_code not in (408, 425, 429) and is_ours:
+            raise Unreachable(
+                f"{server} refused agent {name!r} with status {answer.status_code}: {detail}",
+                remedy="check that --server is the address of `penstock serve`",
+            )
+        raise _Retry(f"status {answer.status_code}: {detail}")
+
+    async def _say_goodbye(self, client: httpx.AsyncClient) -> None:
+        """End all children, then tell the service what is left to tell; not for longer than a few seconds."""
+        self._apply(Drain("it was told to end"))
+        await self._end_children()
+        with contextlib.suppress(httpx.TransportError, TimeoutError, _Retry, PenstockError):
+            async with asyncio.timeout(FAREWELL_S):
+                while self._was_synced and self._state.outbox:
+                    self._apply(Synced(await self._post(client, self._request())))
+
+    def _say_away(self, error: Exception) -> None:
+        if self._service_is != "away":
+            what = str(error) or type(error).__name__
+            running = "; what runs goes on" if self._state.is_living else ""
+            self._say(f"no answer from {self._settings.server} ({what}); trying again every few seconds{running}")
+        self._service_is = "away"
+
+    def _say_back(self) -> None:
+        if self._service_is != "there":
+            self._say(f"{self._settings.server} answers")
+        self._service_is = "there"
+
+    # Doing what the state machine decides
+
+    def _apply(self, stimulus: Stimulus) -> None:
+        before = self._state.outbox
+        try:
+            self._state, actions = step(self._state, stimulus)
+        except ImpossibleStateError as error:
+            self._broken = self._broken or error
+            self._leaving.set()
+            return
+        for action in actions:
+            self._do(action)
+        after = self._state.outbox
+        if after.next_sequence > before.next_sequence:
+            for event in after.events:
+                if event.sequence >= before.next_sequence and event.kind not in ("progress", "trace"):
+                    self._say(f"run {event.run}: {event.kind}{_in_short(event.data)}")
+            self._news.set()
+        elif after.waiting and self._progress_timer is None:
+            self._progress_timer = asyncio.get_running_loop().call_later(PROGRESS_EVERY_S, self._tell_progress)
+
+    def _tell_progress(self) -> None:
+        self._progress_timer = None
+        self._news.set()
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case Start(run, generation, process, arguments):
+                self._start(run, generation, process, arguments)
+            case Stop(run, generation):
+                for (other, of, _), child in self._children.items():
+                    if (other, of) == (run, generation):
+                        child.stop(self._settings.stop_grace_s)
+            case SetTimer(run, generation, delay_ns):
+                loop = asyncio.get_running_loop()
+                loop.call_later(delay_ns / 1e9, self._apply, GraceOver(run, generation))
+
+    def _start(self, run: str, generation: int, process: Process, arguments: Mapping[str, Any]) -> None:
+        key = (run, generation, process)
+        device = self._devices.get(arguments.get("device", ""))
+        line = dict(arguments) | {"directory": str(self._settings.directory.resolve())}
+        if device is not None:
+            line["device"] = "cpu" if device.torch_name == "cpu" else "cuda:0"
+
+        def on_message(message: dict[str, Any]) -> None:
+            self._apply(Said(run, generation, process, message))
+
+        def on_exit(code: int, last_lines: tuple[str, ...]) -> None:
+            del self._children[key]
+            self._apply(Exited(run, generation, process, code, last_lines))
+
+        command = self._command(process)
+        self._children[key] = Child(
+            [*command, self._address] if process == STORE else command,
+            line=line,
+            environment=self._environment(device),
+            directory=line["directory"],
+            limit_s=self._settings.prepare_limit_s if process == CHECK else None,
+            on_message=on_message,
+            on_exit=on_exit,
+        )
+
+    def _environment(self, device: LocalDevice | None) -> dict[str, str]:
+        environment = dict(os.environ) | {"PYTHONUNBUFFERED": "1"}
+        if self._interface is not None:
+            environment |= {"GLOO_SOCKET_IFNAME": self._interface, "NCCL_SOCKET_IFNAME": self._interface}
+        return environment | (device.environment() if device is not None else {})
+
+    async def _end_children(self) -> None:
+        for child in list(self._children.values()):
+            child.stop(self._settings.stop_grace_s)
+        tasks = [child.task for child in self._children.values()]
+        if tasks:
+            await asyncio.gather(*tasks)
+
+    def _on_signals(self) -> Callable[[], None]:
+        """SIGINT and SIGTERM: leave; the second one kills at once. Only the main thread may listen to signals."""
+        if threading.current_thread() is not threading.main_thread():
+            return lambda: None
+        loop = asyncio.get_running_loop()
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        for number in numbers:
+            loop.add_signal_handler(number, self.leave)
+
+        def remove() -> None:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+        return remove
+
+    def leave(self) -> None:
+        """End the agent: children first, gently; called again, at once."""
+        if self._leaving.is_set():
+            for child in list(self._children.values()):
+                child.kill()
+            return
+        self._say(f"agent {self._settings.name} is leaving")
+        self._leaving.set()
+
+
+class _Retry(Exception):
+    """The service answered, but not with what was asked for; later it may."""
+
+
+async def _wait(event: asyncio.Event, limit_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), limit_s)
+
+
+def _problem(answer: httpx.Response) -> str:
+    try:
+        return str(answer.json()["detail"])
+    except (ValueError, KeyError, TypeError):
+        return answer.text[:200] or answer.reason_phrase
+
+
+def _in_short(data: Mapping[str, Any]) -> str:
+    if not data:
+        return ""
+    chosen = {key: data[key] for key in ("rank", "ranks", "reason", "signal", "address") if data.get(key) is not None}
+    return " " + json.dumps(chosen) if chosen else ""

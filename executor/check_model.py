@@ -1,0 +1,62 @@
+"""Answers whether a job can be trained under a plan: ``python -m penstock.executor.check_model``.
+
+A process of its own, because the agent loads neither torch nor the user's code. It reads one JSON line
+``{model, directory, layers}`` and writes one: ``{"kind": "ready"}``, or ``{"kind": "refused", "reason": …}``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import TextIO
+
+from penstock.schemas.errors import ModelMismatch, PenstockError
+
+_SAMPLES = 2
+
+
+def refuse_other_layers(model: str, has: Sequence[str], planned: Sequence[str]) -> None:
+    """Raise ModelMismatch naming the first layer where the model differs from the plan."""
+    for i, (own, other) in enumerate(zip(has, planned, strict=False)):
+        if own != other:
+            raise ModelMismatch(
+                f"layer {i} of model {model!r} is called {own!r}, the plan has {other!r} there",
+                remedy="profile this model and plan with that profile",
+            )
+    if len(has) != len(planned):
+        raise ModelMismatch(
+            f"model {model!r} has {len(has)} layers, the plan was made for {len(planned)}",
+            remedy="profile this model and plan with that profile",
+        )
+
+
+def check(model: str, directory: str | None, layers: Sequence[str]) -> None:
+    """Import ``model``, compare its layers with the plan's, and run it on the meta device. Raises PenstockError."""
+    from penstock.executor.chain import Chain
+    from penstock.executor.job import load_job
+
+    job = load_job(model, directory)
+    chain = Chain(job)
+    refuse_other_layers(model, chain.names, layers)
+    chain.infer_shapes(range(min(_SAMPLES, job.batch_size)))
+
+
+def main(asked: TextIO, said: TextIO) -> int:
+    """Read the question, write the answer."""
+    question = json.loads(asked.readline())
+    answer: dict[str, object] = {"kind": "ready"}
+    try:
+        check(question["model"], question["directory"], question["layers"])
+    except PenstockError as error:
+        answer = {"kind": "refused", "reason": str(error)}
+    said.write(json.dumps(answer) + "\n")
+    said.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    sys.exit(main(sys.stdin, answers))

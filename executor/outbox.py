@@ -1,0 +1,81 @@
+"""Events on their way to the service: numbered when made, kept until acknowledged, progress condensed.
+
+The service may be away for hours while ranks train. Whatever happens once (prepared, failed, done, a trace) is kept as
+it is; of a rank's progress only the newest waits, beside at most one that was sent and not acknowledged.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
+
+from penstock.schemas.agents import AgentEvent
+
+EventKind = Literal[
+    "prepared", "refused", "store_ready", "started", "progress", "rank_done", "rank_failed", "stopped", "trace"
+]
+
+
+class RankKey(NamedTuple):
+    """A rank of one generation of a run."""
+
+    run: str
+    generation: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outbox:
+    """``events``: numbered and not acknowledged. ``waiting``: newest progress of each rank, not numbered yet."""
+
+    events: tuple[AgentEvent, ...] = ()
+    waiting: Mapping[RankKey, Mapping[str, Any]] = field(default_factory=dict)
+    next_sequence: int = 1
+
+    def tell(self, kind: EventKind, run: str, generation: int, data: Mapping[str, Any]) -> Outbox:
+        """The outbox with one more event; progress that must be read before it goes before it."""
+        box = self
+        if kind in ("rank_done", "rank_failed", "stopped"):
+            only = data["rank"] if kind == "rank_done" else None
+            for key in [key for key in self.waiting if key.run == run and only in (None, key.rank)]:
+                box = box._number_progress(key)
+        return box._append(kind, run, generation, data)
+
+    def tell_progress(self, key: RankKey, data: Mapping[str, Any]) -> Outbox:
+        """The outbox with ``data`` in the place of this rank's older waiting progress."""
+        return replace(self, waiting=dict(self.waiting) | {key: {"rank": key.rank, **data}})
+
+    def acknowledge(self, sequence: int) -> Outbox:
+        """The outbox without the events up to ``sequence``."""
+        return replace(self, events=tuple(event for event in self.events if event.sequence > sequence))
+
+    def take(self, max_bytes: int) -> tuple[Outbox, tuple[AgentEvent, ...]]:
+        """The events to send now, oldest first, about ``max_bytes`` of them, at least one if there is any."""
+        box, sent = self, {_key(event) for event in self.events if event.kind == "progress"}
+        for key in [key for key in self.waiting if key not in sent]:
+            box = box._number_progress(key)
+        chosen: list[AgentEvent] = []
+        size = 0
+        for event in box.events:
+            size += len(json.dumps(event.data))
+            if chosen and size > max_bytes:
+                break
+            chosen.append(event)
+        return box, tuple(chosen)
+
+    def __bool__(self) -> bool:
+        return bool(self.events or self.waiting)
+
+    def _number_progress(self, key: RankKey) -> Outbox:
+        rest = {other: data for other, data in self.waiting.items() if other != key}
+        return replace(self, waiting=rest)._append("progress", key.run, key.generation, self.waiting[key])
+
+    def _append(self, kind: EventKind, run: str, generation: int, data: Mapping[str, Any]) -> Outbox:
+        event = AgentEvent(sequence=self.next_sequence, kind=kind, run=run, generation=generation, data=dict(data))
+        return replace(self, events=(*self.events, event), next_sequence=self.next_sequence + 1)
+
+
+def _key(event: AgentEvent) -> RankKey:
+    return RankKey(event.run, event.generation, event.data["rank"])

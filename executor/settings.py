@@ -1,0 +1,188 @@
+"""What an agent is told: from a TOML file, then ``PENSTOCK_AGENT_…``, then the command line; the later one holds.
+
+.. code-block:: toml
+
+    server = "http://planner:8642"
+    name = "node0"
+    cpu_devices = 2
+    directory = "/srv/training"
+    [models]
+    gpt = "mytrain:job"
+"""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import re
+import socket
+import struct
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Self
+from urllib.parse import urlsplit
+
+from pydantic import Field, model_validator
+
+from penstock.schemas.document import Document
+from penstock.schemas.errors import InvalidDocument
+from penstock.schemas.quantities import Name
+
+PREFIX = "PENSTOCK_AGENT_"
+ANY_MODEL = "*"
+_REFERENCE = re.compile(r"[^\s:]+:[^\s:]+")
+_SIOCGIFADDR = 0x8915
+_TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
+
+AgentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+
+
+class AgentSettings(Document):
+    """Everything an agent needs to know before it speaks with the service."""
+
+    kind: ClassVar[str] = "agent settings"
+
+    name: AgentName = Field(default_factory=socket.gethostname, description="unique among the service's agents")
+    server: str = Field(description="the service's address, http://host:port")
+    cpu_devices: int = Field(
+        default=0, ge=0, le=4096, strict=True, description="0: offer the GPUs that nvidia-smi shows"
+    )
+    cpu_kind: Name = Field(default="cpu", description="what profiles call a CPU device of this machine")
+    models: dict[Name, str] = Field(default_factory=dict, description="key of a model: its job as module:attribute")
+    directory: Path = Field(default=Path(), description="where the training project lies, and where ranks write")
+    interface: str = Field(default="", description="address or network interface of stores and ranks; empty: found")
+    allow_any_model: bool = Field(default=False, strict=True, description="run any module:attribute; loopback only")
+    prepare_limit_s: float = Field(default=300, gt=0, description="how long importing a model may take")
+    stop_grace_s: float = Field(default=5, ge=0, description="between SIGTERM and SIGKILL")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        parts = urlsplit(self.server)
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise ValueError(f"server {self.server!r} is no address; write http://host:port")
+        for key, reference in self.models.items():
+            if not _REFERENCE.fullmatch(reference):
+                raise ValueError(f"model {key!r} is {reference!r}; write module:attribute, such as mytrain:job")
+        if not self.directory.is_dir():
+            raise ValueError(f"directory {str(self.directory)!r} does not exist")
+        if self.allow_any_model and not (is_loopback(parts.hostname) and is_loopback(self.address())):
+            raise ValueError(
+                f"allow_any_model runs any code that a request names, so it needs a loopback server and interface; "
+                f"these are {parts.hostname!r} and {self.address()!r}"
+            )
+        if not self.models and not self.allow_any_model:
+            raise ValueError(
+                "no model is configured, so there is nothing to run; give models = {key = 'module:attribute'}"
+            )
+        return self
+
+    @classmethod
+    def load(
+        cls, path: str | Path | None = None, *, environ: Mapping[str, str], given: Mapping[str, Any] | None = None
+    ) -> Self:
+        """Settings from the file, ``environ`` and ``given`` (None values are not given). Raises InvalidDocument."""
+        data: dict[str, Any] = _read_toml(Path(path)) if path is not None else {}
+        data |= _from_environment(environ)
+        data |= {key: value for key, value in (given or {}).items() if value is not None}
+        return cls.parse(data, origin=repr(str(path)) if path is not None else "")
+
+    def model_keys(self) -> tuple[str, ...]:
+        """What the agent offers; ``*`` where any model may run."""
+        return (*sorted(self.models), *((ANY_MODEL,) if self.allow_any_model else ()))
+
+    def reference(self, model: str) -> str | None:
+        """The job behind a key of the request; None where the configuration has none."""
+        if model in self.models:
+            return self.models[model]
+        return model if self.allow_any_model and _REFERENCE.fullmatch(model) else None
+
+    def address(self) -> str:
+        """The IP address on which stores and ranks of this node are reached."""
+        if not self.interface:
+            return _address_towards(urlsplit(self.server).hostname or "")
+        try:
+            return str(ipaddress.ip_address(self.interface))
+        except ValueError:
+            return interface_address(self.interface)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether ``host`` is this machine's loopback, by name or address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def interface_address(interface: str) -> str:
+    """The IPv4 address of a network interface. ValueError names those that exist."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+        except OSError:
+            known = ", ".join(name for _, name in socket.if_nameindex())
+            raise ValueError(f"interface {interface!r} is neither an address nor one of {known}") from None
+    return socket.inet_ntoa(answer[20:24])
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface that has ``address``: gloo and NCCL are told to bind to it. None when there is none."""
+    if is_loopback(address) and address != "::1":
+        address = "127.0.0.1"
+    for _, name in socket.if_nameindex():
+        try:
+            if interface_address(name) == address:
+                return name
+        except ValueError:
+            continue
+    return None
+
+
+def _address_towards(host: str) -> str:
+    if is_loopback(host):
+        return "127.0.0.1"
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise ValueError(f"no way to {host!r} ({error}); give `interface`, the address of this node") from None
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InvalidDocument(f"cannot read the agent's settings {str(path)!r}: {error}") from None
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    known = set(AgentSettings.model_fields) - {"schema_version"}
+    data: dict[str, Any] = {}
+    for variable, text in sorted(environ.items()):
+        if not variable.startswith(PREFIX):
+            continue
+        field = variable.removeprefix(PREFIX).lower()
+        if field not in known:
+            names = ", ".join(PREFIX + name.upper() for name in sorted(known))
+            raise InvalidDocument(f"{variable} is no setting of an agent; known are {names}")
+        data[field] = _read_variable(variable, field, text)
+    return data
+
+
+def _read_variable(variable: str, field: str, text: str) -> Any:
+    match field:
+        case "models":
+            pairs = [part.partition("=") for part in text.split(",") if part.strip()]
+            return {key.strip(): reference.strip() for key, _, reference in pairs}
+        case "cpu_devices":
+            if not text.isdecimal():
+                raise InvalidDocument(f"{variable} is {text!r}; give a number of devices")
+            return int(text)
+        case "allow_any_model":
+            if text.lower() not in _TRUE | _FALSE:
+                raise InvalidDocument(f"{variable} is {text!r}; give true or false")
+            return text.lower() in _TRUE
+        case _:
+            return text

@@ -1,0 +1,122 @@
+"""What the agent's state machine hears and what it asks for: plain values between `state` and `agent`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from penstock.schemas.agents import SyncReply
+
+
+class Process(NamedTuple):
+    """A child of the agent for one generation of a run; ``rank`` is -1 for the check and the store."""
+
+    kind: Literal["check", "store", "rank"]
+    rank: int = -1
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}" if self.kind == "rank" else self.kind
+
+
+CHECK = Process("check")
+STORE = Process("store")
+
+
+@dataclass(frozen=True, slots=True)
+class Synced:
+    """The service has answered."""
+
+    reply: SyncReply
+
+    def __str__(self) -> str:
+        wishes = [f"{one.run}/{one.generation} {one.phase}" for one in self.reply.assignments]
+        version, ack = self.reply.state_version, self.reply.ack
+        return f"synced: version {version}, ack {ack}, {', '.join(wishes) or 'nothing assigned'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A child has written a JSON line."""
+
+    run: str
+    generation: int
+    process: Process
+    message: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.run}/{self.generation} {self.process} said {self.message.get('kind')}"
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """A child is gone: exit code, negative for a signal, and the last lines of its stderr."""
+
+    run: str
+    generation: int
+    process: Process
+    code: int
+    last_lines: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.run}/{self.generation} {self.process} ended with {self.code}"
+
+    @property
+    def how(self) -> str:
+        """The end in words, with the last line that the child wrote."""
+        how = f"signal {-self.code}" if self.code < 0 else f"exit code {self.code}"
+        return f"{how}: {self.last_lines[-1].strip()}" if self.last_lines else how
+
+
+@dataclass(frozen=True, slots=True)
+class GraceOver:
+    """The time in which a better culprit could have shown itself is over."""
+
+    run: str
+    generation: int
+
+    def __str__(self) -> str:
+        return f"{self.run}/{self.generation} grace is over"
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """The agent has been told to leave."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return f"told to leave: {self.reason}"
+
+
+Stimulus = Synced | Said | Exited | GraceOver | Drain
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start a child; ``arguments`` is the JSON line that it reads."""
+
+    run: str
+    generation: int
+    process: Process
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End every child of this generation: SIGTERM, then SIGKILL."""
+
+    run: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetTimer:
+    """Come back with GraceOver after ``delay_ns``."""
+
+    run: str
+    generation: int
+    delay_ns: int
+
+
+Action = Start | Stop | SetTimer
