@@ -109,11 +109,7 @@ def _uniform(name: str, nodes: int, devices: int, kind: str) -> ClusterTopology:
             kind=kind,
             memory_bytes=facts.memory_bytes,
             context_bytes=facts.context_bytes,
-            fabric=Fabric(
-                form=node.form, bandwidth_bytes_per_s=node.fabric_bytes_per_s, latency_ns=node.fabric_latency_ns
-            )
-            if devices > 1
-            else None,
+            fabric=fabric if devices > 1 else None,
             nic=Fabric(bandwidth_bytes_per_s=nic, latency_ns=node.nic_latency_ns) if nodes > 1 else None,
         ),
         assumptions=(f"links of {kind} nodes at line rate, from the table in penstock.examples.catalogue",),

@@ -1,0 +1,226 @@
+"""A profile without the device: exact parameters, boundaries and stash from the meta device, times from a table.
+
+A layer's time is the sum over its operations of the roofline ``max(FLOPs / reached FLOP/s, bytes / reached bytes/s)``,
+and at least one kernel launch per operation. What a device reaches is stated in `penstock.executor.device_table`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from penstock.executor.chain import Chain
+from penstock.executor.device_table import ANALYTIC_EXPECTED_ERROR, DeviceFacts, Dtype, device_facts
+from penstock.executor.job import Job
+from penstock.executor.meta_cost import FusedAttention, Operation, OperationRecorder, SavedStorages
+from penstock.schemas.errors import InvalidDocument, ModelMismatch
+from penstock.schemas.profile import BoundaryTensor, Layer, LayerMeasurement, Measurement, ModelProfile, ProfileSource
+
+TORCH_DTYPES: dict[Dtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class _LayerCost(NamedTuple):
+    forward: list[Operation]
+    backward: list[Operation]
+    stash_bytes: int
+
+
+class _Run(NamedTuple):
+    costs: list[_LayerCost]
+    boundaries: list[tuple[BoundaryTensor, ...]]
+
+
+def analytic_profile(
+    job: Job,
+    device_kind: str | Sequence[str],
+    micro_batch_sizes: Sequence[int],
+    dtype: Dtype = "fp32",
+    *,
+    progress: Callable[[str], None] | None = None,
+) -> ModelProfile:
+    """The profile of ``job`` on one kind of device, or several, at each micro-batch size (samples).
+
+    The loss belongs to the last layer, as the executor runs it. Raises NotFound for an unknown kind,
+    InvalidDocument for sizes or a dtype that make no sense, ModelMismatch for a model that does not run on the meta
+    device.
+    """
+    kinds = (device_kind,) if isinstance(device_kind, str) else tuple(device_kind)
+    facts = [device_facts(kind) for kind in kinds]
+    sizes = _checked_sizes(micro_batch_sizes)
+    if dtype not in TORCH_DTYPES:
+        raise InvalidDocument(f"the dtype {dtype!r} is none of {', '.join(TORCH_DTYPES)}")
+    chain = Chain(job)
+    modules = [chain.build_layer(i, device="meta").to(TORCH_DTYPES[dtype]) for i in range(len(chain.specs))]
+    runs = []
+    for size in sizes:
+        if progress is not None:
+            progress(f"{job.name}: {len(modules)} layers at {size} samples on the meta device")
+        runs.append(_run(chain, modules, size, TORCH_DTYPES[dtype]))
+    updates = [_update(job, module) for module in modules]
+    return ModelProfile(
+        name=job.name,
+        layers=tuple(
+            Layer(
+                name=spec.name,
+                kind=type(module).__name__,
+                parameter_bytes=parameter_bytes(module),
+                trainable=any(parameter.requires_grad for parameter in module.parameters()),
+                update_ns=_update_ns(update, facts[0]),
+            )
+            for spec, module, update in zip(chain.specs, modules, updates, strict=True)
+        ),
+        boundaries=tuple(runs[-1].boundaries),
+        parameter_dtype=dtype,
+        measurements=tuple(
+            Measurement(
+                device_kind=device.kind,
+                micro_batch_size=size,
+                layers=tuple(_measured(cost, device, dtype) for cost in run.costs),
+            )
+            for device in facts
+            for size, run in zip(sizes, runs, strict=True)
+        ),
+        scaling="measured",
+        assumptions=_assumptions(chain, kinds),
+        source=ProfileSource(
+            method="analytic",
+            description=f"operations on the meta device in {dtype}, times from the table of {', '.join(kinds)}",
+            expected_error=ANALYTIC_EXPECTED_ERROR,
+        ),
+    )
+
+
+def parameter_bytes(module: nn.Module) -> int:
+    """Bytes of a module's parameters, each once."""
+    return sum(parameter.numel() * parameter.itemsize for parameter in module.parameters())
+
+
+def boundary_name(chain: Chain, cut: int, tensor: int) -> str:
+    """A tensor's name in the profile: its writer and its name, so that a tensor keeps it across all cuts."""
+    return f"{chain.specs[chain.writers(cut)[tensor]].name}:{chain.cuts[cut][tensor]}"
+
+
+def _checked_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
+    if not sizes or min(sizes) < 1:
+        raise InvalidDocument(
+            f"the micro-batch sizes {list(sizes)} have to be one or more numbers of at least 1 sample"
+        )
+    return tuple(sorted(set(sizes)))
+
+
+def _run(chain: Chain, modules: list[nn.Module], size: int, dtype: torch.dtype) -> _Run:
+    env = {name: _as(tensor, dtype) for name, tensor in chain.batch_on_meta(range(size)).items()}
+    storages = SavedStorages()
+    costs, boundaries = [], []
+    for i, (spec, module) in enumerate(zip(chain.specs, modules, strict=True)):
+        storages.leave_out([*module.parameters(), *module.buffers()])
+        try:
+            results, cost = _trace_layer(chain, i, module, [env[name] for name in spec.reads], env, storages, size)
+        except ModelMismatch:
+            raise
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            raise ModelMismatch(
+                f"layer {spec.name!r} does not run on the meta device: {why}",
+                remedy="measure the profile instead of computing it",
+            ) from error
+        costs.append(cost)
+        for name, tensor in zip(spec.writes, results, strict=True):
+            env[name] = tensor.detach().requires_grad_(tensor.requires_grad)
+        if i < len(chain.cuts):
+            boundaries.append(
+                tuple(_boundary(boundary_name(chain, i, k), env[name], size) for k, name in enumerate(chain.cuts[i]))
+            )
+    return _Run(costs, boundaries)
+
+
+def _trace_layer(
+    chain: Chain,
+    index: int,
+    module: nn.Module,
+    arguments: list[Tensor],
+    env: dict[str, Tensor],
+    storages: SavedStorages,
+    size: int,
+) -> tuple[tuple[Tensor, ...], _LayerCost]:
+    leaves = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in arguments]
+    for parameter in module.parameters():
+        parameter.grad = torch.empty_like(parameter)
+    with storages.counting() as kept:
+        with FusedAttention(), OperationRecorder() as forward:
+            results = chain.call(index, module, leaves)
+            roots = [tensor for tensor in results if tensor.requires_grad]
+            if index == len(chain.specs) - 1:
+                roots = _loss(chain, env | dict(zip(chain.specs[index].writes, results, strict=True)), size) or roots
+        stash_bytes = kept()
+    with OperationRecorder() as backward:
+        if roots:
+            torch.autograd.backward(roots, [torch.empty_like(root) for root in roots])
+    return results, _LayerCost(forward.operations, backward.operations, stash_bytes)
+
+
+def _loss(chain: Chain, env: dict[str, Tensor], size: int) -> list[Tensor]:
+    _, targets = chain.job.batch(0, range(size))
+    total, _ = chain.job.loss({name: env[name] for name in chain.outputs}, _to_meta(targets))
+    return [total] if total.requires_grad else []
+
+
+def _to_meta(targets: Any) -> Any:
+    return torch.utils._pytree.tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf, targets)
+
+
+def _update(job: Job, module: nn.Module) -> list[Operation]:
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    if not parameters:
+        return []
+    optimizer = job.optimizer(parameters)
+    for parameter in parameters:
+        parameter.grad = torch.empty_like(parameter)
+    optimizer.step()
+    with OperationRecorder() as recorder:
+        optimizer.step()
+    operations: list[Operation] = recorder.operations
+    return operations
+
+
+def _measured(cost: _LayerCost, device: DeviceFacts, dtype: Dtype) -> LayerMeasurement:
+    return LayerMeasurement(
+        forward_ns=_time_ns(cost.forward, device, dtype),
+        backward_ns=_time_ns(cost.backward, device, dtype),
+        stash_bytes=cost.stash_bytes,
+    )
+
+
+def _time_ns(operations: Iterable[Operation], device: DeviceFacts, dtype: Dtype) -> int:
+    flops_per_s, bytes_per_s, launch_s = device.flops_per_s(dtype), device.bytes_per_s(), device.launch_ns / 1e9
+    seconds = sum(max(launch_s, op.flops / flops_per_s, op.bytes / bytes_per_s) for op in operations)
+    return math.ceil(seconds * 1e9)
+
+
+def _update_ns(operations: list[Operation], device: DeviceFacts) -> int:
+    """Memory traffic of the step: accelerators run it over all parameters at once, so launches do not count."""
+    return math.ceil(sum(op.bytes for op in operations) / device.bytes_per_s() * 1e9)
+
+
+def _boundary(name: str, tensor: Tensor, rows: int) -> BoundaryTensor:
+    size = -(-tensor.numel() * tensor.itemsize // rows)
+    return BoundaryTensor(
+        name=name, bytes_per_sample=size, gradient_bytes_per_sample=size if tensor.requires_grad else 0
+    )
+
+
+def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def _assumptions(chain: Chain, kinds: tuple[str, ...]) -> tuple[str, ...]:
+    inputs = sorted({name for names in chain.inputs for name in names})
+    return (
+        f"model inputs, delivered by the batch and crossing no cut: {', '.join(inputs) or 'none'}",
+        f"update_ns is one step of the job's optimizer on {kinds[0]}",
+        "the loss belongs to the last layer; attention runs as a fused kernel",
+    )

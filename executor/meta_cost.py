@@ -1,0 +1,139 @@
+"""What a layer costs, found without running it: its operations on the meta device, one by one.
+
+Each ATen operation is recorded with its floating-point operations (torch's own flop formulas) and the bytes it has to
+read and write; views cost nothing. Attention is recorded as the fused kernel that accelerators run (FlashAttention),
+which keeps no matrix of positions by positions.
+
+.. [1] Williams, Waterman, Patterson, Roofline (CACM 2009): time is bound by arithmetic or by memory traffic.
+.. [2] Dao et al., FlashAttention (2022), section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+_aten = torch.ops.aten
+_GATHERS = {_aten.embedding, _aten.index_select, _aten.index, _aten.gather}
+_FREE = {_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty, _aten.new_empty_strided}
+
+
+class Operation(NamedTuple):
+    """One kernel: floating-point operations, and bytes read and written."""
+
+    flops: int
+    bytes: int
+
+
+class OperationRecorder(TorchDispatchMode):
+    """Records every operation that runs inside it in ``operations``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[Operation] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        traffic = _traffic(func, args, kwargs or {}, result)
+        formula = flop_registry.get(func.overloadpacket)
+        flops = int(formula(*args, **(kwargs or {}), out_val=result)) if formula else 0
+        if traffic or flops:
+            self.operations.append(Operation(flops, traffic))
+        return result
+
+
+class FusedAttention(TorchFunctionMode):
+    """Replaces scaled dot-product attention by its fused kernel; the meta device would choose the plain one."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is functional.scaled_dot_product_attention:
+            return _fused_attention(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+class SavedStorages:
+    """The storages that autograd keeps from forward to backward, each once; some are left out."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, Any] = {}
+
+    def leave_out(self, tensors: Iterable[Tensor]) -> None:
+        """Do not count the storages of ``tensors``: parameters and buffers."""
+        for tensor in tensors:
+            self._note(tensor)
+
+    @contextmanager
+    def counting(self) -> Iterator[Callable[[], int]]:
+        """Inside it, saved tensors are noted; the function it gives says how many bytes were new."""
+        total = 0
+
+        def pack(tensor: Tensor) -> Tensor:
+            nonlocal total
+            total += self._note(tensor)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            yield lambda: total
+
+    def _note(self, tensor: Tensor) -> int:
+        storage = tensor.untyped_storage()
+        if storage._cdata in self._seen:
+            return 0
+        self._seen[storage._cdata] = storage
+        return storage.nbytes()
+
+
+def _fused_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    if attn_mask is None:
+        out: Tensor = _aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
+        return out
+    if enable_gqa:
+        groups = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    bias = attn_mask.to(query.dtype).expand(*query.shape[:-1], key.shape[-2])
+    masked: Tensor = _aten._scaled_dot_product_efficient_attention(
+        query, key, value, bias, True, dropout_p, is_causal, scale=scale
+    )[0]
+    return masked
+
+
+def _traffic(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
+    if func.is_view or func.overloadpacket in _FREE:
+        return 0
+    read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    written = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+    if not func._schema.is_mutable:
+        sources = {tensor.untyped_storage()._cdata for tensor in read}
+        written = [tensor for tensor in written if tensor.untyped_storage()._cdata not in sources]
+        if not written:
+            return 0
+    elif not written:
+        written = read[:1]
+    out = sum(map(_size, written))
+    return 2 * out if func.overloadpacket in _GATHERS else out + sum(map(_size, read))
+
+
+def _size(tensor: Tensor) -> int:
+    return min(tensor.numel() * tensor.itemsize, tensor.untyped_storage().nbytes())
