@@ -5,8 +5,9 @@ carries the complete list of assignments: a run that is no longer listed is forg
 if any are left). A sync is answered at once when it carries events, when ``hold`` is false or when the version that
 the agent has seen is not the present one; otherwise on the next change, or after 20 s. A second sync of the same
 incarnation releases the one that is still held. Events are numbered from 1 in each incarnation, kept by the agent
-until they are acknowledged, and may be sent twice. A name whose other incarnation is alive gets 409 (``conflict``); an agent that the service does not know
-(a fresh database) is simply taken up again.
+until they are acknowledged, and may be sent twice. A name whose other incarnation is alive gets 409 (``conflict``):
+one that is held, or spoke in the last ten seconds and has not said that it is ``leaving``. An agent that the service
+does not know (a fresh database) is simply taken up.
 
 A run goes: ``prepare`` → every agent says ``prepared`` and the one that hosts the store ``store_ready`` → ``start``
 (with ``store_address``) → ``started``, ``progress``, ``trace``, ``rank_done`` per rank → no longer listed. A failure
@@ -65,6 +66,7 @@ class SyncRequest(Part):
     address: Name = Field(description="where other agents reach this node's store and ranks")
     events: tuple[AgentEvent, ...] = ()
     hold: bool = Field(default=True, description="answer only on change, after 20 s at the latest")
+    leaving: bool = Field(default=False, description="the last call of this incarnation: its name is free afterwards")
 
 
 class RankAssignment(Part):
