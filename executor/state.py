@@ -230,8 +230,8 @@ def _stopped(state: State, run: str, actions: list[Action]) -> State:
 
 
 def _forget_if_over(state: State, run: str) -> State:
-    record = state.runs[run]
-    if record.listed or record.phase is not Phase.STOPPED:
+    record = state.runs.get(run)
+    if record is None or record.listed or record.phase is not Phase.STOPPED:
         return state
     return replace(state, runs={name: other for name, other in state.runs.items() if name != run})
 
