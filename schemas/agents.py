@@ -30,10 +30,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.schemas.document import Part
-from penstock.schemas.quantities import Bytes, ContentHash, Count, Name
+from penstock.schemas.quantities import Bytes, ContentHash, Count, Name, Nanoseconds
+from penstock.schemas.trace import RankTrace
 
 
 class AgentDevice(Part):
@@ -54,6 +55,73 @@ class AgentEvent(Part):
     run: str
     generation: Count
     data: dict[str, Any] = Field(default_factory=dict)
+
+
+class EventData(BaseModel):
+    """What an event carries; fields that this service does not know are for a later one."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+class Refused(EventData):
+    """Why this node cannot run the programs."""
+
+    reason: str
+
+
+class StoreReady(EventData):
+    """Where the store of this generation listens."""
+
+    address: Name
+
+
+class Progress(EventData):
+    """The newest step of a rank; loss over the global batch, null where the rank does not know it."""
+
+    rank: Count
+    step: Count
+    loss: float | None = None
+    time_ns: Nanoseconds | None = None
+
+
+class Traced(EventData):
+    """One traced step of one rank."""
+
+    rank_trace: RankTrace
+
+
+class RankDone(EventData):
+    """All steps of a rank."""
+
+    rank: Count
+    losses: tuple[float | None, ...] | None = None
+    step_times_ns: tuple[Nanoseconds, ...] | None = None
+    gradient_check: float | None = None
+    peak_memory_bytes: Bytes | None = None
+
+
+class RankFailed(EventData):
+    """The first rank that failed on an agent."""
+
+    rank: Count
+    reason: str
+    instruction: str | None = None
+    signal: int | None = None
+    exit_code: int | None = None
+    last_lines: tuple[str, ...] = ()
+
+
+EVENT_DATA: dict[str, type[EventData]] = {
+    "prepared": EventData,
+    "refused": Refused,
+    "store_ready": StoreReady,
+    "started": EventData,
+    "progress": Progress,
+    "trace": Traced,
+    "rank_done": RankDone,
+    "rank_failed": RankFailed,
+    "stopped": EventData,
+}
 
 
 class SyncRequest(Part):

@@ -1,0 +1,176 @@
+"""The service's end of the sync protocol (``schemas.agents``): who is there, what they report, what they shall do."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from anyio.to_thread import run_sync
+
+from penstock.schemas.agents import AgentOut, SyncReply, SyncRequest
+from penstock.schemas.errors import Conflict
+from penstock.service.database import Database, agents, iso, now_ms, run_agents
+from penstock.service.notifier import Listener, Notifier
+from penstock.service.runs import Runs
+
+RETRY_S = 10.0
+"""An agent in good health calls again within a few seconds."""
+
+
+@dataclass
+class Contact:
+    """What this process has seen of an incarnation; ``held`` is its call that waits."""
+
+    incarnation: str
+    last: float
+    calls: int = 0
+    held: Listener | None = None
+    gone: bool = False
+
+    def alive(self) -> bool:
+        """Whether it may be there: its name is taken."""
+        return self.held is not None or (not self.gone and time.monotonic() - self.last < RETRY_S)
+
+
+class Agents:
+    """The registry of agents. Its coroutines belong to one event loop."""
+
+    def __init__(self, database: Database, notifier: Notifier, runs: Runs, *, hold_s: float, timeout_s: float) -> None:
+        self._database, self._notifier, self._runs = database, notifier, runs
+        self._hold_s, self._timeout_s = hold_s, timeout_s
+        self._started = time.monotonic()
+        self._contacts: dict[str, Contact] = {}
+
+    async def sync(self, agent_id: str, request: SyncRequest, hung_up: Callable[[], Awaitable[None]]) -> SyncReply:
+        """One call of an agent; ``hung_up`` returns when its connection is gone.
+
+        Raises Conflict when another incarnation of the name is alive.
+        """
+        contact = self._meet(agent_id, request.incarnation)
+        contact.calls += 1
+        call = contact.calls
+        with self._notifier.listen(f"agent:{agent_id}") as listener:
+            reply = await run_sync(self._accept, agent_id, request)
+            if request.leaving:
+                contact.gone = True
+            if request.leaving or request.events or not request.hold or reply.state_version != request.state_version:
+                return reply
+            if call == contact.calls:
+                await self._hold(contact, listener, hung_up)
+        return await run_sync(self._reply, agent_id)
+
+    async def watch(self) -> None:
+        """Fail the runs of agents that have gone silent; for ever."""
+        while True:
+            await asyncio.sleep(min(5.0, self._timeout_s / 4))
+            for agent_id in await run_sync(self._silent):
+                await run_sync(self._runs.agent_lost, agent_id, f"was silent for more than {self._timeout_s:.0f} s")
+
+    def everybody(self) -> list[AgentOut]:
+        """All agents that were ever here, by name."""
+        with self._database.read() as connection:
+            rows = connection.execute(sa.select(agents).order_by(agents.c.id)).mappings().all()
+            held = connection.execute(
+                sa.select(run_agents.c.agent, run_agents.c.run_id)
+                .where(run_agents.c.phase != "released")
+                .order_by(run_agents.c.run_id)
+            ).all()
+        return [
+            AgentOut(
+                id=row["id"],
+                incarnation=row["incarnation"],
+                alive=(contact := self._contacts.get(row["id"])) is not None and contact.alive(),
+                last_seen=iso(row["last_seen_ms"]),
+                address=row["address"],
+                devices=row["devices"],
+                models=row["models"],
+                runs=tuple(run for agent, run in held if agent == row["id"]),
+            )
+            for row in rows
+        ]
+
+    async def _hold(self, contact: Contact, listener: Listener, hung_up: Callable[[], Awaitable[None]]) -> None:
+        """Wait for a change, a newer call, the end of the hold, or the end of the connection."""
+        if contact.held is not None:
+            contact.held.wake()
+        contact.held = listener
+        gone = asyncio.ensure_future(hung_up())
+        news = asyncio.ensure_future(listener.wait(self._hold_s))
+        try:
+            await asyncio.wait({gone, news}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if contact.held is listener:
+                contact.held = None
+                contact.gone = gone.done() and not news.done()
+            for task in (gone, news):
+                task.cancel()
+            contact.last = time.monotonic()
+
+    def _meet(self, agent_id: str, incarnation: str) -> Contact:
+        contact = self._contacts.get(agent_id)
+        if contact is not None and contact.incarnation == incarnation:
+            contact.last, contact.gone = time.monotonic(), False
+            return contact
+        if contact is not None and contact.alive():
+            raise Conflict(
+                f"agent {agent_id!r} is alive in another incarnation, {contact.incarnation!r}",
+                remedy=f"give this agent another name, or end the other one and wait {RETRY_S:.0f} s",
+            )
+        self._contacts[agent_id] = contact = Contact(incarnation, time.monotonic())
+        return contact
+
+    def _accept(self, agent_id: str, request: SyncRequest) -> SyncReply:
+        """Store who called and what happened, in one transaction, and say what is wanted."""
+        offer = {
+            "incarnation": request.incarnation,
+            "devices": [device.model_dump() for device in request.devices],
+            "models": list(request.models),
+            "address": request.address,
+            "last_seen_ms": now_ms(),
+        }
+        changed: set[str] = set()
+        with self._database.write() as connection:
+            here = agents.c.id == agent_id
+            row = connection.execute(sa.select(agents).where(here)).mappings().first()
+            ack = 0
+            if row is None:
+                connection.execute(agents.insert().values(id=agent_id, ack=0, state_version=now_ms(), **offer))
+            elif row["incarnation"] != request.incarnation:
+                changed |= self._runs.lose_agent(connection, agent_id, "was started anew", replaced=True)
+                connection.execute(agents.update().where(here).values(ack=0, **offer))
+            else:
+                ack = row["ack"]
+                connection.execute(agents.update().where(here).values(**offer))
+            for event in request.events:
+                if event.sequence > ack:
+                    changed |= self._runs.take(connection, agent_id, event)
+                    ack = event.sequence
+            if request.events:
+                connection.execute(agents.update().where(here).values(ack=ack))
+            reply = self._runs.reply(connection, agent_id)
+        for topic in changed:
+            self._notifier.publish(topic)
+        return reply
+
+    def _reply(self, agent_id: str) -> SyncReply:
+        with self._database.read() as connection:
+            return self._runs.reply(connection, agent_id)
+
+    def _silent(self) -> list[str]:
+        """Agents with a run whom nobody has heard of for too long, counting from the start of this service."""
+        with self._database.read() as connection:
+            busy = connection.scalars(
+                sa.select(run_agents.c.agent).distinct().where(run_agents.c.phase.not_in(("released", "stop")))
+            ).all()
+        now = time.monotonic()
+
+        def silent(agent_id: str) -> bool:
+            contact = self._contacts.get(agent_id)
+            last = contact.last if contact is not None else self._started
+            held = contact is not None and contact.held is not None
+            return not held and now - last > self._timeout_s
+
+        return sorted(agent_id for agent_id in busy if silent(agent_id))

@@ -1,0 +1,212 @@
+"""A process that has imported the solvers and forks one child per task.
+
+Python's own forkserver makes each child import the parent's ``__main__`` again and lets a child outlive the death of
+its grandparent; this one does neither. The service and the forkserver share a socket: a request carries two
+descriptors, the child's end of its pipe and one on which the forkserver writes the child's process id and, later,
+its exit status. When the service dies in any way the socket closes, the forkserver ends, and the kernel kills its
+children (``PR_SET_PDEATHSIG``). The forkserver runs one thread and never a parallel kernel, so that forking is safe.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NoReturn
+
+from penstock.schemas.errors import Unreachable
+
+PRELOAD = ("penstock.api", "penstock.service.solve_child")
+_PR_SET_PDEATHSIG = 1
+
+
+class Child:
+    """One task's process, seen from the service."""
+
+    def __init__(self, pid: int, pipe: socket.socket, status: socket.socket) -> None:
+        self.pid = pid
+        self.pipe = pipe
+        self._status = status
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the child and whatever it started."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+    def wait(self, timeout_s: float) -> int | None:
+        """The exit status (negative: the signal that killed it), or None when it is not over in time.
+
+        Raises Unreachable when the forkserver itself is gone.
+        """
+        self._status.settimeout(timeout_s)
+        try:
+            text = self._status.recv(64)
+        except TimeoutError:
+            return None
+        if not text:
+            raise Unreachable("the forkserver has died, and its children with it")
+        return int(text)
+
+    def close(self) -> None:
+        """Forget the child."""
+        self.pipe.close()
+        self._status.close()
+
+
+class Forkserver:
+    """Starts children. Safe to use from several threads."""
+
+    def __init__(self, preload: Sequence[str] = PRELOAD) -> None:
+        self._preload = preload
+        self._lock = threading.Lock()
+        self._control: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the process; it imports in the background, and the first child waits for that."""
+        with self._lock:
+            self._start()
+
+    def spawn(self) -> Child:
+        """Fork a child that waits for its task. Raises Unreachable when that fails twice."""
+        with self._lock:
+            for _ in range(2):
+                if self._process is None or self._process.poll() is not None:
+                    self._start()
+                try:
+                    return self._spawn()
+                except OSError:
+                    self._stop()
+        raise Unreachable("no process can be started to solve in", remedy="look at the service's log and its memory")
+
+    def stop(self) -> None:
+        """End the process, and with it every child."""
+        with self._lock:
+            self._stop()
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "penstock.service.forkserver", str(theirs.fileno()), *self._preload],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+                env={**os.environ, "NUMBA_THREADING_LAYER": "workqueue"},
+            )
+        self._control = ours
+
+    def _stop(self) -> None:
+        if self._control is not None:
+            self._control.close()
+        if self._process is not None:
+            try:
+                self._process.wait(2)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._control = self._process = None
+
+    def _spawn(self) -> Child:
+        assert self._control is not None
+        pipe, child_pipe = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        status, child_status = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with child_pipe, child_status:
+            socket.send_fds(self._control, [b"fork"], [child_pipe.fileno(), child_status.fileno()])
+        pid = status.recv(64)
+        if not pid:
+            pipe.close()
+            status.close()
+            raise OSError("the forkserver has died")
+        return Child(int(pid), pipe, status)
+
+
+# ---- in the forkserver's own process ---------------------------------------------------------------------------------
+
+
+def main(control_fd: int, preload: Sequence[str]) -> None:
+    """Import, then fork on request until the service is gone."""
+    control = socket.socket(fileno=control_fd)
+    wake_read, wake_write = socket.socketpair()
+    for end in (wake_read, wake_write):
+        end.setblocking(False)
+    signal.set_wakeup_fd(wake_write.fileno(), warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    for module in preload:
+        with suppress(ImportError):  # the child meets the same error and reports it with its task
+            importlib.import_module(module)
+    running: dict[int, socket.socket] = {}
+    with selectors.DefaultSelector() as selector:
+        selector.register(control, selectors.EVENT_READ)
+        selector.register(wake_read, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is wake_read:
+                    wake_read.recv(4096)
+                    _reap(running)
+                elif not _fork(control, running, (wake_read, wake_write)):
+                    return
+
+
+def _fork(control: socket.socket, running: dict[int, socket.socket], ours: Sequence[socket.socket]) -> bool:
+    message, descriptors, _, _ = socket.recv_fds(control, 16, 2)
+    if not message:
+        return False
+    pipe, status = (socket.socket(fileno=fd) for fd in descriptors)
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        for end in (control, status, *ours, *running.values()):
+            end.close()
+        _child(pipe, parent)
+    pipe.close()
+    with suppress(ProcessLookupError, PermissionError):
+        os.setpgid(pid, pid)
+    status.send(str(pid).encode())
+    running[pid] = status
+    return True
+
+
+def _reap(running: dict[int, socket.socket]) -> None:
+    while running:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        with running.pop(pid) as end, suppress(OSError):
+            end.send(str(os.waitstatus_to_exitcode(status)).encode())
+
+
+def _child(pipe: socket.socket, parent: int) -> NoReturn:
+    code = 1
+    try:
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            return
+        os.setpgid(0, 0)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        from penstock.service.solve_child import serve
+
+        with pipe, pipe.makefile("rwb") as stream:
+            serve(stream, stream)
+        code = 0
+    except BrokenPipeError:
+        pass
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2:])

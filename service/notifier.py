@@ -1,0 +1,71 @@
+"""Wakes the endpoints that wait: one asyncio notifier per process, no thread held while waiting."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Notifier:
+    """Topics (``job:<id>``, ``agent:<name>``, ``run:<id>``) and who listens to them."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._listeners: dict[str, set[asyncio.Event]] = {}
+        self.closed = False
+
+    def bind(self) -> None:
+        """Belong to the running loop."""
+        self._loop = asyncio.get_running_loop()
+        self.closed = False
+
+    def close(self) -> None:
+        """Wake everybody for the last time: the service ends."""
+        self.closed = True
+        for topic in list(self._listeners):
+            self._wake(topic)
+
+    def publish(self, topic: str) -> None:
+        """Say from any thread that something about a topic has changed."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._wake, topic)
+
+    @contextmanager
+    def listen(self, topic: str) -> Iterator[Listener]:
+        """Listen from now on; look at the state afterwards, so that nothing is missed in between."""
+        event = asyncio.Event()
+        self._listeners.setdefault(topic, set()).add(event)
+        try:
+            yield Listener(event)
+        finally:
+            listeners = self._listeners[topic]
+            listeners.discard(event)
+            if not listeners:
+                del self._listeners[topic]
+
+    def _wake(self, topic: str) -> None:
+        for event in self._listeners.get(topic, ()):
+            event.set()
+
+
+class Listener:
+    """One waiter."""
+
+    def __init__(self, event: asyncio.Event) -> None:
+        self._event = event
+
+    def wake(self) -> None:
+        """End this waiter's wait, and nobody else's. For the loop's own thread."""
+        self._event.set()
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Wait for the next change; False when the time is up first."""
+        if timeout_s <= 0:
+            return False
+        try:
+            await asyncio.wait_for(self._event.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        self._event.clear()
+        return True

@@ -1,0 +1,111 @@
+"""Every error as problem details (RFC 9457, ``application/problem+json``); no traceback ever leaves the service."""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+from starlette.routing import Match
+
+from penstock.schemas.document import faults_of
+from penstock.schemas.errors import PenstockError
+from penstock.schemas.jobs import FaultOut, ProblemDetails
+
+MEDIA_TYPE = "application/problem+json"
+
+log = logging.getLogger("penstock.service")
+
+
+class TooLarge(PenstockError):
+    """A body beyond the configured size."""
+
+    title = "The body is too large"
+    code = "too-large"
+    status = 413
+    exit_code = 65
+
+
+def problem_response(problem: ProblemDetails, headers: dict[str, str] | None = None) -> Response:
+    """The response for a problem."""
+    body = problem.model_dump_json(exclude_none=True)
+    return Response(body, problem.status, media_type=MEDIA_TYPE, headers=headers)
+
+
+def install(app: FastAPI) -> None:
+    """Make the app answer every error with problem details."""
+    app.add_exception_handler(PenstockError, _on_ours)
+    app.add_exception_handler(RequestValidationError, _on_parameters)
+    app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(Exception, _on_anything)
+
+
+async def _on_ours(request: Request, error: Exception) -> Response:
+    assert isinstance(error, PenstockError)
+    if error.status >= 500:
+        log.error("%s %s: %s", request.method, request.url.path, error)
+    return problem_response(ProblemDetails.of(error).model_copy(update={"instance": request.url.path}))
+
+
+async def _on_parameters(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    faults = faults_of(error.errors())
+    return problem_response(
+        ProblemDetails(
+            title="The parameters are not valid",
+            status=422,
+            code="invalid-parameters",
+            detail="; ".join(f"{fault.pointer}: {fault.detail}" for fault in faults),
+            errors=tuple(FaultOut.of(fault) for fault in faults),
+            instance=request.url.path,
+        )
+    )
+
+
+async def _on_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    headers = dict(error.headers or {})
+    detail, remedy = str(error.detail), None
+    if error.status_code == 404:
+        detail, remedy = f"there is nothing at {request.url.path}", "/docs lists what there is"
+    elif error.status_code == 405:
+        headers["Allow"] = ", ".join(allowed := _allowed_methods(request))
+        detail = f"{request.url.path} takes {' and '.join(allowed)}, not {request.method}"
+    return problem_response(
+        ProblemDetails(
+            title=HTTPStatus(error.status_code).phrase,
+            status=error.status_code,
+            code=HTTPStatus(error.status_code).phrase.lower().replace(" ", "-"),
+            detail=detail,
+            remedy=remedy,
+            instance=request.url.path,
+        ),
+        headers,
+    )
+
+
+async def _on_anything(request: Request, error: Exception) -> Response:
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return problem_response(
+        ProblemDetails(
+            title="Penstock failed",
+            status=500,
+            code="internal",
+            detail="this is a fault of the service, not of the request; its log has the reason",
+            instance=request.url.path,
+        )
+    )
+
+
+def _allowed_methods(request: Request) -> list[str]:
+    """The methods of all routes at this path; Starlette names those of the first one only."""
+    methods: set[str] = set()
+    scope: dict[str, Any] = dict(request.scope)
+    for route in request.app.routes:
+        if route.matches(scope)[0] != Match.NONE:
+            methods |= set(getattr(route, "methods", None) or ())
+    return sorted(methods)

@@ -1,0 +1,150 @@
+"""Documents by their content hash, and the answers to requests that were asked before.
+
+A request is stored with its profile and topology as hashes, under the hash of the request with both inline: that is
+the address that a plan names. Everything here is immutable, so nothing is ever written twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+
+from penstock.schemas.document import Document
+from penstock.schemas.errors import NotFound
+from penstock.schemas.plan import Plan, PlanFile
+from penstock.schemas.profile import ModelProfile
+from penstock.schemas.request import PlanRequest
+from penstock.schemas.topology import ClusterTopology
+from penstock.service.database import Database, answers, documents, now_ms
+
+D = TypeVar("D", bound=Document)
+
+WHERE_TO_POST = {
+    "profile": "POST the profile to /v1/profiles first",
+    "topology": "POST the topology to /v1/topologies first",
+    "plan": "POST a request to /v1/plans first; its job names the plan's hash",
+    "plan request": "POST the request to /v1/plans first",
+}
+
+
+class Store:
+    """Content-addressed documents in the database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.profile = lru_cache(maxsize=32)(self._profile)
+        self.topology = lru_cache(maxsize=32)(self._topology)
+
+    def put(self, document: Document) -> str:
+        """Keep a document; return its address."""
+        body = document.canonical_json()
+        address = "sha256:" + hashlib.sha256(body).hexdigest()
+        self._insert({address: (document.kind, body)})
+        return address
+
+    def put_request(self, request: PlanRequest, address: str) -> None:
+        """Keep a request whose documents are inline under ``address``, its content hash."""
+        assert isinstance(request.profile, ModelProfile)
+        assert isinstance(request.topology, ClusterTopology)
+        parts = {"profile": request.profile, "topology": request.topology}
+        rows: dict[str, tuple[str, bytes]] = {}
+        for part in parts.values():
+            body = part.canonical_json()
+            rows["sha256:" + hashlib.sha256(body).hexdigest()] = (part.kind, body)
+        referring = request.model_copy(update=dict(zip(parts, rows, strict=True)))
+        self._insert({**rows, address: (request.kind, referring.canonical_json())})
+
+    def body(self, kind: str, address: str) -> bytes:
+        """The canonical JSON at an address. Raises NotFound naming what to POST first."""
+        query = sa.select(documents.c.body).where(documents.c.hash == address, documents.c.kind == kind)
+        with self._database.read() as connection:
+            body = connection.scalar(query)
+        if body is None:
+            raise NotFound(f"no {kind} is stored under {address!r}", remedy=WHERE_TO_POST[kind])
+        return bytes(body)
+
+    def resolve(self, request: PlanRequest) -> PlanRequest:
+        """The request with profile and topology inline, and checked as if they had been inline from the start."""
+        if isinstance(request.profile, ModelProfile) and isinstance(request.topology, ClusterTopology):
+            return request
+        inline: dict[str, Any] = {}
+        if isinstance(request.profile, str):
+            inline["profile"] = self.profile(request.profile)
+        if isinstance(request.topology, str):
+            inline["topology"] = self.topology(request.topology)
+        fields = {name: getattr(request, name) for name in PlanRequest.model_fields}
+        return PlanRequest.parse(fields | inline)
+
+    def plan(self, address: str) -> Plan:
+        """A stored plan."""
+        return Plan.model_validate_json(self.body("plan", address))
+
+    def plan_file_body(self, plan_address: str) -> bytes:
+        """A stored plan with its request inline, as JSON."""
+        plan = self.body("plan", plan_address)
+        return self._file_body(plan, json.loads(plan)["request_hash"])
+
+    def plan_file(self, plan_address: str) -> PlanFile:
+        """A stored plan with its request inline."""
+        return PlanFile.model_validate_json(self.plan_file_body(plan_address))
+
+    def file_of(self, plan: Plan) -> PlanFile:
+        """A plan, stored or not, with its stored request inline."""
+        return PlanFile.model_validate_json(self._file_body(plan.canonical_json(), plan.request_hash))
+
+    def request(self, address: str) -> PlanRequest:
+        """A stored request with its documents inline."""
+        return self.resolve(PlanRequest.model_validate_json(self.body("plan request", address)))
+
+    def answer(self, cache_key: str) -> bytes | None:
+        """The finished job that answers a request, as the JSON that is sent; None when it was never asked."""
+        with self._database.read() as connection:
+            body = connection.scalar(sa.select(answers.c.body).where(answers.c.cache_key == cache_key))
+        return None if body is None else bytes(body)
+
+    def put_answer(self, cache_key: str, job_id: str, body: bytes) -> None:
+        """Keep the answer of a job; the first one stays."""
+        row = {"cache_key": cache_key, "job_id": job_id, "body": body, "created_ms": now_ms()}
+        with self._database.write() as connection:
+            known = connection.scalar(sa.select(answers.c.job_id).where(answers.c.cache_key == cache_key))
+            if known is None:
+                connection.execute(answers.insert().values(**row))
+
+    def _file_body(self, plan: bytes, request_address: str) -> bytes:
+        request = json.loads(self.body("plan request", request_address))
+        profile = self.body("profile", request.pop("profile"))
+        topology = self.body("topology", request.pop("topology"))
+        rest = json.dumps(request, separators=(",", ":")).encode()
+        return b'{"schema_version":1,"plan":%b,"request":{"profile":%b,"topology":%b,%b}' % (
+            plan,
+            profile,
+            topology,
+            rest[1:] + b"}",
+        )
+
+    def _insert(self, rows: dict[str, tuple[str, bytes]]) -> None:
+        with self._database.read() as connection:
+            known = set(connection.scalars(sa.select(documents.c.hash).where(documents.c.hash.in_(list(rows)))))
+        missing = rows.keys() - known
+        if not missing:
+            return
+        with self._database.write() as connection:
+            known = set(connection.scalars(sa.select(documents.c.hash).where(documents.c.hash.in_(list(missing)))))
+            for address in sorted(missing - known):
+                kind, body = rows[address]
+                connection.execute(documents.insert().values(hash=address, kind=kind, body=body, created_ms=now_ms()))
+
+    def _profile(self, address: str) -> ModelProfile:
+        return ModelProfile.model_validate_json(self.body("profile", address))
+
+    def _topology(self, address: str) -> ClusterTopology:
+        return ClusterTopology.model_validate_json(self.body("topology", address))
+
+
+def cache_key(request_hash: str, versions: dict[str, str]) -> str:
+    """The key of an answer: the request, with all its defaults and its seed, and what would compute it."""
+    return hashlib.sha256(json.dumps([request_hash, versions], sort_keys=True).encode()).hexdigest()
