@@ -1,0 +1,396 @@
+"""Start times by an event heap, for channels and links that several transfers want (DESIGN 6; ALGORITHMS A.1).
+
+At one instant: first everything that ends is ended, then waiting transfers start in the order of (ready time, stage,
+direction, micro-batch), each if all its resources are free (a blocked one reserves nothing), then lanes start;
+again while something of zero duration ended. A blocked user of resources waits in the heap of one busy resource
+and is looked at again when that resource is freed, so an event costs the logarithm of what waits.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+
+from penstock.solvers.kernels.heap import pop, push
+from penstock.solvers.kernels.inorder import lead_column
+
+OPERATION, SENT, READY, REDUCED = 0, 1, 2, 3
+EVENTS, FRESH, FREED, CANDIDATES, TOUCHED = 0, 1, 2, 3, 4
+NOWHERE, ON_ITS_WAY = -2, -1
+SHIFT = 32
+MASK = (1 << 32) - 1
+
+
+class State(NamedTuple):
+    """Everything that changes while events run; ``size`` counts the entries of the lists and heaps."""
+
+    size: np.ndarray
+    event_time: np.ndarray
+    event_code: np.ndarray
+    position: np.ndarray
+    time: np.ndarray
+    busy: np.ndarray
+    start: np.ndarray
+    done: np.ndarray
+    arrived: np.ndarray
+    sent: np.ndarray
+    order: np.ndarray
+    head: np.ndarray
+    tail: np.ndarray
+    where: np.ndarray
+    taken: np.ndarray
+    watch_first: np.ndarray
+    watch_second: np.ndarray
+    watch_size: np.ndarray
+    fresh: np.ndarray
+    freed: np.ndarray
+    candidate_first: np.ndarray
+    candidate_second: np.ndarray
+    touched: np.ndarray
+    is_touched: np.ndarray
+    bucket: np.ndarray
+    bucket_ready: np.ndarray
+    bucket_start: np.ndarray
+    lanes_left: np.ndarray
+
+
+@numba.njit(cache=True)
+def run_events(flows: Any, lanes: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """(position and time reached by each lane, operation starts, transfer starts, order of each flow, bucket starts).
+
+    A lane whose position is below its number of operations is blocked for ever.
+    """
+    state = _new_state(flows, lanes)
+    num_lanes = lanes.lane_start.size - 1
+    for lane in range(num_lanes):
+        _touch(state, lane)
+    _start_operations(flows, lanes, state, 0)
+    while state.size[EVENTS] > 0:
+        t = state.event_time[0]
+        while state.size[EVENTS] > 0 and state.event_time[0] == t:
+            code = state.event_code[0]
+            pop(state.event_time, state.event_code, 0, state.size[EVENTS])
+            state.size[EVENTS] -= 1
+            what, subject, m = code >> 60, (code >> SHIFT) & 0xFFFFFFF, code & MASK
+            if what == OPERATION:
+                _end_operation(flows, lanes, state, subject, t)
+            elif what == SENT:
+                _end_transfer(flows, lanes, state, subject, m, t)
+            elif what == READY:
+                _make_fresh(state, flows.flow_ns.size + subject)
+            else:
+                _end_bucket(flows, state, subject, t)
+        _start_transfers(flows, state, t)
+        _start_operations(flows, lanes, state, t)
+    return state.position, state.time, state.start, state.sent, state.order, state.bucket_start
+
+
+@numba.njit(cache=True)
+def _new_state(flows: Any, lanes: Any) -> State:
+    count = flows.base.size - 1
+    num_lanes = lanes.lane_start.size - 1
+    num_flows = flows.flow_ns.size
+    users = num_flows + count
+    resources = flows.watch_start.size - 1
+    transfers = flows.flow_offset[num_flows]
+    free = 0
+    for flow in range(num_flows):
+        if flows.resource_start[flow] == flows.resource_start[flow + 1]:
+            free += flows.flow_offset[flow + 1] - flows.flow_offset[flow]
+    events = num_lanes + users + count + free + 1
+    total = flows.base[count]
+    watch = flows.watch_start[resources]
+    buckets = flows.bucket_ns.size
+    lanes_left = np.zeros(count, dtype=np.int64)
+    for s in range(count):
+        lanes_left[s] = 0
+        for slot in range(lanes.slot_start[s], lanes.slot_start[s + 1]):
+            if lanes.last_gradient[slot] >= 0:
+                lanes_left[s] += 1
+    return State(
+        np.zeros(5, dtype=np.int64),
+        np.empty(events, dtype=np.int64),
+        np.empty(events, dtype=np.int64),
+        lanes.lane_start[:-1].copy(),
+        np.zeros(num_lanes, dtype=np.int64),
+        np.zeros(num_lanes, dtype=np.bool_),
+        np.empty(lanes.operations.shape[0], dtype=np.int64),
+        np.zeros((2, total), dtype=np.uint16),
+        np.zeros((2, total), dtype=np.bool_),
+        np.full(transfers, -1, dtype=np.int64),
+        np.empty(transfers, dtype=np.int32),
+        flows.flow_offset[:-1].copy(),
+        flows.flow_offset[:-1].copy(),
+        np.full(users, NOWHERE, dtype=np.int64),
+        np.zeros(resources, dtype=np.bool_),
+        np.empty(watch, dtype=np.int64),
+        np.empty(watch, dtype=np.int64),
+        np.zeros(resources, dtype=np.int64),
+        np.empty(users, dtype=np.int64),
+        np.empty(resources, dtype=np.int64),
+        np.empty(users + resources + 1, dtype=np.int64),
+        np.empty(users + resources + 1, dtype=np.int64),
+        np.empty(num_lanes, dtype=np.int64),
+        np.zeros(num_lanes, dtype=np.bool_),
+        flows.chain_start[:-1].copy(),
+        np.zeros(buckets, dtype=np.int64),
+        np.full(buckets, -1, dtype=np.int64),
+        lanes_left,
+    )
+
+
+@numba.njit(cache=True)
+def _touch(state: State, lane: int) -> None:
+    if not state.is_touched[lane]:
+        state.is_touched[lane] = True
+        state.touched[state.size[TOUCHED]] = lane
+        state.size[TOUCHED] += 1
+
+
+@numba.njit(cache=True)
+def _touch_stage(lanes: Any, state: State, s: int) -> None:
+    for slot in range(lanes.slot_start[s], lanes.slot_start[s + 1]):
+        _touch(state, lanes.slot_lane[slot])
+
+
+@numba.njit(cache=True)
+def _later(state: State, t: int, what: int, subject: int, m: int) -> None:
+    code = (what << 60) | (subject << SHIFT) | m
+    push(state.event_time, state.event_code, 0, state.size[EVENTS], t, code)
+    state.size[EVENTS] += 1
+
+
+@numba.njit(cache=True)
+def _make_fresh(state: State, user: int) -> None:
+    state.where[user] = ON_ITS_WAY
+    state.fresh[state.size[FRESH]] = user
+    state.size[FRESH] += 1
+
+
+@numba.njit(cache=True)
+def _start_operations(flows: Any, lanes: Any, state: State, t: int) -> None:
+    """Start the next operation of each idle lane whose input is there."""
+    for k in range(state.size[TOUCHED]):
+        lane = state.touched[k]
+        state.is_touched[lane] = False
+        i = state.position[lane]
+        if state.busy[lane] or i == lanes.lane_start[lane + 1]:
+            continue
+        kind, s, m = lanes.operations[i, 0], lanes.operations[i, 1], lanes.operations[i, 2]
+        if kind <= 2:
+            source = flows.previous[s] if kind == 0 else flows.next[s]
+            at = flows.base[s] + m - flows.first[s]
+            if source >= 0 and not state.arrived[0 if kind == 0 else 1, at]:
+                continue
+        c = 1 if m >= flows.cut else 0
+        slot = lanes.slot_of[lane, s]
+        end = t + lanes.duration_ns[(slot * 5 + kind) * 2 + c]
+        state.start[i] = t
+        state.busy[lane] = True
+        state.time[lane] = end
+        _later(state, end, OPERATION, lane, 0)
+        if i == lanes.last_gradient[slot]:
+            _announce_buckets(flows, state, s, end, lead_column(flows, lanes, i))
+    state.size[TOUCHED] = 0
+
+
+@numba.njit(cache=True)
+def _announce_buckets(flows: Any, state: State, s: int, end: int, column: int) -> None:
+    """A lane's last backward ends at ``end``: when the last lane says so, the first bucket's time is known."""
+    low, high = flows.chain_start[s], flows.chain_start[s + 1]
+    for b in range(low, high):
+        state.bucket_ready[b] = max(state.bucket_ready[b], end - flows.bucket_lead_ns[4 * b + column])
+    state.lanes_left[s] -= 1
+    if state.lanes_left[s] == 0 and low < high:
+        _later(state, state.bucket_ready[low], READY, s, 0)
+
+
+@numba.njit(cache=True)
+def _end_operation(flows: Any, lanes: Any, state: State, lane: int, t: int) -> None:
+    i = state.position[lane]
+    state.position[lane] = i + 1
+    state.busy[lane] = False
+    _touch(state, lane)
+    kind, s, m = lanes.operations[i, 0], lanes.operations[i, 1], lanes.operations[i, 2]
+    if kind > 2:
+        return
+    direction = 0 if kind == 0 else 1
+    other = flows.next[s] if kind == 0 else flows.previous[s]
+    if other < 0:
+        return
+    if lanes.lanes_needed[s] > 1:
+        at = flows.base[s] + m - flows.first[s]
+        state.done[direction, at] += 1
+        if state.done[direction, at] < lanes.lanes_needed[s]:
+            return
+    flow = flows.flow_of[(s * 2 + direction) * 2 + (1 if m >= flows.cut else 0)]
+    if flow >= 0:
+        _enqueue(flows, state, flow, m, t)
+        return
+    state.arrived[direction, flows.base[other] + m - flows.first[other]] = True
+    _touch_stage(lanes, state, other)
+
+
+@numba.njit(cache=True)
+def _enqueue(flows: Any, state: State, flow: int, m: int, t: int) -> None:
+    """Add micro-batch ``m``, ready at ``t``, to the flow's queue; among equals of one instant by micro-batch."""
+    shift = flows.flow_offset[flow] - flows.flow_first[flow]
+    at = state.tail[flow]
+    while at > state.head[flow] and state.order[at - 1] > m and state.sent[shift + state.order[at - 1]] == t:
+        state.order[at] = state.order[at - 1]
+        at -= 1
+    state.order[at] = m
+    state.sent[shift + m] = t
+    state.tail[flow] += 1
+    if state.where[flow] == NOWHERE:
+        _make_fresh(state, flow)
+    elif at == state.head[flow] and state.where[flow] >= 0:
+        _lower_key(flows, state, flow, m)
+
+
+@numba.njit(cache=True)
+def _lower_key(flows: Any, state: State, flow: int, m: int) -> None:
+    """The waiting head of a flow has become micro-batch ``m`` of the same instant: mend its entry."""
+    resource = state.where[flow]
+    offset, size = flows.watch_start[resource], state.watch_size[resource]
+    rank = flows.flow_stage[flow] * 3 + flows.flow_direction[flow]
+    for k in range(size):
+        second = state.watch_second[offset + k]
+        if second >> SHIFT == rank and _user(flows, second) == flow:
+            first = state.watch_first[offset + k]
+            push(state.watch_first, state.watch_second, offset, k, first, (rank << SHIFT) | m)
+            return
+
+
+@numba.njit(cache=True)
+def _user(flows: Any, second: int) -> int:
+    """The user whose head has this second key."""
+    rank, m = second >> SHIFT, second & MASK
+    s, direction = rank // 3, rank % 3
+    if direction == 2:
+        return flows.flow_ns.size + s
+    return flows.flow_of[(s * 2 + direction) * 2 + (1 if m >= flows.cut else 0)]
+
+
+@numba.njit(cache=True)
+def _head_key(flows: Any, state: State, user: int) -> tuple[int, int]:
+    if user < flows.flow_ns.size:
+        m = state.order[state.head[user]]
+        ready = state.sent[flows.flow_offset[user] - flows.flow_first[user] + m]
+        return ready, ((flows.flow_stage[user] * 3 + flows.flow_direction[user]) << SHIFT) | m
+    s = user - flows.flow_ns.size
+    b = state.bucket[s]
+    return state.bucket_ready[b], ((s * 3 + 2) << SHIFT) | (b - flows.chain_start[s])
+
+
+@numba.njit(cache=True)
+def _free(flows: Any, state: State, user: int) -> None:
+    for k in range(flows.resource_start[user], flows.resource_start[user + 1]):
+        resource = flows.resources[k]
+        state.taken[resource] = False
+        state.freed[state.size[FREED]] = resource
+        state.size[FREED] += 1
+
+
+@numba.njit(cache=True)
+def _end_transfer(flows: Any, lanes: Any, state: State, flow: int, m: int, t: int) -> None:
+    _free(flows, state, flow)
+    s = flows.flow_stage[flow]
+    direction = flows.flow_direction[flow]
+    other = flows.next[s] if direction == 0 else flows.previous[s]
+    state.arrived[direction, flows.base[other] + m - flows.first[other]] = True
+    _touch_stage(lanes, state, other)
+
+
+@numba.njit(cache=True)
+def _end_bucket(flows: Any, state: State, s: int, t: int) -> None:
+    user = flows.flow_ns.size + s
+    _free(flows, state, user)
+    b = state.bucket[s] + 1
+    state.bucket[s] = b
+    if b < flows.chain_start[s + 1]:
+        state.bucket_ready[b] = max(state.bucket_ready[b], t)
+        if state.bucket_ready[b] == t:
+            _make_fresh(state, user)
+        else:
+            _later(state, state.bucket_ready[b], READY, s, 0)
+
+
+@numba.njit(cache=True)
+def _add_candidate(state: State, first: int, second: int) -> None:
+    push(state.candidate_first, state.candidate_second, 0, state.size[CANDIDATES], first, second)
+    state.size[CANDIDATES] += 1
+
+
+@numba.njit(cache=True)
+def _wake(flows: Any, state: State, resource: int) -> None:
+    """Make the first watcher of a free resource a candidate."""
+    if state.taken[resource] or state.watch_size[resource] == 0:
+        return
+    offset = flows.watch_start[resource]
+    first, second = state.watch_first[offset], state.watch_second[offset]
+    pop(state.watch_first, state.watch_second, offset, state.watch_size[resource])
+    state.watch_size[resource] -= 1
+    _add_candidate(state, first, second)
+
+
+@numba.njit(cache=True)
+def _watch(flows: Any, state: State, user: int, resource: int, first: int, second: int) -> None:
+    push(state.watch_first, state.watch_second, flows.watch_start[resource], state.watch_size[resource], first, second)
+    state.watch_size[resource] += 1
+    state.where[user] = resource
+
+
+@numba.njit(cache=True)
+def _start_transfers(flows: Any, state: State, t: int) -> None:
+    """Start what can start, least key first; a candidate that came from a freed resource calls its next watcher."""
+    for k in range(state.size[FRESH]):
+        first, second = _head_key(flows, state, state.fresh[k])
+        _add_candidate(state, first, second)
+    state.size[FRESH] = 0
+    for k in range(state.size[FREED]):
+        _wake(flows, state, state.freed[k])
+    state.size[FREED] = 0
+    while state.size[CANDIDATES] > 0:
+        first, second = state.candidate_first[0], state.candidate_second[0]
+        pop(state.candidate_first, state.candidate_second, 0, state.size[CANDIDATES])
+        state.size[CANDIDATES] -= 1
+        user = _user(flows, second)
+        came_from = state.where[user]
+        blocked = -1
+        for k in range(flows.resource_start[user], flows.resource_start[user + 1]):
+            if state.taken[flows.resources[k]]:
+                blocked = flows.resources[k]
+                break
+        if blocked >= 0:
+            _watch(flows, state, user, blocked, first, second)
+        else:
+            _start_head(flows, state, user, second & MASK, t)
+        if came_from >= 0:
+            _wake(flows, state, came_from)
+
+
+@numba.njit(cache=True)
+def _start_head(flows: Any, state: State, user: int, m: int, t: int) -> None:
+    """Start the head of a user's queue; what comes next waits for the resources just taken."""
+    low, high = flows.resource_start[user], flows.resource_start[user + 1]
+    for k in range(low, high):
+        state.taken[flows.resources[k]] = True
+    state.where[user] = NOWHERE
+    if user >= flows.flow_ns.size:
+        s = user - flows.flow_ns.size
+        state.bucket_start[state.bucket[s]] = t
+        _later(state, t + flows.bucket_ns[state.bucket[s]], REDUCED, s, 0)
+        return
+    state.sent[flows.flow_offset[user] - flows.flow_first[user] + m] = t
+    state.head[user] += 1
+    _later(state, t + flows.flow_ns[user], SENT, user, m)
+    if state.head[user] < state.tail[user]:
+        first, second = _head_key(flows, state, user)
+        if low < high:
+            _watch(flows, state, user, flows.resources[low], first, second)
+        else:
+            state.where[user] = ON_ITS_WAY
+            _add_candidate(state, first, second)

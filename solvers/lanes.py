@@ -1,0 +1,203 @@
+"""Rows of a schedule as *lanes*: devices that hold the same stages and run the same operations at the same time.
+
+A lane stands for all its devices: its operation times are those of the slowest replica. A *slot* is one stage on
+one lane; slots are numbered by stage, then lane, so that slot = stage when every stage lies on one lane.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.schemas.errors import InvalidPlan
+from penstock.schemas.program import KINDS, RECOMPUTE
+from penstock.solvers.allocation import Allocation
+from penstock.solvers.kernels.scan import (
+    DUPLICATE,
+    EARLY,
+    FOREIGN,
+    GOOD,
+    find_missing,
+    scan_rows,
+)
+from penstock.solvers.problem import Problem
+from penstock.solvers.schedule import Orders
+from penstock.solvers.tables import Tables
+
+
+class LaneTables(NamedTuple):
+    """Arrays for kernels; N operations, L lanes, K slots."""
+
+    operations: np.ndarray
+    lane_start: np.ndarray
+    slot_of: np.ndarray
+    slot_start: np.ndarray
+    slot_lane: np.ndarray
+    slot_replica: np.ndarray
+    slot_replicas: np.ndarray
+    duration_ns: np.ndarray
+    first_gradient: np.ndarray
+    last_gradient: np.ndarray
+    lanes_needed: np.ndarray
+
+
+class Times(NamedTuple):
+    """Starts of operations and transfers; ``order`` lists each flow's micro-batches as they were sent."""
+
+    start: np.ndarray
+    sent: np.ndarray
+    order: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Lanes:
+    """The lanes of a schedule, checked: every operation of a lane's stages exactly once, in a possible order."""
+
+    devices: tuple[tuple[int, ...], ...]
+    slots: tuple[tuple[int, ...], ...]
+    slot_stage: tuple[int, ...]
+    apart: tuple[bool, ...]
+    arrays: LaneTables
+
+    @property
+    def one_lane_per_stage(self) -> bool:
+        """Whether no stage lies on several lanes."""
+        return len(self.slot_stage) + 1 == len(self.arrays.slot_start)
+
+
+def make_lanes(tables: Tables, orders: Orders) -> Lanes:
+    """The rows of ``orders`` as lanes.
+
+    Raises InvalidPlan where rows and allocation do not fit, or operations are missing, doubled or out of order.
+    """
+    allocation, problem = tables.allocation, tables.problem
+    held = _held_stages(problem, allocation, orders)
+    pairs = sorted((s, lane) for lane, stages in enumerate(held) for s in stages)
+    slot_of = np.full((len(held), len(allocation.stages)), -1, dtype=np.int32)
+    for slot, (s, lane) in enumerate(pairs):
+        slot_of[lane, s] = slot
+    parts = [np.ascontiguousarray(row.operations, dtype=np.int32).reshape(-1, 3) for row in orders.rows]
+    operations = np.concatenate(parts) if len(parts) > 1 else parts[0]
+    lane_start = np.concatenate(([0], np.cumsum([len(part) for part in parts]))).astype(np.int64)
+    apart = _recomputes_apart(allocation, pairs, parts)
+    replica, replicas = _replicas(allocation, orders, pairs)
+    per_stage = np.bincount([s for s, _lane in pairs], minlength=len(allocation.stages))
+    duration = [
+        (tables.duration_apart_ns if own else tables.duration_ns)[s] for own, (s, _) in zip(apart, pairs, strict=True)
+    ]
+    arrays = LaneTables(
+        operations=operations,
+        lane_start=lane_start,
+        slot_of=slot_of,
+        slot_start=np.concatenate(([0], np.cumsum(per_stage))).astype(np.int64),
+        slot_lane=np.asarray([lane for _s, lane in pairs], dtype=np.int32),
+        slot_replica=replica,
+        slot_replicas=replicas,
+        duration_ns=np.asarray(duration, dtype=np.int64).reshape(-1),
+        first_gradient=np.full(len(pairs), -1, dtype=np.int64),
+        last_gradient=np.full(len(pairs), -1, dtype=np.int64),
+        lanes_needed=np.asarray(
+            [n if stage.dispatch == "rows" else 1 for n, stage in zip(per_stage, allocation.stages, strict=True)],
+            dtype=np.int64,
+        ),
+    )
+    lanes = Lanes(
+        devices=tuple(row.devices for row in orders.rows),
+        slots=tuple(tuple(int(slot_of[lane, s]) for s in stages) for lane, stages in enumerate(held)),
+        slot_stage=tuple(s for s, _lane in pairs),
+        apart=tuple(apart),
+        arrays=arrays,
+    )
+    _check_operations(tables, lanes)
+    return lanes
+
+
+def _held_stages(problem: Problem, allocation: Allocation, orders: Orders) -> list[tuple[int, ...]]:
+    """The stages of each row's devices; every device that holds a stage is in exactly one row."""
+    holds: dict[int, list[int]] = {}
+    for s, stage in enumerate(allocation.stages):
+        for device in stage.devices:
+            holds.setdefault(device, []).append(s)
+    seen: set[int] = set()
+    held = []
+    for number, row in enumerate(orders.rows):
+        for device in row.devices:
+            name = problem.devices[device].name
+            if device in seen:
+                raise InvalidPlan(f"Device {name} is in two rows of schedule {orders.name}.")
+            if device not in holds:
+                raise InvalidPlan(f"Row {number} of schedule {orders.name} names {name}, which holds no stage.")
+            seen.add(device)
+            if holds[device] != holds[row.devices[0]]:
+                first = problem.devices[row.devices[0]].name
+                raise InvalidPlan(
+                    f"Row {number} of schedule {orders.name}: {first} holds stages {holds[row.devices[0]]}, "
+                    f"{name} holds {holds[device]}.",
+                    remedy="give devices of different stages rows of their own",
+                )
+        held.append(tuple(holds[row.devices[0]]))
+    if missing := sorted(set(holds) - seen):
+        name = problem.devices[missing[0]].name
+        raise InvalidPlan(
+            f"Device {name} holds stage {holds[missing[0]][0]}, but schedule {orders.name} has no row for it."
+        )
+    return held
+
+
+def _recomputes_apart(allocation: Allocation, pairs: list[tuple[int, int]], parts: list[np.ndarray]) -> list[bool]:
+    """For each slot: whether its row has R operations for the stage."""
+    if not any(stage.recompute for stage in allocation.stages):
+        return [False] * len(pairs)
+    with_own = [set(part[part[:, 0] == RECOMPUTE, 1].tolist()) for part in parts]
+    return [s in with_own[lane] for s, lane in pairs]
+
+
+def _replicas(allocation: Allocation, orders: Orders, pairs: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+    """For each slot of a round-robin stage its replica number and their count; 0 of 1 where rows are shared."""
+    replica, replicas = [], []
+    for s, lane in pairs:
+        stage, devices = allocation.stages[s], orders.rows[lane].devices
+        shared = stage.dispatch == "rows"
+        if not shared and len(devices) > 1:
+            raise InvalidPlan(
+                f"Stage {s} takes micro-batches in turn, but {len(devices)} of its devices share a row.",
+                remedy="give each replica of a round-robin stage its own row",
+            )
+        replica.append(0 if shared else stage.devices.index(devices[0]))
+        replicas.append(1 if shared else stage.replicas)
+    return np.asarray(replica, dtype=np.int32), np.asarray(replicas, dtype=np.int32)
+
+
+def _check_operations(tables: Tables, lanes: Lanes) -> None:
+    flows, arrays = tables.flows, lanes.arrays
+    seen = np.zeros((len(lanes.slot_stage), len(KINDS)), dtype=np.int64)
+    status, at = scan_rows(flows, arrays, seen)
+    if status != GOOD:
+        raise InvalidPlan(_what_is_wrong(tables, lanes, int(status), int(at)))
+    for slot, s in enumerate(lanes.slot_stage):
+        batches = tables.allocation.micro_batches(s)
+        turn, turns = int(arrays.slot_replica[slot]), int(arrays.slot_replicas[slot])
+        want = len(range(batches.start + (turn - batches.start) % turns, batches.stop, turns))
+        forward, backward, split, weight, again = seen[slot].tolist()
+        good = forward == want and backward + split == want and weight == split
+        if good and again in ((want,) if lanes.apart[slot] else (0, want)):
+            continue
+        m, kind = find_missing(flows, arrays, slot, s, lanes.apart[slot] or again > 0)
+        name = tables.problem.devices[lanes.devices[int(arrays.slot_lane[slot])][0]].name
+        raise InvalidPlan(f"{KINDS[kind]}{m} of stage {s} is missing in the row of {name}.")
+
+
+def _what_is_wrong(tables: Tables, lanes: Lanes, status: int, at: int) -> str:
+    arrays = lanes.arrays
+    lane = int(np.searchsorted(arrays.lane_start, at, side="right")) - 1
+    kind, s, m = (int(v) for v in arrays.operations[at])
+    what = f"{KINDS[kind]}{m} of stage {s}" if 0 <= kind < len(KINDS) else f"Operation kind {kind}"
+    where = f"the row of {tables.problem.devices[lanes.devices[lane][0]].name}"
+    if status == DUPLICATE:
+        return f"{what} is twice in {where}."
+    if status == EARLY:
+        return f"{what} comes in {where} before the operation that it needs there."
+    assert status == FOREIGN
+    return f"{what} is in {where}, whose devices do not run it."

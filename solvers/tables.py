@@ -1,0 +1,308 @@
+"""What an allocation costs, as arrays for the judge's kernels: computed once, used for every order of it.
+
+Micro-batches from ``cut`` on are of row class 1 (one row less), the others of class 0. A *flow* is what one stage
+sends in one direction (0 forward, 1 backward) in one row class; its transfers are numbered from
+``flow_offset[flow]`` by micro-batch. A *user* of resources is a flow, or the chain of buckets of a stage
+(``num_flows + stage``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
+from penstock.solvers.allocation import Allocation, Stage
+from penstock.solvers.batching import row_classes
+from penstock.solvers.costs import (
+    UNREACHABLE_NS,
+    Bucket,
+    StageCosts,
+    Transfer,
+    boundary_bytes,
+    buckets,
+    stage_costs,
+    stage_rows,
+    transfer,
+    update_ns,
+)
+from penstock.solvers.memory import Static, static_bytes
+from penstock.solvers.problem import Problem
+
+REDUCTION = 2
+"""Direction code of an all-reduce in the tie rule, after 0 forward and 1 backward."""
+
+
+class FlowTables(NamedTuple):
+    """Arrays for kernels; S stages, F flows, U = F + S users of resources, C buckets."""
+
+    cut: int
+    first: np.ndarray
+    base: np.ndarray
+    previous: np.ndarray
+    next: np.ndarray
+    flow_of: np.ndarray
+    flow_stage: np.ndarray
+    flow_direction: np.ndarray
+    flow_ns: np.ndarray
+    flow_first: np.ndarray
+    flow_offset: np.ndarray
+    resource_start: np.ndarray
+    resources: np.ndarray
+    watch_start: np.ndarray
+    chain_start: np.ndarray
+    bucket_ns: np.ndarray
+    bucket_lead_ns: np.ndarray
+
+
+class StageMemory(NamedTuple):
+    """Bytes of one micro-batch on the busiest replica of a stage."""
+
+    stash: int
+    workspace: int
+    rebuilt_inside: int
+    rebuilt_whole: int
+    received_input: int
+    received_gradient: int
+    sent_output: int
+    sent_gradient: int
+
+
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """Costs of every stage, edge and bucket of one allocation.
+
+    ``duration_ns`` and ``duration_apart_ns`` are (S, 5, 2) by operation kind and row class: without and with
+    recomputation as an operation of its own. ``memory[s][c]`` is per row class.
+    """
+
+    problem: Problem
+    allocation: Allocation
+    rows: tuple[int, ...]
+    flows: FlowTables
+    duration_ns: np.ndarray
+    duration_apart_ns: np.ndarray
+    resource_ids: tuple[int, ...]
+    buckets: tuple[tuple[Bucket, ...], ...]
+    update_ns: tuple[int, ...]
+    static: tuple[Static, ...]
+    memory: tuple[tuple[StageMemory, ...], ...]
+    unreachable: tuple[str, ...]
+    exclusive: bool
+
+    @property
+    def num_transfers(self) -> int:
+        """Transfers of one step."""
+        return int(self.flows.flow_offset[-1])
+
+
+@lru_cache(maxsize=32)
+def cost_tables(problem: Problem, allocation: Allocation, overlap: bool) -> Tables:
+    """Tables of an allocation; ``overlap`` says whether all-reduces run beside the last backward."""
+    if problem.rules.overlap_all_reduce != overlap:
+        problem = replace(problem, rules=replace(problem.rules, overlap_all_reduce=overlap))
+    classes = row_classes(problem.global_batch_size, allocation.num_micro_batches)
+    rows = tuple(size for size, _count in classes)
+    stages = allocation.stages
+    moves = _transfers(problem, allocation, rows)
+    chains = tuple(tuple(zip(*(buckets(problem, stage, size) for size in rows), strict=True)) for stage in stages)
+    flows, resource_ids = _flow_tables(problem, allocation, classes, moves, chains)
+    together, apart = _durations(problem, stages, rows)
+    return Tables(
+        problem=problem,
+        allocation=allocation,
+        rows=rows,
+        flows=flows,
+        duration_ns=together,
+        duration_apart_ns=apart,
+        resource_ids=resource_ids,
+        buckets=tuple(tuple(pair[0] for pair in chain) for chain in chains),
+        update_ns=tuple(update_ns(problem, stage) for stage in stages),
+        static=tuple(static_bytes(problem, stage) for stage in stages),
+        memory=tuple(
+            tuple(_stage_memory(problem, allocation, s, c, size, moves) for c, size in enumerate(rows))
+            for s in range(len(stages))
+        ),
+        unreachable=_unreachable(problem, allocation, moves, chains),
+        exclusive=problem.rules.shared or problem.rules.channel != "none",
+    )
+
+
+Moves = dict[tuple[int, int, int], Transfer]
+Chains = tuple[tuple[tuple[Bucket, ...], ...], ...]
+RowClasses = tuple[tuple[int, int], ...]
+
+
+def _transfers(problem: Problem, allocation: Allocation, rows: tuple[int, ...]) -> Moves:
+    """Transfers by (stage, direction, row class); nothing where nothing travels."""
+    found: Moves = {}
+    for s in range(len(allocation.stages)):
+        for direction in (0, 1):
+            for c, size in enumerate(rows):
+                move = transfer(problem, allocation, s, size, direction)
+                if move is not None:
+                    found[s, direction, c] = move
+    return found
+
+
+def _flow_tables(
+    problem: Problem, allocation: Allocation, classes: RowClasses, moves: Moves, chains: Chains
+) -> tuple[FlowTables, tuple[int, ...]]:
+    stages = allocation.stages
+    count = len(stages)
+    rows = tuple(size for size, _count in classes)
+    cut = classes[0][1]
+    batches = [allocation.micro_batches(s) for s in range(count)]
+    sizes = np.asarray([len(each) for each in batches], dtype=np.int64)
+    flow_of = np.full(count * 4, -1, dtype=np.int32)
+    keys, firsts, offsets, used = [], [], [0], []
+    for key, move in sorted(moves.items()):
+        s, direction, c = key
+        low = max(batches[s].start, cut if c else 0)
+        high = batches[s].stop if c else min(batches[s].stop, cut)
+        flow_of[(s * 2 + direction) * 2 + c] = len(keys)
+        keys.append(key)
+        firsts.append(low)
+        offsets.append(offsets[-1] + max(0, high - low))
+        used.append(_resources(problem, allocation, key, move))
+    used += [chain[0][0].resources if chain else () for chain in chains]
+    ids = sorted({r for each in used for r in each})
+    compact = {r: i for i, r in enumerate(ids)}
+    flat = [compact[r] for each in used for r in each]
+    return FlowTables(
+        cut=cut,
+        first=_ints([each.start for each in batches]),
+        base=np.concatenate(([0], np.cumsum(sizes))).astype(np.int64),
+        previous=_small([-1 if (p := allocation.previous(s)) is None else p for s in range(count)]),
+        next=_small([-1 if (n := allocation.next(s)) is None else n for s in range(count)]),
+        flow_of=flow_of,
+        flow_stage=_small([s for s, _d, _c in keys]),
+        flow_direction=_small([d for _s, d, _c in keys]),
+        flow_ns=_ints([moves[key].duration_ns for key in keys]),
+        flow_first=_ints(firsts),
+        flow_offset=_ints(offsets),
+        resource_start=_starts([len(each) for each in used]),
+        resources=_small(flat),
+        watch_start=_starts(np.bincount(_ints(flat), minlength=len(ids)).tolist()),
+        chain_start=_starts([len(chain) for chain in chains]),
+        bucket_ns=_ints([pair[0].duration_ns for chain in chains for pair in chain]),
+        bucket_lead_ns=_ints(
+            [
+                lead
+                for s, chain in enumerate(chains)
+                for pair in chain
+                for lead in _leads(problem, stages[s], pair, rows)
+            ]
+        ),
+    ), tuple(ids)
+
+
+def _leads(problem: Problem, stage: Stage, pair: tuple[Bucket, ...], rows: tuple[int, ...]) -> list[int]:
+    """How long before the end of the last B (two row classes) or W (two) a bucket is ready."""
+    backward = [bucket.lead_ns for bucket in pair]
+    weight = [0 for _ in pair]
+    if problem.rules.overlap_all_reduce:
+        kind = problem.devices[stage.devices[0]].kind
+        sums = [problem.costs(kind, stage_rows(stage, size)).weight_ns for size in rows]
+        weight = [int(each[pair[0].first] - each[stage.first]) for each in sums]
+    return [backward[0], backward[-1], weight[0], weight[-1]]
+
+
+def _resources(problem: Problem, allocation: Allocation, key: tuple[int, int, int], move: Transfer) -> tuple[int, ...]:
+    """The network's own resources, or the private channel of the edge (numbered after its lower stage)."""
+    s, direction, _c = key
+    if problem.rules.shared:
+        return move.resources
+    edge = s if direction == 0 else s - 1
+    if problem.rules.channel == "half":
+        return (edge,)
+    return (2 * edge + direction,) if problem.rules.channel == "full" else ()
+
+
+def _durations(problem: Problem, stages: tuple[Stage, ...], rows: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    together = np.zeros((len(stages), 5, 2), dtype=np.int64)
+    apart = np.zeros_like(together)
+    for s, stage in enumerate(stages):
+        for c in (0, 1):
+            cost = stage_costs(problem, stage, rows[min(c, len(rows) - 1)])
+            for table, again in ((together, cost.recompute_ns), (apart, 0)):
+                table[s, FORWARD, c] = cost.forward_ns
+                table[s, BACKWARD, c] = cost.backward_ns + again
+                table[s, INPUT, c] = cost.backward_ns - cost.weight_ns + again
+                table[s, WEIGHT, c] = cost.weight_ns
+                table[s, RECOMPUTE, c] = cost.recompute_ns
+    return together, apart
+
+
+def _stage_memory(problem: Problem, allocation: Allocation, s: int, c: int, rows: int, moves: Moves) -> StageMemory:
+    stage = allocation.stages[s]
+    cost = stage_costs(problem, stage, rows)
+    plain = cost if not stage.recompute else stage_costs(problem, replace(stage, recompute=()), rows)
+    return StageMemory(
+        stash=cost.kept_bytes,
+        workspace=plain.workspace_bytes,
+        rebuilt_inside=cost.workspace_bytes - plain.workspace_bytes,
+        rebuilt_whole=_rebuilt(problem, stage, rows, plain, cost),
+        received_input=_buffer(problem, allocation, s, allocation.previous(s), rows, (0, c), moves),
+        received_gradient=_buffer(problem, allocation, s, allocation.next(s), rows, (1, c), moves),
+        sent_output=_buffer(problem, allocation, s, s, rows, (0, c), moves),
+        sent_gradient=_buffer(problem, allocation, s, s, rows, (1, c), moves),
+    )
+
+
+def _rebuilt(problem: Problem, stage: Stage, rows: int, plain: StageCosts, cost: StageCosts) -> int:
+    """What a recomputation of every segment at once adds to what is kept."""
+    share = stage_rows(stage, rows)
+    inputs = sum(
+        int(problem.forward_bytes[first - 1]) * share for first, _last in stage.recompute if first > stage.first
+    )
+    return plain.kept_bytes - cost.kept_bytes + inputs
+
+
+def _buffer(
+    problem: Problem,
+    allocation: Allocation,
+    holder: int,
+    sender: int | None,
+    rows: int,
+    way: tuple[int, int],
+    moves: Moves,
+) -> int:
+    """Bytes of a send or receive buffer on ``holder`` for what ``sender`` sends; 0 where nothing travels."""
+    direction, c = way
+    if sender is None or not problem.memory.count_buffers or (sender, direction, c) not in moves:
+        return 0
+    cut = allocation.stages[sender].last if direction == 0 else allocation.stages[sender].first - 1
+    return boundary_bytes(problem, cut, stage_rows(allocation.stages[holder], rows), direction)
+
+
+def _unreachable(problem: Problem, allocation: Allocation, moves: Moves, chains: Chains) -> tuple[str, ...]:
+    """A sentence for each edge and replicated stage whose devices nothing connects."""
+    sentences = []
+    for (s, direction, c), move in sorted(moves.items()):
+        if move.duration_ns >= UNREACHABLE_NS and c == 0:
+            other = allocation.next(s) if direction == 0 else allocation.previous(s)
+            sentences.append(f"Nothing connects the devices of stage {s} with those of stage {other}.")
+    for s, chain in enumerate(chains):
+        if any(pair[0].duration_ns >= UNREACHABLE_NS for pair in chain):
+            sentences.append(f"Nothing connects the replicas of stage {s}: {_names(problem, allocation.stages[s])}.")
+    return tuple(sentences)
+
+
+def _names(problem: Problem, stage: Stage) -> str:
+    return ", ".join(problem.devices[d].name for d in stage.devices)
+
+
+def _ints(values: list[int]) -> np.ndarray:
+    return np.asarray(values, dtype=np.int64)
+
+
+def _small(values: list[int]) -> np.ndarray:
+    return np.asarray(values, dtype=np.int32)
+
+
+def _starts(lengths: list[int]) -> np.ndarray:
+    return np.concatenate(([0], np.cumsum(_ints(lengths)))).astype(np.int64)
