@@ -75,7 +75,7 @@ def make(name: str, config: Config, *, batch_size: int, seed: int = 0) -> TokenJ
     )
 
 
-job = make("gpt", Config(blocks=8, width=256, heads=4, length=64, vocabulary=1024), batch_size=64)
+job = make("gpt", Config(blocks=8, width=256, heads=4, length=64, vocabulary=256), batch_size=64)
 tiny = make("gpt-tiny", Config(blocks=4, width=32, heads=2, length=16, vocabulary=64), batch_size=16)
 dropout = make("gpt-dropout", Config(blocks=4, width=32, heads=2, length=16, vocabulary=64, dropout=0.1), batch_size=16)
 

@@ -50,7 +50,7 @@ def analytic_profile(
     """
     kinds = (device_kind,) if isinstance(device_kind, str) else tuple(device_kind)
     facts = [device_facts(kind) for kind in kinds]
-    sizes = _checked_sizes(micro_batch_sizes)
+    sizes = checked_sizes(micro_batch_sizes)
     if dtype not in TORCH_DTYPES:
         raise InvalidDocument(f"the dtype {dtype!r} is none of {', '.join(TORCH_DTYPES)}")
     chain = Chain(job)
@@ -104,7 +104,8 @@ def boundary_name(chain: Chain, cut: int, tensor: int) -> str:
     return f"{chain.specs[chain.writers(cut)[tensor]].name}:{chain.cuts[cut][tensor]}"
 
 
-def _checked_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
+def checked_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
+    """The sizes in order, each once. Raises InvalidDocument when there is none or one is no number of samples."""
     if not sizes or min(sizes) < 1:
         raise InvalidDocument(
             f"the micro-batch sizes {list(sizes)} have to be one or more numbers of at least 1 sample"

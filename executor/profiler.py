@@ -1,0 +1,258 @@
+"""A profile measured on this machine, with all of its devices busy at once.
+
+``concurrency`` processes run at the same time, each on a contiguous share of the layers, as the ranks of a pipeline
+do: the same working set, the same contention. On a CPU a layer's time is its processor time, times the ratio of
+wall-clock to processor time of all processes together: preemption is shared out evenly instead of hitting some layers.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from penstock.executor.analytic import boundary_name, checked_sizes, parameter_bytes
+from penstock.executor.chain import Chain
+from penstock.executor.job import Job, load_job
+from penstock.schemas import errors
+from penstock.schemas.errors import InvalidDocument, PenstockError, RunFailed
+from penstock.schemas.profile import BoundaryTensor, Layer, LayerMeasurement, Measurement, ModelProfile, ProfileSource
+
+MEASURED_EXPECTED_ERROR = 0.15
+
+Progress = Callable[[str], None]
+
+
+def measure_profile(
+    job: Job | str,
+    device: str = "cpu",
+    micro_batch_sizes: Sequence[int] = (1,),
+    concurrency: int = 1,
+    *,
+    directory: str | Path | None = None,
+    device_kind: str | None = None,
+    seconds: float = 4.0,
+    progress: Progress | None = None,
+) -> ModelProfile:
+    """Measure ``job`` (or the job called ``module:attribute``) at each micro-batch size (samples).
+
+    ``concurrency``: devices of the host that are busy at the same time in training; each gets one process, and an
+    accelerator each (``cuda:0``, ``cuda:1``, …). ``seconds`` bounds the measuring of one size once all are warm. The
+    profile's kind of device is ``device_kind``, or the device's own name. Raises InvalidDocument for a job that cannot
+    be sent to a process or sizes that make no sense, ModelMismatch for a model that does not run, RunFailed when a
+    process dies.
+    """
+    sizes = checked_sizes(micro_batch_sizes)
+    loaded = load_job(job, directory) if isinstance(job, str) else job
+    chain = Chain(loaded)
+    layers = len(chain.specs)
+    if concurrency < 1:
+        raise InvalidDocument(f"the concurrency {concurrency} has to be at least 1 device")
+    shares = _shares(layers, concurrency)
+    ranks: list[_Rank] = []
+    try:
+        for number, (first, last) in enumerate(shares):
+            told = {
+                "reference": job if isinstance(job, str) else "",
+                "directory": None if directory is None else str(directory),
+                "pickled": "" if isinstance(job, str) else _pickled(job),
+                "device": f"cuda:{number}" if device == "cuda" else device,
+                "first": first,
+                "last": last,
+                "sizes": sizes,
+                "seconds": seconds,
+            }
+            ranks.append(_Rank(number, told))
+        results = [_measure_size(ranks, size, seconds, progress) for size in sizes]
+    finally:
+        for rank in ranks:
+            rank.end()
+    return _assemble(chain, sizes, shares, results, device_kind or _kind(device), concurrency, device)
+
+
+class _Rank:
+    """A measuring process and its pipes."""
+
+    def __init__(self, number: int, told: dict[str, Any]) -> None:
+        self.number = number
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "penstock.executor.profile_rank"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=os.environ | threads,
+        )
+        self.tell(told)
+
+    def tell(self, message: dict[str, Any]) -> None:
+        pipe: IO[bytes] | None = self._process.stdin
+        assert pipe is not None
+        try:
+            pipe.write(json.dumps(message).encode() + b"\n")
+            pipe.flush()
+        except BrokenPipeError:
+            self._fail()
+
+    def hear(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            self._fail()
+        message: dict[str, Any] = json.loads(line)
+        if "error" in message:
+            kind: type[PenstockError] = getattr(errors, message["error"])
+            raise kind(message["detail"], remedy=message["remedy"])
+        return message
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):
+                    pipe.close()
+        self._errors.close()
+
+    def _fail(self) -> None:
+        code = self._process.wait()
+        self._errors.seek(0)
+        last = self._errors.read().decode(errors="replace").strip().splitlines()[-5:]
+        raise RunFailed(f"profiling process {self.number} ended with exit code {code}: " + " | ".join(last))
+
+
+def _measure_size(ranks: list[_Rank], size: int, seconds: float, progress: Progress | None) -> list[dict[str, Any]]:
+    for rank in ranks:
+        rank.hear()
+    if progress is not None:
+        progress(f"measuring at {size} samples per micro-batch, {len(ranks)} at once, {seconds:g} s at most")
+    start = time.perf_counter()
+    for rank in ranks:
+        rank.tell({"go": size})
+    results = [rank.hear() for rank in ranks]
+    for rank in ranks:
+        rank.tell({"stop": size})
+    if progress is not None:
+        passes = min(result["passes"] for result in results)
+        progress(f"measured at {size} samples: {passes} passes or more, {time.perf_counter() - start:.1f} s")
+    return results
+
+
+def _shares(layers: int, concurrency: int) -> list[tuple[int, int]]:
+    """Contiguous shares of about equal length; with more devices than layers some layers are run twice."""
+    if concurrency > layers:
+        return [(i % layers, i % layers) for i in range(concurrency)]
+    edges = [layers * i // concurrency for i in range(concurrency + 1)]
+    return [(a, b - 1) for a, b in pairwise(edges)]
+
+
+def _assemble(
+    chain: Chain,
+    sizes: tuple[int, ...],
+    shares: list[tuple[int, int]],
+    results: list[list[dict[str, Any]]],
+    kind: str,
+    concurrency: int,
+    device: str,
+) -> ModelProfile:
+    measured = [_layer_measurements(shares, result, device) for result in results]
+    updates = _update_times(shares, results[-1], device)
+    modules = [chain.build_layer(i, device="meta") for i in range(len(chain.specs))]
+    shapes = chain.infer_shapes(range(sizes[-1]))
+    inputs = sorted({name for names in chain.inputs for name in names})
+    return ModelProfile(
+        name=chain.job.name,
+        layers=tuple(
+            Layer(
+                name=spec.name,
+                kind=type(module).__name__,
+                parameter_bytes=parameter_bytes(module),
+                trainable=any(parameter.requires_grad for parameter in module.parameters()),
+                update_ns=update_ns,
+            )
+            for spec, module, update_ns in zip(chain.specs, modules, updates, strict=True)
+        ),
+        boundaries=tuple(
+            tuple(
+                BoundaryTensor(
+                    name=boundary_name(chain, i, k),
+                    bytes_per_sample=shape.bytes_per_sample,
+                    gradient_bytes_per_sample=shape.bytes_per_sample if shape.needs_grad else 0,
+                )
+                for k, shape in enumerate(cut.values())
+            )
+            for i, cut in enumerate(shapes)
+        ),
+        measurements=tuple(
+            Measurement(device_kind=kind, micro_batch_size=size, concurrency=concurrency, layers=layers)
+            for size, layers in zip(sizes, measured, strict=True)
+        ),
+        scaling="measured",
+        assumptions=(
+            f"model inputs, delivered by the batch and crossing no cut: {', '.join(inputs) or 'none'}",
+            "the loss belongs to the last layer",
+        ),
+        source=ProfileSource(
+            method="measured",
+            description=f"{kind}, {concurrency} at once, torch {torch.__version__}, one thread each",
+            expected_error=MEASURED_EXPECTED_ERROR,
+        ),
+    )
+
+
+def _slowdown(results: list[dict[str, Any]], device: str) -> float:
+    if not device.startswith("cpu"):
+        return 1.0
+    busy_ns, wall_ns = (sum(int(result[key]) for result in results) for key in ("busy_ns", "wall_ns"))
+    return max(1.0, wall_ns / max(1, busy_ns))
+
+
+def _layer_measurements(
+    shares: list[tuple[int, int]], results: list[dict[str, Any]], device: str
+) -> tuple[LayerMeasurement, ...]:
+    slowdown = _slowdown(results, device)
+    found: dict[int, LayerMeasurement] = {}
+    for (first, last), result in zip(shares, results, strict=True):
+        for k, layer in enumerate(range(first, last + 1)):
+            backward_ns = result["backward_ns"][k]
+            found[layer] = LayerMeasurement(
+                forward_ns=max(1, round(result["forward_ns"][k] * slowdown)),
+                backward_ns=max(1, round(backward_ns * slowdown)) if backward_ns else 0,
+                stash_bytes=result["stash_bytes"][k],
+            )
+    return tuple(found[layer] for layer in sorted(found))
+
+
+def _update_times(shares: list[tuple[int, int]], results: list[dict[str, Any]], device: str) -> list[int]:
+    slowdown = _slowdown(results, device)
+    found: dict[int, int] = {}
+    for (first, last), result in zip(shares, results, strict=True):
+        found |= {layer: round(result["update_ns"][k] * slowdown) for k, layer in enumerate(range(first, last + 1))}
+    return [found[layer] for layer in sorted(found)]
+
+
+def _pickled(job: Job) -> str:
+    try:
+        return base64.b64encode(pickle.dumps(job)).decode()
+    except Exception as error:
+        raise InvalidDocument(
+            f"job {job.name!r} cannot be sent to the measuring processes: {type(error).__name__}: {error}",
+            remedy="give its name, module:attribute, instead of the object",
+        ) from error
+
+
+def _kind(device: str) -> str:
+    return torch.cuda.get_device_name(device) if device.startswith("cuda") else device
