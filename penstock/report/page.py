@@ -1,0 +1,243 @@
+"""The HTML report: one file that holds its own styles, script and data, and works without a network.
+
+Timeline and memory are drawn on canvases by ``timeline.js``; everything they show also stands in tables.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from penstock.report.cluster_map import cluster_map
+from penstock.report.payload import payload
+from penstock.report.picture import NAMES, Picture, picture_of_timeline, picture_of_trace
+from penstock.report.words import amount, duration, percent, ranges
+from penstock.schemas.plan import Plan, PlanFile
+from penstock.schemas.profile import ModelProfile
+from penstock.schemas.topology import ClusterTopology
+from penstock.schemas.trace import Trace
+from penstock.solvers.problem import Problem
+from penstock.solvers.timeline import Timeline
+
+MAX_TABLE_ROWS = 400
+
+
+def html_report(
+    file: PlanFile,
+    plan: Plan,
+    problem: Problem,
+    timeline: Timeline,
+    *,
+    trace: Trace | None = None,
+    faults: Sequence[str] = (),
+) -> str:
+    """The page. ``plan`` is the judged plan of ``file``; a ``trace`` adds the measured timeline."""
+    profile, topology = file.request.profile, file.request.topology
+    assert isinstance(profile, ModelProfile)
+    assert isinstance(topology, ClusterTopology)
+    picture = picture_of_timeline(problem, timeline)
+    title = f"{profile.name} on {topology.name}"
+    sections = [
+        f"<h1>{escape(title)}</h1>",
+        f'<p class="faint">{escape(_subtitle(plan))}</p>',
+        "".join(f'<p class="fault">{escape(fault)}</p>' for fault in faults),
+        _figures(plan, trace),
+        _figure("timeline-predicted", "Predicted timeline", payload(picture, "predicted")),
+    ]
+    if trace is not None:
+        measured = picture_of_trace(trace, plan)
+        sections.append(_figure("timeline-measured", "Measured timeline", payload(measured, "measured")))
+    sections += [
+        _stages(plan, profile),
+        _devices(plan),
+        _certificates(plan),
+        f"<h2>Cluster</h2><figure>{cluster_map(plan, topology)}",
+        "<figcaption>Numbers and colours are stages.</figcaption></figure>",
+        _assumptions(plan, profile),
+        _operations(picture),
+        _origin(plan),
+    ]
+    return _page(title, "\n".join(sections))
+
+
+def _page(title: str, body: str) -> str:
+    here = files("penstock.report")
+    style = (here / "style.css").read_text(encoding="utf-8")
+    script = (here / "timeline.js").read_text(encoding="utf-8")
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n"
+        f"<script>\n{script}</script>\n</body>\n</html>\n"
+    )
+
+
+def _subtitle(plan: Plan) -> str:
+    stages = sum(len(pipeline.stages) for pipeline in plan.pipelines)
+    devices = len({d for pipeline in plan.pipelines for stage in pipeline.stages for d in stage.devices})
+    return (
+        f"{stages} stage{'s' if stages > 1 else ''} on {devices} device{'s' if devices > 1 else ''}; "
+        f"{plan.num_micro_batches} micro-batches of at most {plan.micro_batch_size} samples make a global batch of "
+        f"{plan.global_batch_size}; planner {plan.planner}, schedule {plan.schedule.name}, {plan.update_rule} updates"
+    )
+
+
+def _figures(plan: Plan, trace: Trace | None) -> str:
+    p = plan.prediction
+    assert p is not None
+    entries = [
+        ("time per global batch", duration(p.time_per_global_batch_ns)),
+        (f"stated error ({p.basis} costs)", f"± {percent(p.expected_error)}"),
+        ("samples per second", f"{plan.global_batch_size / p.time_per_global_batch_ns * 1e9:,.1f}"),
+        ("not computing (bubble)", percent(p.bubble)),
+        ("peak memory", amount(p.peak_memory_bytes)),
+    ]
+    best = next((c for c in plan.certificates if c.scope == "all plans of this request"), None)
+    if best is not None:
+        entries.append(("no plan can beat", duration(best.bound_ns)))
+        entries.append(("gap to that bound", percent(best.gap)))
+    if p.cost_per_sample is not None:
+        entries.append(("cost per sample", f"{p.cost_per_sample:.3g}"))
+    if trace is not None and trace.measured_times_per_global_batch_ns:
+        times = sorted(trace.measured_times_per_global_batch_ns)
+        median = times[len(times) // 2]
+        entries.append(("measured (median)", duration(median)))
+        entries.append(("prediction against it", f"{100 * (p.time_per_global_batch_ns / median - 1):+.1f} %"))
+    cells = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in entries)
+    return f'<dl class="figures">{cells}</dl>'
+
+
+def _figure(name: str, title: str, data: dict[str, Any]) -> str:
+    used = set("".join(s["compute"]["kind"] + s["communication"]["kind"] for s in data["strips"]))
+    legend = "".join(
+        f'<li><i style="background:var(--{letter})"></i>{escape(NAMES[letter])}</li>'
+        for letter in NAMES
+        if letter in used
+    )
+    merged = (
+        f" Its {data['num_blocks']:,} blocks are merged: each column shows what fills most of it."
+        if data["merged"]
+        else ""
+    )
+    return (
+        f'<h2>{escape(title)}</h2>\n<figure data-timeline="{name}">\n<ul class="legend">{legend}</ul>\n'
+        f'<canvas class="timeline" tabindex="0" role="img" aria-label="{escape(title)}; its blocks stand in the table '
+        'of operations below"></canvas>\n<p class="about" role="status" aria-live="polite"></p>\n'
+        '<canvas class="memory"></canvas>\n<figcaption>Drag to move, Ctrl + wheel or double click to zoom. Keys: ← → '
+        f"move, + − zoom, 0 everything, ↑ ↓ device (its memory is drawn below), n p next and previous block.{merged}"
+        f"</figcaption>\n</figure>\n"
+        f'<script type="application/json" id="{name}">{_embedded(data)}</script>'
+    )
+
+
+def _embedded(data: dict[str, Any]) -> str:
+    """JSON that no HTML parser can mistake for markup."""
+    return json.dumps(data, separators=(",", ":"), ensure_ascii=True).replace("<", "\\u003c").replace("&", "\\u0026")
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[int] = ()) -> str:
+    def cells(tag: str, values: Sequence[str]) -> str:
+        return "".join(
+            f"<{tag}{' class=number' if i in numeric else ''}>{escape(value)}</{tag}>" for i, value in enumerate(values)
+        )
+
+    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+    return f'<div class="scroll"><table><thead><tr>{cells("th", heads)}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _stages(plan: Plan, profile: ModelProfile) -> str:
+    rows = []
+    number = 0
+    for p, pipeline in enumerate(plan.pipelines):
+        for stage in pipeline.stages:
+            first, last = stage.layers
+            recompute = stage.recompute if isinstance(stage.recompute, str) else f"{len(stage.recompute)} ranges"
+            rows.append(
+                [
+                    f"{number}" if len(plan.pipelines) == 1 else f"{number} (pipeline {p})",
+                    ranges(stage.layers),
+                    profile.layers[first].name
+                    if first == last
+                    else f"{profile.layers[first].name} … {profile.layers[last].name}",
+                    amount(sum(layer.parameter_bytes for layer in profile.layers[first : last + 1])),
+                    ", ".join(stage.devices),
+                    str(len(stage.devices)),
+                    stage.dispatch.replace("_", " ") if len(stage.devices) > 1 else "–",
+                    recompute,
+                    str(plan.schedule.warmup[number]) if number < len(plan.schedule.warmup) else "–",
+                ]
+            )
+            number += 1
+    heads = ["stage", "layers", "names", "parameters", "devices", "replicas", "dispatch", "recompute", "K (warm-up)"]
+    return "<h2>Stages</h2>" + _table(heads, rows, numeric=(3, 5, 8))
+
+
+def _devices(plan: Plan) -> str:
+    assert plan.prediction is not None
+    total = plan.prediction.time_per_global_batch_ns
+    parts = (
+        "parameters", "gradients", "optimizer", "versions", "activations", "buffers", "workspace", "context",
+    )  # fmt: skip
+    rows = [
+        [
+            use.device,
+            percent(use.busy_ns / total),
+            percent(use.communication_ns / total),
+            percent(use.idle_ns / total),
+            amount(use.peak_memory_bytes),
+            amount(use.memory_bytes),
+            *(amount(getattr(use.memory, f"{part}_bytes")) for part in parts),
+        ]
+        for use in plan.prediction.devices[:MAX_TABLE_ROWS]
+    ]
+    heads = ["device", "computing", "communicating", "idle", "peak memory", "has", *parts]
+    return "<h2>Devices</h2>" + _table(heads, rows, numeric=range(1, len(heads))) + _cut(len(plan.prediction.devices))
+
+
+def _certificates(plan: Plan) -> str:
+    if not plan.certificates:
+        return "<h2>Certificates</h2><p>This plan carries no bound.</p>"
+    rows = [
+        [c.scope, c.model, duration(c.bound_ns), percent(c.gap), duration(c.tolerance_ns), c.method]
+        for c in plan.certificates
+    ]
+    return (
+        "<h2>Certificates</h2><p>No plan within the scope takes less time than the bound; the gap says by how much "
+        "this plan is above it.</p>"
+        + _table(["scope", "of which plans", "bound", "gap", "tolerance", "method"], rows, numeric=(2, 3, 4))
+    )
+
+
+def _assumptions(plan: Plan, profile: ModelProfile) -> str:
+    entries = [*plan.assumptions, *(a for a in profile.assumptions if a not in plan.assumptions)]
+    source = f"Costs: {profile.source.method}. {profile.source.description}"
+    listed = "".join(f"<li>{escape(entry)}</li>" for entry in entries)
+    return f"<h2>Assumptions</h2><p>{escape(source)}</p>" + (f"<ul>{listed}</ul>" if listed else "")
+
+
+def _operations(picture: Picture) -> str:
+    rows: list[list[str]] = []
+    total = 0
+    for lane in picture.lanes:
+        blocks = picture.strips[lane.strip].compute
+        total += len(blocks)
+        for i in range(min(len(blocks), MAX_TABLE_ROWS - len(rows))):
+            letter = blocks.letters[blocks.kind[i]]
+            number = str(blocks.number[i]) if blocks.number[i] >= 0 else "–"
+            times = [duration(float(value[i])) for value in (blocks.start_ns, blocks.end_ns)]
+            rows.append([lane.device, NAMES[letter], str(blocks.stage[i]), number, *times])
+    heads = ["device", "operation", "stage", "micro-batch", "start", "end"]
+    table = _table(heads, rows, numeric=(2, 3, 4, 5))
+    return f"<h2>Operations</h2><details><summary>The timeline as a table</summary>{table}{_cut(total)}</details>"
+
+
+def _cut(count: int) -> str:
+    return f'<p class="hint">{MAX_TABLE_ROWS} of {count:,} rows are shown.</p>' if count > MAX_TABLE_ROWS else ""
+
+
+def _origin(plan: Plan) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(plan.versions.items()))
+    return f"<h2>Origin</h2><p>Request <code>{plan.request_hash}</code>, seed {plan.seed}. {escape(versions)}</p>"

@@ -1,0 +1,209 @@
+"""A step as a picture: per device its blocks, its communication and its memory, from a judged plan or from a trace.
+
+The HTML page, the SVG and the terminal all draw a ``Picture``; none of them reads the judge's arrays itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+
+from penstock.schemas.plan import Plan
+from penstock.schemas.program import KINDS
+from penstock.schemas.trace import RankTrace, Trace
+from penstock.solvers.problem import Problem
+from penstock.solvers.timeline import Timeline, Track
+
+LETTERS = "".join(KINDS) + "U"
+"""One letter per kind of block; U is the optimizer's update."""
+UPDATE = LETTERS.index("U")
+NAMES = {
+    "F": "forward",
+    "B": "backward",
+    "I": "backward, inputs",
+    "W": "backward, weights",
+    "R": "recompute",
+    "U": "update",
+    "f": "activations sent",
+    "b": "gradients sent",
+    "a": "all-reduce",
+}
+_COMMUNICATION = "fba"
+_TRACED = re.compile(r"(\d+)([A-Z_]+?)(\d*)(?:@\d+)?")
+_TRACED_COMMUNICATION = {"RECV_F": 0, "SEND_F": 0, "RECV_B": 1, "SEND_B": 1, "REDUCE": 2, "WAIT_REDUCE": 2}
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """Intervals in the order of their start; int64 arrays of one length. ``kind`` indexes ``letters``."""
+
+    letters: str
+    kind: np.ndarray
+    stage: np.ndarray
+    number: np.ndarray
+    start_ns: np.ndarray
+    end_ns: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    @classmethod
+    def from_rows(cls, letters: str, rows: np.ndarray) -> Blocks:
+        """Blocks from an (n, 5) array of kind, stage, number, start, end; sorted, empty intervals left out."""
+        rows = rows.reshape(-1, 5).astype(np.int64)
+        rows = rows[rows[:, 4] > rows[:, 3]]
+        rows = rows[np.lexsort((rows[:, 4], rows[:, 3]))]
+        return cls(letters, *(np.ascontiguousarray(rows[:, column]) for column in range(5)))
+
+
+@dataclass(frozen=True, eq=False)
+class Strip:
+    """What devices with the same order do: their computation and their communication."""
+
+    compute: Blocks
+    communication: Blocks
+
+
+@dataclass(frozen=True, eq=False)
+class Lane:
+    """One device. ``strip`` indexes ``Picture.strips``; the curve holds bytes from each time on."""
+
+    device: str
+    strip: int
+    stages: tuple[int, ...]
+    times_ns: np.ndarray
+    memory_bytes: np.ndarray
+    capacity_bytes: int | None
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """One global batch on all devices that take part."""
+
+    end_ns: int
+    num_micro_batches: int
+    strips: tuple[Strip, ...]
+    lanes: tuple[Lane, ...]
+
+    @cached_property
+    def num_blocks(self) -> int:
+        """Blocks to be drawn, counted on every lane."""
+        return sum(
+            len(strip.compute) + len(strip.communication) for strip in (self.strips[x.strip] for x in self.lanes)
+        )
+
+
+def picture_of_timeline(problem: Problem, timeline: Timeline) -> Picture:
+    """The judge's timeline; devices that hold no stage are left out."""
+    strips, lanes = [], []
+    for track in timeline.tracks:
+        operations = np.asarray(track.operations, dtype=np.int64)
+        stages = tuple(np.unique(operations[:, 1]).tolist())
+        strips.append(_strip(track, operations, stages, timeline))
+        for device in track.devices:
+            times, memory = timeline.memory_curve(device)
+            about = problem.devices[device]
+            lanes.append((stages, device, Lane(about.name, len(strips) - 1, stages, times, memory, about.memory_bytes)))
+    lanes.sort(key=lambda entry: entry[:2])
+    count = 1 + max((int(track.operations[:, 2].max(initial=0)) for track in timeline.tracks), default=0)
+    return Picture(timeline.time_per_global_batch_ns, count, tuple(strips), tuple(lane for _, _, lane in lanes))
+
+
+def picture_of_trace(trace: Trace, plan: Plan) -> Picture:
+    """The last traced step, as the ranks measured it; memory curves are not measured."""
+    last: dict[int, RankTrace] = {}
+    for rank in trace.ranks:
+        if rank.rank not in last or rank.step >= last[rank.rank].step:
+            last[rank.rank] = rank
+    stages = stage_devices(plan)
+    strips, lanes = [], []
+    end = 0
+    for number, rank in enumerate(last[key] for key in sorted(last)):
+        strips.append(_traced_strip(rank))
+        held = tuple(s for s, devices in enumerate(stages) if rank.device in devices)
+        lanes.append(Lane(rank.device, number, held, np.zeros(0, np.int64), np.zeros(0, np.int64), None))
+        end = max([end, *(event.end_ns for event in rank.events)])
+    return Picture(max(end, 1), plan.num_micro_batches, tuple(strips), tuple(lanes))
+
+
+def stage_devices(plan: Plan) -> list[tuple[str, ...]]:
+    """The devices of each stage number; numbers run on through the pipelines."""
+    return [stage.devices for pipeline in plan.pipelines for stage in pipeline.stages]
+
+
+def coverage(blocks: Blocks, edges_ns: np.ndarray) -> np.ndarray:
+    """Time of each kind between neighbouring edges; float64 of shape (kinds, columns).
+
+    Overlapping intervals of one kind count once.
+    """
+    shares = np.zeros((len(blocks.letters), len(edges_ns) - 1))
+    for kind in range(len(blocks.letters)):
+        of_kind = blocks.kind == kind
+        start, end = blocks.start_ns[of_kind], blocks.end_ns[of_kind]
+        if not len(start):
+            continue
+        latest = np.maximum.accumulate(end)
+        first = np.flatnonzero(np.concatenate(([True], start[1:] > latest[:-1])))
+        left, right = start[first], latest[np.concatenate((first[1:] - 1, [len(start) - 1]))]
+        knots = np.stack((left, right), axis=1).ravel().astype(np.float64)
+        done = np.stack((np.cumsum(right - left) - (right - left), np.cumsum(right - left)), axis=1).ravel()
+        shares[kind] = np.diff(np.interp(edges_ns, knots, done.astype(np.float64)))
+    return shares
+
+
+def merged(blocks: Blocks, columns: int, end_ns: int) -> Blocks:
+    """The same strip in at most ``columns`` blocks: in each pixel column the kind that fills most of it, or nothing."""
+    edges = np.linspace(0, end_ns, columns + 1)
+    shares = coverage(blocks, edges)
+    idle = np.maximum((edges[1:] - edges[:-1]) - shares.sum(axis=0), 0.0)
+    kind = np.argmax(np.vstack((shares, idle)), axis=0)
+    change = np.concatenate(([0], np.flatnonzero(np.diff(kind)) + 1, [columns]))
+    whole = edges.astype(np.int64)
+    rows = [(kind[a], -1, -1, whole[a], whole[b]) for a, b in pairwise(change.tolist())]
+    kept = [row for row in rows if row[0] < len(blocks.letters)]
+    return Blocks.from_rows(blocks.letters, np.array(kept, dtype=np.int64))
+
+
+def _strip(track: Track, operations: np.ndarray, stages: tuple[int, ...], timeline: Timeline) -> Strip:
+    rows = np.column_stack((operations, track.start_ns, track.end_ns))
+    updates = [(UPDATE, i.stage, i.bucket, i.start_ns, i.end_ns) for i in timeline.updates if i.stage in stages]
+    reduced = [(2, i.stage, i.bucket, i.start_ns, i.end_ns) for i in timeline.reductions if i.stage in stages]
+    moved = _transfers(operations, timeline)
+    return Strip(
+        Blocks.from_rows(LETTERS, np.vstack((rows, np.array(updates, dtype=np.int64).reshape(-1, 5)))),
+        Blocks.from_rows(_COMMUNICATION, np.vstack((moved, np.array(reduced, dtype=np.int64).reshape(-1, 5)))),
+    )
+
+
+def _transfers(operations: np.ndarray, timeline: Timeline) -> np.ndarray:
+    """The transfers whose sender's or receiver's operation is one of ours."""
+    moved = timeline.transfers
+    columns = (moved.direction, moved.stage, moved.micro_batch, moved.start_ns, moved.end_ns)
+    rows = np.column_stack([np.asarray(column, dtype=np.int64) for column in columns])
+    peer = rows[:, 1] + np.where(rows[:, 0] == 0, 1, -1)
+    width = 1 + max(int(operations[:, 2].max(initial=0)), int(rows[:, 2].max(initial=0)))
+    ours = operations[:, 1] * width + operations[:, 2]
+    return rows[np.isin(rows[:, 1] * width + rows[:, 2], ours) | np.isin(peer * width + rows[:, 2], ours)]
+
+
+def _traced_strip(rank: RankTrace) -> Strip:
+    rows: dict[str, list[tuple[int, int, int, int, int]]] = defaultdict(list)
+    for event in rank.events:
+        match = _TRACED.fullmatch(event.instruction)
+        if match is None:
+            continue
+        stage, word, number = int(match[1]), match[2], int(match[3] or -1)
+        if word in KINDS or word == "STEP":
+            kind = UPDATE if word == "STEP" else LETTERS.index(word)
+            rows["compute"].append((kind, stage, number, event.start_ns, event.end_ns))
+        elif word in _TRACED_COMMUNICATION:
+            rows["communication"].append((_TRACED_COMMUNICATION[word], stage, number, event.start_ns, event.end_ns))
+    return Strip(
+        Blocks.from_rows(LETTERS, np.array(rows["compute"], dtype=np.int64)),
+        Blocks.from_rows(_COMMUNICATION, np.array(rows["communication"], dtype=np.int64)),
+    )

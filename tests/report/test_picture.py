@@ -1,0 +1,158 @@
+"""Pictures: who does what when, and the merging of what is too fine to draw."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.report.chrome_trace import chrome_events
+from penstock.report.payload import MAX_BLOCKS, MAX_CURVE_POINTS, payload
+from penstock.report.picture import LETTERS, Blocks, Lane, Picture, Strip, coverage, merged, picture_of_trace
+from penstock.report.svg import svg_timeline
+from penstock.report.words import amount, duration, percent
+from penstock.schemas.plan import Plan
+from penstock.schemas.trace import Trace
+
+
+def _letters(blocks: Blocks) -> str:
+    return "".join(blocks.letters[kind] for kind in blocks.kind.tolist())
+
+
+def test_lanes_go_by_stage_and_hold_their_updates(picture: Picture) -> None:
+    assert [lane.device for lane in picture.lanes] == ["node0/0", "node0/1", "node0/2"]
+    assert [lane.stages for lane in picture.lanes] == [(0,), (1,), (1,)]
+    assert [_letters(picture.strips[lane.strip].compute) for lane in picture.lanes] == ["FFBBU", "FBU", "FBU"]
+
+
+def test_a_device_shows_only_transfers_of_its_own_micro_batches(picture: Picture) -> None:
+    """The replicas of stage 1 take one micro-batch each; stage 0 sends and receives for both."""
+    moved = [picture.strips[lane.strip].communication for lane in picture.lanes]
+    assert [(_letters(blocks), blocks.number.tolist()) for blocks in moved] == [
+        ("ffbb", [0, 1, 0, 1]),
+        ("fba", [0, 0, 0]),
+        ("fba", [1, 1, 0]),
+    ]
+
+
+def _blocks(*intervals: tuple[int, int, int]) -> Blocks:
+    return Blocks.from_rows(LETTERS, np.array([(kind, 0, 0, start, end) for kind, start, end in intervals]))
+
+
+def test_coverage_counts_overlaps_once() -> None:
+    blocks = _blocks((0, 0, 10), (0, 5, 12), (1, 12, 20), (0, 30, 40))
+    shares = coverage(blocks, np.array([0.0, 10.0, 20.0, 40.0]))
+    assert shares[0].tolist() == [10.0, 2.0, 10.0]
+    assert shares[1].tolist() == [0.0, 8.0, 0.0]
+    assert not shares[2:].any()
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 60), st.integers(1, 30)), max_size=12),
+    st.integers(1, 20),
+)
+def test_coverage_equals_counting_each_nanosecond(intervals: list[tuple[int, int, int]], columns: int) -> None:
+    """By enumeration of every nanosecond; columns on whole numbers."""
+    blocks = _blocks(*((kind, start, start + length) for kind, start, length in intervals))
+    edges = np.linspace(0, 100 * columns, columns + 1)
+    shares = coverage(blocks, edges)
+    for kind in range(len(LETTERS)):
+        busy = {t for k, start, length in intervals if k == kind for t in range(start, start + length)}
+        counted = [sum(1 for t in busy if 100 * c <= t < 100 * (c + 1)) for c in range(columns)]
+        assert shares[kind].tolist() == pytest.approx(counted)
+
+
+def test_merging_keeps_what_fills_most_of_a_column() -> None:
+    blocks = _blocks(*((i % 2, 10 * i, 10 * i + (10 if i % 2 else 1)) for i in range(100)))
+    coarse = merged(blocks, 10, 1000)
+    assert _letters(coarse) == "B"
+    assert (coarse.start_ns.tolist(), coarse.end_ns.tolist()) == ([0], [1000])
+    assert merged(_blocks((0, 0, 10)), 10, 1000).start_ns.size == 0
+
+
+def test_a_large_picture_is_merged_and_a_small_one_is_not() -> None:
+    count = MAX_BLOCKS // 2 + 1
+    start = np.arange(count, dtype=np.int64) * 10
+    rows = np.column_stack((start % 2, np.zeros(count), np.arange(count), start, start + 10)).astype(np.int64)
+    nothing = Blocks.from_rows("fba", np.zeros((0, 5), np.int64))
+    strip = Strip(Blocks.from_rows(LETTERS, rows), nothing)
+    curve = np.arange(5000)
+    lanes = tuple(Lane(f"n/{i}", 0, (0,), curve, curve, 9000) for i in range(2))
+    data = payload(Picture(10 * count, count, (strip,), lanes), "large")
+    assert data["merged"]
+    assert data["num_blocks"] == 2 * count
+    assert len(data["strips"][0]["compute"]["gap"]) <= 4000
+    assert len(data["lanes"][0]["times_ns"]) == MAX_CURVE_POINTS
+    assert max(data["lanes"][0]["memory_bytes"]) == 4999
+    small = payload(Picture(10 * count, count, (strip,), lanes[:1]), "small")
+    assert not small["merged"]
+    assert len(small["strips"][0]["compute"]["gap"]) == count
+
+
+def test_payload_gives_back_every_time(picture: Picture) -> None:
+    data = payload(picture, "x")
+    for strip, packed in zip(picture.strips, data["strips"], strict=True):
+        for blocks, columns in ((strip.compute, packed["compute"]), (strip.communication, packed["communication"])):
+            end, starts, ends = 0, [], []
+            for gap, length in zip(columns["gap"], columns["length"], strict=True):
+                starts.append(end + gap)
+                end = starts[-1] + length
+                ends.append(end)
+            assert (starts, ends) == (blocks.start_ns.tolist(), blocks.end_ns.tolist())
+            assert columns["kind"] == _letters(blocks)
+
+
+def test_chrome_events_are_complete_and_in_microseconds(picture: Picture) -> None:
+    events = list(chrome_events(picture))
+    work = [e for e in events if e["ph"] == "X" and e["pid"] == 0 and e["tid"] == 0]
+    assert [(e["name"], e["ts"], e["dur"]) for e in work][:2] == [("F0", 0.0, 0.01), ("F1", 0.01, 0.01)]
+    assert len([e for e in events if e["ph"] == "C"]) == 9
+
+
+def test_svg_draws_each_block(picture: Picture) -> None:
+    text = svg_timeline(picture)
+    assert text.count('fill="#0072b2"') == 4 + 1, "four forwards and the legend"
+    assert "node0/2 [1]" in text
+
+
+def test_a_trace_becomes_a_picture_of_its_last_step(plan: Plan) -> None:
+    def rank(step: int, *events: tuple[str, int, int]) -> dict[str, object]:
+        listed = [{"instruction": i, "start_ns": a, "end_ns": b} for i, a, b in events]
+        return {"rank": 0, "device": "node0/0", "step": step, "events": listed}
+
+    trace = Trace.parse(
+        {
+            "plan_hash": "sha256:" + "0" * 64,
+            "predicted_time_per_global_batch_ns": 100,
+            "measured_times_per_global_batch_ns": [120],
+            "ranks": [
+                rank(2, ("0F0", 0, 9), ("0SEND_F0@1", 9, 10), ("0B0", 20, 40), ("0REDUCE0", 40, 41), ("0STEP", 41, 50)),
+                rank(1, ("0F0", 0, 999)),
+            ],
+        }
+    )
+    picture = picture_of_trace(trace, plan)
+    assert picture.end_ns == 50
+    assert _letters(picture.strips[0].compute) == "FBU"
+    assert _letters(picture.strips[0].communication) == "fa"
+    assert picture.lanes[0].stages == (0,)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0 ns"), (999, "999 ns"), (1500, "1.50 µs"), (999_999, "1.00 ms"), (12_345_678, "12.3 ms"), (2.5e11, "250 s")],
+)
+def test_durations(value: float, text: str) -> None:
+    assert duration(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(12, "12 B"), (1536, "1.50 KiB"), (1024**3 * 79.6, "79.6 GiB"), (2**50, "1,024 TiB")]
+)
+def test_amounts(value: float, text: str) -> None:
+    assert amount(value) == text
+
+
+def test_percent() -> None:
+    assert (percent(0.1234), percent(1.0), percent(0.0)) == ("12.3 %", "100 %", "0.0 %")
