@@ -1,0 +1,84 @@
+"""Documents on the command line: a file, ``-`` for standard input, or the name of a shipped example."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from penstock.schemas.errors import InvalidDocument
+
+if TYPE_CHECKING:
+    from penstock.schemas.document import Document
+    from penstock.schemas.plan import PlanFile
+
+    AnyDocument = TypeVar("AnyDocument", bound=Document)
+
+STANDARD = "-"
+
+
+def read_document(kind: type[AnyDocument], source: str) -> AnyDocument:
+    """Read and validate. Raises InvalidDocument; a profile text gets told how to import it."""
+    if source == STANDARD:
+        return kind.parse_json(sys.stdin.read(), origin="standard input")
+    if Path(source).suffix not in {".json", ".yaml", ".yml"} and _looks_like_profile_text(source):
+        raise InvalidDocument(
+            f"{source!r} is a PipeDream profile text, not a document",
+            remedy=f"penstock import profile {source} -o p.json",
+        )
+    return kind.read(source)
+
+
+def read_plan(source: str) -> PlanFile:
+    """Read a plan file. A bare plan is told that its request is missing."""
+    from penstock.schemas.plan import PlanFile
+
+    return read_document(PlanFile, source)
+
+
+def read_raw(source: str) -> dict[str, Any]:
+    """Plain data of a JSON or YAML object, to be completed before it is validated."""
+    import yaml
+
+    from penstock.schemas.document import load_json
+
+    if source == STANDARD:
+        text, origin = sys.stdin.read(), "standard input"
+    else:
+        try:
+            text, origin = Path(source).read_text(encoding="utf-8"), repr(source)
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidDocument(f"cannot read {source!r}: {error}") from None
+    if Path(source).suffix in {".yaml", ".yml"}:
+        try:
+            data = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise InvalidDocument(f"{origin} is not YAML: {error}") from None
+    else:
+        data = load_json(text, origin)
+    if not isinstance(data, dict):
+        raise InvalidDocument(f"{origin} holds {type(data).__name__}, not an object with fields")
+    return data
+
+
+def write_document(document: Document, target: str | None) -> None:
+    """Write a document to a file or to standard output; ``None`` writes nothing."""
+    if target == STANDARD:
+        print_json(document)
+    elif target is not None:
+        document.write(target)
+
+
+def print_json(document: Any) -> None:
+    """A document, or plain data, as indented JSON on standard output."""
+    data = document.model_dump(mode="json", exclude_none=True) if hasattr(document, "model_dump") else document
+    print(json.dumps(data, indent=1, ensure_ascii=False))
+
+
+def _looks_like_profile_text(source: str) -> bool:
+    try:
+        with Path(source).open(encoding="utf-8") as file:
+            return file.readline().startswith("node")
+    except (OSError, UnicodeDecodeError):
+        return False

@@ -1,0 +1,95 @@
+"""What a plan does and what limits it, in sentences made from the judge's numbers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from penstock.report.words import amount, duration, percent, ranges
+
+if TYPE_CHECKING:
+    from penstock.api import Judgement
+    from penstock.schemas.plan import DevicePrediction, Plan, Stage
+    from penstock.solvers.timeline import Timeline
+
+
+def sentences(judgement: Judgement, timeline: Timeline) -> Iterator[str]:
+    """The shape, the busiest device, where the rest of the time goes, memory, and the bounds."""
+    plan = judgement.plan
+    assert plan.prediction is not None
+    total = plan.prediction.time_per_global_batch_ns
+    stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
+    yield _shape(plan, stages)
+    busiest = max(plan.prediction.devices, key=lambda use: use.busy_ns)
+    holder = next(number for number, stage in enumerate(stages) if busiest.device in stage.devices)
+    yield (
+        f"The busiest device is {busiest.device} (stage {holder}, layers {ranges(stages[holder].layers)}): it computes "
+        f"for {duration(busiest.busy_ns)} of {duration(total)} ({percent(busiest.busy_ns / total)})."
+    )
+    yield _rest(plan.prediction.bubble, timeline, busiest)
+    yield _memory(plan.prediction.devices)
+    yield from _bounds(plan, total)
+    yield _advice(plan, busiest, timeline, total)
+
+
+def _shape(plan: Plan, stages: list[Stage]) -> str:
+    replicated = [f"{number} ({len(s.devices)})" for number, s in enumerate(stages) if len(s.devices) > 1]
+    shape = f"{len(stages)} stage{'s' if len(stages) > 1 else ''}"
+    if len(plan.pipelines) > 1:
+        shape += f" in {len(plan.pipelines)} pipelines"
+    if replicated:
+        shape += f", replicated: stage {', '.join(replicated)}"
+    return (
+        f"{plan.planner} cut the model into {shape}. Each step runs {plan.num_micro_batches} micro-batches of at most "
+        f"{plan.micro_batch_size} samples in the {plan.schedule.name} order."
+    )
+
+
+def _rest(bubble: float, timeline: Timeline, busiest: DevicePrediction) -> str:
+    return (
+        f"It waits for transfers or all-reduces alone for {duration(busiest.communication_ns)} and idles for "
+        f"{duration(busiest.idle_ns)}; filling the pipeline takes {duration(timeline.fill_ns)}, draining it "
+        f"{duration(timeline.drain_ns)}. All devices together do not compute {percent(bubble)} of the time."
+    )
+
+
+def _memory(devices: tuple[DevicePrediction, ...]) -> str:
+    fullest = max(devices, key=lambda use: use.peak_memory_bytes / max(use.memory_bytes, 1))
+    parts = fullest.memory.model_dump()
+    name, largest = max(parts.items(), key=lambda item: int(item[1]))
+    return (
+        f"The fullest device is {fullest.device}: {amount(fullest.peak_memory_bytes)} of "
+        f"{amount(fullest.memory_bytes)}, most of it {name.removesuffix('_bytes')} ({amount(largest)})."
+    )
+
+
+def _bounds(plan: Plan, total: int) -> Iterator[str]:
+    for c in plan.certificates:
+        whose = "No plan of this request" if c.scope == "all plans of this request" else "No order of this allocation"
+        consequence = (
+            f"so at most {percent(1 - c.bound_ns / total)} of the time could be saved"
+            if c.gap > 0
+            else "so this one cannot be beaten there"
+        )
+        yield f"{whose} ({c.model}) takes less than {duration(c.bound_ns)} ({c.method}), {consequence}."
+
+
+def _advice(plan: Plan, busiest: DevicePrediction, timeline: Timeline, total: int) -> str:
+    """The largest loss, and what makes it smaller."""
+    assert plan.prediction is not None
+    losses = {
+        "fill": timeline.fill_ns + timeline.drain_ns,
+        "communication": busiest.communication_ns,
+        "imbalance": total - min(use.busy_ns for use in plan.prediction.devices) - timeline.fill_ns - timeline.drain_ns,
+    }
+    worst = max(losses, key=lambda name: losses[name])
+    if losses[worst] <= 0.05 * total:
+        return "Nothing stands out: no single loss is above 5 % of the time."
+    if worst == "fill":
+        return (
+            "The largest loss is filling and draining: more micro-batches (a larger global batch, or a smaller "
+            "micro-batch size) would spread it over more work."
+        )
+    if worst == "communication":
+        return "The largest loss is communication on the busiest device: faster links or fewer replicas would help."
+    return "The largest loss is imbalance: the least loaded device waits for the others; finer layers would help."

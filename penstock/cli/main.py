@@ -1,0 +1,127 @@
+"""The command ``penstock``: its commands, and the one place where an error becomes a message and an exit code.
+
+Exit codes: ``plan`` gives 0 optimal, 2 feasible, 3 infeasible, 4 limit without a plan; every other command 0 or 1.
+64 is wrong usage, 65 a refused document, 70 an internal error, 130 an interrupt.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from penstock.cli import judging, planning, profiling, running, serving
+from penstock.schemas.errors import MissingExtra, PenstockError
+
+USAGE = 64
+INTERNAL = 70
+INTERRUPTED = 130
+EXTRAS = {
+    **dict.fromkeys(("numpy", "numba", "networkx", "ortools"), "solvers"),
+    **dict.fromkeys(("fastapi", "starlette", "uvicorn", "sqlalchemy", "jinja2", "pydantic_settings"), "service"),
+    "torch": "executor",
+}
+"""Which extra brings a module that may be absent."""
+
+app = typer.Typer(
+    name="penstock",
+    help="Plan pipeline-parallel training, prove how good the plan is, and run it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+importing = typer.Typer(help="Read what other tools write.", no_args_is_help=True)
+app.add_typer(importing, name="import")
+planning.register(app)
+judging.register(app)
+profiling.register(app, importing)
+running.register(app)
+serving.register(app)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(version("penstock"))
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; never raises, never shows a traceback unless asked to."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = app(args=given, prog_name="penstock", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except typer.TyperException as error:
+        return _usage(error)
+    except (KeyboardInterrupt, typer.Abort):
+        return _say("interrupted", INTERRUPTED)
+    except PenstockError as error:
+        _traceback_if_asked()
+        return _say(str(error), error.exit_code)
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None:
+            return _internal(error)
+        absent = MissingExtra(
+            f"this command needs {error.name!r}, which is not installed", remedy=f"pip install 'penstock[{extra}]'"
+        )
+        return _say(str(absent), absent.exit_code)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        if error.filename is None and error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            return _internal(error)
+        where = f"{error.filename!r}: " if error.filename is not None else ""
+        return _say(f"{where}{error.strerror or error}", 1)
+    except Exception as error:
+        return _internal(error)
+
+
+def _usage(error: typer.TyperException) -> int:
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "penstock"
+    text = error.format_message()
+    if text and type(error).__name__ != "NoArgsIsHelpError":
+        _say(f"{text.rstrip('.')}; see `{command} --help`", USAGE)
+    else:
+        print(text, file=sys.stderr)
+    return USAGE
+
+
+def _internal(error: Exception) -> int:
+    _traceback_if_asked()
+    known = "" if os.environ.get("PENSTOCK_DEBUG") == "1" else "; PENSTOCK_DEBUG=1 shows where"
+    return _say(f"internal error: {type(error).__name__}: {error}\n  please report it{known}", INTERNAL)
+
+
+def _traceback_if_asked() -> None:
+    if os.environ.get("PENSTOCK_DEBUG") == "1":
+        traceback.print_exc()
+
+
+def _say(message: str, code: int) -> int:
+    print(f"penstock: {message}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

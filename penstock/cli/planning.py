@@ -1,0 +1,139 @@
+"""``penstock plan`` and ``penstock compare``: one question from the command line, answered or tabulated."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.asking import request_of
+from penstock.cli.documents import STANDARD, print_json, write_document
+
+if TYPE_CHECKING:
+    from penstock.cli.show import Screen
+    from penstock.schemas.plan import Plan
+
+EXIT_CODES = {"optimal": 0, "feasible": 2, "infeasible": 3, "time_limit": 4}
+
+Profile = Annotated[str | None, typer.Option("--profile", "-p", help="A profile file, or - for standard input.")]
+Topology = Annotated[str | None, typer.Option("--topology", "-t", help="A topology file, or - for standard input.")]
+Model = Annotated[str | None, typer.Option(help="A shipped profile by name, instead of --profile.")]
+Cluster = Annotated[str | None, typer.Option(help="A shipped topology, or NODESxDEVICESxKIND, instead of --topology.")]
+Request = Annotated[str | None, typer.Option("--request", help="A plan request; other options override its fields.")]
+Batch = Annotated[int | None, typer.Option("--global-batch-size", "-b", help="Samples per step.")]
+MicroBatch = Annotated[list[int] | None, typer.Option("--micro-batch-size", help="A candidate; may be repeated.")]
+Recompute = Annotated[str | None, typer.Option(help="never, auto or always.")]
+Network = Annotated[str | None, typer.Option(help="shared (transfers compete) or private (as the papers do).")]
+Optimizer = Annotated[str | None, typer.Option(help="sgd, momentum or adam.")]
+TimeLimit = Annotated[float | None, typer.Option("--time-limit", help="Seconds.")]
+Gap = Annotated[float | None, typer.Option(help="Good enough: a plan within this share of the bound.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of every random choice.")]
+Settings = Annotated[list[str] | None, typer.Option("--set", help="option=value of the planner; may be repeated.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's commands."""
+    app.command("plan")(plan)
+    app.command("compare")(compare)
+
+
+def plan(
+    context: typer.Context,
+    profile: Profile = None,
+    topology: Topology = None,
+    global_batch_size: Batch = None,
+    model: Model = None,
+    cluster: Cluster = None,
+    request: Request = None,
+    planner: Annotated[str | None, typer.Option(help="auto, dapple, dp, gpipe, …")] = None,
+    schedule: Annotated[str | None, typer.Option(help="auto, or a schedule's name.")] = None,
+    micro_batch_size: MicroBatch = None,
+    recompute: Recompute = None,
+    network: Network = None,
+    optimizer: Optimizer = None,
+    time_limit: TimeLimit = None,
+    gap: Gap = None,
+    seed: Seed = None,
+    set_option: Settings = None,
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", help="Where the plan goes; - is standard output.")
+    ] = None,
+    as_json: AsJson = False,
+    exit_zero: Annotated[
+        bool, typer.Option("--exit-zero", help="0 also for a plan that is not proven optimal.")
+    ] = False,
+) -> None:
+    """Find the best way to train a model on a cluster.
+
+    Exits with 0 when the plan is proven optimal, 2 when it is not, 3 when there is none, 4 when time ran out first.
+    """
+    asked = request_of(context.params)
+    from penstock import api
+    from penstock.cli.show import Screen, show_result
+    from penstock.schemas.plan import PlanFile
+
+    screen = Screen.of(quiet=as_json or output == STANDARD)
+    result = api.solve(asked, on_incumbent=_reporter(screen))
+    if result.plan is not None:
+        write_document(PlanFile(plan=result.plan, request=asked), output)
+    if as_json and output != STANDARD:
+        print_json(result)
+    show_result(screen, asked, result)
+    if result.plan is not None and output not in (None, STANDARD):
+        screen.say(f"written to {output}")
+    code = EXIT_CODES[result.status]
+    raise typer.Exit(0 if exit_zero and code == 2 else code)
+
+
+def compare(
+    context: typer.Context,
+    profile: Profile = None,
+    topology: Topology = None,
+    global_batch_size: Batch = None,
+    model: Model = None,
+    cluster: Cluster = None,
+    request: Request = None,
+    planner: Annotated[list[str] | None, typer.Option(help="Only this one; may be repeated.")] = None,
+    schedule: Annotated[list[str] | None, typer.Option(help="Only this one; may be repeated.")] = None,
+    micro_batch_size: MicroBatch = None,
+    recompute: Recompute = None,
+    network: Network = None,
+    optimizer: Optimizer = None,
+    time_limit: TimeLimit = None,
+    gap: Gap = None,
+    seed: Seed = None,
+    set_option: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """Ask every planner the same question, and show their answers side by side."""
+    asked = request_of({**context.params, "planner": None, "schedule": None})
+    from penstock import api
+    from penstock.cli.show import Screen, show_comparison
+
+    screen = Screen.of(quiet=as_json)
+    rows = []
+    for row in api.compare(asked, tuple(planner or ()), tuple(schedule or ())):
+        rows.append(row)
+        screen.progress(f"{row.planner} with {row.schedule}: {row.status}")
+    screen.done()
+    if as_json:
+        print(json.dumps([row.model_dump(mode="json", exclude={"why"}) for row in rows], indent=1))
+    show_comparison(screen, rows)
+
+
+def _reporter(screen: Screen) -> Callable[[Plan], None]:
+    """Says each better plan as it is found."""
+    from penstock.report.words import duration
+
+    started = time.monotonic()
+
+    def tell(plan: Plan) -> None:
+        if plan.prediction is not None:
+            took = duration(plan.prediction.time_per_global_batch_ns)
+            screen.progress(f"after {time.monotonic() - started:.1f} s: {plan.planner} finds {took} per global batch")
+
+    return tell

@@ -1,0 +1,68 @@
+"""``penstock serve`` and ``penstock agent``: the two that stay."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's commands."""
+    app.command("serve")(serve)
+    app.command("agent")(agent)
+
+
+def serve(
+    host: Annotated[
+        str | None, typer.Option(help="Where to listen; other machines can reach anything but loopback.")
+    ] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="0 takes any free port.")] = None,
+    database: Annotated[str | None, typer.Option(help="An SQLite file, or a SQLAlchemy URL.")] = None,
+) -> None:
+    """Answer plan requests over HTTP, keep the plans, and run them on agents."""
+    from penstock.service.app import serve as run_service
+    from penstock.service.settings import Settings
+
+    given = {"host": host, "port": port, "database": database}
+    run_service(Settings(**{name: value for name, value in given.items() if value is not None}))  # type: ignore[arg-type]
+
+
+def agent(
+    server: Annotated[str | None, typer.Option(help="The service: http://host:port.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Unique among the service's agents; the host's name by default.")
+    ] = None,
+    cpu_devices: Annotated[int | None, typer.Option(min=0, help="Offer CPU devices; 0 offers the GPUs.")] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help="key=module:attribute that may be run; may be repeated.")
+    ] = None,
+    directory: Annotated[str | None, typer.Option(help="Where the training project lies and ranks write.")] = None,
+    interface: Annotated[str | None, typer.Option(help="Address or network interface of stores and ranks.")] = None,
+    settings: Annotated[str | None, typer.Option(help="A TOML file with these settings.")] = None,
+    allow_any_model: Annotated[
+        bool, typer.Option("--allow-any-model", help="Run whatever a request names; on loopback only.")
+    ] = False,
+) -> None:
+    """Offer this machine's devices to a service, and run its plans on them."""
+    from penstock.executor.agent import run_agent
+    from penstock.executor.settings import AgentSettings
+
+    given: dict[str, Any] = {
+        "server": server,
+        "name": name,
+        "cpu_devices": cpu_devices,
+        "models": dict(_model(text) for text in model) if model else None,
+        "directory": directory,
+        "interface": interface,
+        "allow_any_model": allow_any_model or None,
+    }
+    run_agent(AgentSettings.load(settings, environ=os.environ, given=given))
+
+
+def _model(text: str) -> tuple[str, str]:
+    key, equals, reference = text.partition("=")
+    if not (key and equals and reference):
+        raise typer.BadParameter(f"{text!r} is not key=module:attribute", param_hint="--model")
+    return key, reference

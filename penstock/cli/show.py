@@ -1,0 +1,192 @@
+"""What the commands print: plans, results and comparisons as text that fits the terminal."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TextIO
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from penstock.report.words import amount, duration, percent, ranges
+
+if TYPE_CHECKING:
+    from penstock.api import Judgement
+    from penstock.schemas.jobs import PlanComparison, ResultOut
+    from penstock.schemas.plan import Plan
+    from penstock.schemas.profile import ModelProfile
+    from penstock.schemas.request import PlanRequest
+
+PLAIN_WIDTH = 110
+MAX_STAGES = 40
+
+
+@dataclass
+class Screen:
+    """Where a command speaks: answers to standard output unless quiet, progress to a terminal's standard error."""
+
+    out: Console
+    quiet: bool
+    live: bool
+    _open: bool = False
+
+    @classmethod
+    def of(cls, *, quiet: bool = False, file: TextIO | None = None) -> Screen:
+        """The usual screen. ``NO_COLOR`` and a pipe turn colours off."""
+        width = shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns
+        console = Console(file=file or sys.stdout, width=max(width, 60), highlight=False, soft_wrap=True)
+        return cls(console, quiet, sys.stderr.isatty())
+
+    @property
+    def colour(self) -> bool:
+        """Whether colours are shown."""
+        return self.out.is_terminal and not self.out.no_color and os.environ.get("TERM") != "dumb"
+
+    def say(self, text: str = "") -> None:
+        """A line of the answer."""
+        if not self.quiet:
+            self.out.print(Text.from_ansi(text))
+
+    def table(self, table: Table) -> None:
+        """A table of the answer."""
+        if not self.quiet:
+            self.out.print(table, soft_wrap=False)
+
+    def progress(self, text: str) -> None:
+        """What is going on; each replaces the last."""
+        if self.live:
+            print(f"\r\x1b[2K{text[: self.out.width - 1]}", end="", file=sys.stderr, flush=True)
+            self._open = True
+
+    def done(self) -> None:
+        """Remove the line of progress."""
+        if self._open:
+            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
+            self._open = False
+
+
+def show_result(screen: Screen, request: PlanRequest, result: ResultOut) -> None:
+    """A planner's answer: the plan with its bound and timeline, or why there is none."""
+    screen.done()
+    if result.plan is None:
+        screen.say(f"{result.status}: {result.why}")
+        if result.infeasibility is not None:
+            if result.infeasibility.sentence != result.why:
+                screen.say(f"  {result.infeasibility.sentence}")
+            if result.infeasibility.remedy:
+                screen.say(f"  try: {result.infeasibility.remedy}")
+        return
+    if screen.quiet:
+        return
+    from penstock import api
+    from penstock.schemas.plan import PlanFile
+
+    judgement = api.judge(PlanFile(plan=result.plan, request=request))
+    show_plan(screen, request, judgement)
+    screen.say(f"{result.status} after {result.seconds:.2f} s: {result.why}")
+
+
+def show_plan(screen: Screen, request: PlanRequest, judgement: Judgement) -> None:
+    """Stages, prediction, bounds and timeline."""
+    from penstock.cli.timeline_text import render_timeline
+    from penstock.schemas.profile import ModelProfile
+    from penstock.schemas.topology import ClusterTopology
+
+    plan = judgement.plan
+    assert isinstance(request.profile, ModelProfile)
+    assert isinstance(request.topology, ClusterTopology)
+    screen.say(f"{request.profile.name} on {request.topology.name}: {plan.planner}, {plan.schedule.name} schedule")
+    screen.say(
+        f"global batch {plan.global_batch_size} in {plan.num_micro_batches} micro-batches of at most "
+        f"{plan.micro_batch_size} samples"
+    )
+    screen.table(stage_table(plan, request.profile))
+    for line in prediction_lines(plan):
+        screen.say(line)
+    if judgement.timeline is not None:
+        screen.say()
+        screen.say(
+            render_timeline(judgement.problem, judgement.timeline, width=screen.out.width - 1, colour=screen.colour)
+        )
+
+
+def stage_table(plan: Plan, profile: ModelProfile) -> Table:
+    """A row per stage."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for head, justify in (
+        ("stage", "right"), ("layers", "left"), ("devices", "left"), ("parameters", "right"), ("computing", "right"),
+        ("peak memory", "right"), ("of", "right"),
+    ):  # fmt: skip
+        table.add_column(head, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    uses = {use.device: use for use in plan.prediction.devices} if plan.prediction else {}
+    stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
+    for number, stage in enumerate(stages[:MAX_STAGES]):
+        first, last = stage.layers
+        held = [uses[device] for device in stage.devices if device in uses]
+        size = sum(layer.parameter_bytes for layer in profile.layers[first : last + 1])
+        total = plan.prediction.time_per_global_batch_ns if plan.prediction else 0
+        worst = max(held, key=lambda use: use.peak_memory_bytes, default=None)
+        table.add_row(
+            str(number),
+            ranges(stage.layers) + ("" if stage.recompute == "none" else " (recomputed)"),
+            shown_devices(stage.devices),
+            amount(size),
+            percent(max(use.busy_ns for use in held) / total) if held and total else "–",
+            amount(worst.peak_memory_bytes) if worst else "–",
+            amount(worst.memory_bytes) if worst else "–",
+        )
+    if len(stages) > MAX_STAGES:
+        table.add_row("…", f"{len(stages) - MAX_STAGES} more", "", "", "", "", "")
+    return table
+
+
+def shown_devices(devices: Sequence[str]) -> str:
+    """``4: node0/0 … node0/3`` for many, all of them for few."""
+    if len(devices) <= 3:
+        return " ".join(devices)
+    return f"{len(devices)}: {devices[0]} … {devices[-1]}"
+
+
+def prediction_lines(plan: Plan) -> list[str]:
+    """The judge's time with its stated error, where the time goes, and the proven bounds."""
+    p = plan.prediction
+    if p is None:
+        return ["this plan has not been judged"]
+    total = p.time_per_global_batch_ns
+    lines = [
+        f"predicted  {duration(total)} per global batch ± {percent(p.expected_error)} ({p.basis} costs), "
+        f"{plan.global_batch_size / total * 1e9:,.1f} samples/s, bubble {percent(p.bubble)}, "
+        f"peak memory {amount(p.peak_memory_bytes)}"
+    ]
+    if p.cost_per_sample is not None:
+        lines.append(f"cost       {p.cost_per_sample:.3g} per sample")
+    for c in plan.certificates:
+        lines.append(f"bound      {duration(c.bound_ns)}, gap {percent(c.gap)}: {c.scope} ({c.model}; {c.method})")
+    return lines
+
+
+def show_comparison(screen: Screen, rows: Sequence[PlanComparison]) -> None:
+    """A row per planner and schedule, the best one first."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for head in ("planner", "schedule", "status"):
+        table.add_column(head, no_wrap=True)
+    for head in ("time", "speed-up", "gap", "peak memory", "seconds"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for row in sorted(rows, key=lambda row: (row.iteration_ns is None, row.iteration_ns or 0)):
+        table.add_row(
+            row.planner,
+            row.schedule or "–",
+            row.status,
+            duration(row.iteration_ns) if row.iteration_ns is not None else "–",
+            f"{row.speedup_vs_one_device:.2f}×" if row.speedup_vs_one_device is not None else "–",
+            percent(row.gap) if row.gap is not None else "–",
+            amount(row.peak_memory_bytes) if row.peak_memory_bytes is not None else "–",
+            f"{row.seconds:.2f}",
+        )
+    screen.table(table)
