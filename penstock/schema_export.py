@@ -1,0 +1,65 @@
+"""JSON Schema of each document, one file each: what ``docs/schemas`` holds.
+
+``python -m penstock.schema_export DIRECTORY`` writes them; a test compares them with what is committed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from penstock.schemas.agents import SyncReply, SyncRequest
+from penstock.schemas.document import Part
+from penstock.schemas.jobs import JobEvent, JobOut, PlanComparison, ProblemDetails, ResultOut, RunOut, RunRequest
+from penstock.schemas.plan import Plan, PlanFile
+from penstock.schemas.profile import ModelProfile, PipelineProfile
+from penstock.schemas.request import PlanRequest
+from penstock.schemas.topology import ClusterTopology
+from penstock.schemas.trace import Trace
+
+DOCUMENTS: dict[str, type[Part]] = {
+    "model-profile": ModelProfile,
+    "pipeline-profile": PipelineProfile,
+    "cluster-topology": ClusterTopology,
+    "plan-request": PlanRequest,
+    "plan": Plan,
+    "plan-file": PlanFile,
+    "trace": Trace,
+    "result": ResultOut,
+    "plan-comparison": PlanComparison,
+    "job": JobOut,
+    "job-event": JobEvent,
+    "run-request": RunRequest,
+    "run": RunOut,
+    "problem-details": ProblemDetails,
+    "agent-sync-request": SyncRequest,
+    "agent-sync-reply": SyncReply,
+}
+
+
+def schema_of(name: str) -> dict[str, Any]:
+    """The JSON Schema (2020-12) of a document in ``DOCUMENTS``."""
+    schema = DOCUMENTS[name].model_json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def schema_text(name: str) -> str:
+    """The schema as its file holds it."""
+    return json.dumps(schema_of(name), indent=2, ensure_ascii=False) + "\n"
+
+
+def write_schemas(directory: Path) -> list[Path]:
+    """Write all of them, remove what is none, and return the paths."""
+    directory.mkdir(parents=True, exist_ok=True)
+    paths = [directory / f"{name}.json" for name in DOCUMENTS]
+    for old in set(directory.glob("*.json")) - set(paths):
+        old.unlink()
+    for path in paths:
+        path.write_text(schema_text(path.stem), encoding="utf-8")
+    return paths
+
+
+if __name__ == "__main__":
+    write_schemas(Path(sys.argv[1]))

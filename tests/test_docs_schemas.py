@@ -1,0 +1,43 @@
+"""docs/schemas holds the JSON Schema of every document, as the code has it now."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.schema_export import DOCUMENTS, schema_text, write_schemas
+from penstock.schemas import agents, jobs, plan, profile, request, topology, trace
+from penstock.schemas.document import Document
+
+SCHEMAS = Path(__file__).parents[1] / "docs" / "schemas"
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_up_to_date(name: str) -> None:
+    written = (SCHEMAS / f"{name}.json").read_text(encoding="utf-8")
+    assert written == schema_text(name), "run scripts/make-schemas"
+
+
+def test_nothing_else_lies_there() -> None:
+    assert {path.stem for path in SCHEMAS.iterdir()} == set(DOCUMENTS)
+
+
+def test_every_document_has_one() -> None:
+    modules = (agents, jobs, plan, profile, request, topology, trace)
+    found = {
+        kind
+        for module in modules
+        for kind in vars(module).values()
+        if isinstance(kind, type) and issubclass(kind, Document) and kind is not Document
+    }
+    assert found <= set(DOCUMENTS.values())
+
+
+def test_writing_removes_what_is_no_document_any_more(tmp_path: Path) -> None:
+    (tmp_path / "old.json").write_text("{}")
+    paths = write_schemas(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted(paths)
+    closed = json.loads((tmp_path / "plan.json").read_text())
+    assert closed["additionalProperties"] is False

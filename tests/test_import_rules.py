@@ -1,0 +1,110 @@
+"""Who may import whom (docs/architecture.md), seen in a fresh interpreter's ``sys.modules`` and in the source."""
+
+from __future__ import annotations
+
+import ast
+import json
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("schemas", "solvers", "executor", "service")
+HEAVY = {"torch", "numpy", "numba", "networkx", "ortools", "fastapi", "uvicorn", "sqlalchemy", "jinja2", "httpx"}
+STANDARD_LIBRARY_ONLY = ("penstock.schemas.program", "penstock.schemas.errors")
+
+
+def _modules(package: str) -> list[str]:
+    """All modules of a package by name, from the folders that it really is."""
+    start = ROOT / package.rpartition(".")[2] if package.rpartition(".")[2] in FOLDERS else ROOT / "penstock" / "cli"
+    found = [package]
+    found += [name for _, name, _ in pkgutil.walk_packages([str(start)], package + ".", onerror=lambda _: None)]
+    return [name for name in found if not name.endswith("__main__")]
+
+
+def _loaded(names: list[str]) -> set[str]:
+    """What a fresh interpreter has loaded after importing ``names``."""
+    code = (
+        "import importlib, json, sys\n"
+        "before = set(sys.modules)\n"
+        f"for name in {names!r}: importlib.import_module(name)\n"
+        "print(json.dumps(sorted(set(sys.modules) - before)))"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout))
+
+
+def _roots(loaded: set[str]) -> set[str]:
+    return {name.partition(".")[0] for name in loaded}
+
+
+def _ours(loaded: set[str]) -> set[str]:
+    """Sub-packages and modules of penstock, two names deep."""
+    return {".".join(name.split(".")[:2]) for name in loaded if name.startswith("penstock.")}
+
+
+def test_schemas_import_nothing_of_ours() -> None:
+    loaded = _loaded(_modules("penstock.schemas"))
+    assert _ours(loaded) == {"penstock.schemas"}
+    assert not _roots(loaded) & HEAVY
+
+
+@pytest.mark.parametrize("name", STANDARD_LIBRARY_ONLY)
+def test_words_and_errors_need_the_standard_library_only(name: str) -> None:
+    assert _roots(_loaded([name])) <= set(sys.stdlib_module_names) | {"penstock"}
+
+
+def test_solvers_see_programs_and_errors_only() -> None:
+    loaded = _loaded(_modules("penstock.solvers"))
+    assert _ours(loaded) == {"penstock.solvers", "penstock.schemas"}
+    of_schemas = {name for name in loaded if name.startswith("penstock.schemas.")}
+    assert of_schemas <= set(STANDARD_LIBRARY_ONLY)
+    assert not _roots(loaded) & {"torch", "pydantic", "fastapi", "sqlalchemy", "httpx"}
+
+
+def test_executor_sees_schemas_only() -> None:
+    loaded = _loaded(_modules("penstock.executor"))
+    assert _ours(loaded) == {"penstock.executor", "penstock.schemas"}
+    assert not _roots(loaded) & {"numba", "networkx", "ortools", "fastapi", "sqlalchemy"}
+
+
+def test_the_agent_loads_no_torch() -> None:
+    assert "torch" not in _loaded(["penstock.executor.agent"])
+
+
+def test_the_service_loads_no_torch_and_no_executor() -> None:
+    loaded = _loaded(_modules("penstock.service"))
+    assert "torch" not in loaded
+    assert not _ours(loaded) & {"penstock.cli", "penstock.executor"}
+
+
+def test_the_command_line_starts_with_nothing_heavy() -> None:
+    loaded = _loaded(["penstock.cli.main"])
+    assert not _roots(loaded) & (HEAVY | {"pydantic"})
+    assert _ours(loaded) == {"penstock.cli", "penstock.schemas"}
+
+
+def test_the_package_itself_loads_nothing() -> None:
+    loaded = _loaded(["penstock"])
+    assert _roots(loaded) - set(sys.stdlib_module_names) == {"penstock"}
+    assert _ours(loaded) == set()
+
+
+@pytest.mark.parametrize("folder", [*FOLDERS, "penstock", "examples", "tests", "benchmarks"])
+def test_no_bare_import(folder: str) -> None:
+    """A training project may own ``schemas``, ``service`` or ``executor``: ours are always ``penstock.…``."""
+    found = []
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                names = [node.module or ""]
+            bare = [name for name in names if name.partition(".")[0] in FOLDERS]
+            found += [f"{path.relative_to(ROOT)}:{node.lineno}: write penstock.{name}" for name in bare]
+    assert found == []
