@@ -161,7 +161,7 @@ class Agent:
                 task.cancel()
             await asyncio.gather(call, *waits, return_exceptions=True)
 
-    def _request(self) -> SyncRequest:
+    def _request(self, *, leaving: bool = False) -> SyncRequest:
         self._news.clear()
         box, events = self._state.outbox.take(MAX_REQUEST_BYTES)
         self._state = replace(self._state, outbox=box)
@@ -172,7 +172,8 @@ class Agent:
             models=self._settings.model_keys(),
             address=self._address,
             events=events,
-            hold=not events and self._was_synced,
+            hold=not events and self._was_synced and not leaving,
+            leaving=leaving,
         )
 
     async def _post(self, client: httpx.AsyncClient, request: SyncRequest) -> SyncReply:
@@ -209,10 +210,13 @@ class Agent:
         """End all children, then tell the service what is left to tell; not for longer than a few seconds."""
         self._apply(Drain("it was told to end"))
         await self._end_children()
+        if not self._was_synced:
+            return
         with contextlib.suppress(httpx.TransportError, TimeoutError, _Retry, PenstockError):
             async with asyncio.timeout(FAREWELL_S):
-                while self._was_synced and self._state.outbox:
-                    self._apply(Synced(await self._post(client, self._request())))
+                self._apply(Synced(await self._post(client, self._request(leaving=True))))
+                while self._state.outbox:
+                    self._apply(Synced(await self._post(client, self._request(leaving=True))))
 
     def _say_away(self, error: Exception) -> None:
         if self._service_is != "away":

@@ -66,10 +66,11 @@ class AgentSettings(Document):
                 raise ValueError(f"model {key!r} is {reference!r}; write module:attribute, such as mytrain:job")
         if not self.directory.is_dir():
             raise ValueError(f"directory {str(self.directory)!r} does not exist")
-        if self.allow_any_model and not (is_loopback(parts.hostname) and is_loopback(self.address())):
+        address = self.address()
+        if self.allow_any_model and not (is_loopback(parts.hostname) and is_loopback(address)):
             raise ValueError(
                 f"allow_any_model runs any code that a request names, so it needs a loopback server and interface; "
-                f"these are {parts.hostname!r} and {self.address()!r}"
+                f"these are {parts.hostname!r} and {address!r}"
             )
         if not self.models and not self.allow_any_model:
             raise ValueError(

@@ -4,22 +4,8 @@ A run on this agent goes ``checking → prepared → running → done``, or leav
 ``stopping → stopped``. Each generation of a run is a record of its own in time: a higher generation waits as successor
 until no process of the lower one is left, so two generations never hold a device together.
 
-What the service is told (`schemas.agents.AgentEvent`), and the data of each event:
-
-============ ======================================================================================================
-prepared     ``{}``: programs, devices and model are good
-refused      ``{reason}``
-store_ready  ``{address}``: host:port of the store of this generation
-started      ``{ranks}``: these ranks run their program
-progress     ``{rank, step, loss, time_ns}``: the newest step; older ones that were not sent yet are left out
-trace        ``{rank_trace}``: a `schemas.trace.RankTrace`
-rank_done    ``{rank, losses, step_times_ns, gradient_check, peak_memory_bytes}``
-rank_failed  ``{rank, reason, instruction, signal, exit_code, last_lines}``: the first rank that failed here, once
-stopped      ``{}``: nothing of this generation runs here any more
-============ ======================================================================================================
-
-Events are numbered when they are made and kept until the service has acknowledged them. Only progress is condensed, so
-a service that stays away costs a bounded amount of memory.
+What the service is told, and the data of each event, stands in `schemas.agents`; of the ranks that fail, the first one
+that failed by itself is told, once per generation.
 """
 
 from __future__ import annotations

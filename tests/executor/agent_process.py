@@ -1,0 +1,32 @@
+"""An agent as a process of its own whose ranks are stand-ins: ``python agent_process.py SERVER DIRECTORY``."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from penstock.executor.agent import Agent, penstock_command
+from penstock.executor.devices import cpu_shares
+from penstock.executor.settings import AgentSettings
+from penstock.executor.stimuli import Process
+
+RANK = Path(__file__).with_name("stand_in_rank.py")
+
+
+def command(process: Process) -> list[str]:
+    return [sys.executable, "-P", str(RANK)] if process.kind == "rank" else penstock_command(process)
+
+
+def make_agent(server: str, directory: Path, say, **settings) -> Agent:
+    fields = {"models": {"toy": "toy_project:job"}, "stop_grace_s": 0.3, "cpu_devices": 2} | settings
+    chosen = AgentSettings(name="node", server=server, directory=directory, **fields)
+    return Agent(chosen, cpu_shares("node", chosen.cpu_devices, 2**30, "cpu"), say=say, command=command)
+
+
+async def main() -> None:
+    await make_agent(sys.argv[1], Path(sys.argv[2]), lambda text: None).run()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
