@@ -1,0 +1,116 @@
+"""The Transformer: an encoder whose output every decoder layer reads, so that it crosses all of the decoder's cuts.
+
+One embedding serves both sides, so the embedded target crosses the encoder; the logits are not tied to it.
+
+.. [1] Vaswani et al., Attention Is All You Need (2017), table 3: base 65M and big 213M parameters with tied logits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from penstock.executor.job import LayerSpec
+
+from .attention import Attention, FeedForward
+from .gnmt import TranslationJob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """The sizes of one Transformer; ``depth`` counts the layers of each side."""
+
+    depth: int
+    width: int
+    heads: int
+    inner: int
+    length: int = 256
+    vocabulary: int = 37_000
+
+
+class SharedEmbedding(nn.Module):
+    """Source and target embedded by one table, with sinusoids for the positions."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.width = config.width
+        self.table = nn.Embedding(config.vocabulary, config.width)
+
+    def forward(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """(samples, positions) twice, to (samples, positions, width) twice."""
+        return self._embedded(source), self._embedded(target)
+
+    def _embedded(self, ids: Tensor) -> Tensor:
+        tokens: Tensor = self.table(ids) * self.width**0.5
+        return tokens + _sinusoids(ids.shape[1], tokens)
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention and feed-forward, each normalised after its residual."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.attention = Attention(config.width, config.heads)
+        self.norm_attention = nn.LayerNorm(config.width)
+        self.feed_forward = FeedForward(config.width, config.inner, nn.ReLU)
+        self.norm_feed_forward = nn.LayerNorm(config.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(samples, positions, width), before and after."""
+        x = self.norm_attention(x + self.attention(x))
+        out: Tensor = self.norm_feed_forward(x + self.feed_forward(x))
+        return out
+
+
+class DecoderLayer(nn.Module):
+    """Causal self-attention, attention to the encoder's output, feed-forward."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.attention = Attention(config.width, config.heads, causal=True)
+        self.norm_attention = nn.LayerNorm(config.width)
+        self.cross = Attention(config.width, config.heads)
+        self.norm_cross = nn.LayerNorm(config.width)
+        self.feed_forward = FeedForward(config.width, config.inner, nn.ReLU)
+        self.norm_feed_forward = nn.LayerNorm(config.width)
+
+    def forward(self, y: Tensor, memory: Tensor) -> Tensor:
+        """(samples, positions, width), before and after."""
+        y = self.norm_attention(y + self.attention(y))
+        y = self.norm_cross(y + self.cross(y, memory))
+        out: Tensor = self.norm_feed_forward(y + self.feed_forward(y))
+        return out
+
+
+def layers(config: Config) -> list[LayerSpec]:
+    """Embedding of both sides, encoder on ``x``, decoder on ``y`` reading ``x``, logits."""
+    specs = [LayerSpec("embedding", partial(SharedEmbedding, config), ("source", "target"), ("x", "y"))]
+    specs += [LayerSpec(f"encoder.{i}", partial(EncoderLayer, config)) for i in range(config.depth)]
+    specs += [LayerSpec(f"decoder.{i}", partial(DecoderLayer, config), ("y", "x"), ("y",)) for i in range(config.depth)]
+    logits = partial(nn.Linear, config.width, config.vocabulary, bias=False)
+    return [*specs, LayerSpec("logits", logits, ("y",), ("y",))]
+
+
+def make(name: str, config: Config, *, batch_size: int) -> TranslationJob:
+    """A job that trains this Transformer on random pairs."""
+    made = TranslationJob(
+        name, partial(layers, config), batch_size=batch_size, length=config.length, vocabulary=config.vocabulary
+    )
+    made.outputs = ("y",)
+    return made
+
+
+def _sinusoids(length: int, like: Tensor) -> Tensor:
+    width = like.shape[-1]
+    position = torch.arange(length, device=like.device, dtype=torch.float32)
+    frequency = 10_000.0 ** (-torch.arange(0, width, 2, device=like.device, dtype=torch.float32) / width)
+    angle = position[:, None] * frequency
+    return torch.cat((angle.sin(), angle.cos()), dim=-1).to(like.dtype)
+
+
+base = make("transformer", Config(depth=6, width=512, heads=8, inner=2048), batch_size=256)
+big = make("transformer-big", Config(depth=6, width=1024, heads=16, inner=4096), batch_size=256)
+tiny = make("transformer-tiny", Config(depth=2, width=16, heads=2, inner=32, length=6, vocabulary=32), batch_size=16)

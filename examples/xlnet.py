@@ -1,0 +1,131 @@
+"""XLNet: relative positions in every attention, each layer with its own projection of them; content stream only.
+
+.. [1] Yang et al., XLNet (2019); relative attention from Dai et al., Transformer-XL (2019), section 3.3.
+.. [2] DAPPLE, Table II: XLNet-36, large with 36 layers, 500M parameters (in units of 2^20, as its profile shows).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from penstock.executor.job import LayerSpec
+
+from .attention import FeedForward
+from .synthetic import TokenJob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """The sizes of one XLNet."""
+
+    blocks: int
+    width: int
+    heads: int
+    length: int = 512
+    vocabulary: int = 32_000
+
+
+class RelativeAttention(nn.Module):
+    """Scores are ``(q + u) k + (q + v) r``, where r projects the distance between two positions."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.head_width = width // heads
+        self.query_key_value = nn.Linear(width, 3 * width, bias=False)
+        self.relative = nn.Linear(width, width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        self.content_bias = nn.Parameter(torch.zeros(heads, 1, self.head_width))
+        self.position_bias = nn.Parameter(torch.zeros(heads, 1, self.head_width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(samples, positions, width), before and after."""
+        length = x.shape[1]
+        query, key, value = (self._split(part) for part in self.query_key_value(x).chunk(3, dim=-1))
+        distance = self._split(self.relative(_sinusoids(length, x))[None])[0]
+        near = (query + self.position_bias) @ distance.transpose(-1, -2)
+        bias = _shifted(near, length) / self.head_width**0.5
+        attended = functional.scaled_dot_product_attention(query + self.content_bias, key, value, attn_mask=bias)
+        out: Tensor = self.out(attended.transpose(1, 2).flatten(2))
+        return out
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:-1], self.heads, self.head_width).transpose(1, 2)
+
+
+class Block(nn.Module):
+    """Relative attention and feed-forward, each normalised after its residual."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.attention = RelativeAttention(config.width, config.heads)
+        self.norm_attention = nn.LayerNorm(config.width)
+        self.feed_forward = FeedForward(config.width, 4 * config.width)
+        self.norm_feed_forward = nn.LayerNorm(config.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(samples, positions, width), before and after."""
+        x = self.norm_attention(x + self.attention(x))
+        out: Tensor = self.norm_feed_forward(x + self.feed_forward(x))
+        return out
+
+
+class Head(nn.Module):
+    """A class for each position, as the loss of fine-tuning; the vocabulary is not predicted."""
+
+    def __init__(self, width: int, classes: int) -> None:
+        super().__init__()
+        self.classes = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(samples, positions, classes)."""
+        out: Tensor = self.classes(x)
+        return out
+
+
+class LabelJob(TokenJob):
+    """Tokens, with one of two labels for each."""
+
+    def sample(self, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+        """A sequence; the label of a token is its parity."""
+        inputs, tokens = super().sample(generator)
+        return inputs, tokens % 2
+
+
+def layers(config: Config) -> list[LayerSpec]:
+    """Embedding, blocks, head."""
+    specs = [LayerSpec("embedding", partial(nn.Embedding, config.vocabulary, config.width))]
+    specs += [LayerSpec(f"block.{i}", partial(Block, config)) for i in range(config.blocks)]
+    return [*specs, LayerSpec("head", partial(Head, config.width, 2))]
+
+
+def make(name: str, config: Config, *, batch_size: int) -> LabelJob:
+    """A job that trains this XLNet on random tokens."""
+    return LabelJob(
+        name, partial(layers, config), batch_size=batch_size, length=config.length, vocabulary=config.vocabulary
+    )
+
+
+def _sinusoids(length: int, like: Tensor) -> Tensor:
+    """Positions from ``length - 1`` down to ``-length``, (2 * length, width)."""
+    width = like.shape[-1]
+    distance = torch.arange(length - 1, -length - 1, -1, device=like.device, dtype=torch.float32)
+    frequency = 10_000.0 ** (-torch.arange(0, width, 2, device=like.device, dtype=torch.float32) / width)
+    angle = distance[:, None] * frequency
+    return torch.cat((angle.sin(), angle.cos()), dim=-1).to(like.dtype)
+
+
+def _shifted(scores: Tensor, length: int) -> Tensor:
+    """Row i of (…, length, 2 * length) moved by i, so that column j holds the distance from i to j."""
+    *lead, rows, columns = scores.shape
+    flat = scores.reshape(*lead, columns, rows)[..., 1:, :].reshape(*lead, rows, columns - 1)
+    return flat[..., :length].contiguous()
+
+
+xlnet_36 = make("xlnet-36", Config(blocks=36, width=1024, heads=16), batch_size=128)
+tiny = make("xlnet-tiny", Config(blocks=2, width=32, heads=2, length=16, vocabulary=64), batch_size=16)
