@@ -1,0 +1,200 @@
+"""Messages between ranks: tagged, non-blocking, over gloo; and the process groups of a run.
+
+A send never blocks its issuer, and its buffer lives until the peer has taken it. Gloo cannot be asked whether a send
+is done, only waited for, so a thread waits, and buffers go as soon as they can. Waiting for a dead peer fails at once;
+for a silent one after the group's timeout (EXECUTOR.md, section C).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from datetime import timedelta
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+_UNLIMITED = timedelta(days=7)
+_HAND_OVER_BYTES = 1 << 18
+_HAND_OVER_SENDS = 16
+_PINGS = 9
+
+
+class GlooTransport:
+    """Point-to-point messages in the default process group.
+
+    Two messages between the same ranks are told apart by their tags; equal tags are delivered in order.
+    """
+
+    def __init__(self) -> None:
+        group: Any = dist.group.WORLD
+        self._send = group.send
+        self._receive = group.recv
+        self._fresh: list[tuple[Any, Tensor]] = []
+        self._fresh_bytes = 0
+        self._reaper = _Reaper()
+
+    def send(self, tensor: Tensor, peer: int, tag: int, size_bytes: int) -> None:
+        """Start sending a contiguous tensor; it must not change until ``drain``."""
+        self._fresh.append((self._send([tensor], peer, tag), tensor))
+        self._fresh_bytes += size_bytes
+        if self._fresh_bytes >= _HAND_OVER_BYTES or len(self._fresh) >= _HAND_OVER_SENDS:
+            self.hand_over()
+
+    def receive(self, buffer: Tensor, peer: int, tag: int) -> Any:
+        """Start receiving into a contiguous tensor; ``wait()`` on what is returned."""
+        return self._receive([buffer], peer, tag)
+
+    def hand_over(self) -> None:
+        """Let the buffers of small recent sends go as soon as they are done."""
+        if self._fresh:
+            self._reaper.work.put(self._fresh)
+            self._fresh = []
+            self._fresh_bytes = 0
+
+    def drain(self) -> None:
+        """Return when every send is done. Raises what a failed send raised."""
+        self.hand_over()
+        done = threading.Event()
+        self._reaper.work.put(done)
+        done.wait()
+        if self._reaper.error is not None:
+            raise self._reaper.error
+
+    def close(self) -> None:
+        """End the thread; sends that are under way are not waited for."""
+        self._reaper.work.put(None)
+
+
+class _Reaper(threading.Thread):
+    """Waits for sends in the order in which they were issued, and lets go of their buffers."""
+
+    def __init__(self) -> None:
+        super().__init__(name="penstock-sends", daemon=True)
+        self.work: SimpleQueue[list[tuple[Any, Tensor]] | threading.Event | None] = SimpleQueue()
+        self.error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        while (item := self.work.get()) is not None:
+            if isinstance(item, threading.Event):
+                item.set()
+                continue
+            item.reverse()
+            while item:
+                handle, _ = item.pop()
+                try:
+                    handle.wait(_UNLIMITED)
+                except Exception as error:
+                    self.error = self.error or error
+            del item, handle, _
+
+
+def connect(
+    address: str,
+    *,
+    prefix: str,
+    rank: int,
+    world_size: int,
+    timeout_s: float,
+    listening: int | None = None,
+) -> Any:
+    """Make the default process group of a run and return its store; every rank calls it once.
+
+    ``address`` is ``host:port`` of the store. ``prefix`` keeps generations apart that use one store. ``listening``: the
+    descriptor of a listening socket at ``address``; this process then hosts the store itself.
+    """
+    host, _, port = address.rpartition(":")
+    store = TCPStore(
+        host.strip("[]"),
+        int(port),
+        is_master=listening is not None,
+        timeout=timedelta(seconds=timeout_s),
+        wait_for_workers=False,
+        master_listen_fd=listening,
+    )
+    own = PrefixStore(prefix, store)
+    dist.init_process_group(
+        "gloo",
+        store=own,
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=timeout_s),
+    )
+    return own
+
+
+def replica_groups(
+    held: Iterable[tuple[int, tuple[int, ...]]], rank: int, world_size: int, timeout_s: float
+) -> dict[int, Any]:
+    """A process group for every stage that several ranks hold; ``held``: this rank's (stage, ranks).
+
+    All ranks make all groups in the order of the stage numbers, as torch demands. Groups over the same ranks are not
+    shared: their reductions must not wait for each other.
+    """
+    mine = {stage: ranks for stage, ranks in held if len(ranks) > 1}
+    everyone: list[Any] = [None] * world_size
+    dist.all_gather_object(everyone, mine)
+    stages: dict[int, tuple[int, ...]] = {}
+    for one in everyone:
+        stages.update(one)
+    groups = {}
+    for stage in sorted(stages):
+        group = dist.new_group(list(stages[stage]), timeout=timedelta(seconds=timeout_s), backend="gloo")
+        if rank in stages[stage]:
+            groups[stage] = group
+    return groups
+
+
+def sum_over(values: Tensor, group: Any = None) -> Any:
+    """Start adding ``values`` up over the group, in place; ``wait()`` on what is returned."""
+    return dist.all_reduce(values, group=group, async_op=True)
+
+
+def sum_of_pairs(first: float, second: float) -> tuple[float, float]:
+    """Two numbers, each summed over all ranks."""
+    values = torch.tensor([first, second], dtype=torch.float64)
+    dist.all_reduce(values)
+    total_first, total_second = values.tolist()
+    return total_first, total_second
+
+
+def clock_offset_ns(host: str) -> int:
+    """What has to be added to this rank's ``perf_counter_ns`` to get rank 0's; every rank calls it once.
+
+    Ranks with the ``host`` of rank 0 share its clock. Others exchange pings with rank 0, and the offset comes from the
+    fastest (Cristian's algorithm), so it is off by half that round trip at most.
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    hosts: list[Any] = [None] * world_size
+    dist.all_gather_object(hosts, host)
+    best: tuple[int, int] | None = None
+    for peer in range(1, world_size):
+        if hosts[peer] == hosts[0]:
+            continue
+        for _ in range(_PINGS):
+            clock = torch.zeros(1, dtype=torch.int64)
+            if rank == 0:
+                dist.recv(clock, src=peer)
+                clock.fill_(time.perf_counter_ns())
+                dist.send(clock, dst=peer)
+            elif rank == peer:
+                sent = time.perf_counter_ns()
+                dist.send(clock, dst=0)
+                dist.recv(clock, src=0)
+                received = time.perf_counter_ns()
+                trip = received - sent, int(clock.item()) - (sent + received) // 2
+                best = trip if best is None else min(best, trip)
+    return best[1] if best is not None else 0
+
+
+def smallest(value: int) -> int:
+    """The smallest of all ranks' values."""
+    values = torch.tensor([value], dtype=torch.int64)
+    dist.all_reduce(values, op=dist.ReduceOp.MIN)
+    return int(values.item())
