@@ -28,6 +28,7 @@ has no workspace. A lane's devices all count its largest slice.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -103,7 +104,8 @@ def _tables(problem: Problem, allocation: Allocation, schedule: Schedule, overla
         )
     if len(allocation.pipelines) > 1:
         raise UnsupportedRequest(
-            f"The plan has {len(allocation.pipelines)} pipelines; the reduction of their shared parameters cannot be judged yet.",
+            f"The plan has {len(allocation.pipelines)} pipelines; the reduction of gradients between pipelines cannot "
+            "be judged yet.",
             remedy="use one pipeline with replicated stages",
         )
     return cost_tables(problem, allocation, problem.rules.overlap_all_reduce if overlap is None else overlap)
@@ -191,7 +193,7 @@ def _next_operation(tables: Tables, lanes: Lanes, position: np.ndarray, lane: in
 def _fill(lanes: Lanes, times: Times) -> int:
     """From 0 until the last used device starts its first operation."""
     bounds = lanes.arrays.lane_start
-    return max(int(times.start[low]) for low, high in zip(bounds[:-1], bounds[1:], strict=True) if low < high)
+    return max(int(times.start[low]) for low, high in pairwise(bounds) if low < high)
 
 
 def _drain(lanes: Lanes, ends: Ends) -> int:

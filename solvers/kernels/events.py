@@ -265,7 +265,7 @@ def _lower_key(flows: Any, state: State, flow: int, m: int) -> None:
 
 
 @numba.njit(cache=True)
-def _user(flows: Any, second: int) -> int:
+def _user(flows: Any, second: int) -> Any:
     """The user whose head has this second key."""
     rank, m = second >> SHIFT, second & MASK
     s, direction = rank // 3, rank % 3

@@ -52,7 +52,7 @@ def lane_memory(
         curve_time[0], curve_bytes[0], written = 0, static, 1
     i, stop, running, step = lanes.lane_start[lane], lanes.lane_start[lane + 1], False, 0
     operation_time = times.start[i] if i < stop else NEVER
-    row, end = 0, np.int64(0)
+    row = 0
     while True:
         t = operation_time
         for k in range(count):

@@ -1,0 +1,138 @@
+"""Check of memory for ``verify``: every device's curve again from the timeline's times, against its capacity."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
+from penstock.solvers.allocation import Stage
+from penstock.solvers.costs import stage_costs, stage_rows
+from penstock.solvers.memory import static_bytes
+from penstock.solvers.problem import Problem
+from penstock.solvers.timeline import Track
+from penstock.solvers.verify_times import Clock
+
+Events = list[tuple[np.ndarray, np.ndarray]]
+
+
+def check_memory(clock: Clock) -> list[str]:
+    """Every device within its capacity, and the timeline's own peaks right."""
+    faults = []
+    for track in clock.timeline.tracks:
+        at, peak = _peak(clock, track)
+        for device in track.devices:
+            own = clock.problem.devices[device]
+            needed, available = peak + own.context_bytes, clock.problem.capacity_bytes(device)
+            if needed > available:
+                headroom = own.memory_bytes - available
+                faults.append(
+                    f"{own.name} needs {needed} bytes at {at} ns, but has {available} "
+                    f"({own.memory_bytes} less {headroom} of headroom)."
+                )
+            stated = clock.timeline.uses[device].memory.total
+            if stated != needed:
+                faults.append(f"The timeline states a peak of {stated} bytes on {own.name}; it is {needed} bytes.")
+    return faults
+
+
+def _peak(clock: Clock, track: Track) -> tuple[int, int]:
+    """(first time, bytes) of the highest sum; everything at one instant counts together."""
+    events: Events = []
+    static = 0
+    for s in clock.held(track):
+        held = static_bytes(clock.problem, clock.allocation.stages[s])
+        static += held.parameters + held.optimizer
+        events += _gradient_events(clock, track, s, held.gradients)
+        events += _operation_events(clock, track, s)
+        if clock.problem.memory.count_buffers:
+            events += _buffer_events(clock, track, s)
+    time = np.concatenate([each for each, _sizes in events])
+    size = np.concatenate([each for _times, each in events])
+    order = np.argsort(time, kind="stable")
+    time, level = time[order], static + np.cumsum(size[order])
+    settled = np.append(time[1:] != time[:-1], True)
+    time, level = time[settled], level[settled]
+    highest = int(np.argmax(level))
+    return int(time[highest]), int(level[highest])
+
+
+def _gradient_events(clock: Clock, track: Track, s: int, size: int) -> Events:
+    kinds, stages, _batches = track.operations.T
+    own = np.flatnonzero((stages == s) & (kinds != FORWARD) & (kinds != RECOMPUTE))
+    number = [each.devices for each in clock.timeline.tracks if s in clock.held(each)].index(track.devices)
+    end = [each.end_ns for each in clock.timeline.updates if each.stage == s][number]
+    start = int(track.start_ns[own].min()) if own.size else end
+    return [(np.asarray([start, end]), np.asarray([size, -size]))]
+
+
+def _sizes(problem: Problem, stage: Stage, rows: int) -> tuple[int, int, int, int]:
+    """(kept, workspace, rebuilt within a backward, rebuilt by a recomputation of its own), in bytes."""
+    cost = stage_costs(problem, stage, rows)
+    plain = stage_costs(problem, replace(stage, recompute=()), rows)
+    inner = sum(
+        int(problem.forward_bytes[first - 1]) * stage_rows(stage, rows)
+        for first, _last in stage.recompute
+        if first > stage.first
+    )
+    whole = plain.kept_bytes + inner - cost.kept_bytes
+    return cost.kept_bytes, plain.workspace_bytes, cost.workspace_bytes - plain.workspace_bytes, whole
+
+
+def _operation_events(clock: Clock, track: Track, s: int) -> Events:
+    at = np.flatnonzero(track.operations[:, 1] == s)
+    kinds, _own, batches = track.operations[at].T
+    start, end = track.start_ns[at], track.end_ns[at]
+    apart = bool((kinds == RECOMPUTE).any())
+    events: Events = []
+    for size in clock.sizes():
+        kept, workspace, inside, whole = _sizes(clock.problem, clock.allocation.stages[s], size)
+        rows = clock.rows[batches] == size
+        for kind in range(5):
+            mask = rows & (kinds == kind)
+            extra = inside if kind == BACKWARD and not apart else 0
+            events.append((start[mask], np.full(mask.sum(), workspace + extra)))
+            events.append((end[mask], np.full(mask.sum(), -workspace - extra)))
+        events.append((start[rows & (kinds == FORWARD)], np.full((rows & (kinds == FORWARD)).sum(), kept)))
+        last = rows & ((kinds == BACKWARD) | (kinds == WEIGHT))
+        events.append((end[last], np.full(last.sum(), -kept)))
+        opens = rows & (kinds == (RECOMPUTE if apart else INPUT))
+        closes = last if apart else rows & (kinds == WEIGHT)
+        events.append((start[opens], np.full(opens.sum(), whole)))
+        events.append((end[closes], np.full(closes.sum(), -whole)))
+    return events
+
+
+def _buffer_events(clock: Clock, track: Track, s: int) -> Events:
+    """Receive buffers from the transfer's start to the last backward, send buffers from the operation to its end."""
+    at = np.flatnonzero(track.operations[:, 1] == s)
+    operations = track.operations[at]
+    ends = np.full((5, clock.allocation.num_micro_batches), -1, dtype=np.int64)
+    ends[operations[:, 0], operations[:, 2]] = track.end_ns[at]
+    read = np.maximum(ends[BACKWARD], ends[WEIGHT])
+    made = (ends[FORWARD], np.maximum(ends[BACKWARD], ends[INPUT]))
+    sent = clock.timeline.transfers
+    here = ends[FORWARD][sent.micro_batch] >= 0
+    share = np.zeros(len(clock.rows), dtype=np.int64)
+    for size in clock.sizes():
+        share[clock.rows == size] = stage_rows(clock.allocation.stages[s], size)
+    events: Events = []
+    for way, per_sample in ((0, clock.problem.forward_bytes), (1, clock.problem.backward_bytes)):
+        sender = clock.allocation.previous(s) if way == 0 else clock.allocation.next(s)
+        if sender is not None:
+            mask = here & (sent.stage == sender) & (sent.direction == way)
+            batches = sent.micro_batch[mask]
+            size = share[batches] * per_sample[_cut(clock, sender, way)]
+            events += [(sent.start_ns[mask], size), (read[batches], -size)]
+        if clock.other(s, way) is not None:
+            mask = here & (sent.stage == s) & (sent.direction == way)
+            batches = sent.micro_batch[mask]
+            size = share[batches] * per_sample[_cut(clock, s, way)]
+            events += [(made[way][batches], size), (sent.end_ns[mask], -size)]
+    return events
+
+
+def _cut(clock: Clock, sender: int, way: int) -> int:
+    stage = clock.allocation.stages[sender]
+    return stage.last if way == 0 else stage.first - 1
