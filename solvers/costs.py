@@ -113,7 +113,8 @@ def transfer(problem: Problem, allocation: Allocation, stage: int, rows: int, di
     source, target = allocation.stages[stage], allocation.stages[other]
     cut = source.last if direction == 0 else target.last
     size = boundary_bytes(problem, cut, rows, direction)
-    if size == 0 or (source.devices == target.devices and source.dispatch == target.dispatch):
+    same_way = source.dispatch == target.dispatch or source.replicas == 1
+    if size == 0 or (source.devices == target.devices and same_way):
         return None
     mode = "nic" if problem.rules.shared else problem.rules.transfer
     if mode == "nic":

@@ -41,7 +41,13 @@ class MemoryProfile:
             times,
             updates,
             operation_bytes=_operation_bytes(tables, lanes),
-            gradients=np.asarray([tables.static[s].gradients for s in lanes.slot_stage], dtype=np.int64),
+            gradients=np.asarray(
+                [
+                    tables.static[s].gradients if first >= 0 else 0
+                    for s, first in zip(lanes.slot_stage, lanes.arrays.first_gradient.tolist(), strict=True)
+                ],
+                dtype=np.int64,
+            ),
         )
 
     def curve(self, device: int) -> tuple[np.ndarray, np.ndarray]:
@@ -77,7 +83,7 @@ class MemoryProfile:
         own = sorted((r.start_ns, r.end_ns) for r in reductions if r.stage in stages)
         steps = sorted((self.updates[slot].start_ns, self.updates[slot].end_ns) for slot in slots)
         streams = self._streams(lane)
-        _flows, first = np.unique(streams[:, 0], return_index=True)
+        _keys, first = np.unique(streams[:, [0, 3, 4]], axis=0, return_index=True)
         return int(
             lane_communication(
                 self.tables.flows,
