@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from penstock.executor.chain import Chain
 from penstock.executor.device_table import ANALYTIC_EXPECTED_ERROR, DeviceFacts, Dtype, device_facts
 from penstock.executor.job import Job
-from penstock.executor.meta_cost import FusedAttention, Operation, OperationRecorder, SavedStorages
+from penstock.executor.meta_cost import FusedKernels, Operation, OperationRecorder, SavedStorages
 from penstock.schemas.errors import InvalidDocument, ModelMismatch
 from penstock.schemas.profile import BoundaryTensor, Layer, LayerMeasurement, Measurement, ModelProfile, ProfileSource
 
@@ -152,7 +152,7 @@ def _trace_layer(
     for parameter in module.parameters():
         parameter.grad = torch.empty_like(parameter)
     with storages.counting() as kept:
-        with FusedAttention(), OperationRecorder() as forward:
+        with FusedKernels(), OperationRecorder() as forward:
             results = chain.call(index, module, leaves)
             roots = [tensor for tensor in results if tensor.requires_grad]
             if index == len(chain.specs) - 1:
@@ -223,5 +223,5 @@ def _assumptions(chain: Chain, kinds: tuple[str, ...]) -> tuple[str, ...]:
     return (
         f"model inputs, delivered by the batch and crossing no cut: {', '.join(inputs) or 'none'}",
         f"update_ns is one step of the job's optimizer on {kinds[0]}",
-        "the loss belongs to the last layer; attention runs as a fused kernel",
+        "the loss belongs to the last layer; attention and LSTMs run as fused kernels",
     )

@@ -2,7 +2,7 @@
 
 Each ATen operation is recorded with its floating-point operations (torch's own flop formulas) and the bytes it has to
 read and write; views cost nothing. Attention is recorded as the fused kernel that accelerators run (FlashAttention),
-which keeps no matrix of positions by positions.
+which keeps no matrix of positions by positions, and an LSTM as cuDNN runs it: matrix products over all positions.
 
 .. [1] Williams, Waterman, Patterson, Roofline (CACM 2009): time is bound by arithmetic or by memory traffic.
 .. [2] Dao et al., FlashAttention (2022), section 3.
@@ -10,7 +10,7 @@ which keeps no matrix of positions by positions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from torch.utils.flop_counter import flop_registry
 
 _aten = torch.ops.aten
 _GATHERS = {_aten.embedding, _aten.index_select, _aten.index, _aten.gather}
+_LSTM_ARGUMENTS = 9
 _FREE = {_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty, _aten.new_empty_strided}
 
 
@@ -53,14 +54,16 @@ class OperationRecorder(TorchDispatchMode):
         return result
 
 
-class FusedAttention(TorchFunctionMode):
-    """Replaces scaled dot-product attention by its fused kernel; the meta device would choose the plain one."""
+class FusedKernels(TorchFunctionMode):
+    """Replaces attention and LSTMs by what accelerators run; the meta device would choose the plain forms."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is functional.scaled_dot_product_attention:
             return _fused_attention(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "") == "lstm" and not kwargs and _is_plain_lstm(args):
+            return _fused_lstm(*args)
         return func(*args, **(kwargs or {}))
 
 
@@ -117,6 +120,42 @@ def _fused_attention(
         query, key, value, bias, True, dropout_p, is_causal, scale=scale
     )[0]
     return masked
+
+
+def _is_plain_lstm(args: tuple[Any, ...]) -> bool:
+    """Whether these are `torch.lstm`'s arguments for a padded batch without projections."""
+    if len(args) != _LSTM_ARGUMENTS:
+        return False
+    _, _, weights, has_biases, num_layers, _, _, bidirectional, _ = args
+    per_direction = 4 if has_biases else 2
+    return isinstance(weights, list) and len(weights) == num_layers * (1 + bidirectional) * per_direction
+
+
+def _fused_lstm(
+    x: Tensor,
+    state: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    training: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The work of an LSTM without its order in time: both products over all positions, then the gates."""
+    directions, step = (2 if bidirectional else 1), (4 if has_biases else 2)
+    for layer in range(num_layers):
+        outputs = []
+        for direction in range(directions):
+            at = (layer * directions + direction) * step
+            of_input, of_hidden = weights[at : at + 2]
+            biases = weights[at + 2 : at + 4] if has_biases else (None, None)
+            first = functional.linear(x, of_input, biases[0])
+            gates = first + functional.linear(first[..., : of_hidden.shape[1]], of_hidden, biases[1])
+            cell = torch.sigmoid(gates)
+            outputs.append(torch.tanh(cell.chunk(4, dim=-1)[0]) * cell.chunk(4, dim=-1)[1])
+        x = torch.cat(outputs, dim=-1) if bidirectional else outputs[0]
+    return x, state[0], state[1]
 
 
 def _traffic(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
