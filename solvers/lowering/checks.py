@@ -1,0 +1,183 @@
+"""Whether programs run to their end, and the words for it when they do not.
+
+Buffered semantics (gloo: a send never waits) always; for NCCL also rendezvous (a send ends when its receive is posted)
+and equal order of the messages on both ends of each pair, because messages there have no tags (EXECUTOR.md, C).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from penstock.schemas.errors import InvalidPlan
+from penstock.schemas.program import WORDS, Instruction, Program
+from penstock.solvers.kernels import lowering as kernel
+from penstock.solvers.kernels.lowering import Wiring
+
+Transport = Literal["gloo", "nccl"]
+_WORD = {word: number for number, word in enumerate(WORDS)}
+_SENDING = (_WORD["SEND_F"], _WORD["SEND_B"])
+_RECEIVING = (_WORD["RECV_F"], _WORD["RECV_B"])
+
+
+def check(wiring: Wiring, codes: np.ndarray, starts: np.ndarray, devices: Sequence[str], transport: Transport) -> None:
+    """Run the programs without computing. Raises InvalidPlan naming ranks and their next instructions."""
+    _Check(wiring, codes, starts, tuple(devices)).run(transport)
+
+
+def codes_of(programs: Sequence[Program]) -> tuple[np.ndarray, np.ndarray]:
+    """The instructions of programs as (N, 4) int32, and where each rank's start, (R + 1) int64."""
+    rows = [[(_WORD[i.kind], i.stage, i.micro_batch, i.channel) for i in p.instructions()] for p in programs]
+    starts = np.concatenate(([0], np.cumsum([len(row) for row in rows]))).astype(np.int64)
+    return np.array([one for row in rows for one in row], dtype=np.int32).reshape(-1, 4), starts
+
+
+def instruction(code: Sequence[int]) -> Instruction:
+    """One row of codes as an instruction."""
+    return Instruction(WORDS[code[0]], int(code[1]), int(code[2]), int(code[3]))
+
+
+@dataclass(frozen=True)
+class _Check:
+    wiring: Wiring
+    codes: np.ndarray
+    starts: np.ndarray
+    devices: tuple[str, ...]
+
+    @cached_property
+    def at(self) -> np.ndarray:
+        """Where each rank stopped."""
+        return np.zeros(len(self.devices), dtype=np.int64)
+
+    @cached_property
+    def waiting(self) -> np.ndarray:
+        """The end that each rank waits for, or -1."""
+        return np.zeros(len(self.devices), dtype=np.int64)
+
+    def run(self, transport: Transport) -> None:
+        passes = [(False, False)] if transport == "gloo" else [(False, True), (True, False)]
+        for rendezvous, ordered in passes:
+            found = kernel.advance(self.wiring, self.codes, self.starts, rendezvous, ordered, self.at, self.waiting)
+            finding, where, detail = map(int, found)
+            if finding == kernel.OK:
+                continue
+            if finding == kernel.STUCK:
+                raise self.stuck(where, rendezvous)
+            if finding == kernel.OUT_OF_ORDER:
+                raise self.out_of_order(where, detail)
+            if finding in _LEFT_OVER:
+                raise self.left_over(finding, where, detail)
+            raise InvalidPlan(f"{self.name(where)} cannot run {self.next(where)}: {_REASONS[finding]}")
+        if transport == "nccl":
+            self.check_reductions()
+
+    def name(self, rank: int) -> str:
+        return f"rank {rank} ({self.devices[rank]})"
+
+    def next(self, rank: int) -> str:
+        """The instruction at which a rank is, with its number."""
+        position = int(self.at[rank])
+        if position >= self.starts[rank + 1]:
+            return "its end"
+        return f"{instruction(self.codes[position])} (instruction {position - int(self.starts[rank])})"
+
+    def stuck(self, rank: int, rendezvous: bool) -> InvalidPlan:
+        """Follow who waits for whom until a rank comes again, or one that has ended."""
+        ends, seen = self.wiring.ends, []
+        while rank not in seen and self.at[rank] < self.starts[rank + 1]:
+            seen.append(rank)
+            rank = int(ends[self.wiring.ends[self.waiting[rank], 10], 0])
+        circle = seen[seen.index(rank) :] if rank in seen else [*seen[-1:], rank]
+        lines = [f"{self.name(one)} is at {self.next(one)}{self.wait(one)}" for one in circle]
+        if rank not in seen:
+            return InvalidPlan("the programs do not end: " + "; ".join(lines))
+        how = "when a send has to wait for its receive" if rendezvous else "even when no send waits"
+        remedy = (
+            "transport gloo, or warm-ups of neighbouring stages that differ less"
+            if rendezvous
+            else "another order of the operations on one of these ranks"
+        )
+        return InvalidPlan(f"the ranks wait for each other in a circle, {how}: " + "; ".join(lines), remedy=remedy)
+
+    def wait(self, rank: int) -> str:
+        end = int(self.waiting[rank])
+        if self.at[rank] >= self.starts[rank + 1] or end < 0:
+            return ""
+        stage, direction, sends = (int(x) for x in self.wiring.ends[end, 1:4])
+        partner = self.wiring.ends[self.wiring.ends[end, 10]]
+        m = int(self.codes[self.at[rank], 2])
+        what = f"{'RECV' if sends else 'SEND'}_{'FB'[direction]}"
+        return f" and waits for {int(partner[1])}{what}{m} of rank {int(partner[0])} (its stage {stage})"
+
+    def out_of_order(self, rank: int, number: int) -> InvalidPlan:
+        """``rank`` was the second to count message ``number`` of a pair."""
+        code = self.codes[self.at[rank]]
+        end = self.wiring.first[rank, 1] + code[3]
+        pair, other = self.wiring.ends[end, 11], int(self.wiring.ends[self.wiring.ends[end, 10], 0])
+        sender, receiver = (rank, other) if code[0] in _SENDING else (other, rank)
+        sent = self.message(sender, pair, number, _SENDING)
+        received = self.message(receiver, pair, number, _RECEIVING)
+        return InvalidPlan(
+            f"messages from {self.name(sender)} to {self.name(receiver)} are not received in the order in which they "
+            f"are sent: number {number} is {sent} there and {received} here; this transport has no tags",
+            remedy="transport gloo, or the same order on both ranks",
+        )
+
+    def message(self, rank: int, pair: int, number: int, words: tuple[int, ...]) -> str:
+        """Which instruction is the given message of a pair on one of its ranks."""
+        codes = self.codes[self.starts[rank] : self.starts[rank + 1]]
+        mine = codes[np.isin(codes[:, 0], words)]
+        mine = mine[self.wiring.ends[self.wiring.first[rank, 1] + mine[:, 3], 11] == pair]
+        return str(instruction(mine[number])) if number < len(mine) else "nothing"
+
+    def left_over(self, finding: int, where: int, detail: int) -> InvalidPlan:
+        wiring = self.wiring
+        if finding == kernel.NEVER_RUN:
+            rank, stage = (int(x) for x in wiring.held[where, :2])
+            return InvalidPlan(
+                f"{self.name(rank)} never runs {stage}F{detail}, or not {stage}B{detail} (nor {stage}I{detail} and "
+                f"{stage}W{detail}); every replica runs each of its micro-batches once",
+            )
+        if finding == kernel.NEVER_STEPPED:
+            rank, stage = (int(x) for x in wiring.held[where, :2])
+            return InvalidPlan(f"{self.name(rank)} never runs {stage}STEP0: stage {stage} would not be trained")
+        if finding == kernel.NEVER_USED:
+            return InvalidPlan(
+                f"{self.name(where)} posts a receive for stage {wiring.ends[detail, 1]} that nothing waits for"
+            )
+        rank, stage = (int(x) for x in wiring.ends[where, :2])
+        peer = int(wiring.ends[wiring.ends[where, 10], 0])
+        word = "FB"[int(wiring.ends[where, 2])]
+        return InvalidPlan(f"{self.name(rank)} runs {stage}SEND_{word}{detail}, which {self.name(peer)} never receives")
+
+    def check_reductions(self) -> None:
+        """Ranks that are in two groups start their all-reduces in the same order."""
+        first: dict[tuple[int, int], int] = {}
+        for rank in range(len(self.devices)):
+            codes = self.codes[self.starts[rank] : self.starts[rank + 1]]
+            stages = list(dict.fromkeys(codes[codes[:, 0] == _WORD["REDUCE"], 1].tolist()))
+            for i, one in enumerate(stages):
+                for other in stages[i + 1 :]:
+                    if (other, one) in first:
+                        raise InvalidPlan(
+                            f"{self.name(first[other, one])} reduces stage {other} before stage {one}, "
+                            f"{self.name(rank)} the other way round; this transport needs one order",
+                            remedy="transport gloo, or the same order of last backwards on both ranks",
+                        )
+                    first.setdefault((one, other), rank)
+
+
+_LEFT_OVER = (kernel.NEVER_RUN, kernel.NEVER_STEPPED, kernel.NEVER_USED, kernel.NEVER_POSTED)
+_REASONS = {
+    kernel.NOT_HELD: "it does not hold this stage",
+    kernel.NOT_OWN: "this micro-batch is not one of its replica's",
+    kernel.TWICE: "it has been run before",
+    kernel.TOO_EARLY: "what it needs on this rank has not run yet; F comes before B, B before SEND_B, all before STEP",
+    kernel.BAD_CHANNEL: "its channel does not carry this",
+    kernel.NOT_RECEIVED: "a receive that it needs has not been posted, or was posted for nothing",
+    kernel.BAD_BUCKET: "each bucket is reduced once, then waited for, then the stage steps",
+}

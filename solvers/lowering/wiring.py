@@ -1,0 +1,215 @@
+"""The wiring of all ranks' programs as arrays, with the checks that need no order: both ends agree, rows tile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import lcm
+
+import numpy as np
+
+from penstock.schemas.errors import InvalidPlan
+from penstock.schemas.program import Channel, Held, Program
+from penstock.solvers.kernels.lowering import Wiring
+
+_WAYS = ("forward", "backward")
+_Key = tuple[int, str, int, int, int]
+
+
+def wire(programs: Sequence[Program]) -> Wiring:
+    """Number stages and channel ends through the ranks.
+
+    Raises InvalidPlan when an end has no partner, when both ends of a channel disagree about rows, tag or codec, or
+    when the rows that a replica receives do not tile its slice.
+    """
+    held = [(p.rank, one) for p in programs for one in p.stages]
+    ends = [(p.rank, channel) for p in programs for channel in p.channels]
+    number_of = {(rank, one.stage): h for h, (rank, one) in enumerate(held)}
+    _check_numbers(programs, held, ends, number_of)
+    partner = _partners(ends)
+    stage_of = [held[number_of[rank, channel.stage]][1] for rank, channel in ends]
+    _check_agreement(ends, partner, stage_of)
+    lists, members = _lists(ends, number_of, len(held))
+    table = np.zeros((len(held), 12), dtype=np.int64)
+    table[:, :6] = [_own(rank, one) for rank, one in held]
+    table[:, 6:10] = _expected(held, ends, partner, stage_of, lists, members).reshape(len(held), 4)
+    table[:, 11] = [len(one.buckets) for _, one in held]
+    table[1:, 10] = np.cumsum(table[:-1, 11])
+    count = programs[0].num_micro_batches
+    rows, num_slots, num_pairs = _end_table(ends, partner, stage_of, count)
+    held_of = np.full((len(programs), 1 + max(one.stage for _, one in held)), -1, dtype=np.int32)
+    held_of[table[:, 0], table[:, 1]] = np.arange(len(held))
+    first = [_bounds(len(p.stages) for p in programs), _bounds(len(p.channels) for p in programs)]
+    return Wiring(
+        held_of=held_of,
+        first=np.stack(first, axis=1),
+        held=table,
+        ends=rows,
+        lists=lists,
+        members=members,
+        num_slots=num_slots,
+        num_pairs=num_pairs,
+        num_micro_batches=count,
+        first_class=programs[0].row_classes[0][1] if len(programs[0].row_classes) > 1 else count,
+    )
+
+
+def _end_table(
+    ends: list[tuple[int, Channel]], partner: list[int], stage_of: list[Held], num_micro_batches: int
+) -> tuple[np.ndarray, int, int]:
+    """The ends as ``Wiring`` has them, number of slots and of pairs."""
+    pairs: dict[tuple[int, int], int] = {}
+    rows = np.zeros((len(ends), 12), dtype=np.int64)
+    slots = 0
+    for e, (rank, channel) in enumerate(ends):
+        sends = _sends(channel)
+        route = (rank, channel.peer) if sends else (channel.peer, rank)
+        turn, modulus = _turn(stage_of[e], stage_of[partner[e]])
+        rows[e, :7] = rank, channel.stage, channel.kind == "B", sends, channel.peer == rank, turn, modulus
+        rows[e, 8 : 8 + len(channel.rows)] = [high - low for low, high in channel.rows]
+        rows[e, 10:] = partner[e], pairs.setdefault(route, len(pairs))
+        if sends:
+            rows[e, 7] = rows[partner[e], 7] = slots
+            slots += -(-num_micro_batches // modulus)
+    return rows, slots, len(pairs)
+
+
+def _check_numbers(
+    programs: Sequence[Program],
+    held: list[tuple[int, Held]],
+    ends: list[tuple[int, Channel]],
+    number_of: dict[tuple[int, int], int],
+) -> None:
+    if [p.rank for p in programs] != list(range(len(programs))):
+        raise InvalidPlan(
+            f"the programs are of the ranks {[p.rank for p in programs]}; expected one for each rank in order"
+        )
+    if len(number_of) < len(held):
+        raise InvalidPlan("a rank holds a stage twice")
+    for rank, channel in ends:
+        if (rank, channel.stage) not in number_of:
+            raise InvalidPlan(f"rank {rank} has a channel of stage {channel.stage}, which it does not hold")
+
+
+def _sends(channel: Channel) -> bool:
+    return (channel.stage < channel.peer_stage) == (channel.kind == "F")
+
+
+def _key(rank: int, channel: Channel) -> _Key:
+    return rank, channel.kind, channel.stage, channel.peer_stage, channel.peer
+
+
+def _partners(ends: list[tuple[int, Channel]]) -> list[int]:
+    known = {_key(rank, channel): e for e, (rank, channel) in enumerate(ends)}
+    partners = []
+    for rank, c in ends:
+        other = known.get((c.peer, c.kind, c.peer_stage, c.stage, rank))
+        if other is None:
+            raise InvalidPlan(
+                f"rank {rank} exchanges {_what(c)} of stages {c.stage} and {c.peer_stage} with rank {c.peer}, "
+                f"but rank {c.peer} has no such channel"
+            )
+        partners.append(other)
+    return partners
+
+
+def _what(channel: Channel) -> str:
+    return "activations" if channel.kind == "F" else "gradients"
+
+
+def _check_agreement(ends: list[tuple[int, Channel]], partner: list[int], stage_of: list[Held]) -> None:
+    """Both ends name the same rows of the micro-batch, the same tag and codec."""
+    for e, (rank, channel) in enumerate(ends):
+        other = ends[partner[e]][1]
+        mine, theirs = _rows_of(channel, stage_of[e]), _rows_of(other, stage_of[partner[e]])
+        if (mine, channel.tag, channel.codec) != (theirs, other.tag, other.codec):
+            raise InvalidPlan(
+                f"ranks {rank} and {channel.peer} disagree about the {_what(channel)} between stages "
+                f"{channel.stage} and {channel.peer_stage}: rows {mine}, tag {channel.tag}, codec {channel.codec} "
+                f"here, rows {theirs}, tag {other.tag}, codec {other.codec} there"
+            )
+
+
+def _rows_of(channel: Channel, held: Held) -> list[tuple[int, int]]:
+    """A channel's rows, counted in the micro-batch."""
+    return [
+        (low + start, low + end) if start < end else (0, 0)
+        for (start, end), (low, _) in zip(channel.rows, held.rows, strict=True)
+    ]
+
+
+def _lists(
+    ends: list[tuple[int, Channel]], number_of: dict[tuple[int, int], int], count: int
+) -> tuple[np.ndarray, np.ndarray]:
+    members: list[list[int]] = [[] for _ in range(4 * count)]
+    for e, (rank, channel) in enumerate(ends):
+        which = 2 * (channel.kind == "B") + _sends(channel)
+        members[4 * number_of[rank, channel.stage] + which].append(e)
+    flat = np.array([e for one in members for e in one], dtype=np.int64)
+    return _bounds(len(one) for one in members), flat
+
+
+def _expected(
+    held: list[tuple[int, Held]],
+    ends: list[tuple[int, Channel]],
+    partner: list[int],
+    stage_of: list[Held],
+    lists: np.ndarray,
+    members: np.ndarray,
+) -> np.ndarray:
+    """Messages that a micro-batch receives per held stage, direction and row class; their rows must tile the slice.
+
+    From a round-robin stage one replica sends the whole slice; from another stage each replica its part.
+    """
+    expected = np.zeros((len(held), 2, 2), dtype=np.int64)
+    for h, (rank, one) in enumerate(held):
+        for direction in (0, 1):
+            at = 4 * h + 2 * direction
+            received = members[lists[at] : lists[at + 1]].tolist()
+            for c, (low, high) in enumerate(one.rows):
+                parts = sorted(ends[e][1].rows[c] for e in received if ends[e][1].rows[c][1] > ends[e][1].rows[c][0])
+                in_turn = bool(received) and stage_of[partner[received[0]]].dispatch == "round_robin"
+                if received and not (_all_whole(parts, high - low) if in_turn else _tile(parts, high - low)):
+                    raise InvalidPlan(
+                        f"the rows {parts} that rank {rank} receives {_WAYS[direction]} for stage "
+                        f"{one.stage} do not tile its {high - low} rows of a micro-batch"
+                    )
+                expected[h, direction, c] = min(len(parts), 1) if in_turn else len(parts)
+    return expected
+
+
+def _tile(parts: list[tuple[int, int]], rows: int) -> bool:
+    at = 0
+    for low, high in parts:
+        if low != at:
+            return False
+        at = high
+    return at == rows
+
+
+def _all_whole(parts: list[tuple[int, int]], rows: int) -> bool:
+    return bool(parts) and all(part == (0, rows) for part in parts)
+
+
+def _own(rank: int, held: Held) -> tuple[int, ...]:
+    """Rank, stage, first, stop and step of its micro-batches, and their number."""
+    first, last = held.micro_batches
+    step = len(held.ranks) if held.dispatch == "round_robin" else 1
+    own = range(first + (held.replica if step > 1 else 0), last + 1, step)
+    return rank, held.stage, own.start, own.stop, own.step, len(own)
+
+
+def _turn(one: Held, other: Held) -> tuple[int, int]:
+    """(turn, modulus): the micro-batches m with m mod modulus = turn are those that both replicas hold."""
+    (_, _, start, _, step, _), (_, _, other_start, _, other_step, _) = _own(0, one), _own(0, other)
+    modulus = lcm(step, other_step)
+    for m in range(modulus):
+        if (m - start) % step == 0 and (m - other_start) % other_step == 0:
+            return m, modulus
+    raise InvalidPlan(
+        f"replica {one.replica} of stage {one.stage} and replica {other.replica} of stage {other.stage} "
+        "have no micro-batch in common, but a channel"
+    )
+
+
+def _bounds(sizes: Iterable[int]) -> np.ndarray:
+    return np.concatenate(([0], np.cumsum(np.fromiter(sizes, dtype=np.int64))))
