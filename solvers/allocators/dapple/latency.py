@@ -1,0 +1,101 @@
+"""DAPPLE's latency of one global batch: warm-up, steady phase of a pivot stage, ending (formulas 1-3).
+
+Symbols, network stages included, 0-based: F_s, B_s -> ``forward_ns``, ``backward_ns``; AR(P_s, g_s) ->
+``all_reduce_ns``; M -> ``num_micro_batches``; Q -> ``pivot``; T_w, T_s, T_e -> ``warmup_ns``, ``steady_ns``,
+``ending_ns``.
+
+Differs from [1]_ (ALGORITHMS R-4): the printed T_e forgets the pivot's own last backward. ``corrected`` takes
+``AR_s + sum_{a=s..Q} B_a`` for s <= Q and ``AR_s - sum_{a=Q+1..s-1} B_a`` for s > Q; ``paper_literal`` is the
+printed form, for comparison. Formula (3) is read as its text says (R-5); ``pivot="max"`` takes the largest latency
+over all pivots instead.
+
+.. [1] DAPPLE, section IV-A, formulas (1), (2), (3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+Pivot = Literal["max", "formula"]
+Formula = Literal["corrected", "paper_literal"]
+Channel = Literal["half", "full", "none"]
+
+
+class Latency(NamedTuple):
+    """Estimated time of one global batch, in ns, and the pivot stage that it turns on."""
+
+    value_ns: int
+    pivot: int
+    warmup_ns: int
+    steady_ns: int
+    ending_ns: int
+
+
+def latency(
+    forward_ns: Sequence[int],
+    backward_ns: Sequence[int],
+    all_reduce_ns: Sequence[int],
+    num_micro_batches: int,
+    *,
+    pivot: Pivot = "max",
+    formula: Formula = "corrected",
+    network: Sequence[bool] | None = None,
+    channel: Channel = "half",
+) -> Latency:
+    """Latency of stages given in order, network stages between computation stages.
+
+    ``network[s]`` marks a network stage; without it the channel kind does not matter. Under ``full`` its load is
+    that of the busier direction; under ``none`` it is no resource and no pivot.
+    """
+    marks = network or [False] * len(forward_ns)
+    loads = [
+        (num_micro_batches - 1) * _load(f, b, mark, channel)
+        for f, b, mark in zip(forward_ns, backward_ns, marks, strict=True)
+    ]
+    legal = [s for s, mark in enumerate(marks) if not (mark and channel == "none")]
+    if pivot == "formula":
+        return _at(
+            forward_ns, backward_ns, all_reduce_ns, loads, _pivot(forward_ns, backward_ns, loads, legal), formula
+        )
+    each = [_at(forward_ns, backward_ns, all_reduce_ns, loads, q, formula) for q in legal]
+    return max(each, key=lambda found: (found.value_ns, found.pivot))
+
+
+def _load(forward_ns: int, backward_ns: int, network: bool, channel: Channel) -> int:
+    return max(forward_ns, backward_ns) if network and channel == "full" else forward_ns + backward_ns
+
+
+def _pivot(forward_ns: Sequence[int], backward_ns: Sequence[int], loads: list[int], legal: list[int]) -> int:
+    """Formula (3): from the last stage back, a stage becomes pivot when its steady phase outlasts the present one's."""
+    best = legal[-1]
+    for s in reversed(legal):
+        between = sum(forward_ns[a] + backward_ns[a] for a in range(s + 1, best))
+        if loads[s] > loads[best] + between:
+            best = s
+    return best
+
+
+def _at(
+    forward_ns: Sequence[int],
+    backward_ns: Sequence[int],
+    all_reduce_ns: Sequence[int],
+    loads: list[int],
+    q: int,
+    formula: Formula,
+) -> Latency:
+    warmup = sum(forward_ns[: q + 1])
+    ending = max(
+        ar + _after(backward_ns, s, q) if formula == "corrected" else ar + _after_as_printed(backward_ns, s, q)
+        for s, ar in enumerate(all_reduce_ns)
+    )
+    return Latency(warmup + loads[q] + ending, q, warmup, loads[q], ending)
+
+
+def _after(backward_ns: Sequence[int], s: int, q: int) -> int:
+    """End of stage s's last backward, from the start of the pivot's."""
+    return sum(backward_ns[s : q + 1]) if s <= q else -sum(backward_ns[q + 1 : s])
+
+
+def _after_as_printed(backward_ns: Sequence[int], s: int, q: int) -> int:
+    return -sum(backward_ns[q : s + 1]) if s >= q else sum(backward_ns[s : q + 1])

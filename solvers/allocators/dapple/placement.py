@@ -1,0 +1,142 @@
+"""DAPPLE's three placement policies (section IV-C; ALGORITHMS 2.4) and the occupancies they can reach.
+
+*Fresh* servers have no used device, *used* ones some used and some free. ``fresh`` fills fresh servers first,
+``append`` used ones first, ``scatter`` takes one device at a time from all used servers (from all fresh ones when
+none is used). R-7: a policy whose servers do not suffice goes on with the others; ``strict`` gives no placement
+instead, and scatters over all servers, as the released planner does.
+
+Devices of a server are taken in index order, so an occupancy is a count per server; servers of one class are
+interchangeable, so their counts are kept in falling order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+
+Policy = Literal["fresh", "append", "scatter"]
+POLICIES: tuple[Policy, ...] = ("fresh", "append", "scatter")
+Counts = tuple[int, ...]
+
+
+def place(
+    policy: Policy, servers: Sequence[Sequence[int]], occupied: Collection[int], need: int, *, strict: bool = False
+) -> tuple[int, ...] | None:
+    """The devices that a policy gives to a stage of ``need`` replicas, sorted; None where it has none."""
+    free = [[device for device in server if device not in occupied] for server in servers]
+    sizes = tuple(len(server) for server in servers)
+    taken = take(policy, sizes, tuple(s - len(f) for s, f in zip(sizes, free, strict=True)), need, strict)
+    if taken is None:
+        return None
+    return tuple(sorted(device for f, count in zip(free, taken, strict=True) for device in f[:count]))
+
+
+def take(policy: Policy, sizes: Counts, used: Counts, need: int, strict: bool) -> Counts | None:
+    """How many devices a policy takes from each server; None where it cannot."""
+    fresh = [n for n, count in enumerate(used) if count == 0]
+    partly = [n for n, count in enumerate(used) if 0 < count < sizes[n]]
+    if policy == "scatter":
+        first = partly or fresh
+        pools = [[n for n in range(len(sizes)) if used[n] < sizes[n]]] if strict else [first, [*partly, *fresh]]
+        return _one_by_one(pools, sizes, used, need)
+    first, then = (fresh, partly) if policy == "fresh" else (partly, fresh)
+    return _fill(first if strict else first + then, sizes, used, need)
+
+
+def _fill(order: list[int], sizes: Counts, used: Counts, need: int) -> Counts | None:
+    taken = [0] * len(sizes)
+    for n in order:
+        taken[n] = min(sizes[n] - used[n], need)
+        need -= taken[n]
+    return None if need else tuple(taken)
+
+
+def _one_by_one(pools: list[list[int]], sizes: Counts, used: Counts, need: int) -> Counts | None:
+    taken = [0] * len(sizes)
+    for pool in pools:
+        while need:
+            open_servers = [n for n in pool if used[n] + taken[n] < sizes[n]]
+            if not open_servers:
+                break
+            for n in open_servers[:need]:
+                taken[n] += 1
+            need -= min(need, len(open_servers))
+    return None if need else tuple(taken)
+
+
+@dataclass(frozen=True, eq=False)
+class Geometry:
+    """Every occupancy that the policies reach, and the stages that lead from one to the next.
+
+    A transition places a stage of ``replicas[t]`` devices: ``take[t]`` from each server of occupancy ``source[t]``,
+    whose servers then move to their places in occupancy ``target[t]`` (place p was server ``order[t, p]``).
+    Transitions of state s are ``first[s]`` … ``first[s + 1] - 1``; state 0 is empty. No two transitions of a state
+    are equal up to interchangeable servers, so a transition is also the memo key *occupancy and last stage's set*.
+    """
+
+    states: np.ndarray
+    used: np.ndarray
+    first: np.ndarray
+    source: np.ndarray
+    target: np.ndarray
+    replicas: np.ndarray
+    take: np.ndarray
+    order: np.ndarray
+
+
+@lru_cache(maxsize=32)
+def geometry(
+    sizes: Counts, classes: Counts, replicas: Counts, strict: bool, policies: tuple[Policy, ...], limit: int
+) -> Geometry | None:
+    """All reachable occupancies for stages of the given replica counts; None beyond ``limit`` transitions."""
+    total = sum(sizes)
+    index: dict[Counts, int] = {(0,) * len(sizes): 0}
+    states = list(index)
+    rows: list[tuple[int, int, int, Counts, Counts]] = []
+    first = [0]
+    for state in states:
+        seen: set[tuple[tuple[int, int, int], ...]] = set()
+        for need in replicas:
+            if need > total - sum(state):
+                break
+            for taken in {take(p, sizes, state, need, strict): None for p in policies}:
+                if taken is None:
+                    continue
+                mark = tuple(sorted(zip(classes, state, taken, strict=True)))
+                if mark in seen:
+                    continue
+                seen.add(mark)
+                order = _order(classes, state, taken)
+                after = tuple(state[n] + taken[n] for n in order)
+                if after not in index:
+                    index[after] = len(states)
+                    states.append(after)
+                rows.append((index[state], index[after], need, taken, order))
+                if len(rows) > limit:
+                    return None
+        first.append(len(rows))
+    return Geometry(
+        states=np.asarray(states, dtype=np.int32),
+        used=np.asarray([sum(s) for s in states], dtype=np.int64),
+        first=np.asarray(first, dtype=np.int64),
+        source=np.asarray([r[0] for r in rows], dtype=np.int64),
+        target=np.asarray([r[1] for r in rows], dtype=np.int64),
+        replicas=np.asarray([r[2] for r in rows], dtype=np.int64),
+        take=np.asarray([r[3] for r in rows], dtype=np.int32).reshape(len(rows), len(sizes)),
+        order=np.asarray([r[4] for r in rows], dtype=np.int32).reshape(len(rows), len(sizes)),
+    )
+
+
+def _order(classes: Counts, state: Counts, taken: Counts) -> Counts:
+    """Where each place of the next occupancy comes from: within a class the most used servers first."""
+    ranked: dict[int, list[int]] = {}
+    for n, kind in enumerate(classes):
+        ranked.setdefault(kind, []).append(n)
+    for group in ranked.values():
+        group.sort(key=lambda n: (-state[n] - taken[n], -taken[n], n))
+    turn = {kind: iter(group) for kind, group in ranked.items()}
+    return tuple(next(turn[kind]) for kind in classes)

@@ -1,0 +1,98 @@
+"""DAPPLE: plans by memoised search, warm-up by P_A, P_B, their ratio or the judge, early backward (sections III-V)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from penstock.solvers.allocation import Allocation
+from penstock.solvers.allocators.block_partition import block_partition
+from penstock.solvers.allocators.dapple.placement import POLICIES
+from penstock.solvers.allocators.dapple.search import Found, Rules, search, straight
+from penstock.solvers.allocators.dapple.tables import shape
+from penstock.solvers.batches import Batch, candidates, dapple_replicas
+from penstock.solvers.planners.options import Option
+from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.problem import Problem
+
+SEARCH_OPTIONS = (
+    Option("placement", "all", "placement policies to try", choices=("all", *POLICIES)),
+    Option("pivot", "max", "latency over all pivots, or formula (3)'s pivot", choices=("max", "formula")),
+    Option(
+        "formula",
+        "corrected",
+        "the ending as corrected (ALGORITHMS R-4), or as the paper prints it",
+        choices=("corrected", "paper_literal"),
+    ),
+    Option("strict", False, "a policy whose servers do not suffice gives no placement, as in the released planner"),
+    Option("beam", 1, "prefixes kept per memo entry", low=1, high=256),
+    Option("max_stages", 0, "largest number of stages; 0: no limit", low=0),
+    Option("allow_unused", True, "whether devices may be left over; the paper uses all"),
+)
+OPTIONS = (
+    Option(
+        "policy",
+        "best",
+        "warm-up: P_A, P_B, by the ratio, or what the judge finds best",
+        choices=("A", "B", "acr", "best"),
+    ),
+    *SEARCH_OPTIONS,
+)
+AT_ONCE = 2
+AFTERWARDS = 24
+
+
+def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
+    """The best plans of every number of micro-batches as they are found, then the next best of all of them."""
+    policy = str(options["policy"])
+    left: list[Found] = []
+    seen: set[Allocation] = set()
+    for batch, plans in _searches(problem, options):
+        for found in plans[:AT_ONCE]:
+            seen.add(found.allocation)
+            yield _proposal(problem, found.allocation, policy)
+        left += plans[AT_ONCE:]
+        del batch
+    left.sort(key=lambda found: found.latency_ns)
+    for found in [found for found in left if found.allocation not in seen][:AFTERWARDS]:
+        yield _proposal(problem, found.allocation, policy)
+    if not seen:
+        yield from (_proposal(problem, allocation, policy) for allocation in _thinnest(problem, options))
+
+
+def _proposal(problem: Problem, allocation: Allocation, policy: str) -> Proposal:
+    return Proposal(allocation, ("early-backward",), policy, (problem.rules.overlap_all_reduce,))
+
+
+def _searches(problem: Problem, options: Mapping[str, object]) -> Iterator[tuple[Batch, list[Found]]]:
+    """The search for every batch; once more with a lenient memory test when none of them finds a plan."""
+    placement = str(options["placement"])
+    policies = POLICIES if placement == "all" else tuple(p for p in POLICIES if p == placement)
+    settings: dict[str, Any] = {name: options[name] for name in ("pivot", "formula", "strict", "beam", "max_stages")}
+    base = shape(problem, policies, bool(options["strict"]))
+    singles = shape(problem, policies, bool(options["strict"]), (1,))
+    any_found = False
+    for lenient in (False, True):
+        if any_found:
+            return
+        rules = Rules(policies, allow_unused=bool(options["allow_unused"]), lenient=lenient, **settings)
+        for batch in candidates(problem, dapple_replicas(problem)):
+            plans = [*search(problem, batch, rules, base).plans]
+            if rules.allow_unused or problem.num_devices <= problem.num_layers:
+                plans += _using_all(problem, rules, straight(problem, batch, rules, singles).plans)
+            plans = list(dict.fromkeys(sorted(plans, key=lambda found: found.latency_ns)))
+            any_found = any_found or bool(plans)
+            yield batch, plans
+
+
+def _using_all(problem: Problem, rules: Rules, plans: tuple[Found, ...]) -> list[Found]:
+    return [found for found in plans if rules.allow_unused or len(found.allocation.stages) == problem.num_devices]
+
+
+def _thinnest(problem: Problem, options: Mapping[str, object]) -> Iterator[Allocation]:
+    """What needs least memory, for the judge to say what is lacking: the most stages, the smallest micro-batches."""
+    most = min(problem.num_devices, int(problem.cuttable.sum()) + 1)
+    stages = min(most, int(str(options["max_stages"])) or most)
+    for batch in candidates(problem)[-1:]:
+        yield block_partition(problem, batch, stages, by="parameters")
+        yield block_partition(problem, batch, stages)

@@ -1,0 +1,81 @@
+"""One sentence for a result: what the plan is and how far from the bound, or why there is none."""
+
+from __future__ import annotations
+
+from penstock.solvers.batching import row_classes
+from penstock.solvers.planners.session import Session
+from penstock.solvers.result import Candidate, Result, Status
+from penstock.solvers.schedule import Orders
+from penstock.solvers.schedules.early_backward import ACR_THRESHOLD, activation_communication_ratio
+
+
+def why_found(session: Session) -> str:
+    """The best plan's shape, who found it, its activation communication ratio, and its distance from the bound."""
+    best = session.best
+    assert best is not None
+    parts = [f"{best.planner}: {_shape(session, best)}"]
+    if len(best.allocation.stages) > 1:
+        ratio = activation_communication_ratio(session.problem, best.allocation)
+        side = "at least" if ratio >= ACR_THRESHOLD else "below"
+        parts.append(
+            f"activation communication ratio {ratio:.3f}, {side} the {ACR_THRESHOLD} from which P_B is advised"
+        )
+    bound = session.bound.bound_ns
+    if best.value_ns <= bound + session.bound.tolerance_ns:
+        parts.append("it meets the lower bound of the request")
+    elif bound > 0:
+        parts.append(f"{100 * (best.value_ns / bound - 1):.2f} % above the lower bound of the request")
+    if session.unfinished:
+        parts.append(f"the time limit came before {', '.join(dict.fromkeys(session.unfinished))} had finished")
+    return "; ".join(parts)
+
+
+def _shape(session: Session, best: Candidate) -> str:
+    allocation = best.allocation
+    stages = allocation.stages
+    used = len({d for stage in stages for d in stage.devices})
+    number = allocation.num_micro_batches
+    rows = row_classes(session.problem.global_batch_size, number)[0][0]
+    size = f"{number} micro-batch{'es' if number > 1 else ''} of {rows if number == 1 else f'at most {rows}'} samples"
+    again = sum(1 for stage in stages if stage.recompute)
+    recomputing = f", {again} of them recomputing" if again else ""
+    if len(stages) == 1:
+        overlap = "with" if best.overlap_all_reduce else "without"
+        kind = f"data parallel over {used} devices {overlap} all-reduce overlap" if used > 1 else "one device"
+        return f"{kind}{', recomputing' if again else ''}, {size}"
+    replicas = ":".join(str(stage.replicas) for stage in stages)
+    layers = ":".join(str(stage.last - stage.first + 1) for stage in stages)
+    name = best.schedule.name
+    warmup = ""
+    if isinstance(best.schedule, Orders) and name == "early-backward":
+        warmup = f" with K = {list(best.schedule.warmup)}"
+    straight = "straight" if used == len(stages) else replicas
+    return f"{len(stages)} stages ({straight}, layers {layers}{recomputing}) on {used} devices, {size}, {name}{warmup}"
+
+
+def why_nothing(session: Session, result: Result) -> str:
+    """Which stage lacks how much on which device and what would help, or what else stood in the way."""
+    if result.status is Status.TIME_LIMIT:
+        return f"the time limit came before {' and '.join(result.unfinished)} had found a plan"
+    short = result.shortage
+    if short is None:
+        if session.disconnected is not None:
+            return f"no plan: {session.disconnected}"
+        return (
+            "no plan: no micro-batch of "
+            f"{_sizes(session)} gives every replica min_slice = {session.problem.min_slice} samples"
+        )
+    problem = session.problem
+    names = problem.layer_names
+    layers = f"layers {short.first_layer}–{short.last_layer} ({names[short.first_layer]} … {names[short.last_layer]})"
+    sentence = (
+        f"no plan fits: in the nearest one, {layers} need {short.needed_bytes} bytes on device "
+        f"{problem.devices[short.device].name!r}, which has {short.available_bytes}: "
+        f"{short.missing_bytes} bytes are missing"
+    )
+    return f"{sentence}; this works: {short.remedy}" if short.remedy else f"{sentence}; no remedy tried here works"
+
+
+def _sizes(session: Session) -> str:
+    sizes = session.problem.micro_batch_sizes
+    return f"{list(sizes)} samples" if sizes else f"the {session.problem.global_batch_size} samples"

@@ -1,0 +1,45 @@
+"""GPipe: block partition, one device per stage, all forwards before all backwards (ALGORITHMS 7.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from penstock.schemas.errors import InvalidDocument
+from penstock.solvers.allocators.block_partition import By, block_partition
+from penstock.solvers.batches import candidates
+from penstock.solvers.planners.options import Option
+from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.problem import Problem
+
+STAGES = Option("stages", 0, "number of stages; 0 tries each number that the cluster allows", low=0)
+OPTIONS = (
+    Option("by", "time", "what the stages share evenly", choices=("time", "layers", "parameters")),
+    STAGES,
+)
+MAX_TRIED = 32
+
+
+def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
+    """Each number of stages with each number of micro-batches."""
+    by: By = options["by"]  # type: ignore[assignment]
+    overlaps = (problem.rules.overlap_all_reduce,)
+    for num_stages in stage_counts(problem, options):
+        for batch in candidates(problem):
+            yield Proposal(block_partition(problem, batch, num_stages, by=by), ("gpipe",), "best", overlaps)
+
+
+def stage_counts(problem: Problem, options: Mapping[str, object]) -> list[int]:
+    """The numbers of stages to try, the most first; beyond ``MAX_TRIED`` thinned evenly, 1 and all kept."""
+    most = min(problem.num_devices, int(problem.cuttable.sum()) + 1)
+    asked = int(str(options["stages"]))
+    if asked > most:
+        raise InvalidDocument(
+            f"option 'stages' asks for {asked} stages, but {problem.num_devices} devices and "
+            f"{int(problem.cuttable.sum()) + 1} separable blocks of layers allow {most}",
+            remedy=f"stages between 1 and {most}, or 0 for all of them",
+        )
+    if asked:
+        return [asked]
+    if most <= MAX_TRIED:
+        return list(range(most, 0, -1))
+    return sorted({1 + round(i * (most - 1) / (MAX_TRIED - 1)) for i in range(MAX_TRIED)}, reverse=True)

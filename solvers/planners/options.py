@@ -1,0 +1,64 @@
+"""Options of allocators, schedules and planners: what GET /v1/planners lists, and what refuses a wrong one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
+
+Value = str | int | float | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One setting: its type is that of ``default``; ``choices`` or ``low`` … ``high`` say what it may be."""
+
+    name: str
+    default: Value
+    help: str
+    choices: tuple[Value, ...] = ()
+    low: int | None = None
+    high: int | None = None
+
+    @property
+    def type(self) -> str:
+        """``string``, ``integer``, ``number`` or ``boolean``, as JSON Schema calls it."""
+        return {str: "string", int: "integer", float: "number", bool: "boolean"}[type(self.default)]
+
+    def fault(self, value: object) -> str | None:
+        """What is wrong with a value; None when nothing is."""
+        wanted = (int, float) if isinstance(self.default, float) else type(self.default)
+        if not isinstance(value, wanted) or (isinstance(value, bool) and not isinstance(self.default, bool)):
+            return f"{value!r} is no {self.type}"
+        if self.choices and value not in self.choices:
+            return f"{value!r} is none of {', '.join(map(repr, self.choices))}"
+        if isinstance(value, int | float) and self.low is not None and value < self.low:
+            return f"{value!r} is below {self.low}"
+        if isinstance(value, int | float) and self.high is not None and value > self.high:
+            return f"{value!r} is above {self.high}"
+        return None
+
+
+def checked(owner: str, options: tuple[Option, ...], given: Mapping[str, object]) -> dict[str, Value]:
+    """All options with their values, defaults filled in.
+
+    Raises ``UnsupportedRequest`` for a name that ``owner`` does not have, ``InvalidDocument`` for a wrong value.
+    """
+    known = {option.name: option for option in options}
+    for name in given:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            raise UnsupportedRequest(
+                f"{owner!r} has no option {name!r}; it has {', '.join(known) or 'none'}",
+                remedy=f"did you mean {near[0]!r}?" if near else None,
+            )
+    faults = [
+        Fault(f"/options/{name}", fault)
+        for name, value in given.items()
+        if (fault := known[name].fault(value)) is not None
+    ]
+    if faults:
+        raise InvalidDocument(f"wrong options for {owner!r}", faults=tuple(faults))
+    return {option.name: given.get(option.name, option.default) for option in options}  # type: ignore[misc]

@@ -1,0 +1,134 @@
+"""What a planner hands to the judge: an allocation, and the schedules and settings to try it with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+from penstock.solvers.allocation import Allocation, Pipeline, Stage
+from penstock.solvers.batching import row_classes
+from penstock.solvers.costs import UNREACHABLE_NS, all_reduce_ns, stage_costs, transfer
+from penstock.solvers.memory import micro_batches_that_fit, static_bytes
+from penstock.solvers.problem import Problem
+from penstock.solvers.result import Shortage
+from penstock.solvers.schedule import Orders
+from penstock.solvers.schedules import early_backward as early
+from penstock.solvers.schedules.gpipe import gpipe
+from penstock.solvers.schedules.model_parallel import model_parallel
+
+Policy = Literal["A", "B", "acr", "best"]
+
+
+class Proposal(NamedTuple):
+    """An allocation with the schedules and the all-reduce settings to judge it under."""
+
+    allocation: Allocation
+    schedules: tuple[str, ...]
+    policy: str = "best"
+    overlaps: tuple[bool, ...] = (True,)
+
+
+def orders_of(problem: Problem, allocation: Allocation, schedule: str, policy: str) -> Iterator[Orders]:
+    """Every order of one schedule that is worth judging for an allocation, each once."""
+    if schedule == "gpipe":
+        yield gpipe(problem, allocation)
+        if allocation.num_micro_batches > 1:
+            yield gpipe(problem, allocation, backward="lifo")
+    elif schedule == "model-parallel":
+        yield model_parallel(problem, allocation)
+    else:
+        for vector in _vectors(problem, allocation, policy):
+            yield early.early_backward(problem, allocation, warmup=vector)
+
+
+def _vectors(problem: Problem, allocation: Allocation, policy: str) -> list[tuple[int, ...]]:
+    """K-vectors of a policy; ``best``: P_A, P_B, two between them, and as many forwards as memory holds."""
+    if policy in ("A", "B", "acr"):
+        single = {"A": early.policy_a, "B": early.policy_b, "acr": early.by_acr}[policy]
+        return [single(problem, allocation)]
+    depths = early.depths(allocation)
+    wanted = [
+        depths,
+        tuple(min(d + 1, 2 * d - 1) for d in depths),
+        tuple((3 * d - 1) // 2 for d in depths),
+        tuple(2 * d - 1 for d in depths),
+        (allocation.num_micro_batches,) * len(depths),
+    ]
+    return list(dict.fromkeys(early.fitted(problem, allocation, each) for each in wanted))
+
+
+def recompute_variants(problem: Problem, allocation: Allocation, schedules: tuple[str, ...]) -> list[Allocation]:
+    """The allocation with recomputation where the request wants it, or where memory asks for it.
+
+    ``auto``: on the stages that hold no micro-batch without it; then also on those that hold fewer than the
+    schedules keep in flight.
+    """
+    if problem.recompute == "never":
+        return [allocation]
+    stages = allocation.stages
+    if problem.recompute == "always":
+        return [_recomputing(allocation, set(range(len(stages))))]
+    rows = row_classes(problem.global_batch_size, allocation.num_micro_batches)[0][0]
+    fits = [micro_batches_that_fit(problem, stage, rows) for stage in stages]
+    depths = early.depths(allocation)
+    whole = allocation.num_micro_batches
+    flying = [whole] * len(stages) if "gpipe" in schedules else [min(2 * d - 1, whole) for d in depths]
+    levels = ([1] * len(stages), [min(d, whole) for d in depths], flying)
+    variants = [_recomputing(allocation, {s for s, fit in enumerate(fits) if fit < level[s]}) for level in levels]
+    return list(dict.fromkeys(variants))
+
+
+def _recomputing(allocation: Allocation, numbers: set[int]) -> Allocation:
+    pipelines, number = [], 0
+    for pipeline in allocation.pipelines:
+        stages: list[Stage] = []
+        for stage in pipeline.stages:
+            again = ((stage.first, stage.last),) if number in numbers else stage.recompute
+            stages.append(replace(stage, recompute=again))
+            number += 1
+        pipelines.append(Pipeline(tuple(stages), pipeline.micro_batches))
+    return Allocation(tuple(pipelines), allocation.num_micro_batches)
+
+
+def work_bound_ns(problem: Problem, allocation: Allocation) -> int:
+    """A proven bound, cheap: no stage starts before the first forwards reach it, nor ends before they come back."""
+    classes = row_classes(problem.global_batch_size, allocation.num_micro_batches)
+    head, bound = 0, 0
+    for stage in allocation.stages:
+        costs = [(stage_costs(problem, stage, rows), count) for rows, count in classes]
+        busy = sum(count * (c.forward_ns + c.backward_ns + c.recompute_ns) for c, count in costs)
+        bound = max(bound, head + busy)
+        head += min(c.forward_ns + c.backward_ns for c, _ in costs)
+    return bound if len(allocation.pipelines) == 1 else 0
+
+
+def unreachable(problem: Problem, allocation: Allocation) -> str | None:
+    """Which stages cannot talk to each other, as a sentence; None when all can."""
+    rows = row_classes(problem.global_batch_size, allocation.num_micro_batches)[0][0]
+    for number, stage in enumerate(allocation.stages):
+        for direction in (0, 1):
+            sent = transfer(problem, allocation, number, rows, direction)
+            if sent is not None and sent.duration_ns >= UNREACHABLE_NS:
+                return f"nothing connects the devices of layers {stage.first}–{stage.last} to the next stage's"
+        if stage.replicas > 1 and all_reduce_ns(problem, 1, stage.devices) >= UNREACHABLE_NS:
+            return f"nothing connects the replicas of layers {stage.first}–{stage.last}"
+    return None
+
+
+def shortage_of(problem: Problem, allocation: Allocation, in_flight: tuple[int, ...]) -> Shortage | None:
+    """The stage that lacks most memory for certain: its fixed bytes and the stashes in flight; None when all fit."""
+    rows = row_classes(problem.global_batch_size, allocation.num_micro_batches)[-1][0]
+    worst: Shortage | None = None
+    for number, stage in enumerate(allocation.stages):
+        costs = stage_costs(problem, stage, rows)
+        flying = in_flight[number]
+        if stage.dispatch == "round_robin":
+            flying = flying // stage.replicas
+        fixed = static_bytes(problem, stage).total + flying * costs.kept_bytes
+        for device in stage.devices:
+            needed = fixed + problem.devices[device].context_bytes
+            available = problem.capacity_bytes(device)
+            if needed > available and (worst is None or needed - available > worst.missing_bytes):
+                worst = Shortage(stage.first, stage.last, device, needed, available)
+    return worst

@@ -1,0 +1,195 @@
+"""One solve: judges proposals, keeps the best plan that fits, and makes the result with its proof.
+
+Every number comes from ``simulate``; a planner's own estimate decides only what is judged, and in which order.
+Ties: time per global batch, fewest devices, then the allocation's layers and devices, then fewest warm-up forwards.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+from penstock.schemas.errors import InvalidPlan
+from penstock.solvers.allocation import Allocation
+from penstock.solvers.bounds import request_bound, schedule_bound
+from penstock.solvers.planners.proposal import (
+    Proposal,
+    orders_of,
+    recompute_variants,
+    shortage_of,
+    unreachable,
+    work_bound_ns,
+)
+from penstock.solvers.problem import Problem
+from penstock.solvers.result import Bound, Candidate, Result, Shortage, Status
+from penstock.solvers.schedule import Orders
+from penstock.solvers.schedules.early_backward import early_backward, fitted
+from penstock.solvers.simulate import makespan_ns, simulate
+from penstock.solvers.timeline import Timeline
+from penstock.solvers.verify import verify
+
+Key = tuple[int, int, tuple[object, ...], int, str]
+
+
+class Deadline:
+    """When to stop, on a monotonic clock; without a limit it never comes."""
+
+    def __init__(self, limit_ns: int | None, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        self._clock = clock
+        self._start = clock()
+        self._limit_ns = limit_ns
+
+    @property
+    def passed(self) -> bool:
+        """Whether the limit has been reached."""
+        return self._limit_ns is not None and self._clock() - self._start >= self._limit_ns
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return (self._clock() - self._start) / 1e9
+
+
+@dataclass
+class Session:
+    """The state of a solve. ``first_feasible``: stop at the first plan that fits (to try remedies)."""
+
+    problem: Problem
+    deadline: Deadline
+    gap: float = 0.0
+    schedule: str = "auto"
+    on_incumbent: Callable[[Candidate], None] | None = None
+    first_feasible: bool = False
+    best: Candidate | None = None
+    shortage: Shortage | None = None
+    disconnected: str | None = None
+    judged: int = 0
+    unfinished: list[str] = field(default_factory=list)
+    notes: dict[str, str] = field(default_factory=dict)
+    _key: Key | None = None
+    _seen: set[object] = field(default_factory=set)
+    _bound: Bound | None = None
+
+    @property
+    def bound(self) -> Bound:
+        """Of the whole request."""
+        if self._bound is None:
+            self._bound = request_bound(self.problem)
+        return self._bound
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing better is needed: within the gap, or the first feasible plan was asked for."""
+        if self.best is None:
+            return False
+        return self.first_feasible or self.best.value_ns <= self.bound.bound_ns * (1.0 + self.gap)
+
+    def judge_all(self, planner: str, proposals: Iterable[Proposal]) -> None:
+        """Judge proposals in order until the limit, or until nothing better is needed."""
+        for proposal in proposals:
+            if self.done:
+                return
+            if self.deadline.passed:
+                self.unfinished.append(planner)
+                return
+            self._judge(planner, proposal)
+        if self.deadline.passed and not self.done:
+            self.unfinished.append(planner)
+
+    def _judge(self, planner: str, proposal: Proposal) -> None:
+        schedules = proposal.schedules if self.schedule == "auto" else (self.schedule,)
+        if (problem := unreachable(self.problem, proposal.allocation)) is not None:
+            self.disconnected = problem
+            return
+        for allocation in recompute_variants(self.problem, proposal.allocation, schedules):
+            if self.best is not None and work_bound_ns(self.problem, allocation) > self.best.value_ns:
+                continue
+            for schedule in schedules:
+                for orders in orders_of(self.problem, allocation, schedule, proposal.policy):
+                    for overlap in proposal.overlaps:
+                        self._try(planner, allocation, orders, overlap)
+
+    def _try(self, planner: str, allocation: Allocation, orders: Orders, overlap: bool) -> None:
+        """Judge one plan; where it takes too much memory, with fewer micro-batches in flight."""
+        while True:
+            mark = (allocation, orders.name, orders.warmup, overlap)
+            if mark in self._seen or self.deadline.passed or (self.first_feasible and self.best is not None):
+                return
+            self._seen.add(mark)
+            short = shortage_of(self.problem, allocation, orders.warmup)
+            if short is None:
+                short = self._accept(planner, allocation, orders, overlap)
+            if short is None:
+                return
+            fewer = self._fewer(allocation, orders, short)
+            if fewer is None:
+                self._note(short)
+                return
+            orders = fewer
+
+    def _accept(self, planner: str, allocation: Allocation, orders: Orders, overlap: bool) -> Shortage | None:
+        """Take the plan if it fits and is better; the shortage when it does not fit."""
+        self.judged += 1
+        rules = replace(self.problem.rules, overlap_all_reduce=overlap)
+        value = makespan_ns(replace(self.problem, rules=rules), allocation, orders)
+        key = _key(value, allocation, orders)
+        if self._key is not None and key >= self._key:
+            return None
+        timeline = simulate(self.problem, allocation, orders, overlap=overlap)
+        short = _over(self.problem, allocation, timeline)
+        if short is not None:
+            return short
+        self.best = Candidate(planner, allocation, orders, timeline, overlap)
+        self._key = key
+        if self.on_incumbent is not None:
+            self.on_incumbent(self.best)
+        return None
+
+    def _fewer(self, allocation: Allocation, orders: Orders, short: Shortage) -> Orders | None:
+        """The same schedule with one micro-batch less in flight on the stage that lacks memory."""
+        if orders.name != "early-backward":
+            return None
+        stage = next(s for s, each in enumerate(allocation.stages) if each.first == short.first_layer)
+        if orders.warmup[stage] <= 1:
+            return None
+        wanted = [min(k, orders.warmup[stage] - 1) if s >= stage else k for s, k in enumerate(orders.warmup)]
+        return early_backward(self.problem, allocation, warmup=fitted(self.problem, allocation, wanted))
+
+    def _note(self, short: Shortage) -> None:
+        if self.shortage is None or short.missing_bytes < self.shortage.missing_bytes:
+            self.shortage = short
+
+    def result(self, name: str, why: str) -> Result:
+        """The answer so far. Raises ``InvalidPlan`` where the judge's verifier refuses the best plan (our bug)."""
+        unfinished = tuple(dict.fromkeys(self.unfinished))
+        if self.best is None:
+            status = Status.TIME_LIMIT if unfinished else Status.INFEASIBLE
+            return Result(status, why, None, (), self.shortage, self.deadline.seconds, unfinished)
+        best = self.best
+        faults = verify(self.problem, best.allocation, best.schedule, best.timeline)
+        if faults:
+            raise InvalidPlan(f"planner {name!r} made a plan that does not verify: " + "; ".join(faults[:3]))
+        rules = replace(self.problem.rules, overlap_all_reduce=best.overlap_all_reduce)
+        judged = replace(self.problem, rules=rules)
+        bounds = (self.bound, schedule_bound(judged, best.allocation, best.schedule))
+        optimal = best.value_ns <= self.bound.bound_ns + self.bound.tolerance_ns
+        status = Status.OPTIMAL if optimal else Status.FEASIBLE
+        return Result(status, why, best, bounds, None, self.deadline.seconds, unfinished)
+
+
+def _key(value_ns: int, allocation: Allocation, orders: Orders) -> Key:
+    stages = tuple((s.first, s.last, s.devices, s.dispatch, s.recompute) for s in allocation.stages)
+    used = len({d for s in allocation.stages for d in s.devices})
+    return value_ns, used, (*stages, allocation.num_micro_batches), sum(orders.warmup), orders.name
+
+
+def _over(problem: Problem, allocation: Allocation, timeline: Timeline) -> Shortage | None:
+    """The device whose simulated peak exceeds its memory most; None when all fit."""
+    worst: Shortage | None = None
+    for device, use in timeline.uses.items():
+        needed, available = use.memory.total, problem.capacity_bytes(device)
+        if needed > available and (worst is None or needed - available > worst.missing_bytes):
+            stage = next(s for s in allocation.stages if device in s.devices)
+            worst = Shortage(stage.first, stage.last, device, needed, available)
+    return worst

@@ -1,0 +1,225 @@
+"""The tables of algorithms: one line each, with what it cites, supports and proves.
+
+An entry of ``ALLOCATORS`` or ``SCHEDULES`` is a plain function; one of ``PLANNERS`` solves a whole request. The
+option schemas are what GET /v1/planners lists, and what refuses an option that does not exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import Any
+
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.allocators.block_partition import block_partition
+from penstock.solvers.allocators.dapple.search import search
+from penstock.solvers.allocators.data_parallel import data_parallel
+from penstock.solvers.allocators.model_parallel import model_parallel as spread
+from penstock.solvers.planners import auto, dapple, dp, gpipe, model_parallel
+from penstock.solvers.planners.explain import why_found, why_nothing
+from penstock.solvers.planners.options import Option, checked
+from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.planners.session import Deadline, Session
+from penstock.solvers.problem import Problem
+from penstock.solvers.remedies import find_remedy
+from penstock.solvers.result import Candidate, Result, Status
+from penstock.solvers.schedules.early_backward import early_backward
+from penstock.solvers.schedules.gpipe import gpipe as all_forwards_first
+from penstock.solvers.schedules.model_parallel import model_parallel as one_at_a_time
+
+Proposals = Callable[[Problem, Mapping[str, object]], Iterator[Proposal]]
+SYNCHRONOUS = frozenset({"synchronous"})
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A function of the allocator or schedule table, with what it cites and its settings."""
+
+    build: Callable[..., Any]
+    cites: str
+    help: str
+    exact: bool = False
+    supports: frozenset[str] = SYNCHRONOUS
+    options: tuple[Option, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """A planner: what it supports (update rules and request features), and the schedules it combines with.
+
+    ``schedules`` are compared by default; ``accepts`` may be asked for. ``exact``: its best plan is optimal over
+    what it searches, by its own estimate.
+    """
+
+    name: str
+    proposals: Proposals | None
+    cites: str
+    help: str
+    schedules: tuple[str, ...]
+    accepts: tuple[str, ...] = ()
+    exact: bool = False
+    supports: frozenset[str] = frozenset({"synchronous", "heterogeneous", "recompute"})
+    options: tuple[Option, ...] = ()
+
+    def solve(
+        self,
+        problem: Problem,
+        *,
+        schedule: str = "auto",
+        seed: int = 0,
+        time_limit_ns: int | None = None,
+        gap: float = 0.0,
+        options: Mapping[str, object] | None = None,
+        on_incumbent: Callable[[Candidate], None] | None = None,
+    ) -> Result:
+        """The best plan found, judged and verified, with its bounds; or why there is none, and what would help.
+
+        No planner here draws random numbers, so ``seed`` changes nothing. ``on_incumbent`` hears of every
+        improvement. Raises ``UnsupportedRequest`` for an unknown option or schedule, ``InvalidDocument`` for a wrong
+        value of an option.
+        """
+        self._refuse_schedule(schedule)
+        values = checked(self.name, self.options, options or {})
+        session = Session(problem, Deadline(time_limit_ns), gap, schedule, on_incumbent)
+        self._run(session, values)
+        if session.best is not None:
+            return session.result(self.name, why_found(session))
+        found = session.result(self.name, "")
+        if found.status is Status.INFEASIBLE and found.shortage is not None:
+            remedy = find_remedy(problem, lambda changed: self._feasible(changed, schedule, values, session.deadline))
+            found = replace(found, shortage=replace(found.shortage, remedy=remedy))
+        return replace(found, why=why_nothing(session, found), seconds=session.deadline.seconds)
+
+    def _run(self, session: Session, values: Mapping[str, object]) -> None:
+        if self.proposals is not None:
+            session.judge_all(self.name, self.proposals(session.problem, values))
+            return
+        for name, proposals in auto.contained(session.problem):
+            if session.schedule == "auto" or session.schedule in PLANNERS[name].accepts:
+                session.judge_all(name, proposals)
+
+    def _feasible(self, problem: Problem, schedule: str, values: Mapping[str, object], deadline: Deadline) -> bool:
+        session = Session(problem, deadline, schedule=schedule, first_feasible=True)
+        self._run(session, values)
+        return session.best is not None
+
+    def _refuse_schedule(self, schedule: str) -> None:
+        if schedule == "auto" or schedule in self.accepts:
+            return
+        if schedule not in SCHEDULES:
+            near = get_close_matches(schedule, SCHEDULES, n=1)
+            raise UnsupportedRequest(
+                f"no schedule {schedule!r}; there are {', '.join(SCHEDULES)}",
+                remedy=f"did you mean {near[0]!r}?" if near else None,
+            )
+        raise UnsupportedRequest(
+            f"planner {self.name!r} does not combine with schedule {schedule!r}",
+            remedy=f"one of {', '.join(('auto', *self.accepts))}",
+        )
+
+
+ALLOCATORS: dict[str, Entry] = {
+    "data-parallel": Entry(data_parallel, "ALGORITHMS 7.1", "one stage on every device", exact=True),
+    "block-partition": Entry(
+        block_partition,
+        "GPipe (Huang et al., NeurIPS 2019); block partition of Bárány and Grinberg",
+        "contiguous stages whose largest is as small as can be",
+        exact=True,
+        options=gpipe.OPTIONS,
+    ),
+    "model-parallel": Entry(
+        spread, "SPP section V", "one stage per device, memory balanced", options=model_parallel.OPTIONS
+    ),
+    "dapple": Entry(
+        search,
+        "DAPPLE (Fan et al., PPoPP 2021), section IV, formulas 1-5",
+        "memoised search over partition, replication and placement",
+        supports=frozenset({"synchronous", "heterogeneous"}),
+        options=dapple.SEARCH_OPTIONS,
+    ),
+}
+
+SCHEDULES: dict[str, Entry] = {
+    "early-backward": Entry(
+        early_backward,
+        "DAPPLE section III-B; PipeDream-flush, 1F1B",
+        "K forwards, then a backward and a forward in turn",
+        supports=frozenset({"synchronous", "round_robin", "several_pipelines"}),
+    ),
+    "gpipe": Entry(
+        all_forwards_first,
+        "GPipe (Huang et al., NeurIPS 2019)",
+        "all forwards, then all backwards",
+        supports=frozenset({"synchronous", "round_robin", "several_pipelines"}),
+        options=(Option("backward", "fifo", "order of the backwards", choices=("fifo", "lifo")),),
+    ),
+    "model-parallel": Entry(
+        one_at_a_time,
+        "DAPPLE section VII",
+        "one micro-batch in the pipeline at a time",
+        supports=frozenset({"synchronous", "round_robin", "several_pipelines"}),
+    ),
+}
+
+PLANNERS: dict[str, Planner] = {
+    entry.name: entry
+    for entry in (
+        Planner(
+            "auto",
+            None,
+            "the planners below",
+            "every planner in turn, the simple ones first; the best plan of all",
+            ("auto",),
+            tuple(SCHEDULES),
+            options=auto.OPTIONS,
+        ),
+        Planner(
+            "dp",
+            dp.proposals,
+            "ALGORITHMS 7.1",
+            "data parallelism with gradient accumulation, with and without all-reduce overlap",
+            ("early-backward",),
+            ("early-backward", "gpipe"),
+            options=dp.OPTIONS,
+        ),
+        Planner(
+            "gpipe",
+            gpipe.proposals,
+            "GPipe (Huang et al., NeurIPS 2019)",
+            "block partition, one device per stage, all forwards before all backwards",
+            ("gpipe",),
+            ("gpipe", "early-backward"),
+            options=gpipe.OPTIONS,
+        ),
+        Planner(
+            "model-parallel",
+            model_parallel.proposals,
+            "DAPPLE section VII",
+            "the model spread over the devices, one micro-batch in it at a time",
+            ("model-parallel",),
+            ("model-parallel",),
+            options=model_parallel.OPTIONS,
+        ),
+        Planner(
+            "dapple",
+            dapple.proposals,
+            "DAPPLE (Fan et al., PPoPP 2021)",
+            "stages with replicas by memoised search, three placement policies, early backward",
+            ("early-backward",),
+            ("early-backward", "gpipe"),
+            options=dapple.OPTIONS,
+        ),
+    )
+}
+
+
+def resolve(planner_name: str) -> Planner:
+    """The planner of that name. Raises ``UnsupportedRequest`` with the names that are near."""
+    if planner_name in PLANNERS:
+        return PLANNERS[planner_name]
+    near = get_close_matches(planner_name, PLANNERS, n=3, cutoff=0.4)
+    raise UnsupportedRequest(
+        f"no planner {planner_name!r}; there are {', '.join(PLANNERS)}",
+        remedy=f"did you mean {' or '.join(map(repr, near))}?" if near else None,
+    )

@@ -1,0 +1,119 @@
+"""DAPPLE's early-backward schedule (section III-B, V-C; ALGORITHMS 2.6): K forwards, then B and F in turn.
+
+Symbols: K_i -> ``warmup[i]``; D_i -> ``micro_batches_that_fit``; P_A, P_B -> policies ``A`` and ``B``;
+ACR -> ``activation_communication_ratio``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.schemas.errors import InvalidPlan
+from penstock.solvers.allocation import Allocation
+from penstock.solvers.batching import row_classes
+from penstock.solvers.costs import stage_costs, transfer
+from penstock.solvers.memory import micro_batches_that_fit
+from penstock.solvers.problem import Problem
+from penstock.solvers.schedule import Orders
+from penstock.solvers.schedules.rows import flushed_rows
+
+ACR_THRESHOLD = 0.08
+"""R-9: the paper runs P_B for ratios of 0.10 and more and P_A for 0.06 and less, and names no threshold."""
+
+
+def early_backward(problem: Problem, allocation: Allocation, *, warmup: Sequence[int] | None = None) -> Orders:
+    """Stage i runs ``warmup[i]`` forwards, then strictly alternates backward and forward.
+
+    ``warmup`` counts micro-batches of the stage in flight, over all its round-robin replicas; None takes policy A.
+    Raises ``InvalidPlan`` where a stage would wait for more forwards than the stage before it sends (a deadlock).
+    """
+    vector = tuple(warmup) if warmup is not None else policy_a(problem, allocation)
+    _refuse_growing(allocation, vector)
+    capped = tuple(min(k, len(allocation.micro_batches(s))) for s, k in enumerate(vector))
+    return Orders("early-backward", flushed_rows(problem, allocation, capped), capped)
+
+
+def policy_a(problem: Problem, allocation: Allocation) -> tuple[int, ...]:
+    """P_A: K_i = min(S - i, D_i)."""
+    return fitted(problem, allocation, depths(allocation))
+
+
+def policy_b(problem: Problem, allocation: Allocation) -> tuple[int, ...]:
+    """P_B: K_i = min(2 (S - i) - 1, D_i)."""
+    return fitted(problem, allocation, tuple(2 * depth - 1 for depth in depths(allocation)))
+
+
+def by_acr(problem: Problem, allocation: Allocation) -> tuple[int, ...]:
+    """P_B where the activation communication ratio reaches ``ACR_THRESHOLD``, else P_A."""
+    chosen = policy_b if activation_communication_ratio(problem, allocation) >= ACR_THRESHOLD else policy_a
+    return chosen(problem, allocation)
+
+
+def depths(allocation: Allocation) -> tuple[int, ...]:
+    """S - i of each stage; a round-robin stage counts as often as it has replicas, to keep all of them busy."""
+    depth = [0] * len(allocation.stages)
+    for number in reversed(range(len(depth))):
+        stage = allocation.stages[number]
+        after = allocation.next(number)
+        depth[number] = stage.replicas if stage.dispatch == "round_robin" else 1
+        depth[number] += 0 if after is None else depth[after]
+    return tuple(depth)
+
+
+def room(problem: Problem, allocation: Allocation) -> tuple[int, ...]:
+    """D_i of each stage, over all replicas where they work in turn; at least 1, the judge has the last word."""
+    rows = row_classes(problem.global_batch_size, allocation.num_micro_batches)[0][0]
+    fits = []
+    for stage in allocation.stages:
+        each = max(1, micro_batches_that_fit(problem, stage, rows))
+        fits.append(each * stage.replicas if stage.dispatch == "round_robin" else each)
+    return tuple(fits)
+
+
+def fitted(problem: Problem, allocation: Allocation, wanted: Sequence[int]) -> tuple[int, ...]:
+    """``wanted``, clamped by memory and by the micro-batches, and never growing along a pipeline.
+
+    A stage that warms up with more forwards than the one before it would wait for ever; the clamp D_i of an
+    early stage therefore clamps the later ones too.
+    """
+    vector: list[int] = []
+    for number, (want, most) in enumerate(zip(wanted, room(problem, allocation), strict=True)):
+        before = allocation.previous(number)
+        k = min(want, most, len(allocation.micro_batches(number)))
+        vector.append(k if before is None else min(k, vector[before]))
+    return tuple(vector)
+
+
+def activation_communication_ratio(problem: Problem, allocation: Allocation) -> float:
+    """ACR: mean time of a cut's transfers both ways over the mean time of a stage's forward and backward."""
+    rows = row_classes(problem.global_batch_size, allocation.num_micro_batches)[0][0]
+    cuts, moved, computed = 0, 0, 0
+    for number, stage in enumerate(allocation.stages):
+        costs = stage_costs(problem, stage, rows)
+        computed += costs.forward_ns + costs.backward_ns + costs.recompute_ns
+        after = allocation.next(number)
+        if after is None:
+            continue
+        cuts += 1
+        for sender, direction in ((number, 0), (after, 1)):
+            sent = transfer(problem, allocation, sender, rows, direction)
+            moved += 0 if sent is None else sent.duration_ns
+    if cuts == 0 or computed == 0:
+        return 0.0
+    return (moved / cuts) / (computed / len(allocation.stages))
+
+
+def _refuse_growing(allocation: Allocation, vector: tuple[int, ...]) -> None:
+    if len(vector) != len(allocation.stages) or min(vector) < 1:
+        raise InvalidPlan(
+            f"warm-up {list(vector)} has to be {len(allocation.stages)} numbers of at least 1, one per stage"
+        )
+    for number, k in enumerate(vector):
+        before = allocation.previous(number)
+        limit = None if before is None else min(vector[before], len(allocation.micro_batches(number)))
+        if limit is not None and min(k, len(allocation.micro_batches(number))) > limit:
+            raise InvalidPlan(
+                f"stage {number} warms up with {k} forwards, but stage {before} sends only {vector[before or 0]} "
+                "before it waits for a backward: a deadlock",
+                remedy=f"at most {vector[before or 0]} for stage {number}",
+            )

@@ -1,0 +1,21 @@
+"""GPipe: all forwards, then all backwards (ALGORITHMS 7.2, SPP section II, R-22)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from penstock.solvers.allocation import Allocation
+from penstock.solvers.problem import Problem
+from penstock.solvers.schedule import Orders
+from penstock.solvers.schedules.rows import flushed_rows
+
+
+def gpipe(problem: Problem, allocation: Allocation, *, backward: Literal["fifo", "lifo"] = "fifo") -> Orders:
+    """Every stage runs the forwards of all micro-batches, then their backwards.
+
+    ``backward``: the backwards run from the first micro-batch (``fifo``) or from the last, as torchgpipe's
+    autograd graph does (``lifo``).
+    """
+    warmup = tuple(len(allocation.micro_batches(s)) for s in range(len(allocation.stages)))
+    rows = flushed_rows(problem, allocation, warmup, last_first=backward == "lifo")
+    return Orders("gpipe" if backward == "fifo" else "gpipe-lifo", rows, warmup)

@@ -1,0 +1,14 @@
+"""Naive model parallelism: one micro-batch in the pipeline at a time (DAPPLE section VII, SPP section V)."""
+
+from __future__ import annotations
+
+from penstock.solvers.allocation import Allocation
+from penstock.solvers.problem import Problem
+from penstock.solvers.schedule import Orders
+from penstock.solvers.schedules.rows import flushed_rows
+
+
+def model_parallel(problem: Problem, allocation: Allocation) -> Orders:
+    """Every stage runs the forward and the backward of a micro-batch before it sees the next one."""
+    warmup = (1,) * len(allocation.stages)
+    return Orders("model-parallel", flushed_rows(problem, allocation, warmup), warmup)
