@@ -12,10 +12,12 @@ import os
 import secrets
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote, urlsplit
 
@@ -25,6 +27,7 @@ from pydantic import ValidationError
 from penstock.executor.agent_state import ImpossibleStateError, Offer, State
 from penstock.executor.children import Child
 from penstock.executor.devices import LocalDevice, discover
+from penstock.executor.mark import marked_instruction, write_mark
 from penstock.executor.settings import AgentSettings, interface_of, is_loopback
 from penstock.executor.state import step
 from penstock.executor.stimuli import (
@@ -104,6 +107,7 @@ class Agent:
         self._was_synced = False
         self._service_is: Literal["unknown", "there", "away"] = "unknown"
         self._broken: ImpossibleStateError | None = None
+        self._scratch = Path()
 
     async def run(self) -> None:
         """Sync until told to leave, then end the children and say goodbye."""
@@ -111,15 +115,17 @@ class Agent:
         models = ", ".join(self._settings.model_keys())
         self._say(f"agent {self._settings.name}: {len(self._devices)} devices, models {models}, at {self._address}")
         proxied = not is_loopback(urlsplit(self._settings.server).hostname or "")
-        try:
-            async with httpx.AsyncClient(
-                base_url=self._settings.server, timeout=httpx.Timeout(HOLD_LIMIT_S), trust_env=proxied
-            ) as client:
-                await self._sync_until_leaving(client)
-                await self._say_goodbye(client)
-        finally:
-            remove_handlers()
-            await self._end_children()
+        with tempfile.TemporaryDirectory(prefix="penstock-agent-") as scratch:
+            self._scratch = Path(scratch)
+            try:
+                async with httpx.AsyncClient(
+                    base_url=self._settings.server, timeout=httpx.Timeout(HOLD_LIMIT_S), trust_env=proxied
+                ) as client:
+                    await self._sync_until_leaving(client)
+                    await self._say_goodbye(client)
+            finally:
+                remove_handlers()
+                await self._end_children()
         if self._broken is not None:
             raise self._broken
 
@@ -271,6 +277,11 @@ class Agent:
         key = (run, generation, process)
         device = self._devices.get(arguments.get("device", ""))
         line = dict(arguments) | {"directory": str(self._settings.directory.resolve())}
+        mark: Path | None = None
+        if process.kind == "rank":
+            mark = self._scratch / f"{run}-{generation}-{process.rank}"
+            write_mark(mark)
+            line["mark"] = str(mark)
         if device is not None:
             line["device"] = "cpu" if device.torch_name == "cpu" else "cuda:0"
 
@@ -279,7 +290,8 @@ class Agent:
 
         def on_exit(code: int, last_lines: tuple[str, ...]) -> None:
             del self._children[key]
-            self._apply(Exited(run, generation, process, code, last_lines))
+            at = marked_instruction(mark, arguments["program"]) if mark is not None else None
+            self._apply(Exited(run, generation, process, code, last_lines, at))
 
         command = self._command(process)
         self._children[key] = Child(

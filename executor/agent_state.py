@@ -56,6 +56,7 @@ class Record:
     ready: frozenset[int] = frozenset()
     done: frozenset[int] = frozenset()
     suspects: tuple[Suspect, ...] = ()
+    first_times_ns: Mapping[int, int] = field(default_factory=dict)
     successor: Assignment | None = None
     listed: bool = True
 

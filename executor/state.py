@@ -11,11 +11,13 @@ that failed by itself is told, once per generation.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, assert_never
 
 import rfc8785
+from pydantic import ValidationError
 
 from penstock.executor.agent_state import (
     ImpossibleStateError,
@@ -42,7 +44,8 @@ from penstock.executor.stimuli import (
     Stop,
     Synced,
 )
-from penstock.schemas.agents import Assignment, SyncReply
+from penstock.schemas.agents import Assignment, Progress, RankDone, SyncReply, Traced
+from penstock.schemas.document import faults_of
 
 STORY_LENGTH = 60
 PEER_LOST_GRACE_NS = 700_000_000
@@ -263,6 +266,18 @@ def _on_message(state: State, said: Said, actions: list[Action]) -> State:
 def _on_rank_message(
     state: State, record: Record, run: str, rank: int, message: Mapping[str, Any], actions: list[Action]
 ) -> State:
+    try:
+        return _take_rank_message(state, record, run, rank, message, actions)
+    except ValidationError as error:
+        fault = faults_of(error.errors())[0]
+        reason = f"rank {rank} reported a {message['kind']!r} that is not valid: {fault.pointer}: {fault.detail}"
+        state = _set(state, run, suspects=(Suspect(rank, reason, None), *record.suspects))
+        return _blame(state, run, actions)
+
+
+def _take_rank_message(
+    state: State, record: Record, run: str, rank: int, message: Mapping[str, Any], actions: list[Action]
+) -> State:
     match message.get("kind"):
         case "ready":
             state = _set(state, run, ready=record.ready | {rank})
@@ -271,22 +286,47 @@ def _on_rank_message(
                 state = _tell(state, "started", run, ranks=ranks)
             return state
         case "step":
-            told = {key: message.get(key) for key in ("step", "loss", "time_ns")}
-            return replace(state, outbox=state.outbox.tell_progress(RankKey(run, record.generation, rank), told))
+            told = Progress.model_validate({**message, "rank": rank, "loss": _finite(message.get("loss"))})
+            if told.step == 0 and told.time_ns is not None:
+                state = _set(state, run, first_times_ns=dict(record.first_times_ns) | {rank: told.time_ns})
+            key = RankKey(run, record.generation, rank)
+            return replace(state, outbox=state.outbox.tell_progress(key, told.model_dump()))
         case "trace":
-            return _tell(state, "trace", run, rank_trace=message.get("rank_trace"))
+            trace = Traced.model_validate(message)
+            return _tell(state, "trace", run, **trace.model_dump(mode="json"))
         case "done" if rank not in record.done:
-            keys = ("losses", "step_times_ns", "gradient_check", "peak_memory_bytes")
+            done = _rank_done(record, rank, message)
             state = _set(state, run, done=record.done | {rank})
-            return _tell(state, "rank_done", run, rank=rank, **{key: message.get(key) for key in keys})
+            return _tell(state, "rank_done", run, **done.model_dump(mode="json"))
         case "failed" if rank not in record.done:
             instruction = message.get("instruction")
-            suspect = Suspect(rank, str(message.get("reason")), None if instruction is None else str(instruction))
+            suspect = Suspect(
+                rank,
+                str(message.get("reason")),
+                None if instruction is None else str(instruction),
+                last_lines=tuple(map(str, message.get("traceback") or ())),
+            )
             delay_ns = EXIT_GRACE_NS if suspect.is_root_cause else PEER_LOST_GRACE_NS
             actions.append(SetTimer(run, record.generation, delay_ns))
             return _set(state, run, suspects=(*record.suspects, suspect))
         case _:
             return state
+
+
+def _rank_done(record: Record, rank: int, message: Mapping[str, Any]) -> RankDone:
+    """A rank leaves the times of its warm-up out; the service counts steps from 0, or takes no times at all."""
+    times, warmup = message.get("step_times_ns"), message.get("warmup_steps", 0)
+    if warmup == 1 and rank in record.first_times_ns:
+        times = [record.first_times_ns[rank], *(times or ())]
+    elif warmup:
+        times = None
+    losses = tuple(map(_finite, message.get("losses") or ()))
+    return RankDone.model_validate({**message, "rank": rank, "step_times_ns": times, "losses": losses})
+
+
+def _finite(loss: float | None) -> float | None:
+    """JSON has no number for a loss that has run away."""
+    return loss if loss is not None and math.isfinite(loss) else None
 
 
 def _on_exit(state: State, gone: Exited, actions: list[Action]) -> State:
@@ -321,9 +361,9 @@ def _on_rank_exit(state: State, gone: Exited, actions: list[Action]) -> State:
     known = next((one for one in record.suspects if one.rank == rank), None)
     if known is None:
         reason = f"rank {rank} ended before it was done: {gone.how}"
-        suspect = Suspect(rank, reason, None, gone.code, gone.last_lines)
+        suspect = Suspect(rank, reason, gone.instruction, gone.code, gone.last_lines)
     else:
-        suspect = known._replace(code=gone.code, last_lines=gone.last_lines)
+        suspect = known._replace(code=gone.code, last_lines=known.last_lines or gone.last_lines)
     others = tuple(one for one in record.suspects if one.rank != rank)
     state = _set(state, gone.run, suspects=(*others, suspect))
     if suspect.is_root_cause:

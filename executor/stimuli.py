@@ -50,13 +50,14 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """A child is gone: exit code, negative for a signal, and the last lines of its stderr."""
+    """A child is gone: exit code, negative for a signal, the last lines of its stderr, and where a rank was."""
 
     run: str
     generation: int
     process: Process
     code: int
     last_lines: tuple[str, ...] = ()
+    instruction: str | None = None
 
     def __str__(self) -> str:
         return f"{self.run}/{self.generation} {self.process} ended with {self.code}"

@@ -1,4 +1,7 @@
-"""An agent as a process of its own whose ranks are stand-ins: ``python agent_process.py SERVER DIRECTORY``."""
+"""An agent as a process of its own whose ranks are stand-ins: ``python agent_process.py SERVER DIRECTORY``.
+
+The check of the model is one too, unless a test is about it: it would import torch for each of them.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,24 @@ from penstock.executor.stimuli import Process
 RANK = Path(__file__).with_name("stand_in_rank.py")
 
 
+SAY_READY = """print('{"kind": "ready"}', flush=True)"""
+
+
 def command(process: Process) -> list[str]:
-    return [sys.executable, "-P", str(RANK)] if process.kind == "rank" else penstock_command(process)
+    match process.kind:
+        case "rank":
+            return [sys.executable, "-P", str(RANK)]
+        case "check":
+            return [sys.executable, "-P", "-c", SAY_READY]
+        case _:
+            return penstock_command(process)
 
 
-def make_agent(server: str, directory: Path, say, **settings) -> Agent:
+def with_real_check(process: Process) -> list[str]:
+    return penstock_command(process) if process.kind == "check" else command(process)
+
+
+def make_agent(server: str, directory: Path, say, command=command, **settings) -> Agent:
     fields = {"models": {"toy": "toy_project:job"}, "stop_grace_s": 0.3, "cpu_devices": 2} | settings
     chosen = AgentSettings(name="node", server=server, directory=directory, **fields)
     return Agent(chosen, cpu_shares("node", chosen.cpu_devices, 2**30, "cpu"), say=say, command=command)

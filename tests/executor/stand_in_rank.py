@@ -1,7 +1,7 @@
 """A rank without torch, for tests of the agent: its program says what it does, line by line.
 
 ``hello``: say ready, with pid, environment and arguments in ``rank-N.json``. ``step N``, ``done``, ``fail REASON``,
-``trace BYTES``: say so. ``wait FILE``: until the file is there. ``die N``: by a signal. ``exit N``. ``stubborn``:
+``trace EVENTS``: say so. ``wait FILE``: until the file is there. ``die N``: by a signal. ``exit N``. ``stubborn``:
 ignore SIGTERM. ``child``: start a child that ignores SIGTERM too. ``stderr TEXT``, ``print TEXT``: as they say.
 """
 
@@ -46,7 +46,8 @@ def main() -> None:
         elif word == "fail":
             say(kind="failed", reason=rest, instruction="1F4")
         elif word == "trace":
-            say(kind="trace", rank_trace={"rank": rank, "padding": "x" * int(rest)})
+            events = [{"instruction": f"0F{i}", "start_ns": i, "end_ns": i + 1} for i in range(int(rest))]
+            say(kind="trace", rank_trace={"rank": rank, "device": "node/0", "step": 1, "events": events})
         elif word == "wait":
             while not Path(rest).exists():
                 time.sleep(0.01)

@@ -14,6 +14,7 @@ from pathlib import Path
 import agent_process
 import psutil
 import pytest
+from agent_process import with_real_check
 from scripted_service import LIMIT_S, ScriptedService, problem
 
 from penstock.executor.agent import run_agent
@@ -153,8 +154,8 @@ def gone(pid: int) -> bool:
 
 
 def test_a_run_from_prepare_to_its_end(service, project):
-    with running(service, project) as agent:
-        do = ["hello", "print a word of the user", "step 0", "trace 300000", "step 1", "done"]
+    with running(service, project, command=with_real_check) as agent:
+        do = ["hello", "print a word of the user", "step 0", "trace 9000", "step 1", "done"]
         start(service, do, do, hosts_store=True)
         assert {event.data["rank"] for event in service.wait_for("rank_done", 2)} == {0, 1}
         service.wish()
@@ -168,7 +169,7 @@ def test_a_run_from_prepare_to_its_end(service, project):
     assert [event.sequence for event in service.events] == list(range(1, len(service.events) + 1))
     done = service.wait_for("rank_done")[0].data
     assert (done["losses"], done["step_times_ns"]) == ([1.0, 0.5], [1000, 1000])
-    assert len(service.wait_for("trace")[0].data["rank_trace"]["padding"]) == 300000
+    assert len(service.wait_for("trace")[0].data["rank_trace"]["events"]) == 9000
     first, last = service.requests[0], service.requests[-1]
     assert [device.id for device in first.devices] == ["node/0", "node/1"]
     assert (first.models, first.address, last.leaving) == (("toy",), "127.0.0.1", True)
@@ -322,7 +323,7 @@ def test_a_refused_agent_ends_with_a_sentence(service, project, status, error, w
 def test_a_model_that_does_not_fit_is_refused(service, project, changes, words):
     (project / "broken_project.py").write_text("import no_such_package")
     models = {"toy": "toy_project:job", "broken": "broken_project:job"}
-    with running(service, project, models=models):
+    with running(service, project, command=with_real_check, models=models):
         service.wish(assign("prepare", ["hello"], **changes))
         (refused,) = service.wait_for("refused")
     assert all(word in refused.data["reason"] for word in words)
@@ -330,7 +331,7 @@ def test_a_model_that_does_not_fit_is_refused(service, project, changes, words):
 
 def test_a_model_that_hangs_while_it_is_imported_is_refused(service, project):
     (project / "toy_project.py").write_text("import time; time.sleep(1000)")
-    with running(service, project, prepare_limit_s=0.5):
+    with running(service, project, command=with_real_check, prepare_limit_s=0.5):
         service.wish(assign("prepare", ["hello"]))
         (refused,) = service.wait_for("refused")
     assert "not done after 0.5 s" in refused.data["reason"]

@@ -29,6 +29,7 @@ from penstock.schemas.agents import Assignment, RankAssignment, SyncReply
 
 OFFER = Offer("a", frozenset({"a/0", "a/1"}), {"toy": "toys:job"})
 RANK0, RANK1 = Process("rank", 0), Process("rank", 1)
+TRACE = {"rank": 1, "device": "a/1", "step": 2, "events": [], "peak_memory_bytes": None}
 LOST_PEER = {"kind": "failed", "reason": "RuntimeError: Connection closed by peer", "instruction": "RECV_F0@1"}
 
 
@@ -192,7 +193,7 @@ def test_a_run_that_ends_well():
     assert told(state) == ["prepared"]
     state, actions = play(
         said(RANK1, kind="ready"),
-        said(RANK1, kind="trace", rank_trace={"rank": 1}),
+        said(RANK1, kind="trace", rank_trace=TRACE),
         said(RANK0, **done),
         said(RANK1, **done),
         exited(RANK0),
@@ -201,7 +202,7 @@ def test_a_run_that_ends_well():
     )
     assert told(state) == ["prepared", "started", "trace", "rank_done", "rank_done"]
     assert state.outbox.events[1].data == {"ranks": [0, 1]}
-    assert state.outbox.events[2].data == {"rank_trace": {"rank": 1}}
+    assert state.outbox.events[2].data == {"rank_trace": TRACE}
     assert state.outbox.events[3].data == {
         "rank": 0,
         "losses": [1.0],
@@ -212,6 +213,45 @@ def test_a_run_that_ends_well():
     assert (state.runs["r"].phase, actions) == (Phase.DONE, [])
     state, actions = play(synced(ack=5), state=state)
     assert (actions, told(state), state.runs) == ([], ["stopped"], {})
+
+
+@pytest.mark.parametrize(
+    ("steps", "done", "expected"),
+    [
+        ([(0, 50), (1, 7)], {"step_times_ns": [7], "warmup_steps": 1}, [50, 7]),
+        ([(0, 50)], {"step_times_ns": [50], "warmup_steps": 0}, [50]),
+        ([(0, 50)], {"step_times_ns": [50]}, [50]),
+        ([], {"step_times_ns": [7], "warmup_steps": 1}, None),
+    ],
+    ids=["warm-up-added", "no-warm-up", "not-said", "times-of-the-warm-up-unknown"],
+)
+def test_the_times_of_a_rank_count_from_its_first_step(steps, done, expected):
+    story = [said(RANK0, kind="step", step=number, loss=1.0, time_ns=time_ns) for number, time_ns in steps]
+    state, _ = play(*RUNNING, *story, said(RANK0, kind="done", losses=[1.0], **done), said(RANK0, kind="done"))
+    (event,) = [event for event in state.outbox.events if event.kind == "rank_done"]
+    assert event.data["step_times_ns"] == expected
+
+
+def test_a_loss_that_has_run_away_is_told_as_unknown():
+    state, _ = play(*RUNNING, said(RANK0, kind="step", step=1, loss=float("nan"), time_ns=1))
+    state, _ = play(said(RANK0, kind="done", losses=[1.0, float("inf")], step_times_ns=[]), state=state)
+    assert [event.data.get("loss") for event in state.outbox.events if event.kind == "progress"] == [None]
+    assert state.outbox.events[-1].data["losses"] == [1.0, None]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"kind": "step", "step": "first"},
+        {"kind": "trace"},
+        {"kind": "done", "gradient_check": float("inf")},
+    ],
+    ids=["step", "trace", "gradients-that-are-no-numbers"],
+)
+def test_a_rank_that_reports_nonsense_has_failed(message):
+    state, actions = play(*RUNNING, said(RANK1, **message))
+    assert actions == [Stop("r", 1)]
+    assert f"rank 1 reported a {message['kind']!r} that is not valid" in failure(state)["reason"]
 
 
 def test_a_rank_that_crashes_while_it_ends_has_been_done_already():
@@ -226,12 +266,12 @@ def failure(state):
 
 
 def test_a_killed_rank_is_named_at_once_and_the_rest_of_the_run_ends():
-    state, actions = play(*RUNNING, exited(RANK1, -9))
+    state, actions = play(*RUNNING, replace(exited(RANK1, -9), instruction="step 2, instruction 5 (1F4)"))
     assert actions == [Stop("r", 1)]
     assert failure(state) == {
         "rank": 1,
         "reason": "rank 1 ended before it was done: signal 9",
-        "instruction": None,
+        "instruction": "step 2, instruction 5 (1F4)",
         "signal": 9,
         "exit_code": None,
         "last_lines": [],
