@@ -68,6 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code = app(args=given, prog_name="penstock", standalone_mode=False)
         sys.stdout.flush()
+        if code == INTERRUPTED:
+            return _say("interrupted", INTERRUPTED)
         return code if isinstance(code, int) else 0
     except typer.TyperException as error:
         return _usage(error)

@@ -43,9 +43,9 @@ def import_profile(
         text = sys.stdin.read() if file == STANDARD else Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidDocument(f"cannot read {file!r}: {error}") from None
-    called = name or ("profile" if file == STANDARD else Path(file).stem)
-    size = micro_batch_size if micro_batch_size is not None else _size_in_name(called)
-    found = read_profile(text, name=called, device_kind=device_kind, micro_batch_size=size)
+    stem = "profile" if file == STANDARD else Path(file).stem
+    size = micro_batch_size if micro_batch_size is not None else _size_in_name(stem)
+    found = read_profile(text, name=name or stem, device_kind=device_kind, micro_batch_size=size)
     write_document(found, output)
     if output != STANDARD:
         _summary(_screen(), found, output)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +13,7 @@ from penstock.cli.documents import read_plan, write_document
 
 if TYPE_CHECKING:
     from penstock.cli.show import Screen
+    from penstock.executor.launch import RunReport
     from penstock.schemas.plan import Plan
 
 
@@ -35,8 +37,12 @@ def run(
     from penstock import api
     from penstock.cli.show import Screen
     from penstock.executor.launch import run_locally
+    from penstock.schemas.errors import RunFailed
+    from penstock.schemas.profile import ModelProfile
 
     programs = api.programs(file)
+    profile = file.request.profile
+    assert isinstance(profile, ModelProfile)
     screen = Screen.of()
     screen.say(f"starting {len(programs)} ranks on this machine: {', '.join(p.device for p in programs)}")
     report = run_locally(
@@ -47,12 +53,18 @@ def run(
         seed=seed,
         check=check,
         trace_steps=1,
+        layers=[layer.name for layer in profile.layers],
         on_progress=lambda event: _progress(screen, event, steps),
     )
     screen.done()
-    _write_traces(file, report, trace, chrome_trace)
+    _write_traces(file.plan, report, trace, chrome_trace)
     for line in measured_lines(file.plan, report.step_times_ns, report.losses, report.gradient_check):
         screen.say(line)
+    if report.check_passed is False:
+        raise RunFailed(
+            f"the run does not train what one process trains: gradients {report.gradient_check:.3g} apart, loss "
+            f"{report.loss_check:.3g}, where {report.gradient_tolerance:.3g} would be rounding"
+        )
 
 
 def measured_lines(
@@ -66,7 +78,7 @@ def measured_lines(
         lines.append(f"loss       {losses[0]:.6f} in the first step, {losses[-1]:.6f} in the last of {len(losses)}")
     median = median_time_ns(step_times_ns)
     if median is not None:
-        lines.append(f"measured   {duration(median)} per global batch (median, the first step left out)")
+        lines.append(f"measured   {duration(median)} per global batch (median of {len(step_times_ns)})")
         if plan.prediction is not None:
             predicted = plan.prediction.time_per_global_batch_ns
             lines.append(f"predicted  {duration(predicted)}, {100 * (predicted / median - 1):+.1f} % against it")
@@ -76,9 +88,31 @@ def measured_lines(
 
 
 def median_time_ns(step_times_ns: Sequence[int]) -> int | None:
-    """The median step, without the first, which pays for the start; None for no step."""
-    times = sorted(step_times_ns[1:] or step_times_ns)
+    """The median step; None for no step."""
+    times = sorted(step_times_ns)
     return times[len(times) // 2] if times else None
+
+
+def _write_traces(plan: Plan, report: RunReport, trace: str | None, chrome_trace: str | None) -> None:
+    """What the ranks measured, as a document and for Perfetto."""
+    from penstock.executor.trace import chrome_trace as chrome_document
+    from penstock.executor.trace import trace_rows
+    from penstock.schemas.trace import Trace
+
+    if trace is None and chrome_trace is None:
+        return
+    document = Trace.parse(
+        {
+            "plan_hash": plan.content_hash(),
+            "predicted_time_per_global_batch_ns": plan.prediction.time_per_global_batch_ns if plan.prediction else 0,
+            "measured_times_per_global_batch_ns": report.step_times_ns,
+            "losses": report.losses,
+            "ranks": report.rank_traces,
+        }
+    )
+    write_document(document, trace)
+    if chrome_trace is not None:
+        Path(chrome_trace).write_text(json.dumps(chrome_document(trace_rows(document))), encoding="utf-8")
 
 
 def _progress(screen: Screen, event: dict[str, Any], steps: int) -> None:

@@ -1,0 +1,247 @@
+"""The main job from end to end, on this machine's CPU: ``scripts/demo``, or ``python -m penstock.cli.demo``.
+
+A service and two agents with two CPU devices each; a small GPT measured on them; profile and topology POSTed; a plan
+of four stages with its bound; the plan run through the agents on four ranks and compared with a single process.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.cli.background import Background, background
+from penstock.schemas.errors import PenstockError, RunFailed
+
+if TYPE_CHECKING:
+    from penstock.cli.show import Screen
+    from penstock.client import Client
+    from penstock.schemas.jobs import RunOut
+    from penstock.schemas.plan import PlanFile
+    from penstock.schemas.profile import ModelProfile
+    from penstock.schemas.topology import ClusterTopology
+    from penstock.schemas.trace import Trace
+
+MODEL = "examples.gpt:job"
+MICRO_BATCHES = 16
+STEPS = 6
+START_LIMIT_S = 60.0
+
+
+class Story:
+    """Says what is going on, with the seconds since the start."""
+
+    def __init__(self, screen: Screen) -> None:
+        self.screen = screen
+        self._started = time.monotonic()
+
+    def tell(self, text: str) -> None:
+        """One step, or its result."""
+        self.screen.say(f"[{time.monotonic() - self._started:5.1f} s] {text}")
+        self.screen.out.file.flush()
+
+    def quote(self, text: str) -> None:
+        """Something that a command would print."""
+        for line in text.splitlines():
+            self.screen.say(f"          {line}".rstrip())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the demonstration in ``demo/`` (or the directory given); returns the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    directory = Path(given[0] if given else "demo").absolute()
+    from penstock.cli.show import Screen
+
+    story = Story(Screen.of())
+    try:
+        _prepare(directory)
+        with background(directory / "logs") as processes:
+            _demonstrate(story, directory, processes)
+    except KeyboardInterrupt:
+        print("penstock: interrupted; nothing is left running", file=sys.stderr)
+        return 130
+    except PenstockError as error:
+        print(f"penstock: {error}\n  logs: {directory / 'logs'}", file=sys.stderr)
+        return error.exit_code
+    story.tell(f"done; see {directory / 'report.html'}")
+    return 0
+
+
+def _prepare(directory: Path) -> None:
+    """An empty ``logs``, and no database or result of an earlier run."""
+    shutil.rmtree(directory / "logs", ignore_errors=True)
+    (directory / "logs").mkdir(parents=True)
+    for old in (*directory.glob("penstock.sqlite*"), *directory.glob("*.json"), *directory.glob("*.html")):
+        old.unlink()
+
+
+def _demonstrate(story: Story, directory: Path, processes: Background) -> None:
+    client = _start(story, directory, processes)
+    profile, topology = _measure(story, concurrency=4, nodes=2)
+    profile.write(directory / "profile.json")
+    topology.write(directory / "topology.json")
+    file = _plan(story, client, profile, topology, stages=4)
+    file.write(directory / "plan.json")
+    _show(story, file)
+    run, trace = _run(story, client, processes, file, check=True)
+    _compare(story, file, run)
+    _leave_results(story, directory, file, trace)
+    _two_ranks(story, client, processes)
+    client.close()
+
+
+def _start(story: Story, directory: Path, processes: Background) -> Client:
+    from penstock.client import Client
+
+    command = [sys.executable, "-P", "-m", "penstock.cli.main"]
+    story.tell("starting the service on SQLite")
+    database = str(directory / "penstock.sqlite")
+    processes.start("service", [*command, "serve", "--port", "0", "--database", database])
+    server = processes.wait_for("service", r"listening on (http://\S+)", START_LIMIT_S)
+    for name in ("host0", "host1"):
+        story.tell(f"starting agent {name} with two CPU devices for {server}")
+        options = ["--server", server, "--name", name, "--cpu-devices", "2", "--model", f"gpt={MODEL}"]
+        processes.start(name, [*command, "agent", *options, "--directory", str(directory)])
+    return Client(server)
+
+
+def _measure(story: Story, *, concurrency: int, nodes: int) -> tuple[ModelProfile, ClusterTopology]:
+    """The GPT and the links, with ``concurrency`` devices busy at once."""
+    from penstock.executor.devices import machine_memory_bytes
+    from penstock.executor.job import load_job
+    from penstock.executor.link_probe import measure_links, measured_cluster
+    from penstock.executor.profiler import measure_profile
+
+    size = load_job(MODEL).batch_size // MICRO_BATCHES
+    story.tell(f"measuring {MODEL} at {size} samples with {concurrency} devices busy at once")
+    profile = measure_profile(
+        MODEL, "cpu", (size,), concurrency, device_kind="cpu", progress=lambda text: story.tell(f"  {text}")
+    )
+    link = measure_links(concurrency, progress=lambda text: story.tell(f"  {text}"))
+    topology = measured_cluster(
+        link,
+        nodes=nodes,
+        devices_per_node=concurrency // nodes,
+        memory_bytes=machine_memory_bytes() // concurrency,
+        name=f"{nodes} x {concurrency // nodes} CPU devices of this machine",
+        node_names="host{}",
+    )
+    return profile, topology
+
+
+def _plan(story: Story, client: Client, profile: ModelProfile, topology: ClusterTopology, *, stages: int) -> PlanFile:
+    """The best plan of ``stages`` stages, one device each."""
+    from penstock.executor.job import load_job
+    from penstock.schemas.plan import PlanFile
+    from penstock.schemas.request import PlanRequest
+
+    batch = load_job(MODEL).batch_size
+    request = PlanRequest(
+        profile=profile,
+        topology=topology,
+        global_batch_size=batch,
+        micro_batch_sizes=(batch // MICRO_BATCHES,),
+        planner="gpipe",
+        schedule="early-backward",
+        options={"stages": stages},
+    )
+    story.tell(f"asking the service for a plan with {stages} stages")
+    result = client.solve(request)
+    if result.plan is None:
+        raise RunFailed(f"the service found no plan: {result.why}")
+    story.tell(f"{result.status} in {result.seconds:.2f} s: {result.why}")
+    return PlanFile(plan=result.plan, request=request)
+
+
+def _show(story: Story, file: PlanFile) -> None:
+    """The plan with its bound, and its timeline."""
+    from penstock import api
+    from penstock.cli.show import prediction_lines, shown_devices
+    from penstock.cli.timeline_text import render_timeline
+    from penstock.report.words import ranges
+
+    judgement = api.judge(file)
+    plan = judgement.plan
+    assert judgement.timeline is not None
+    for number, stage in enumerate(plan.pipelines[0].stages):
+        story.quote(f"stage {number}: layers {ranges(stage.layers)} on {shown_devices(stage.devices)}")
+    story.quote("\n".join(prediction_lines(plan)))
+    width = min(story.screen.out.width, 130) - 11
+    story.quote(render_timeline(judgement.problem, judgement.timeline, width=width, colour=story.screen.colour))
+
+
+def _run(story: Story, client: Client, processes: Background, file: PlanFile, *, check: bool) -> tuple[RunOut, Trace]:
+    """Train through the agents, telling each step."""
+    from penstock.schemas.jobs import RunRequest
+
+    ranks = len({device for stage in file.plan.pipelines[0].stages for device in stage.devices})
+    story.tell(
+        f"running it through the agents: {ranks} ranks, {file.plan.num_micro_batches} micro-batches, {STEPS} steps"
+    )
+    run = client.start_run(RunRequest(plan=file, model="gpt", steps=STEPS, check=check))
+    told = 0
+    while run.state in ("preparing", "running"):
+        processes.check()
+        run = client.run(run.id, wait_s=1.0)
+        for step in range(told, len(run.losses)):
+            story.tell(f"  step {step + 1} of {run.steps}: loss {run.losses[step]:.6f}")
+        told = max(told, len(run.losses))
+    if run.state != "succeeded":
+        raise RunFailed(f"the run {run.state}: {run.error.detail if run.error else 'no reason given'}")
+    return run, client.trace(run.id)
+
+
+def _compare(story: Story, file: PlanFile, run: RunOut) -> None:
+    """Predicted against measured, and the gradients against one process."""
+    story.tell("comparing")
+    for line in _measured(file, run):
+        story.quote(line)
+    if run.gradient_check is not None:
+        story.quote(f"gradients  {run.gradient_check:.3g} apart from a single process, relative to the largest")
+
+
+def _measured(file: PlanFile, run: RunOut) -> list[str]:
+    from penstock.report.words import duration
+
+    assert file.plan.prediction is not None
+    predicted = file.plan.prediction.time_per_global_batch_ns
+    measured = run.measured_time_per_global_batch_ns
+    if not measured:
+        raise RunFailed("the run reported no step time")
+    return [
+        f"measured   {duration(measured)} per global batch",
+        f"predicted  {duration(predicted)}, {100 * (predicted / measured - 1):+.1f} % against it",
+    ]
+
+
+def _leave_results(story: Story, directory: Path, file: PlanFile, trace: Trace) -> None:
+    """Trace, Chrome trace and report."""
+    import json
+
+    from penstock import api
+    from penstock.executor.trace import chrome_trace, trace_rows
+    from penstock.report.page import html_report
+
+    trace.write(directory / "trace.json")
+    (directory / "chrome-trace.json").write_text(json.dumps(chrome_trace(trace_rows(trace))), encoding="utf-8")
+    judgement = api.judge(file)
+    assert judgement.timeline is not None
+    page = html_report(file, judgement.plan, judgement.problem, judgement.timeline, trace=trace)
+    (directory / "report.html").write_text(page, encoding="utf-8")
+    story.tell(f"written: plan.json, trace.json, chrome-trace.json and report.html in {directory}")
+
+
+def _two_ranks(story: Story, client: Client, processes: Background) -> None:
+    """The same with two stages on two ranks, a core each."""
+    profile, topology = _measure(story, concurrency=2, nodes=1)
+    file = _plan(story, client, profile, topology, stages=2)
+    run, _ = _run(story, client, processes, file, check=False)
+    for line in _measured(file, run):
+        story.quote(line)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""Compiles what numba compiles, by solving a toy: ``python -m penstock.solvers.warm`` at set-up and image build.
+
+The compiled kernels are kept on disk (``NUMBA_CACHE_DIR``), so that no user waits for the compiler.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import numpy as np
+
+from penstock.solvers.lowering import lower
+from penstock.solvers.network import Cable, Inside, Network
+from penstock.solvers.problem import Device, Measured, MemoryRules, NetworkRules, Problem
+from penstock.solvers.registry import PLANNERS
+from penstock.solvers.schedule import Orders
+
+
+def warm() -> float:
+    """Solve toys with every planner in both kinds of network, and lower the plans; the seconds that it took."""
+    started = time.perf_counter()
+    for shared in (True, False):
+        problem = _toy(shared)
+        for planner in PLANNERS.values():
+            found = planner.solve(problem).best
+            if found is not None and isinstance(found.schedule, Orders):
+                lower(problem, found.allocation, found.schedule)
+    return time.perf_counter() - started
+
+
+def _toy(shared: bool) -> Problem:
+    """Four layers on two nodes of two devices."""
+    layers, devices = 4, 4
+    each = np.full(layers, 1000, dtype=np.int64)
+    prefix = np.arange(layers + 1, dtype=np.int64) * 1000
+    cuts = np.full(layers - 1, 100, dtype=np.int64)
+    names = tuple(f"node{d // 2}/{d % 2}" for d in range(devices))
+    inside = Inside("pairs", 10**10, 0, True)
+    nodes = ("node0", "node1")
+    return Problem(
+        layer_names=tuple(f"layer{i}" for i in range(layers)),
+        parameter_bytes=prefix,
+        trainable_bytes=prefix,
+        update_ns=prefix,
+        forward_bytes=cuts,
+        backward_bytes=cuts,
+        boundary_tensors=tuple((("x", 100, 100),) for _ in range(layers - 1)),
+        cuttable=np.ones(layers - 1, dtype=bool),
+        shared_parameters=(),
+        measured={"toy": (Measured(1, each, 2 * each, each, each, each),)},
+        linear=True,
+        kind_source={"toy": ("toy", 1.0)},
+        devices=tuple(Device(names[d], d // 2, "toy", 10**9, 0, None) for d in range(devices)),
+        network=Network(
+            names, nodes, tuple(d // 2 for d in range(devices)), (inside, inside), (Cable(*nodes, 10**9, 1000, True),)
+        ),
+        global_batch_size=8,
+        micro_batch_sizes=(1, 2),
+        min_slice=1,
+        memory=MemoryRules(1, 2, False, 0, True),
+        rules=NetworkRules(shared, "half", "nic", "hierarchical", 25_000_000, True),
+        recompute="auto",
+        expected_error=0.1,
+    )
+
+
+if __name__ == "__main__":
+    sys.stderr.write(f"kernels are ready after {warm():.1f} s\n")

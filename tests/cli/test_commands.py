@@ -1,0 +1,296 @@
+"""The commands on a small problem, whose answer is known by hand where it says so."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.cli.main import main
+from penstock.schemas.jobs import ResultOut
+from penstock.schemas.plan import PlanFile
+from penstock.schemas.profile import ModelProfile
+
+LAYERS = 4
+KEYS = [
+    "planner",
+    "schedule",
+    "update_rule",
+    "status",
+    "iteration_ns",
+    "peak_memory_bytes",
+    "bound_ns",
+    "gap",
+    "speedup_vs_one_device",
+    "seconds",
+]
+
+
+def _profile(stash_bytes: int = 100) -> dict[str, Any]:
+    layer = {"forward_ns": 100_000, "backward_ns": 200_000, "stash_bytes": stash_bytes}
+    return {
+        "schema_version": 1,
+        "name": "even",
+        "layers": [{"name": f"l{i}", "parameter_bytes": 1000} for i in range(LAYERS)],
+        "boundaries": [[{"name": f"x{i}", "bytes_per_sample": 10, "gradient_bytes_per_sample": 10}] for i in range(3)],
+        "measurements": [{"device_kind": "cpu", "micro_batch_size": 1, "layers": [layer] * LAYERS}],
+        "source": {"method": "measured", "expected_error": 0.15},
+    }
+
+
+def _topology(memory: str = "1 MiB", devices: int = 2) -> str:
+    return f"""
+schema_version: 1
+name: few
+uniform:
+  nodes: 1
+  devices_per_node: {devices}
+  kind: cpu
+  memory_bytes: {memory}
+  fabric: {{bandwidth_bytes_per_s: 10 GB/s}}
+"""
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> list[str]:
+    (tmp_path / "p.json").write_text(json.dumps(_profile()))
+    (tmp_path / "t.yaml").write_text(_topology())
+    return ["--profile", str(tmp_path / "p.json"), "--topology", str(tmp_path / "t.yaml"), "--global-batch-size", "8"]
+
+
+@pytest.fixture
+def plan(inputs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    path = str(tmp_path / "plan.json")
+    options = ["--planner", "gpipe", "--set", "stages=2", "--micro-batch-size", "1", "--exit-zero"]
+    assert main(["plan", *inputs, *options, "-o", path]) == 0
+    capsys.readouterr()
+    return path
+
+
+def test_plan_prints_what_it_found(inputs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["plan", *inputs, "-o", str(tmp_path / "plan.json")])
+    out, err = capsys.readouterr()
+    file = PlanFile.read(tmp_path / "plan.json")
+    assert code in (0, 2)
+    assert err == ""
+    assert file.plan.prediction is not None
+    for words in ("even on few", "predicted", "± 15.0 % (measured costs)", "bound", "gap", "|", "few/0"[-2:]):
+        assert words in out
+    assert all(len(line) <= 110 for line in out.splitlines() if "|" in line)
+
+
+def test_json_is_pure_and_is_the_plan_written(
+    inputs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "plan.json"
+    code = main(["plan", *inputs, "--json", "-o", str(path)])
+    result = ResultOut.model_validate_json(capsys.readouterr().out)
+    assert result.plan == PlanFile.read(path).plan
+    assert code == {"optimal": 0, "feasible": 2}[result.status]
+    assert main(["plan", *inputs, "--json", "--exit-zero"]) == 0
+
+
+def test_a_plan_on_standard_output_can_be_piped(
+    inputs: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", *inputs, "--exit-zero", "-o", "-"]) == 0
+    text = capsys.readouterr().out
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    assert main(["verify", "-"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_infeasible_is_3_and_says_what_is_missing(
+    inputs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "t.yaml").write_text(_topology("2000 B"))
+    path = tmp_path / "plan.json"
+    assert main(["plan", *inputs, "-o", str(path)]) == 3
+    out = capsys.readouterr().out
+    assert "infeasible" in out
+    assert "few" in out or "node0/" in out
+    assert not path.exists()
+
+
+def test_a_request_file_is_overridden_by_options(
+    inputs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    request = tmp_path / "r.yaml"
+    request.write_text("global_batch_size: 4\nplanner: dp\nmemory: {optimizer: sgd, headroom_bytes: 1 KiB}\n")
+    arguments = ["plan", "--request", str(request), *inputs[:4], "--optimizer", "momentum", "--json", "--exit-zero"]
+    assert main([*arguments, "-o", str(tmp_path / "plan.json")]) == 0
+    file = PlanFile.read(tmp_path / "plan.json")
+    assert (file.request.global_batch_size, file.plan.planner) == (4, "dp")
+    assert file.request.memory.optimizer == "momentum"
+    assert file.request.memory.headroom_bytes == 1024
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (["--planner", "daple"], 65, "dapple"),
+        (["--set", "stages=2"], 65, "stages"),
+        (["--planner", "gpipe", "--set", "stages=9"], 65, "between 1 and 2"),
+        (["--planner", "gpipe", "--set", "stages"], 64, "option=value"),
+        (["--schedule", "1f2b"], 65, "1f2b"),
+        (["--recompute", "perhaps"], 65, "/recompute"),
+        (["--network", "fast"], 65, "/network/sharing"),
+        (["--optimizer", "adagrad"], 65, "/memory/optimizer"),
+        (["--micro-batch-size", "9"], 65, "exceed the global batch"),
+        (["--micro-batch-size", "0"], 65, "/micro_batch_sizes/0"),
+        (["--time-limit", "0"], 64, "no time limit"),
+        (["--gap", "-1"], 65, "/termination/gap"),
+        (["--seed", "-1"], 65, "/seed"),
+    ],
+)
+def test_wrong_options(
+    options: list[str], code: int, words: str, inputs: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", *inputs, *options]) == code
+    err = capsys.readouterr().err
+    assert words in err
+    assert "Traceback" not in err
+
+
+def test_compare_gives_the_agreed_keys(inputs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Two devices share eight samples of 4 × 0.3 ms: no plan is faster than 4.8 ms, and data parallel is near it."""
+    assert main(["compare", *inputs, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["planner"] for row in rows} >= {"dp", "gpipe", "model-parallel", "dapple", "auto"}
+    assert all(list(row) == KEYS for row in rows)
+    found = {row["planner"]: row for row in rows}
+    assert found["auto"]["iteration_ns"] == min(row["iteration_ns"] for row in rows if row["iteration_ns"])
+    assert all(row["iteration_ns"] >= 4_800_000 for row in rows if row["iteration_ns"])
+    assert main(["compare", *inputs, "--planner", "dp"]) == 0
+    out = capsys.readouterr().out
+    assert "dp" in out
+    assert "dapple" not in out
+
+
+def test_verify_is_silent_when_good_and_says_each_fault(
+    plan: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", plan]) == 0
+    assert capsys.readouterr() == ("", "")
+    document = json.loads(Path(plan).read_text())
+    document["plan"]["prediction"]["time_per_global_batch_ns"] += 10**6
+    bad = tmp_path / "bad.json"
+    bad.write_text(json.dumps(document))
+    assert main(["verify", str(bad)]) == 1
+    assert "the judge finds" in capsys.readouterr().out
+    document["plan"]["pipelines"][0]["stages"][0]["layers"] = [0, 0]
+    bad.write_text(json.dumps(document))
+    assert main(["verify", str(bad)]) == 1
+    assert capsys.readouterr().out.strip()
+
+
+def test_simulate_shows_and_exports(plan: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "chrome.json"
+    assert main(["simulate", plan, "--chrome-trace", str(trace)]) == 0
+    assert "F0" in capsys.readouterr().out
+    events = json.loads(trace.read_text())["traceEvents"]
+    forwards = [event for event in events if event["ph"] == "X" and event["cat"] == "forward"]
+    assert len(forwards) == 2 * 8, "two stages, eight micro-batches"
+    assert main(["simulate", plan, "--json"]) == 0
+    prediction = json.loads(capsys.readouterr().out)
+    assert prediction["time_per_global_batch_ns"] == PlanFile.read(plan).plan.prediction.time_per_global_batch_ns  # type: ignore[union-attr]
+
+
+def test_simulate_refuses_what_has_no_meaning(plan: str, capsys: pytest.CaptureFixture[str]) -> None:
+    document = json.loads(Path(plan).read_text())
+    document["plan"]["schedule"]["rows"][0]["text"] = "B0 F0"
+    Path(plan).write_text(json.dumps(document))
+    assert main(["simulate", plan]) == 1
+    assert "the plan cannot be simulated" in capsys.readouterr().err
+
+
+def test_explain_is_short_and_names_the_busiest_device(plan: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", plan]) == 0
+    out = capsys.readouterr().out
+    assert "busiest device" in out
+    assert 4 <= len(out.splitlines()) <= 16
+
+
+def test_report_writes_one_file(plan: str, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    assert main(["report", plan, "-o", str(page)]) == 0
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("<!doctype html>")
+    assert "even on few" in text
+
+
+NODE = (
+    "node{} -- {} -- forward_compute_time={}, backward_compute_time=3.0, activation_size=4000.0, parameter_size=8.0\n"
+)
+
+
+def test_import_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The micro-batch size stands in the file's name, unless it is given."""
+    text = tmp_path / "net_pbs4.txt"
+    lines = NODE.format(1, "Input0", 0.0) + NODE.format(2, "Linear", 1.5) + NODE.format(3, "Linear", 1.5)
+    text.write_text(lines + "\tnode1 -- node2\n\tnode2 -- node3\n")
+    out = tmp_path / "p.json"
+    assert main(["import", "profile", str(text), "-o", str(out), "--name", "net"]) == 0
+    profile = ModelProfile.read(out)
+    assert (profile.name, profile.measurements[0].micro_batch_size) == ("net", 4)
+    assert [layer.forward_ns for layer in profile.measurements[0].layers] == [1_500_000, 1_500_000]
+    assert "net: 2 layers, 1 cuts" in capsys.readouterr().out
+    plain = text.rename(tmp_path / "net.txt")
+    assert main(["import", "profile", str(plain), "-o", str(out)]) == 64
+    assert "for how many samples" in capsys.readouterr().err
+    assert main(["import", "profile", str(plain), "--micro-batch-size", "2"]) == 0
+    assert json.loads(capsys.readouterr().out)["name"] == "net"
+
+
+def test_analytic_profile_then_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "p.json")
+    assert main(["profile", "--model", "examples.gpt:tiny", "--analytic", "V100", "-o", out]) == 0
+    assert "analytic" in capsys.readouterr().out
+    arguments = ["plan", "--profile", out, "--cluster", "2xV100", "-b", "16", "--planner", "dp", "--exit-zero"]
+    assert main(arguments) == 0
+    assert "± 30.0 % (analytic costs)" in capsys.readouterr().out
+
+
+def test_run_trains_on_real_processes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    profile = str(tmp_path / "p.json")
+    sizes = ["--micro-batch-size", "4"]
+    assert main(["profile", "--model", "examples.gpt:tiny", "--analytic", "V100", *sizes, "-o", profile]) == 0
+    plan, trace, chrome = (str(tmp_path / name) for name in ("plan.json", "trace.json", "chrome.json"))
+    arguments = ["plan", "--profile", profile, "--cluster", "2xV100", "-b", "16", *sizes, "--planner", "gpipe"]
+    assert main([*arguments, "--set", "stages=2", "--exit-zero", "-o", plan]) == 0
+    capsys.readouterr()
+    command = ["run", plan, "--model", "examples.gpt:tiny", "--steps", "2", "--check"]
+    assert main([*command, "--trace", trace, "--chrome-trace", chrome]) == 0
+    out = capsys.readouterr().out
+    for words in ("starting 2 ranks", "measured", "predicted", "gradients  0 apart"):
+        assert words in out
+    page = tmp_path / "report.html"
+    assert main(["report", plan, "--trace", trace, "-o", str(page)]) == 0
+    assert "Measured timeline" in page.read_text(encoding="utf-8")
+    assert json.loads(Path(chrome).read_text())["traceEvents"]
+
+
+def test_run_refuses_another_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    profile, plan = str(tmp_path / "p.json"), str(tmp_path / "plan.json")
+    assert main(["profile", "--model", "examples.gpt:tiny", "--analytic", "V100", "-o", profile]) == 0
+    arguments = ["plan", "--profile", profile, "--cluster", "2xV100", "-b", "64", "--planner", "gpipe", "--exit-zero"]
+    assert main([*arguments, "-o", plan]) == 0
+    capsys.readouterr()
+    assert main(["run", plan, "--model", "examples.gpt:job"]) == 1
+    assert "layer" in capsys.readouterr().err
+
+
+def test_agent_settings_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["agent", "--server", "nowhere", "--model", "gpt=examples.gpt:job"]) == 65
+    assert "write http://host:port" in capsys.readouterr().err
+    assert main(["agent", "--server", "http://127.0.0.1:1", "--model", "gpt"]) == 64
+    assert "key=module:attribute" in capsys.readouterr().err
+
+
+def test_serve_refuses_open_doors(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--host", "0.0.0.0"]) == 65
+    assert "can be reached from other machines" in capsys.readouterr().err

@@ -1,0 +1,201 @@
+"""Every way to get it wrong on the command line: one message, the right exit code, no traceback."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.cli import judging
+from penstock.cli.main import main
+
+PROFILE = {
+    "schema_version": 1,
+    "name": "three",
+    "layers": [{"name": f"l{i}", "parameter_bytes": 1000} for i in range(3)],
+    "boundaries": [[{"name": f"x{i}", "bytes_per_sample": 10, "gradient_bytes_per_sample": 10}] for i in range(2)],
+    "measurements": [
+        {
+            "device_kind": "cpu",
+            "micro_batch_size": 1,
+            "layers": [{"forward_ns": 1000, "backward_ns": 2000, "stash_bytes": 100}] * 3,
+        }
+    ],
+    "source": {"method": "analytic", "expected_error": 0.3},
+}
+TOPOLOGY = """
+schema_version: 1
+name: two
+uniform:
+  nodes: 1
+  devices_per_node: 2
+  kind: cpu
+  memory_bytes: 1 MiB
+  fabric: {bandwidth_bytes_per_s: 1 GB/s}
+"""
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> list[str]:
+    """The options of a small request."""
+    (tmp_path / "p.json").write_text(json.dumps(PROFILE))
+    (tmp_path / "t.yaml").write_text(TOPOLOGY)
+    return ["--profile", str(tmp_path / "p.json"), "--topology", str(tmp_path / "t.yaml"), "--global-batch-size", "8"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        pytest.param(["plan", "--no-such"], "No such option", id="unknown option"),
+        pytest.param(["plna"], "No such command", id="unknown command"),
+        pytest.param(["verify"], "Missing argument", id="missing argument"),
+        pytest.param(["plan"], "missing --profile or --model, --topology or --cluster", id="no question"),
+        pytest.param(["plan", "--global-batch-size", "many"], "valid integer", id="no number"),
+        pytest.param(["plan", "--profile", "a", "--model", "b"], "either --profile or --model", id="both"),
+        pytest.param(["plan", "--profile", "-", "--topology", "-"], "only one of the files", id="standard input twice"),
+        pytest.param(["import", "profile", "x", "--micro-batch-size", "x"], "--micro-batch-size", id="sub-command"),
+    ],
+)
+def test_usage_errors_are_64(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 64
+    out, err = capsys.readouterr()
+    assert words in err
+    assert "Traceback" not in err
+    assert out == ""
+
+
+def _edited(path: Path, **changes: object) -> str:
+    path.write_text(json.dumps(PROFILE | changes))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        pytest.param({"colour": "red"}, "/colour: Extra inputs are not permitted", id="unknown field"),
+        pytest.param({"layers": [], "boundaries": []}, "/layers: Tuple should have at least 1 item", id="empty chain"),
+        pytest.param({"boundaries": []}, "3 layers have 2 boundaries, not 0", id="missing boundaries"),
+        pytest.param({"schema_version": 2}, "/schema_version", id="another version"),
+    ],
+)
+def test_refused_profiles_are_65(
+    changes: dict[str, object], words: str, inputs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inputs[1] = _edited(tmp_path / "bad.json", **changes)
+    assert main(["plan", *inputs]) == 65
+    err = capsys.readouterr().err
+    assert words in err
+    assert "bad.json" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "is not JSON"),
+        ("[1]", "Input should be"),
+        ('{"name": NaN}', "NaN is not a number that JSON has"),
+        ('{"name": 1, "name": 2}', "given twice"),
+        ("node1 -- Conv2d -- forward_compute_time=1", "penstock import profile"),
+    ],
+)
+def test_what_is_no_document_is_65(
+    text: str, words: str, inputs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / ("graph.txt" if text.startswith("node") else "p.json")
+    path.write_text(text)
+    inputs[1] = str(path)
+    assert main(["plan", *inputs]) == 65
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--model", "bert-480", "--cluster", "8x8xH100"], 1, "bert-48"),
+        (["--model", "bert-48", "--cluster", "8x8xH900"], 1, "H900"),
+        (["--model", "bert-48", "--cluster", "0x8xH100"], 65, "at least 1"),
+    ],
+)
+def test_unknown_names_are_told_the_nearest(
+    arguments: list[str], code: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "--global-batch-size", "8", *arguments]) == code
+    assert words in capsys.readouterr().err
+
+
+def test_a_missing_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    missing = str(tmp_path / "none.json")
+    for command in (["verify", missing], ["simulate", missing], ["report", missing, "-o", "x"], ["explain", missing]):
+        assert main(command) == 65
+        assert missing in capsys.readouterr().err
+
+
+def test_an_unexpected_error_asks_to_be_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(source: str) -> None:
+        raise KeyError("no such thing")
+
+    monkeypatch.setattr(judging, "read_plan", broken)
+    assert main(["verify", "x"]) == 70
+    err = capsys.readouterr().err
+    assert err.splitlines() == [
+        "penstock: internal error: KeyError: 'no such thing'",
+        "  please report it; PENSTOCK_DEBUG=1 shows where",
+    ]
+    monkeypatch.setenv("PENSTOCK_DEBUG", "1")
+    assert main(["verify", "x"]) == 70
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_an_interrupt_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(source: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(judging, "read_plan", interrupted)
+    assert main(["verify", "x"]) == 130
+    assert capsys.readouterr().err == "penstock: interrupted\n"
+
+
+@pytest.mark.parametrize(
+    ("absent", "arguments", "extra"),
+    [
+        ("numba", ["plan", "--model", "bert-48", "--cluster", "dapple-config-a", "-b", "8"], "solvers"),
+        ("fastapi", ["serve"], "service"),
+        ("torch", ["profile", "--model", "examples.gpt:tiny"], "executor"),
+    ],
+)
+def test_a_missing_extra_is_named(absent: str, arguments: list[str], extra: str) -> None:
+    code = (
+        f"import sys; sys.modules[{absent!r}] = None; from penstock.cli.main import main; sys.exit(main({arguments!r}))"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 70
+    assert absent in done.stderr
+    assert f"pip install 'penstock[{extra}]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_closed_pipe_is_quiet() -> None:
+    command = f"{sys.executable} -P -m penstock.cli.main --help | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr == ""
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.strip().count(".") == 2
+    assert main(["plan", "--help"]) == 0
+    out = capsys.readouterr().out
+    for option in ("--profile", "--topology", "--global-batch-size", "--planner", "--schedule", "--time-limit"):
+        assert option in out
+
+
+def test_a_file_that_cannot_be_written(inputs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *inputs, "--planner", "dp", "-o", str(tmp_path / "none" / "plan.json")]) == 1
+    err = capsys.readouterr().err
+    assert "No such file or directory" in err
+    assert "none/plan.json" in err
