@@ -26,6 +26,8 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         from penstock.schemas.errors import MissingExtra
 
+        if (error.name or "").startswith("penstock"):
+            raise
         raise MissingExtra(
             f"penstock.{name} needs {error.name!r}, which is not installed",
             remedy="pip install 'penstock[solvers]'",

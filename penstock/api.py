@@ -31,7 +31,7 @@ from penstock.solvers.result import REQUEST_SCOPE, Candidate, Result
 from penstock.solvers.schedule import Orders, Schedule
 from penstock.solvers.simulate import simulate
 from penstock.solvers.timeline import Timeline
-from penstock.solvers.verify import verify
+from penstock.solvers.verify import check_allocation, check_rows, verify
 
 TIME_TOLERANCE = 1e-6
 """A plan's stated time and the judge's may differ by this much, relatively (ALGORITHMS A.7)."""
@@ -94,22 +94,19 @@ def judge(file: PlanFile) -> Judgement:
     problem = to_problem(file.request)
     try:
         allocation, schedule = from_plan(file.plan, problem)
-        sound = verify_shape(problem, allocation, schedule)
-        if sound:
-            return Judgement(file.plan, None, tuple(sound), problem, allocation, schedule)
+        faults = check_allocation(problem, allocation)
+        if isinstance(schedule, Orders) and not faults:
+            faults = check_rows(problem, allocation, schedule)
+        if faults:
+            return Judgement(file.plan, None, tuple(faults), problem, allocation, schedule)
         timeline = simulate(problem, allocation, schedule, overlap=file.plan.overlap_all_reduce)
     except InvalidPlan as error:
         return Judgement(file.plan, None, (error.detail, *(f"{f.pointer}: {f.detail}" for f in error.faults)), problem)
-    faults = verify(problem, allocation, schedule, timeline)
+    faults = verify(problem, allocation, schedule, timeline, overlap=file.plan.overlap_all_reduce)
     faults += _claims(file.plan, file.request, timeline)
     assert isinstance(file.request.profile, ModelProfile)
     judged = file.plan.model_copy(update={"prediction": to_prediction(problem, file.request.profile, timeline)})
     return Judgement(judged, timeline, tuple(faults), problem, allocation, schedule)
-
-
-def verify_shape(problem: Problem, allocation: Allocation, schedule: Schedule) -> list[str]:
-    """The part of ``verify`` that needs no timeline: what would make a simulation meaningless."""
-    return verify(problem, allocation, schedule, None)
 
 
 def _claims(plan: Plan, request: PlanRequest, timeline: Timeline) -> Iterator[str]:
