@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+import penstock
 from penstock.schemas.errors import InvalidDocument, NotFound
 
 Builder = Callable[[], nn.Module]
@@ -82,8 +83,8 @@ def load_job(reference: str, directory: str | Path | None = None) -> Job:
     module_name, colon, attribute = reference.partition(":")
     if not (module_name and colon and attribute):
         raise InvalidDocument(f"{reference!r} names no job; write module:attribute, such as examples.gpt:job")
-    if directory is not None and (place := str(Path(directory).resolve())) not in sys.path:
-        sys.path.append(place)
+    if directory is not None:
+        _append_to_path(str(Path(directory).resolve()))
     module = _import(module_name, reference)
     found: Any = module
     for part in attribute.split("."):
@@ -148,6 +149,16 @@ def _spec(job: Job, index: int, entry: Any) -> LayerSpec:
     if not spec.writes:
         raise InvalidDocument(f"{where} ({spec.name!r}) writes nothing; name at least one tensor")
     return LayerSpec(spec.name, spec.build, tuple(spec.reads), tuple(spec.writes))
+
+
+def _append_to_path(place: str) -> None:
+    """Append ``place``, and move the source tree of an editable install behind it: its folders are ``schemas``, …"""
+    if place not in sys.path:
+        sys.path.append(place)
+    source = Path(penstock.__file__).resolve().parents[1]
+    if (source / "pyproject.toml").exists() and str(source) in sys.path[: sys.path.index(place)]:
+        sys.path.remove(str(source))
+        sys.path.append(str(source))
 
 
 def _import(name: str, reference: str) -> Any:
