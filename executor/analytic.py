@@ -115,12 +115,13 @@ def checked_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
 
 def _run(chain: Chain, modules: list[nn.Module], size: int, dtype: torch.dtype) -> _Run:
     env = {name: _as(tensor, dtype) for name, tensor in chain.batch_on_meta(range(size)).items()}
+    targets = _to_meta(chain.job.batch(0, range(size))[1])
     storages = SavedStorages()
     costs, boundaries = [], []
     for i, (spec, module) in enumerate(zip(chain.specs, modules, strict=True)):
         storages.leave_out([*module.parameters(), *module.buffers()])
         try:
-            results, cost = _trace_layer(chain, i, module, [env[name] for name in spec.reads], env, storages, size)
+            results, cost = _trace_layer(chain, i, module, [env[name] for name in spec.reads], env, storages, targets)
         except ModelMismatch:
             raise
         except Exception as error:
@@ -146,7 +147,7 @@ def _trace_layer(
     arguments: list[Tensor],
     env: dict[str, Tensor],
     storages: SavedStorages,
-    size: int,
+    targets: Any,
 ) -> tuple[tuple[Tensor, ...], _LayerCost]:
     leaves = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in arguments]
     for parameter in module.parameters():
@@ -156,7 +157,7 @@ def _trace_layer(
             results = chain.call(index, module, leaves)
             roots = [tensor for tensor in results if tensor.requires_grad]
             if index == len(chain.specs) - 1:
-                roots = _loss(chain, env | dict(zip(chain.specs[index].writes, results, strict=True)), size) or roots
+                roots = _loss(chain, env | dict(zip(chain.specs[index].writes, results, strict=True)), targets) or roots
         stash_bytes = kept()
     with OperationRecorder() as backward:
         if roots:
@@ -164,9 +165,8 @@ def _trace_layer(
     return results, _LayerCost(forward.operations, backward.operations, stash_bytes)
 
 
-def _loss(chain: Chain, env: dict[str, Tensor], size: int) -> list[Tensor]:
-    _, targets = chain.job.batch(0, range(size))
-    total, _ = chain.job.loss({name: env[name] for name in chain.outputs}, _to_meta(targets))
+def _loss(chain: Chain, env: dict[str, Tensor], targets: Any) -> list[Tensor]:
+    total, _ = chain.job.loss({name: env[name] for name in chain.outputs}, targets)
     return [total] if total.requires_grad else []
 
 

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from penstock.executor.chain import Chain, derived_seed
 from penstock.executor.job import Job, load_job
 from penstock.executor.meta_cost import SavedStorages
-from penstock.schemas.errors import PenstockError
+from penstock.schemas.errors import ModelMismatch, PenstockError
 
 MIN_PASSES = 8
 WARM_UP_PASSES = 2
@@ -84,7 +84,13 @@ class _Share:
         leaves = [tensor for tensor in env.values() if tensor.requires_grad]
         for i, module in enumerate(self.modules):
             spec = self.chain.specs[self.first + i]
-            results = self.chain.call(self.first + i, module, [env[name] for name in spec.reads])
+            try:
+                results = self.chain.call(self.first + i, module, [env[name] for name in spec.reads])
+            except ModelMismatch:
+                raise
+            except Exception as error:
+                why = f"{type(error).__name__}: {error}"
+                raise ModelMismatch(f"layer {spec.name!r} does not run at {self.size} samples: {why}") from error
             env.update(zip(spec.writes, results, strict=True))
             if self.ends_chain and i == len(self.modules) - 1:
                 total, _ = self.chain.job.loss({name: env[name] for name in self.chain.outputs}, self.targets)
@@ -129,13 +135,12 @@ def _one_pass(share: _Share, clock: _Clock, gradients: list[Tensor]) -> _Pass:
     end = clock.mark()
     del leaves
     clock.settle()
-    starts = [begin if mark is None else mark for mark in arrived]
-    starts[-1] = begin
     backward_ns = []
-    for i in range(len(starts)):
-        stop = end if i == 0 else starts[i - 1]
-        took = clock.between_ns(starts[i], stop) if roots and arrived[i] is not None else 0
-        backward_ns.append(max(0, took))
+    stop = end
+    for i, mark in enumerate(arrived):
+        start = begin if i == len(arrived) - 1 else mark
+        backward_ns.append(0 if start is None or not roots else max(0, clock.between_ns(start, stop)))
+        stop = start or stop
     forward_ns = [clock.between_ns(a, b) for a, b in pairwise(forward_marks)]
     return _Pass(forward_ns, backward_ns)
 
