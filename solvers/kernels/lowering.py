@@ -200,6 +200,8 @@ def advance(
             if stage >= num_stages or held_of[rank, stage] < 0:
                 return NOT_HELD, rank, -1
             h = held_of[rank, stage]
+            if (word <= _R or word > _LOCAL_B) and codes[i, 3] != -1:
+                return BAD_CHANNEL, rank, -1
             if word <= _R:
                 finding = _compute(held, done, h, word, m)
                 if finding == OK and word <= _I:
@@ -392,8 +394,8 @@ def _in_order(ends: Any, slots: Any, sequence: Any, counts: Any, end: int, m: in
 def _update(held: Any, updates: Any, reduced: Any, h: int, word: int, bucket: int) -> int:
     first, missing = held[h, _BUCKET], held[h, _OWN] - updates[h, 0]
     if word == _STEP:
-        if updates[h, 1]:
-            return TWICE
+        if updates[h, 1] or bucket != 0:
+            return TWICE if bucket == 0 else BAD_BUCKET
         if missing > 0:
             return TOO_EARLY
         updates[h, 1] = 1

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from penstock.schemas.errors import InvalidPlan
-from penstock.schemas.program import KINDS, WORDS, Instruction, Program
+from penstock.schemas.program import KINDS, WORDS, Held, Instruction, Program
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.kernels.lowering import Wiring, emit
 from penstock.solvers.lowering.checks import Transport, check, codes_of
@@ -95,6 +95,8 @@ def _operations_of_ranks(
             if rank in found:
                 raise InvalidPlan(f"device {name!r} is in two rows")
             _check_row(programs[rank], wiring, operations)
+            for one in programs[rank].stages:
+                _check_counts(programs[rank], one, operations)
             found[rank] = operations
     missing = [program.device for program in programs if program.rank not in found]
     if missing:
@@ -116,3 +118,25 @@ def _check_row(program: Program, wiring: Wiring, operations: np.ndarray) -> None
             f"rank {program.rank} ({program.device}) has {stage[i]}{kinds}{m[i]} at position {i} of its row; it holds "
             f"stages {[one.stage for one in program.stages]} and there are {program.num_micro_batches} micro-batches"
         )
+
+
+def _check_counts(program: Program, held: Held, operations: np.ndarray) -> None:
+    """Each of the replica's micro-batches has one forward, and one backward whole or in halves."""
+    first, last = held.micro_batches
+    turns = len(held.ranks) if held.dispatch == "round_robin" else 1
+    mine = operations[operations[:, 1] == held.stage]
+    own = (mine[:, 2] >= first) & (mine[:, 2] <= last) & ((mine[:, 2] - first) % turns == held.replica % turns)
+    who = f"rank {program.rank} ({program.device}) runs {held.stage}"
+    if not own.all():
+        kind, _, m = mine[np.argmin(own)]
+        raise InvalidPlan(
+            f"{who}{KINDS[kind]}{m}, which is replica {(m - first) % turns}'s; it is replica {held.replica}"
+        )
+    number = len(KINDS)
+    count = np.bincount(mine[:, 2] * number + mine[:, 0], minlength=(last + 1) * number).reshape(-1, number)
+    f, b, i, w, r = count[first + held.replica % turns : last + 1 : turns].T
+    for letter, good in (("F", f == 1), ("B", b + i == 1), ("W", w == i), ("R", r <= 1)):
+        if not good.all():
+            m = int(np.argmin(good)) * turns + first + held.replica % turns
+            times = int(count[m, KINDS.index(letter)])
+            raise InvalidPlan(f"{who}{letter}{m} {times} times; a replica runs each of its micro-batches once")

@@ -20,6 +20,7 @@ from penstock.solvers.kernels.lowering import Wiring
 
 Transport = Literal["gloo", "nccl"]
 _WORD = {word: number for number, word in enumerate(WORDS)}
+_SHOWN = 6
 _SENDING = (_WORD["SEND_F"], _WORD["SEND_B"])
 _RECEIVING = (_WORD["RECV_F"], _WORD["RECV_B"])
 
@@ -92,7 +93,9 @@ class _Check:
             seen.append(rank)
             rank = int(ends[self.wiring.ends[self.waiting[rank], 10], 0])
         circle = seen[seen.index(rank) :] if rank in seen else [*seen[-1:], rank]
-        lines = [f"{self.name(one)} is at {self.next(one)}{self.wait(one)}" for one in circle]
+        lines = [f"{self.name(one)} is at {self.next(one)}{self.wait(one)}" for one in circle[:_SHOWN]]
+        if len(circle) > _SHOWN:
+            lines.append(f"and so on through {len(circle)} ranks")
         if rank not in seen:
             return InvalidPlan("the programs do not end: " + "; ".join(lines))
         how = "when a send has to wait for its receive" if rendezvous else "even when no send waits"

@@ -99,7 +99,7 @@ def _replicas(
 ) -> Iterator[Held]:
     stage = allocation.stages[number]
     micro_batches = allocation.micro_batches(number)
-    parts = tuple((b.first, b.last) for b in buckets(problem, stage, classes[-1][0]))
+    parts = _bucket_layers(problem, stage, classes[-1][0])
     ranks = tuple(rank_of[device] for device in stage.devices)
     for replica in range(stage.replicas):
         yield Held(
@@ -116,6 +116,15 @@ def _replicas(
             micro_batches=(micro_batches.start, micro_batches.stop - 1),
             buckets=parts,
         )
+
+
+def _bucket_layers(problem: Problem, stage: Stage, rows: int) -> tuple[tuple[int, int], ...]:
+    """The judge's buckets, but covering all layers: the model may have parameters where the profile has none."""
+    if stage.replicas == 1:
+        return ()
+    parts = [(bucket.first, bucket.last) for bucket in buckets(problem, stage, rows)] or [(stage.first, stage.last)]
+    parts[-1] = stage.first, parts[-1][1]
+    return tuple(parts)
 
 
 def _slices(stage: Stage, replica: int, classes: Rows) -> Rows:

@@ -1,0 +1,490 @@
+"""Lowering: programs by hand, what is refused, and random plans against plain oracles."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from problems import as_operations, chain, early_backward, gpipe, make_problem, straight, warmup_orders
+from program_twin import verdict
+
+from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
+from penstock.schemas.program import BACKWARD, FORWARD, Channel, Instruction, Program, parse_row
+from penstock.solvers.allocation import Allocation, Pipeline, Stage, single_pipeline
+from penstock.solvers.lowering import check_programs, lower, lower_arrays
+from penstock.solvers.problem import Problem
+from penstock.solvers.schedule import Orders, Row
+
+
+def text(program: Program) -> str:
+    return " ".join(map(str, program.instructions()))
+
+
+def orders(*rows: tuple[Sequence[int], str]) -> Orders:
+    return Orders("by hand", tuple(Row(tuple(devices), as_operations(parse_row(text))) for devices, text in rows))
+
+
+def test_1f1b_on_two_stages() -> None:
+    """By hand: a receive is posted before the previous one's operation, or two operations before its own."""
+    problem = make_problem([1, 1], boundary_bytes=4, global_batch_size=3)
+    first, second = lower(problem, allocation := straight(problem, 3), early_backward(allocation))
+    assert text(first) == (
+        "0RECV_B0@1 0F0 0SEND_F0@0 0F1 0SEND_F1@0 0RECV_B1@1 0B0 0F2 0SEND_F2@0 0RECV_B2@1 0B1 0B2 0STEP0"
+    )
+    assert text(second) == (
+        "1RECV_F0@0 1RECV_F1@0 1F0 1B0 1SEND_B0@1 1RECV_F2@0 1F1 1B1 1SEND_B1@1 1F2 1B2 1SEND_B2@1 1STEP0"
+    )
+    assert first.channels == (Channel("F", 0, 1, 1, ((0, 1),), 1), Channel("B", 0, 1, 1, ((0, 1),), 1))
+    assert (first.device, first.rank, first.world_size, first.row_classes) == ("n0/0", 0, 2, ((1, 3),))
+
+
+def test_a_message_within_a_rank_is_handed_over_by_its_sender() -> None:
+    """Stages 0 and 1 on one device: no send, no receive, and the two ends of a channel are neighbours."""
+    problem = make_problem([1, 1], boundary_bytes=4, global_batch_size=2)
+    allocation = chain([(1, [0]), (1, [0])], 2)
+    (program,) = lower(problem, allocation, orders(([0], "0F0 1F0 1B0 0B0 0F1 1F1 1B1 0B1")))
+    assert text(program) == (
+        "0F0 0LOCAL_F0@0 1F0 1B0 1LOCAL_B0@2 0B0 0F1 0LOCAL_F1@0 1F1 1B1 1LOCAL_B1@2 0B1 1STEP0 0STEP0"
+    )
+    assert [(c.kind, c.stage, c.peer_stage, c.peer) for c in program.channels] == [
+        *(("F", 0, 1, 0), ("F", 1, 0, 0)),
+        *(("B", 1, 0, 0), ("B", 0, 1, 0)),
+    ]
+
+
+def test_two_replicas_before_one_with_buckets_armed_before_the_last_backward() -> None:
+    problem = make_problem([1, 1, 1], boundary_bytes=4, parameter_bytes=[8, 8, 0], bucket_bytes=8, global_batch_size=4)
+    allocation = chain([(2, [0, 1]), (1, [2])], 2)
+    programs = lower(problem, allocation, gpipe(allocation))
+    assert text(programs[0]) == (
+        "0RECV_B0@1 0F0 0SEND_F0@0 0F1 0SEND_F1@0 0RECV_B1@1 0B0 0REDUCE0 0REDUCE1 0B1 "
+        "0WAIT_REDUCE0 0WAIT_REDUCE1 0STEP0"
+    )
+    assert programs[0].stages[0].buckets == ((1, 1), (0, 0))
+    assert [program.stages[0].rows for program in programs] == [((0, 1),), ((1, 2),), ((0, 2),)]
+    assert [c.rows for c in programs[2].channels] == [((0, 1),), ((1, 2),), ((0, 1),), ((1, 2),)]
+
+
+def test_buckets_start_after_the_last_backward_where_the_plan_does_not_overlap_them() -> None:
+    problem = make_problem([1], parameter_bytes=8, global_batch_size=2, overlap_all_reduce=False)
+    allocation = chain([(1, [0, 1])], 1)
+    assert text(lower(problem, allocation, gpipe(allocation))[1]) == "0F0 0B0 0REDUCE0 0WAIT_REDUCE0 0STEP0"
+
+
+def test_buckets_cover_layers_without_parameters_in_the_profile() -> None:
+    problem = make_problem([1, 1, 1], parameter_bytes=[0, 8, 0], global_batch_size=2)
+    allocation = chain([(3, [0, 1])], 1)
+    assert lower(problem, allocation, gpipe(allocation))[0].stages[0].buckets == ((0, 2),)
+    bare = make_problem([1, 1], global_batch_size=2)
+    allocation = chain([(2, [0, 1])], 1)
+    assert lower(bare, allocation, gpipe(allocation))[0].stages[0].buckets == ((0, 1),)
+
+
+def test_uneven_rows_over_one_three_two_replicas() -> None:
+    """Ten samples in three micro-batches have 4, 3, 3 rows; slices are cut at rows × replica // replicas. By hand."""
+    problem = make_problem([1, 1, 1], boundary_bytes=4, nodes=(6,), global_batch_size=10)
+    allocation = chain([(1, [0]), (1, [1, 2, 3]), (1, [4, 5])], 3)
+    programs = lower(problem, allocation, early_backward(allocation), transport="nccl")
+    assert programs[0].row_classes == ((4, 1), (3, 2))
+    assert [p.stages[0].rows for p in programs[1:]] == [
+        *(((0, 1), (0, 1)), ((1, 2), (1, 2)), ((2, 4), (2, 3))),
+        *(((0, 2), (0, 1)), ((2, 4), (1, 3))),
+    ]
+    assert [(c.kind, c.peer, c.rows) for c in programs[2].channels] == [
+        ("F", 0, ((0, 1), (0, 1))),
+        ("B", 0, ((0, 1), (0, 1))),
+        ("F", 4, ((0, 1), (0, 0))),
+        ("F", 5, ((0, 0), (0, 1))),
+        ("B", 4, ((0, 1), (0, 0))),
+        ("B", 5, ((0, 0), (0, 1))),
+    ]
+    sends = [str(one) for one in programs[2].instructions() if one.kind == "SEND_F"]
+    assert sends == ["1SEND_F0@2", "1SEND_F1@3", "1SEND_F2@3"]
+
+
+def test_round_robin_replicas_take_whole_micro_batches_in_turn() -> None:
+    problem = make_problem([1, 1], boundary_bytes=4, global_batch_size=8)
+    stages = Stage(0, 0, (0, 1), "round_robin"), Stage(1, 1, (2,))
+    allocation = single_pipeline(stages, 4)
+    rows = ([0], "0F0 0F2 0B0 0B2"), ([1], "0F1 0F3 0B1 0B3"), ([2], "1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3")
+    programs = lower(problem, allocation, orders(*rows))
+    assert text(programs[1]) == (
+        "0RECV_B1@1 0F1 0SEND_F1@0 0F3 0SEND_F3@0 0RECV_B3@1 0B1 0REDUCE0 0B3 0WAIT_REDUCE0 0STEP0"
+    )
+    assert [p.stages[0].rows for p in programs] == [((0, 2),)] * 3
+    received = [str(one) for one in programs[2].instructions() if one.kind == "RECV_F"]
+    assert received == ["1RECV_F0@0", "1RECV_F1@1", "1RECV_F2@0", "1RECV_F3@1"]
+
+
+def test_no_bytes_no_messages() -> None:
+    problem = make_problem([1, 1, 1], boundary_bytes=[4, 0], backward_bytes=[0, 4], global_batch_size=2)
+    programs = lower(problem, allocation := straight(problem, 2), gpipe(allocation))
+    assert [[(c.kind, c.peer) for c in p.channels] for p in programs] == [[("F", 1)], [("F", 0), ("B", 2)], [("B", 1)]]
+
+
+def test_split_backwards_send_after_the_input_half_and_reduce_with_the_last_weight_half() -> None:
+    problem = make_problem([1, 1], boundary_bytes=4, parameter_bytes=4, global_batch_size=2)
+    allocation = chain([(1, [0]), (1, [1, 2])], 1)
+    programs = lower(problem, allocation, orders(([0], "0F0 0I0 0W0"), ([1, 2], "1F0 1I0 1W0")))
+    assert text(programs[1]) == "1RECV_F0@0 1F0 1I0 1SEND_B0@1 1REDUCE0 1W0 1WAIT_REDUCE0 1STEP0"
+    assert text(programs[0]).startswith("0RECV_B0@2 0RECV_B0@3 0F0")
+
+
+def test_tags_are_unique_between_two_ranks() -> None:
+    """A V shape: rank 0 holds stages 0 and 3, so both directions of two edges go between ranks 0 and 1."""
+    problem = make_problem([1] * 4, boundary_bytes=4, global_batch_size=5)
+    allocation = chain([(1, [0]), (1, [1]), (1, [1]), (1, [0])], 5)
+    row = "0F0 3F0 3B0 0B0", "1F0 2F0 2B0 1B0"
+    devices = [([d], f"({row[d]})*5") for d in (0, 1)]
+    programs = lower(problem, allocation, orders(*devices))
+    tags = [(c.peer, c.tag) for c in programs[0].channels if (c.kind == "F") == (c.stage < c.peer_stage)]
+    assert len(set(tags)) == len(tags) == 2
+    assert abs(tags[0][1] - tags[1][1]) >= 5 * 64
+
+
+def test_the_result_does_not_depend_on_the_order_of_rows() -> None:
+    problem = make_problem([1, 1, 1], boundary_bytes=4, nodes=(6,), global_batch_size=10)
+    allocation = chain([(1, [4]), (1, [1, 0, 3]), (1, [2])], 3)
+    schedule = early_backward(allocation)
+    reverse = Orders(schedule.name, schedule.rows[::-1], schedule.warmup)
+    programs = lower(problem, allocation, schedule)
+    assert programs == lower(problem, allocation, reverse)
+    assert [p.device for p in programs] == ["n0/0", "n0/1", "n0/2", "n0/3", "n0/4"]
+    assert programs[0].stages[0].replica == 1
+
+
+# What is refused
+
+
+def refused(problem: Problem, allocation: Allocation, *rows: tuple[Sequence[int], str], transport: str = "gloo") -> str:
+    with pytest.raises(InvalidPlan) as caught:
+        lower(problem, allocation, orders(*rows), transport=transport)  # type: ignore[arg-type]
+    return str(caught.value)
+
+
+def two_stages(num_micro_batches: int = 2) -> tuple[Problem, Allocation]:
+    problem = make_problem([1, 1], boundary_bytes=4, global_batch_size=num_micro_batches)
+    return problem, straight(problem, num_micro_batches)
+
+
+def test_a_deadlock_names_both_ranks_and_their_next_instructions() -> None:
+    said = refused(*two_stages(), ([0], "0F0 0B0 0F1 0B1"), ([1], "1F1 1B1 1F0 1B0"))
+    assert said.startswith("the ranks wait for each other in a circle, even when no send waits: ")
+    assert "rank 0 (n0/0) is at 0B0 (instruction 4) and waits for 1SEND_B0 of rank 1" in said
+    assert "rank 1 (n0/1) is at 1F1 (instruction 2) and waits for 0SEND_F1 of rank 0" in said
+
+
+def test_a_circle_of_sends_that_wait_is_refused_only_where_sends_wait() -> None:
+    """Stage 0 warms up with 6, stage 1 with 1: its second receive is posted when its first backward is sent."""
+    problem, allocation = two_stages(8)
+    schedule = warmup_orders(allocation, [6, 1])
+    assert len(lower(problem, allocation, schedule)) == 2
+    with pytest.raises(InvalidPlan) as caught:
+        lower(problem, allocation, schedule, transport="nccl")
+    assert "when a send has to wait for its receive" in str(caught.value)
+    assert "rank 0 (n0/0) is at 0SEND_F2@0 (instruction 5) and waits for 1RECV_F2 of rank 1" in str(caught.value)
+    assert "rank 1 (n0/1) is at 1SEND_B0@1" in str(caught.value)
+    assert caught.value.remedy is not None
+
+
+def test_messages_in_another_order_are_refused_where_they_have_no_tags() -> None:
+    problem, allocation = two_stages()
+    rows = ([0], "0F0:2 0B0:2"), ([1], "(1F1)*2-1 1B0:2")
+    assert len(lower(problem, allocation, orders(*rows))) == 2
+    said = refused(problem, allocation, *rows, transport="nccl")
+    assert "from rank 0 (n0/0) to rank 1 (n0/1) are not received in the order" in said
+    assert "number 0 is 0SEND_F0@0 there and 1RECV_F1@0 here" in said
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        pytest.param((([0], "0F0:2 0B0"), ([1], "1F0:2 1B0:2")), "rank 0 (n0/0) runs 0B1 0 times", id="no-backward"),
+        pytest.param((([0], "0F0:2 0F1 0B0:2"), ([1], "1F0:2 1B0:2")), "runs 0F1 2 times", id="twice"),
+        pytest.param((([0], "0B0 0F0:2 0B1"), ([1], "1F0:2 1B0:2")), "F comes before B", id="backward-first"),
+        pytest.param((([0], "0F0:2 0I0:2"), ([1], "1F0:2 1B0:2")), "runs 0W0 0 times", id="half-a-backward"),
+        pytest.param((([0], "0F0:2 0R0:2 0R0 0B0:2"), ([1], "1F0:2 1B0:2")), "runs 0R0 2 times", id="recomputed-twice"),
+        pytest.param((([0], "0F0:2 0B0:2"), ([1], "1F0 1B0")), "rank 1 (n0/1) runs 1F1 0 times", id="not-all"),
+        pytest.param((([0], "0F0:2 0B0:2"), ([1], "0F0:2 0B0:2")), "it holds stages [1]", id="another's-stage"),
+        pytest.param((([0], "0F0:2 0B0:2"), ([1], "1F0:3 1B0:2")), "there are 2 micro-batches", id="too-many"),
+        pytest.param((([0], "0F0:2 0B0:2"),), "no row for ['n0/1']", id="a-row-missing"),
+        pytest.param((([0], "0F0:2 0B0:2"), ([1, 2], "1F0:2 1B0:2")), "'n0/2' has a row", id="an-idle-device"),
+        pytest.param((([0, 1], "0F0:2 0B0:2"), ([1], "1F0:2 1B0:2")), "it holds stages [1]", id="two-rows"),
+        pytest.param((([1], "1F0:2 1B0:2"), ([1], "1F0:2 1B0:2")), "'n0/1' is in two rows", id="two-rows-of-one"),
+    ],
+)
+def test_orders_that_do_not_run_everything_once_are_refused(
+    rows: tuple[tuple[Sequence[int], str], ...], words: str
+) -> None:
+    said = refused(*two_stages(), *rows)
+    assert words in said
+
+
+def test_a_replica_runs_its_own_micro_batches_only() -> None:
+    problem = make_problem([1], global_batch_size=2)
+    allocation = single_pipeline((Stage(0, 0, (0, 1), "round_robin"),), 2)
+    said = refused(problem, allocation, ([0, 1], "0F0:2 0B0:2"))
+    assert "rank 0 (n0/0) runs 0F1, which is replica 1's" in said
+
+
+def test_plans_that_leave_a_replica_without_work_are_refused() -> None:
+    problem = make_problem([1, 1], boundary_bytes=4, global_batch_size=5)
+    allocation = chain([(1, [0]), (1, [1, 2, 3])], 2)
+    assert "some would get no row" in refused(problem, allocation)
+    turns = single_pipeline((Stage(0, 0, (0, 1, 2), "round_robin"), Stage(1, 1, (3,))), 2)
+    assert "some would get none" in refused(problem, turns)
+    assert "6 micro-batches of a global batch of 5" in refused(problem, straight(problem, 6))
+    twice = chain([(1, [0, 0]), (1, [1])], 2)
+    assert "names a device twice" in refused(problem, twice)
+
+
+def test_what_no_executor_trains_is_refused() -> None:
+    tied = make_problem([1, 1], shared_parameters=(("embedding", (0, 1), 4),))
+    with pytest.raises(UnsupportedRequest, match="'embedding' is shared by layers"):
+        lower(tied, allocation := straight(tied, 2), gpipe(allocation))
+    together = chain([(2, [0])], 2)
+    assert len(lower(tied, together, gpipe(together))) == 1
+    stages = Stage(0, 0, (0,)), Stage(1, 1, (1,))
+    two = Allocation((Pipeline(stages, (0, 0)), Pipeline(stages, (1, 1))), 2)
+    with pytest.raises(UnsupportedRequest, match="2 pipelines"):
+        lower(tied, two, Orders("none", ()))
+
+
+def test_groups_that_share_ranks_reduce_in_one_order_where_collectives_have_no_tags() -> None:
+    problem = make_problem([1, 1], global_batch_size=2)
+    allocation = chain([(1, [0, 1]), (1, [0, 1])], 1)
+    rows = ([0], "0F0 1F0 1B0 0B0"), ([1], "0F0 1F0 0B0 1B0")
+    assert len(lower(problem, allocation, orders(*rows))) == 2
+    said = refused(problem, allocation, *rows, transport="nccl")
+    assert "rank 0 (n0/0) reduces stage 1 before stage 0, rank 1 (n0/1) the other way round" in said
+
+
+def change(program: Program, old: str, new: Sequence[str]) -> Program:
+    """The program with instructions in place of one of them."""
+    known = {str(one): one for one in program.instructions()}
+    code = [one for i in program.instructions() for one in ([known.get(n) for n in new] if str(i) == old else [i])]
+    assert None not in code
+    return replace(program, prologue=tuple(code))
+
+
+@pytest.mark.parametrize(
+    ("rank", "old", "new", "words"),
+    [
+        pytest.param(1, "1RECV_F1@0", [], "1F1 (instruction 2): a receive that it needs has not", id="no-receive"),
+        pytest.param(0, "0SEND_F1@0", [], "waits for 0SEND_F1 of rank 0", id="no-send"),
+        pytest.param(1, "1SEND_B1@1", [], "of rank 1 (its stage 0); rank 1 (n0/1) is at its end", id="end"),
+        pytest.param(0, "0SEND_F1@0", ["0SEND_F1@0", "0SEND_F1@0"], "it has been run before", id="sent-twice"),
+        pytest.param(1, "1RECV_F1@0", ["1RECV_F1@0", "1RECV_F1@0"], "it has been run before", id="received-twice"),
+        pytest.param(0, "0STEP0", [], "stage 0 would not be trained", id="no-step"),
+        pytest.param(0, "0B1", ["0STEP0", "0B1"], "all before STEP", id="step-too-early"),
+        pytest.param(0, "0F0", ["0SEND_F0@0", "0F0"], "cannot run 0SEND_F0@0 (instruction 1)", id="send-too-early"),
+    ],
+)
+def test_programs_from_elsewhere_are_checked(rank: int, old: str, new: list[str], words: str) -> None:
+    problem, allocation = two_stages()
+    programs = lower(problem, allocation, gpipe(allocation))
+    check_programs(programs)
+    programs[rank] = change(programs[rank], old, new)
+    with pytest.raises(InvalidPlan) as caught:
+        check_programs(programs)
+    assert words in str(caught.value)
+
+
+def test_rows_that_do_not_tile_and_ends_that_disagree_are_refused() -> None:
+    problem = make_problem([1, 1], boundary_bytes=4, global_batch_size=4)
+    allocation = chain([(1, [0, 1]), (1, [2])], 1)
+    programs = lower(problem, allocation, gpipe(allocation))
+
+    def with_channel(rank: int, index: int, **fields: object) -> list[Program]:
+        channels = list(programs[rank].channels)
+        channels[index] = replace(channels[index], **fields)  # type: ignore[arg-type]
+        return [replace(p, channels=tuple(channels)) if p.rank == rank else p for p in programs]
+
+    with pytest.raises(InvalidPlan, match="disagree about the activations between stages 0 and 1"):
+        check_programs(with_channel(2, 0, tag=9))
+    with pytest.raises(InvalidPlan, match="rank 1 has no such channel"):
+        check_programs(with_channel(1, 0, kind="B"))
+    half = with_channel(2, 0, rows=((0, 1),))
+    half[0] = with_channel(0, 0, rows=((0, 1),))[0]
+    with pytest.raises(InvalidPlan, match="do not tile its 4 rows"):
+        check_programs(half)
+
+
+# Random plans
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> tuple[Problem, Allocation, Orders]:
+    """Stages of one to three replicas in both dispatches, on devices of their own; warm-ups in any order."""
+    num_stages = draw(st.integers(1, 4))
+    num_micro_batches = draw(st.integers(1, 6))
+    batch = num_micro_batches * 3 + draw(st.integers(0, num_micro_batches - 1))
+    stages, device = [], 0
+    for s in range(num_stages):
+        replicas = draw(st.integers(1, min(3, num_micro_batches)))
+        dispatch = draw(st.sampled_from(["rows", "rows", "round_robin"]))
+        stages.append(Stage(s, s, tuple(range(device, device + replicas)), dispatch))  # type: ignore[arg-type]
+        device += replicas
+    sizes = draw(st.lists(st.sampled_from([4, 4, 0]), min_size=2 * num_stages, max_size=2 * num_stages))
+    problem = make_problem(
+        [1] * num_stages,
+        boundary_bytes=sizes[: num_stages - 1],
+        backward_bytes=sizes[num_stages : 2 * num_stages - 1],
+        parameter_bytes=8,
+        nodes=(12,),
+        global_batch_size=batch,
+    )
+    allocation = single_pipeline(tuple(stages), num_micro_batches)
+    warmup = draw(st.lists(st.integers(1, num_micro_batches), min_size=num_stages, max_size=num_stages))
+    if draw(st.booleans()):
+        warmup.sort(reverse=True)
+    return problem, allocation, per_replica(allocation, warmup_orders(allocation, warmup))
+
+
+def per_replica(allocation: Allocation, schedule: Orders) -> Orders:
+    rows = []
+    for stage, row in zip(allocation.stages, schedule.rows, strict=True):
+        for i, device in enumerate(stage.devices):
+            turn = row.operations[:, 2] % stage.replicas == i
+            rows.append(Row((device,), row.operations[turn] if stage.dispatch == "round_robin" else row.operations))
+    return Orders(schedule.name, tuple(rows))
+
+
+def has_a_circle(problem: Problem, allocation: Allocation, schedule: Orders) -> bool:
+    """Whether the order of each device and the messages between them contradict each other."""
+    graph: nx.DiGraph[tuple[int, int, int, int]] = nx.DiGraph()
+    found = {}
+    for row in schedule.rows:
+        for device in row.devices:
+            nodes = [(device, *op) for op in row.operations.tolist()]
+            nx.add_path(graph, nodes)
+            found.update(dict.fromkeys(nodes, True))
+    for low in range(len(allocation.stages) - 1):
+        below, above = allocation.stages[low : low + 2]
+        for m in range(allocation.num_micro_batches):
+            for u, v in product(below.devices, above.devices):
+                if not share_rows(problem, allocation, low, u, v, m):
+                    continue
+                messages = [(problem.forward_bytes, (u, 0, low, m), (v, 0, low + 1, m))]
+                messages.append((problem.backward_bytes, (v, 1, low + 1, m), (u, 1, low, m)))
+                for sizes, source, target in messages:
+                    if sizes[low] and source in graph and target in graph:
+                        graph.add_edge(source, target)
+    return not nx.is_directed_acyclic_graph(graph)
+
+
+def share_rows(problem: Problem, allocation: Allocation, low: int, u: int, v: int, m: int) -> bool:
+    base, larger = divmod(problem.global_batch_size, allocation.num_micro_batches)
+    rows = base + (m < larger)
+    sets = []
+    for stage, device in zip(allocation.stages[low : low + 2], (u, v), strict=True):
+        i = stage.devices.index(device)
+        part = [r for r in range(rows) if rows * i // stage.replicas <= r < rows * (i + 1) // stage.replicas]
+        sets.append(set(range(rows)) if stage.dispatch == "round_robin" else set(part))
+    return bool(sets[0] & sets[1])
+
+
+@given(plans())
+@settings(max_examples=150, deadline=None)
+def test_plans_lower_exactly_when_their_orders_have_no_circle(plan: tuple[Problem, Allocation, Orders]) -> None:
+    problem, allocation, schedule = plan
+    if has_a_circle(problem, allocation, schedule):
+        with pytest.raises(InvalidPlan, match="in a circle"):
+            lower(problem, allocation, schedule)
+        return
+    programs = lower(problem, allocation, schedule)
+    assert verdict(programs, "gloo") == "ok"
+    for program in programs:
+        assert_receives_are_bounded(program)
+        assert Program.from_json(program.to_json()) == program
+
+
+def assert_receives_are_bounded(program: Program) -> None:
+    """At most one micro-batch ahead of the one in work per stage and direction."""
+    ahead: dict[tuple[int, str], set[int]] = {}
+    for one in program.instructions():
+        key = one.stage, "F" if one.kind in ("F", "RECV_F") else "B"
+        if one.kind.startswith("RECV"):
+            ahead.setdefault(key, set()).add(one.micro_batch)
+            assert len(ahead[key]) <= 2
+        elif one.kind in ("F", "B"):
+            ahead.get(key, set()).discard(one.micro_batch)
+
+
+def outcome(programs: list[Program], transport: str) -> str:
+    try:
+        check_programs(programs, transport=transport)  # type: ignore[arg-type]
+    except InvalidPlan as error:
+        if "in a circle" in error.detail or "do not end" in error.detail:
+            return "stuck"
+        return "disordered" if "not received in the order" in error.detail else "bad"
+    return "ok"
+
+
+def mutate(program: Program, chance: random.Random) -> Program:
+    code = list(program.prologue)
+    i = chance.randrange(len(code))
+    match chance.choice(["swap", "swap", "move", "drop", "double", "channel", "micro-batch"]):
+        case "swap":
+            j = min(i + 1, len(code) - 1)
+            code[i], code[j] = code[j], code[i]
+        case "move":
+            code.insert(chance.randrange(len(code)), code.pop(i))
+        case "drop":
+            del code[i]
+        case "double":
+            code.insert(i, code[i])
+        case "channel":
+            code[i] = code[i]._replace(channel=chance.randrange(-1, len(program.channels) + 1))
+        case "micro-batch":
+            code[i] = code[i]._replace(micro_batch=chance.randrange(program.num_micro_batches + 1))
+    return replace(program, prologue=tuple(code))
+
+
+@given(plans(), st.randoms(use_true_random=False), st.integers(1, 3))
+@settings(max_examples=150, deadline=None)
+def test_the_checks_say_what_the_plain_twin_says(
+    plan: tuple[Problem, Allocation, Orders], chance: random.Random, mutations: int
+) -> None:
+    problem, allocation, schedule = plan
+    if has_a_circle(problem, allocation, schedule):
+        return
+    programs = lower(problem, allocation, schedule)
+    for _ in range(mutations):
+        rank = chance.randrange(len(programs))
+        programs[rank] = mutate(programs[rank], chance)
+    for transport in ("gloo", "nccl"):
+        assert outcome(programs, transport) == verdict(programs, transport)
+
+
+@pytest.mark.parametrize("policy", ["A", "B"])
+@pytest.mark.parametrize("num_stages", [1, 2, 5, 9])
+def test_dapple_schedules_run_also_where_sends_wait(num_stages: int, policy: str) -> None:
+    problem = make_problem([1] * num_stages, boundary_bytes=4, nodes=(num_stages,), global_batch_size=32)
+    allocation = straight(problem, 32)
+    programs = lower(problem, allocation, early_backward(allocation, policy), transport="nccl")  # type: ignore[arg-type]
+    assert verdict(programs, "nccl") == "ok"
+
+
+def test_a_long_1f1b_program_has_a_short_text() -> None:
+    problem = make_problem([1] * 16, boundary_bytes=4, nodes=(16,), global_batch_size=2048)
+    lowered = lower_arrays(problem, allocation := straight(problem, 2048), early_backward(allocation))
+    assert lowered.codes.dtype == np.int32
+    assert lowered.starts[-1] == len(lowered.codes) == 16 * 2 * 2048 + 15 * 4 * 2048 + 16
+    assert len(lowered.program(7).to_json()["prologue"]) < 400
+
+
+def test_kinds_and_instructions_are_of_the_schema() -> None:
+    problem, allocation = two_stages()
+    program = lower(problem, allocation, gpipe(allocation))[0]
+    kinds = [(one.kind, one.micro_batch) for one in program.prologue if one.kind in "FB"]
+    assert kinds == [("F", 0), ("F", 1), ("B", 0), ("B", 1)]
+    assert program.prologue[1] == Instruction("F", 0, 0)
+    assert (FORWARD, BACKWARD) == (0, 1)
