@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from penstock.schemas.errors import InvalidDocument, ModelMismatch, UnsupportedR
 from penstock.schemas.program import Channel, Held, Instruction, Program
 
 Call = tuple[Callable[..., None], tuple[Any, ...]]
-Mark = list[int] | memoryview[int]
+Mark: TypeAlias = "list[int] | memoryview[int]"
 Message = tuple[int, int, int, int, int, int]
 """Index of the tensor in the cut, rows [low, high) (-1: all), peer, tag, bytes."""
 

@@ -26,7 +26,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from penstock.executor.store import join_address, listen
-from penstock.schemas.errors import InvalidDocument, ModelMismatch, PenstockError, RunFailed, UnsupportedRequest
+from penstock.schemas.errors import (
+    InvalidDocument,
+    ModelMismatch,
+    NotFound,
+    PenstockError,
+    RunFailed,
+    UnsupportedRequest,
+)
 from penstock.schemas.program import Program
 
 PEER_GRACE_S = 0.7
@@ -37,7 +44,7 @@ _CHUNK_BYTES = 1 << 16
 _LOOPBACK = "127.0.0.1"
 _PEER_LOST = ("closed by peer", "connection reset", "connection refused", "broken pipe", "timed out", "remote peer")
 _OWN_ERRORS: dict[str, type[PenstockError]] = {
-    kind.__name__: kind for kind in (InvalidDocument, ModelMismatch, UnsupportedRequest)
+    kind.__name__: kind for kind in (InvalidDocument, ModelMismatch, NotFound, UnsupportedRequest)
 }
 
 
@@ -198,7 +205,7 @@ def _start(program: Program, common: Mapping[str, Any], scratch: Path, server: s
         descriptors = (server.fileno(),)
         assignment["listening"] = server.fileno()
     environment = dict(os.environ)
-    environment.setdefault("GLOO_SOCKET_IFNAME", _loopback_interface())
+    environment.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
     environment.setdefault("OMP_NUM_THREADS", "1")
     popen = subprocess.Popen(
         [sys.executable, "-P", "-m", "penstock.executor.rank"],
@@ -218,7 +225,8 @@ def _start(program: Program, common: Mapping[str, Any], scratch: Path, server: s
     return process
 
 
-def _loopback_interface() -> str:
+def loopback_interface() -> str:
+    """The network interface that gloo is to use among processes of this machine."""
     names = [name for _, name in socket.if_nameindex()]
     return "lo" if "lo" in names else names[0]
 
@@ -250,7 +258,7 @@ def _follow(
             if failed and give_up_at is None:
                 give_up_at = time.monotonic() + PEER_GRACE_S
     if any(process.has_failed for process in processes):
-        raise _failure([process for process in processes if process.has_failed], programs)
+        raise _failure(processes, programs)
     return _report(processes, traces)
 
 
@@ -275,25 +283,37 @@ def _event(line: bytes) -> dict[str, Any] | None:
     return event if isinstance(event, dict) and "kind" in event else None
 
 
-def _failure(failed: Sequence[_Process], programs: Sequence[Program]) -> PenstockError:
-    """The error that names the rank which failed by itself; of several, the first by its own clock."""
+def _failure(processes: Sequence[_Process], programs: Sequence[Program]) -> PenstockError:
+    """The error that names the rank which failed by itself; of several, the first by its own clock.
+
+    When all that failed lost a peer, the ones that are still there are suspects: they are named too.
+    """
 
     def order(process: _Process) -> tuple[bool, bool, int]:
         own = process.failed
         return not process.is_root_cause, own is not None, own["time_ns"] if own is not None else 0
 
-    process = min(failed, key=order)
+    process = min((one for one in processes if one.has_failed), key=order)
     event = process.failed
     if event is not None and event["error"] in _OWN_ERRORS:
-        return _OWN_ERRORS[event["error"]](f"rank {process.rank}: {event['reason']}")
+        return _OWN_ERRORS[event["error"]](f"rank {process.rank}: {event['detail']}", remedy=event["remedy"])
     where = _last_instruction(process, programs[process.rank])
     if event is not None:
-        lines = "\n    ".join(event["traceback"])
-        return RunFailed(f"rank {process.rank} failed {where}: {event['reason']}\n    {lines}")
+        lines = [] if process.is_root_cause else _still_there(processes, programs)
+        told = "".join(f"\n    {line}" for line in [*lines, *event["traceback"]])
+        return RunFailed(f"rank {process.rank} failed {where}: {event['reason']}{told}")
     code = process.popen.returncode
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     said = "".join(f"\n    {line}" for line in list(process.last_lines)[-10:])
     return RunFailed(f"rank {process.rank} {how} {where}{said}")
+
+
+def _still_there(processes: Sequence[_Process], programs: Sequence[Program]) -> list[str]:
+    return [
+        f"rank {one.rank} is still {_last_instruction(one, programs[one.rank])}"
+        for one in processes
+        if not one.has_failed
+    ]
 
 
 def _last_instruction(process: _Process, program: Program) -> str:

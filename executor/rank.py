@@ -51,6 +51,7 @@ WARMUP_STEPS = 1
 """Steps at the beginning that ``step_times_ns`` leaves out, where there are more."""
 
 _TRACEBACK_LINES = 12
+_SILENT = "Application timeout"
 
 
 class Rank:
@@ -167,18 +168,27 @@ class Rank:
         """The event that tells of ``error``."""
         failed = error if isinstance(error, InstructionFailed) else None
         cause: BaseException = error.__cause__ if failed is not None and error.__cause__ is not None else error
-        known = isinstance(cause, PenstockError)
+        known = cause if isinstance(cause, PenstockError) else None
         return {
             "kind": "failed",
             "rank": self.assignment.get("rank"),
-            "reason": str(cause) if known else f"{type(cause).__name__}: {cause}",
+            "reason": str(known) if known is not None else self._said(cause),
             "error": type(cause).__name__,
+            "detail": known.detail if known is not None else None,
+            "remedy": known.remedy if known is not None else None,
             "instruction": str(failed.instruction) if failed is not None else None,
             "index": failed.index if failed is not None else None,
             "step": self.step if self.step >= 0 else None,
             "traceback": "".join(traceback.format_exception(cause)).splitlines()[-_TRACEBACK_LINES:],
             "time_ns": time.time_ns(),
         }
+
+    def _said(self, error: BaseException) -> str:
+        """The error's words; what gloo says of a silent peer, so that people understand it."""
+        text = f"{type(error).__name__}: {error}"
+        if _SILENT in text or "Timed out" in text:
+            return f"timed out: a peer sent nothing for {self.assignment.get('timeout_s', TIMEOUT_S):g} s ({text})"
+        return text
 
 
 def checked_chain(job: Job, program: Program, layers: Sequence[str] | None) -> Chain:

@@ -1,0 +1,122 @@
+"""From a small job and a list of stages to the programs that train it, through the documents and the solvers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from penstock.convert import to_problem
+from penstock.executor.chain import Chain
+from penstock.executor.job import Job
+from penstock.schemas.profile import BoundaryTensor, Layer, LayerMeasurement, Measurement, ModelProfile, ProfileSource
+from penstock.schemas.program import BACKWARD, FORWARD, Operation, Program, parse_row
+from penstock.schemas.request import PlanRequest
+from penstock.schemas.topology import ClusterTopology, Fabric, UniformCluster
+from penstock.solvers.allocation import Stage, single_pipeline
+from penstock.solvers.lowering import lower
+from penstock.solvers.problem import Problem
+from penstock.solvers.schedule import Orders, Row
+
+
+class Part(NamedTuple):
+    """A stage: so many layers on these devices."""
+
+    layers: int
+    devices: tuple[int, ...]
+    dispatch: Literal["rows", "round_robin"] = "rows"
+    recompute: tuple[tuple[int, int], ...] = ()
+
+
+def problem_of(job: Job, num_devices: int, *, bucket_bytes: int = 25_000_000, overlap: bool = True) -> Problem:
+    """The job's layers, all equally fast, on equal devices."""
+    chain = Chain(job)
+    shapes = chain.infer_shapes(range(2))
+    sizes = [
+        sum(p.numel() * p.element_size() for p in chain.build_layer(i, device="meta").parameters())
+        for i in range(len(chain.specs))
+    ]
+    measured = LayerMeasurement(forward_ns=1000, backward_ns=2000, stash_bytes=1000)
+    profile = ModelProfile(
+        name=job.name,
+        layers=tuple(Layer(name=name, parameter_bytes=size) for name, size in zip(chain.names, sizes, strict=True)),
+        boundaries=tuple(
+            tuple(
+                BoundaryTensor(
+                    name=name,
+                    bytes_per_sample=shape.bytes_per_sample,
+                    gradient_bytes_per_sample=shape.bytes_per_sample if shape.needs_grad else 0,
+                )
+                for name, shape in cut.items()
+            )
+            for cut in shapes
+        ),
+        measurements=(Measurement(device_kind="cpu", micro_batch_size=1, layers=(measured,) * len(chain.specs)),),
+        source=ProfileSource(method="analytic", expected_error=0.5),
+    )
+    topology = ClusterTopology(
+        name="test",
+        uniform=UniformCluster(
+            nodes=1,
+            devices_per_node=num_devices,
+            kind="cpu",
+            memory_bytes=2**40,
+            fabric=Fabric(bandwidth_bytes_per_s=10**9),
+        ),
+    )
+    network = {"bucket_bytes": bucket_bytes, "overlap_all_reduce": overlap}
+    return to_problem(
+        PlanRequest.model_validate(
+            {"profile": profile, "topology": topology, "global_batch_size": job.batch_size, "network": network}
+        )
+    )
+
+
+def programs_of(
+    job: Job,
+    parts: Sequence[Part],
+    num_micro_batches: int,
+    *,
+    rows: Sequence[str] | None = None,
+    warmup: Sequence[int] | None = None,
+    bucket_bytes: int = 25_000_000,
+    overlap: bool = True,
+) -> list[Program]:
+    """Programs under a K-vector (default: early backward), or under orders given as one text per device."""
+    stages, first = [], 0
+    for part in parts:
+        stages.append(Stage(first, first + part.layers - 1, part.devices, part.dispatch, part.recompute))
+        first += part.layers
+    devices = sorted({device for part in parts for device in part.devices})
+    problem = problem_of(job, len(devices), bucket_bytes=bucket_bytes, overlap=overlap)
+    allocation = single_pipeline(tuple(stages), num_micro_batches)
+    if rows is not None:
+        orders = [parse_row(text, home=_home(parts, device)) for device, text in zip(devices, rows, strict=True)]
+    else:
+        ahead = warmup or [len(parts) - s for s in range(len(parts))]
+        orders = [_order(parts, device, num_micro_batches, ahead) for device in devices]
+    table = tuple(
+        Row((device,), np.asarray(order, dtype=np.int32)) for device, order in zip(devices, orders, strict=True)
+    )
+    return lower(problem, allocation, Orders("test", table))
+
+
+def _home(parts: Sequence[Part], device: int) -> int:
+    return next(s for s, part in enumerate(parts) if device in part.devices)
+
+
+def _order(parts: Sequence[Part], device: int, count: int, warmup: Sequence[int]) -> list[Operation]:
+    """K forwards, then a backward and a forward in turn; under round robin restricted to the replica's own."""
+    stage = _home(parts, device)
+    ahead = min(count, warmup[stage])
+    order: list[Operation] = [(FORWARD, stage, m) for m in range(ahead)]
+    for m in range(count):
+        order.append((BACKWARD, stage, m))
+        if m + ahead < count:
+            order.append((FORWARD, stage, m + ahead))
+    part = parts[stage]
+    if part.dispatch == "round_robin":
+        turn = part.devices.index(device)
+        order = [one for one in order if one[2] % len(part.devices) == turn]
+    return order

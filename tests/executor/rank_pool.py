@@ -1,0 +1,92 @@
+"""Six rank processes that serve all cases of a test module."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from torch._C._distributed_c10d import TCPStore
+
+from penstock.executor.launch import loopback_interface
+from penstock.schemas.program import Program
+
+HERE = Path(__file__).parent
+SEED = 5
+
+
+class RankPool:
+    """Processes 0 … 5, started when first needed; ``train`` makes the first of them the ranks of a run."""
+
+    def __init__(self) -> None:
+        self._workers: list[subprocess.Popen[str]] = []
+        self._runs = 0
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+
+    def train(
+        self, programs: Sequence[Program], job: str, *, steps: int = 1, trace_steps: int = 0, **more: Any
+    ) -> list[dict[str, Any]]:
+        """Train ``small_jobs:job``; the last events of the ranks, with the other events under ``events``."""
+        self._runs += 1
+        while len(self._workers) < len(programs):
+            self._workers.append(_worker())
+        for program, worker in zip(programs, self._workers, strict=False):
+            assignment = {
+                "rank": program.rank,
+                "world_size": len(programs),
+                "store": f"127.0.0.1:{self._store.port}",
+                "prefix": f"run{self._runs}",
+                "program": program.to_json(),
+                "job": f"small_jobs:{job}",
+                "directory": str(HERE),
+                "steps": steps,
+                "seed": SEED,
+                "check": True,
+                "trace_steps": trace_steps,
+                "layers": None,
+            }
+            assert worker.stdin is not None
+            worker.stdin.write(json.dumps(assignment | more | _of_rank(more, program.rank)) + "\n")
+            worker.stdin.flush()
+        results = [_last_event(worker) for worker in self._workers[: len(programs)]]
+        if any(one["kind"] != "done" for one in results):
+            self.close()
+        return results
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.kill()
+        for worker in self._workers:
+            worker.communicate()
+        self._workers = []
+
+
+def _of_rank(more: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Arguments given as one value per rank."""
+    return {key.removesuffix("_of_rank"): value[rank] for key, value in more.items() if key.endswith("_of_rank")}
+
+
+def _worker() -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(HERE / "rank_worker.py")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"GLOO_SOCKET_IFNAME": loopback_interface(), "OMP_NUM_THREADS": "1"},
+    )
+
+
+def _last_event(worker: subprocess.Popen[str]) -> dict[str, Any]:
+    assert worker.stdout is not None
+    events: list[dict[str, Any]] = []
+    for line in worker.stdout:
+        event = json.loads(line)
+        if event["kind"] in ("done", "failed"):
+            return event | {"events": events}
+        events.append(event)
+    return {"kind": "failed", "reason": f"exit code {worker.wait()}", "events": events}

@@ -1,0 +1,37 @@
+"""A process that is a rank of one run after another, so that many cases share the cost of importing torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch.distributed as dist
+
+from penstock.executor.children import die_with
+from penstock.executor.rank import Rank
+
+
+def main() -> None:
+    die_with(os.getppid())
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def say(event: Mapping[str, Any]) -> None:
+        out.write(json.dumps(event) + "\n")
+        out.flush()
+
+    for line in sys.stdin:
+        rank = Rank(json.loads(line), say)
+        try:
+            rank.run()
+        except Exception as error:
+            say(rank.failure(error))
+            os._exit(1)
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

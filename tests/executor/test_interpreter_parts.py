@@ -1,0 +1,190 @@
+"""Parts of the interpreter in one process: stages, what is kept of a micro-batch, refusals, the trace's documents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import small_jobs
+import torch
+import torch.distributed as dist
+from pipelines import Part, programs_of
+
+from penstock.executor.chain import Chain
+from penstock.executor.interpreter import InstructionFailed, Interpreter, first_row
+from penstock.executor.rank import checked_chain, refuse_other_boundaries
+from penstock.executor.stage_module import MicroBatch, StageModule, layer_seed, step_seed
+from penstock.executor.trace import chrome_trace, rank_trace, trace_rows
+from penstock.executor.transport import GlooTransport
+from penstock.schemas.errors import InvalidDocument, ModelMismatch, UnsupportedRequest
+from penstock.schemas.program import Instruction, Program
+from penstock.schemas.trace import Trace
+
+LOCAL = [Part(3, (0,)), Part(3, (0,), recompute=((4, 4),))]
+LOCAL_ROWS = ["0F0 0F1 1F0 1F1 1B1 1B0 0B0 0B1 0F2 1F2 1B2 0B2"]
+
+
+@pytest.fixture
+def transport() -> Iterator[GlooTransport]:
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    transport = GlooTransport()
+    yield transport
+    transport.close()
+    dist.destroy_process_group()
+
+
+def interpreter_of(program: Program, job: Any, transport: GlooTransport, **more: Any) -> Interpreter:
+    chain = Chain(job)
+    return Interpreter(program, chain, chain.infer_shapes(range(4)), seed=1, transport=transport, **more)
+
+
+def test_nothing_of_a_micro_batch_is_left_after_a_step(transport: GlooTransport) -> None:
+    (program,) = programs_of(small_jobs.plain, LOCAL, 3, rows=LOCAL_ROWS)
+    interpreter = interpreter_of(program, small_jobs.plain, transport)
+    interpreter.step(0)
+    for stage in interpreter.stages.values():
+        for cell in stage.cells.values():
+            left = {name for name in MicroBatch.__slots__ if getattr(cell, name) not in (None, [], ())}
+            assert left - {"seeds", "rows", "number", "input_gradients"} == set()
+            assert not cell.input_gradients
+    assert interpreter.batches.held == {}
+
+
+def test_a_failing_instruction_is_named(transport: GlooTransport) -> None:
+    (program,) = programs_of(small_jobs.failing, [Part(4, (0,))], 3, rows=["0F0 0B0 0F1 0B1 0F2 0B2"])
+    mark = [0, 0]
+    interpreter = interpreter_of(program, small_jobs.failing, transport, mark=mark)
+    interpreter.step(0)
+    interpreter.step(1)
+    with pytest.raises(InstructionFailed, match=r"instruction 0 \(0F0\)") as caught:
+        interpreter.step(2)
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert mark[0] == 0
+
+
+def test_a_loss_without_terms_is_refused(transport: GlooTransport) -> None:
+    (program,) = programs_of(small_jobs.plain, [Part(6, (0,))], 3)
+    job = small_jobs.Regression("empty", lambda: small_jobs.blocks(6))
+    job.loss = lambda outputs, targets: (outputs["x"].sum() * 0, 0)  # type: ignore[method-assign]
+    with pytest.raises(InvalidDocument, match="no terms"):
+        interpreter_of(program, job, transport)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        pytest.param({"update_rule": "double_buffered"}, "update rule 'double_buffered'", id="update-rule"),
+        pytest.param({"prologue": (Instruction("I", 0, 0),)}, "0I0", id="split-backward"),
+        pytest.param({"prologue": (Instruction("PASS", 0, 0),)}, "0PASS0", id="pass"),
+    ],
+)
+def test_what_is_not_executed_is_refused(transport: GlooTransport, change: dict[str, Any], said: str) -> None:
+    (program,) = programs_of(small_jobs.plain, [Part(6, (0,))], 3)
+    with pytest.raises(UnsupportedRequest, match=said):
+        interpreter_of(replace(program, **change), small_jobs.plain, transport)
+
+
+def test_gradients_that_no_message_brings_are_refused(transport: GlooTransport) -> None:
+    """A plan made from a profile without backward bytes has no channel for them."""
+    (program,) = programs_of(small_jobs.plain, LOCAL, 3, rows=LOCAL_ROWS)
+    lost = tuple(one for one in program.prologue if one.kind != "LOCAL_B")
+    with pytest.raises(ModelMismatch, match=r"\['x'\] after layer 'block.2' have gradients.*0B0"):
+        interpreter_of(replace(program, prologue=lost), small_jobs.plain, transport)
+
+
+def test_recomputation_leaves_running_statistics_alone() -> None:
+    """The second run of a forward must not move them again, nor disturb the gradients."""
+    job = small_jobs.normalised
+    chain = Chain(job)
+    shapes = chain.infer_shapes(range(4))
+    inputs = torch.randn(4, small_jobs.LENGTH, small_jobs.WIDTH, generator=torch.Generator().manual_seed(1))
+    found = []
+    for recompute in ((), ((1, 1),)):
+        stage = StageModule(chain, shapes, 1, 1, seed=1, recompute=recompute)
+        cell = MicroBatch(0, range(4), stage.seeds(0, 0))
+        cell.inputs = [inputs.clone()]
+        stage.forward(cell, 0)
+        cell.gradients = [torch.ones_like(inputs)]
+        stage.backward(cell, 0)
+        (norm,) = stage.modules.values()
+        found.append([*norm.buffers(), *(p.grad for p in norm.parameters()), *(cell.input_gradients or [])])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+    assert int(found[0][2]) == 1
+
+
+def test_random_states_differ_in_everything_that_they_are_made_of() -> None:
+    seeds = [layer_seed(s, m, name, row) for s in (0, 1) for m in (0, 1) for name in "ab" for row in (0, 2)]
+    steps = [step_seed(s, step) for s in (0, 1) for step in (0, 1)]
+    assert len(set(seeds + steps)) == len(seeds + steps)
+    assert max(seeds) + max(steps) < 2**64
+
+
+def test_micro_batches_start_where_the_larger_ones_end() -> None:
+    """22 samples in 5 micro-batches: 5, 5, 4, 4, 4."""
+    (program,) = programs_of(small_jobs.uneven64, [Part(6, (0,))], 5)
+    assert [first_row(program, m) for m in range(5)] == [0, 5, 10, 14, 18]
+
+
+def test_another_model_is_refused_at_its_first_difference() -> None:
+    (program,) = programs_of(small_jobs.plain, [Part(6, (0,))], 3)
+    names = [f"block.{i}" for i in range(6)]
+    with pytest.raises(ModelMismatch, match=r"layer 2 .*'block.2'.*'other'"):
+        checked_chain(small_jobs.plain, program, [*names[:2], "other", *names[3:]])
+    with pytest.raises(ModelMismatch, match=r"6 layers.*7"):
+        checked_chain(small_jobs.plain, program, [*names, "block.6"])
+    with pytest.raises(ModelMismatch, match=r"13 samples.*12"):
+        checked_chain(small_jobs.plain, replace(program, global_batch_size=13), names)
+
+
+def test_other_tensors_at_a_cut_are_refused() -> None:
+    chain = Chain(small_jobs.residual)
+    shapes = chain.infer_shapes(range(2))
+    size = small_jobs.LENGTH * small_jobs.WIDTH * 4
+    planned = [
+        [[name, s.bytes_per_sample, s.bytes_per_sample if s.needs_grad else 0] for name, s in cut.items()]
+        for cut in shapes
+    ]
+    refuse_other_boundaries(chain, shapes, planned)
+    planned[1][0] = ["x", 2 * size, 2 * size]
+    with pytest.raises(ModelMismatch, match=f"after layer 'split': tensor 'x' has {size} bytes"):
+        refuse_other_boundaries(chain, shapes, planned)
+    del planned[1][0]
+    planned[1][0] = [*planned[1][0]]
+    with pytest.raises(ModelMismatch, match="after layer 'split'"):
+        refuse_other_boundaries(chain, shapes, planned)
+
+
+def test_traces_become_documents_and_chrome_events() -> None:
+    ranks = [
+        rank_trace(
+            rank=r,
+            device=f"node0/{r}",
+            step=4,
+            instructions=[Instruction("F", r, 0), Instruction("SEND_F", r, 0, 3)],
+            events=[1000, 3000, 3000, 3500],
+            shift_ns=-1000,
+        )
+        for r in (0, 1)
+    ]
+    trace = Trace.model_validate_json(
+        Trace(
+            plan_hash="sha256:" + "0" * 64,
+            predicted_time_per_global_batch_ns=1,
+            measured_times_per_global_batch_ns=(1,),
+            ranks=ranks,  # type: ignore[arg-type]
+        ).model_dump_json()
+    )
+    document = chrome_trace(trace_rows(trace))
+    blocks = [event for event in document["traceEvents"] if event["ph"] == "X"]
+    assert [(b["name"], b["tid"], b["ts"], b["dur"]) for b in blocks] == [
+        ("0F0", 0, 0.0, 2.0),
+        ("0SEND_F0", 0, 2.0, 0.5),
+        ("1F0", 1, 0.0, 2.0),
+        ("1SEND_F0", 1, 2.0, 0.5),
+    ]
+    names = [event["args"]["name"] for event in document["traceEvents"] if event["name"] == "thread_name"]
+    assert names == ["rank 0 · node0/0", "rank 1 · node0/1"]

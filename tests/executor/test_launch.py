@@ -1,0 +1,142 @@
+"""Ranks started on this machine: what they report, how they fail, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import small_jobs
+from pipelines import Part, programs_of
+
+from penstock.executor.launch import RunReport, run_locally
+from penstock.schemas.errors import InvalidDocument, ModelMismatch, NotFound, RunFailed
+from penstock.schemas.trace import RankTrace
+
+HERE = Path(__file__).parent
+ONE = [Part(4, (0,))]
+TWO = [Part(2, (0,)), Part(2, (1,))]
+
+
+def run(job: str, parts: list[Part], **more: Any) -> RunReport:
+    programs = programs_of(getattr(small_jobs, job), parts, 2)
+    given = {"directory": HERE, "steps": 3, "seed": 5, **more}
+    return run_locally(programs, f"small_jobs:{job}", **given)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays_behind() -> Any:
+    yield
+    assert psutil.Process().children(recursive=True) == []
+
+
+def test_a_run_reports_losses_times_traces_and_the_check() -> None:
+    events: list[dict[str, Any]] = []
+    report = run(
+        "masked64", TWO, check=True, trace_steps=2, layers=[f"block.{i}" for i in range(4)], on_progress=events.append
+    )
+    assert report.gradient_check == 0.0
+    assert report.check_passed is True
+    assert len(report.losses) == 3
+    assert report.warmup_steps == 1
+    assert len(report.step_times_ns) == 2
+    assert all(size > 0 for size in report.peak_memory_bytes)
+    traces = [RankTrace.model_validate(one | {"events": tuple(one["events"])}) for one in report.rank_traces]
+    assert [(one.step, one.rank) for one in traces] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    steps = [(event["step"], event["loss"]) for event in events if event["kind"] == "step"]
+    assert steps == list(enumerate(report.losses))
+    assert sorted(event["rank"] for event in events if event["kind"] == "ready") == [0, 1]
+
+
+def test_a_rank_that_is_killed_is_named_with_its_last_instruction() -> None:
+    """Rank 1 dies in the forward of the fourth micro-batch, the second of step 1; rank 0 waits for it then."""
+    with pytest.raises(RunFailed, match=r"rank 1 was killed by SIGKILL in step 1 at instruction \d+ \(1F1\)"):
+        run("dying", TWO)
+
+
+def test_an_exception_is_told_with_its_words_and_place() -> None:
+    with pytest.raises(RunFailed, match=r"rank 1 failed in step 3 at instruction \d+ \(1F0\): ValueError: the seventh"):
+        run("failing", TWO, steps=5)
+
+
+def test_a_silent_peer_is_given_up_after_the_timeout() -> None:
+    """Rank 1 hangs in a forward, so rank 0, which waits for its gradient, ends the run; the sleeping child goes too."""
+    with pytest.raises(RunFailed, match=r"rank 0 failed in step 0 at instruction \d+ \(0B0\): timed out") as caught:
+        run("hanging", TWO, timeout_s=3.0)
+    assert "rank 1 is still in step 0 at instruction 2 (1F0)" in str(caught.value)
+
+
+def test_other_layers_are_refused_before_anything_runs() -> None:
+    with pytest.raises(ModelMismatch, match=r"layer 1 .*'block.1'.*'stem'"):
+        run("masked64", ONE, layers=["block.0", "stem", "block.2", "block.3"])
+
+
+def test_a_callback_that_raises_ends_the_run() -> None:
+    """As Ctrl-C does: the exception passes through, the ranks are gone."""
+
+    def interrupt(event: dict[str, Any]) -> None:
+        if event["kind"] == "step":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run("masked64", ONE, steps=10_000, on_progress=interrupt)
+
+
+def test_a_job_that_is_not_there_is_said() -> None:
+    programs = programs_of(small_jobs.masked64, ONE, 2)
+    with pytest.raises(NotFound, match="rank 0: there is no module 'nowhere'"):
+        run_locally(programs, "nowhere:job", directory=HERE, steps=1, seed=0)
+
+
+def test_no_step_is_no_run() -> None:
+    with pytest.raises(InvalidDocument, match="at least one step, not 0"):
+        run("masked64", ONE, steps=0)
+
+
+PROJECT = {
+    "schemas/__init__.py": "WIDTH = 8",
+    "schemas/errors.py": "class InvalidPlan(Exception): pass",
+    "service/__init__.py": "from schemas import WIDTH",
+    "service/model.py": """
+        from torch import nn
+        from schemas import WIDTH
+        def build():
+            return nn.Linear(WIDTH, WIDTH)
+    """,
+    "tests/__init__.py": "",
+    "executor/__init__.py": "raise RuntimeError('the wrong executor')",
+    "torch.py": "raise RuntimeError('the wrong torch')",
+    "training.py": """
+        import torch
+        from penstock.executor.job import SimpleJob
+        from schemas.errors import InvalidPlan
+        from service.model import build
+        import tests
+        class Job(SimpleJob):
+            def layers(self):
+                return [(f"layer{i}", build) for i in range(4)]
+            def batch(self, step, rows):
+                print("a job may print")
+                x = torch.stack([torch.full((8,), float(row + step)) for row in rows])
+                return {"x": x}, x
+            def loss(self, outputs, targets):
+                return ((outputs["x"] - targets) ** 2).sum(), len(targets)
+            def optimizer(self, params):
+                return torch.optim.AdamW(params)
+        job = Job("foreign", batch_size=4)
+    """,
+}
+
+
+def test_a_project_with_packages_of_our_names_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its directory comes last on the path, and ours are all under ``penstock``."""
+    for name, text in PROJECT.items():
+        place = tmp_path / name
+        place.parent.mkdir(exist_ok=True)
+        place.write_text(textwrap.dedent(text))
+    job = small_jobs.Regression("foreign", lambda: small_jobs.blocks(4), batch_size=4)
+    programs = programs_of(job, ONE, 2)
+    report = run_locally(programs, "training:job", directory=tmp_path, steps=2, seed=0, check=True)
+    assert report.gradient_check == 0.0
