@@ -1,0 +1,104 @@
+"""Schedules in PyTorch's CSV: its own parser, validation and lowering take them."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import numpy as np
+import pytest
+from torch.distributed.pipelining.schedules import _Action, _add_send_recv, _validate_schedule
+
+from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
+from penstock.schemas.program import BACKWARD, FORWARD, INPUT, WEIGHT, parse_row
+from penstock.solvers.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.schedule import Orders, Row
+from penstock.torch_csv import from_csv, to_csv
+
+
+def one_f_one_b(num_stages: int, num_micro_batches: int, split: bool = False) -> tuple[Allocation, Orders]:
+    stages = tuple(Stage(s, s, (num_stages - 1 - s,)) for s in range(num_stages))
+    rows = []
+    for s in range(num_stages):
+        warmup = min(num_stages - s, num_micro_batches)
+        operations = [(FORWARD, s, m) for m in range(warmup)]
+        for m in range(num_micro_batches):
+            operations += [(INPUT, s, m), (WEIGHT, s, m)] if split else [(BACKWARD, s, m)]
+            operations += [(FORWARD, s, m + warmup)] if m + warmup < num_micro_batches else []
+        rows.append(Row(stages[s].devices, np.array(operations, dtype=np.int32)))
+    return single_pipeline(stages, num_micro_batches), Orders("1f1b", tuple(rows))
+
+
+def by_hand(*rows: str) -> Orders:
+    made = [np.array(parse_row(row), dtype=np.int32) for row in rows]
+    return Orders("by hand", tuple(Row((d,), operations) for d, operations in enumerate(made)))
+
+
+def torch_reads(text: str) -> dict[int, list[_Action | None]]:
+    return {rank: [_Action.from_str(cell) for cell in row] for rank, row in enumerate(csv.reader(io.StringIO(text)))}
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize(("num_stages", "num_micro_batches"), [(1, 1), (2, 4), (4, 4), (4, 9), (5, 3)])
+def test_torch_validates_and_lowers_what_is_exported(num_stages: int, num_micro_batches: int, split: bool) -> None:
+    allocation, orders = one_f_one_b(num_stages, num_micro_batches, split)
+    actions = torch_reads(to_csv(allocation, orders))
+    mapping = _validate_schedule(actions, num_stages, num_stages, num_micro_batches)
+    assert mapping == {s: num_stages - 1 - s for s in range(num_stages)}
+    lowered = _add_send_recv(actions, stage_to_rank=mapping.__getitem__, num_stages=num_stages)
+    sends = sum(str(action).count("SEND") for row in lowered.values() for action in row)
+    assert sends == 2 * (num_stages - 1) * num_micro_batches
+
+
+def test_the_text_is_a_line_per_rank() -> None:
+    allocation, orders = one_f_one_b(2, 3)
+    assert to_csv(allocation, orders) == "1F0,1B0,1F1,1B1,1F2,1B2\n0F0,0F1,0B0,0F2,0B1,0B2\n"
+
+
+def test_import_gives_the_orders_back() -> None:
+    allocation, orders = one_f_one_b(4, 7, split=True)
+    found = from_csv(to_csv(allocation, orders), devices=range(4))
+    for row in orders.rows:
+        other = found.rows[row.devices[0]]
+        assert other.devices == row.devices
+        assert np.array_equal(other.operations, row.operations)
+
+
+def test_idle_cells_are_skipped() -> None:
+    found = from_csv("0F0,0F1,,,0B0 ,0B1\n,1F0,1F1,1B0,1B1\n", devices=[5, 2])
+    assert [row.devices for row in found.rows] == [(5,), (2,)]
+    assert found.rows[0].operations.tolist() == [[0, 0, 0], [0, 0, 1], [1, 0, 0], [1, 0, 1]]
+
+
+@pytest.mark.parametrize("cell", ["1FOO3", "2BANANA", "F0", "2F", "0R0", "-1F0", "1F0x", "01F0"])
+def test_cells_that_torch_misreads_are_refused(cell: str) -> None:
+    with pytest.raises(InvalidDocument, match=rf"line 1, column 2: '{cell}' is not an operation"):
+        from_csv(f"0F0,{cell}\n", devices=[0])
+
+
+@pytest.mark.parametrize("cell", ["0UNSHARD", "0SEND_F1", "1RECV_B2", "0REDUCE_GRAD", "(0F1;3B0)OVERLAP_F_B"])
+def test_cells_of_a_lowered_schedule_are_refused(cell: str) -> None:
+    with pytest.raises(UnsupportedRequest, match="only F, B, I and W are read"):
+        from_csv(f"0F0,{cell}\n", devices=[0])
+
+
+def test_a_stage_on_two_lines_and_a_wrong_number_of_lines_are_refused() -> None:
+    with pytest.raises(InvalidDocument, match="stage 0 is on lines 1 and 2"):
+        from_csv("0F0\n0F1\n", devices=[0, 1])
+    with pytest.raises(InvalidDocument, match="2 lines, one per rank; there are 3 devices"):
+        from_csv("0F0\n1F0\n", devices=[0, 1, 2])
+
+
+def test_plans_beyond_the_common_subset_are_refused() -> None:
+    rows = by_hand("0F0:2 0B0:2", "1F0:2 1B0:2")
+    replicas = single_pipeline((Stage(0, 0, (0, 1)), Stage(1, 1, (2,))), 2)
+    with pytest.raises(UnsupportedRequest, match="stage 0 has 2 replicas"):
+        to_csv(replicas, rows)
+    recomputes = single_pipeline((Stage(0, 0, (0,), recompute=((0, 0),)), Stage(1, 1, (1,))), 2)
+    with pytest.raises(UnsupportedRequest, match="recomputes layers"):
+        to_csv(recomputes, rows)
+    plain = single_pipeline((Stage(0, 0, (0,)), Stage(1, 1, (1,))), 2)
+    with pytest.raises(UnsupportedRequest, match="in the order 1, 0; PyTorch reads losses"):
+        to_csv(plain, by_hand("0F0:2 0B0:2", "1F1 1B1 1F0 1B0"))
+    with pytest.raises(UnsupportedRequest, match="rows have R"):
+        to_csv(plain, by_hand("0F0:2 0R0 0B0:2", "1F0:2 1B0:2"))
