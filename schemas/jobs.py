@@ -155,6 +155,13 @@ class RunOut(Part):
     agents: tuple[str, ...] = ()
 
 
+class RequestChecked(Part):
+    """A request that can be answered; ``cached``: its answer is known already."""
+
+    request_hash: ContentHash
+    cached: bool
+
+
 class Verdict(Part):
     """What the judge says of a plan of one's own; ``sentences`` are its faults."""
 
@@ -206,6 +213,7 @@ class PlannerOut(Part):
     name: Name
     summary: str
     cites: str
+    exact: bool
     schedules: tuple[str, ...]
     options: dict[str, Any]
 

@@ -30,6 +30,21 @@ class TooLarge(PenstockError):
     exit_code = 65
 
 
+class WrongMediaType(PenstockError):
+    """A body that is no JSON."""
+
+    title = "The body has the wrong media type"
+    code = "wrong-media-type"
+    status = 415
+    exit_code = 65
+
+
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """How a route's errors stand in the OpenAPI document."""
+    content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}}
+    return {status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses}
+
+
 def problem_response(problem: ProblemDetails, headers: dict[str, str] | None = None) -> Response:
     """The response for a problem."""
     body = problem.model_dump_json(exclude_none=True)
@@ -103,9 +118,9 @@ async def _on_anything(request: Request, error: Exception) -> Response:
 
 def _allowed_methods(request: Request) -> list[str]:
     """The methods of all routes at this path; Starlette names those of the first one only."""
-    methods: set[str] = set()
-    scope: dict[str, Any] = dict(request.scope)
-    for route in request.app.routes:
-        if route.matches(scope)[0] != Match.NONE:
-            methods |= set(getattr(route, "methods", None) or ())
-    return sorted(methods)
+
+    def taken(method: str) -> bool:
+        scope = dict(request.scope) | {"method": method}
+        return any(route.matches(scope)[0] == Match.FULL for route in request.app.routes)
+
+    return [method for method in ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT") if taken(method)]

@@ -1,0 +1,153 @@
+"""The judge and the lowering for the service: loaded in the background, used from worker threads."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from difflib import get_close_matches
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from penstock.schemas.errors import InvalidPlan, NotFound, PenstockError, UnsupportedRequest
+from penstock.schemas.jobs import PlannerOut, Simulation, Verdict
+from penstock.schemas.plan import PlanFile
+from penstock.schemas.request import PlanRequest
+from penstock.service.forkserver import Forkserver
+from penstock.service.runs import Lowered
+from penstock.service.samples import tiny_request
+from penstock.service.worker import run_task
+
+if TYPE_CHECKING:
+    from penstock.api import Judgement
+    from penstock.solvers.planners.options import Option
+
+WARM_UP_S = 300.0
+
+log = logging.getLogger("penstock.service")
+
+
+def check(request: PlanRequest) -> None:
+    """Refuse what no planner could answer, with the values and the nearest names.
+
+    Raises InvalidDocument or UnsupportedRequest. Profile and topology have to be inline.
+    """
+    from penstock.convert import to_problem
+    from penstock.solvers.planners.options import checked
+    from penstock.solvers.registry import resolve
+
+    planner = resolve(request.planner)
+    if request.schedule not in ("auto", *planner.accepts):
+        near = get_close_matches(request.schedule, planner.accepts, n=1)
+        raise UnsupportedRequest(
+            f"planner {planner.name!r} does not combine with schedule {request.schedule!r}; "
+            f"it takes {', '.join(('auto', *planner.accepts))}",
+            remedy=f"did you mean {near[0]!r}?" if near else None,
+        )
+    checked(planner.name, planner.options, request.options)
+    to_problem(request)
+
+
+def verdict(file: PlanFile) -> Verdict:
+    """Whether a plan keeps the rules, in sentences."""
+    faults = _judge(file).faults
+    return Verdict(valid=not faults, plan_hash=file.plan.content_hash(), sentences=faults)
+
+
+def simulation(file: PlanFile) -> Simulation:
+    """The plan with the judge's prediction. Raises InvalidPlan when it cannot be simulated at all."""
+    judgement = _judge(file)
+    if judgement.timeline is None:
+        raise InvalidPlan(
+            f"the plan cannot be simulated: {judgement.faults[0]}",
+            remedy="POST it to /v1/plans:verify for all of its faults",
+        )
+    return Simulation(valid=not judgement.faults, sentences=judgement.faults, plan=judgement.plan)
+
+
+def lowered(file: PlanFile) -> Lowered:
+    """The plan with its prediction, and its programs. Raises InvalidPlan when it cannot be run."""
+    from penstock.api import programs
+
+    judged = file
+    if file.plan.prediction is None:
+        judged = PlanFile(plan=simulation(file).plan, request=file.request)
+    lowered_programs = programs(judged)
+    return Lowered(
+        file=judged,
+        plan_hash=judged.plan.content_hash(),
+        devices=tuple(program.device for program in lowered_programs),
+        programs=tuple(program.to_json() for program in lowered_programs),
+    )
+
+
+class ProgramCache:
+    """Programs of plans that were asked for lately, as JSON, one per rank."""
+
+    def __init__(self, load: Any) -> None:
+        self._of = lru_cache(maxsize=8)(lambda plan_hash: self._lower(load(plan_hash)))
+
+    def all(self, plan_hash: str) -> tuple[bytes, ...]:
+        """The programs of all ranks."""
+        programs: tuple[bytes, ...] = self._of(plan_hash)
+        return programs
+
+    def one(self, plan_hash: str, rank: int) -> bytes:
+        """The program of one rank. Raises NotFound."""
+        programs = self.all(plan_hash)
+        if not 0 <= rank < len(programs):
+            raise NotFound(f"the plan has no rank {rank}; its ranks are 0…{len(programs) - 1}")
+        return programs[rank]
+
+    @staticmethod
+    def _lower(file: PlanFile) -> tuple[bytes, ...]:
+        return tuple(json.dumps(program, separators=(",", ":")).encode() for program in lowered(file).programs)
+
+
+def planners() -> list[PlannerOut]:
+    """The planners that a request may name."""
+    from penstock.solvers.registry import PLANNERS
+
+    return [
+        PlannerOut(
+            name=planner.name,
+            summary=planner.help,
+            cites=planner.cites,
+            exact=planner.exact,
+            schedules=("auto", *planner.accepts),
+            options={option.name: _option(option) for option in planner.options},
+        )
+        for planner in PLANNERS.values()
+    ]
+
+
+def _option(option: Option) -> dict[str, Any]:
+    limits = {"enum": list(option.choices) or None, "minimum": option.low, "maximum": option.high}
+    described = {"type": option.type, "default": option.default, "description": option.help}
+    return described | {name: value for name, value in limits.items() if value is not None}
+
+
+def warm_up(forkserver: Forkserver, entry: str) -> None:
+    """Start a thread that loads the judge here, and compiles the planners' kernels in a child."""
+    threading.Thread(target=_warm_up, args=(forkserver, entry), name="warm-up", daemon=True).start()
+
+
+def _warm_up(forkserver: Forkserver, entry: str) -> None:
+    try:
+        request = PlanRequest.parse(tiny_request())
+        task = {"task": "solve", "entry": entry, "request": request.model_dump(mode="json")}
+        answers: list[dict[str, Any]] = []
+        problem = run_task(forkserver, task, WARM_UP_S, answers.append)
+        if problem is not None:
+            log.warning("the solvers could not be warmed up: %s", problem.detail)
+            return
+        result = answers[-1]["result"]
+        lowered(PlanFile.parse({"plan": result["plan"], "request": request}))
+    except PenstockError as error:
+        log.warning("the solvers could not be warmed up: %s", error)
+
+
+def _judge(file: PlanFile) -> Judgement:
+    from penstock.api import judge
+
+    return judge(file)

@@ -1,0 +1,101 @@
+"""What happens to a plan request: resolve, look it up, check it, queue it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+
+from penstock.schemas.errors import Conflict, NotFound
+from penstock.schemas.plan import Plan, PlanFile
+from penstock.schemas.request import PlanRequest
+from penstock.service import judging
+from penstock.service.jobs import JobQueue
+from penstock.service.store import Store, cache_key
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """What became of a request: the finished job, as it is sent, or the id of one that is under way."""
+
+    answer: bytes | None
+    job_id: str = ""
+    is_new: bool = False
+
+
+@cache
+def planner_versions() -> dict[str, str]:
+    """What would compute an answer: part of the key under which answers are kept."""
+    return {"penstock": version("penstock")}
+
+
+class Planning:
+    """Requests and their jobs. ``nudge`` wakes the worker."""
+
+    def __init__(self, store: Store, queue: JobQueue, *, max_solve_s: float, nudge: Callable[[], None]) -> None:
+        self._store, self._queue, self._nudge = store, queue, nudge
+        self._max_solve_ms = int(max_solve_s * 1000)
+
+    def submit(self, request: PlanRequest) -> Submitted:
+        """Answer a request from the store, or see to it that a job is under way.
+
+        Raises NotFound for an unknown hash, InvalidDocument and UnsupportedRequest for what nobody could answer.
+        """
+        inline = self._store.resolve(request)
+        address = inline.content_hash()
+        key = cache_key(address, planner_versions())
+        answer = self._store.answer(key)
+        if answer is not None:
+            return Submitted(answer)
+        judging.check(inline)
+        self._store.put_request(inline, address)
+        limit_ns = request.termination.time_limit_ns
+        limit_ms = self._max_solve_ms if limit_ns is None else min(-(-limit_ns // 10**6), self._max_solve_ms)
+        job_id, is_new = self._queue.enqueue(address, key, limit_ms)
+        self._nudge()
+        return Submitted(None, job_id, is_new)
+
+    def checked(self, request: PlanRequest) -> tuple[str, bool]:
+        """The request's hash and whether its answer is known; raises like ``submit`` and queues nothing."""
+        inline = self._store.resolve(request)
+        address = inline.content_hash()
+        known = self._store.answer(cache_key(address, planner_versions())) is not None
+        if not known:
+            judging.check(inline)
+        return address, known
+
+    def plan_hash(self, plan_or_job: str) -> str:
+        """The plan that an id stands for. Raises NotFound, and Conflict when the job has no plan."""
+        if plan_or_job.startswith("sha256:"):
+            return plan_or_job
+        job = self._queue.job(plan_or_job)
+        if job.result is not None and job.result.plan_hash is not None:
+            return job.result.plan_hash
+        if job.result is not None:
+            raise Conflict(f"job {job.id!r} ended without a plan ({job.result.status}): {job.result.why}")
+        if job.error is not None:
+            raise Conflict(f"job {job.id!r} failed and has no plan: {job.error.detail}")
+        raise Conflict(
+            f"job {job.id!r} is {job.state} and has no final plan",
+            remedy=f"wait for it, or GET /v1/plans/{job.id}/incumbent for the best plan so far",
+        )
+
+    def incumbent(self, job_id: str) -> Plan:
+        """The best plan of a job so far. Raises NotFound, and Conflict while there is none."""
+        plan = self._queue.incumbent(job_id)
+        if plan is None:
+            raise Conflict(f"job {job_id!r} has no plan yet", remedy=f"watch /v1/plans/{job_id}/events")
+        return plan
+
+    def plan_file(self, plan: PlanFile | str) -> PlanFile:
+        """A plan file given inline, or by the hash of a stored plan. Raises NotFound."""
+        return self._store.plan_file(plan) if isinstance(plan, str) else plan
+
+    def keep(self, file: PlanFile) -> str:
+        """Store somebody's own plan with its request; return the plan's address."""
+        address = file.request.content_hash()
+        if file.plan.request_hash != address:
+            raise NotFound(f"the plan names request {file.plan.request_hash}, the one that comes with it is {address}")
+        self._store.put_request(file.request, address)
+        return self._store.put(file.plan)

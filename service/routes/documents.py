@@ -1,0 +1,90 @@
+"""``/v1/profiles``, ``/v1/topologies``: documents by their hash; and what there is to ask for."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from anyio.to_thread import run_sync
+from fastapi import APIRouter, Depends, Request, Response
+
+from penstock.examples import catalogue
+from penstock.schemas.jobs import DocumentStored, ExampleOut, PlannerOut
+from penstock.schemas.profile import ModelProfile
+from penstock.schemas.topology import ClusterTopology
+from penstock.service import judging
+from penstock.service.problems import problems
+from penstock.service.routes.access import Access
+from penstock.service.routes.bodies import immutable, reader, takes
+from penstock.service.samples import tiny_profile, tiny_request, tiny_topology
+
+EXAMPLES = (("gpt2-small", "2x4xV100", 64), ("bert-large", "4x8xA100", 256), ("llama-3-70b", "8x8xH100", 1024))
+
+router = APIRouter(prefix="/v1", tags=["documents"])
+
+
+@router.post(
+    "/profiles",
+    status_code=201,
+    response_model=DocumentStored,
+    responses=problems(413, 415, 422),
+    openapi_extra=takes(ModelProfile, tiny_profile()),
+)
+async def post_profile(
+    profile: Annotated[ModelProfile, Depends(reader(ModelProfile))], response: Response, service: Access
+) -> DocumentStored:
+    """Keep a profile; requests may then name it by its hash."""
+    address = await run_sync(service.store.put, profile)
+    response.headers["Location"] = f"/v1/profiles/{address}"
+    return DocumentStored(hash=address, href=f"/v1/profiles/{address}")
+
+
+@router.post(
+    "/topologies",
+    status_code=201,
+    response_model=DocumentStored,
+    responses=problems(413, 415, 422),
+    openapi_extra=takes(ClusterTopology, tiny_topology()),
+)
+async def post_topology(
+    topology: Annotated[ClusterTopology, Depends(reader(ClusterTopology))], response: Response, service: Access
+) -> DocumentStored:
+    """Keep a topology; requests may then name it by its hash."""
+    address = await run_sync(service.store.put, topology)
+    response.headers["Location"] = f"/v1/topologies/{address}"
+    return DocumentStored(hash=address, href=f"/v1/topologies/{address}")
+
+
+@router.get("/profiles/{hash}", responses={200: {"model": ModelProfile}} | problems(404))
+def get_profile(request: Request, hash: str, service: Access) -> Response:
+    """A stored profile."""
+    return immutable(request, service.store.body("profile", hash), hash)
+
+
+@router.get("/topologies/{hash}", responses={200: {"model": ClusterTopology}} | problems(404))
+def get_topology(request: Request, hash: str, service: Access) -> Response:
+    """A stored topology."""
+    return immutable(request, service.store.body("topology", hash), hash)
+
+
+@router.get("/planners", response_model=list[PlannerOut])
+def get_planners() -> list[PlannerOut]:
+    """The planners that a request may name, with their schedules and options."""
+    return judging.planners()
+
+
+@router.get("/examples", response_model=list[ExampleOut])
+def get_examples() -> list[ExampleOut]:
+    """Requests that can be POSTed to /v1/plans as they are."""
+    tiny = ExampleOut(name="tiny", summary="four layers on two devices", request=tiny_request())
+    known = set(catalogue.model_names())
+    return [tiny, *(_example(*given) for given in EXAMPLES if given[0] in known)]
+
+
+def _example(model: str, cluster: str, batch: int) -> ExampleOut:
+    request = {
+        "schema_version": 1,
+        "profile": catalogue.profile(model).model_dump(mode="json", exclude_none=True),
+        "topology": catalogue.cluster(cluster).model_dump(mode="json", exclude_none=True),
+        "global_batch_size": batch,
+    }
+    return ExampleOut(name=f"{model} on {cluster}", summary=f"{batch} samples per step", request=request)

@@ -1,0 +1,250 @@
+"""``/v1/plans``: requests, their jobs and events, and the immutable plans that come of them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
+
+from anyio.to_thread import run_sync
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
+from fastapi.sse import EventSourceResponse, format_sse_event
+
+from penstock.schemas.jobs import (
+    EventPage,
+    JobOut,
+    JobPage,
+    JobState,
+    PlanComparison,
+    RequestChecked,
+    Simulation,
+    Verdict,
+)
+from penstock.schemas.plan import Plan, PlanFile
+from penstock.schemas.quantities import MAX_WIRE_INTEGER
+from penstock.schemas.request import PlanRequest
+from penstock.service import judging
+from penstock.service.database import ACTIVE
+from penstock.service.problems import problem_response, problems
+from penstock.service.routes.access import Access
+from penstock.service.routes.bodies import immutable, json_response, prefer_wait_s, reader, tagged, takes
+from penstock.service.samples import tiny_plan_file, tiny_request
+from penstock.service.services import Service
+from penstock.service.worker import run_task
+
+HEARTBEAT_S = 15.0
+
+router = APIRouter(prefix="/v1", tags=["plans"])
+
+Asked = Annotated[PlanRequest, Depends(reader(PlanRequest))]
+File = Annotated[PlanFile, Depends(reader(PlanFile))]
+Id = Annotated[str, Path(description="a job's id, or a plan's hash")]
+After = Annotated[int, Query(ge=0, le=MAX_WIRE_INTEGER)]
+
+
+@router.post(
+    "/plans",
+    status_code=202,
+    responses={200: {"model": JobOut, "description": "known, or done in time"}, 202: {"model": JobOut}}
+    | problems(404, 413, 415, 422),
+    openapi_extra=takes(PlanRequest, tiny_request()),
+)
+async def submit(request: Request, asked: Asked, service: Access) -> Response:
+    """Ask for a plan: 202 with a job, or 200 with its result when it is known or done within `Prefer: wait=N`."""
+    submitted = await run_sync(service.planning.submit, asked)
+    if submitted.answer is not None:
+        return json_response(submitted.answer)
+    wait_s = prefer_wait_s(request, service.settings.max_wait_s)
+    job = await _settled(service, submitted.job_id, wait_s)
+    headers = {"Location": f"/v1/plans/{job.id}"}
+    if wait_s:
+        headers["Preference-Applied"] = f"wait={wait_s:.0f}"
+    return json_response(job, 202 if job.state in ACTIVE else 200, headers)
+
+
+@router.get("/plans", response_model=JobPage, responses=problems(422))
+def list_jobs(
+    service: Access,
+    cursor: Annotated[str | None, Query(max_length=64)] = None,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    state: JobState | None = None,
+) -> JobPage:
+    """Jobs, the newest first."""
+    items = service.queue.recent(cursor, limit, state)
+    return JobPage(items=tuple(items), next_cursor=items[-1].id if len(items) == limit else None)
+
+
+@router.get("/plans/{id}", responses={200: {"model": JobOut | Plan}} | problems(404))
+async def get(request: Request, id: Id, service: Access) -> Response:
+    """A job as it stands (with `Prefer: wait=N`, once it has ended), or the immutable plan of a hash."""
+    if id.startswith("sha256:"):
+        return immutable(request, await run_sync(service.store.body, "plan", id), id)
+    job = await _settled(service, id, prefer_wait_s(request, service.settings.max_wait_s))
+    return tagged(request, job.model_dump_json().encode())
+
+
+@router.get("/plans/{id}/plan", responses={200: {"model": PlanFile}} | problems(404, 409))
+def plan_file(request: Request, id: Id, service: Access) -> Response:
+    """The final plan with its request inline: it can be judged, run and explained alone."""
+    address = service.planning.plan_hash(id)
+    return immutable(request, service.store.plan_file_body(address), address)
+
+
+@router.get("/plans/{id}/incumbent", responses={200: {"model": Plan}} | problems(404, 409))
+def incumbent(request: Request, id: Id, service: Access) -> Response:
+    """The best plan of a job so far."""
+    return tagged(request, service.planning.incumbent(id).canonical_json())
+
+
+@router.get("/plans/{id}/programs", responses=problems(404, 409, 422))
+def programs(request: Request, id: Id, service: Access) -> Response:
+    """The programs of all ranks, lowered from the plan."""
+    address = service.planning.plan_hash(id)
+    return immutable(request, b"[" + b",".join(service.programs.all(address)) + b"]", address)
+
+
+@router.get("/plans/{id}/programs/{rank}", responses=problems(404, 409, 422))
+def program(
+    request: Request, id: Id, rank: Annotated[int, Path(ge=0, le=MAX_WIRE_INTEGER)], service: Access
+) -> Response:
+    """The program of one rank."""
+    address = service.planning.plan_hash(id)
+    return immutable(request, service.programs.one(address, rank), address)
+
+
+@router.get("/plans/{id}/events", responses={200: {"model": EventPage}} | problems(404, 422))
+async def events(
+    request: Request,
+    id: Id,
+    service: Access,
+    poll: Literal["0", "1"] = "0",
+    after: After = 0,
+    last_event_id: Annotated[int | None, Header(ge=0, le=MAX_WIRE_INTEGER)] = None,
+) -> Response:
+    """A job's story as server-sent events, resumed after `Last-Event-ID`; with `poll=1` as JSON, held by `Prefer`."""
+    after = after if last_event_id is None else last_event_id
+    page = await run_sync(_page, service, id, after)
+    if poll == "0":
+        if page.done and not page.items:
+            return Response(status_code=204)
+        return EventSourceResponse(_stream(service, id, after), headers={"Cache-Control": "no-store"})
+    until = time.monotonic() + prefer_wait_s(request, service.settings.max_wait_s)
+    with service.notifier.listen(f"job:{id}") as listener:
+        while True:
+            page = await run_sync(_page, service, id, after)
+            if page.items or page.done or service.notifier.closed or not await listener.wait(until - time.monotonic()):
+                return json_response(page)
+
+
+@router.post("/plans/{id}/cancel", response_model=JobOut, responses=problems(404, 409))
+async def cancel(id: Id, service: Access) -> Response:
+    """Stop a job and drop what it has found."""
+    return json_response(await run_sync(service.queue.stop, id, "cancel"))
+
+
+@router.post("/plans/{id}/finish", response_model=JobOut, responses=problems(404, 409))
+async def finish(id: Id, service: Access) -> Response:
+    """Stop a job and keep the best plan so far as its result."""
+    return json_response(await run_sync(service.queue.stop, id, "finish"))
+
+
+@router.post(
+    "/plans:validate",
+    response_model=RequestChecked,
+    responses=problems(404, 413, 415, 422),
+    openapi_extra=takes(PlanRequest, tiny_request()),
+)
+async def validate(asked: Asked, service: Access) -> RequestChecked:
+    """Check a request as far as that is possible without solving it."""
+    address, known = await run_sync(service.planning.checked, asked)
+    return RequestChecked(request_hash=address, cached=known)
+
+
+@router.post(
+    "/plans:verify",
+    response_model=Verdict,
+    responses=problems(413, 415, 422),
+    openapi_extra=takes(PlanFile, tiny_plan_file()),
+)
+async def verify(file: File) -> Verdict:
+    """Judge a plan of one's own: `valid`, or a sentence per fault. A plan with faults is an answer, not an error."""
+    return await run_sync(judging.verdict, file)
+
+
+@router.post(
+    "/plans:simulate",
+    response_model=Simulation,
+    responses=problems(413, 415, 422),
+    openapi_extra=takes(PlanFile, tiny_plan_file()),
+)
+async def simulate(file: File) -> Response:
+    """A plan of one's own with the judge's prediction; 422 when it cannot be simulated (deadlock, shape)."""
+    return json_response(await run_sync(judging.simulation, file))
+
+
+@router.post(
+    "/plans:compare",
+    response_model=list[PlanComparison],
+    responses=problems(404, 413, 415, 422),
+    openapi_extra=takes(PlanRequest, tiny_request()),
+)
+async def compare(
+    asked: Asked,
+    service: Access,
+    planner: Annotated[list[str], Query()] = [],  # noqa: B006  (FastAPI reads it, nobody writes it)
+    schedule: Annotated[list[str], Query()] = [],  # noqa: B006
+) -> Response:
+    """Each planner with each of its schedules, judged alike; `planner` and `schedule` narrow it down."""
+    return await run_sync(_compare, service, asked, planner, schedule)
+
+
+def _compare(service: Service, asked: PlanRequest, planners: list[str], schedules: list[str]) -> Response:
+    inline = service.store.resolve(asked)
+    for planner in planners or [inline.planner]:
+        judging.check(inline.model_copy(update={"planner": planner, "schedule": "auto", "options": {}}))
+    task = {
+        "task": "compare",
+        "entry": service.settings.compare_entry,
+        "request": inline.model_dump(mode="json"),
+        "planners": planners,
+        "schedules": schedules,
+    }
+    rows: list[dict[str, Any]] = []
+    limit_ns = inline.termination.time_limit_ns
+    limit_s = service.settings.max_solve_s if limit_ns is None else limit_ns / 1e9 + service.settings.solve_grace_s
+    problem = run_task(service.forkserver, task, limit_s, lambda told: rows.append(told) if "row" in told else None)
+    if problem is not None:
+        return problem_response(problem)
+    return json_response(json.dumps([told["row"] for told in rows]).encode())
+
+
+async def _settled(service: Service, job_id: str, wait_s: float) -> JobOut:
+    """The job once it has ended, or as it stands after ``wait_s``."""
+    until = time.monotonic() + wait_s
+    with service.notifier.listen(f"job:{job_id}") as listener:
+        while True:
+            job = await run_sync(service.queue.job, job_id)
+            if job.state not in ACTIVE or service.notifier.closed:
+                return job
+            if not await listener.wait(until - time.monotonic()):
+                return job
+
+
+def _page(service: Service, job_id: str, after: int) -> EventPage:
+    done = service.queue.job(job_id, with_result=False).state not in ACTIVE
+    items = service.queue.events(job_id, after)
+    return EventPage(items=tuple(items), last=items[-1].sequence if items else after, done=done)
+
+
+async def _stream(service: Service, job_id: str, after: int) -> AsyncIterator[bytes]:
+    with service.notifier.listen(f"job:{job_id}") as listener:
+        while not service.notifier.closed:
+            page = await run_sync(_page, service, job_id, after)
+            for event in page.items:
+                yield format_sse_event(data_str=event.model_dump_json(), event=event.kind, id=str(event.sequence))
+            after = page.last
+            if page.done and not page.items:
+                return
+            if not page.items and not await listener.wait(HEARTBEAT_S):
+                yield format_sse_event(comment="still here")

@@ -1,0 +1,79 @@
+"""A tiny request with everything inline: what OpenAPI shows, what warms the solvers up, what a newcomer POSTs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.schemas.request import PlanRequest
+
+
+def tiny_profile() -> dict[str, Any]:
+    """Four layers whose costs are easy to follow: 2 ms forward and 4 ms backward each, at one sample."""
+    cost = {"forward_ns": 2_000_000, "backward_ns": 4_000_000, "stash_bytes": 4_000_000}
+    return {
+        "schema_version": 1,
+        "name": "tiny",
+        "layers": [{"name": f"block{i}", "kind": "Block", "parameter_bytes": 40_000_000} for i in range(4)],
+        "boundaries": [
+            [{"name": f"hidden{i}", "bytes_per_sample": 500_000, "gradient_bytes_per_sample": 500_000}]
+            for i in range(3)
+        ],
+        "measurements": [{"device_kind": "V100", "micro_batch_size": 1, "layers": [cost] * 4}],
+        "source": {"method": "imported", "description": "made up, to be small", "expected_error": 0.2},
+    }
+
+
+def tiny_topology() -> dict[str, Any]:
+    """Two nodes with one device each behind 25 Gbit/s."""
+    return {
+        "schema_version": 1,
+        "name": "two-nodes",
+        "uniform": {
+            "nodes": 2,
+            "devices_per_node": 1,
+            "kind": "V100",
+            "memory_bytes": 16_000_000_000,
+            "nic": {"bandwidth_bytes_per_s": 3_125_000_000, "latency_ns": 30_000},
+        },
+    }
+
+
+def tiny_request() -> dict[str, Any]:
+    """A request that is answered at once, and can be POSTed to ``/v1/plans`` as it is."""
+    return {
+        "schema_version": 1,
+        "profile": tiny_profile(),
+        "topology": tiny_topology(),
+        "global_batch_size": 16,
+        "planner": "auto",
+        "schedule": "auto",
+    }
+
+
+def tiny_plan_file() -> dict[str, Any]:
+    """A plan of one's own for the tiny request, not judged yet: two stages, four micro-batches, early backward."""
+    request = tiny_request()
+    stages = [{"layers": [0, 1], "devices": ["node0/0"]}, {"layers": [2, 3], "devices": ["node1/0"]}]
+    return {
+        "schema_version": 1,
+        "plan": {
+            "schema_version": 1,
+            "request_hash": PlanRequest.parse(request).content_hash(),
+            "planner": "by-hand",
+            "global_batch_size": 16,
+            "micro_batch_size": 4,
+            "num_micro_batches": 4,
+            "pipelines": [{"stages": stages, "micro_batches": [0, 3]}],
+            "update_rule": "synchronous",
+            "schedule": {
+                "name": "early-backward",
+                "rows": [
+                    {"devices": ["node0/0"], "text": "F0 F1 B0 F2 B1 F3 B2 B3"},
+                    {"devices": ["node1/0"], "text": "F0 B0 F1 B1 F2 B2 F3 B3"},
+                ],
+                "warmup": [2, 1],
+            },
+            "prediction": None,
+        },
+        "request": request,
+    }

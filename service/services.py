@@ -1,0 +1,82 @@
+"""The parts of one service, put together from its settings; opened and closed with the app."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+
+from anyio.to_thread import run_sync
+
+from penstock.service import judging
+from penstock.service.agents import Agents
+from penstock.service.database import Database
+from penstock.service.forkserver import Forkserver
+from penstock.service.jobs import JobQueue
+from penstock.service.judging import ProgramCache
+from penstock.service.notifier import Notifier
+from penstock.service.planning import Planning
+from penstock.service.runs import Runs
+from penstock.service.settings import Settings
+from penstock.service.store import Store
+from penstock.service.worker import Worker
+
+
+class Service:
+    """Everything that the endpoints call."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.started = time.monotonic()
+        self.notifier = Notifier()
+        self.database = Database(settings.database_url())
+        self.store = Store(self.database)
+        self.queue = JobQueue(
+            self.database, self._publish, lease_s=settings.lease_s, max_attempts=settings.max_attempts
+        )
+        self.forkserver = Forkserver()
+        self.worker = Worker(
+            self.queue,
+            self.store,
+            self.forkserver,
+            slots=settings.slots,
+            entry=settings.solve_entry,
+            lease_s=settings.lease_s,
+            solve_grace_s=settings.solve_grace_s,
+            kill_grace_s=settings.kill_grace_s,
+        )
+        self.planning = Planning(self.store, self.queue, max_solve_s=settings.max_solve_s, nudge=self.worker.nudge)
+        self.programs = ProgramCache(self.store.plan_file)
+        self.runs = Runs(self.database, self.notifier.publish)
+        self.agents = Agents(
+            self.database, self.notifier, self.runs, hold_s=settings.agent_hold_s, timeout_s=settings.agent_timeout_s
+        )
+        self._watch: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Create the tables, start the worker, and load the solvers in the background."""
+        await run_sync(self.database.create)
+        self.notifier.bind()
+        await run_sync(self.forkserver.start)
+        self.worker.start()
+        self._watch = asyncio.create_task(self.agents.watch())
+        if self.settings.warm_up:
+            judging.warm_up(self.forkserver, self.settings.solve_entry)
+
+    async def close(self) -> None:
+        """Wake all waiters, hand running jobs back to the queue, and end every child."""
+        self.notifier.close()
+        if self._watch is not None:
+            self._watch.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._watch
+        await run_sync(self.worker.stop)
+        await run_sync(self.forkserver.stop)
+        self.database.close()
+
+    def _publish(self, topic: str) -> None:
+        kind, _, name = topic.partition(":")
+        if kind == "stop":
+            self.worker.nudge(name)
+        else:
+            self.notifier.publish(topic)
