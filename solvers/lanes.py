@@ -61,6 +61,10 @@ class Lanes:
     apart: tuple[bool, ...]
     arrays: LaneTables
 
+    def bounds(self, lane: int) -> tuple[int, int]:
+        """First and end of the lane's operations."""
+        return int(self.arrays.lane_start[lane]), int(self.arrays.lane_start[lane + 1])
+
     @property
     def one_lane_per_stage(self) -> bool:
         """Whether no stage lies on several lanes."""
@@ -198,6 +202,6 @@ def _what_is_wrong(tables: Tables, lanes: Lanes, status: int, at: int) -> str:
     if status == DUPLICATE:
         return f"{what} is twice in {where}."
     if status == EARLY:
-        return f"{what} comes in {where} before the operation that it needs there."
+        return f"{what} is out of order in {where}: F comes before B or I, I before W, R between F and B or I."
     assert status == FOREIGN
     return f"{what} is in {where}, whose devices do not run it."

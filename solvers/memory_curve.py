@@ -11,13 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
-from penstock.solvers.kernels.memory import lane_communication, lane_memory
+from penstock.solvers.kernels.memory import NEVER, Rows, Streams, lane_communication, lane_memory
 from penstock.solvers.lanes import Lanes, Times
 from penstock.solvers.memory import Static
 from penstock.solvers.tables import StageMemory, Tables
 from penstock.solvers.timeline import Breakdown, Interval
 
-START_KEPT, END_KEPT, END_BUFFER, WORKSPACE = range(4)
 _NOTHING = np.empty(0, dtype=np.int64)
 
 
@@ -53,17 +52,15 @@ class MemoryProfile:
     def curve(self, device: int) -> tuple[np.ndarray, np.ndarray]:
         """(times, bytes) of a device, int64: bytes from each time on, beginning at 0."""
         lane = self._lane(device)
-        slots = self.lanes.slots[lane]
-        arrays = self.lanes.arrays
-        length = 2 * int(arrays.lane_start[lane + 1] - arrays.lane_start[lane]) + len(slots) + 1
-        length += sum(int(np.diff(self.tables.flows.flow_offset)[flow]) for flow in self._streams(lane)[:, 0])
-        time, size = np.empty(length, dtype=np.int64), np.empty(length, dtype=np.int64)
-        written, _peak = self._run(lane, time, size)
-        return time[:written].copy(), size[:written] + self.tables.problem.devices[device].context_bytes
+        streams = self._streams(lane)
+        length = 2 * self._length(lane) + len(self.lanes.slots[lane]) + 1 + int((streams.stop - streams.first).sum())
+        curve = (np.empty(length, dtype=np.int64), np.empty(length, dtype=np.int64))
+        written, _peak = self._run(lane, streams, curve)
+        return curve[0][:written].copy(), curve[1][:written] + self.tables.problem.devices[device].context_bytes
 
     def peak(self, lane: int) -> Breakdown:
         """The first peak of a lane's devices, without their contexts."""
-        _written, (gradients, kept, buffers, workspace) = self._run(lane, _NOTHING, _NOTHING)
+        _written, (gradients, kept, buffers, workspace) = self._run(lane, self._streams(lane), (_NOTHING, _NOTHING))
         held = self._static(lane)
         return Breakdown(
             parameters=sum(each.parameters for each in held),
@@ -81,40 +78,39 @@ class MemoryProfile:
         slots = self.lanes.slots[lane]
         stages = {self.lanes.slot_stage[slot] for slot in slots}
         own = sorted((r.start_ns, r.end_ns) for r in reductions if r.stage in stages)
-        steps = sorted((self.updates[slot].start_ns, self.updates[slot].end_ns) for slot in slots)
-        streams = self._streams(lane)
-        _keys, first = np.unique(streams[:, [0, 3, 4]], axis=0, return_index=True)
-        return int(
-            lane_communication(
-                self.tables.flows,
-                self.lanes.arrays,
-                self.times,
-                lane,
-                streams[first],
-                _pairs(own),
-                _pairs(steps),
-                makespan_ns,
-            )
-        )
+        spans = sorted((self.updates[slot].start_ns, self.updates[slot].end_ns) for slot in slots)
+        spans.append((makespan_ns, makespan_ns))
+        begin, stop = self.lanes.bounds(lane)
+        cut = self.tables.flows.cut
+        rows, streams = self._rows(lane, []), self._streams(lane)
+        return int(lane_communication(rows, streams, self.times, begin, stop, cut, _pairs(own), _pairs(spans)))
 
-    def _run(self, lane: int, time: np.ndarray, size: np.ndarray) -> tuple[int, np.ndarray]:
+    def _run(self, lane: int, streams: Streams, curve: tuple[np.ndarray, np.ndarray]) -> tuple[int, np.ndarray]:
         slots = self.lanes.slots[lane]
-        ends = sorted((self.updates[slot].end_ns, int(self.gradients[slot])) for slot in slots)
+        freed = sorted((self.updates[slot].end_ns, int(self.gradients[slot])) for slot in slots)
         static = sum(each.parameters + each.optimizer for each in self._static(lane))
+        begin, stop = self.lanes.bounds(lane)
+        cut = self.tables.flows.cut
         written, peak = lane_memory(
-            self.tables.flows,
-            self.lanes.arrays,
-            self.times,
-            lane,
-            self.operation_bytes,
-            self._streams(lane),
-            self.gradients,
-            _pairs(ends),
-            static,
-            time,
-            size,
+            self._rows(lane, [*freed, (NEVER, 0)]), streams, self.times, begin, stop, cut, static, curve
         )
         return int(written), peak
+
+    def _length(self, lane: int) -> int:
+        begin, stop = self.lanes.bounds(lane)
+        return stop - begin
+
+    def _rows(self, lane: int, steps: list[tuple[int, int]]) -> Rows:
+        arrays = self.lanes.arrays
+        return Rows(
+            operations=arrays.operations,
+            slot_of=arrays.slot_of[lane],
+            duration=arrays.duration_ns,
+            size=self.operation_bytes,
+            first_gradient=arrays.first_gradient,
+            gradients=self.gradients,
+            steps=_pairs(steps),
+        )
 
     def _static(self, lane: int) -> list[Static]:
         return [self.tables.static[self.lanes.slot_stage[slot]] for slot in self.lanes.slots[lane]]
@@ -122,8 +118,8 @@ class MemoryProfile:
     def _lane(self, device: int) -> int:
         return next(lane for lane, devices in enumerate(self.lanes.devices) if device in devices)
 
-    def _streams(self, lane: int) -> np.ndarray:
-        """(flow, bytes, 1 if its ends count, replica, replicas): receive buffers appear, send buffers vanish."""
+    def _streams(self, lane: int) -> Streams:
+        """Receive buffers appear when a transfer starts, send buffers vanish when it ends."""
         flows, arrays = self.tables.flows, self.lanes.arrays
         found = []
         for slot in self.lanes.slots[lane]:
@@ -136,11 +132,14 @@ class MemoryProfile:
                     flow = int(flows.flow_of[(sender * 2 + direction) * 2 + c])
                     if flow < 0:
                         continue
+                    size, delay = (held.received_input, held.received_gradient)[direction], 0
                     if sender == s:
-                        found.append((flow, -(held.sent_output, held.sent_gradient)[direction], 1, *turn))
-                    else:
-                        found.append((flow, (held.received_input, held.received_gradient)[direction], 0, *turn))
-        return np.asarray(found, dtype=np.int64).reshape(-1, 5)
+                        size, delay = -(held.sent_output, held.sent_gradient)[direction], int(flows.flow_ns[flow])
+                    first, stop = int(flows.flow_offset[flow]), int(flows.flow_offset[flow + 1])
+                    place = first - int(flows.flow_first[flow])
+                    found.append((size, delay, int(flows.flow_ns[flow]), *turn, place, first, stop))
+        columns = np.asarray(found, dtype=np.int64).reshape(-1, len(Streams._fields)).T
+        return Streams(*(np.ascontiguousarray(column) for column in columns))
 
 
 def _operation_bytes(tables: Tables, lanes: Lanes) -> np.ndarray:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 
-from penstock.solvers.kernels.heap import pop, push
+from penstock.solvers.kernels.compiled import compiled, inner, loop
+from penstock.solvers.kernels.heap import pop, pop_time, push, push_time
 from penstock.solvers.kernels.inorder import lead_column
 
 OPERATION, SENT, READY, REDUCED = 0, 1, 2, 3
@@ -56,13 +56,19 @@ class State(NamedTuple):
     lanes_left: np.ndarray
 
 
-@numba.njit(cache=True)
+@compiled
 def run_events(flows: Any, lanes: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """(position and time reached by each lane, operation starts, transfer starts, order of each flow, bucket starts).
 
     A lane whose position is below its number of operations is blocked for ever.
     """
     state = _new_state(flows, lanes)
+    _run(flows, lanes, state)
+    return state.position, state.time, state.start, state.sent, state.order, state.bucket_start
+
+
+@loop
+def _run(flows: Any, lanes: Any, state: State) -> None:
     num_lanes = lanes.lane_start.size - 1
     for lane in range(num_lanes):
         _touch(state, lane)
@@ -71,7 +77,7 @@ def run_events(flows: Any, lanes: Any) -> tuple[np.ndarray, np.ndarray, np.ndarr
         t = state.event_time[0]
         while state.size[EVENTS] > 0 and state.event_time[0] == t:
             code = state.event_code[0]
-            pop(state.event_time, state.event_code, 0, state.size[EVENTS])
+            pop_time(state.event_time, state.event_code, state.size[EVENTS])
             state.size[EVENTS] -= 1
             what, subject, m = code >> 60, (code >> SHIFT) & 0xFFFFFFF, code & MASK
             if what == OPERATION:
@@ -84,10 +90,9 @@ def run_events(flows: Any, lanes: Any) -> tuple[np.ndarray, np.ndarray, np.ndarr
                 _end_bucket(flows, state, subject, t)
         _start_transfers(flows, state, t)
         _start_operations(flows, lanes, state, t)
-    return state.position, state.time, state.start, state.sent, state.order, state.bucket_start
 
 
-@numba.njit(cache=True)
+@compiled
 def _new_state(flows: Any, lanes: Any) -> State:
     count = flows.base.size - 1
     num_lanes = lanes.lane_start.size - 1
@@ -141,7 +146,7 @@ def _new_state(flows: Any, lanes: Any) -> State:
     )
 
 
-@numba.njit(cache=True)
+@inner
 def _touch(state: State, lane: int) -> None:
     if not state.is_touched[lane]:
         state.is_touched[lane] = True
@@ -149,27 +154,27 @@ def _touch(state: State, lane: int) -> None:
         state.size[TOUCHED] += 1
 
 
-@numba.njit(cache=True)
+@inner
 def _touch_stage(lanes: Any, state: State, s: int) -> None:
     for slot in range(lanes.slot_start[s], lanes.slot_start[s + 1]):
         _touch(state, lanes.slot_lane[slot])
 
 
-@numba.njit(cache=True)
+@inner
 def _later(state: State, t: int, what: int, subject: int, m: int) -> None:
     code = (what << 60) | (subject << SHIFT) | m
-    push(state.event_time, state.event_code, 0, state.size[EVENTS], t, code)
+    push_time(state.event_time, state.event_code, state.size[EVENTS], t, code)
     state.size[EVENTS] += 1
 
 
-@numba.njit(cache=True)
+@inner
 def _make_fresh(state: State, user: int) -> None:
     state.where[user] = ON_ITS_WAY
     state.fresh[state.size[FRESH]] = user
     state.size[FRESH] += 1
 
 
-@numba.njit(cache=True)
+@inner
 def _start_operations(flows: Any, lanes: Any, state: State, t: int) -> None:
     """Start the next operation of each idle lane whose input is there."""
     for k in range(state.size[TOUCHED]):
@@ -196,7 +201,7 @@ def _start_operations(flows: Any, lanes: Any, state: State, t: int) -> None:
     state.size[TOUCHED] = 0
 
 
-@numba.njit(cache=True)
+@inner
 def _announce_buckets(flows: Any, state: State, s: int, end: int, column: int) -> None:
     """A lane's last backward ends at ``end``: when the last lane says so, the first bucket's time is known."""
     low, high = flows.chain_start[s], flows.chain_start[s + 1]
@@ -207,7 +212,7 @@ def _announce_buckets(flows: Any, state: State, s: int, end: int, column: int) -
         _later(state, state.bucket_ready[low], READY, s, 0)
 
 
-@numba.njit(cache=True)
+@inner
 def _end_operation(flows: Any, lanes: Any, state: State, lane: int, t: int) -> None:
     i = state.position[lane]
     state.position[lane] = i + 1
@@ -233,7 +238,7 @@ def _end_operation(flows: Any, lanes: Any, state: State, lane: int, t: int) -> N
     _touch_stage(lanes, state, other)
 
 
-@numba.njit(cache=True)
+@inner
 def _enqueue(flows: Any, state: State, flow: int, m: int, t: int) -> None:
     """Add micro-batch ``m``, ready at ``t``, to the flow's queue; among equals of one instant by micro-batch."""
     shift = flows.flow_offset[flow] - flows.flow_first[flow]
@@ -250,12 +255,12 @@ def _enqueue(flows: Any, state: State, flow: int, m: int, t: int) -> None:
         _lower_key(flows, state, flow, m)
 
 
-@numba.njit(cache=True)
+@inner
 def _lower_key(flows: Any, state: State, flow: int, m: int) -> None:
     """The waiting head of a flow has become micro-batch ``m`` of the same instant: mend its entry."""
     resource = state.where[flow]
     offset, size = flows.watch_start[resource], state.watch_size[resource]
-    rank = flows.flow_stage[flow] * 3 + flows.flow_direction[flow]
+    rank = flows.flow_stage[flow] * 4 + flows.flow_direction[flow]
     for k in range(size):
         second = state.watch_second[offset + k]
         if second >> SHIFT == rank and _user(flows, second) == flow:
@@ -264,28 +269,28 @@ def _lower_key(flows: Any, state: State, flow: int, m: int) -> None:
             return
 
 
-@numba.njit(cache=True)
+@inner
 def _user(flows: Any, second: int) -> Any:
     """The user whose head has this second key."""
     rank, m = second >> SHIFT, second & MASK
-    s, direction = rank // 3, rank % 3
+    s, direction = rank >> 2, rank & 3
     if direction == 2:
         return flows.flow_ns.size + s
     return flows.flow_of[(s * 2 + direction) * 2 + (1 if m >= flows.cut else 0)]
 
 
-@numba.njit(cache=True)
+@inner
 def _head_key(flows: Any, state: State, user: int) -> tuple[int, int]:
     if user < flows.flow_ns.size:
         m = state.order[state.head[user]]
         ready = state.sent[flows.flow_offset[user] - flows.flow_first[user] + m]
-        return ready, ((flows.flow_stage[user] * 3 + flows.flow_direction[user]) << SHIFT) | m
+        return ready, ((flows.flow_stage[user] * 4 + flows.flow_direction[user]) << SHIFT) | m
     s = user - flows.flow_ns.size
     b = state.bucket[s]
-    return state.bucket_ready[b], ((s * 3 + 2) << SHIFT) | (b - flows.chain_start[s])
+    return state.bucket_ready[b], ((s * 4 + 2) << SHIFT) | (b - flows.chain_start[s])
 
 
-@numba.njit(cache=True)
+@inner
 def _free(flows: Any, state: State, user: int) -> None:
     for k in range(flows.resource_start[user], flows.resource_start[user + 1]):
         resource = flows.resources[k]
@@ -294,7 +299,7 @@ def _free(flows: Any, state: State, user: int) -> None:
         state.size[FREED] += 1
 
 
-@numba.njit(cache=True)
+@inner
 def _end_transfer(flows: Any, lanes: Any, state: State, flow: int, m: int, t: int) -> None:
     _free(flows, state, flow)
     s = flows.flow_stage[flow]
@@ -304,7 +309,7 @@ def _end_transfer(flows: Any, lanes: Any, state: State, flow: int, m: int, t: in
     _touch_stage(lanes, state, other)
 
 
-@numba.njit(cache=True)
+@inner
 def _end_bucket(flows: Any, state: State, s: int, t: int) -> None:
     user = flows.flow_ns.size + s
     _free(flows, state, user)
@@ -318,13 +323,13 @@ def _end_bucket(flows: Any, state: State, s: int, t: int) -> None:
             _later(state, state.bucket_ready[b], READY, s, 0)
 
 
-@numba.njit(cache=True)
+@inner
 def _add_candidate(state: State, first: int, second: int) -> None:
     push(state.candidate_first, state.candidate_second, 0, state.size[CANDIDATES], first, second)
     state.size[CANDIDATES] += 1
 
 
-@numba.njit(cache=True)
+@inner
 def _wake(flows: Any, state: State, resource: int) -> None:
     """Make the first watcher of a free resource a candidate."""
     if state.taken[resource] or state.watch_size[resource] == 0:
@@ -336,14 +341,14 @@ def _wake(flows: Any, state: State, resource: int) -> None:
     _add_candidate(state, first, second)
 
 
-@numba.njit(cache=True)
+@inner
 def _watch(flows: Any, state: State, user: int, resource: int, first: int, second: int) -> None:
     push(state.watch_first, state.watch_second, flows.watch_start[resource], state.watch_size[resource], first, second)
     state.watch_size[resource] += 1
     state.where[user] = resource
 
 
-@numba.njit(cache=True)
+@inner
 def _start_transfers(flows: Any, state: State, t: int) -> None:
     """Start what can start, least key first; a candidate that came from a freed resource calls its next watcher."""
     for k in range(state.size[FRESH]):
@@ -372,7 +377,7 @@ def _start_transfers(flows: Any, state: State, t: int) -> None:
             _wake(flows, state, came_from)
 
 
-@numba.njit(cache=True)
+@inner
 def _start_head(flows: Any, state: State, user: int, m: int, t: int) -> None:
     """Start the head of a user's queue; what comes next waits for the resources just taken."""
     low, high = flows.resource_start[user], flows.resource_start[user + 1]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from penstock.solvers.kernels.compiled import inner
 
-@numba.njit(cache=True)
+
+@inner
 def push(first: np.ndarray, second: np.ndarray, offset: int, size: int, a: int, b: int) -> None:
     """Add (a, b) to the heap of ``size`` entries that begins at ``offset``; the caller counts."""
     i = size
@@ -22,7 +23,7 @@ def push(first: np.ndarray, second: np.ndarray, offset: int, size: int, a: int, 
     second[offset + i] = b
 
 
-@numba.njit(cache=True)
+@inner
 def pop(first: np.ndarray, second: np.ndarray, offset: int, size: int) -> None:
     """Remove the least entry of the heap of ``size`` entries that begins at ``offset``; the caller counts."""
     last = size - 1
@@ -44,3 +45,40 @@ def pop(first: np.ndarray, second: np.ndarray, offset: int, size: int) -> None:
     if last > 0:
         first[offset + i] = a
         second[offset + i] = b
+
+
+@inner
+def push_time(time: np.ndarray, code: np.ndarray, size: int, t: int, what: int) -> None:
+    """Add (t, what) to a heap by ``time`` alone; entries of one time come out in any order."""
+    i = size
+    while i > 0:
+        parent = (i - 1) >> 1
+        if time[parent] <= t:
+            break
+        time[i] = time[parent]
+        code[i] = code[parent]
+        i = parent
+    time[i] = t
+    code[i] = what
+
+
+@inner
+def pop_time(time: np.ndarray, code: np.ndarray, size: int) -> None:
+    """Remove the first entry of a heap by ``time`` alone."""
+    last = size - 1
+    t, what = time[last], code[last]
+    i = 0
+    while True:
+        child = 2 * i + 1
+        if child >= last:
+            break
+        if child + 1 < last and time[child + 1] < time[child]:
+            child += 1
+        if time[child] >= t:
+            break
+        time[i] = time[child]
+        code[i] = code[child]
+        i = child
+    if last > 0:
+        time[i] = t
+        code[i] = what

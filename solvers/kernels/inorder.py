@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
+from penstock.solvers.kernels.compiled import compiled, inner
 
-@numba.njit(cache=True)
+
+@compiled
 def run_in_order(
     flows: Any, lanes: Any, queued: bool, record: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -90,7 +91,7 @@ def run_in_order(
     return position, time, start, sent, order, _bucket_starts(flows, lanes, gradient_end)
 
 
-@numba.njit(cache=True)
+@compiled
 def _bucket_starts(flows: Any, lanes: Any, gradient_end: np.ndarray) -> np.ndarray:
     """Buckets on links of their own, each after the one before it and after it is ready."""
     start = np.empty(flows.bucket_ns.size, dtype=np.int64)
@@ -105,7 +106,7 @@ def _bucket_starts(flows: Any, lanes: Any, gradient_end: np.ndarray) -> np.ndarr
     return start
 
 
-@numba.njit(cache=True)
+@inner
 def lead_column(flows: Any, lanes: Any, operation: int) -> int:
     """Which of a bucket's four leads holds: after a B or a W, of row class 0 or 1."""
     weight = 2 if lanes.operations[operation, 0] == 3 else 0

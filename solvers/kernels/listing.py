@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
+from penstock.solvers.kernels.compiled import compiled
 
-@numba.njit(cache=True)
+
+@compiled
 def operation_ends(flows: Any, lanes: Any, start: np.ndarray) -> np.ndarray:
     """Each operation's start plus its duration."""
     end = np.empty_like(start)
@@ -20,7 +21,7 @@ def operation_ends(flows: Any, lanes: Any, start: np.ndarray) -> np.ndarray:
     return end
 
 
-@numba.njit(cache=True)
+@compiled
 def transfer_list(flows: Any, sent: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """(stage, direction, micro-batch, end) of every transfer, in the order of flows and micro-batches."""
     stage = np.empty(sent.size, dtype=np.int32)

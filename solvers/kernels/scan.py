@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
+
+from penstock.solvers.kernels.compiled import compiled
 
 GOOD, FOREIGN, DUPLICATE, EARLY = 0, 1, 2, 3
 F_BIT, B_BIT, I_BIT, W_BIT, R_BIT = 1, 2, 4, 8, 16
 
 
-@numba.njit(cache=True)
+@compiled
 def scan_rows(flows: Any, lanes: Any, seen: np.ndarray) -> tuple[int, int]:
     """(GOOD, 0), or what is wrong and the number of the operation.
 
@@ -52,7 +53,7 @@ def scan_rows(flows: Any, lanes: Any, seen: np.ndarray) -> tuple[int, int]:
     return GOOD, 0
 
 
-@numba.njit(cache=True)
+@compiled
 def find_missing(flows: Any, lanes: Any, slot: int, s: int, apart: bool) -> tuple[int, int]:
     """The first missing operation of a slot as (micro-batch, kind)."""
     count = flows.base[s + 1] - flows.base[s]
@@ -76,7 +77,7 @@ def find_missing(flows: Any, lanes: Any, slot: int, s: int, apart: bool) -> tupl
     return -1, -1
 
 
-@numba.njit(cache=True)
+@compiled
 def _slot_bases(flows: Any, lanes: Any) -> np.ndarray:
     slots = lanes.slot_lane.size
     bases = np.zeros(slots + 1, dtype=np.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
 from penstock.solvers.allocation import Allocation
@@ -116,6 +117,8 @@ class _Run:
         if kind == FORWARD:
             return self.allocation.previous(s) is None or (0, s, m) in self.arrived
         own = (lane, (INPUT if kind == WEIGHT else FORWARD, s, m)) in self.ended
+        if kind == RECOMPUTE and any((lane, (k, s, m)) in self.ended for k in (BACKWARD, INPUT)):
+            return False
         if kind in (WEIGHT, RECOMPUTE) or self.allocation.next(s) is None:
             return own
         return own and (1, s, m) in self.arrived
@@ -298,7 +301,7 @@ def twin_communication(twin: Twin, lane: int) -> int:
             active.append(each)
     edges = sorted({t for pair in (*busy, *active) for t in pair})
     total = 0
-    for low, high in zip(edges, edges[1:], strict=False):
+    for low, high in pairwise(edges):
         computes = any(a <= low and high <= b for a, b in busy)
         if not computes and any(a <= low and high <= b for a, b in active):
             total += high - low
