@@ -6,12 +6,12 @@ import numpy as np
 from numba import njit
 
 from penstock.solvers.kernels.dapple_arrays import Layers, Lines, Memo, Places, Scratch, SetCosts, Settings
-from penstock.solvers.kernels.dapple_costs import devices_between, hop, moved, reduced, stage_times
+from penstock.solvers.kernels.dapple_costs import NO, PLAIN, devices_between, hop, moved, reduced, stage_times
 from penstock.solvers.kernels.dapple_latency import INFINITE, C, Label, P, R, X, latency_of, push
 
 NONE = -1
-# Columns of a prefix: stages, last transition, parent's key, cut and slot, whether it is worth extending.
-STAGES, LAST, PARENT_KEY, PARENT_CUT, PARENT_SLOT, ALIVE = range(6)
+# Columns of a prefix: stages (NONE: no prefix), last transition, parent's key, cut and slot.
+STAGES, LAST, PARENT_KEY, PARENT_CUT, PARENT_SLOT = range(5)
 # Columns of a found plan: latency, key, cut and slot of its prefix, transition, cut after that stage, stages.
 VALUE, KEY, CUT, SLOT, STEP, END, LENGTH = range(7)
 Hop = tuple[float, int, float, int]
@@ -52,7 +52,9 @@ def run(
                 into = (0.0, 0, 0.0, 0)
                 for j in range(len(layers.cut) - 1):
                     for slot in range(memo.info.shape[2]):
-                        if memo.info[key, j, slot, ALIVE] != 1:
+                        if memo.info[key, j, slot, STAGES] == NONE:
+                            continue
+                        if settings.prune and memo.rank[key, j, slot, 0] >= found[-1, VALUE]:
                             continue
                         last = memo.info[key, j, slot, LAST]
                         if last != known and last != NONE:
@@ -122,6 +124,7 @@ def _extend(
         b1 = moved(into[2], into[3], layers.returned_bytes[j - 1])
         before, count = _append(settings, scratch, before, count, f1, b1, 0, True)
     scratch.widest[:] = 0
+    pruning = settings.prune
     for j2 in range(j + 1, num_layers + 1):
         for kind in range(len(scratch.widest)):
             scratch.widest[kind] = max(scratch.widest[kind], layers.workspace_bytes[kind, m_share, j2 - 1])
@@ -130,8 +133,10 @@ def _extend(
         if j2 == num_layers and not (settings.unused and free > 0) and not (stages == 0 and free == 0):
             continue
         f, b, fits = stage_times(layers, settings, j, j2, m, placed.kinds[t], placed.room_bytes[t], scratch.widest)
-        if not fits:
+        if fits == NO:
             continue
+        if pruning and fits == PLAIN and before[X] + before[P] + settings.micro_batches * (f + b) >= found[-1, VALUE]:
+            break
         size = layers.trainable_bytes[j2] - layers.trainable_bytes[j]
         a = reduced(placed.reduce_ns_per_byte[t], placed.reduce_fixed_ns[t], size, b, settings.bucket, settings.overlap)
         after, n = _append(settings, scratch, before, count, f, b, a, False)
@@ -141,11 +146,14 @@ def _extend(
             continue
         if stages + 2 > settings.max_stages:
             continue
+        bound = _bound(layers, settings, after, j2, free)
+        if pruning and bound >= found[-1, VALUE]:
+            continue
         v, whole = _with_rest(layers, settings, scratch, remaining, places.target[t], j2, free, after, n, away)
         if whole:
             _record(found, by_length, v, key, j, slot, t, j2, stages + 2)
-        alive = _may_win(layers, settings, after, j2, free, found[-1, VALUE])
-        _remember(memo, settings, places.key_of[t], j2, v, stages + 1, after, t, prefix, alive, (f1, b1, f, b, a))
+        rank = bound if settings.by_bound else v
+        _remember(memo, settings, places.key_of[t], j2, rank, v, stages + 1, after, t, prefix, (f1, b1, f, b, a))
 
 
 @njit(cache=True)
@@ -231,7 +239,7 @@ def _with_rest(
     )  # fmt: skip
     rate = remaining.reduce_ns_per_byte[state]
     size = layers.trainable_bytes[num_layers] - layers.trainable_bytes[j2]
-    whole = fits and free <= settings.fed and rate != np.inf and away[0] >= 0
+    whole = fits != NO and free <= settings.fed and rate != np.inf and away[0] >= 0
     a, sent, returned = 0, 0, 0
     if rate != np.inf:
         a = reduced(rate, remaining.reduce_fixed_ns[state], size, b, settings.bucket, settings.overlap)
@@ -244,12 +252,14 @@ def _with_rest(
 
 
 @njit(cache=True)
-def _may_win(layers: Layers, settings: Settings, label: Label, j2: int, free: int, limit: int) -> bool:
-    """Whether a completion can be below ``limit``: C, and the work left on the free devices after X and P."""
-    if not (settings.labels and settings.prune):
-        return True
+def _bound(layers: Layers, settings: Settings, label: Label, j2: int, free: int) -> int:
+    """What every completion takes at least: C, and after X and P the work left, spread evenly over the free devices.
+
+    It never falls along a plan, so a prefix whose bound reaches a plan's latency, or another prefix of the same key
+    with a larger bound, cannot lead to a better plan: pruning changes no value.
+    """
     left = (layers.least_work_ns[j2] + free - 1) // free
-    return bool(max(label[C], label[X] + label[P] + settings.micro_batches * left) < limit)
+    return max(label[C], label[X] + label[P] + settings.micro_batches * left)
 
 
 @njit(cache=True)
@@ -258,26 +268,22 @@ def _remember(
     settings: Settings,
     key: int,
     j: int,
+    rank: int,
     value: int,
     stages: int,
     label: Label,
     t: int,
     parent: tuple[int, int, int],
-    alive: bool,
     times: tuple[int, int, int, int, int],
 ) -> None:
-    """Formula (5)'s memo: the best prefix of a key (ties: fewer stages, then the first), or the best of its slots.
-
-    A prefix that cannot win any more still holds its key when there is one slot, so that pruning changes no plan.
-    """
-    if memo.info.shape[2] > 1 and not alive:
-        return
-    slot = _slot(memo, settings, key, j, value, stages, label, t)
+    """The memo of formula (5): the prefix of a key with the smallest rank, then latency, then number of stages."""
+    slot = _slot(memo, settings, key, j, rank, value, stages, label, t)
     if slot < 0:
         return
-    memo.value[key, j, slot] = value
+    memo.rank[key, j, slot, 0] = rank
+    memo.rank[key, j, slot, 1] = value
     info = memo.info[key, j, slot]
-    info[STAGES], info[LAST], info[ALIVE] = stages, t, 1 if alive else 0
+    info[STAGES], info[LAST] = stages, t
     info[PARENT_KEY], info[PARENT_CUT], info[PARENT_SLOT] = parent
     if settings.labels:
         for i in range(4):
@@ -288,33 +294,42 @@ def _remember(
 
 
 @njit(cache=True)
-def _slot(memo: Memo, settings: Settings, key: int, j: int, value: int, stages: int, label: Label, t: int) -> int:
+def _slot(
+    memo: Memo, settings: Settings, key: int, j: int, rank: int, value: int, stages: int, label: Label, t: int
+) -> int:
     """Where a prefix is to be kept, NONE where it is not; with several slots dominated prefixes make room."""
     slots = memo.info.shape[2]
-    if slots == 1:
-        held = memo.value[key, j, 0]
-        better = value < held or (value == held and stages < memo.info[key, j, 0, STAGES])
-        return 0 if better else NONE
     free, worst = NONE, NONE
     for slot in range(slots):
         info = memo.info[key, j, slot]
         if info[STAGES] == NONE:
             free = slot
             continue
-        if settings.labels and info[LAST] == t:
+        if slots > 1 and settings.labels and info[LAST] == t:
             if info[STAGES] <= stages and _dominates(memo.label[key, j, slot], label):
                 return NONE
             if stages <= info[STAGES] and _dominates(label, memo.label[key, j, slot]):
                 info[STAGES] = NONE
-                info[ALIVE] = 0
                 free = slot
                 continue
-        if worst == NONE or memo.value[key, j, slot] > memo.value[key, j, worst]:
+        if worst == NONE or _later(memo, key, j, slot, worst):
             worst = slot
     if free != NONE:
         return free
     memo.overflow[0] += 1
-    return worst if value < memo.value[key, j, worst] else NONE
+    held = memo.rank[key, j, worst]
+    if rank != held[0]:
+        return worst if rank < held[0] else NONE
+    if value != held[1]:
+        return worst if value < held[1] else NONE
+    return worst if stages < memo.info[key, j, worst, STAGES] else NONE
+
+
+@njit(cache=True)
+def _later(memo: Memo, key: int, j: int, a: int, b: int) -> bool:
+    """Whether slot a comes after slot b by rank, then latency."""
+    one, other = memo.rank[key, j, a], memo.rank[key, j, b]
+    return bool(one[0] > other[0] or (one[0] == other[0] and one[1] > other[1]))
 
 
 @njit(cache=True)

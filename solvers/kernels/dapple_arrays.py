@@ -97,14 +97,15 @@ class Settings(NamedTuple):
     labels: bool
     largest: bool
     printed: bool
+    by_bound: bool
     prune: bool
 
 
 class Memo(NamedTuple):
-    """Prefixes by [key, cut, slot]: six numbers (``kernel``), the latency, and the label or the last stage's times."""
+    """Prefixes by [key, cut, slot]: five numbers, rank and latency, and the label or the last stage's times."""
 
     info: np.ndarray
-    value: np.ndarray
+    rank: np.ndarray
     label: np.ndarray
     times: np.ndarray
     overflow: np.ndarray

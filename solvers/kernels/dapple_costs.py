@@ -12,6 +12,8 @@ from numba import njit
 
 from penstock.solvers.kernels.dapple_arrays import Layers, Lines, Settings
 
+NO, PLAIN, RECOMPUTING = range(3)
+
 
 @njit(cache=True)
 def rounded_up(value: float) -> int:
@@ -141,8 +143,8 @@ def reduced(rate: float, fixed: int, size: int, backward: int, bucket: int, over
 @njit(cache=True)
 def stage_times(
     layers: Layers, settings: Settings, i: int, j: int, replicas: int, mask: int, room: int, widest: np.ndarray
-) -> tuple[int, int, bool]:
-    """(forward, backward with recomputation, fits) of layers [i, j); the slowest kind of the mask counts.
+) -> tuple[int, int, int]:
+    """(forward, backward with recomputation, NO | PLAIN | RECOMPUTING) of layers [i, j); the slowest kind of the mask counts.
 
     ``widest[kind]``: the largest workspace of the layers. The memory test is ``micro_batches_that_fit(…) >= 1``;
     ``lenient`` leaves the buffers out of it.
@@ -167,7 +169,7 @@ def stage_times(
         if j < len(layers.cut) - 1:
             held += (layers.sent_bytes[j - 1] + layers.returned_bytes[j - 1]) * rows
     if settings.recompute < 2 and held + work + stash <= room:
-        return forward, backward, True
+        return forward, backward, PLAIN
     if settings.recompute == 0:
-        return forward, backward, False
-    return forward, backward + forward, held + rebuilt <= room
+        return forward, backward, NO
+    return forward, backward + forward, RECOMPUTING if held + rebuilt <= room else NO

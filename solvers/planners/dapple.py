@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.allocators.block_partition import block_partition
@@ -11,6 +14,7 @@ from penstock.solvers.allocators.dapple.placement import POLICIES
 from penstock.solvers.allocators.dapple.search import Found, Rules, search, straight
 from penstock.solvers.allocators.dapple.tables import shape
 from penstock.solvers.batches import Batch, candidates, dapple_replicas
+from penstock.solvers.kernels.dapple_latency import INFINITE
 from penstock.solvers.planners.options import Option
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.problem import Problem
@@ -25,6 +29,12 @@ SEARCH_OPTIONS = (
         choices=("corrected", "paper_literal"),
     ),
     Option("strict", False, "a policy whose servers do not suffice gives no placement, as in the released planner"),
+    Option(
+        "rank",
+        "bound",
+        "which prefix a memo entry keeps: smallest bound of its completions, or latency with the rest as one stage",
+        choices=("bound", "latency"),
+    ),
     Option("beam", 1, "prefixes kept per memo entry", low=1, high=256),
     Option("max_stages", 0, "largest number of stages; 0: no limit", low=0),
     Option("allow_unused", True, "whether devices may be left over; the paper uses all"),
@@ -40,6 +50,8 @@ OPTIONS = (
 )
 AT_ONCE = 2
 AFTERWARDS = 24
+WORTH_JUDGING = 8
+"""Plans up to 1/8 above the best latency known are of interest: that far the judge may turn the order round."""
 
 
 def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
@@ -47,12 +59,11 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
     policy = str(options["policy"])
     left: list[Found] = []
     seen: set[Allocation] = set()
-    for batch, plans in _searches(problem, options):
+    for plans in _searches(problem, options):
         for found in plans[:AT_ONCE]:
             seen.add(found.allocation)
             yield _proposal(problem, found.allocation, policy)
         left += plans[AT_ONCE:]
-        del batch
     left.sort(key=lambda found: found.latency_ns)
     for found in [found for found in left if found.allocation not in seen][:AFTERWARDS]:
         yield _proposal(problem, found.allocation, policy)
@@ -64,28 +75,40 @@ def _proposal(problem: Problem, allocation: Allocation, policy: str) -> Proposal
     return Proposal(allocation, ("early-backward",), policy, (problem.rules.overlap_all_reduce,))
 
 
-def _searches(problem: Problem, options: Mapping[str, object]) -> Iterator[tuple[Batch, list[Found]]]:
+def _searches(problem: Problem, options: Mapping[str, object]) -> Iterator[list[Found]]:
     """The search for every batch; once more with a lenient memory test when none of them finds a plan."""
     placement = str(options["placement"])
     policies = POLICIES if placement == "all" else tuple(p for p in POLICIES if p == placement)
-    settings: dict[str, Any] = {name: options[name] for name in ("pivot", "formula", "strict", "beam", "max_stages")}
+    settings: dict[str, Any] = {
+        name: options[name] for name in ("pivot", "formula", "rank", "strict", "beam", "max_stages")
+    }
     base = shape(problem, policies, bool(options["strict"]))
     singles = shape(problem, policies, bool(options["strict"]), (1,))
-    any_found = False
     for lenient in (False, True):
-        if any_found:
-            return
         rules = Rules(policies, allow_unused=bool(options["allow_unused"]), lenient=lenient, **settings)
-        for batch in candidates(problem, dapple_replicas(problem)):
-            plans = [*search(problem, batch, rules, base).plans]
-            if rules.allow_unused or problem.num_devices <= problem.num_layers:
-                plans += _using_all(problem, rules, straight(problem, batch, rules, singles).plans)
-            plans = list(dict.fromkeys(sorted(plans, key=lambda found: found.latency_ns)))
-            any_found = any_found or bool(plans)
-            yield batch, plans
+        best = INFINITE
+        for batch in sorted(candidates(problem, dapple_replicas(problem)), key=lambda b: _work_ns(problem, b)):
+            limited = replace(rules, limit_ns=best + best // WORTH_JUDGING)
+            plans = _all_used(problem, rules, straight(problem, batch, limited, singles).plans)
+            best = min([best, *(found.latency_ns for found in plans)])
+            limited = replace(rules, limit_ns=best + best // WORTH_JUDGING)
+            plans += search(problem, batch, limited, base).plans
+            best = min([best, *(found.latency_ns for found in plans)])
+            yield list(dict.fromkeys(sorted(plans, key=lambda found: found.latency_ns)))
+        if best < INFINITE:
+            return
 
 
-def _using_all(problem: Problem, rules: Rules, plans: tuple[Found, ...]) -> list[Found]:
+def _work_ns(problem: Problem, batch: Batch) -> tuple[int, int]:
+    """A batch's promise: its work spread evenly over the devices that it can feed, by the first device's kind."""
+    costs = problem.costs(problem.devices[0].kind, batch.most_rows)
+    work = int(costs.forward_ns[-1] + costs.backward_ns[-1]) * batch.num_micro_batches
+    longest = int((np.diff(costs.forward_ns) + np.diff(costs.backward_ns)).max())
+    fill = int(costs.forward_ns[-1] + costs.backward_ns[-1]) // max(1, min(batch.least_rows, problem.num_devices))
+    return work // problem.num_devices + fill + longest, batch.num_micro_batches
+
+
+def _all_used(problem: Problem, rules: Rules, plans: tuple[Found, ...]) -> list[Found]:
     return [found for found in plans if rules.allow_unused or len(found.allocation.stages) == problem.num_devices]
 
 

@@ -15,8 +15,8 @@ otherwise models that need many stages would have none.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -42,6 +42,9 @@ RECOMPUTE = {"never": 0, "auto": 1, "always": 2}
 class Rules:
     """How to search. ``allow_unused``: devices may be left over (the paper uses all); ``max_stages`` 0: no limit.
 
+    ``rank``: which prefix a memo entry keeps, the one with the smallest bound of its completions (then latency), or,
+    as the paper, with the smallest latency when all other layers are one stage. ``prune`` skips what a proven bound
+    rules out, and changes no value. ``limit_ns``: plans from there on are of no interest.
     ``lenient`` leaves buffers out of the memory test, for requests where nothing fits otherwise; the judge decides.
     """
 
@@ -49,12 +52,14 @@ class Rules:
     pivot: Pivot = "max"
     formula: Formula = "corrected"
     strict: bool = False
+    rank: Literal["bound", "latency"] = "bound"
     beam: int = 1
     max_stages: int = 0
     allow_unused: bool = True
     lenient: bool = False
     prune: bool = True
     kept: int = KEPT_PLANS
+    limit_ns: int = INFINITE
 
 
 class Found(NamedTuple):
@@ -95,11 +100,7 @@ def straight(problem: Problem, batch: Batch, rules: Rules, base: Shape) -> Searc
     Every undominated prefix is kept: exact over all such plans on devices in the policies' order, unless an entry
     overflows ``STRAIGHT_BEAM``.
     """
-    return _run(problem, batch, Rules(**{**_fields(rules), "beam": STRAIGHT_BEAM, "allow_unused": True}), base)
-
-
-def _fields(rules: Rules) -> dict[str, object]:
-    return {name: getattr(rules, name) for name in Rules.__slots__}
+    return _run(problem, batch, replace(rules, beam=STRAIGHT_BEAM, allow_unused=True), base)
 
 
 def _run(problem: Problem, batch: Batch, rules: Rules, base: Shape) -> Search:
@@ -107,8 +108,10 @@ def _run(problem: Problem, batch: Batch, rules: Rules, base: Shape) -> Search:
     settings = _settings(problem, batch, rules)
     beam = rules.beam if settings.labels else 1
     memo = _memo(len(base.places.keys_of), problem.num_layers, beam, settings.labels)
-    found = np.full((rules.kept, 7), INFINITE, dtype=np.int64)
-    by_length = np.full((min(settings.max_stages, problem.num_devices) + 1, 7), INFINITE, dtype=np.int64)
+    found = np.full((rules.kept, 7), kernel.NONE, dtype=np.int64)
+    found[:, kernel.VALUE] = min(rules.limit_ns, INFINITE)
+    by_length = np.full((settings.max_stages + 1, 7), kernel.NONE, dtype=np.int64)
+    by_length[:, kernel.VALUE] = min(rules.limit_ns, INFINITE)
     kernel.run(
         base.places,
         base.lines,
@@ -121,7 +124,7 @@ def _run(problem: Problem, batch: Batch, rules: Rules, base: Shape) -> Search:
         found,
         by_length,
     )
-    rows = [row for row in (*found.tolist(), *sorted(by_length.tolist())) if row[kernel.VALUE] < INFINITE]
+    rows = [row for row in (*found.tolist(), *by_length.tolist()) if row[kernel.KEY] != kernel.NONE]
     plans = dict.fromkeys(Found(row[kernel.VALUE], _trace(problem, batch, base, memo, row)) for row in rows)
     exact = not memo.overflow[0] and settings.labels and beam > 1
     return Search(tuple(sorted(plans, key=lambda plan: plan.latency_ns)), bool(exact))
@@ -129,6 +132,8 @@ def _run(problem: Problem, batch: Batch, rules: Rules, base: Shape) -> Search:
 
 def _settings(problem: Problem, batch: Batch, rules: Rules) -> Settings:
     stages = min(problem.num_layers, problem.num_devices)
+    labels = rules.pivot == "max" and rules.formula == "corrected"
+    by_bound = labels and rules.rank == "bound"
     return Settings(
         mode=0 if problem.rules.shared else MODES[problem.rules.transfer],
         channel=CHANNELS[channel_of(problem)],
@@ -143,26 +148,27 @@ def _settings(problem: Problem, batch: Batch, rules: Rules) -> Settings:
         bucket=problem.rules.bucket_bytes,
         max_stages=min(rules.max_stages or stages, stages),
         unused=rules.allow_unused,
-        labels=rules.pivot == "max" and rules.formula == "corrected",
+        labels=labels,
         largest=rules.pivot == "max",
         printed=rules.formula == "paper_literal",
-        prune=rules.prune,
+        by_bound=by_bound,
+        prune=by_bound and rules.prune,
     )
 
 
 def _memo(keys: int, num_layers: int, beam: int, labels: bool) -> Memo:
     none = (1, 1, 1)
     full = (keys, num_layers + 1, beam)
-    info = np.full((*full, 6), kernel.NONE, dtype=np.int32)
+    info = np.full((*full, 5), kernel.NONE, dtype=np.int32)
     memo = Memo(
         info=info,
-        value=np.full(full, INFINITE, dtype=np.int64),
+        rank=np.full((*full, 2), INFINITE, dtype=np.int64),
         label=np.zeros((*(full if labels else none), 4), dtype=np.int64),
         times=np.zeros((*(none if labels else full), 5), dtype=np.int64),
         overflow=np.zeros(1, dtype=np.int64),
     )
     info[-1, 0, 0, kernel.STAGES] = 0
-    info[-1, 0, 0, kernel.ALIVE] = 1
+    memo.rank[-1, 0, 0] = 0
     if labels:
         memo.label[-1, 0, 0, R] = -INFINITE
     return memo
