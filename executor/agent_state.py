@@ -101,6 +101,13 @@ class State:
         return any(record.alive for record in self.runs.values())
 
 
+def where(step: int | None, index: int | None, instruction: str | None) -> str | None:
+    """An instruction in words, with its step and its index in the program where they are known."""
+    if instruction is None or step is None or index is None:
+        return instruction
+    return f"step {step}, instruction {index} ({instruction})"
+
+
 class ImpossibleStateError(RuntimeError):
     """A step broke an invariant: our mistake. Its text ends with the stimuli that led there."""
 

@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from penstock.executor.agent_state import where
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.program import Program
 
@@ -29,4 +30,4 @@ def marked_instruction(path: Path, program: Mapping[str, Any]) -> str | None:
         instruction = next(islice(Program.from_json(program).instructions(), index, None), None)
     except InvalidDocument:
         return None
-    return f"step {step}, instruction {index} ({instruction})"
+    return where(step, index, str(instruction) if instruction is not None else None)

@@ -27,6 +27,7 @@ from penstock.executor.agent_state import (
     State,
     Suspect,
     broken_invariants,
+    where,
 )
 from penstock.executor.outbox import EventKind, RankKey
 from penstock.executor.stimuli import (
@@ -299,13 +300,9 @@ def _take_rank_message(
             state = _set(state, run, done=record.done | {rank})
             return _tell(state, "rank_done", run, **done.model_dump(mode="json"))
         case "failed" if rank not in record.done:
-            instruction = message.get("instruction")
-            suspect = Suspect(
-                rank,
-                str(message.get("reason")),
-                None if instruction is None else str(instruction),
-                last_lines=tuple(map(str, message.get("traceback") or ())),
-            )
+            at = where(message.get("step"), message.get("index"), message.get("instruction"))
+            lines = tuple(map(str, message.get("traceback") or ()))
+            suspect = Suspect(rank, str(message.get("reason")), at, last_lines=lines)
             delay_ns = EXIT_GRACE_NS if suspect.is_root_cause else PEER_LOST_GRACE_NS
             actions.append(SetTimer(run, record.generation, delay_ns))
             return _set(state, run, suspects=(*record.suspects, suspect))
@@ -345,7 +342,7 @@ def _on_exit(state: State, gone: Exited, actions: list[Action]) -> State:
         case Phase.RUNNING if gone.process == STORE:
             lost = Suspect(_first_rank(record.assignment), f"the store ended: {gone.how}", None, gone.code)
             return _blame(_set(state, gone.run, suspects=(lost, *record.suspects)), gone.run, actions)
-        case Phase.RUNNING:
+        case Phase.RUNNING if gone.process.kind == "rank":
             return _on_rank_exit(state, gone, actions)
         case _:
             return state

@@ -48,7 +48,7 @@ def test_there_is_no_instruction_before_the_first_step(tmp_path):
         (0, "step 7, instruction 0 (0F0)"),
         (4, "step 7, instruction 4 (0B1)"),
         (7, "step 7, instruction 7 (0B3)"),
-        (99, "step 7, instruction 99 (None)"),
+        (99, None),
     ],
 )
 def test_the_mark_of_a_killed_process_is_read(tmp_path, index, words):

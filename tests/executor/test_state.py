@@ -171,6 +171,13 @@ def test_start_without_an_address_takes_the_own_store():
     assert {action.arguments["store"] for action in actions} == {"me:2"}
 
 
+def test_a_check_that_ends_while_the_ranks_run_already_is_no_failure():
+    state, _ = play(synced(assignment()), said(CHECK, kind="ready"), synced(assignment("start")))
+    after, actions = play(exited(CHECK), state=state)
+    assert (told(after), actions) == (["prepared"], [])
+    assert after.runs["r"].phase is Phase.RUNNING
+
+
 def test_a_repeated_reply_changes_nothing():
     for story in (PREPARED[:1], RUNNING):
         state, _ = play(*story)
@@ -300,13 +307,21 @@ def test_a_peer_lost_on_another_node_is_told_after_the_grace():
 def test_an_error_of_the_users_code_is_told_with_its_instruction_once_the_rank_is_gone():
     state, _ = play(
         *RUNNING,
-        said(RANK1, kind="failed", reason="ZeroDivisionError: division by zero", instruction="1F4"),
+        said(
+            RANK1,
+            kind="failed",
+            reason="ZeroDivisionError: 0",
+            instruction="1F4",
+            step=2,
+            index=9,
+            traceback=["x = 1 / 0"],
+        ),
         said(RANK0, **LOST_PEER),
         exited(RANK0, 1),
-        exited(RANK1, 1, "model.py line 3"),
+        exited(RANK1, 1, "other words"),
     )
-    assert (failure(state)["rank"], failure(state)["instruction"]) == (1, "1F4")
-    assert failure(state)["last_lines"] == ["model.py line 3"]
+    assert (failure(state)["rank"], failure(state)["instruction"]) == (1, "step 2, instruction 9 (1F4)")
+    assert failure(state)["last_lines"] == ["x = 1 / 0"]
 
 
 def test_a_rank_that_failed_but_hangs_is_told_after_the_grace():
@@ -572,6 +587,10 @@ class Node(RuleBasedStateMachine):
         for kind in ("stopped", "rank_failed", "started", "prepared"):
             ends = [(event.run, event.generation) for event in self.made if event.kind == kind]
             assert len(ends) == len(set(ends)), kind
+
+    @invariant()
+    def only_ranks_fail(self):
+        assert {event.data["rank"] for event in self.made if event.kind == "rank_failed"} <= {0, 1}
 
     def teardown(self):
         self.wishes = {}
