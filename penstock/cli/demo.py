@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.cli.background import Background, background
-from penstock.schemas.errors import PenstockError, RunFailed
+from penstock.schemas.errors import PenstockError, RunFailed, Unreachable
 
 if TYPE_CHECKING:
     from penstock.cli.show import Screen
@@ -86,9 +86,9 @@ def _demonstrate(story: Story, directory: Path, processes: Background) -> None:
     file = _plan(story, client, profile, topology, stages=4)
     file.write(directory / "plan.json")
     _show(story, file)
-    run, trace = _run(story, client, processes, file, check=True)
+    run = _run(story, client, processes, file, check=True)
     _compare(story, file, run)
-    _leave_results(story, directory, file, trace)
+    _leave_results(story, directory, file, client.trace(run.id))
     _two_ranks(story, client, processes)
     client.close()
 
@@ -105,7 +105,18 @@ def _start(story: Story, directory: Path, processes: Background) -> Client:
         story.tell(f"starting agent {name} with two CPU devices for {server}")
         options = ["--server", server, "--name", name, "--cpu-devices", "2", "--model", f"gpt={MODEL}"]
         processes.start(name, [*command, "agent", *options, "--directory", str(directory)])
-    return Client(server)
+    client = Client(server)
+    _wait_for_agents(client, processes)
+    return client
+
+
+def _wait_for_agents(client: Client, processes: Background) -> None:
+    until = time.monotonic() + START_LIMIT_S
+    while sum(agent.alive for agent in client.agents()) < 2:
+        processes.check()
+        if time.monotonic() > until:
+            raise Unreachable(f"the agents did not reach the service within {START_LIMIT_S:g} s")
+        time.sleep(0.1)
 
 
 def _measure(story: Story, *, concurrency: int, nodes: int) -> tuple[ModelProfile, ClusterTopology]:
@@ -135,25 +146,24 @@ def _measure(story: Story, *, concurrency: int, nodes: int) -> tuple[ModelProfil
 def _plan(story: Story, client: Client, profile: ModelProfile, topology: ClusterTopology, *, stages: int) -> PlanFile:
     """The best plan of ``stages`` stages, one device each."""
     from penstock.executor.job import load_job
-    from penstock.schemas.plan import PlanFile
     from penstock.schemas.request import PlanRequest
 
     batch = load_job(MODEL).batch_size
+    story.tell(f"sending profile and topology, and asking the service for a plan with {stages} stages")
     request = PlanRequest(
-        profile=profile,
-        topology=topology,
+        profile=client.post(profile).hash,
+        topology=client.post(topology).hash,
         global_batch_size=batch,
         micro_batch_sizes=(batch // MICRO_BATCHES,),
         planner="gpipe",
         schedule="early-backward",
         options={"stages": stages},
     )
-    story.tell(f"asking the service for a plan with {stages} stages")
-    result = client.solve(request)
-    if result.plan is None:
-        raise RunFailed(f"the service found no plan: {result.why}")
-    story.tell(f"{result.status} in {result.seconds:.2f} s: {result.why}")
-    return PlanFile(plan=result.plan, request=request)
+    job = client.plan(request)
+    if job.result is None or job.result.plan is None:
+        raise RunFailed(f"the service found no plan: {job.result.why if job.result else job.state}")
+    story.tell(f"{job.result.status} after {job.result.seconds:.2f} s: {job.result.why}")
+    return client.plan_file(job.id)
 
 
 def _show(story: Story, file: PlanFile) -> None:
@@ -173,25 +183,24 @@ def _show(story: Story, file: PlanFile) -> None:
     story.quote(render_timeline(judgement.problem, judgement.timeline, width=width, colour=story.screen.colour))
 
 
-def _run(story: Story, client: Client, processes: Background, file: PlanFile, *, check: bool) -> tuple[RunOut, Trace]:
+def _run(story: Story, client: Client, processes: Background, file: PlanFile, *, check: bool) -> RunOut:
     """Train through the agents, telling each step."""
-    from penstock.schemas.jobs import RunRequest
-
     ranks = len({device for stage in file.plan.pipelines[0].stages for device in stage.devices})
-    story.tell(
-        f"running it through the agents: {ranks} ranks, {file.plan.num_micro_batches} micro-batches, {STEPS} steps"
-    )
-    run = client.start_run(RunRequest(plan=file, model="gpt", steps=STEPS, check=check))
+    batches = file.plan.num_micro_batches
+    story.tell(f"running it through the agents: {ranks} ranks, {batches} micro-batches, {STEPS} steps")
     told = 0
-    while run.state in ("preparing", "running"):
+
+    def tell(run: RunOut) -> None:
+        nonlocal told
         processes.check()
-        run = client.run(run.id, wait_s=1.0)
         for step in range(told, len(run.losses)):
             story.tell(f"  step {step + 1} of {run.steps}: loss {run.losses[step]:.6f}")
         told = max(told, len(run.losses))
+
+    run = client.run(file, "gpt", steps=STEPS, check=check, on_change=tell)
     if run.state != "succeeded":
-        raise RunFailed(f"the run {run.state}: {run.error.detail if run.error else 'no reason given'}")
-    return run, client.trace(run.id)
+        raise RunFailed(f"the run was {run.state}")
+    return run
 
 
 def _compare(story: Story, file: PlanFile, run: RunOut) -> None:
@@ -238,7 +247,7 @@ def _two_ranks(story: Story, client: Client, processes: Background) -> None:
     """The same with two stages on two ranks, a core each."""
     profile, topology = _measure(story, concurrency=2, nodes=1)
     file = _plan(story, client, profile, topology, stages=2)
-    run, _ = _run(story, client, processes, file, check=False)
+    run = _run(story, client, processes, file, check=False)
     for line in _measured(file, run):
         story.quote(line)
 

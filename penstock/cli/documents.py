@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -68,6 +70,19 @@ def write_document(document: Document, target: str | None) -> None:
         print_json(document)
     elif target is not None:
         document.write(target)
+
+
+def refuse_unwritable(target: str | None) -> None:
+    """Raise OSError now rather than after the work, when ``target`` cannot be written."""
+    if target in (None, STANDARD):
+        return
+    path = Path(str(target))
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(target))
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(target))
 
 
 def print_json(document: Any) -> None:

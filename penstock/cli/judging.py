@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.documents import STANDARD, print_json, read_document, read_plan
+from penstock.cli.documents import STANDARD, print_json, read_document, read_plan, refuse_unwritable
 
 if TYPE_CHECKING:
     from penstock.api import Judgement
@@ -77,6 +77,7 @@ def report(
     trace: Annotated[str | None, typer.Option(help="A trace of a run, shown beside the prediction.")] = None,
 ) -> None:
     """Write one HTML file with timeline, memory, stages and bounds that needs no network."""
+    refuse_unwritable(output)
     file = read_plan(plan)
     judgement, timeline = _judged(file)
     from penstock.report.page import html_report

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.asking import request_of
-from penstock.cli.documents import STANDARD, print_json, write_document
+from penstock.cli.documents import STANDARD, print_json, refuse_unwritable, write_document
 
 if TYPE_CHECKING:
     from penstock.cli.show import Screen
@@ -76,6 +76,7 @@ def plan(
     from penstock.cli.show import Screen, show_result
     from penstock.schemas.plan import PlanFile
 
+    refuse_unwritable(output)
     screen = Screen.of(quiet=as_json or output == STANDARD)
     result = api.solve(asked, on_incumbent=_reporter(screen))
     if result.plan is not None:

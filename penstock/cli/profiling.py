@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.documents import STANDARD, write_document
+from penstock.cli.documents import STANDARD, refuse_unwritable, write_document
 
 if TYPE_CHECKING:
     from penstock.cli.show import Screen
@@ -74,6 +74,7 @@ def profile(
     from penstock.executor.job import load_job
     from penstock.executor.profiler import measure_profile
 
+    refuse_unwritable(output)
     screen = _screen()
     where = Path.cwd() if directory is None else Path(directory)
     job = load_job(model, where)
@@ -107,6 +108,7 @@ def probe(
     from penstock.executor.devices import machine_memory_bytes
     from penstock.executor.link_probe import measure_links, measured_cluster
 
+    refuse_unwritable(output)
     screen = _screen()
     link = measure_links(cpu_devices, progress=screen.progress)
     screen.done()

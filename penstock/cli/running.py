@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.documents import read_plan, write_document
+from penstock.cli.documents import read_plan, refuse_unwritable, write_document
 
 if TYPE_CHECKING:
     from penstock.cli.show import Screen
@@ -33,6 +33,8 @@ def run(
     seed: Annotated[int, typer.Option(min=0, help="Seed of parameters and data.")] = 0,
 ) -> None:
     """Train with a plan: one process per device, on this machine."""
+    for target in (trace, chrome_trace):
+        refuse_unwritable(target)
     file = read_plan(plan)
     from penstock import api
     from penstock.cli.show import Screen

@@ -6,6 +6,8 @@ column shows the kind that fills most of it. ``.`` is idle, ``=`` waiting while 
 
 from __future__ import annotations
 
+from itertools import groupby
+
 import numpy as np
 
 from penstock.report.picture import LETTERS, Lane, Picture, Strip, coverage, picture_of_timeline
@@ -15,6 +17,7 @@ from penstock.solvers.timeline import Timeline
 
 IDLE = "."
 COMMUNICATION = "="
+MAX_SINGLE = 16
 MAX_LINES = 64
 _BACKGROUND = {"F": 25, "B": 172, "I": 178, "W": 30, "R": 133, "U": 240}
 """Xterm colours close to Okabe and Ito's palette: blue, orange, yellow, green, purple, grey."""
@@ -26,11 +29,14 @@ def render_timeline(problem: Problem, timeline: Timeline, *, width: int = 100, c
 
 
 def render_picture(picture: Picture, *, width: int = 100, colour: bool = False) -> str:
-    """A line per device (equal ones only up to ``MAX_LINES`` lines), a time axis, and what the letters mean."""
-    lanes = list(picture.lanes)
-    hidden = max(0, len(lanes) - MAX_LINES)
-    shown = lanes[:MAX_LINES]
-    labels = [_label(lane) for lane in shown]
+    """A line per device, a time axis, and what the letters mean.
+
+    Above ``MAX_SINGLE`` devices those with the same order share a line; above ``MAX_LINES`` lines the rest is counted.
+    """
+    lanes = _shown(picture)
+    hidden = sum(len(group) for group in lanes[MAX_LINES:])
+    shown = [group[0] for group in lanes[:MAX_LINES]]
+    labels = [_label(group) for group in lanes[:MAX_LINES]]
     margin = max((len(label) for label in labels), default=0)
     columns = max(10, width - margin - 2)
     drawn: dict[int, str] = {}
@@ -46,9 +52,16 @@ def render_picture(picture: Picture, *, width: int = 100, colour: bool = False) 
     return "\n".join(lines)
 
 
-def _label(lane: Lane) -> str:
-    stages = ",".join(str(stage) for stage in lane.stages)
-    return f"{lane.device} [{stages}]"
+def _shown(picture: Picture) -> list[list[Lane]]:
+    if len(picture.lanes) <= MAX_SINGLE:
+        return [[lane] for lane in picture.lanes]
+    return [list(group) for _, group in groupby(picture.lanes, key=lambda lane: lane.strip)]
+
+
+def _label(group: list[Lane]) -> str:
+    stages = ",".join(str(stage) for stage in group[0].stages)
+    times = f" ×{len(group)}" if len(group) > 1 else ""
+    return f"{group[0].device}{times} [{stages}]"
 
 
 def _row(strip: Strip, end_ns: int, columns: int, colour: bool) -> str:

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from penstock.cli.timeline_text import MAX_LINES, render_picture
+from penstock.cli.timeline_text import MAX_LINES, MAX_SINGLE, render_picture
 from penstock.report.picture import LETTERS, Blocks, Lane, Picture, Strip
 
 NOTHING = np.zeros(0, np.int64)
@@ -56,7 +56,16 @@ def test_fine_blocks_show_the_kind_that_fills_most() -> None:
     assert render_picture(picture, width=10 + 9).splitlines()[0].endswith("|" + "B" * 10)
 
 
-def test_many_devices_are_cut() -> None:
-    lines = render_picture(_picture([(0, 0, 0, 0, 10)], [], lanes=MAX_LINES + 7), width=80).splitlines()
+def test_many_devices_with_one_order_share_a_line() -> None:
+    lines = render_picture(_picture([(0, 0, 0, 0, 10)], [], lanes=MAX_SINGLE + 1), width=80).splitlines()
+    assert len(lines) == 3
+    assert lines[0].startswith("n/0 ×17 [0] |F0fff")
+
+
+def test_too_many_lines_are_counted() -> None:
+    one = _picture([(0, 0, 0, 0, 10)], [])
+    strips = one.strips * (MAX_LINES + 7)
+    lanes = tuple(Lane(f"n/{i}", i, (0,), NOTHING, NOTHING, None) for i in range(len(strips)))
+    lines = render_picture(Picture(40, 2, strips, lanes), width=80).splitlines()
     assert len(lines) == MAX_LINES + 3
     assert "and 7 more devices" in lines[MAX_LINES]
