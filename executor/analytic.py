@@ -40,11 +40,13 @@ def analytic_profile(
     micro_batch_sizes: Sequence[int],
     dtype: Dtype = "fp32",
     *,
+    update_kind: str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> ModelProfile:
     """The profile of ``job`` on one kind of device, or several, at each micro-batch size (samples).
 
-    The loss belongs to the last layer, as the executor runs it. Raises NotFound for an unknown kind,
+    The loss belongs to the last layer, as the executor runs it. A layer has one update time for all kinds: that on
+    ``update_kind``, or on the first. Raises NotFound for an unknown kind,
     InvalidDocument for sizes or a dtype that make no sense, ModelMismatch for a model that does not run on the meta
     device.
     """
@@ -60,7 +62,8 @@ def analytic_profile(
         if progress is not None:
             progress(f"{job.name}: {len(modules)} layers at {size} samples on the meta device")
         runs.append(_run(chain, modules, size, TORCH_DTYPES[dtype]))
-    updates = [_update(job, module) for module in modules]
+    update_bytes = [_update_bytes(job, module) for module in modules]
+    update_facts = device_facts(update_kind or kinds[0])
     return ModelProfile(
         name=job.name,
         layers=tuple(
@@ -69,9 +72,9 @@ def analytic_profile(
                 kind=type(module).__name__,
                 parameter_bytes=parameter_bytes(module),
                 trainable=any(parameter.requires_grad for parameter in module.parameters()),
-                update_ns=_update_ns(update, facts[0]),
+                update_ns=math.ceil(update / update_facts.bytes_per_s() * 1e9),
             )
-            for spec, module, update in zip(chain.specs, modules, updates, strict=True)
+            for spec, module, update in zip(chain.specs, modules, update_bytes, strict=True)
         ),
         boundaries=tuple(runs[-1].boundaries),
         parameter_dtype=dtype,
@@ -85,7 +88,7 @@ def analytic_profile(
             for size, run in zip(sizes, runs, strict=True)
         ),
         scaling="measured",
-        assumptions=_assumptions(chain, kinds),
+        assumptions=_assumptions(chain, update_facts.kind),
         source=ProfileSource(
             method="analytic",
             description=f"operations on the meta device in {dtype}, times from the table of {', '.join(kinds)}",
@@ -174,18 +177,18 @@ def _to_meta(targets: Any) -> Any:
     return torch.utils._pytree.tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf, targets)
 
 
-def _update(job: Job, module: nn.Module) -> list[Operation]:
+def _update_bytes(job: Job, module: nn.Module) -> int:
+    """Traffic of one fused optimizer step: parameters and states read and written, gradients read."""
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     if not parameters:
-        return []
+        return 0
     optimizer = job.optimizer(parameters)
     for parameter in parameters:
         parameter.grad = torch.empty_like(parameter)
     optimizer.step()
-    with OperationRecorder() as recorder:
-        optimizer.step()
-    operations: list[Operation] = recorder.operations
-    return operations
+    held = sum(parameter.numel() * parameter.itemsize for parameter in parameters)
+    states = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+    return 3 * held + 2 * sum(state.numel() * state.itemsize for state in states)
 
 
 def _measured(cost: _LayerCost, device: DeviceFacts, dtype: Dtype) -> LayerMeasurement:
@@ -202,11 +205,6 @@ def _time_ns(operations: Iterable[Operation], device: DeviceFacts, dtype: Dtype)
     return math.ceil(seconds * 1e9)
 
 
-def _update_ns(operations: list[Operation], device: DeviceFacts) -> int:
-    """Memory traffic of the step: accelerators run it over all parameters at once, so launches do not count."""
-    return math.ceil(sum(op.bytes for op in operations) / device.bytes_per_s() * 1e9)
-
-
 def _boundary(name: str, tensor: Tensor, rows: int) -> BoundaryTensor:
     size = -(-tensor.numel() * tensor.itemsize // rows)
     return BoundaryTensor(
@@ -218,10 +216,10 @@ def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
-def _assumptions(chain: Chain, kinds: tuple[str, ...]) -> tuple[str, ...]:
+def _assumptions(chain: Chain, update_kind: str) -> tuple[str, ...]:
     inputs = sorted({name for names in chain.inputs for name in names})
     return (
         f"model inputs, delivered by the batch and crossing no cut: {', '.join(inputs) or 'none'}",
-        f"update_ns is one step of the job's optimizer on {kinds[0]}",
+        f"update_ns is one fused step of the job's optimizer on {update_kind}",
         "the loss belongs to the last layer; attention and LSTMs run as fused kernels",
     )
