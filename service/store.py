@@ -123,7 +123,7 @@ class Store:
             plan,
             profile,
             topology,
-            rest[1:] + b"}",
+            rest[1:],
         )
 
     def _insert(self, rows: dict[str, tuple[str, bytes]]) -> None:
