@@ -127,7 +127,8 @@ def programs(file: PlanFile) -> list[Program]:
     assert judgement.allocation is not None
     if not isinstance(judgement.schedule, Orders):
         raise UnsupportedRequest("a periodic plan cannot be run yet", remedy="plan with update_rules: [synchronous]")
-    return lower(judgement.problem, judgement.allocation, judgement.schedule)
+    overlap = file.plan.overlap_all_reduce
+    return lower(judgement.problem, judgement.allocation, judgement.schedule, overlap=overlap)
 
 
 def compare(

@@ -45,30 +45,45 @@ class Lowered:
         )
 
 
-def lower(problem: Problem, allocation: Allocation, orders: Orders, *, transport: Transport = "gloo") -> list[Program]:
+def lower(
+    problem: Problem,
+    allocation: Allocation,
+    orders: Orders,
+    *,
+    transport: Transport = "gloo",
+    overlap: bool | None = None,
+) -> list[Program]:
     """One program per used device, ranks numbered in the order of the devices' indices. All in the prologue.
 
+    ``overlap``: whether the all-reduce overlaps with the last backward; None: as the request has it.
     Raises InvalidPlan when the orders do not cover each micro-batch of each replica exactly once, when ranks would
     wait for each other (naming both and their next instructions), when rows do not tile, and for ``nccl`` also when
     a pair's messages have another order on both ends or sends that wait for their receives would hang;
     UnsupportedRequest for plans that no executor here trains.
     """
-    lowered = lower_arrays(problem, allocation, orders, transport=transport)
+    lowered = lower_arrays(problem, allocation, orders, transport=transport, overlap=overlap)
     return [lowered.program(rank) for rank in range(len(lowered.layouts))]
 
 
-def lower_arrays(problem: Problem, allocation: Allocation, orders: Orders, *, transport: Transport = "gloo") -> Lowered:
+def lower_arrays(
+    problem: Problem,
+    allocation: Allocation,
+    orders: Orders,
+    *,
+    transport: Transport = "gloo",
+    overlap: bool | None = None,
+) -> Lowered:
     """As ``lower``, for large plans: 16 bytes per instruction, programs made when asked for."""
     programs = layouts(problem, allocation)
     wiring = wire(programs)
     operations = _operations_of_ranks(problem, programs, wiring, orders)
-    overlap = problem.rules.overlap_all_reduce
+    early = problem.rules.overlap_all_reduce if overlap is None else overlap
     nothing = np.empty((0, 4), dtype=np.int32)
-    sizes = [emit(wiring, rank, rows, overlap, nothing) for rank, rows in enumerate(operations)]
+    sizes = [emit(wiring, rank, rows, early, nothing) for rank, rows in enumerate(operations)]
     starts = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
     codes = np.empty((int(starts[-1]), 4), dtype=np.int32)
     for rank, rows in enumerate(operations):
-        emit(wiring, rank, rows, overlap, codes[starts[rank] : starts[rank + 1]])
+        emit(wiring, rank, rows, early, codes[starts[rank] : starts[rank + 1]])
     check(wiring, codes, starts, [p.device for p in programs], transport)
     return Lowered(tuple(programs), codes, starts)
 

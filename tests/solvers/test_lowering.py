@@ -76,6 +76,8 @@ def test_buckets_start_after_the_last_backward_where_the_plan_does_not_overlap_t
     problem = make_problem([1], parameter_bytes=8, global_batch_size=2, overlap_all_reduce=False)
     allocation = chain([(1, [0, 1])], 1)
     assert text(lower(problem, allocation, gpipe(allocation))[1]) == "0F0 0B0 0REDUCE0 0WAIT_REDUCE0 0STEP0"
+    early = lower(problem, allocation, gpipe(allocation), overlap=True)
+    assert text(early[1]) == "0F0 0REDUCE0 0B0 0WAIT_REDUCE0 0STEP0"
 
 
 def test_buckets_cover_layers_without_parameters_in_the_profile() -> None:
