@@ -67,7 +67,7 @@ class Agents:
         while True:
             await asyncio.sleep(min(5.0, self._timeout_s / 4))
             for agent_id in await run_sync(self._silent):
-                await run_sync(self._runs.agent_lost, agent_id, f"was silent for more than {self._timeout_s:.0f} s")
+                await run_sync(self._runs.agent_lost, agent_id, f"was silent for more than {self._timeout_s:g} s")
 
     def everybody(self) -> list[AgentOut]:
         """All agents that were ever here, by name."""

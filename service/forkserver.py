@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import logging
 import os
 import selectors
 import signal
@@ -25,6 +26,8 @@ from typing import NoReturn
 from penstock.schemas.errors import Unreachable
 
 PRELOAD = ("penstock.api", "penstock.service.solve_child")
+WARM = (*PRELOAD, "penstock.solvers.warm:warm")
+"""Modules to import, and functions to call after it."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -141,9 +144,8 @@ def main(control_fd: int, preload: Sequence[str]) -> None:
         end.setblocking(False)
     signal.set_wakeup_fd(wake_write.fileno(), warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    for module in preload:
-        with suppress(ImportError):  # the child meets the same error and reports it with its task
-            importlib.import_module(module)
+    for name in preload:
+        _load(name)
     running: dict[int, socket.socket] = {}
     with selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ)
@@ -155,6 +157,16 @@ def main(control_fd: int, preload: Sequence[str]) -> None:
                     _reap(running)
                 elif not _fork(control, running, (wake_read, wake_write)):
                     return
+
+
+def _load(name: str) -> None:
+    module, _, function = name.partition(":")
+    try:
+        loaded = importlib.import_module(module)
+        if function:
+            getattr(loaded, function)()
+    except Exception:  # the first task meets the same error, and its client hears of it
+        logging.getLogger("penstock.service").warning("%s cannot be loaded ahead", name, exc_info=True)
 
 
 def _fork(control: socket.socket, running: dict[int, socket.socket], ours: Sequence[socket.socket]) -> bool:

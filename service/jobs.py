@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from penstock.schemas.errors import Conflict, NotFound
 from penstock.schemas.jobs import JobEvent, JobOut, JobState, ProblemDetails, ResultOut
 from penstock.schemas.plan import Certificate, Plan
-from penstock.service.database import ACTIVE, Database, iso, job_events, jobs, now_ms
+from penstock.service.database import ACTIVE, Database, answers, iso, job_events, jobs, now_ms
 
 
 @dataclass(frozen=True)
@@ -222,8 +222,12 @@ class JobQueue:
         *,
         result: ResultOut | None = None,
         error: ProblemDetails | None = None,
+        keep: bool = False,
     ) -> bool:
-        """End a job; False when the lease was lost meanwhile, so that somebody else has it."""
+        """End a job; False when the lease was lost meanwhile, so that somebody else has it.
+
+        With ``keep``, equal requests are answered by this job from now on.
+        """
         values: dict[str, Any] = {"state": state, "finished_ms": now_ms(), "lease_owner": None, "lease_until_ms": None}
         told: dict[str, Any] = {"state": state}
         if result is not None:
@@ -239,6 +243,8 @@ class JobQueue:
             if not connection.execute(jobs.update().where(*_held(claim)).values(**values)).rowcount:
                 return False
             _tell(connection, claim.job_id, "state", told)
+            if keep:
+                _keep_answer(connection, claim)
         self._publish(f"job:{claim.job_id}")
         return True
 
@@ -308,6 +314,16 @@ def job_out(row: Any, *, with_result: bool = True) -> JobOut:
 
 def _request_bound(certificates: tuple[Certificate, ...]) -> int | None:
     return max((c.bound_ns for c in certificates if c.scope == "all plans of this request"), default=None)
+
+
+def _keep_answer(connection: sa.Connection, claim: Claim) -> None:
+    """Keep the finished job as the answer to its request; the first answer stays."""
+    if connection.scalar(sa.select(answers.c.job_id).where(answers.c.cache_key == claim.cache_key)) is None:
+        row = connection.execute(sa.select(jobs).where(jobs.c.id == claim.job_id)).mappings().one()
+        body = job_out(row).model_copy(update={"cached": True}).model_dump_json().encode()
+        connection.execute(
+            answers.insert().values(cache_key=claim.cache_key, job_id=claim.job_id, body=body, created_ms=now_ms())
+        )
 
 
 def _held(claim: Claim) -> tuple[sa.ColumnElement[bool], ...]:

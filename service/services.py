@@ -11,7 +11,7 @@ from anyio.to_thread import run_sync
 from penstock.service import judging
 from penstock.service.agents import Agents
 from penstock.service.database import Database
-from penstock.service.forkserver import Forkserver
+from penstock.service.forkserver import PRELOAD, WARM, Forkserver
 from penstock.service.jobs import JobQueue
 from penstock.service.judging import ProgramCache
 from penstock.service.notifier import Notifier
@@ -34,7 +34,7 @@ class Service:
         self.queue = JobQueue(
             self.database, self._publish, lease_s=settings.lease_s, max_attempts=settings.max_attempts
         )
-        self.forkserver = Forkserver()
+        self.forkserver = Forkserver(WARM if settings.warm_up else PRELOAD)
         self.worker = Worker(
             self.queue,
             self.store,

@@ -106,14 +106,6 @@ class Store:
             body = connection.scalar(sa.select(answers.c.body).where(answers.c.cache_key == cache_key))
         return None if body is None else bytes(body)
 
-    def put_answer(self, cache_key: str, job_id: str, body: bytes) -> None:
-        """Keep the answer of a job; the first one stays."""
-        row = {"cache_key": cache_key, "job_id": job_id, "body": body, "created_ms": now_ms()}
-        with self._database.write() as connection:
-            known = connection.scalar(sa.select(answers.c.job_id).where(answers.c.cache_key == cache_key))
-            if known is None:
-                connection.execute(answers.insert().values(**row))
-
     def _file_body(self, plan: bytes, request_address: str) -> bytes:
         request = json.loads(self.body("plan request", request_address))
         profile = self.body("profile", request.pop("profile"))

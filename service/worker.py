@@ -208,10 +208,7 @@ class Worker:
     def _succeed(self, solve: Solve, result: ResultOut, *, cacheable: bool) -> None:
         if result.plan is not None:
             self._store.put(result.plan)
-        if not self._queue.finish(solve.claim, "succeeded", result=result) or not cacheable:
-            return
-        job = self._queue.job(solve.claim.job_id).model_copy(update={"cached": True})
-        self._store.put_answer(solve.claim.cache_key, solve.claim.job_id, job.model_dump_json().encode())
+        self._queue.finish(solve.claim, "succeeded", result=result, keep=cacheable)
 
     def _best_so_far(self, solve: Solve, seconds: float) -> ResultOut:
         asked = "it was asked to finish" if solve.stop == "finish" else f"its limit of {seconds:.1f} s was over"
