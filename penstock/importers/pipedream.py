@@ -72,6 +72,8 @@ def read_profile(text: str, *, name: str, device_kind: str = "V100", micro_batch
 
     Raises InvalidDocument with one fault per line that is wrong.
     """
+    if not name:
+        raise InvalidDocument("a profile needs a name")
     if micro_batch_size < 1:
         raise InvalidDocument(f"the micro-batch size {micro_batch_size} has to be at least 1 sample")
     nodes, edges = _parse(text, name)
@@ -166,12 +168,15 @@ def _read_node(line: int, number: int, description: str, fields: str, faults: _F
     times = [_number(line, number, key, values.get(key, "0"), _NS_PER_MS, faults) for key in _TIMES]
     outputs = values.get("activation_size", "0")
     entries = outputs[1:-1].split(";") if outputs.startswith("[") and outputs.endswith("]") else [outputs]
+    output_bytes = tuple(_number(line, number, "activation_size", entry, 1, faults) for entry in entries)
+    if sum(output_bytes) > MAX_WIRE_INTEGER:
+        faults.add(line, f"node{number}: activation_size adds up to more than 2^53 - 1 bytes")
     return _Node(
         number=number,
         description=description,
         forward_ns=times[0],
         backward_ns=times[1],
-        output_bytes=tuple(_number(line, number, "activation_size", entry, 1, faults) for entry in entries),
+        output_bytes=output_bytes,
         parameter_bytes=_number(line, number, "parameter_size", values.get("parameter_size", "0"), 1, faults),
         line=line,
         untimed=any(key not in values for key in _TIMES),

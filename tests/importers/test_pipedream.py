@@ -147,6 +147,7 @@ def test_forty_eight_layers_keep_their_cuts_and_parameters() -> None:
         (node(1, "a", out="12x"), "'12x' is no finite number"),
         (node(1, "a", params="1e40"), "more than 2^53"),
         (node(1, "a", forward="1e12"), "more than 2^53"),
+        (node(1, "a", out="[9e15; 9e15]"), "adds up to more than 2^53"),
         (node(1, "a") + ", parameter_size=3", "given twice"),
         (node(1, "a").replace("parameter_size", "parameters"), "parameter_size is missing"),
         (node(1, "a").replace("forward_compute_time", "forward_time"), "'forward_time=1'"),
