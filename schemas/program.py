@@ -78,7 +78,7 @@ class Instruction(NamedTuple):
     | RECV_F RECV_B | post a receive over ``channel``; does not wait |
     | SEND_F SEND_B | send what F, or B or I, just made, over ``channel``; does not wait |
     | LOCAL_F LOCAL_B | hand it to another stage of this rank: from end ``channel`` to end ``channel + 1`` |
-    | REDUCE | arm a bucket: its all-reduce starts as the backward that follows readies its gradients |
+    | REDUCE | start a bucket's all-reduce: as the backward that follows readies it, at once if none follows |
     | WAIT_REDUCE | wait for a bucket |
     | STEP | the optimizer's step of a stage |
 
@@ -121,8 +121,9 @@ class Held:
     """A stage that a rank holds: layers ``first`` to ``last`` as replica ``replica`` of those on ``ranks``.
 
     ``rows[c]`` = [low, high) of a micro-batch of row class c that this replica computes (round robin: all rows of the
-    micro-batches m with m mod replicas = replica). ``previous``, ``next``: stage numbers in the same pipeline.
-    ``micro_batches``: first and last of the pipeline. ``buckets``: layer ranges of the all-reduce, last layers first.
+    micro-batches whose distance from the pipeline's first is ``replica`` modulo the replicas). ``previous``, ``next``:
+    stage numbers in the same pipeline. ``micro_batches``: first and last of the pipeline. ``buckets``: layer ranges of
+    the all-reduce, last layers first.
     """
 
     stage: int

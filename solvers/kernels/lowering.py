@@ -69,9 +69,9 @@ class Wiring(NamedTuple):
     first_class: int
 
 
-_FIRST, _STOP, _STEP_BY, _OWN, _EXPECTED, _BUCKET, _NUM_BUCKETS = 2, 3, 4, 5, 6, 10, 11
-_RANK, _STAGE, _DIRECTION, _SENDS, _WITHIN, _TURN, _MODULUS, _SLOT, _ROWS = range(9)
-_PARTNER, _PAIR = 10, 11
+HELD_FIRST, HELD_STOP, HELD_STEP_BY, HELD_OWN, HELD_EXPECTED, HELD_BUCKET, HELD_NUM_BUCKETS = 2, 3, 4, 5, 6, 10, 11
+END_RANK, END_STAGE, END_DIRECTION, END_SENDS, END_WITHIN, END_TURN, END_MODULUS, END_SLOT, END_ROWS = range(9)
+END_PARTNER, END_PAIR = 10, 11
 _OPEN_FIRST, _OPEN_COUNT, _QUEUED = range(3)
 
 
@@ -94,26 +94,26 @@ def emit(wiring: Wiring, rank: int, operations: Any, overlap: bool, out: Any) ->
                 word = _RECV_F if operations[i, 0] == _F else _RECV_B
                 for k in range(lists[at], lists[at + 1]):
                     end = members[k]
-                    if ends[end, _WITHIN] == 0 and _carries(ends, end, m, first_class):
+                    if ends[end, END_WITHIN] == 0 and _carries(ends, end, m, first_class):
                         count = _put(word, stage, m, end - channel_0, count, out)
         kind, stage, m = operations[p, 0], operations[p, 1], operations[p, 2]
         h = held_of[stage]
         if overlap and last[h - base] == p:
-            count = _buckets(_REDUCE, stage, held[h, _NUM_BUCKETS], count, out)
+            count = _buckets(_REDUCE, stage, held[h, HELD_NUM_BUCKETS], count, out)
         count = _put(kind, stage, m, -1, count, out)
         if kind <= _I:
             at = 4 * h + (1 if kind == _F else 3)
             for k in range(lists[at], lists[at + 1]):
                 end = members[k]
                 if _carries(ends, end, m, first_class):
-                    within = ends[end, _WITHIN] == 1
+                    within = ends[end, END_WITHIN] == 1
                     word = (_LOCAL_F if within else _SEND_F) if kind == _F else _LOCAL_B if within else _SEND_B
                     count = _put(word, stage, m, end - channel_0, count, out)
         if not overlap and last[h - base] == p:
-            count = _buckets(_REDUCE, stage, held[h, _NUM_BUCKETS], count, out)
+            count = _buckets(_REDUCE, stage, held[h, HELD_NUM_BUCKETS], count, out)
     for h in np.argsort(last):
         stage = held[base + h, 1]
-        count = _buckets(_WAIT_REDUCE, stage, held[base + h, _NUM_BUCKETS], count, out)
+        count = _buckets(_WAIT_REDUCE, stage, held[base + h, HELD_NUM_BUCKETS], count, out)
         count = _put(_STEP, stage, 0, -1, count, out)
     return count
 
@@ -156,14 +156,14 @@ def _buckets(word: int, stage: int, number: int, count: int, out: Any) -> int:
 @njit(cache=True, inline="always")
 def _carries(ends: Any, end: int, m: int, first_class: int) -> Any:
     """Whether an end exchanges anything of micro-batch ``m``."""
-    if ends[end, _ROWS + (1 if m >= first_class else 0)] == 0:
+    if ends[end, END_ROWS + (1 if m >= first_class else 0)] == 0:
         return False
-    return ends[end, _MODULUS] == 1 or m % ends[end, _MODULUS] == ends[end, _TURN]
+    return ends[end, END_MODULUS] == 1 or m % ends[end, END_MODULUS] == ends[end, END_TURN]
 
 
 @njit(cache=True, inline="always")
 def _slot(ends: Any, end: int, m: int) -> Any:
-    return ends[end, _SLOT] + (m if ends[end, _MODULUS] == 1 else m // ends[end, _MODULUS])
+    return ends[end, END_SLOT] + (m if ends[end, END_MODULUS] == 1 else m // ends[end, END_MODULUS])
 
 
 @njit(cache=True)
@@ -180,7 +180,7 @@ def advance(
     ranks, num_stages = held_of.shape
     done = np.zeros((len(held), wiring.num_micro_batches), np.uint8)
     updates = np.zeros((len(held), 2), np.int64)
-    reduced = np.zeros(held[-1, _BUCKET] + held[-1, _NUM_BUCKETS], np.uint8)
+    reduced = np.zeros(held[-1, HELD_BUCKET] + held[-1, HELD_NUM_BUCKETS], np.uint8)
     slots = np.zeros(wiring.num_slots, np.uint8)
     sequence = np.zeros(wiring.num_slots if ordered else 0, np.int32)
     counts = np.zeros((wiring.num_pairs, 2), np.int64)
@@ -206,36 +206,29 @@ def advance(
                 finding = _compute(held, done, h, word, m)
                 if finding == OK and word <= _I:
                     direction = 0 if word == _F else 1
-                    expected = held[h, _EXPECTED + 2 * direction + (1 if m >= first_class else 0)]
+                    expected = held[h, HELD_EXPECTED + 2 * direction + (1 if m >= first_class else 0)]
                     finding = _use(ends, slots, book, opened, waiting, rank, stage, direction, m, expected)
                 if finding == OK:
                     done[h, m] |= 1 << word
                     updates[h, 0] += 1 if word in (_B, _W) else 0
             elif word <= _LOCAL_B:
                 end = channel_0 + codes[i, 3]
-                if (
-                    end < channel_0
-                    or end >= channels
-                    or m >= wiring.num_micro_batches
-                    or not _fits(ends, end, word, stage)
-                    or not _carries(ends, end, m, first_class)
-                ):
-                    finding = BAD_CHANNEL
-                elif word in (_RECV_F, _RECV_B):
-                    finding = _receive(ends, slots, book, opened, rank, end, m)
-                elif waiting[rank] == end:
-                    finding = OK
-                else:
-                    finding = _send(ends, slots, done, book, opened, rank, h, end, m)
+                inside = channel_0 <= end < channels and m < wiring.num_micro_batches
+                if not inside or not _fits(ends, end, word, stage) or not _carries(ends, end, m, first_class):
+                    return BAD_CHANNEL, rank, -1
+                peer, other = ends[ends[end, END_PARTNER], END_RANK], ends[end, END_PARTNER]
+                finding = OK
+                if waiting[rank] != end:
+                    finding = _exchange(ends, slots, done, book, opened, rank, h, end, m)
+                    if finding == OK and peer != rank:
+                        if ordered and not _in_order(ends, slots, sequence, counts, end, m):
+                            return OUT_OF_ORDER, rank, sequence[_slot(ends, end, m)]
+                        if waiting[peer] == other:
+                            _wake(queue, cursor, book, peer)
                 if finding == OK:
-                    if ordered and ends[end, _WITHIN] == 0 and not _in_order(ends, slots, sequence, counts, end, m):
-                        return OUT_OF_ORDER, rank, sequence[_slot(ends, end, m)]
-                    if ends[end, _WITHIN] == 0 and waiting[ends[ends[end, _PARTNER], _RANK]] == ends[end, _PARTNER]:
-                        _wake(queue, cursor, book, ends[ends[end, _PARTNER], _RANK])
-                    waiting[rank] = -1
-                    if rendezvous and ends[end, _SENDS] and not slots[_slot(ends, end, m)] & _POSTED:
-                        waiting[rank] = end
-                        finding = STUCK
+                    waits = rendezvous and ends[end, END_SENDS] == 1 and not slots[_slot(ends, end, m)] & _POSTED
+                    waiting[rank] = end if waits else -1
+                    finding = STUCK if waits else OK
             elif word <= _STEP:
                 finding = _update(held, updates, reduced, h, word, m)
             else:
@@ -277,8 +270,8 @@ def _wake(queue: Any, cursor: Any, book: Any, rank: int) -> None:
 @njit(cache=True, inline="always")
 def _compute(held: Any, done: Any, h: int, kind: int, m: int) -> int:
     """Whether an operation may run on its rank: own micro-batch, once, after what precedes it."""
-    first = held[h, _FIRST]
-    if m < first or m >= held[h, _STOP] or (m - first) % held[h, _STEP_BY] != 0:
+    first = held[h, HELD_FIRST]
+    if m < first or m >= held[h, HELD_STOP] or (m - first) % held[h, HELD_STEP_BY] != 0:
         return NOT_OWN
     before = done[h, m]
     if before & (1 << kind) or (kind != _W and before & _HALVES):
@@ -308,7 +301,7 @@ def _use(
     waiting[rank] = -1
     for k in range(first, stop):
         end = opened[k, 0]
-        if opened[k, 1] == m and ends[end, _STAGE] == stage and ends[end, _DIRECTION] == direction:
+        if opened[k, 1] == m and ends[end, END_STAGE] == stage and ends[end, END_DIRECTION] == direction:
             if not slots[_slot(ends, end, m)] & _SENT:
                 waiting[rank] = end
                 return STUCK
@@ -318,7 +311,7 @@ def _use(
     k = first
     while found > 0:
         end = opened[k, 0]
-        if opened[k, 1] == m and ends[end, _STAGE] == stage and ends[end, _DIRECTION] == direction:
+        if opened[k, 1] == m and ends[end, END_STAGE] == stage and ends[end, END_DIRECTION] == direction:
             found -= 1
             stop -= 1
             opened[k, 0] = opened[stop, 0]
@@ -336,34 +329,29 @@ def _fits(ends: Any, end: int, word: int, stage: int) -> Any:
     sends = within or word in (_SEND_F, _SEND_B)
     direction = 0 if word in (_SEND_F, _RECV_F, _LOCAL_F) else 1
     return (
-        ends[end, _STAGE] == stage
-        and ends[end, _DIRECTION] == direction
-        and ends[end, _SENDS] == (1 if sends else 0)
-        and ends[end, _WITHIN] == (1 if within else 0)
+        ends[end, END_STAGE] == stage
+        and ends[end, END_DIRECTION] == direction
+        and ends[end, END_SENDS] == (1 if sends else 0)
+        and ends[end, END_WITHIN] == (1 if within else 0)
     )
 
 
 @njit(cache=True, inline="always")
-def _send(ends: Any, slots: Any, done: Any, book: Any, opened: Any, rank: int, h: int, end: int, m: int) -> int:
+def _exchange(ends: Any, slots: Any, done: Any, book: Any, opened: Any, rank: int, h: int, end: int, m: int) -> int:
+    """Send, or post a receive, or hand over within the rank, which is both at once."""
     slot = _slot(ends, end, m)
-    if slots[slot] & _SENT:
+    if slots[slot] & (_SENT if ends[end, END_SENDS] else _POSTED):
         return TWICE
-    if not done[h, m] & ((1 << _F) if ends[end, _DIRECTION] == 0 else _HALVES):
+    if not ends[end, END_SENDS]:
+        slots[slot] |= _POSTED
+        _open(book, opened, rank, end, m)
+        return OK
+    if not done[h, m] & ((1 << _F) if ends[end, END_DIRECTION] == 0 else _HALVES):
         return TOO_EARLY
     slots[slot] |= _SENT
-    if ends[end, _WITHIN]:
+    if ends[end, END_WITHIN]:
         slots[slot] |= _POSTED
-        _open(book, opened, rank, ends[end, _PARTNER], m)
-    return OK
-
-
-@njit(cache=True, inline="always")
-def _receive(ends: Any, slots: Any, book: Any, opened: Any, rank: int, end: int, m: int) -> int:
-    slot = _slot(ends, end, m)
-    if slots[slot] & _POSTED:
-        return TWICE
-    slots[slot] |= _POSTED
-    _open(book, opened, rank, end, m)
+        _open(book, opened, rank, ends[end, END_PARTNER], m)
     return OK
 
 
@@ -378,8 +366,8 @@ def _open(book: Any, opened: Any, rank: int, end: int, m: int) -> None:
 @njit(cache=True, inline="always")
 def _in_order(ends: Any, slots: Any, sequence: Any, counts: Any, end: int, m: int) -> Any:
     """Count a message of a pair; whether the other side, if it was first, counted it the same."""
-    slot, pair = _slot(ends, end, m), ends[end, _PAIR]
-    side = 0 if ends[end, _SENDS] else 1
+    slot, pair = _slot(ends, end, m), ends[end, END_PAIR]
+    side = 0 if ends[end, END_SENDS] else 1
     number = counts[pair, side]
     counts[pair, side] += 1
     if slots[slot] != _SENT | _POSTED:
@@ -392,18 +380,18 @@ def _in_order(ends: Any, slots: Any, sequence: Any, counts: Any, end: int, m: in
 
 @njit(cache=True)
 def _update(held: Any, updates: Any, reduced: Any, h: int, word: int, bucket: int) -> int:
-    first, missing = held[h, _BUCKET], held[h, _OWN] - updates[h, 0]
+    first, missing = held[h, HELD_BUCKET], held[h, HELD_OWN] - updates[h, 0]
     if word == _STEP:
         if updates[h, 1] or bucket != 0:
             return TWICE if bucket == 0 else BAD_BUCKET
         if missing > 0:
             return TOO_EARLY
         updates[h, 1] = 1
-        for k in range(first, first + held[h, _NUM_BUCKETS]):
+        for k in range(first, first + held[h, HELD_NUM_BUCKETS]):
             if reduced[k] != 2:
                 return BAD_BUCKET
         return OK
-    if bucket >= held[h, _NUM_BUCKETS] or reduced[first + bucket] != (0 if word == _REDUCE else 1):
+    if bucket >= held[h, HELD_NUM_BUCKETS] or reduced[first + bucket] != (0 if word == _REDUCE else 1):
         return BAD_BUCKET
     if missing > (1 if word == _REDUCE else 0):
         return TOO_EARLY
@@ -416,7 +404,7 @@ def _left_over(wiring: Wiring, done: Any, updates: Any, slots: Any, book: Any, o
     """What is missing when all programs have ended."""
     held, ends = wiring.held, wiring.ends
     for h in range(len(held)):
-        for m in range(held[h, _FIRST], held[h, _STOP], held[h, _STEP_BY]):
+        for m in range(held[h, HELD_FIRST], held[h, HELD_STOP], held[h, HELD_STEP_BY]):
             if not done[h, m] & (1 << _F) or not done[h, m] & ((1 << _B) | (1 << _W)):
                 return NEVER_RUN, h, m
         if not updates[h, 1]:
@@ -425,8 +413,8 @@ def _left_over(wiring: Wiring, done: Any, updates: Any, slots: Any, book: Any, o
         if book[rank, _OPEN_COUNT] > 0:
             return NEVER_USED, rank, opened[book[rank, _OPEN_FIRST], 0]
     for end in range(len(ends)):
-        if ends[end, _SENDS]:
-            for m in range(ends[end, _TURN], wiring.num_micro_batches, ends[end, _MODULUS]):
+        if ends[end, END_SENDS]:
+            for m in range(ends[end, END_TURN], wiring.num_micro_batches, ends[end, END_MODULUS]):
                 if slots[_slot(ends, end, m)] == _SENT:
                     return NEVER_POSTED, end, m
     return OK, -1, -1

@@ -16,7 +16,15 @@ import numpy as np
 from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.program import WORDS, Instruction, Program
 from penstock.solvers.kernels import lowering as kernel
-from penstock.solvers.kernels.lowering import Wiring
+from penstock.solvers.kernels.lowering import (
+    END_DIRECTION,
+    END_PAIR,
+    END_PARTNER,
+    END_RANK,
+    END_SENDS,
+    END_STAGE,
+    Wiring,
+)
 
 Transport = Literal["gloo", "nccl"]
 _WORD = {word: number for number, word in enumerate(WORDS)}
@@ -91,7 +99,7 @@ class _Check:
         ends, seen = self.wiring.ends, []
         while rank not in seen and self.at[rank] < self.starts[rank + 1]:
             seen.append(rank)
-            rank = int(ends[self.wiring.ends[self.waiting[rank], 10], 0])
+            rank = int(ends[self.wiring.ends[self.waiting[rank], END_PARTNER], END_RANK])
         circle = seen[seen.index(rank) :] if rank in seen else [*seen[-1:], rank]
         lines = [f"{self.name(one)} is at {self.next(one)}{self.wait(one)}" for one in circle[:_SHOWN]]
         if len(circle) > _SHOWN:
@@ -110,17 +118,18 @@ class _Check:
         end = int(self.waiting[rank])
         if self.at[rank] >= self.starts[rank + 1] or end < 0:
             return ""
-        stage, direction, sends = (int(x) for x in self.wiring.ends[end, 1:4])
-        partner = self.wiring.ends[self.wiring.ends[end, 10]]
-        m = int(self.codes[self.at[rank], 2])
-        what = f"{'RECV' if sends else 'SEND'}_{'FB'[direction]}"
-        return f" and waits for {int(partner[1])}{what}{m} of rank {int(partner[0])} (its stage {stage})"
+        ends = self.wiring.ends
+        other = int(ends[end, END_PARTNER])
+        word = "RECV" if ends[end, END_SENDS] else "SEND"
+        what = f"{ends[other, END_STAGE]}{word}_{'FB'[ends[end, END_DIRECTION]]}{self.codes[self.at[rank], 2]}"
+        return f" and waits for {what} of rank {ends[other, END_RANK]}"
 
     def out_of_order(self, rank: int, number: int) -> InvalidPlan:
         """``rank`` was the second to count message ``number`` of a pair."""
         code = self.codes[self.at[rank]]
         end = self.wiring.first[rank, 1] + code[3]
-        pair, other = self.wiring.ends[end, 11], int(self.wiring.ends[self.wiring.ends[end, 10], 0])
+        ends = self.wiring.ends
+        pair, other = ends[end, END_PAIR], int(ends[ends[end, END_PARTNER], END_RANK])
         sender, receiver = (rank, other) if code[0] in _SENDING else (other, rank)
         sent = self.message(sender, pair, number, _SENDING)
         received = self.message(receiver, pair, number, _RECEIVING)
@@ -134,7 +143,7 @@ class _Check:
         """Which instruction is the given message of a pair on one of its ranks."""
         codes = self.codes[self.starts[rank] : self.starts[rank + 1]]
         mine = codes[np.isin(codes[:, 0], words)]
-        mine = mine[self.wiring.ends[self.wiring.first[rank, 1] + mine[:, 3], 11] == pair]
+        mine = mine[self.wiring.ends[self.wiring.first[rank, 1] + mine[:, 3], END_PAIR] == pair]
         return str(instruction(mine[number])) if number < len(mine) else "nothing"
 
     def left_over(self, finding: int, where: int, detail: int) -> InvalidPlan:
@@ -150,11 +159,11 @@ class _Check:
             return InvalidPlan(f"{self.name(rank)} never runs {stage}STEP0: stage {stage} would not be trained")
         if finding == kernel.NEVER_USED:
             return InvalidPlan(
-                f"{self.name(where)} posts a receive for stage {wiring.ends[detail, 1]} that nothing waits for"
+                f"{self.name(where)} posts a receive for stage {wiring.ends[detail, END_STAGE]} that nothing waits for"
             )
-        rank, stage = (int(x) for x in wiring.ends[where, :2])
-        peer = int(wiring.ends[wiring.ends[where, 10], 0])
-        word = "FB"[int(wiring.ends[where, 2])]
+        rank, stage = int(wiring.ends[where, END_RANK]), int(wiring.ends[where, END_STAGE])
+        peer = int(wiring.ends[wiring.ends[where, END_PARTNER], END_RANK])
+        word = "FB"[wiring.ends[where, END_DIRECTION]]
         return InvalidPlan(f"{self.name(rank)} runs {stage}SEND_{word}{detail}, which {self.name(peer)} never receives")
 
     def check_reductions(self) -> None:

@@ -9,7 +9,17 @@ import numpy as np
 
 from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.program import Channel, Held, Program
-from penstock.solvers.kernels.lowering import Wiring
+from penstock.solvers.kernels.lowering import (
+    END_MODULUS,
+    END_PAIR,
+    END_PARTNER,
+    END_ROWS,
+    END_SLOT,
+    HELD_BUCKET,
+    HELD_EXPECTED,
+    HELD_NUM_BUCKETS,
+    Wiring,
+)
 
 _WAYS = ("forward", "backward")
 _Key = tuple[int, str, int, int, int]
@@ -31,9 +41,11 @@ def wire(programs: Sequence[Program]) -> Wiring:
     lists, members = _lists(ends, number_of, len(held))
     table = np.zeros((len(held), 12), dtype=np.int64)
     table[:, :6] = [_own(rank, one) for rank, one in held]
-    table[:, 6:10] = _expected(held, ends, partner, stage_of, lists, members).reshape(len(held), 4)
-    table[:, 11] = [len(one.buckets) for _, one in held]
-    table[1:, 10] = np.cumsum(table[:-1, 11])
+    table[:, HELD_EXPECTED : HELD_EXPECTED + 4] = _expected(held, ends, partner, stage_of, lists, members).reshape(
+        len(held), 4
+    )
+    table[:, HELD_NUM_BUCKETS] = [len(one.buckets) for _, one in held]
+    table[1:, HELD_BUCKET] = np.cumsum(table[:-1, HELD_NUM_BUCKETS])
     count = programs[0].num_micro_batches
     rows, num_slots, num_pairs = _end_table(ends, partner, stage_of, count)
     held_of = np.full((len(programs), 1 + max(one.stage for _, one in held)), -1, dtype=np.int32)
@@ -64,11 +76,19 @@ def _end_table(
         sends = _sends(channel)
         route = (rank, channel.peer) if sends else (channel.peer, rank)
         turn, modulus = _turn(stage_of[e], stage_of[partner[e]])
-        rows[e, :7] = rank, channel.stage, channel.kind == "B", sends, channel.peer == rank, turn, modulus
-        rows[e, 8 : 8 + len(channel.rows)] = [high - low for low, high in channel.rows]
-        rows[e, 10:] = partner[e], pairs.setdefault(route, len(pairs))
+        rows[e, : END_MODULUS + 1] = (
+            rank,
+            channel.stage,
+            channel.kind == "B",
+            sends,
+            channel.peer == rank,
+            turn,
+            modulus,
+        )
+        rows[e, END_ROWS : END_ROWS + len(channel.rows)] = [high - low for low, high in channel.rows]
+        rows[e, [END_PARTNER, END_PAIR]] = partner[e], pairs.setdefault(route, len(pairs))
         if sends:
-            rows[e, 7] = rows[partner[e], 7] = slots
+            rows[e, END_SLOT] = rows[partner[e], END_SLOT] = slots
             slots += -(-num_micro_batches // modulus)
     return rows, slots, len(pairs)
 
