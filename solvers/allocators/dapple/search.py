@@ -91,7 +91,7 @@ def search(problem: Problem, batch: Batch, rules: Rules | None = None, base: Sha
     """The memoised search over all replications. ``base``: the problem's ``shape`` for these policies, if at hand."""
     rules = rules or Rules()
     base = base or shape(problem, rules.policies, rules.strict)
-    return _run(problem, batch, rules, base)
+    return _run(problem, batch, rules, base, batch.replicas_fed(problem.min_slice))
 
 
 def straight(problem: Problem, batch: Batch, rules: Rules, base: Shape) -> Search:
@@ -100,12 +100,12 @@ def straight(problem: Problem, batch: Batch, rules: Rules, base: Shape) -> Searc
     Every undominated prefix is kept: exact over all such plans on devices in the policies' order, unless an entry
     overflows ``STRAIGHT_BEAM``.
     """
-    return _run(problem, batch, replace(rules, beam=STRAIGHT_BEAM, allow_unused=True), base)
+    return _run(problem, batch, replace(rules, beam=STRAIGHT_BEAM, allow_unused=True), base, 1)
 
 
-def _run(problem: Problem, batch: Batch, rules: Rules, base: Shape) -> Search:
+def _run(problem: Problem, batch: Batch, rules: Rules, base: Shape, most_replicas: int) -> Search:
     table = layers(problem, base, batch)
-    settings = _settings(problem, batch, rules)
+    settings = _settings(problem, batch, rules, most_replicas)
     beam = rules.beam if settings.labels else 1
     memo = _memo(len(base.places.keys_of), problem.num_layers, beam, settings.labels)
     found = np.full((rules.kept, 7), kernel.NONE, dtype=np.int64)
@@ -130,7 +130,7 @@ def _run(problem: Problem, batch: Batch, rules: Rules, base: Shape) -> Search:
     return Search(tuple(sorted(plans, key=lambda plan: plan.latency_ns)), bool(exact))
 
 
-def _settings(problem: Problem, batch: Batch, rules: Rules) -> Settings:
+def _settings(problem: Problem, batch: Batch, rules: Rules, most_replicas: int) -> Settings:
     stages = min(problem.num_layers, problem.num_devices)
     labels = rules.pivot == "max" and rules.formula == "corrected"
     by_bound = labels and rules.rank == "bound"
@@ -139,7 +139,7 @@ def _settings(problem: Problem, batch: Batch, rules: Rules) -> Settings:
         channel=CHANNELS[channel_of(problem)],
         micro_batches=batch.num_micro_batches,
         rows=batch.most_rows,
-        fed=batch.replicas_fed(problem.min_slice),
+        fed=most_replicas,
         recompute=RECOMPUTE[problem.recompute],
         lenient=rules.lenient,
         sharded=problem.memory.shard_states,
