@@ -1,0 +1,144 @@
+"""The Python API on real requests: the promises of the design that concern planning and judging."""
+
+import subprocess
+import sys
+
+import pytest
+
+import penstock
+from penstock.api import one_device_ns
+from penstock.convert import to_problem
+from penstock.schemas.errors import InvalidDocument, InvalidPlan, NotFound, UnsupportedRequest
+from penstock.schemas.plan import PlanFile
+
+
+@pytest.fixture(scope="module")
+def answer() -> penstock.Answer:
+    return penstock.plan("bert-48", "dapple-config-a", global_batch_size=64)
+
+
+def test_a_plan_passes_the_judge_and_carries_his_time(answer: penstock.Answer) -> None:
+    judgement = penstock.judge(answer.file)
+    assert judgement.faults == ()
+    assert judgement.plan == answer.file.plan
+    assert judgement.timeline.time_per_global_batch_ns == answer.file.plan.prediction.time_per_global_batch_ns
+    for device in answer.file.plan.prediction.devices:
+        assert device.peak_memory_bytes <= device.memory_bytes
+        parts = device.busy_ns + device.communication_ns + device.idle_ns
+        assert parts == answer.file.plan.prediction.time_per_global_batch_ns
+
+
+def test_bounds_of_both_scopes_are_below_the_plan(answer: penstock.Answer) -> None:
+    scopes = {c.scope: c for c in answer.result.certificates}
+    assert set(scopes) == {"schedule of this allocation", "all plans of this request"}
+    assert answer.gap == scopes["all plans of this request"].gap >= 0
+
+
+def test_the_same_request_gives_the_same_bytes_in_another_process(answer: penstock.Answer) -> None:
+    code = (
+        "import penstock, sys\n"
+        "answer = penstock.plan('bert-48', 'dapple-config-a', global_batch_size=64)\n"
+        "sys.stdout.buffer.write(answer.file.plan.canonical_json())"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert ran.stdout == answer.file.plan.canonical_json()
+
+
+def test_a_saved_plan_is_read_and_judged_alone(answer: penstock.Answer, tmp_path) -> None:
+    answer.save(tmp_path / "plan.json")
+    assert penstock.judge(PlanFile.read(tmp_path / "plan.json")).faults == ()
+
+
+def test_a_plan_that_claims_another_time_is_caught(answer: penstock.Answer) -> None:
+    prediction = answer.file.plan.prediction.model_copy(update={"time_per_global_batch_ns": 1})
+    boastful = answer.file.plan.model_copy(update={"prediction": prediction})
+    faults = penstock.judge(PlanFile(plan=boastful, request=answer.request)).faults
+    assert any("says 1 ns" in fault for fault in faults)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        pytest.param({"text": "F0 BANANA"}, "BANANA", id="no operation"),
+        pytest.param({"text": "B0:8 F0:8"}, "before", id="backward before forward"),
+        pytest.param({"text": "F0:7 B0:7"}, "exactly once", id="a micro-batch missing"),
+    ],
+)
+def test_a_bad_row_is_one_sentence_not_a_crash(answer: penstock.Answer, change: dict[str, str], word: str) -> None:
+    plan = answer.file.plan
+    row = plan.schedule.rows[0].model_copy(update=change)
+    schedule = plan.schedule.model_copy(update={"rows": (row, *plan.schedule.rows[1:])})
+    faults = penstock.judge(
+        PlanFile(plan=plan.model_copy(update={"schedule": schedule}), request=answer.request)
+    ).faults
+    assert any(word in fault for fault in faults), faults
+
+
+def test_programs_of_a_bad_plan_are_refused(answer: penstock.Answer) -> None:
+    plan = answer.file.plan
+    row = plan.schedule.rows[0].model_copy(update={"text": "F0"})
+    schedule = plan.schedule.model_copy(update={"rows": (row,)})
+    with pytest.raises(InvalidPlan, match="does not verify"):
+        penstock.programs(PlanFile(plan=plan.model_copy(update={"schedule": schedule}), request=answer.request))
+
+
+def test_every_used_device_has_a_program(answer: penstock.Answer) -> None:
+    programs = penstock.programs(answer.file)
+    used = {name for stage in answer.file.plan.pipelines[0].stages for name in stage.devices}
+    assert {program.device for program in programs} == used
+    assert [program.rank for program in programs] == list(range(len(used)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"update_rules": ["double_buffered"]},
+        {"pins": [{"layers": [0, 1], "devices": ["node0/0"]}]},
+        {"target": "megatron"},
+        {"warm_start": "sha256:" + "0" * 64},
+        {"planner": "dappel"},
+        {"schedule": "zero-bubble"},
+        {"options": {"colour": 1}, "planner": "dapple"},
+    ],
+)
+def test_what_no_planner_does_is_refused_and_named(change: dict[str, object]) -> None:
+    with pytest.raises(UnsupportedRequest) as caught:
+        penstock.plan("gpt2-small", "2x4xV100", global_batch_size=8, **change)
+    assert next(iter(change)).rstrip("s")[:4] in str(caught.value) or caught.value.remedy
+
+
+def test_infeasible_is_an_answer_with_stage_device_bytes_and_remedy() -> None:
+    answer = penstock.plan("llama-3-8b", "1x2xV100", global_batch_size=8, planner="dapple")
+    assert answer.status == "infeasible"
+    why = answer.result.infeasibility
+    assert why.missing_bytes > 0
+    assert why.device.startswith("node0/")
+    assert why.stage.startswith("layers ")
+    with pytest.raises(InvalidPlan, match="no plan"):
+        _ = answer.file
+
+
+def test_compare_has_a_row_for_each_planner() -> None:
+    request = penstock.plan("gpt2-small", "2x4xV100", global_batch_size=16, planner="dp").request
+    rows = list(penstock.compare(request))
+    assert {row.planner for row in rows} >= {"auto", "dp", "gpipe", "model-parallel", "dapple"}
+    best = next(row for row in rows if row.planner == "auto")
+    for row in rows:
+        assert row.iteration_ns is None or best.iteration_ns <= row.iteration_ns
+        assert row.gap is None or row.gap >= 0
+        assert row.speedup_vs_one_device is None or row.speedup_vs_one_device <= 8
+
+
+def test_one_device_is_the_yardstick_of_speedups() -> None:
+    request = penstock.plan("gpt2-small", "1x1xV100", global_batch_size=16).request
+    answer = penstock.plan("gpt2-small", "1x1xV100", global_batch_size=16)
+    assert one_device_ns(to_problem(request)) == answer.file.plan.prediction.time_per_global_batch_ns
+
+
+def test_unknown_names_list_near_ones() -> None:
+    with pytest.raises(NotFound, match="bert-48"):
+        penstock.plan("bert-4", "2x4xV100", global_batch_size=8)
+    with pytest.raises(InvalidDocument, match="global_batch_size"):
+        penstock.plan("bert-48", "2x4xV100", global_batch_size=0)
+    with pytest.raises(AttributeError, match="plan"):
+        _ = penstock.plam
