@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from penstock.schemas.trace import Trace
 
 MODEL = "examples.gpt:job"
-MICRO_BATCHES = 16
+MICRO_BATCHES = 32
 STEPS = 6
 START_LIMIT_S = 60.0
 

@@ -144,7 +144,7 @@ class TimelineView {
     pen.fillStyle = this.style.getPropertyValue("--faint");
     for (let tick = Math.ceil(this.from / step) * step; tick <= this.to; tick += step) {
       pen.fillRect(this.x(tick), y, 1, 5);
-      pen.fillText(duration(tick), this.x(tick) + 3, y + 13);
+      if (this.x(tick) < this.width - 60) pen.fillText(duration(tick), this.x(tick) + 3, y + 13);
     }
   }
 

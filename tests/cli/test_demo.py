@@ -1,0 +1,51 @@
+"""The demonstration: Ctrl-C in the middle leaves no process behind. (``scripts/demo`` runs it whole.)"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from penstock.cli.demo import main
+
+
+def test_an_interrupt_leaves_nothing_running(tmp_path: Path) -> None:
+    """Interrupted while it measures, with service, agents and measuring processes alive."""
+    demo = subprocess.Popen(
+        [sys.executable, "-P", "-u", "-m", "penstock.cli.demo", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert demo.stdout is not None
+    assert demo.stderr is not None
+    for line in demo.stdout:
+        if "busy at once" in line:
+            break
+    children = psutil.Process(demo.pid).children(recursive=True)
+    assert len(children) >= 3, "the service and two agents"
+    os.kill(demo.pid, signal.SIGINT)
+    assert demo.wait(60) == 130
+    assert "nothing is left running" in demo.stderr.read()
+    demo.stdout.close()
+    demo.stderr.close()
+    _, alive = psutil.wait_procs(children, timeout=30)
+    assert alive == []
+    here = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
+    assert not [command for command in here if str(tmp_path) in " ".join(command or ())]
+
+
+def test_a_failure_names_the_logs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_LEASE_S", "never")
+    assert main([str(tmp_path)]) == 1
+    err = capsys.readouterr().err
+    assert "service ended with exit code" in err
+    assert f"logs: {tmp_path / 'logs'}" in err
