@@ -86,7 +86,6 @@ def _case(stages: int, batches: int, network: Literal["full", "half", "shared"])
 
 def _problem(forward: np.ndarray, boundary: np.ndarray, batches: int, network: str) -> Problem:
     count = len(forward)
-    channel: Literal["half", "full"] = "half" if network == "half" else "full"
     measured = Measured(1, forward, 2 * forward, forward, 1000 * forward, 0 * forward)
     names = tuple(f"n{i // 8}/{i % 8}" for i in range(count))
     hosts = tuple(f"n{i}" for i in range(-(-count // 8)))

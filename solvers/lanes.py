@@ -61,10 +61,6 @@ class Lanes:
     apart: tuple[bool, ...]
     arrays: LaneTables
 
-    def bounds(self, lane: int) -> tuple[int, int]:
-        """First and end of the lane's operations."""
-        return int(self.arrays.lane_start[lane]), int(self.arrays.lane_start[lane + 1])
-
     @property
     def one_lane_per_stage(self) -> bool:
         """Whether no stage lies on several lanes."""

@@ -11,135 +11,112 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
-from penstock.solvers.kernels.memory import NEVER, Rows, Streams, lane_communication, lane_memory
+from penstock.solvers.kernels.memory import NEVER, Costs, Streams, all_peaks, lane_curve
 from penstock.solvers.lanes import Lanes, Times
-from penstock.solvers.memory import Static
 from penstock.solvers.tables import StageMemory, Tables
 from penstock.solvers.timeline import Breakdown, Interval
-
-_NOTHING = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
 class MemoryProfile:
-    """Memory of every device of one judged step, computed when asked for."""
+    """Memory of every device of one judged step; curves are computed when asked for."""
 
     tables: Tables
     lanes: Lanes
     times: Times
-    updates: tuple[Interval, ...]
-    operation_bytes: np.ndarray
-    gradients: np.ndarray
+    streams: Streams
+    costs: Costs
 
     @classmethod
-    def of(cls, tables: Tables, lanes: Lanes, times: Times, updates: tuple[Interval, ...]) -> MemoryProfile:
+    def of(
+        cls,
+        tables: Tables,
+        lanes: Lanes,
+        times: Times,
+        updates: Sequence[Interval],
+        reductions: Sequence[Interval],
+    ) -> MemoryProfile:
         """``updates`` by slot."""
-        return cls(
-            tables,
-            lanes,
-            times,
-            updates,
-            operation_bytes=_operation_bytes(tables, lanes),
-            gradients=np.asarray(
-                [
-                    tables.static[s].gradients if first >= 0 else 0
-                    for s, first in zip(lanes.slot_stage, lanes.arrays.first_gradient.tolist(), strict=True)
-                ],
-                dtype=np.int64,
-            ),
-        )
+        return cls(tables, lanes, times, _streams(tables, lanes), _costs(tables, lanes, updates, reductions))
 
     def curve(self, device: int) -> tuple[np.ndarray, np.ndarray]:
         """(times, bytes) of a device, int64: bytes from each time on, beginning at 0."""
-        lane = self._lane(device)
-        streams = self._streams(lane)
-        length = 2 * self._length(lane) + len(self.lanes.slots[lane]) + 1 + int((streams.stop - streams.first).sum())
-        curve = (np.empty(length, dtype=np.int64), np.empty(length, dtype=np.int64))
-        written, _peak = self._run(lane, streams, curve)
-        return curve[0][:written].copy(), curve[1][:written] + self.tables.problem.devices[device].context_bytes
+        lane = next(lane for lane, devices in enumerate(self.lanes.devices) if device in devices)
+        times, size = lane_curve(self.tables.flows, self.lanes.arrays, self.streams, self.costs, self.times, lane)
+        return times, size + self.tables.problem.devices[device].context_bytes
 
-    def peak(self, lane: int) -> Breakdown:
-        """The first peak of a lane's devices, without their contexts."""
-        _written, (gradients, kept, buffers, workspace) = self._run(lane, self._streams(lane), (_NOTHING, _NOTHING))
-        held = self._static(lane)
-        return Breakdown(
-            parameters=sum(each.parameters for each in held),
-            gradients=int(gradients),
-            optimizer=sum(each.optimizer for each in held),
-            versions=0,
-            activations=int(kept),
-            buffers=int(buffers),
-            workspace=int(workspace),
-            context=0,
-        )
-
-    def communication_ns(self, lane: int, reductions: Sequence[Interval], makespan_ns: int) -> int:
-        """Time in which a lane does not compute while one of its transfers or reductions runs."""
-        slots = self.lanes.slots[lane]
-        stages = {self.lanes.slot_stage[slot] for slot in slots}
-        own = sorted((r.start_ns, r.end_ns) for r in reductions if r.stage in stages)
-        spans = sorted((self.updates[slot].start_ns, self.updates[slot].end_ns) for slot in slots)
-        spans.append((makespan_ns, makespan_ns))
-        begin, stop = self.lanes.bounds(lane)
-        cut = self.tables.flows.cut
-        rows, streams = self._rows(lane, []), self._streams(lane)
-        return int(lane_communication(rows, streams, self.times, begin, stop, cut, _pairs(own), _pairs(spans)))
-
-    def _run(self, lane: int, streams: Streams, curve: tuple[np.ndarray, np.ndarray]) -> tuple[int, np.ndarray]:
-        slots = self.lanes.slots[lane]
-        freed = sorted((self.updates[slot].end_ns, int(self.gradients[slot])) for slot in slots)
-        static = sum(each.parameters + each.optimizer for each in self._static(lane))
-        begin, stop = self.lanes.bounds(lane)
-        cut = self.tables.flows.cut
-        written, peak = lane_memory(
-            self._rows(lane, [*freed, (NEVER, 0)]), streams, self.times, begin, stop, cut, static, curve
-        )
-        return int(written), peak
-
-    def _length(self, lane: int) -> int:
-        begin, stop = self.lanes.bounds(lane)
-        return stop - begin
-
-    def _rows(self, lane: int, steps: list[tuple[int, int]]) -> Rows:
-        arrays = self.lanes.arrays
-        return Rows(
-            operations=arrays.operations,
-            slot_of=arrays.slot_of[lane],
-            duration=arrays.duration_ns,
-            size=self.operation_bytes,
-            first_gradient=arrays.first_gradient,
-            gradients=self.gradients,
-            steps=_pairs(steps),
-        )
-
-    def _static(self, lane: int) -> list[Static]:
-        return [self.tables.static[self.lanes.slot_stage[slot]] for slot in self.lanes.slots[lane]]
-
-    def _lane(self, device: int) -> int:
-        return next(lane for lane, devices in enumerate(self.lanes.devices) if device in devices)
-
-    def _streams(self, lane: int) -> Streams:
-        """Receive buffers appear when a transfer starts, send buffers vanish when it ends."""
-        flows, arrays = self.tables.flows, self.lanes.arrays
+    def peaks(self) -> tuple[list[Breakdown], list[int]]:
+        """Each lane's first peak without its devices' contexts, and its time of communication alone in ns."""
+        peaks, alone = all_peaks(self.tables.flows, self.lanes.arrays, self.streams, self.costs, self.times)
         found = []
-        for slot in self.lanes.slots[lane]:
-            s = self.lanes.slot_stage[slot]
-            turn = (int(arrays.slot_replica[slot]), int(arrays.slot_replicas[slot]))
-            for sender, direction in ((int(flows.previous[s]), 0), (int(flows.next[s]), 1), (s, 0), (s, 1)):
-                if sender < 0:
-                    continue
-                for c, held in enumerate(self.tables.memory[s]):
-                    flow = int(flows.flow_of[(sender * 2 + direction) * 2 + c])
+        for slots, (gradients, kept, buffers, workspace) in zip(self.lanes.slots, peaks.tolist(), strict=True):
+            held = [self.tables.static[self.lanes.slot_stage[slot]] for slot in slots]
+            found.append(
+                Breakdown(
+                    parameters=sum(each.parameters for each in held),
+                    gradients=gradients,
+                    optimizer=sum(each.optimizer for each in held),
+                    versions=0,
+                    activations=kept,
+                    buffers=buffers,
+                    workspace=workspace,
+                    context=0,
+                )
+            )
+        return found, alone.tolist()
+
+
+def _streams(tables: Tables, lanes: Lanes) -> Streams:
+    """Receive buffers appear when a transfer starts, send buffers vanish when it ends."""
+    flows, arrays = tables.flows, lanes.arrays
+    flow_of, duration = flows.flow_of.tolist(), flows.flow_ns.tolist()
+    offset, origin = flows.flow_offset.tolist(), flows.flow_first.tolist()
+    previous, following = flows.previous.tolist(), flows.next.tolist()
+    turns = list(zip(arrays.slot_replica.tolist(), arrays.slot_replicas.tolist(), strict=True))
+    found, begin = [], [0]
+    for slots in lanes.slots:
+        for slot in slots:
+            s = lanes.slot_stage[slot]
+            for sender, direction in ((previous[s], 0), (following[s], 1), (s, 0), (s, 1)):
+                for c, held in enumerate(tables.memory[s]):
+                    flow = flow_of[(sender * 2 + direction) * 2 + c] if sender >= 0 else -1
                     if flow < 0:
                         continue
                     size, delay = (held.received_input, held.received_gradient)[direction], 0
                     if sender == s:
-                        size, delay = -(held.sent_output, held.sent_gradient)[direction], int(flows.flow_ns[flow])
-                    first, stop = int(flows.flow_offset[flow]), int(flows.flow_offset[flow + 1])
-                    place = first - int(flows.flow_first[flow])
-                    found.append((size, delay, int(flows.flow_ns[flow]), *turn, place, first, stop))
-        columns = np.asarray(found, dtype=np.int64).reshape(-1, len(Streams._fields)).T
-        return Streams(*(np.ascontiguousarray(column) for column in columns))
+                        size, delay = -(held.sent_output, held.sent_gradient)[direction], duration[flow]
+                    place = offset[flow] - origin[flow]
+                    found.append((size, delay, duration[flow], *turns[slot], place, offset[flow], offset[flow + 1]))
+        begin.append(len(found))
+    columns = np.asarray(found, dtype=np.int64).reshape(-1, len(Streams._fields) - 1).T
+    return Streams(np.asarray(begin, dtype=np.int64), *(np.ascontiguousarray(column) for column in columns))
+
+
+def _costs(tables: Tables, lanes: Lanes, updates: Sequence[Interval], reductions: Sequence[Interval]) -> Costs:
+    first = lanes.arrays.first_gradient.tolist()
+    gradients = [tables.static[s].gradients if first[k] >= 0 else 0 for k, s in enumerate(lanes.slot_stage)]
+    of_stage: dict[int, list[tuple[int, int]]] = {}
+    for each in reductions:
+        of_stage.setdefault(each.stage, []).append((each.start_ns, each.end_ns))
+    static, steps, reduced, step_begin, reduction_begin = [], [], [], [0], [0]
+    for slots in lanes.slots:
+        held = [tables.static[lanes.slot_stage[slot]] for slot in slots]
+        static.append(sum(each.parameters + each.optimizer for each in held))
+        steps += sorted((updates[slot].start_ns, updates[slot].end_ns, gradients[slot]) for slot in slots)
+        steps.append((NEVER, NEVER, 0))
+        reduced += sorted(pair for slot in slots for pair in of_stage.get(lanes.slot_stage[slot], []))
+        reduced.append((NEVER, NEVER))
+        step_begin.append(len(steps))
+        reduction_begin.append(len(reduced))
+    return Costs(
+        size=_operation_bytes(tables, lanes),
+        gradients=np.asarray(gradients, dtype=np.int64),
+        static=np.asarray(static, dtype=np.int64),
+        step_begin=np.asarray(step_begin, dtype=np.int64),
+        steps=np.asarray(steps, dtype=np.int64),
+        reduction_begin=np.asarray(reduction_begin, dtype=np.int64),
+        reductions=np.asarray(reduced, dtype=np.int64),
+    )
 
 
 def _operation_bytes(tables: Tables, lanes: Lanes) -> np.ndarray:
@@ -161,7 +138,3 @@ def _fill_operations(table: np.ndarray, held: StageMemory, apart: bool) -> None:
     table[INPUT] = (0 if apart else again, 0, held.sent_gradient, held.workspace)
     table[WEIGHT] = (0, -held.stash - again, -received, held.workspace)
     table[RECOMPUTE] = (again, 0, 0, held.workspace)
-
-
-def _pairs(values: list[tuple[int, int]]) -> np.ndarray:
-    return np.asarray(values, dtype=np.int64).reshape(-1, 2)

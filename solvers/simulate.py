@@ -71,7 +71,7 @@ def simulate(problem: Problem, allocation: Allocation, schedule: Schedule, *, ov
     lanes = make_lanes(tables, schedule)
     times, lane_ns, bucket_start = _run(tables, lanes, record=True)
     ends = _ends(tables, lanes, lane_ns, bucket_start)
-    profile = MemoryProfile.of(tables, lanes, times, ends.updates)
+    profile = MemoryProfile.of(tables, lanes, times, ends.updates, ends.reductions)
     tracks = _tracks(tables, lanes, times)
     return Timeline(
         time_per_global_batch_ns=ends.makespan_ns,
@@ -219,13 +219,13 @@ def _transfers(tables: Tables, times: Times) -> Transfers:
 
 def _uses(lanes: Lanes, ends: Ends, profile: MemoryProfile, tracks: tuple[Track, ...]) -> dict[int, DeviceUse]:
     problem = profile.tables.problem
+    peaks, alone = profile.peaks()
     uses = {}
     for lane, (devices, track) in enumerate(zip(lanes.devices, tracks, strict=True)):
-        busy = int((track.end_ns - track.start_ns).sum())
+        busy = int(track.end_ns.sum()) - int(track.start_ns.sum())
         busy += sum(ends.updates[slot].end_ns - ends.updates[slot].start_ns for slot in lanes.slots[lane])
-        communication = profile.communication_ns(lane, ends.reductions, ends.makespan_ns)
-        peak = profile.peak(lane)
+        idle = ends.makespan_ns - busy - alone[lane]
         for device in devices:
-            memory = peak._replace(context=problem.devices[device].context_bytes)
-            uses[device] = DeviceUse(busy, communication, ends.makespan_ns - busy - communication, memory)
+            memory = peaks[lane]._replace(context=problem.devices[device].context_bytes)
+            uses[device] = DeviceUse(busy, alone[lane], idle, memory)
     return dict(sorted(uses.items()))

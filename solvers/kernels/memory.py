@@ -1,7 +1,7 @@
-"""A lane's memory over time: operations, receive and send buffers and updates, merged in the order of time.
+"""Memory of lanes over time, and when they communicate without computing: merges of sorted lists of events.
 
-Every source of events is sorted by itself: the lane's operations, each flow's starts (receive buffers appear) or
-ends (send buffers vanish), the ends of the optimizer steps. All events of one instant count together.
+Every source of events is sorted by itself: a lane's operations, each flow's starts (receive buffers appear) or ends
+(send buffers vanish), the ends of the optimizer steps. All events of one instant count together.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ GRADIENTS, KEPT, BUFFERS, WORK = 0, 1, 2, 3
 
 
 class Streams(NamedTuple):
-    """Flows that a lane sends or receives; each array (n,).
+    """Flows that lanes send or receive, those of lane l from ``begin[l]`` to ``begin[l + 1]``.
 
     ``size`` is what one transfer adds (receives) or removes (sends, whose ends count: ``delay`` is their
     duration, else 0). Only micro-batches of ``replica`` modulo ``replicas`` are the lane's. ``sent`` + micro-batch
     is the place of a transfer's start; ``first`` to ``stop`` are the flow's places in the order of sending.
     """
 
+    begin: np.ndarray
     size: np.ndarray
     delay: np.ndarray
     duration: np.ndarray
@@ -35,20 +36,24 @@ class Streams(NamedTuple):
     stop: np.ndarray
 
 
-class Rows(NamedTuple):
-    """What a lane runs, its costs by (slot, kind, row class), and its optimizer steps (time, bytes freed)."""
+class Costs(NamedTuple):
+    """By (slot, kind, row class) bytes of operations; by slot gradients; by lane static bytes and intervals.
 
-    operations: np.ndarray
-    slot_of: np.ndarray
-    duration: np.ndarray
+    Optimizer steps of lane l are rows (start, end, bytes freed) ``step_begin[l]`` to ``step_begin[l + 1]``, sorted;
+    its reductions rows (start, end) ``reduction_begin[l]`` on, sorted. Both lists end with an entry that never comes.
+    """
+
     size: np.ndarray
-    first_gradient: np.ndarray
     gradients: np.ndarray
+    static: np.ndarray
+    step_begin: np.ndarray
     steps: np.ndarray
+    reduction_begin: np.ndarray
+    reductions: np.ndarray
 
 
 class Walk(NamedTuple):
-    """Where the merge stands: next place and time of each stream; bytes now and at the first peak."""
+    """Where a merge stands: next place and time of each stream; bytes now and at the first peak."""
 
     place: np.ndarray
     head: np.ndarray
@@ -57,176 +62,170 @@ class Walk(NamedTuple):
 
 
 @compiled
-def lane_memory(
-    rows: Any, streams: Any, times: Any, begin: int, stop: int, cut: int, static: int, curve: Any
-) -> tuple[int, np.ndarray]:
-    """(length of the curve, bytes at the first peak: gradients, kept, buffers, workspace).
+def all_peaks(flows: Any, lanes: Any, streams: Any, costs: Any, times: Any) -> tuple[np.ndarray, np.ndarray]:
+    """For each lane the bytes at its first peak (gradients, kept, buffers, workspace), and communication in ns."""
+    num_lanes = lanes.lane_start.size - 1
+    peaks = np.zeros((num_lanes, 4), dtype=np.int64)
+    alone = np.zeros(num_lanes, dtype=np.int64)
+    walk = _new_walk(streams)
+    empty = np.empty((2, 0), dtype=np.int64)
+    for lane in range(num_lanes):
+        _merge(flows, lanes, streams, costs, times, walk, lane, empty)
+        peaks[lane] = walk.peak
+        alone[lane] = _communication(flows, lanes, streams, costs, times, walk, lane)
+    return peaks, alone
 
-    The lane's operations are ``begin`` to ``stop``. The curve (times, bytes) is written where it has room, from
-    time 0 with ``static`` on.
-    """
-    count = streams.size.size
-    walk = Walk(
-        streams.first.copy(), np.zeros(count, dtype=np.int64), np.zeros(4, dtype=np.int64), np.zeros(4, dtype=np.int64)
+
+@compiled
+def lane_curve(flows: Any, lanes: Any, streams: Any, costs: Any, times: Any, lane: int) -> np.ndarray:
+    """(2, n): the times from 0 on at which the lane's memory changes, and its bytes from then on."""
+    low, high = streams.begin[lane], streams.begin[lane + 1]
+    operations = lanes.lane_start[lane + 1] - lanes.lane_start[lane]
+    length = 2 * operations + 1 + costs.step_begin[lane + 1] - costs.step_begin[lane]
+    length += (streams.stop[low:high] - streams.first[low:high]).sum()
+    curve = np.empty((2, length), dtype=np.int64)
+    written = _merge(flows, lanes, streams, costs, times, _new_walk(streams), lane, curve)
+    return curve[:, :written].copy()
+
+
+@compiled
+def _new_walk(streams: Any) -> Walk:
+    count = streams.size.size + 2
+    return Walk(
+        np.zeros(count, dtype=np.int64),
+        np.zeros(count, dtype=np.int64),
+        np.zeros(4, dtype=np.int64),
+        np.zeros(4, dtype=np.int64),
     )
-    written = _merge(rows, streams, times, walk, begin, stop, cut, static, curve)
-    return written, walk.peak
 
 
 @inner
-def _head(streams: Any, times: Any, walk: Any, k: int) -> None:
-    """Find stream ``k``'s next transfer of the lane's replica."""
+def _head(streams: Any, times: Any, walk: Any, k: int, ends: bool) -> None:
+    """Find the next transfer of the lane's replica in stream ``k``; its start, or its end if that counts."""
     place, last = walk.place[k], streams.stop[k]
     replicas = streams.replicas[k]
     if replicas > 1:
         while place < last and times.order[place] % replicas != streams.replica[k]:
             place += 1
         walk.place[k] = place
-    walk.head[k] = NEVER if place == last else times.sent[streams.sent[k] + times.order[place]] + streams.delay[k]
+    if place == last:
+        walk.head[k] = NEVER
+        return
+    walk.head[k] = times.sent[streams.sent[k] + times.order[place]] + (streams.delay[k] if ends else 0)
+
+
+@inner
+def _least(walk: Any, low: int, high: int) -> tuple[int, int]:
+    """The stream whose next event is the earliest, and when."""
+    which, t = -1, NEVER
+    for k in range(low, high):
+        if walk.head[k] < t:
+            which, t = k, walk.head[k]
+    return which, t
 
 
 @loop
 def _merge(
-    rows: Any, streams: Any, times: Any, walk: Any, begin: int, stop: int, cut: int, static: int, curve: Any
+    flows: Any, lanes: Any, streams: Any, costs: Any, times: Any, walk: Any, lane: int, curve: np.ndarray
 ) -> int:
-    count = streams.size.size
-    for k in range(count):
-        _head(streams, times, walk, k)
-    now, written, step = walk.now, 0, 0
-    highest, level = -1, static
-    record = curve[0].size > 0
+    """Walk through a lane's events in time; writes the curve where it has room, and the first peak."""
+    low, high = streams.begin[lane], streams.begin[lane + 1]
+    for k in range(low, high):
+        walk.place[k] = streams.first[k]
+        _head(streams, times, walk, k, True)
+    static = costs.static[lane]
+    highest, level, written = -1, static, 0
+    record = curve.shape[1] > 0
     if record:
-        curve[0][0], curve[1][0], written = 0, static, 1
-    i, running, row = begin, False, 0
+        curve[0, 0], curve[1, 0], written = 0, static, 1
+    i, stop, running, row = lanes.lane_start[lane], lanes.lane_start[lane + 1], False, 0
     own = times.start[i] if i < stop else NEVER
-    freed = rows.steps[0, 0]
+    step = costs.step_begin[lane]
+    freed = costs.steps[step, 1]
+    gradients, kept, buffers, work = 0, 0, 0, 0
+    which, other = _least(walk, low, high)
     while True:
-        t = min(own, freed)
-        for k in range(count):
-            t = min(t, walk.head[k])
+        t = min(own, other, freed)
         if t == NEVER:
             break
         while own == t:
             if running:
-                now[KEPT] += rows.size[row, END_KEPT]
-                now[BUFFERS] += rows.size[row, END_BUFFER]
-                now[WORK] = 0
-                running = False
+                kept += costs.size[row, END_KEPT]
+                buffers += costs.size[row, END_BUFFER]
+                work, running = 0, False
                 i += 1
                 own = times.start[i] if i < stop else NEVER
             else:
-                slot = rows.slot_of[rows.operations[i, 1]]
-                row = (slot * 5 + rows.operations[i, 0]) * 2 + (1 if rows.operations[i, 2] >= cut else 0)
-                if rows.first_gradient[slot] == i:
-                    now[GRADIENTS] += rows.gradients[slot]
-                now[KEPT] += rows.size[row, START_KEPT]
-                now[WORK] = rows.size[row, WORKSPACE]
-                own = t + rows.duration[row]
-                running = True
-        for k in range(count):
-            while walk.head[k] == t:
-                now[BUFFERS] += streams.size[k]
-                walk.place[k] += 1
-                _head(streams, times, walk, k)
+                slot = lanes.slot_of[lane, lanes.operations[i, 1]]
+                row = (slot * 5 + lanes.operations[i, 0]) * 2 + (1 if lanes.operations[i, 2] >= flows.cut else 0)
+                if lanes.first_gradient[slot] == i:
+                    gradients += costs.gradients[slot]
+                kept += costs.size[row, START_KEPT]
+                work, running = costs.size[row, WORKSPACE], True
+                own = t + lanes.duration_ns[row]
+        while other == t:
+            buffers += streams.size[which]
+            walk.place[which] += 1
+            _head(streams, times, walk, which, True)
+            which, other = _least(walk, low, high)
         while freed == t:
-            now[GRADIENTS] -= rows.steps[step, 1]
+            gradients -= costs.steps[step, 2]
             step += 1
-            freed = rows.steps[step, 0]
-        reached = static + now[GRADIENTS] + now[KEPT] + now[BUFFERS] + now[WORK]
+            freed = costs.steps[step, 1]
+        reached = static + gradients + kept + buffers + work
         if reached > highest:
             highest = reached
-            for j in range(4):
-                walk.peak[j] = now[j]
+            walk.peak[GRADIENTS], walk.peak[KEPT], walk.peak[BUFFERS], walk.peak[WORK] = gradients, kept, buffers, work
         if record and reached != level:
-            if curve[0][written - 1] == t:
+            if curve[0, written - 1] == t:
                 written -= 1
-            curve[0][written], curve[1][written] = t, reached
+            curve[0, written], curve[1, written] = t, reached
             written += 1
         level = reached
     return written
 
 
-@compiled
-def lane_communication(
-    rows: Any, streams: Any, times: Any, begin: int, stop: int, cut: int, extra: np.ndarray, spans: np.ndarray
-) -> int:
-    """Nanoseconds in which the lane does not compute while one of its transfers or reductions runs.
+@loop
+def _communication(flows: Any, lanes: Any, streams: Any, costs: Any, times: Any, walk: Any, lane: int) -> int:
+    """Nanoseconds in which a lane does not compute while one of its transfers or reductions runs.
 
-    ``extra`` rows (start, end) are its reductions, sorted by start; ``spans`` rows (start, end) what it computes
-    after its operations: optimizer steps, and at last (makespan, makespan).
+    What all its intervals cover together, less what it computes: every list is sorted by starts, the merge takes
+    the earliest and adds what lies behind the latest end so far.
     """
-    count = streams.size.size + 1
-    first = np.zeros(count, dtype=np.int64)
-    first[: count - 1] = streams.first
-    return _gaps(rows, streams, times, begin, stop, cut, extra, spans, first, first.copy())
-
-
-@loop
-def _gaps(
-    rows: Any,
-    streams: Any,
-    times: Any,
-    begin: int,
-    stop: int,
-    cut: int,
-    extra: np.ndarray,
-    spans: np.ndarray,
-    first: np.ndarray,
-    walk: np.ndarray,
-) -> int:
-    total, free = 0, 0
-    for i in range(begin, stop):
-        start = times.start[i]
-        if start > free:
-            total += _covered(streams, times, extra, first, walk, free, start)
-        slot = rows.slot_of[rows.operations[i, 1]]
-        c = 1 if rows.operations[i, 2] >= cut else 0
-        free = start + rows.duration[(slot * 5 + rows.operations[i, 0]) * 2 + c]
-    for i in range(spans.shape[0]):
-        if spans[i, 0] > free:
-            total += _covered(streams, times, extra, first, walk, free, spans[i, 0])
-        free = spans[i, 1]
-    return total
-
-
-@inner
-def _interval(streams: Any, times: Any, extra: np.ndarray, k: int, at: int) -> tuple[int, int]:
-    """Interval at a place of a stream, or number ``at`` of the reductions; empty if not the lane's, late at the end."""
-    if k == streams.size.size:
-        return (extra[at, 0], extra[at, 1]) if at < extra.shape[0] else (NEVER, NEVER)
-    if at == streams.stop[k]:
-        return NEVER, NEVER
-    m = times.order[at]
-    if streams.replicas[k] > 1 and m % streams.replicas[k] != streams.replica[k]:
-        return 0, -1
-    t = times.sent[streams.sent[k] + m]
-    return t, t + streams.duration[k]
-
-
-@loop
-def _covered(
-    streams: Any, times: Any, extra: np.ndarray, first: np.ndarray, walk: np.ndarray, low: int, high: int
-) -> int:
-    """Nanoseconds of [low, high) in which an interval of a stream runs; moves ``first`` past what ended before."""
-    for k in range(first.size):
-        at = first[k]
-        while _interval(streams, times, extra, k, at)[1] <= low:
-            at += 1
-        first[k] = at
-        walk[k] = at
-    total, reached = 0, low
-    while reached < high:
-        best_start, best_end = NEVER, NEVER
-        for k in range(first.size):
-            start, end = _interval(streams, times, extra, k, walk[k])
-            while end <= reached:
-                walk[k] += 1
-                start, end = _interval(streams, times, extra, k, walk[k])
-            if start < best_start:
-                best_start, best_end = start, end
-        if best_start >= high:
-            break
-        begin = max(reached, best_start)
-        reached = min(high, best_end)
-        total += reached - begin
-    return total
+    low, high = streams.begin[lane], streams.begin[lane + 1]
+    for k in range(low, high):
+        walk.place[k] = streams.first[k]
+        _head(streams, times, walk, k, False)
+    i, stop = lanes.lane_start[lane], lanes.lane_start[lane + 1]
+    step, reduction = costs.step_begin[lane], costs.reduction_begin[lane]
+    covered, busy, reached = 0, 0, 0
+    which, other = _least(walk, low, high)
+    reduced = costs.reductions[reduction, 0]
+    own = times.start[i] if i < stop else costs.steps[step, 0]
+    while True:
+        t = min(own, other, reduced)
+        if t == NEVER:
+            return covered - busy
+        if own == t:
+            if i < stop:
+                slot = lanes.slot_of[lane, lanes.operations[i, 1]]
+                c = 1 if lanes.operations[i, 2] >= flows.cut else 0
+                end = t + lanes.duration_ns[(slot * 5 + lanes.operations[i, 0]) * 2 + c]
+                i += 1
+            else:
+                end = costs.steps[step, 1]
+                step += 1
+            busy += end - t
+            own = times.start[i] if i < stop else costs.steps[step, 0]
+        elif other == t:
+            end = t + streams.duration[which]
+            walk.place[which] += 1
+            _head(streams, times, walk, which, False)
+            which, other = _least(walk, low, high)
+        else:
+            end = costs.reductions[reduction, 1]
+            reduction += 1
+            reduced = costs.reductions[reduction, 0]
+        if end > reached:
+            covered += end - max(t, reached)
+            reached = end

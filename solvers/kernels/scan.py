@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.solvers.kernels.compiled import compiled
+from penstock.solvers.kernels.compiled import compiled, loop
 
 GOOD, FOREIGN, DUPLICATE, EARLY = 0, 1, 2, 3
 F_BIT, B_BIT, I_BIT, W_BIT, R_BIT = 1, 2, 4, 8, 16
@@ -21,10 +21,14 @@ def scan_rows(flows: Any, lanes: Any, seen: np.ndarray) -> tuple[int, int]:
 
     Fills ``first_gradient`` and ``last_gradient`` of the lanes; ``seen`` (slots, 5) counts the operations.
     """
-    count = flows.base.size - 1
-    slots = lanes.slot_lane.size
     slot_base = _slot_bases(flows, lanes)
-    marks = np.zeros(slot_base[slots], dtype=np.uint8)
+    marks = np.zeros(slot_base[-1], dtype=np.uint8)
+    return _scan(flows, lanes, seen, slot_base, marks)
+
+
+@loop
+def _scan(flows: Any, lanes: Any, seen: np.ndarray, slot_base: np.ndarray, marks: np.ndarray) -> tuple[int, int]:
+    count = flows.base.size - 1
     operations = lanes.operations
     for lane in range(lanes.lane_start.size - 1):
         for i in range(lanes.lane_start[lane], lanes.lane_start[lane + 1]):
@@ -35,7 +39,8 @@ def scan_rows(flows: Any, lanes: Any, seen: np.ndarray) -> tuple[int, int]:
             m = operations[i, 2] - flows.first[s]
             if slot < 0 or m < 0 or m >= flows.base[s + 1] - flows.base[s]:
                 return FOREIGN, i
-            if operations[i, 2] % lanes.slot_replicas[slot] != lanes.slot_replica[slot]:
+            turns = lanes.slot_replicas[slot]
+            if turns > 1 and operations[i, 2] % turns != lanes.slot_replica[slot]:
                 return FOREIGN, i
             known = marks[slot_base[slot] + m]
             if known & (1 << kind) or (kind == 1 and known & I_BIT) or (kind == 2 and known & B_BIT):
