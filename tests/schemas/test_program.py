@@ -247,3 +247,7 @@ def test_a_bad_program_is_refused_with_its_place(change: dict[str, object], poin
     with pytest.raises(InvalidDocument) as caught:
         Program.from_json(a_program().to_json() | change)
     assert caught.value.faults[0].pointer == pointer
+
+
+def test_home_may_stand_for_a_stage_that_is_not_known_yet() -> None:
+    assert parse_row("F0 2B0", home=-1) == [(FORWARD, -1, 0), (BACKWARD, 2, 0)]
