@@ -1,6 +1,7 @@
 """Models and clusters by name: shipped analytic profiles, the topologies of the papers, and forms like ``8x8xH100``.
 
-No torch: planning by name needs none. A node of a kind is what that device is usually sold in:
+No torch: planning by name needs none. The table of devices is loaded when a form asks for it, not before: the service
+imports this module. A node of a kind is what that device is usually sold in:
 
 * GTX1080Ti: one PCIe 3.0 bus that all devices share (128 Gbit/s, as SPP's section V-A has it), 25 Gbit/s Ethernet.
 * V100: NVLink pairs of 25 GB/s a direction, 25 Gbit/s Ethernet (a p3.16xlarge; DAPPLE's configuration A).
@@ -17,7 +18,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from penstock.executor.device_table import DEVICES, device_facts
 from penstock.schemas.errors import InvalidDocument, NotFound
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.topology import ClusterTopology, Fabric, UniformCluster
@@ -73,6 +73,8 @@ def cluster(name: str) -> ClusterTopology:
     """
     if name in cluster_names():
         return ClusterTopology.read(_HERE / "topologies" / f"{name}.yaml")
+    from penstock.executor.device_table import DEVICES
+
     match = _CLUSTER.fullmatch(name)
     if match is None:
         known = [*cluster_names(), *(f"8x8x{kind}" for kind in DEVICES)]
@@ -98,6 +100,8 @@ def _counts(name: str, nodes: str | None, devices: int) -> tuple[int, int]:
 
 
 def _uniform(name: str, nodes: int, devices: int, kind: str) -> ClusterTopology:
+    from penstock.executor.device_table import device_facts
+
     facts, node = device_facts(kind), _NODES[kind]
     nic = node.nic_bytes_per_s * (devices if node.nic_per_device else 1)
     fabric = Fabric(form=node.form, bandwidth_bytes_per_s=node.fabric_bytes_per_s, latency_ns=node.fabric_latency_ns)
