@@ -103,6 +103,13 @@ def _check_numbers(
         raise InvalidPlan(
             f"the programs are of the ranks {[p.rank for p in programs]}; expected one for each rank in order"
         )
+    classes = {p.row_classes for p in programs}
+    if len(classes) > 1 or not 1 <= len(programs[0].row_classes) <= 2:
+        raise InvalidPlan(f"the programs have the row classes {sorted(classes)}; expected the same one or two in all")
+    count = len(programs[0].row_classes)
+    for rank, part in [*held, *ends]:
+        if len(part.rows) != count:
+            raise InvalidPlan(f"rank {rank} has rows for {len(part.rows)} classes in stage {part.stage}, not {count}")
     if len(number_of) < len(held):
         raise InvalidPlan("a rank holds a stage twice")
     for rank, channel in ends:

@@ -293,6 +293,14 @@ def test_programs_from_elsewhere_are_checked(rank: int, old: str, new: list[str]
     assert words in str(caught.value)
 
 
+@pytest.mark.parametrize("one", [Instruction("JUMP", 0, 0), Instruction("F", -1, 0), Instruction("F", 0, -1)])
+def test_what_is_no_instruction_is_refused(one: Instruction) -> None:
+    problem, allocation = two_stages()
+    first, second = lower(problem, allocation, gpipe(allocation))
+    with pytest.raises(InvalidPlan, match="which is no instruction"):
+        check_programs([replace(first, epilogue=(one,)), second])
+
+
 def test_rows_that_do_not_tile_and_ends_that_disagree_are_refused() -> None:
     problem = make_problem([1, 1], boundary_bytes=4, global_batch_size=4)
     allocation = chain([(1, [0, 1]), (1, [2])], 1)
@@ -305,6 +313,8 @@ def test_rows_that_do_not_tile_and_ends_that_disagree_are_refused() -> None:
 
     with pytest.raises(InvalidPlan, match="disagree about the activations between stages 0 and 1"):
         check_programs(with_channel(2, 0, tag=9))
+    with pytest.raises(InvalidPlan, match="rank 2 has rows for 2 classes in stage 1, not 1"):
+        check_programs(with_channel(2, 0, rows=((0, 2), (0, 0))))
     with pytest.raises(InvalidPlan, match="rank 1 has no such channel"):
         check_programs(with_channel(1, 0, kind="B"))
     half = with_channel(2, 0, rows=((0, 1),))
