@@ -107,7 +107,8 @@ def _check_numbers(
     if len(classes) > 1 or not 1 <= len(programs[0].row_classes) <= 2:
         raise InvalidPlan(f"the programs have the row classes {sorted(classes)}; expected the same one or two in all")
     count = len(programs[0].row_classes)
-    for rank, part in [*held, *ends]:
+    parts: list[tuple[int, Held | Channel]] = [*held, *ends]
+    for rank, part in parts:
         if len(part.rows) != count:
             raise InvalidPlan(f"rank {rank} has rows for {len(part.rows)} classes in stage {part.stage}, not {count}")
     if len(number_of) < len(held):
