@@ -42,10 +42,9 @@ class Document(Part):
             return cls.model_validate(data, context={"units": units})
         except ValidationError as error:
             where = f" in {origin}" if origin else ""
-            count = error.error_count()
+            faults = tuple(faults_of(error.errors(), data))
             raise InvalidDocument(
-                f"{cls.kind}{where} has {count} fault{'s' if count > 1 else ''}",
-                faults=tuple(faults_of(error.errors())),
+                f"{cls.kind}{where} has {len(faults)} fault{'s' if len(faults) > 1 else ''}", faults=faults
             ) from None
 
     @classmethod
@@ -95,18 +94,38 @@ def load_json(text: str | bytes, origin: str = "") -> Any:
         raise InvalidDocument(f"{origin or 'the body'} is not JSON: {error}") from None
 
 
-def faults_of(errors: Iterable[Any]) -> list[Fault]:
-    """Pydantic's errors as faults: a JSON pointer, a sentence with the value, a stable code."""
-    errors = list(errors)
-    places = [tuple(error["loc"]) for error in errors]
+def faults_of(errors: Iterable[Any], data: Any = None) -> list[Fault]:
+    """Pydantic's errors as faults: a JSON pointer, a sentence with the value, a stable code.
+
+    With the ``data`` that was read, the pointers hold only steps that exist there: pydantic names the members of a
+    union as well.
+    """
     faults = []
-    for error, place in zip(errors, places, strict=True):
-        if error["type"] == "too_short" and any(p != place and p[: len(place)] == place for p in places):
-            continue  # pydantic counts only the valid items: the shortage follows from their own faults
-        pointer = "".join("/" + str(step).replace("~", "~0").replace("/", "~1") for step in error["loc"])
+    for error in errors:
+        steps = error["loc"] if data is None else _steps_within(data, error["loc"], error["type"])
+        pointer = "".join("/" + str(step).replace("~", "~0").replace("/", "~1") for step in steps)
         given = error.get("input")
-        shown = (
-            f" (given: {given!r})" if isinstance(given, str | int | float | bool) and error["type"] != "missing" else ""
-        )
+        printable = isinstance(given, str | int | float | bool) and error["type"] != "missing"
+        shown = f" (given: {given!r})" if printable else ""
         faults.append(Fault(pointer, error["msg"].removeprefix("Value error, ") + shown, error["type"]))
-    return faults
+    return [fault for fault in faults if fault.code not in _FOLLOWING or not _has_inner(fault, faults)]
+
+
+_FOLLOWING = frozenset({"too_short", "string_type"})
+"""What pydantic adds to inner faults: it counts only the valid items, and tries each member of a union."""
+
+
+def _has_inner(fault: Fault, faults: Iterable[Fault]) -> bool:
+    return any(other.pointer.startswith(fault.pointer + "/") for other in faults)
+
+
+def _steps_within(data: Any, steps: tuple[str | int, ...], code: str) -> list[str | int]:
+    found: list[str | int] = []
+    for number, step in enumerate(steps):
+        known = step in data if isinstance(data, dict) else isinstance(step, int) and isinstance(data, list | tuple)
+        if known and not (isinstance(data, list | tuple) and step >= len(data)):  # type: ignore[operator]
+            data = data[step]
+        elif code != "missing" or number < len(steps) - 1:
+            continue
+        found.append(step)
+    return found

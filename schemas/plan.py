@@ -134,7 +134,9 @@ class Plan(Document):
     update_rule: UpdateRule
     overlap_all_reduce: bool = True
     schedule: PlanSchedule
-    prediction: Prediction | None = Field(description="null in a plan of one's own that has not been judged yet")
+    prediction: Prediction | None = Field(
+        default=None, description="absent in a plan of one's own that has not been judged yet"
+    )
     certificates: tuple[Certificate, ...] = ()
     assumptions: tuple[str, ...] = ()
     versions: dict[str, str] = Field(default_factory=dict)

@@ -326,7 +326,9 @@ def _data(event: AgentEvent) -> EventData:
     try:
         return EVENT_DATA[event.kind].model_validate(event.data)
     except ValidationError as error:
-        faults = [Fault(f"/data{fault.pointer}", fault.detail, fault.code) for fault in faults_of(error.errors())]
+        faults = [
+            Fault(f"/data{fault.pointer}", fault.detail, fault.code) for fault in faults_of(error.errors(), event.data)
+        ]
         raise InvalidDocument(
             f"event {event.sequence} ({event.kind}) does not hold what such an event holds", faults=tuple(faults)
         ) from None

@@ -44,7 +44,7 @@ def parse(model: type[M], body: bytes) -> M:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        faults = faults_of(error.errors())
+        faults = faults_of(error.errors(), data)
         raise InvalidDocument(f"the body has {len(faults)} faults", faults=_first(faults)) from None
 
 
