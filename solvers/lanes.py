@@ -28,7 +28,10 @@ from penstock.solvers.tables import Tables
 
 
 class LaneTables(NamedTuple):
-    """Arrays for kernels; N operations, L lanes, K slots."""
+    """Arrays for kernels; N operations, L lanes, K slots.
+
+    ``row`` (N,) is each operation's line in ``table`` (10 K, 8), whose columns ``tables`` explains.
+    """
 
     operations: np.ndarray
     lane_start: np.ndarray
@@ -37,14 +40,15 @@ class LaneTables(NamedTuple):
     slot_lane: np.ndarray
     slot_replica: np.ndarray
     slot_replicas: np.ndarray
-    duration_ns: np.ndarray
+    row: np.ndarray
+    table: np.ndarray
     first_gradient: np.ndarray
     last_gradient: np.ndarray
     lanes_needed: np.ndarray
 
 
 class Times(NamedTuple):
-    """Starts of operations and transfers; ``order`` lists each flow's micro-batches as they were sent."""
+    """Starts of operations, and of transfers flow by flow as they were sent, with their micro-batches (``order``)."""
 
     start: np.ndarray
     sent: np.ndarray
@@ -84,9 +88,6 @@ def make_lanes(tables: Tables, orders: Orders) -> Lanes:
     apart = _recomputes_apart(allocation, pairs, parts)
     replica, replicas = _replicas(allocation, orders, pairs)
     per_stage = np.bincount([s for s, _lane in pairs], minlength=len(allocation.stages))
-    duration = [
-        (tables.duration_apart_ns if own else tables.duration_ns)[s] for own, (s, _) in zip(apart, pairs, strict=True)
-    ]
     arrays = LaneTables(
         operations=operations,
         lane_start=lane_start,
@@ -95,7 +96,8 @@ def make_lanes(tables: Tables, orders: Orders) -> Lanes:
         slot_lane=np.asarray([lane for _s, lane in pairs], dtype=np.int32),
         slot_replica=replica,
         slot_replicas=replicas,
-        duration_ns=np.asarray(duration, dtype=np.int64).reshape(-1),
+        row=np.empty(len(operations), dtype=np.int32),
+        table=_operation_lines(tables, pairs, apart),
         first_gradient=np.full(len(pairs), -1, dtype=np.int64),
         last_gradient=np.full(len(pairs), -1, dtype=np.int64),
         lanes_needed=np.asarray(
@@ -152,6 +154,14 @@ def _recomputes_apart(allocation: Allocation, pairs: list[tuple[int, int]], part
         return [False] * len(pairs)
     with_own = [set(part[part[:, 0] == RECOMPUTE, 1].tolist()) for part in parts]
     return [s in with_own[lane] for s, lane in pairs]
+
+
+def _operation_lines(tables: Tables, pairs: list[tuple[int, int]], apart: list[bool]) -> np.ndarray:
+    stages = [s for s, _lane in pairs]
+    lines = tables.operations[stages]
+    if any(apart):
+        lines = np.where(np.asarray(apart)[:, None, None, None], tables.operations_apart[stages], lines)
+    return np.ascontiguousarray(lines.reshape(-1, lines.shape[-1]))
 
 
 def _replicas(allocation: Allocation, orders: Orders, pairs: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:

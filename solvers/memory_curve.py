@@ -16,6 +16,8 @@ from penstock.solvers.lanes import Lanes, Times
 from penstock.solvers.tables import StageMemory, Tables
 from penstock.solvers.timeline import Breakdown, Interval
 
+Pairs = list[tuple[int, int]]
+
 
 @dataclass(frozen=True, eq=False)
 class MemoryProfile:
@@ -37,17 +39,17 @@ class MemoryProfile:
         reductions: Sequence[Interval],
     ) -> MemoryProfile:
         """``updates`` by slot."""
-        return cls(tables, lanes, times, _streams(tables, lanes), _costs(tables, lanes, updates, reductions))
+        return cls(tables, lanes, times, _streams(tables, lanes), _costs(tables, lanes, times, updates, reductions))
 
     def curve(self, device: int) -> tuple[np.ndarray, np.ndarray]:
         """(times, bytes) of a device, int64: bytes from each time on, beginning at 0."""
         lane = next(lane for lane, devices in enumerate(self.lanes.devices) if device in devices)
-        times, size = lane_curve(self.tables.flows, self.lanes.arrays, self.streams, self.costs, self.times, lane)
+        times, size = lane_curve(self.lanes.arrays, self.streams, self.costs, self.times, lane)
         return times, size + self.tables.problem.devices[device].context_bytes
 
     def peaks(self) -> tuple[list[Breakdown], list[int]]:
         """Each lane's first peak without its devices' contexts, and its time of communication alone in ns."""
-        peaks, alone = all_peaks(self.tables.flows, self.lanes.arrays, self.streams, self.costs, self.times)
+        peaks, alone = all_peaks(self.lanes.arrays, self.streams, self.costs, self.times)
         found = []
         for slots, (gradients, kept, buffers, workspace) in zip(self.lanes.slots, peaks.tolist(), strict=True):
             held = [self.tables.static[self.lanes.slot_stage[slot]] for slot in slots]
@@ -70,7 +72,7 @@ def _streams(tables: Tables, lanes: Lanes) -> Streams:
     """Receive buffers appear when a transfer starts, send buffers vanish when it ends."""
     flows, arrays = tables.flows, lanes.arrays
     flow_of, duration = flows.flow_of.tolist(), flows.flow_ns.tolist()
-    offset, origin = flows.flow_offset.tolist(), flows.flow_first.tolist()
+    offset = flows.flow_offset.tolist()
     previous, following = flows.previous.tolist(), flows.next.tolist()
     turns = list(zip(arrays.slot_replica.tolist(), arrays.slot_replicas.tolist(), strict=True))
     found, begin = [], [0]
@@ -85,38 +87,44 @@ def _streams(tables: Tables, lanes: Lanes) -> Streams:
                     size, delay = (held.received_input, held.received_gradient)[direction], 0
                     if sender == s:
                         size, delay = -(held.sent_output, held.sent_gradient)[direction], duration[flow]
-                    place = offset[flow] - origin[flow]
-                    found.append((size, delay, duration[flow], *turns[slot], place, offset[flow], offset[flow + 1]))
+                    found.append((size, delay, duration[flow], *turns[slot], offset[flow], offset[flow + 1]))
         begin.append(len(found))
     columns = np.asarray(found, dtype=np.int64).reshape(-1, len(Streams._fields) - 1).T
     return Streams(np.asarray(begin, dtype=np.int64), *(np.ascontiguousarray(column) for column in columns))
 
 
-def _costs(tables: Tables, lanes: Lanes, updates: Sequence[Interval], reductions: Sequence[Interval]) -> Costs:
+def _costs(
+    tables: Tables, lanes: Lanes, times: Times, updates: Sequence[Interval], reductions: Sequence[Interval]
+) -> Costs:
     first = lanes.arrays.first_gradient.tolist()
-    gradients = [tables.static[s].gradients if first[k] >= 0 else 0 for k, s in enumerate(lanes.slot_stage)]
-    of_stage: dict[int, list[tuple[int, int]]] = {}
+    of_stage: dict[int, Pairs] = {}
     for each in reductions:
         of_stage.setdefault(each.stage, []).append((each.start_ns, each.end_ns))
-    static, steps, reduced, step_begin, reduction_begin = [], [], [], [0], [0]
+    static: list[int] = []
+    changes: list[Pairs] = []
+    steps: list[Pairs] = []
+    reduced: list[Pairs] = []
     for slots in lanes.slots:
-        held = [tables.static[lanes.slot_stage[slot]] for slot in slots]
-        static.append(sum(each.parameters + each.optimizer for each in held))
-        steps += sorted((updates[slot].start_ns, updates[slot].end_ns, gradients[slot]) for slot in slots)
-        steps.append((NEVER, NEVER, 0))
-        reduced += sorted(pair for slot in slots for pair in of_stage.get(lanes.slot_stage[slot], []))
-        reduced.append((NEVER, NEVER))
-        step_begin.append(len(steps))
-        reduction_begin.append(len(reduced))
+        held = {slot: tables.static[lanes.slot_stage[slot]] for slot in slots}
+        static.append(sum(each.parameters + each.optimizer for each in held.values()))
+        used = [slot for slot in slots if first[slot] >= 0]
+        begun = [(int(times.start[first[slot]]), held[slot].gradients) for slot in used]
+        changes.append(sorted(begun + [(updates[slot].end_ns, -held[slot].gradients) for slot in used]))
+        steps.append(sorted((updates[slot].start_ns, updates[slot].end_ns) for slot in slots))
+        reduced.append(sorted(pair for slot in slots for pair in of_stage.get(lanes.slot_stage[slot], [])))
     return Costs(
-        size=_operation_bytes(tables, lanes),
-        gradients=np.asarray(gradients, dtype=np.int64),
-        static=np.asarray(static, dtype=np.int64),
-        step_begin=np.asarray(step_begin, dtype=np.int64),
-        steps=np.asarray(steps, dtype=np.int64),
-        reduction_begin=np.asarray(reduction_begin, dtype=np.int64),
-        reductions=np.asarray(reduced, dtype=np.int64),
+        _operation_bytes(tables, lanes),
+        np.asarray(static, dtype=np.int64),
+        *_lists(changes),
+        *_lists(steps),
+        *_lists(reduced),
     )
+
+
+def _lists(lists: list[Pairs]) -> tuple[np.ndarray, np.ndarray]:
+    """Where each list begins, and all of them, each with an entry behind it that never comes."""
+    begin = np.concatenate(([0], np.cumsum([len(each) + 1 for each in lists]))).astype(np.int64)
+    return begin, np.asarray([pair for each in lists for pair in (*each, (NEVER, NEVER))], dtype=np.int64)
 
 
 def _operation_bytes(tables: Tables, lanes: Lanes) -> np.ndarray:

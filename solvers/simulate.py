@@ -44,7 +44,7 @@ from penstock.solvers.lanes import Lanes, Times, make_lanes
 from penstock.solvers.memory_curve import MemoryProfile
 from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import Orders, Schedule
-from penstock.solvers.tables import Tables, cost_tables
+from penstock.solvers.tables import DURATION, Tables, cost_tables
 from penstock.solvers.timeline import DeviceUse, Interval, Timeline, Track, Transfers
 
 
@@ -72,7 +72,7 @@ def simulate(problem: Problem, allocation: Allocation, schedule: Schedule, *, ov
     times, lane_ns, bucket_start = _run(tables, lanes, record=True)
     ends = _ends(tables, lanes, lane_ns, bucket_start)
     profile = MemoryProfile.of(tables, lanes, times, ends.updates, ends.reductions)
-    tracks = _tracks(tables, lanes, times)
+    tracks = _tracks(lanes, times)
     return Timeline(
         time_per_global_batch_ns=ends.makespan_ns,
         fill_ns=_fill(lanes, times),
@@ -92,7 +92,7 @@ def makespan_ns(problem: Problem, allocation: Allocation, orders: Orders, *, ove
     if tables.unreachable:
         return UNREACHABLE_NS
     lanes = make_lanes(tables, orders)
-    _times, lane_ns, bucket_start = _run(tables, lanes, record=False)
+    _times, lane_ns, bucket_start = _run(tables, lanes, record=len(tables.flows.bucket_ns) > 0)
     return _ends(tables, lanes, lane_ns, bucket_start).makespan_ns
 
 
@@ -129,7 +129,7 @@ def _goes_in_order(tables: Tables, lanes: Lanes) -> bool:
     rules = tables.problem.rules
     if rules.shared or rules.channel == "half" or not lanes.one_lane_per_stage:
         return False
-    durations = lanes.arrays.duration_ns.reshape(-1, len(KINDS), 2)[:, : BACKWARD + 1]
+    durations = lanes.arrays.table.reshape(len(lanes.slot_stage), len(KINDS), 2, -1)[:, : BACKWARD + 1, :, DURATION]
     return rules.channel == "none" or bool((durations > 0).all())
 
 
@@ -202,9 +202,9 @@ def _drain(lanes: Lanes, ends: Ends) -> int:
     return ends.makespan_ns - min(int(t) for i, t in enumerate(ends.lane_ns) if bounds[i] < bounds[i + 1])
 
 
-def _tracks(tables: Tables, lanes: Lanes, times: Times) -> tuple[Track, ...]:
+def _tracks(lanes: Lanes, times: Times) -> tuple[Track, ...]:
     arrays = lanes.arrays
-    end = operation_ends(tables.flows, arrays, times.start)
+    end = operation_ends(arrays.row, arrays.table, times.start)
     tracks = []
     for lane, devices in enumerate(lanes.devices):
         part = slice(int(arrays.lane_start[lane]), int(arrays.lane_start[lane + 1]))
@@ -213,8 +213,8 @@ def _tracks(tables: Tables, lanes: Lanes, times: Times) -> tuple[Track, ...]:
 
 
 def _transfers(tables: Tables, times: Times) -> Transfers:
-    stage, direction, micro_batch, end = transfer_list(tables.flows, times.sent)
-    return Transfers(stage, direction, micro_batch, times.sent, end)
+    stage, direction, end = transfer_list(tables.flows, times.sent)
+    return Transfers(stage, direction, times.order, times.sent, end)
 
 
 def _uses(lanes: Lanes, ends: Ends, profile: MemoryProfile, tracks: tuple[Track, ...]) -> dict[int, DeviceUse]:

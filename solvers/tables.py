@@ -1,8 +1,8 @@
 """What an allocation costs, as arrays for the judge's kernels: computed once, used for every order of it.
 
 Micro-batches from ``cut`` on are of row class 1 (one row less), the others of class 0. A *flow* is what one stage
-sends in one direction (0 forward, 1 backward) in one row class; its transfers are numbered from
-``flow_offset[flow]`` by micro-batch. A *user* of resources is a flow, or the chain of buckets of a stage
+sends in one direction (0 forward, 1 backward) in one row class; its transfers have the places from
+``flow_offset[flow]`` on, in the order of sending. A *user* of resources is a flow, or the chain of buckets of a stage
 (``num_flows + stage``).
 """
 
@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
+from penstock.schemas.program import BACKWARD, FORWARD, RECOMPUTE, WEIGHT
+from penstock.schemas.program import INPUT as INPUT_GRADIENT
 from penstock.solvers.allocation import Allocation, Stage
 from penstock.solvers.batching import row_classes
 from penstock.solvers.costs import (
@@ -32,8 +33,13 @@ from penstock.solvers.costs import (
 from penstock.solvers.memory import Static, static_bytes
 from penstock.solvers.problem import Problem
 
-REDUCTION = 2
-"""Direction code of an all-reduce in the tie rule, after 0 forward and 1 backward."""
+DURATION, INPUT, OUTPUT, FLOW, CHANNEL, FLOW_NS, OTHER = range(7)
+"""Columns of what an operation needs and makes, by (stage or slot, kind, row class): its duration; where in
+``arrived`` its micro-batch 0 looks for its input and puts its output; flow, channel and transfer time of that output
+(-1, 0, 0 where nothing travels); the stage that receives."""
+
+NOWHERE = -(2**62)
+"""No input to wait for, no output to pass on."""
 
 
 class FlowTables(NamedTuple):
@@ -75,7 +81,7 @@ class StageMemory(NamedTuple):
 class Tables:
     """Costs of every stage, edge and bucket of one allocation.
 
-    ``duration_ns`` and ``duration_apart_ns`` are (S, 5, 2) by operation kind and row class: without and with
+    ``operations`` and ``operations_apart`` are (S, 5, 2, 8) by operation kind, row class and column: without and with
     recomputation as an operation of its own. ``memory[s][c]`` is per row class.
     """
 
@@ -83,8 +89,8 @@ class Tables:
     allocation: Allocation
     rows: tuple[int, ...]
     flows: FlowTables
-    duration_ns: np.ndarray
-    duration_apart_ns: np.ndarray
+    operations: np.ndarray
+    operations_apart: np.ndarray
     resource_ids: tuple[int, ...]
     buckets: tuple[tuple[Bucket, ...], ...]
     update_ns: tuple[int, ...]
@@ -116,8 +122,8 @@ def cost_tables(problem: Problem, allocation: Allocation, overlap: bool) -> Tabl
         allocation=allocation,
         rows=rows,
         flows=flows,
-        duration_ns=together,
-        duration_apart_ns=apart,
+        operations=_operation_table(flows, together),
+        operations_apart=_operation_table(flows, apart),
         resource_ids=resource_ids,
         buckets=tuple(tuple(pair[0] for pair in chain) for chain in chains),
         update_ns=tuple(update_ns(problem, stage) for stage in stages),
@@ -231,10 +237,35 @@ def _durations(problem: Problem, stages: tuple[Stage, ...], rows: tuple[int, ...
             for table, again in ((together, cost.recompute_ns), (apart, 0)):
                 table[s, FORWARD, c] = cost.forward_ns
                 table[s, BACKWARD, c] = cost.backward_ns + again
-                table[s, INPUT, c] = cost.backward_ns - cost.weight_ns + again
+                table[s, INPUT_GRADIENT, c] = cost.backward_ns - cost.weight_ns + again
                 table[s, WEIGHT, c] = cost.weight_ns
                 table[s, RECOMPUTE, c] = cost.recompute_ns
     return together, apart
+
+
+def _operation_table(flows: FlowTables, duration_ns: np.ndarray) -> np.ndarray:
+    """(S, 5, 2, 8): see the columns."""
+    count = len(duration_ns)
+    table = np.zeros((count, 5, 2, 8), dtype=np.int64)
+    table[..., DURATION] = duration_ns
+    table[..., [INPUT, OUTPUT]] = NOWHERE
+    table[..., [FLOW, OTHER]] = -1
+    place = flows.base[:-1] - flows.first
+    total = int(flows.base[-1])
+    for way, kinds in ((0, (FORWARD,)), (1, (BACKWARD, INPUT_GRADIENT))):
+        source, other = (flows.previous, flows.next) if way == 0 else (flows.next, flows.previous)
+        takes, gives = np.flatnonzero(source >= 0), np.flatnonzero(other >= 0)
+        flow = flows.flow_of.reshape(count, 2, 2)[:, way]
+        for kind in kinds:
+            table[takes, kind, :, INPUT] = (way * total + place[takes])[:, None]
+            table[gives, kind, :, OUTPUT] = (way * total + place[other[gives]])[:, None]
+            table[:, kind, :, OTHER] = other[:, None]
+            table[:, kind, :, FLOW] = flow
+            table[:, kind, :, CHANNEL] = (2 * np.arange(count) + way)[:, None]
+            if flows.flow_ns.size:
+                sends = flow >= 0
+                table[:, kind, :, FLOW_NS] = np.where(sends, flows.flow_ns[flow], 0)
+    return table
 
 
 def _stage_memory(problem: Problem, allocation: Allocation, s: int, c: int, rows: int, moves: Moves) -> StageMemory:

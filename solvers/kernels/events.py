@@ -15,6 +15,8 @@ import numpy as np
 from penstock.solvers.kernels.compiled import compiled, inner, loop
 from penstock.solvers.kernels.heap import pop, pop_time, push, push_time
 from penstock.solvers.kernels.inorder import lead_column
+from penstock.solvers.tables import DURATION, FLOW, INPUT, OTHER, OUTPUT
+from penstock.solvers.tables import NOWHERE as NO_PLACE
 
 OPERATION, SENT, READY, REDUCED = 0, 1, 2, 3
 EVENTS, FRESH, FREED, CANDIDATES, TOUCHED = 0, 1, 2, 3, 4
@@ -122,8 +124,8 @@ def _new_state(flows: Any, lanes: Any) -> State:
         np.zeros(num_lanes, dtype=np.int64),
         np.zeros(num_lanes, dtype=np.bool_),
         np.empty(lanes.operations.shape[0], dtype=np.int64),
-        np.zeros((2, total), dtype=np.uint16),
-        np.zeros((2, total), dtype=np.bool_),
+        np.zeros(2 * total, dtype=np.uint16),
+        np.zeros(2 * total, dtype=np.bool_),
         np.full(transfers, -1, dtype=np.int64),
         np.empty(transfers, dtype=np.int32),
         flows.flow_offset[:-1].copy(),
@@ -177,27 +179,24 @@ def _make_fresh(state: State, user: int) -> None:
 @inner
 def _start_operations(flows: Any, lanes: Any, state: State, t: int) -> None:
     """Start the next operation of each idle lane whose input is there."""
+    reduces = flows.bucket_ns.size > 0
     for k in range(state.size[TOUCHED]):
         lane = state.touched[k]
         state.is_touched[lane] = False
         i = state.position[lane]
         if state.busy[lane] or i == lanes.lane_start[lane + 1]:
             continue
-        kind, s, m = lanes.operations[i, 0], lanes.operations[i, 1], lanes.operations[i, 2]
-        if kind <= 2:
-            source = flows.previous[s] if kind == 0 else flows.next[s]
-            at = flows.base[s] + m - flows.first[s]
-            if source >= 0 and not state.arrived[0 if kind == 0 else 1, at]:
-                continue
-        c = 1 if m >= flows.cut else 0
-        slot = lanes.slot_of[lane, s]
-        end = t + lanes.duration_ns[(slot * 5 + kind) * 2 + c]
+        row = lanes.row[i]
+        place = lanes.table[row, INPUT]
+        if place != NO_PLACE and not state.arrived[place + lanes.operations[i, 2]]:
+            continue
+        end = t + lanes.table[row, DURATION]
         state.start[i] = t
         state.busy[lane] = True
         state.time[lane] = end
         _later(state, end, OPERATION, lane, 0)
-        if i == lanes.last_gradient[slot]:
-            _announce_buckets(flows, state, s, end, lead_column(flows, lanes, i))
+        if reduces and i == lanes.last_gradient[row // 10]:
+            _announce_buckets(flows, state, lanes.operations[i, 1], end, lead_column(flows, lanes, i))
     state.size[TOUCHED] = 0
 
 
@@ -218,36 +217,32 @@ def _end_operation(flows: Any, lanes: Any, state: State, lane: int, t: int) -> N
     state.position[lane] = i + 1
     state.busy[lane] = False
     _touch(state, lane)
-    kind, s, m = lanes.operations[i, 0], lanes.operations[i, 1], lanes.operations[i, 2]
-    if kind > 2:
-        return
-    direction = 0 if kind == 0 else 1
-    other = flows.next[s] if kind == 0 else flows.previous[s]
-    if other < 0:
+    row, s, m = lanes.row[i], lanes.operations[i, 1], lanes.operations[i, 2]
+    place = lanes.table[row, OUTPUT]
+    if place == NO_PLACE:
         return
     if lanes.lanes_needed[s] > 1:
-        at = flows.base[s] + m - flows.first[s]
-        state.done[direction, at] += 1
-        if state.done[direction, at] < lanes.lanes_needed[s]:
+        state.done[place + m] += 1
+        if state.done[place + m] < lanes.lanes_needed[s]:
             return
-    flow = flows.flow_of[(s * 2 + direction) * 2 + (1 if m >= flows.cut else 0)]
+    flow = lanes.table[row, FLOW]
     if flow >= 0:
         _enqueue(flows, state, flow, m, t)
         return
-    state.arrived[direction, flows.base[other] + m - flows.first[other]] = True
-    _touch_stage(lanes, state, other)
+    state.arrived[place + m] = True
+    _touch_stage(lanes, state, lanes.table[row, OTHER])
 
 
 @inner
 def _enqueue(flows: Any, state: State, flow: int, m: int, t: int) -> None:
     """Add micro-batch ``m``, ready at ``t``, to the flow's queue; among equals of one instant by micro-batch."""
-    shift = flows.flow_offset[flow] - flows.flow_first[flow]
     at = state.tail[flow]
-    while at > state.head[flow] and state.order[at - 1] > m and state.sent[shift + state.order[at - 1]] == t:
+    while at > state.head[flow] and state.order[at - 1] > m and state.sent[at - 1] == t:
         state.order[at] = state.order[at - 1]
+        state.sent[at] = t
         at -= 1
     state.order[at] = m
-    state.sent[shift + m] = t
+    state.sent[at] = t
     state.tail[flow] += 1
     if state.where[flow] == NOWHERE:
         _make_fresh(state, flow)
@@ -283,7 +278,7 @@ def _user(flows: Any, second: int) -> Any:
 def _head_key(flows: Any, state: State, user: int) -> tuple[int, int]:
     if user < flows.flow_ns.size:
         m = state.order[state.head[user]]
-        ready = state.sent[flows.flow_offset[user] - flows.flow_first[user] + m]
+        ready = state.sent[state.head[user]]
         return ready, ((flows.flow_stage[user] * 4 + flows.flow_direction[user]) << SHIFT) | m
     s = user - flows.flow_ns.size
     b = state.bucket[s]
@@ -305,7 +300,8 @@ def _end_transfer(flows: Any, lanes: Any, state: State, flow: int, m: int, t: in
     s = flows.flow_stage[flow]
     direction = flows.flow_direction[flow]
     other = flows.next[s] if direction == 0 else flows.previous[s]
-    state.arrived[direction, flows.base[other] + m - flows.first[other]] = True
+    total = flows.base[flows.base.size - 1]
+    state.arrived[direction * total + flows.base[other] + m - flows.first[other]] = True
     _touch_stage(lanes, state, other)
 
 
@@ -389,7 +385,7 @@ def _start_head(flows: Any, state: State, user: int, m: int, t: int) -> None:
         state.bucket_start[state.bucket[s]] = t
         _later(state, t + flows.bucket_ns[state.bucket[s]], REDUCED, s, 0)
         return
-    state.sent[flows.flow_offset[user] - flows.flow_first[user] + m] = t
+    state.sent[state.head[user]] = t
     state.head[user] += 1
     _later(state, t + flows.flow_ns[user], SENT, user, m)
     if state.head[user] < state.tail[user]:

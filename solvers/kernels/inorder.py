@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.solvers.kernels.compiled import compiled, inner, loop
+from penstock.solvers.tables import CHANNEL, DURATION, FLOW, FLOW_NS, INPUT, NOWHERE, OTHER, OUTPUT
 
 
 class State(NamedTuple):
-    """What the worklist changes; ``arrived`` (2, total) is when inputs arrive, -1 before that is known."""
+    """What the worklist changes; ``arrived`` is when inputs arrive, -1 before that is known."""
 
     arrived: np.ndarray
     channel_free: np.ndarray
@@ -26,7 +27,6 @@ class State(NamedTuple):
     tail: np.ndarray
     stack: np.ndarray
     waits: np.ndarray
-    gradient_end: np.ndarray
 
 
 @compiled
@@ -35,14 +35,14 @@ def run_in_order(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """(position and time reached by each lane, operation starts, transfer starts, order of each flow, bucket starts).
 
-    ``queued``: a channel carries one transfer at a time. Without ``record`` operation starts, transfer starts and
-    orders stay empty. A lane whose position is below its number of operations is blocked for ever.
+    ``queued``: a channel carries one transfer at a time. Without ``record`` the last four stay empty. A lane whose
+    position is below its number of operations is blocked for ever.
     """
     count = flows.base.size - 1
     num_lanes = lanes.lane_start.size - 1
     transfers = flows.flow_offset[flows.flow_offset.size - 1] if record else 0
     state = State(
-        np.full((2, flows.base[count]), -1, dtype=np.int64),
+        np.full(2 * flows.base[count], -1, dtype=np.int64),
         np.zeros(count * 2, dtype=np.int64),
         lanes.lane_start[:-1].copy(),
         np.zeros(num_lanes, dtype=np.int64),
@@ -52,16 +52,16 @@ def run_in_order(
         flows.flow_offset.copy(),
         np.arange(num_lanes - 1, -1, -1),
         np.ones(num_lanes, dtype=np.bool_),
-        np.zeros(count, dtype=np.int64),
     )
-    _work(flows, lanes, state, queued, record)
-    bucket_start = np.empty(flows.bucket_ns.size, dtype=np.int64)
-    _bucket_starts(flows, lanes, state.gradient_end, bucket_start)
+    _work(lanes, state, queued, record)
+    bucket_start = np.empty(flows.bucket_ns.size if record else 0, dtype=np.int64)
+    if record:
+        _bucket_starts(flows, lanes, state.start, bucket_start)
     return state.position, state.time, state.start, state.sent, state.order, bucket_start
 
 
 @loop
-def _work(flows: Any, lanes: Any, state: State, queued: bool, record: bool) -> None:
+def _work(lanes: Any, state: State, queued: bool, record: bool) -> None:
     """Run lanes from the stack; a lane whose input has come is put back on it."""
     height = state.stack.size
     while height > 0:
@@ -70,27 +70,24 @@ def _work(flows: Any, lanes: Any, state: State, queued: bool, record: bool) -> N
         state.waits[lane] = False
         t = state.time[lane]
         i = state.position[lane]
-        while i < lanes.lane_start[lane + 1]:
-            kind, s, m = lanes.operations[i, 0], lanes.operations[i, 1], lanes.operations[i, 2]
-            other = flows.next[s] if kind == 0 else flows.previous[s]
-            if kind <= 2:
-                source = flows.previous[s] if kind == 0 else flows.next[s]
-                if source >= 0:
-                    a = state.arrived[0 if kind == 0 else 1, flows.base[s] + m - flows.first[s]]
-                    if a < 0:
-                        break
-                    t = max(t, a)
-            c = 1 if m >= flows.cut else 0
+        stop = lanes.lane_start[lane + 1]
+        while i < stop:
+            row, m = lanes.row[i], lanes.operations[i, 2]
+            place = lanes.table[row, INPUT]
+            if place != NOWHERE:
+                a = state.arrived[place + m]
+                if a < 0:
+                    break
+                t = max(t, a)
             if record:
                 state.start[i] = t
-            t += lanes.duration_ns[(s * 5 + kind) * 2 + c]
-            if i == lanes.last_gradient[s]:
-                state.gradient_end[s] = t
+            t += lanes.table[row, DURATION]
             i += 1
-            if kind > 2 or other < 0:
+            place = lanes.table[row, OUTPUT]
+            if place == NOWHERE:
                 continue
-            _send(flows, state, s, kind, m, c, t, queued, record)
-            target = lanes.slot_lane[other]
+            state.arrived[place + m] = _send(lanes, state, row, m, t, queued, record)
+            target = lanes.slot_lane[lanes.table[row, OTHER]]
             if not state.waits[target] and target != lane:
                 state.waits[target] = True
                 state.stack[height] = target
@@ -100,32 +97,34 @@ def _work(flows: Any, lanes: Any, state: State, queued: bool, record: bool) -> N
 
 
 @inner
-def _send(flows: Any, state: State, s: int, kind: int, m: int, c: int, t: int, queued: bool, record: bool) -> None:
-    """Pass on what was made at ``t``: at once, or over the channel when that is free."""
-    direction = 0 if kind == 0 else 1
-    other = flows.next[s] if kind == 0 else flows.previous[s]
-    flow = flows.flow_of[(s * 2 + direction) * 2 + c]
-    if flow >= 0:
-        if queued:
-            t = max(t, state.channel_free[s * 2 + direction])
-        if record:
-            state.sent[flows.flow_offset[flow] + m - flows.flow_first[flow]] = t
-            state.order[state.tail[flow]] = m
-            state.tail[flow] += 1
-        t += flows.flow_ns[flow]
-        state.channel_free[s * 2 + direction] = t
-    state.arrived[direction, flows.base[other] + m - flows.first[other]] = t
+def _send(lanes: Any, state: State, row: int, m: int, t: int, queued: bool, record: bool) -> int:
+    """When what was made at ``t`` is there: at once, or after the channel is free and has carried it."""
+    flow = lanes.table[row, FLOW]
+    if flow < 0:
+        return t
+    channel = lanes.table[row, CHANNEL]
+    if queued:
+        t = max(t, state.channel_free[channel])
+    if record:
+        place = state.tail[flow]
+        state.sent[place] = t
+        state.order[place] = m
+        state.tail[flow] = place + 1
+    t += lanes.table[row, FLOW_NS]
+    state.channel_free[channel] = t
+    return t
 
 
 @loop
-def _bucket_starts(flows: Any, lanes: Any, gradient_end: np.ndarray, start: np.ndarray) -> None:
+def _bucket_starts(flows: Any, lanes: Any, start: np.ndarray, bucket_start: np.ndarray) -> None:
     """Buckets on links of their own, each after the one before it and after it is ready."""
-    for s in range(gradient_end.size):
+    for s in range(flows.chain_start.size - 1):
         t = 0
+        last = lanes.last_gradient[s]
         for b in range(flows.chain_start[s], flows.chain_start[s + 1]):
-            column = lead_column(flows, lanes, lanes.last_gradient[s])
-            t = max(t, gradient_end[s] - flows.bucket_lead_ns[4 * b + column])
-            start[b] = t
+            end = start[last] + lanes.table[lanes.row[last], DURATION]
+            t = max(t, end - flows.bucket_lead_ns[4 * b + lead_column(flows, lanes, last)])
+            bucket_start[b] = t
             t += flows.bucket_ns[b]
 
 

@@ -21,8 +21,8 @@ class Streams(NamedTuple):
     """Flows that lanes send or receive, those of lane l from ``begin[l]`` to ``begin[l + 1]``.
 
     ``size`` is what one transfer adds (receives) or removes (sends, whose ends count: ``delay`` is their
-    duration, else 0). Only micro-batches of ``replica`` modulo ``replicas`` are the lane's. ``sent`` + micro-batch
-    is the place of a transfer's start; ``first`` to ``stop`` are the flow's places in the order of sending.
+    duration, else 0). Only micro-batches of ``replica`` modulo ``replicas`` are the lane's. ``first`` to
+    ``stop`` are the flow's places in the order of sending.
     """
 
     begin: np.ndarray
@@ -31,21 +31,21 @@ class Streams(NamedTuple):
     duration: np.ndarray
     replica: np.ndarray
     replicas: np.ndarray
-    sent: np.ndarray
     first: np.ndarray
     stop: np.ndarray
 
 
 class Costs(NamedTuple):
-    """By (slot, kind, row class) bytes of operations; by slot gradients; by lane static bytes and intervals.
+    """Bytes of operations by (slot, kind, row class); static bytes by lane; and three sorted lists for each lane.
 
-    Optimizer steps of lane l are rows (start, end, bytes freed) ``step_begin[l]`` to ``step_begin[l + 1]``, sorted;
-    its reductions rows (start, end) ``reduction_begin[l]`` on, sorted. Both lists end with an entry that never comes.
+    ``changes`` of its gradients (time, bytes) from ``change_begin[l]`` on; likewise its optimizer ``steps`` and
+    ``reductions`` (start, end). Each list ends with an entry that never comes.
     """
 
     size: np.ndarray
-    gradients: np.ndarray
     static: np.ndarray
+    change_begin: np.ndarray
+    changes: np.ndarray
     step_begin: np.ndarray
     steps: np.ndarray
     reduction_begin: np.ndarray
@@ -62,7 +62,7 @@ class Walk(NamedTuple):
 
 
 @compiled
-def all_peaks(flows: Any, lanes: Any, streams: Any, costs: Any, times: Any) -> tuple[np.ndarray, np.ndarray]:
+def all_peaks(lanes: Any, streams: Any, costs: Any, times: Any) -> tuple[np.ndarray, np.ndarray]:
     """For each lane the bytes at its first peak (gradients, kept, buffers, workspace), and communication in ns."""
     num_lanes = lanes.lane_start.size - 1
     peaks = np.zeros((num_lanes, 4), dtype=np.int64)
@@ -70,21 +70,21 @@ def all_peaks(flows: Any, lanes: Any, streams: Any, costs: Any, times: Any) -> t
     walk = _new_walk(streams)
     empty = np.empty((2, 0), dtype=np.int64)
     for lane in range(num_lanes):
-        _merge(flows, lanes, streams, costs, times, walk, lane, empty)
+        _merge(lanes, streams, costs, times, walk, lane, empty)
         peaks[lane] = walk.peak
-        alone[lane] = _communication(flows, lanes, streams, costs, times, walk, lane)
+        alone[lane] = _communication(lanes, streams, costs, times, walk, lane)
     return peaks, alone
 
 
 @compiled
-def lane_curve(flows: Any, lanes: Any, streams: Any, costs: Any, times: Any, lane: int) -> np.ndarray:
+def lane_curve(lanes: Any, streams: Any, costs: Any, times: Any, lane: int) -> np.ndarray:
     """(2, n): the times from 0 on at which the lane's memory changes, and its bytes from then on."""
     low, high = streams.begin[lane], streams.begin[lane + 1]
     operations = lanes.lane_start[lane + 1] - lanes.lane_start[lane]
-    length = 2 * operations + 1 + costs.step_begin[lane + 1] - costs.step_begin[lane]
+    length = 2 * operations + 1 + costs.change_begin[lane + 1] - costs.change_begin[lane]
     length += (streams.stop[low:high] - streams.first[low:high]).sum()
     curve = np.empty((2, length), dtype=np.int64)
-    written = _merge(flows, lanes, streams, costs, times, _new_walk(streams), lane, curve)
+    written = _merge(lanes, streams, costs, times, _new_walk(streams), lane, curve)
     return curve[:, :written].copy()
 
 
@@ -111,7 +111,7 @@ def _head(streams: Any, times: Any, walk: Any, k: int, ends: bool) -> None:
     if place == last:
         walk.head[k] = NEVER
         return
-    walk.head[k] = times.sent[streams.sent[k] + times.order[place]] + (streams.delay[k] if ends else 0)
+    walk.head[k] = times.sent[place] + (streams.delay[k] if ends else 0)
 
 
 @inner
@@ -125,27 +125,26 @@ def _least(walk: Any, low: int, high: int) -> tuple[int, int]:
 
 
 @loop
-def _merge(
-    flows: Any, lanes: Any, streams: Any, costs: Any, times: Any, walk: Any, lane: int, curve: np.ndarray
-) -> int:
+def _merge(lanes: Any, streams: Any, costs: Any, times: Any, walk: Any, lane: int, curve: np.ndarray) -> int:
     """Walk through a lane's events in time; writes the curve where it has room, and the first peak."""
     low, high = streams.begin[lane], streams.begin[lane + 1]
     for k in range(low, high):
         walk.place[k] = streams.first[k]
         _head(streams, times, walk, k, True)
     static = costs.static[lane]
-    highest, level, written = -1, static, 0
+    highest, level, written = static, static, 0
+    walk.peak[:] = 0
     record = curve.shape[1] > 0
     if record:
         curve[0, 0], curve[1, 0], written = 0, static, 1
     i, stop, running, row = lanes.lane_start[lane], lanes.lane_start[lane + 1], False, 0
     own = times.start[i] if i < stop else NEVER
-    step = costs.step_begin[lane]
-    freed = costs.steps[step, 1]
+    change = costs.change_begin[lane]
+    changed = costs.changes[change, 0]
     gradients, kept, buffers, work = 0, 0, 0, 0
     which, other = _least(walk, low, high)
     while True:
-        t = min(own, other, freed)
+        t = min(own, other, changed)
         if t == NEVER:
             break
         while own == t:
@@ -156,22 +155,19 @@ def _merge(
                 i += 1
                 own = times.start[i] if i < stop else NEVER
             else:
-                slot = lanes.slot_of[lane, lanes.operations[i, 1]]
-                row = (slot * 5 + lanes.operations[i, 0]) * 2 + (1 if lanes.operations[i, 2] >= flows.cut else 0)
-                if lanes.first_gradient[slot] == i:
-                    gradients += costs.gradients[slot]
+                row = lanes.row[i]
                 kept += costs.size[row, START_KEPT]
                 work, running = costs.size[row, WORKSPACE], True
-                own = t + lanes.duration_ns[row]
+                own = t + lanes.table[row, 0]
         while other == t:
             buffers += streams.size[which]
             walk.place[which] += 1
             _head(streams, times, walk, which, True)
             which, other = _least(walk, low, high)
-        while freed == t:
-            gradients -= costs.steps[step, 2]
-            step += 1
-            freed = costs.steps[step, 1]
+        while changed == t:
+            gradients += costs.changes[change, 1]
+            change += 1
+            changed = costs.changes[change, 0]
         reached = static + gradients + kept + buffers + work
         if reached > highest:
             highest = reached
@@ -186,7 +182,7 @@ def _merge(
 
 
 @loop
-def _communication(flows: Any, lanes: Any, streams: Any, costs: Any, times: Any, walk: Any, lane: int) -> int:
+def _communication(lanes: Any, streams: Any, costs: Any, times: Any, walk: Any, lane: int) -> int:
     """Nanoseconds in which a lane does not compute while one of its transfers or reductions runs.
 
     What all its intervals cover together, less what it computes: every list is sorted by starts, the merge takes
@@ -208,9 +204,7 @@ def _communication(flows: Any, lanes: Any, streams: Any, costs: Any, times: Any,
             return covered - busy
         if own == t:
             if i < stop:
-                slot = lanes.slot_of[lane, lanes.operations[i, 1]]
-                c = 1 if lanes.operations[i, 2] >= flows.cut else 0
-                end = t + lanes.duration_ns[(slot * 5 + lanes.operations[i, 0]) * 2 + c]
+                end = t + lanes.table[lanes.row[i], 0]
                 i += 1
             else:
                 end = costs.steps[step, 1]

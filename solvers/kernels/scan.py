@@ -19,7 +19,7 @@ F_BIT, B_BIT, I_BIT, W_BIT, R_BIT = 1, 2, 4, 8, 16
 def scan_rows(flows: Any, lanes: Any, seen: np.ndarray) -> tuple[int, int]:
     """(GOOD, 0), or what is wrong and the number of the operation.
 
-    Fills ``first_gradient`` and ``last_gradient`` of the lanes; ``seen`` (slots, 5) counts the operations.
+    Fills ``row``, ``first_gradient`` and ``last_gradient`` of the lanes; ``seen`` (slots, 5) counts the operations.
     """
     slot_base = _slot_bases(flows, lanes)
     marks = np.zeros(slot_base[-1], dtype=np.uint8)
@@ -51,6 +51,7 @@ def _scan(flows: Any, lanes: Any, seen: np.ndarray, slot_base: np.ndarray, marks
                 return EARLY, i
             marks[slot_base[slot] + m] = known | (1 << kind)
             seen[slot, kind] += 1
+            lanes.row[i] = (slot * 5 + kind) * 2 + (1 if operations[i, 2] >= flows.cut else 0)
             if kind == 1 or kind == 3:
                 lanes.last_gradient[slot] = i
             if kind != 0 and kind != 4 and lanes.first_gradient[slot] < 0:
