@@ -117,7 +117,7 @@ def checked_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def _run(chain: Chain, modules: list[nn.Module], size: int, dtype: torch.dtype) -> _Run:
-    env = {name: _as(tensor, dtype) for name, tensor in chain.batch_on_meta(range(size)).items()}
+    env = {name: _as(tensor, dtype) for name, tensor in chain.batch_inputs(range(size)).items()}
     targets = _to_meta(chain.job.batch(0, range(size))[1])
     storages = SavedStorages()
     costs, boundaries = [], []

@@ -91,8 +91,8 @@ class Chain:
             raise ModelMismatch(f"layer {spec.name!r} writes {spec.writes!r} but returned ({shown})")
         return tuple(results)
 
-    def batch_on_meta(self, rows: range) -> dict[str, Tensor]:
-        """The batch's inputs as meta tensors. Raises ModelMismatch when an input is missing or has other rows."""
+    def batch_inputs(self, rows: range, device: str = "meta") -> dict[str, Tensor]:
+        """The batch's inputs, on the meta device by default. ModelMismatch when one is missing or has other rows."""
         inputs, _ = self.job.batch(0, rows)
         for i, names in enumerate(self.inputs):
             for name in names:
@@ -102,14 +102,26 @@ class Chain:
                         f"lacks; the batch has {sorted(inputs)}"
                     )
                 _check_rows(inputs[name], len(rows), f"the batch's {name!r}")
-        return {name: tensor.to("meta") for name, tensor in inputs.items()}
+        return {name: tensor.to(device) for name, tensor in inputs.items()}
 
     def infer_shapes(self, rows: range) -> tuple[dict[str, TensorShape], ...]:
-        """For each cut, ``{name: shape}`` in the order of ``cuts``, found by running the layers on the meta device."""
-        env = self.batch_on_meta(rows)
+        """For each cut, ``{name: shape}`` in the order of ``cuts``.
+
+        Found by running the layers on the meta device; a model that looks at its numbers, which no meta tensor has,
+        is run on the CPU instead. Raises ModelMismatch naming the layer that does not run.
+        """
+        try:
+            return self._shapes_on("meta", rows)
+        except ModelMismatch as error:
+            if "meta" not in str(error):
+                raise
+        return self._shapes_on("cpu", rows)
+
+    def _shapes_on(self, device: str, rows: range) -> tuple[dict[str, TensorShape], ...]:
+        env = self.batch_inputs(rows, device)
         shapes = []
         for i, spec in enumerate(self.specs):
-            module = self.build_layer(i, device="meta")
+            module = self.build_layer(i, device=device)
             try:
                 results = self.call(i, module, [env[name] for name in spec.reads])
             except ModelMismatch:

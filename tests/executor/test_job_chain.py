@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import penstock
 from penstock.executor.chain import Chain, derived_seed
 from penstock.executor.job import Job, LayerSpec, SimpleJob, checked_job, load_job
 from penstock.schemas.errors import InvalidDocument, ModelMismatch, NotFound, PenstockError
@@ -169,6 +170,16 @@ def test_layers_that_do_not_run_are_named(layer: Any, said: str) -> None:
     assert said in str(caught.value)
 
 
+class Looks(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, : int(x.sum().item()) // x.numel() * 2]
+
+
+def test_a_model_that_looks_at_its_numbers_is_run_on_the_cpu() -> None:
+    made = chain(("looks", Looks), ("last", lambda: nn.Linear(2, 2)))
+    assert made.infer_shapes(range(3))[0]["x"] == ((2,), torch.float32, False)
+
+
 def test_a_wrong_number_of_results_is_a_mismatch() -> None:
     made = chain(("a", Pair))
     with pytest.raises(ModelMismatch):
@@ -183,12 +194,15 @@ def test_load_job_appends_the_directory(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(sys, "path", sys.path.copy())
     write_job(tmp_path, "json", "raise RuntimeError('the standard library comes first')\n")
     write_job(tmp_path, "owntrain", "from penstock.examples.gpt import tiny as job\nimport json\njson.dumps(1)\n")
-    before = list(sys.path)
+    source = str(Path(penstock.__file__).resolve().parents[1])
+    installed = [place for place in sys.path if place != source]
     job = load_job("owntrain:job", tmp_path)
     assert isinstance(job, Job)
-    assert sys.path == [*before, str(tmp_path)]
+    assert [place for place in sys.path if place != source] == [*installed, str(tmp_path)]
+    assert source not in sys.path[: sys.path.index(str(tmp_path))]
+    after = list(sys.path)
     load_job("owntrain:job", tmp_path)
-    assert sys.path == [*before, str(tmp_path)]
+    assert sys.path == after
 
 
 @pytest.mark.parametrize(
