@@ -155,10 +155,10 @@ def _append_to_path(place: str) -> None:
     """Append ``place``, and move the source tree of an editable install behind it: its folders are ``schemas``, …"""
     if place not in sys.path:
         sys.path.append(place)
-    source = Path(penstock.__file__).resolve().parents[1]
-    if (source / "pyproject.toml").exists() and str(source) in sys.path[: sys.path.index(place)]:
-        sys.path.remove(str(source))
-        sys.path.append(str(source))
+    tree = Path(penstock.__file__).resolve().parents[1]
+    source = str(tree)
+    if source != place and (tree / "pyproject.toml").exists() and source in sys.path[: sys.path.index(place)]:
+        sys.path[:] = [*(entry for entry in sys.path if entry != source), source]
 
 
 def _import(name: str, reference: str) -> Any:
