@@ -1,0 +1,127 @@
+"""Random small problems, allocations of every shape, and orders that can run."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+from problems import as_operations, make_problem
+
+from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
+from penstock.solvers.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.problem import Problem
+from penstock.solvers.schedule import Orders, Row
+
+
+def random_problem(rng: random.Random) -> Problem:
+    """Up to six layers on up to six devices in up to three nodes, everything drawn."""
+    layers = rng.randint(1, 6)
+    nodes = rng.choice([(1,) * 3, (2, 2), (4,), (3, 1, 2), (1,), (2, 1)])
+    low = rng.choice([0, 1, 1])
+
+    def draw(count: int, high: int, zero: float = 0.2) -> list[int]:
+        return [0 if rng.random() < zero else rng.randint(low, high) for _ in range(count)]
+
+    forward = [rng.randint(low, 9) for _ in range(layers)]
+    backward = [rng.randint(max(f, low), 18) for f in forward]
+    return make_problem(
+        forward,
+        backward,
+        draw(layers - 1, 6),
+        draw(layers, 40),
+        weight_ns=[rng.randint(0, b) for b in backward],
+        backward_bytes=draw(layers - 1, 6),
+        stash_bytes=draw(layers, 50),
+        workspace_bytes=draw(layers, 20),
+        update_ns=draw(layers, 5),
+        nodes=nodes,
+        context_bytes=rng.randint(0, 10),
+        latency_ns=rng.choice([0, 0, 3]),
+        form=rng.choice(["pairs", "ports", "bus"]),
+        full_duplex=rng.random() < 0.5,
+        global_batch_size=rng.randint(1, 14),
+        shared=rng.random() < 0.5,
+        channel=rng.choice(["half", "full", "none"]),
+        transfer=rng.choice(["nic", "spp", "dapple", "madpipe"]),
+        all_reduce=rng.choice(["flat", "hierarchical"]),
+        bucket_bytes=rng.choice([10, 60, 1000]),
+        overlap_all_reduce=rng.random() < 0.7,
+        gradient_factor=rng.randint(0, 2),
+        state_factor=rng.randint(0, 2),
+        shard_states=rng.random() < 0.3,
+        count_buffers=rng.random() < 0.8,
+    )
+
+
+def random_allocation(rng: random.Random, problem: Problem) -> Allocation:
+    """Random cuts; replicated, round-robin and recomputing stages; devices may hold several stages."""
+    cuts = [i for i in range(1, problem.num_layers) if rng.random() < 0.6]
+    bounds = [0, *cuts, problem.num_layers]
+    groups: list[tuple[int, ...]] = []
+    free = list(range(problem.num_devices))
+    rng.shuffle(free)
+    stages = []
+    for first, stop in pairwise(bounds):
+        if groups and (not free or rng.random() < 0.25):
+            devices = rng.choice(groups)
+        else:
+            size = rng.randint(1, min(3, len(free)))
+            devices, free = tuple(free[:size]), free[size:]
+            groups.append(devices)
+        dispatch = rng.choice(["rows", "rows", "round_robin"])
+        segments = ()
+        if rng.random() < 0.3:
+            start = rng.randint(first, stop - 1)
+            segments = ((start, rng.randint(start, stop - 1)),)
+        stages.append(Stage(first, stop - 1, devices, dispatch, segments))
+    return single_pipeline(tuple(stages), rng.randint(1, min(8, problem.global_batch_size)))
+
+
+def random_orders(rng: random.Random, allocation: Allocation) -> Orders:
+    """Any order that can run: operations drawn one by one from those whose inputs exist."""
+    lanes: dict[tuple[int, ...], list[tuple[int, int, int]]] = {}
+    stages = allocation.stages
+    groups = {}
+    for devices in {stage.devices for stage in stages}:
+        apart = any(stage.dispatch == "round_robin" for stage in stages if stage.devices == devices)
+        groups[devices] = [(d,) for d in devices] if apart or rng.random() < 0.2 else [devices]
+        for lane in groups[devices]:
+            lanes[lane] = []
+    waiting: dict[tuple[int, ...], list[tuple[int, int, int]]] = {lane: [] for lane in lanes}
+    for s, stage in enumerate(stages):
+        split, again = rng.random() < 0.3, bool(stage.recompute) and rng.random() < 0.5
+        kinds = [FORWARD, *((INPUT, WEIGHT) if split else (BACKWARD,)), *((RECOMPUTE,) if again else ())]
+        for m in range(allocation.num_micro_batches):
+            for lane in groups[stage.devices]:
+                if stage.dispatch == "rows" or stage.devices.index(lane[0]) == m % stage.replicas:
+                    waiting[lane] += [(kind, s, m) for kind in kinds]
+    eager = rng.random()
+    while any(waiting.values()):
+        choices = [
+            (lane, op) for lane in waiting for op in waiting[lane] if _possible(allocation, lanes, waiting, lane, op)
+        ]
+        if rng.random() < eager:
+            first = min(choices, key=lambda c: (c[1][0] == FORWARD, c[1][2], c[1][1], c[1][0], c[0]))
+            choices = [first]
+        lane, op = rng.choice(choices)
+        waiting[lane].remove(op)
+        lanes[lane].append(op)
+    return Orders("random", tuple(Row(lane, as_operations(ops)) for lane, ops in lanes.items()))
+
+
+def _possible(allocation, lanes, waiting, lane, op) -> bool:
+    kind, s, m = op
+    own = lanes[lane]
+    if kind == FORWARD:
+        source = allocation.previous(s)
+        return source is None or not any((FORWARD, source, m) in ops for ops in waiting.values())
+    if kind == WEIGHT:
+        return (INPUT, s, m) in own
+    if (FORWARD, s, m) not in own:
+        return False
+    if kind == RECOMPUTE:
+        return True
+    if (RECOMPUTE, s, m) in waiting[lane]:
+        return False
+    source = allocation.next(s)
+    return source is None or not any((k, source, m) in ops for k in (BACKWARD, INPUT) for ops in waiting.values())
