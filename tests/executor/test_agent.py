@@ -337,6 +337,13 @@ def test_a_model_that_hangs_while_it_is_imported_is_refused(service, project):
     assert "not done after 0.5 s" in refused.data["reason"]
 
 
+def test_a_child_that_cannot_be_started_is_told(service, project):
+    with running(service, project, command=lambda process: ["/does/not/exist"]):
+        service.wish(assign("prepare", ["hello"]))
+        (refused,) = service.wait_for("refused")
+    assert "exit code 127: cannot start '/does/not/exist'" in refused.data["reason"]
+
+
 def spawn(service: ScriptedService, project: Path) -> subprocess.Popen:
     command = [sys.executable, agent_process.__file__, service.url, str(project)]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, process_group=0)

@@ -1,0 +1,319 @@
+"""Profile, plan, run: a real service, two real agents, four real ranks; and what remains of a run when one dies.
+
+The training project owns packages called ``schemas``, ``service`` and ``tests``, as training projects do.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from penstock.schemas.jobs import JobOut, RunOut
+from penstock.schemas.plan import PlanFile
+from penstock.schemas.profile import ModelProfile
+from penstock.schemas.request import PlanRequest
+from penstock.schemas.topology import ClusterTopology, Fabric, UniformCluster
+from penstock.schemas.trace import Trace
+
+LIMIT_S = 120.0
+LAYERS, BATCH, MICRO_BATCHES, STEPS = 8, 16, 8, 4
+COMMAND = [sys.executable, "-P", "-m", "penstock.cli.main"]
+
+PROJECT = {
+    "schemas/__init__.py": "WIDTH = 12\n",
+    "service/__init__.py": "",
+    "service/rate.py": "RATE = 0.05\n",
+    "tests/__init__.py": "raise RuntimeError('nobody imports the tests')\n",
+    "training.py": """
+import time
+from pathlib import Path
+
+import torch
+from schemas import WIDTH
+from service.rate import RATE
+from torch import nn
+
+from penstock.executor.job import LayerSpec, SimpleJob
+
+GATE = Path(__file__).with_name("closed")
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+    def forward(self, x):
+        return x + torch.tanh(self.linear(self.norm(x)))
+
+class Regression(SimpleJob):
+    def layers(self):
+        return [LayerSpec(f"block{i}", Block) for i in range(LAYERS)]
+    def batch(self, step, rows):
+        while step >= 2 and GATE.exists():
+            time.sleep(0.01)
+        samples = [torch.randn(WIDTH, generator=torch.Generator().manual_seed(row)) for row in rows]
+        x = torch.stack(samples)
+        return {"x": x}, x.roll(1, dims=1)
+    def loss(self, outputs, targets):
+        return ((outputs["x"] - targets) ** 2).mean(dim=1).sum(), len(targets)
+    def optimizer(self, params):
+        return torch.optim.SGD(params, lr=RATE, momentum=0.9)
+
+job = Regression("regression", batch_size=BATCH, seed=3)
+""".replace("LAYERS", str(LAYERS)).replace("BATCH", str(BATCH)),
+}
+
+
+class Cluster:
+    """A service on SQLite and two agents with two CPU devices each, in processes."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.project = directory / "project"
+        for name, text in PROJECT.items():
+            path = self.project / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        self.gate = self.project / "closed"
+        self.processes: dict[str, subprocess.Popen] = {}
+        self.url = self.start_service(0)
+        for name in ("host0", "host1"):
+            self.start_agent(name)
+        self.client = httpx.Client(base_url=self.url, timeout=LIMIT_S, trust_env=False)
+
+    def start_service(self, port: int) -> str:
+        database = str(self.directory / "penstock.sqlite")
+        return self._start(
+            "service", r"listening on (http://\S+)", "serve", "--port", str(port), "--database", database
+        )
+
+    def start_agent(self, name: str) -> None:
+        options = ["--server", self.url, "--name", name, "--cpu-devices", "2", "--model", "toy=training:job"]
+        self._start(name, rf"({self.url}) answers", "agent", *options, "--directory", str(self.project))
+
+    def _start(self, name: str, pattern: str, *arguments: str) -> str:
+        """Start it and read its log until the words are there; the rest goes to a file."""
+        reading, writing = os.pipe()
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("PENSTOCK_")}
+        self.processes[name] = subprocess.Popen(
+            [*COMMAND, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=writing,
+            process_group=0,
+            env=environment,
+            cwd=self.directory,
+        )
+        os.close(writing)
+        log = ""
+        with os.fdopen(reading, encoding="utf-8") as lines:
+            for line in lines:
+                log += line
+                if found := re.search(pattern, line):
+                    self._drain(name, os.dup(lines.fileno()))
+                    return found[1]
+        raise AssertionError(f"{name} ended:\n{log}")
+
+    def _drain(self, name: str, descriptor: int) -> None:
+        keeper = f"log of {name}"
+        if keeper in self.processes:
+            self.processes[keeper].wait(LIMIT_S)
+        with (self.directory / f"{name}.log").open("ab") as sink:
+            self.processes[keeper] = subprocess.Popen(["cat"], stdin=descriptor, stdout=sink, process_group=0)
+        os.close(descriptor)
+
+    def ranks(self, name: str) -> list[psutil.Process]:
+        """The rank processes of an agent, in the order in which it started them."""
+        children = psutil.Process(self.processes[name].pid).children()
+        ranks = [child for child in children if "penstock.executor.rank" in child.cmdline()]
+        return sorted(ranks, key=lambda child: (child.create_time(), child.pid))
+
+    def start_run(self, plan: str, **fields) -> str:
+        body = {"schema_version": 1, "plan": plan, "model": "toy", "steps": STEPS} | fields
+        answer = self.client.post("/v1/runs", json=body)
+        assert answer.status_code == 201, answer.text
+        return answer.json()["id"]
+
+    def run_when(self, run: str, good) -> RunOut:
+        """The run, once it is as it should be, or has ended."""
+        headers: dict[str, str] = {}
+        while True:
+            answer = self.client.get(f"/v1/runs/{run}", headers=headers)
+            found = RunOut.model_validate_json(answer.content)
+            if good(found) or found.state not in ("preparing", "running"):
+                return found
+            headers = {"Prefer": f"wait={LIMIT_S:.0f}", "If-None-Match": answer.headers["etag"]}
+
+    def close(self) -> None:
+        self.client.close()
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+        for name in ("host0", "host1", "service"):
+            self.processes[name].send_signal(signal.SIGINT)
+        for process in self.processes.values():
+            process.wait(LIMIT_S)
+
+
+def ended(run: RunOut) -> bool:
+    return run.state not in ("preparing", "running")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    cluster = Cluster(tmp_path_factory.mktemp("end-to-end"))
+    yield cluster
+    family = psutil.Process().children(recursive=True)
+    cluster.close()
+    assert psutil.wait_procs(family, LIMIT_S)[1] == []
+
+
+@pytest.fixture(scope="module")
+def request_for_a_plan(cluster):
+    """The measured profile of the job, and a topology of the agents' devices."""
+    path = cluster.directory / "profile.json"
+    options = ["--model", "training:job", "--directory", str(cluster.project), "--device-kind", "cpu"]
+    size = ["--micro-batch-size", str(BATCH // MICRO_BATCHES), "--seconds", "0.2"]
+    subprocess.run(
+        [*COMMAND, "profile", *options, *size, "--device", "cpu", "-o", str(path)], check=True, cwd=cluster.directory
+    )
+    profile = ModelProfile.read(path)
+    link = {"bandwidth_bytes_per_s": 10**9, "latency_ns": 50_000}
+    uniform = UniformCluster(
+        nodes=2,
+        devices_per_node=2,
+        kind="cpu",
+        memory_bytes=2**30,
+        fabric=Fabric(**link),
+        nic=Fabric(**link),
+        node_names="host{}",
+    )
+    return PlanRequest(
+        profile=profile,
+        topology=ClusterTopology(name="two hosts", uniform=uniform),
+        global_batch_size=BATCH,
+        micro_batch_sizes=(BATCH // MICRO_BATCHES,),
+        planner="gpipe",
+        schedule="early-backward",
+        options={"stages": 4},
+    )
+
+
+def ask(cluster: Cluster, request: PlanRequest) -> JobOut:
+    """The service's answer to a request."""
+    headers = {"content-type": "application/json", "Prefer": f"wait={LIMIT_S:.0f}"}
+    answer = cluster.client.post("/v1/plans", content=request.canonical_json(), headers=headers)
+    assert answer.status_code == 200, answer.text
+    return JobOut.model_validate_json(answer.content)
+
+
+@pytest.fixture(scope="module")
+def plan(cluster, request_for_a_plan):
+    """The hash of a plan of four stages, made by the service."""
+    result = ask(cluster, request_for_a_plan).result
+    assert result.plan is not None, result.why
+    assert [len(stage.devices) for stage in result.plan.pipelines[0].stages] == [1, 1, 1, 1]
+    return result.plan_hash
+
+
+@pytest.fixture(scope="module")
+def good_run(cluster, plan):
+    """A run that nothing disturbs."""
+    cluster.gate.unlink(missing_ok=True)
+    return cluster.run_when(cluster.start_run(plan, check=True, trace_steps=1), ended)
+
+
+def test_a_plan_trains_over_two_agents_what_one_process_trains(good_run):
+    assert good_run.state == "succeeded", good_run.error
+    assert good_run.agents == ("host0", "host1")
+    assert (good_run.steps_done, len(good_run.losses), len(good_run.step_times_ns)) == (STEPS, STEPS, STEPS)
+    assert good_run.losses[-1] < good_run.losses[0]
+    assert good_run.gradient_check is not None
+    assert good_run.gradient_check <= 1e-6
+    assert good_run.measured_time_per_global_batch_ns > 0
+
+
+def test_the_last_step_is_traced_on_every_rank(cluster, good_run):
+    trace = Trace.model_validate_json(cluster.client.get(f"/v1/runs/{good_run.id}/trace").content)
+    assert [(one.rank, one.step, one.device) for one in trace.ranks] == [
+        (rank, STEPS - 1, f"host{rank // 2}/{rank % 2}") for rank in range(4)
+    ]
+    for one in trace.ranks:
+        instructions = {event.instruction for event in one.events}
+        assert {f"{one.rank}{kind}{i}" for kind in "FB" for i in range(MICRO_BATCHES)} <= instructions
+
+
+def test_training_goes_on_while_the_service_is_dead(cluster, plan, good_run):
+    cluster.gate.touch()
+    run = cluster.start_run(plan)
+    assert cluster.run_when(run, lambda run: run.steps_done >= 1).state == "running"
+    cluster.processes["service"].kill()
+    cluster.processes["service"].wait()
+    cluster.gate.unlink()
+    assert psutil.wait_procs(cluster.ranks("host0") + cluster.ranks("host1"), LIMIT_S)[1] == []
+    cluster.start_service(httpx.URL(cluster.url).port)
+    done = cluster.run_when(run, ended)
+    assert done.state == "succeeded", done.error
+    assert done.losses == good_run.losses
+    assert done.step_times_ns != good_run.step_times_ns
+
+
+def test_a_killed_rank_fails_the_run_and_is_named(cluster, plan):
+    cluster.gate.touch()
+    run = cluster.start_run(plan)
+    assert cluster.run_when(run, lambda run: run.steps_done >= 2).state == "running"
+    everyone = cluster.ranks("host0") + cluster.ranks("host1")
+    assert len(everyone) == 4
+    everyone[2].kill()
+    failed = cluster.run_when(run, ended)
+    assert failed.state == "failed"
+    assert failed.error.code == "run-failed"
+    sentence = r"rank 2 on agent 'host1' failed at step 2, instruction \d+ \(2\w+\): .* signal 9"
+    assert re.match(sentence, failed.error.detail), failed.error.detail
+    assert psutil.wait_procs(everyone, LIMIT_S)[1] == []
+
+
+def test_a_killed_agent_takes_its_ranks_along(cluster, plan):
+    cluster.gate.touch()
+    run = cluster.start_run(plan)
+    assert cluster.run_when(run, lambda run: run.steps_done >= 2).state == "running"
+    there, here = cluster.ranks("host0"), cluster.ranks("host1")
+    cluster.processes["host1"].kill()
+    cluster.processes["host1"].wait()
+    assert psutil.wait_procs(here, LIMIT_S)[1] == []
+    cluster.gate.unlink()
+    assert psutil.wait_procs(there, LIMIT_S)[1] == []
+    failed = cluster.run_when(run, ended)
+    assert failed.state == "failed"
+    assert re.search(r"agent 'host[01]'", failed.error.detail)
+
+
+def test_an_agent_may_come_back_and_a_cancelled_run_leaves_no_rank(cluster, plan):
+    cluster.start_agent("host1")
+    cluster.gate.touch()
+    run = cluster.start_run(plan)
+    assert cluster.run_when(run, lambda run: run.steps_done >= 1).state == "running"
+    everyone = cluster.ranks("host0") + cluster.ranks("host1")
+    assert len(everyone) == 4
+    assert cluster.client.post(f"/v1/runs/{run}/cancel").json()["state"] == "cancelled"
+    assert psutil.wait_procs(everyone, LIMIT_S)[1] == []
+
+
+def test_a_model_whose_layers_are_not_the_plans_is_refused(cluster, request_for_a_plan):
+    profile = request_for_a_plan.profile
+    renamed = [layer.model_copy(update={"name": f"other{i}"}) for i, layer in enumerate(profile.layers)]
+    other = request_for_a_plan.model_copy(update={"profile": profile.model_copy(update={"layers": tuple(renamed)})})
+    job = ask(cluster, other)
+    file = PlanFile(plan=job.result.plan, request=other)
+    run = cluster.run_when(cluster.start_run(file.model_dump(mode="json", exclude_none=True)), ended)
+    assert run.state == "failed"
+    assert "layer 0" in run.error.detail
+    assert "'block0'" in run.error.detail
+    assert "'other0'" in run.error.detail
