@@ -239,7 +239,7 @@ def tiny_job(stages: int) -> Prepared:
 
 
 def overhead(rank: int, world_size: int, iterations: int) -> dict[str, float]:
-    """Time per compute instruction above a plain loop that does the same autograd work, with and without a trace: CPU time."""
+    """CPU time per compute instruction above a plain loop that does the same autograd work; and what a trace adds."""
     count = TINY_MICRO_BATCHES
     job = tiny_job(2)
     chain = Chain(job)
