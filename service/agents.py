@@ -32,7 +32,12 @@ class Contact:
 
     def alive(self) -> bool:
         """Whether it may be there: its name is taken."""
-        return self.held is not None or (not self.gone and time.monotonic() - self.last < RETRY_S)
+        return not self.gone and (self.held is not None or time.monotonic() - self.last < RETRY_S)
+
+    def release(self) -> None:
+        """Have the call that waits answered."""
+        if self.held is not None:
+            self.held.wake()
 
 
 class Agents:
@@ -56,6 +61,7 @@ class Agents:
             reply = await run_sync(self._accept, agent_id, request)
             if request.leaving:
                 contact.gone = True
+                contact.release()
             if request.leaving or request.events or not request.hold or reply.state_version != request.state_version:
                 return reply
             if call == contact.calls:
@@ -94,8 +100,7 @@ class Agents:
 
     async def _hold(self, contact: Contact, listener: Listener, hung_up: Callable[[], Awaitable[None]]) -> None:
         """Wait for a change, a newer call, the end of the hold, or the end of the connection."""
-        if contact.held is not None:
-            contact.held.wake()
+        contact.release()
         contact.held = listener
         gone = asyncio.ensure_future(hung_up())
         news = asyncio.ensure_future(listener.wait(self._hold_s))
@@ -104,7 +109,7 @@ class Agents:
         finally:
             if contact.held is listener:
                 contact.held = None
-                contact.gone = gone.done() and not news.done()
+                contact.gone = contact.gone or (gone.done() and not news.done())
             for task in (gone, news):
                 task.cancel()
             contact.last = time.monotonic()

@@ -112,11 +112,8 @@ class Forkserver:
         if self._control is not None:
             self._control.close()
         if self._process is not None:
-            try:
-                self._process.wait(2)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+            self._process.kill()  # the kernel kills its children with it
+            self._process.wait()
         self._control = self._process = None
 
     def _spawn(self) -> Child:

@@ -1,0 +1,91 @@
+"""Solvers that misbehave, for the service to deal with; ``entry`` chooses one by the request's seed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from penstock.api import solve
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.schemas.jobs import ResultOut
+from penstock.schemas.plan import Plan
+from penstock.schemas.request import PlanRequest
+
+Tell = Callable[[Plan], None]
+
+
+def hang(request: PlanRequest, tell: Tell) -> NoReturn:
+    """Deaf to SIGTERM, with a process of its own that would outlive it."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    grandchild = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    Path(os.environ["PIDS_FILE"]).write_text(f"{os.getpid()} {grandchild.pid}\n")
+    tell_plan(request, tell)
+    while True:
+        signal.pause()
+
+
+def hang_without_plan(request: PlanRequest, tell: Tell) -> NoReturn:
+    """Never says anything."""
+    hang(request, lambda plan: None)
+
+
+def tell_plan(request: PlanRequest, tell: Tell) -> None:
+    """Report the plan that a real planner finds."""
+    plan = solve(request).plan
+    assert plan is not None
+    tell(plan)
+
+
+def hang_first_time(request: PlanRequest, tell: Tell) -> ResultOut:
+    """Hangs unless it was started before."""
+    if not Path(os.environ["PIDS_FILE"]).exists():
+        hang(request, tell)
+    return solve(request, tell)
+
+
+def die(request: PlanRequest, tell: Tell) -> NoReturn:
+    """Ends as a broken native library does."""
+    tell_plan(request, tell)
+    os.kill(os.getpid(), signal.SIGSEGV)
+    raise AssertionError
+
+
+def crash(request: PlanRequest, tell: Tell) -> NoReturn:
+    """Meets an error of its own."""
+    raise ZeroDivisionError("secret detail")
+
+
+def refuse(request: PlanRequest, tell: Tell) -> NoReturn:
+    """Refuses."""
+    raise UnsupportedRequest("not this one", remedy="another")
+
+
+def lie(request: PlanRequest, tell: Tell) -> ResultOut:
+    """Claims a plan to be faster than it is."""
+    result = solve(request)
+    assert result.plan is not None
+    assert result.plan.prediction is not None
+    prediction = result.plan.prediction.model_copy(update={"time_per_global_batch_ns": 1})
+    plan = result.plan.model_copy(update={"prediction": prediction})
+    return result.model_copy(update={"plan": plan, "plan_hash": plan.content_hash()})
+
+
+ENTRIES = {
+    1: hang,
+    2: hang_without_plan,
+    3: hang_first_time,
+    4: die,
+    5: crash,
+    6: refuse,
+    7: lie,
+}
+
+
+def entry(request: PlanRequest, tell: Tell) -> ResultOut:
+    """The solver that the seed stands for, or the real one."""
+    return ENTRIES.get(request.seed, solve)(request, tell)

@@ -1,0 +1,401 @@
+"""The sync protocol and runs over HTTP, with agents that this test plays itself."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from typing import Any
+
+import httpx
+import pytest
+
+from penstock.client import Client
+from penstock.executor.state import digest_of
+from penstock.schemas.agents import AgentEvent, Assignment, SyncReply
+from penstock.schemas.errors import Conflict, NotFound, RunFailed
+from penstock.schemas.jobs import RunOut
+from penstock.schemas.plan import PlanFile
+from penstock.schemas.program import Program
+from penstock.service.samples import tiny_plan_file
+
+TRACE = {"device": "d", "step": 2, "events": [{"instruction": "0F0", "start_ns": 0, "end_ns": 5}]}
+
+
+class Agent:
+    """One incarnation of an agent, as seen from the wire."""
+
+    def __init__(self, url: str, name: str, *, devices: int = 1, models: tuple[str, ...] = ("gpt",)) -> None:
+        self.http = httpx.Client(base_url=url, timeout=40)
+        self.name, self.models = name, models
+        self.devices = [{"id": f"{name}/{i}", "kind": "cpu", "memory_bytes": 10**9} for i in range(devices)]
+        self.incarnation = f"{name}-{time.monotonic_ns()}"
+        self.version = self.sequence = 0
+        self.events: list[AgentEvent] = []
+
+    def sync(self, *, hold: bool = False, **changes: Any) -> SyncReply:
+        """Call once; remember what was acknowledged."""
+        answer = self.post(hold=hold, **changes)
+        assert answer.status_code == 200, answer.text
+        reply = SyncReply.model_validate_json(answer.content)
+        self.version = reply.state_version
+        self.events = [event for event in self.events if event.sequence > reply.ack]
+        return reply
+
+    def post(self, *, hold: bool = False, **changes: Any) -> httpx.Response:
+        body = {
+            "incarnation": self.incarnation,
+            "state_version": self.version,
+            "devices": self.devices,
+            "models": self.models,
+            "address": "127.0.0.1",
+            "events": [event.model_dump() for event in self.events],
+            "hold": hold,
+        }
+        return self.http.post(f"/v1/agents/{self.name}/sync", json=body | changes)
+
+    def tell(self, kind: str, run: str, generation: int = 1, **data: Any) -> None:
+        """Note an event for the next call."""
+        self.sequence += 1
+        self.events.append(
+            AgentEvent.model_validate(
+                {"sequence": self.sequence, "kind": kind, "run": run, "generation": generation, "data": data}
+            )
+        )
+
+    def assignment(self, run: str) -> Assignment | None:
+        """What it shall do for a run."""
+        return next((one for one in self.sync().assignments if one.run == run), None)
+
+
+@pytest.fixture
+def url(client: Client) -> str:
+    return str(client._http.base_url)
+
+
+@pytest.fixture
+def make_agent() -> Iterator[Callable[..., Agent]]:
+    """Agents whose connections are closed in the end."""
+    made: list[Agent] = []
+
+    def make(url: str, name: str) -> Agent:
+        made.append(Agent(url, name))
+        return made[-1]
+
+    yield make
+    for agent in made:
+        agent.http.close()
+
+
+@pytest.fixture
+def agents(url: str, make_agent: Callable[..., Agent]) -> Iterator[list[Agent]]:
+    """node0 and node1, as the tiny plan names them; they leave in the end."""
+    made = [make_agent(url, "node0"), make_agent(url, "node1")]
+    for agent in made:
+        agent.sync()
+    yield made
+    for agent in made:
+        for one in agent.sync().assignments:
+            agent.tell("stopped", one.run)
+        agent.sync()
+        agent.sync(leaving=True)
+
+
+@pytest.fixture
+def tiny() -> PlanFile:
+    return PlanFile.parse(tiny_plan_file())
+
+
+@pytest.fixture
+def start(client: Client, agents: list[Agent], tiny: PlanFile) -> Any:
+    """Start runs of the tiny plan; those that still live in the end are cancelled."""
+    started: list[str] = []
+
+    def begin(**more: Any) -> RunOut:
+        run = client.run(tiny, "gpt", wait=False, **more)
+        started.append(run.id)
+        return run
+
+    yield begin
+    for run_id in started:
+        if client.run_state(run_id).state in ("preparing", "running"):
+            client.cancel_run(run_id)
+
+
+def prepare(agents: list[Agent], run: str) -> None:
+    """Bring a run to its start."""
+    agents[0].tell("store_ready", run, address="127.0.0.1:4321")
+    for agent in agents:
+        agent.tell("prepared", run)
+        agent.sync()
+
+
+def test_a_run_from_prepare_to_done(client: Client, agents: list[Agent], start: Callable[..., RunOut]):
+    run = start(steps=3, check=True, trace_steps=1)
+    assert (run.state, run.agents, run.generation) == ("preparing", ("node0", "node1"), 1)
+    wanted = [agent.assignment(run.id) for agent in agents]
+    for rank, one in enumerate(wanted):
+        assert one is not None
+        assert (one.phase, one.world_size, one.steps, one.check, one.model) == ("prepare", 2, 3, True, "gpt")
+        assert one.hosts_store == (rank == 0)
+        assert one.layers == ("block0", "block1", "block2", "block3")
+        assert [(given.rank, given.device) for given in one.ranks] == [(rank, f"node{rank}/0")]
+        assert one.digest == digest_of(given.program for given in one.ranks)
+        assert Program.from_json(one.ranks[0].program).rank == rank
+    agents[0].tell("prepared", run.id)
+    agents[1].tell("prepared", run.id)
+    for agent in agents:
+        agent.sync()
+    assert client.run_state(run.id).state == "preparing", "the store is not there yet"
+    agents[0].tell("store_ready", run.id, address="127.0.0.1:4321")
+    agents[0].sync()
+    assert client.run_state(run.id).state == "running"
+    for agent in agents:
+        one = agent.assignment(run.id)
+        assert one is not None
+        assert (one.phase, one.store_address) == ("start", "127.0.0.1:4321")
+    agents[1].tell("progress", run.id, rank=1, step=0, loss=2.5, time_ns=900)
+    agents[1].sync()
+    assert client.run_state(run.id).steps_done == 1
+    for rank, agent in enumerate(agents):
+        agent.tell("trace", run.id, rank_trace={"rank": rank, **TRACE})
+        losses = [None] * 3 if rank == 0 else [2.5, 2.25, 2.0]
+        times = [1000, 500 + rank, 600]
+        agent.tell("rank_done", run.id, rank=rank, losses=losses, step_times_ns=times, gradient_check=rank / 1e9)
+        agent.sync()
+        assert agent.assignment(run.id) is None or rank == 0
+    done = client.run_state(run.id)
+    assert (done.state, done.steps_done, done.losses) == ("succeeded", 3, (2.5, 2.25, 2.0))
+    assert done.step_times_ns == (1000, 501, 600)
+    assert done.measured_time_per_global_batch_ns == 550
+    assert done.gradient_check == 1e-9
+    assert done.error is None
+    trace = client.trace(run.id)
+    assert [rank.rank for rank in trace.ranks] == [0, 1]
+    assert trace.measured_times_per_global_batch_ns == (501, 600)
+    assert trace.predicted_time_per_global_batch_ns == done.predicted_time_per_global_batch_ns > 0
+    with pytest.raises(Conflict, match="has succeeded already"):
+        client.cancel_run(run.id)
+
+
+def test_a_held_sync_is_answered_by_a_change(client: Client, agents: list[Agent], start: Callable[..., RunOut]):
+    agents[1].sync()
+    replies: list[SyncReply] = []
+    holding = threading.Thread(target=lambda: replies.append(agents[1].sync(hold=True)))
+    holding.start()
+    run = start()
+    holding.join(15)
+    assert [one.run for one in replies[0].assignments] == [run.id]
+
+
+def test_a_newer_sync_releases_the_held_one(agents: list[Agent], url: str, make_agent: Callable[..., Agent]):
+    first = agents[0]
+    second, third = make_agent(url, "node0"), make_agent(url, "node0")
+    first.sync()
+    for same in (second, third):
+        same.incarnation, same.version = first.incarnation, first.version
+    with ThreadPoolExecutor(2) as pool:
+        held = [pool.submit(one.sync, hold=True) for one in (first, second)]
+        released = wait(held, 10, FIRST_COMPLETED)
+        assert len(released.done) == 1
+        third.sync(leaving=True)
+        assert len(wait(held, 10).done) == 2
+
+
+def test_events_are_stored_once_and_acknowledged(client: Client, agents: list[Agent], start: Callable[..., RunOut]):
+    run = start()
+    prepare(agents, run.id)
+    agents[0].tell("progress", run.id, rank=0, step=0, loss=1.0, time_ns=10)
+    twice = list(agents[0].events)
+    assert agents[0].sync().ack == agents[0].sequence
+    agents[0].events = twice
+    assert agents[0].sync().ack == agents[0].sequence
+    assert client.run_state(run.id).losses == (1.0,)
+
+
+def test_events_of_another_generation_or_run_are_ignored(
+    client: Client, agents: list[Agent], start: Callable[..., RunOut]
+):
+    run = start()
+    agents[0].tell("rank_failed", run.id, generation=7, rank=0, reason="from the past")
+    agents[0].tell("rank_failed", "no-such-run", rank=0, reason="from elsewhere")
+    assert agents[0].sync().ack == agents[0].sequence
+    assert client.run_state(run.id).state == "preparing"
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "expected"),
+    [
+        ("refused", {"reason": "no layer 'block3'"}, r"agent 'node1' refused the run: no layer 'block3'"),
+        (
+            "rank_failed",
+            {"rank": 1, "reason": "killed", "instruction": "1B3", "signal": 9, "last_lines": ["a", "b"]},
+            r"rank 1 on agent 'node1' failed at 1B3: killed; its last lines: a \| b",
+        ),
+        ("stopped", {}, r"agent 'node1' stopped its ranks although nobody had asked it to"),
+    ],
+)
+def test_a_failure_stops_everybody(
+    client: Client, agents: list[Agent], start: Callable[..., RunOut], kind: str, data: dict[str, Any], expected: str
+):
+    run = start()
+    prepare(agents, run.id)
+    agents[1].tell(kind, run.id, **data)
+    agents[1].sync()
+    failed = client.run_state(run.id)
+    assert failed.state == "failed"
+    assert failed.error is not None
+    assert re.fullmatch(expected, failed.error.detail)
+    for agent in agents:
+        one = agent.assignment(run.id)
+        assert one is not None
+        assert (one.phase, one.ranks) == ("stop", ())
+        agent.tell("stopped", run.id)
+        agent.sync()
+        assert agent.assignment(run.id) is None
+
+
+def test_cancelling_stops_everybody(client: Client, agents: list[Agent], start: Callable[..., RunOut]):
+    run = start()
+    assert client.cancel_run(run.id).state == "cancelled"
+    assert client.cancel_run(run.id).state == "cancelled"
+    one = agents[0].assignment(run.id)
+    assert one is not None
+    assert one.phase == "stop"
+
+
+def test_another_incarnation_of_a_living_name_is_refused(
+    agents: list[Agent], url: str, make_agent: Callable[..., Agent]
+):
+    other = make_agent(url, "node0")
+    answer = other.post()
+    assert answer.status_code == 409
+    assert answer.json()["code"] == "conflict"
+    assert agents[0].incarnation in answer.json()["detail"]
+
+
+def test_a_name_is_free_when_its_agent_has_left_and_its_runs_fail(
+    client: Client, agents: list[Agent], url: str, start: Callable[..., RunOut], make_agent: Callable[..., Agent]
+):
+    run = start()
+    agents[0].sync(leaving=True)
+    agents[0] = make_agent(url, "node0")
+    agents[0].sync()
+    failed = client.run_state(run.id)
+    assert failed.state == "failed"
+    assert failed.error is not None
+    assert "agent 'node0' was started anew while it held ranks of this run" in failed.error.detail
+    assert agents[0].assignment(run.id) is None
+    stopping = agents[1].assignment(run.id)
+    assert stopping is not None
+    assert stopping.phase == "stop"
+
+
+def test_a_name_is_free_when_the_held_call_breaks_off(
+    client: Client, agents: list[Agent], url: str, make_agent: Callable[..., Agent]
+):
+    agents[0].sync()
+    with pytest.raises(httpx.ReadTimeout):
+        agents[0].http.post(
+            "/v1/agents/node0/sync",
+            json={
+                "incarnation": agents[0].incarnation,
+                "state_version": agents[0].version,
+                "devices": agents[0].devices,
+                "models": ["gpt"],
+                "address": "127.0.0.1",
+            },
+            timeout=0.5,
+        )
+    agents[0].http.close()
+    agents[0] = make_agent(url, "node0")
+    while agents[0].post().status_code == 409:
+        pass
+    assert [agent.incarnation for agent in client.agents() if agent.id == "node0"] == [agents[0].incarnation]
+
+
+def test_a_silent_agent_fails_its_runs(
+    start_server: Callable[..., Any], tiny: PlanFile, make_agent: Callable[..., Agent]
+):
+    server = start_server(agent_timeout_s=0.5)
+    agents = [make_agent(server.url, name) for name in ("node0", "node1")]
+    for agent in agents:
+        agent.sync()
+    with pytest.raises(RunFailed, match=r"agent 'node[01]' was silent for more than 0.5 s while it held ranks"):
+        server.client.run(tiny, "gpt")
+
+
+def test_a_run_survives_a_restart_of_the_service(
+    start_server: Callable[..., Any], tiny: PlanFile, make_agent: Callable[..., Agent]
+):
+    server = start_server()
+    agents = [make_agent(server.url, name) for name in ("node0", "node1")]
+    for agent in agents:
+        agent.sync()
+    run = server.client.run(tiny, "gpt", wait=False)
+    prepare(agents, run.id)
+    assert server.stop() == 0
+    server = start_server()
+    for rank, agent in enumerate(agents):
+        agent.http.close()
+        agent.http = httpx.Client(base_url=server.url)
+        agent.tell("rank_done", run.id, rank=rank, losses=[1.0], step_times_ns=[5])
+        agent.sync()
+    assert server.client.run_state(run.id).state == "succeeded"
+
+
+def test_missing_devices_and_models_are_named(client: Client, url: str, agents: list[Agent], tiny: PlanFile):
+    with pytest.raises(Conflict, match=r"agent 'node0' has no model 'llama'.*it has 'gpt'"):
+        client.run(tiny, "llama")
+    agents[1].sync(leaving=True)
+    with pytest.raises(Conflict, match=r"no living agent offers 'node1/0'"):
+        client.run(tiny, "gpt")
+    agents[1].sync()
+
+
+def test_a_device_belongs_to_one_run(client: Client, start: Callable[..., RunOut], tiny: PlanFile):
+    run = start()
+    with pytest.raises(Conflict, match=f"device 'node0/0' belongs to run '{run.id}'"):
+        client.run(tiny, "gpt")
+
+
+def test_a_stored_plan_can_be_run_by_its_hash(
+    client: Client, agents: list[Agent], start: Callable[..., RunOut], tiny: PlanFile
+):
+    run = start()
+    client.cancel_run(run.id)
+    again = client.run(run.plan_hash, "gpt", wait=False)
+    assert again.plan_hash == run.plan_hash
+    client.cancel_run(again.id)
+    with pytest.raises(NotFound, match="no plan is stored under"):
+        client.run("sha256:" + "0" * 64, "gpt")
+
+
+def test_a_run_nobody_knows(client: Client):
+    for call in (client.run_state, client.cancel_run, client.trace):
+        with pytest.raises(NotFound, match="no run 'nobody'"):
+            call("nobody")
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "pointer"),
+    [
+        ("progress", {"rank": "first", "step": 0}, "/data/rank"),
+        ("progress", {"step": 0}, "/data/rank"),
+        ("progress", {"rank": 2**60, "step": 0}, "/data/rank"),
+        ("store_ready", {}, "/data/address"),
+        ("trace", {"rank_trace": 3}, "/data/rank_trace"),
+        ("rank_done", {"rank": 0, "step_times_ns": [-1]}, "/data/step_times_ns/0"),
+    ],
+)
+def test_an_event_that_makes_no_sense_is_refused(
+    agents: list[Agent], start: Callable[..., RunOut], kind: str, data: dict[str, Any], pointer: str
+):
+    run = start()
+    agents[0].tell(kind, run.id, **data)
+    answer = agents[0].post()
+    agents[0].events.clear()
+    assert answer.status_code == 422
+    assert [error["pointer"] for error in answer.json()["errors"]] == [pointer]

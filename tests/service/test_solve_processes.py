@@ -1,0 +1,174 @@
+"""Solves in processes that hang, die, crash and lie; a service that is killed in the middle of one."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from penstock.client import Client
+from penstock.schemas.errors import Conflict, InvalidPlan, PenstockError, UnsupportedRequest
+from penstock.schemas.jobs import JobEvent, JobOut
+from penstock.schemas.request import PlanRequest
+from penstock.service.samples import tiny_request
+
+HANG, HANG_WITHOUT_PLAN, HANG_FIRST_TIME, DIE, CRASH, REFUSE, LIE = range(1, 8)
+
+
+@pytest.fixture
+def pids_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PIDS_FILE", str(tmp_path / "pids"))
+    return tmp_path / "pids"
+
+
+@pytest.fixture
+def start(start_server: Callable[..., Any], pids_file: Path) -> Callable[..., Any]:
+    """Start a service whose solver is chosen by the request's seed."""
+
+    def begin(**settings: Any) -> Any:
+        return start_server(solve_entry="solver_entries:entry", kill_grace_s=0.2, **settings)
+
+    return begin
+
+
+def request(seed: int, **changes: Any) -> PlanRequest:
+    return PlanRequest.parse(tiny_request() | {"seed": seed} | changes)
+
+
+def with_incumbent(client: Client, seed: int, **changes: Any) -> JobOut:
+    """Ask, and return once the job has reported a plan."""
+    job = client.plan(request(seed, **changes), wait=False)
+    next(event for event in client.events(job.id) if event.kind == "progress")
+    return job
+
+
+def processes(pids_file: Path) -> list[psutil.Process]:
+    """The solver's process and the one that it started."""
+    return [psutil.Process(int(pid)) for pid in pids_file.read_text().split()]
+
+
+def test_cancel_kills_a_solver_that_is_deaf_to_sigterm(start: Callable[..., Any], pids_file: Path):
+    client = start().client
+    job = with_incumbent(client, HANG)
+    alive = processes(pids_file)
+    client.cancel(job.id)
+    assert client.job(job.id, wait_s=20).state == "cancelled"
+    assert psutil.wait_procs(alive, 10)[1] == []
+    with pytest.raises(Conflict, match="has cancelled already; it cannot finish"):
+        client.finish(job.id)
+
+
+def test_finish_keeps_the_best_plan_so_far(start: Callable[..., Any]):
+    client = start().client
+    job = with_incumbent(client, HANG)
+    with pytest.raises(Conflict, match="is running and has no final plan"):
+        client.plan_file(job.id)
+    best = client.incumbent(job.id)
+    client.finish(job.id)
+    ended = client.job(job.id, wait_s=20)
+    assert ended.state == "succeeded"
+    assert ended.result is not None
+    assert (ended.result.status, ended.result.plan) == ("feasible", best)
+    assert "it was asked to finish; this is the best plan until then" in ended.result.why
+    assert client.verify(client.plan_file(job.id)).valid
+
+
+def test_a_solver_past_its_limit_is_ended_and_its_best_plan_kept(start: Callable[..., Any], pids_file: Path):
+    client = start(solve_grace_s=0.1).client
+    job = client.plan(request(HANG, termination={"time_limit_ns": 3_000_000_000}))
+    assert job.result is not None
+    assert job.result.status == "feasible"
+    assert "its limit of 3.1 s was over" in job.result.why
+    assert job.result.plan is not None
+    assert psutil.wait_procs(processes_that_live(pids_file), 10)[1] == []
+    again = client.plan(request(HANG, termination={"time_limit_ns": 3_000_000_000}), wait=False)
+    assert not again.cached, "what was cut off is no answer to keep"
+    client.cancel(again.id)
+
+
+def processes_that_live(pids_file: Path) -> list[psutil.Process]:
+    pids = [int(pid) for pid in pids_file.read_text().split()]
+    return [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+
+
+def test_a_limit_without_a_plan(start: Callable[..., Any]):
+    client = start(solve_grace_s=0.1).client
+    job = client.plan(request(HANG_WITHOUT_PLAN, termination={"time_limit_ns": 1_000_000_000}))
+    assert job.result is not None
+    assert (job.result.status, job.result.plan) == ("time_limit", None)
+    with pytest.raises(Conflict, match=r"ended without a plan \(time_limit\)"):
+        client.plan_file(job.id)
+
+
+@pytest.mark.parametrize(
+    ("seed", "kind", "expected"),
+    [
+        (DIE, PenstockError, "was killed by SIGSEGV"),
+        (CRASH, PenstockError, "the service's log has the reason"),
+        (REFUSE, UnsupportedRequest, "not this one"),
+        (LIE, InvalidPlan, "made a plan that does not verify: The plan says 1 ns per global batch"),
+    ],
+)
+def test_a_solver_that_fails(start: Callable[..., Any], seed: int, kind: type[PenstockError], expected: str):
+    server = start()
+    with pytest.raises(kind, match=expected) as caught:
+        server.client.plan(request(seed))
+    assert "secret detail" not in str(caught.value)
+    [job] = server.client.jobs().items
+    assert job.state == "failed"
+    if seed == DIE:
+        assert server.client.incumbent(job.id).prediction is not None
+    assert server.stop() == 0
+    assert ("secret detail" in server.text) == (seed == CRASH)
+
+
+def test_a_killed_service_takes_its_solver_along_and_finds_its_job_again(start: Callable[..., Any], pids_file: Path):
+    server = start(lease_s=1)
+    job = with_incumbent(server.client, HANG_FIRST_TIME)
+    [solver, _] = processes(pids_file)
+    forkserver = solver.parent()
+    assert forkserver is not None
+    server.stop(signal.SIGKILL)
+    assert psutil.wait_procs([solver, forkserver], 10)[1] == []
+    client = start(lease_s=1).client
+    assert client.incumbent(job.id).prediction is not None
+    ended = client.job(job.id, wait_s=60)
+    assert (ended.state, ended.attempt) == ("succeeded", 2)
+
+
+def test_a_service_that_is_told_to_end_hands_its_job_back(start: Callable[..., Any], pids_file: Path):
+    server = start()
+    job = with_incumbent(server.client, HANG_FIRST_TIME)
+    alive = processes(pids_file)
+    assert server.stop(signal.SIGTERM) == 0
+    assert psutil.wait_procs(alive, 10)[1] == []
+    client = start().client
+    ended = client.job(job.id, wait_s=60)
+    assert (ended.state, ended.attempt) == ("succeeded", 2)
+    states = [event.data["state"] for event in client.events(job.id) if event.kind == "state"]
+    assert states == ["queued", "running", "queued", "running", "succeeded"]
+
+
+def test_a_killed_forkserver_is_started_again(start: Callable[..., Any], pids_file: Path):
+    client = start().client
+    job = with_incumbent(client, HANG_FIRST_TIME)
+    forkserver = processes(pids_file)[0].parent()
+    assert forkserver is not None
+    forkserver.kill()
+    ended = client.job(job.id, wait_s=60)
+    assert (ended.state, ended.attempt) == ("succeeded", 2)
+
+
+def test_equal_requests_at_once_are_one_job(start: Callable[..., Any]):
+    client = start().client
+    job = with_incumbent(client, HANG)
+    assert client.plan(request(HANG), wait=False).id == job.id
+    assert client.plan(request(HANG_WITHOUT_PLAN), wait=False).id != job.id
+    heard: list[JobEvent] = []
+    client.cancel(job.id)
+    heard.extend(client.events(job.id))
+    assert [event.data.get("state") for event in heard] == ["queued", "running", None, "cancelled"]
