@@ -33,12 +33,14 @@ def sentences(judgement: Judgement, timeline: Timeline) -> Iterator[str]:
 
 
 def _shape(plan: Plan, stages: list[Stage]) -> str:
-    replicated = [f"{number} ({len(s.devices)})" for number, s in enumerate(stages) if len(s.devices) > 1]
+    counts = [len(stage.devices) for stage in stages]
     shape = f"{len(stages)} stage{'s' if len(stages) > 1 else ''}"
     if len(plan.pipelines) > 1:
         shape += f" in {len(plan.pipelines)} pipelines"
-    if replicated:
-        shape += f", replicated: stage {', '.join(replicated)}"
+    if len(set(counts)) > 1:
+        shape += f", replicated {':'.join(str(count) for count in counts)}"
+    elif counts[0] > 1:
+        shape += f", {'each ' if len(stages) > 1 else ''}on {counts[0]} devices"
     return (
         f"{plan.planner} cut the model into {shape}. Each step runs {plan.num_micro_batches} micro-batches of at most "
         f"{plan.micro_batch_size} samples in the {plan.schedule.name} order."
