@@ -18,14 +18,16 @@ from penstock.solvers.schedule import Orders
 
 
 def warm() -> float:
-    """Solve toys with every planner in both kinds of network, and lower the plans; the seconds that it took."""
+    """Solve toys with every planner in both kinds of network, lower and draw the plans; the seconds that it took."""
     started = time.perf_counter()
     for shared in (True, False):
         problem = _toy(shared)
         for planner in PLANNERS.values():
             found = planner.solve(problem).best
-            if found is not None and isinstance(found.schedule, Orders):
-                lower(problem, found.allocation, found.schedule)
+            if found is None or not isinstance(found.schedule, Orders):
+                continue
+            lower(problem, found.allocation, found.schedule)
+            found.timeline.memory_curve(found.allocation.stages[0].devices[0])
     return time.perf_counter() - started
 
 
