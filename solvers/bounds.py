@@ -54,17 +54,21 @@ def _load_ns(problem: Problem) -> int:
 
 
 def _path_ns(problem: Problem) -> int:
-    """The cheapest slice through every layer and back, and the update of the first layer behind it.
+    """The cheapest slice through every layer and, as gradients alone, back; then the first layer's weights and update.
 
-    A layer's time is piecewise linear in the rows of a slice, so it is smallest at one row or at a measured size.
+    Weight gradients of the other layers may wait until devices are free (split backwards). A layer's times are
+    piecewise linear in the rows of a slice, so they are smallest at one row or at a measured size; the difference
+    of two rounded times is above the difference of the exact ones less 1.
     """
     sizes = {1, *(p.rows for points in problem.measured.values() for p in points)}
-    each = []
+    there_and_back, first = [], []
     for kind in {device.kind for device in problem.devices}:
         for rows in sizes:
             costs = problem.costs(kind, rows)
-            each.append(np.diff(costs.forward_ns) + np.diff(costs.backward_ns))
-    return int(np.min(each, axis=0).sum()) + int(problem.update_ns[1])
+            gradient = np.maximum(0, np.diff(costs.backward_ns) - np.diff(costs.weight_ns) - 1)
+            there_and_back.append(np.diff(costs.forward_ns) + gradient)
+            first.append(int(costs.weight_ns[1]))
+    return int(np.min(there_and_back, axis=0).sum()) + min(first) + int(problem.update_ns[1])
 
 
 def schedule_bound(problem: Problem, allocation: Allocation, schedule: Schedule) -> Bound:

@@ -1,0 +1,132 @@
+"""Memory over time: curves worked out by hand, peaks that grow with the micro-batches in flight, the breakdown."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from problems import as_operations, chain, gpipe, make_problem, straight, warmup_orders
+
+from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
+from penstock.solvers.allocation import Stage, single_pipeline
+from penstock.solvers.schedule import Orders, Row
+from penstock.solvers.simulate import simulate
+
+
+def _curve(timeline, device: int) -> list[tuple[int, int]]:
+    times, sizes = timeline.memory_curve(device)
+    assert times.dtype == sizes.dtype == np.int64
+    return list(zip(times.tolist(), sizes.tolist(), strict=True))
+
+
+def test_the_curve_of_two_stages_by_hand() -> None:
+    """Activations of 6 bytes and gradients of 4 take 6 and 4 ns; parameters 100, context 7."""
+    problem = make_problem(
+        [10, 10],
+        [20, 20],
+        6,
+        100,
+        backward_bytes=4,
+        stash_bytes=[30, 50],
+        workspace_bytes=[3, 5],
+        update_ns=2,
+        nodes=(1, 1),
+        context_bytes=7,
+        state_factor=2,
+        global_batch_size=1,
+    )
+    allocation = straight(problem, 1)
+    timeline = simulate(problem, allocation, gpipe(allocation))
+    base = 7 + 100 + 200
+    assert _curve(timeline, 0) == [
+        (0, base + 30 + 3),
+        (10, base + 30 + 6),
+        (16, base + 30),
+        (46, base + 30 + 4),
+        (50, base + 30 + 4 + 3 + 100),
+        (70, base + 100),
+        (72, base),
+    ]
+    assert _curve(timeline, 1) == [
+        (0, base),
+        (10, base + 6),
+        (16, base + 6 + 50 + 5),
+        (26, base + 6 + 50 + 5 + 100),
+        (46, base + 100 + 4),
+        (48, base + 4),
+        (50, base),
+    ]
+    peak = timeline.uses[1].memory
+    assert peak._asdict() == {
+        "parameters": 100,
+        "gradients": 100,
+        "optimizer": 200,
+        "versions": 0,
+        "activations": 50,
+        "buffers": 6,
+        "workspace": 5,
+        "context": 7,
+    }
+    assert timeline.peak_memory_bytes == peak.total == base + 161
+
+
+def test_without_buffers_only_stashes_count() -> None:
+    problem = make_problem(
+        [10, 10], [20, 20], 6, stash_bytes=30, nodes=(1, 1), global_batch_size=1, count_buffers=False
+    )
+    timeline = simulate(problem, straight(problem, 1), gpipe(straight(problem, 1)))
+    assert _curve(timeline, 0) == [(0, 30), (72, 0)]
+    assert _curve(timeline, 1) == [(0, 0), (16, 30), (46, 0)]
+
+
+def test_a_split_backward_keeps_everything_until_its_weight_gradient() -> None:
+    problem = make_problem(
+        [10, 10], [20, 20], 6, stash_bytes=50, weight_ns=[8, 8], nodes=(1, 1), global_batch_size=1, channel="full"
+    )
+    rows = tuple(Row((s,), as_operations([(FORWARD, s, 0), (INPUT, s, 0), (WEIGHT, s, 0)])) for s in (0, 1))
+    timeline = simulate(problem, straight(problem, 1), Orders("zb", rows))
+    assert _curve(timeline, 1) == [(0, 0), (10, 6), (16, 56), (38, 62), (44, 56), (46, 0)]
+    assert _curve(timeline, 0) == [(0, 50), (10, 56), (16, 50), (38, 56), (64, 0)]
+
+
+def test_recomputation_holds_what_it_rebuilds() -> None:
+    """Layers of 40 and 30 bytes; the second is rebuilt from its input of 6 bytes."""
+    problem = make_problem(
+        [10, 10], [20, 20], 6, stash_bytes=[40, 30], workspace_bytes=[1, 2], nodes=(1,), global_batch_size=1
+    )
+    allocation = single_pipeline((Stage(0, 1, (0,), recompute=((1, 1),)),), 1)
+    whole = Orders("b", (Row((0,), as_operations([(FORWARD, 0, 0), (BACKWARD, 0, 0)])),))
+    assert _curve(simulate(problem, allocation, whole), 0) == [(0, 48), (20, 46 + 2 + 30), (70, 0)]
+    apart = Orders("r", (Row((0,), as_operations([(FORWARD, 0, 0), (RECOMPUTE, 0, 0), (BACKWARD, 0, 0)])),))
+    assert _curve(simulate(problem, allocation, apart), 0) == [(0, 48), (20, 46 + 30 + 2), (70, 0)]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_peak_grows_with_the_micro_batches_in_flight(shared: bool) -> None:
+    problem = make_problem(
+        [4, 5, 6], boundary_bytes=[3, 2], stash_bytes=20, nodes=(3,), global_batch_size=9, shared=shared
+    )
+    allocation = straight(problem, 9)
+    peaks = []
+    for ahead in range(1, 10):
+        timeline = simulate(problem, allocation, warmup_orders(allocation, [ahead, 1, 1]))
+        peaks.append(timeline.uses[0].memory.total)
+        assert timeline.uses[0].memory.activations == 20 * ahead
+    assert peaks == sorted(peaks)
+
+
+def test_replicas_hold_their_slice_and_shard_their_states() -> None:
+    problem = make_problem(
+        [10], parameter_bytes=100, stash_bytes=10, nodes=(3,), global_batch_size=7, state_factor=2, shard_states=True
+    )
+    timeline = simulate(problem, chain([(1, [0, 1, 2])], 1), gpipe(chain([(1, [0, 1, 2])], 1)))
+    assert timeline.uses[2].memory.activations == 30
+    assert timeline.uses[2].memory.optimizer == 67
+    assert timeline.uses[0].memory == timeline.uses[2].memory
+
+
+def test_two_stages_on_one_device_share_its_memory_and_send_nothing() -> None:
+    problem = make_problem([10, 10], [20, 20], 6, [100, 10], stash_bytes=[30, 50], nodes=(1,), global_batch_size=1)
+    allocation = chain([(1, [0]), (1, [0])], 1)
+    row = [(FORWARD, 0, 0), (FORWARD, 1, 0), (BACKWARD, 1, 0), (BACKWARD, 0, 0)]
+    timeline = simulate(problem, allocation, Orders("v", (Row((0,), as_operations(row)),)))
+    assert _curve(timeline, 0) == [(0, 140), (10, 190), (20, 200), (40, 250), (60, 110)]
