@@ -165,6 +165,7 @@ def compare(rank: int, world_size: int, iterations: int) -> dict[str, float] | N
     program = programs_of(chain, stages, MICRO_BATCHES, warmup=warmup)[rank]
     shapes = chain.infer_shapes(range(ROWS))
     interpreter = Interpreter(program, chain, shapes, seed=SEED, transport=GlooTransport())
+    interpreter.agree()
     first, last = parts[rank]
     runtimes: dict[str, tuple[Callable[[], object], Sequential]] = {}
     for name in ("_PipelineScheduleRuntime", "Schedule1F1B"):
@@ -246,6 +247,7 @@ def overhead(rank: int, world_size: int, iterations: int) -> dict[str, float]:
     stages = [Stage(0, 0, (0,)), Stage(1, 1, (0,))]
     (program,) = programs_of(chain, stages, count, text=f"(0F0 1F0 1B0 0B0)*{count}")
     interpreter = Interpreter(program, chain, chain.infer_shapes(range(1)), seed=SEED, transport=GlooTransport())
+    interpreter.agree()
     layers = [chain.build_layer(i, SEED) for i in range(2)]
     scale = torch.tensor(1.0 / job.y.numel())
 
@@ -324,6 +326,7 @@ def figure_8(rank: int, world_size: int, iterations: int) -> dict[str, float] | 
         warmup = (2, 1) if dispatch == "rows" else (4, 1)
         program = programs_of(chain, stages, count, warmup=warmup)[rank]
         found[dispatch] = Interpreter(program, chain, shapes, seed=SEED, transport=GlooTransport(), groups=groups)
+        found[dispatch].agree()
     times: dict[str, list[float]] = {name: [] for name in found}
     for _ in range(max(5, iterations // 2)):
         for name, interpreter in found.items():

@@ -9,24 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from penstock.executor.actions import HeldStage
 from penstock.executor.chain import Chain
-from penstock.executor.interpreter import HeldStage, Interpreter, first_row
+from penstock.executor.interpreter import Interpreter, first_row
 from penstock.executor.stage_module import back_loss, layer_seed, step_seed
+from penstock.executor.transport import wait_for_all
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.program import Program
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
 """Largest difference in parts of the largest gradient; other data types: 64 times their machine epsilon."""
 
-_REFERENCE_READY = "reference"
-_NO_LIMIT = timedelta(days=7)
 
 Slices = dict[int, tuple[tuple[tuple[int, int], ...], ...]]
 """For layers whose replicas share by rows: per row class the [low, high) of each replica."""
@@ -144,8 +143,7 @@ class Check:
                 expected_count=interpreter.expected_count,
                 slices=slices,
             )
-            self._store.set(_REFERENCE_READY, b"1")
-        self._store.wait([_REFERENCE_READY], _NO_LIMIT)
+        wait_for_all(self._store, "reference", interpreter.program.world_size)
         difference, largest = 0.0, 0.0
         for name, gradient in _broadcast(chain, reference):
             largest = max(largest, _peak(gradient))

@@ -9,26 +9,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
-from torch.optim import Optimizer
 
+from penstock.executor.actions import Actions, HeldStage, Message, StepResult
 from penstock.executor.chain import Chain, TensorShape
 from penstock.executor.reduction import Reduction
 from penstock.executor.stage_module import MicroBatch, StageModule, step_seed
-from penstock.executor.transport import GlooTransport, sum_of_pairs, sum_over
+from penstock.executor.transport import GlooTransport, sum_of_pairs
 from penstock.schemas.errors import InvalidDocument, ModelMismatch, UnsupportedRequest
 from penstock.schemas.program import Channel, Held, Instruction, Program
 
 Call = tuple[Callable[..., None], tuple[Any, ...]]
 Mark: TypeAlias = "list[int] | memoryview[int]"
-Message = tuple[int, int, int, int, int, int]
-"""Index of the tensor in the cut, rows [low, high) (-1: all), peer, tag, bytes."""
-
-_WEIGHTED = ("I", "W", "PASS")
+_NOT_EXECUTED = ("I", "W", "PASS")
 
 
 class InstructionFailed(Exception):
@@ -40,55 +35,12 @@ class InstructionFailed(Exception):
         self.instruction = instruction
 
 
-@dataclass(slots=True)
-class HeldStage:
-    """A stage of this rank with its micro-batches and its optimizer."""
-
-    held: Held
-    module: StageModule
-    cells: dict[int, MicroBatch]
-    optimizer: Optimizer | None
-    parameters: list[torch.nn.Parameter]
-    reduction: Reduction | None
-    unfinished: int = 0
-
-
-@dataclass(slots=True)
-class StepResult:
-    """A step's mean loss, the same on all ranks, and the terms that it is the mean of."""
-
-    loss: float
-    count: int
-
-
-@dataclass
-class _Batches:
-    """The rows of the global batch that this rank reads, each asked for once per step."""
-
-    chain: Chain
-    device: torch.device
-    uses: dict[tuple[int, int], int] = field(default_factory=dict)
-    held: dict[tuple[int, int], list[Any]] = field(default_factory=dict)
-    step: int = 0
-
-    def take(self, rows: range) -> tuple[dict[str, Tensor], Any]:
-        """Inputs and targets of some rows."""
-        key = rows.start, rows.stop
-        entry = self.held.pop(key, None)
-        if entry is None:
-            inputs, targets = self.chain.job.batch(self.step, rows)
-            entry = [inputs, targets, self.uses.get(key, 1)]
-        entry[2] -= 1
-        if entry[2] > 0:
-            self.held[key] = entry
-        return entry[0], entry[1]
-
-
 class Interpreter:
     """A program bound to a job's layers, ready to run steps.
 
     ``groups``: the process group of each replicated stage. ``mark``: where the index of the running instruction is
-    written, for whoever watches this process. Raises UnsupportedRequest for instructions that are not executed here.
+    written, for whoever watches this process. ``agree`` comes before the first step. Raises UnsupportedRequest for
+    instructions that are not executed here, ModelMismatch where the plan sends no gradients that the model has.
     """
 
     def __init__(
@@ -109,25 +61,31 @@ class Interpreter:
         self.shapes = shapes
         self.seed = seed
         self.device = torch.device(device)
-        self.transport = transport
         self.mark: Mark = mark if mark is not None else [0]
         self.instructions = tuple(program.instructions())
-        self.batches = _Batches(chain, self.device)
-        self.before_step: Callable[[HeldStage], None] | None = None
+        self.actions = Actions(chain, transport, self.device)
         self.stages = {held.stage: self._hold(held, groups or {}) for held in program.stages}
         self._count_batch_uses()
-        self._key = 0
-        self._losses: list[Tensor] = []
-        self._count = 0
-        self._last_forwards = 0
-        self._totals: tuple[Tensor, Any] | None = None
-        self._correction: float | None = None
-        self._result = StepResult(0.0, 0)
-        self.expected_count = self._expected_count()
-        for stage in self.stages.values():
-            stage.module.count = self.expected_count
+        self._counted = self._count_first_terms()
         self.code = self._bind()
         self.waits = [self._wait_of(one) for one in self.instructions]
+
+    @property
+    def expected_count(self) -> float:
+        """The terms that each backward takes the global batch's loss to have."""
+        return self.actions.expected_count
+
+    def agree(self) -> None:
+        """Agree with all ranks on ``expected_count``: as if all samples had as many as the first; collective, once.
+
+        Raises InvalidDocument when there are none.
+        """
+        count, rows = sum_of_pairs(*self._counted)
+        if count <= 0:
+            raise InvalidDocument("the loss of the first micro-batch has no terms, so no mean can be taken")
+        self.actions.expected_count = count * self.program.global_batch_size / rows
+        for stage in self.stages.values():
+            stage.module.count = self.actions.expected_count
 
     def step(self, number: int, events: list[int] | None = None) -> StepResult:
         """Run one step. ``events`` gets start and end (``perf_counter_ns``) of each instruction, in order.
@@ -151,51 +109,23 @@ class Interpreter:
                     add(clock())
                     function(*arguments)
                     add(clock())
-            self._end()
+            return self._end()
         except Exception as error:
             raise InstructionFailed(index, self.instructions[index]) from error
-        return self._result
 
     def _begin(self, number: int) -> None:
-        self._key = step_seed(self.seed, number)
-        self.batches.step = number
-        self.batches.held.clear()
-        self._losses, self._count, self._correction = [], 0, None
-        self._totals = None
         for stage in self.stages.values():
-            stage.unfinished = 0
             if stage.reduction is not None:
                 stage.reduction.begin()
             else:
                 for parameter in stage.parameters:
                     parameter.grad = None
-        self._missing_losses = self._last_forwards
-        if self._missing_losses == 0:
-            self._start_totals()
+        self.actions.begin(number, step_seed(self.seed, number))
 
-    def _end(self) -> None:
-        self._finish_totals()
-        self.transport.drain()
-
-    def _start_totals(self) -> None:
-        total = sum(loss.double() for loss in self._losses)
-        totals = torch.tensor([float(total), self._count], dtype=torch.float64)
-        self._losses = []
-        self._totals = totals, sum_over(totals)
-
-    def _finish_totals(self) -> float:
-        """Wait for the loss of all ranks; by what gradients have to be multiplied."""
-        if self._correction is not None:
-            return self._correction
-        assert self._totals is not None, "a forward of the last stage is missing"
-        totals, work = self._totals
-        work.wait()
-        loss, count = totals.tolist()
-        if count <= 0:
-            raise InvalidDocument(f"the loss of step {self.batches.step} has {count:.0f} terms; its mean is undefined")
-        self._correction = self.expected_count / count
-        self._result = StepResult(loss / count, round(count))
-        return self._correction
+    def _end(self) -> StepResult:
+        self.actions.finish_totals()
+        self.actions.transport.drain()
+        return self.actions.result
 
     # Set-up
 
@@ -223,24 +153,26 @@ class Interpreter:
         return MicroBatch(micro_batch, range(start + low, start + high), module.seeds(micro_batch, low))
 
     def _count_batch_uses(self) -> None:
+        uses = self.actions.batches.uses
         for stage in self.stages.values():
             if stage.module.reads_batch or stage.module.is_last:
                 for cell in stage.cells.values():
                     key = cell.rows.start, cell.rows.stop
-                    self.batches.uses[key] = self.batches.uses.get(key, 0) + 1
+                    uses[key] = uses.get(key, 0) + 1
 
-    def _expected_count(self) -> float:
-        """Terms of a global batch's loss, if all samples have as many as the first micro-batch of step 0."""
-        count = rows = 0
+    def _count_first_terms(self) -> tuple[int, int]:
+        """Terms of the loss of the first micro-batch of step 0, and its rows; 0 and 0 without the last stage."""
         for stage in self.stages.values():
             busy = [cell.rows for cell in stage.cells.values() if len(cell.rows)]
             if stage.module.is_last and stage.held.replica == 0 and busy:
-                count += _terms(self.chain, self.shapes, stage.module, busy[0])
-                rows += len(busy[0])
-        total, total_rows = sum_of_pairs(count, rows)
-        if total <= 0:
-            raise InvalidDocument("the loss of the first micro-batch has no terms, so no mean can be taken")
-        return total * self.program.global_batch_size / total_rows
+                return self._terms(stage.module, busy[0]), len(busy[0])
+        return 0, 0
+
+    def _terms(self, stage: StageModule, rows: range) -> int:
+        """The terms of the loss over some rows of step 0, found with zeros for what comes from other stages."""
+        before = self.shapes[stage.first - 1].values() if stage.first else ()
+        zeros = [torch.zeros((len(rows), *one.sample_shape), dtype=one.dtype, device=self.device) for one in before]
+        return stage.count_terms(zeros, *self.chain.job.batch(0, rows))
 
     # Binding
 
@@ -255,7 +187,7 @@ class Interpreter:
             elif one.kind == "B":
                 last_backward[one.stage] = index
             elif one.kind == "F" and self._makes_loss(one):
-                self._last_forwards += 1
+                self.actions.num_losses += 1
         for index, one in enumerate(self.instructions):
             is_last = last_send.get((one.kind[-1], one.stage, one.micro_batch)) == index
             code.append(self._call(one, is_last, index < last_backward.get(one.stage, -1)))
@@ -301,7 +233,7 @@ class Interpreter:
                     return reduction.wait, (one.micro_batch,)
                 return (reduction.arm if backward_follows else reduction.start), (one.micro_batch,)
             case "STEP":
-                return self._optimizer_step, (stage,)
+                return self.actions.optimizer_step, (stage,)
             case _:
                 raise UnsupportedRequest(f"instruction {one} is not executed here")
 
@@ -311,15 +243,15 @@ class Interpreter:
             return _nothing, ()
         match kind:
             case "F" if module.is_last:
-                return self._forward_last, (module, cell)
+                return self.actions.forward_last, (module, cell)
             case "F":
-                return (self._forward_reading if module.reads_batch else self._forward), (module, cell)
+                return (self.actions.forward_reading if module.reads_batch else self.actions.forward), (module, cell)
             case "B":
-                return self._backward, (module, cell)
+                return self.actions.backward, (module, cell)
             case "R":
-                return self._recompute, (module, cell)
+                return self.actions.recompute, (module, cell)
             case "LOAD":
-                return (self._load if module.reads_batch or module.is_last else _nothing_of), (cell,)
+                return (self.actions.load if module.reads_batch or module.is_last else _nothing_of), (cell,)
             case _:
                 return cell.clear, ()
 
@@ -351,16 +283,16 @@ class Interpreter:
         if not messages and not (is_last and len(cell.rows)):
             return _nothing, ()
         if one.kind == "SEND_F":
-            return self._send_forward, (cell, messages, is_last)
+            return self.actions.send_forward, (cell, messages, is_last)
         if one.kind == "SEND_B":
-            return self._send_backward, (cell, messages, is_last)
+            return self.actions.send_backward, (cell, messages, is_last)
         sizes = [((len(cell.rows), *shape.sample_shape), shape.dtype) for shape in shapes]
         if not messages:
             return _nothing, ()
         if one.kind == "RECV_F":
-            return self._receive_forward, (cell, messages, sizes)
+            return self.actions.receive_forward, (cell, messages, sizes)
         wanted = [size if shape.needs_grad else None for size, shape in zip(sizes, shapes, strict=True)]
-        return self._receive_backward, (cell, messages, wanted)
+        return self.actions.receive_backward, (cell, messages, wanted)
 
     def _local_call(self, one: Instruction, cell: MicroBatch, is_last: bool) -> Call:
         sending, receiving = self._channel(one.channel, one), self._channel(one.channel + 1, one)
@@ -369,7 +301,7 @@ class Interpreter:
         source_rows, target_rows = sending.rows[cls], receiving.rows[cls]
         whole = source_rows == (0, len(cell.rows)) and target_rows == (0, len(target.rows))
         copy = None if whole else (slice(*source_rows), slice(*target_rows), len(target.rows))
-        function = self._hand_forward if one.kind == "LOCAL_F" else self._hand_backward
+        function = self.actions.hand_forward if one.kind == "LOCAL_F" else self.actions.hand_backward
         return function, (cell, target, copy, is_last)
 
     def _wait_of(self, one: Instruction) -> Callable[[], object] | None:
@@ -378,135 +310,7 @@ class Interpreter:
             return self.stages[one.stage].cells[one.micro_batch].wait_inputs
         if one.kind == "B":
             return self.stages[one.stage].cells[one.micro_batch].wait_gradients
-        return self._finish_totals if one.kind == "STEP" else None
-
-    # Instructions
-
-    def _forward(self, module: StageModule, cell: MicroBatch) -> None:
-        if cell.arrivals:
-            cell.wait_inputs()
-        cell.outputs = [
-            tensor.detach() if tensor.is_contiguous() else tensor.detach().contiguous()
-            for tensor in module.forward(cell, self._key)
-        ]
-
-    def _forward_reading(self, module: StageModule, cell: MicroBatch) -> None:
-        if cell.batch is None:
-            cell.batch, _ = self.batches.take(cell.rows)
-        self._forward(module, cell)
-
-    def _forward_last(self, module: StageModule, cell: MicroBatch) -> None:
-        if cell.arrivals:
-            cell.wait_inputs()
-        if cell.batch is None:
-            cell.batch, cell.targets = self.batches.take(cell.rows)
-        results = module.forward(cell, self._key)
-        loss, count = module.loss_of(cell, results)
-        if not module.recomputes_loss:
-            cell.loss, cell.targets = loss, None
-        self._losses.append(loss.detach())
-        self._count += count
-        self._missing_losses -= 1
-        if self._missing_losses == 0:
-            self._start_totals()
-
-    def _backward(self, module: StageModule, cell: MicroBatch) -> None:
-        if cell.gradient_arrivals:
-            cell.wait_gradients()
-        module.backward(cell, self._key)
-
-    def _recompute(self, module: StageModule, cell: MicroBatch) -> None:
-        module.recompute(cell, self._key)
-
-    def _load(self, cell: MicroBatch) -> None:
-        cell.batch, cell.targets = self.batches.take(cell.rows)
-
-    def _send_forward(self, cell: MicroBatch, messages: list[Message], is_last: bool) -> None:
-        outputs = cell.outputs
-        assert outputs is not None, "sent before its forward"
-        send = self.transport.send
-        for t, low, high, peer, tag, size_bytes in messages:
-            send(outputs[t] if low < 0 else outputs[t][low:high], peer, tag, size_bytes)
-        if is_last:
-            cell.outputs = None
-
-    def _send_backward(self, cell: MicroBatch, messages: list[Message], is_last: bool) -> None:
-        gradients = cell.input_gradients
-        assert gradients is not None, "sent before its backward"
-        send = self.transport.send
-        for t, low, high, peer, tag, size_bytes in messages:
-            gradient = gradients[t]
-            assert gradient is not None
-            gradient = gradient if gradient.is_contiguous() else gradient.contiguous()
-            send(gradient if low < 0 else gradient[low:high], peer, tag, size_bytes)
-        if is_last:
-            cell.input_gradients = None
-
-    def _receive_forward(self, cell: MicroBatch, messages: list[Message], sizes: list[Any]) -> None:
-        buffers = cell.inputs
-        if buffers is None:
-            buffers = cell.inputs = [torch.empty(size, dtype=dtype, device=self.device) for size, dtype in sizes]
-        receive, add = self.transport.receive, cell.arrivals.append
-        for t, low, high, peer, tag, _ in messages:
-            add(receive(buffers[t] if low < 0 else buffers[t][low:high], peer, tag))
-
-    def _receive_backward(self, cell: MicroBatch, messages: list[Message], sizes: list[Any]) -> None:
-        buffers = cell.gradients
-        if buffers is None:
-            buffers = cell.gradients = [
-                None if size is None else torch.empty(size[0], dtype=size[1], device=self.device) for size in sizes
-            ]
-        receive, add = self.transport.receive, cell.gradient_arrivals.append
-        for t, low, high, peer, tag, _ in messages:
-            buffer = buffers[t]
-            assert buffer is not None
-            add(receive(buffer if low < 0 else buffer[low:high], peer, tag))
-
-    def _hand_forward(
-        self, cell: MicroBatch, target: MicroBatch, copy: tuple[slice, slice, int] | None, is_last: bool
-    ) -> None:
-        outputs = cell.outputs
-        assert outputs is not None, "handed on before its forward"
-        if copy is None:
-            target.inputs = [tensor.detach() for tensor in outputs]
-        else:
-            source, place, rows = copy
-            if target.inputs is None:
-                target.inputs = [tensor.new_empty((rows, *tensor.shape[1:])) for tensor in outputs]
-            for buffer, tensor in zip(target.inputs, outputs, strict=True):
-                buffer[place] = tensor[source]
-        if is_last:
-            cell.outputs = None
-
-    def _hand_backward(
-        self, cell: MicroBatch, target: MicroBatch, copy: tuple[slice, slice, int] | None, is_last: bool
-    ) -> None:
-        gradients = cell.input_gradients
-        assert gradients is not None, "handed on before its backward"
-        if copy is None:
-            target.gradients = gradients
-        else:
-            source, place, rows = copy
-            if target.gradients is None:
-                target.gradients = [None if g is None else g.new_empty((rows, *g.shape[1:])) for g in gradients]
-            for buffer, gradient in zip(target.gradients, gradients, strict=True):
-                if buffer is not None and gradient is not None:
-                    buffer[place] = gradient[source]
-        if is_last:
-            cell.input_gradients = None
-
-    def _optimizer_step(self, stage: HeldStage) -> None:
-        correction = self._finish_totals()
-        if stage.reduction is not None:
-            stage.reduction.wait(len(stage.reduction.buckets) - 1)
-        if correction != 1.0:
-            for parameter in stage.parameters:
-                if parameter.grad is not None:
-                    parameter.grad.mul_(correction)
-        if self.before_step is not None:
-            self.before_step(stage)
-        if stage.optimizer is not None:
-            stage.optimizer.step()
+        return self.actions.finish_totals if one.kind == "STEP" else None
 
 
 def first_row(program: Program, micro_batch: int) -> int:
@@ -529,7 +333,7 @@ def _refuse(program: Program) -> None:
             remedy="plan with update_rules: [synchronous]",
         )
     for one in program.instructions():
-        if one.kind in _WEIGHTED:
+        if one.kind in _NOT_EXECUTED:
             raise UnsupportedRequest(
                 f"rank {program.rank} has the instruction {one}; {one.kind} is not executed here",
                 remedy="choose a schedule with whole backwards (F and B)",
@@ -537,24 +341,6 @@ def _refuse(program: Program) -> None:
     for channel in program.channels:
         if channel.codec is not None:
             raise UnsupportedRequest(f"the codec {channel.codec!r} is not executed here; send tensors as they are")
-
-
-def _terms(chain: Chain, shapes: Sequence[dict[str, TensorShape]], stage: StageModule, rows: range) -> int:
-    """The terms of the loss over some rows of step 0, found with outputs of zeros."""
-    inputs, targets = chain.job.batch(0, rows)
-    meta: dict[str, Tensor] = {name: tensor.to("meta") for name, tensor in inputs.items()}
-    if stage.first:
-        for name, shape in shapes[stage.first - 1].items():
-            meta[name] = torch.empty((len(rows), *shape.sample_shape), dtype=shape.dtype, device="meta")
-    with torch.no_grad():
-        for i in range(stage.first, stage.last + 1):
-            spec = chain.specs[i]
-            layer = chain.build_layer(i, device="meta")
-            results = chain.call(i, layer, [meta[name] for name in spec.reads])
-            meta.update(zip(spec.writes, results, strict=True))
-        outputs = {name: torch.zeros(meta[name].shape, dtype=meta[name].dtype) for name in chain.outputs}
-        _, count = chain.job.loss(outputs, targets)
-    return count
 
 
 def _nothing() -> None:

@@ -24,6 +24,7 @@ import json
 import mmap
 import os
 import resource
+import signal
 import sys
 import threading
 import time
@@ -35,14 +36,15 @@ from typing import Any, TextIO
 import torch
 import torch.distributed as dist
 
+from penstock.executor.actions import StepResult
 from penstock.executor.chain import Chain, TensorShape
 from penstock.executor.check import Check, CheckReport
 from penstock.executor.check_model import refuse_other_layers
 from penstock.executor.children import die_with
-from penstock.executor.interpreter import InstructionFailed, Interpreter, Mark, StepResult
+from penstock.executor.interpreter import InstructionFailed, Interpreter, Mark
 from penstock.executor.job import Job, load_job
 from penstock.executor.trace import rank_trace
-from penstock.executor.transport import GlooTransport, clock_offset_ns, connect, replica_groups, smallest
+from penstock.executor.transport import GlooTransport, clock_offset_ns, connect, replica_groups, smallest, wait_for_all
 from penstock.schemas.errors import ModelMismatch, PenstockError, UnsupportedRequest
 from penstock.schemas.program import Program
 
@@ -95,6 +97,8 @@ class Rank:
         interpreter = Interpreter(
             program, chain, shapes, seed=given["seed"], transport=transport, groups=groups, mark=self.mark
         )
+        wait_for_all(store, "built", program.world_size)
+        interpreter.agree()
         gc.collect()
         gc.freeze()
         self.say({"kind": "ready", "rank": program.rank})
@@ -112,7 +116,7 @@ class Rank:
         for self.step in range(steps):
             self.mark[1] = self.step
             events: list[int] | None = [] if self.step >= first_traced else None
-            interpreter.before_step = check.keep if check is not None and self.step == 0 else None
+            interpreter.actions.before_step = check.keep if check is not None and self.step == 0 else None
             dist.barrier()
             start = time.perf_counter_ns()
             result = interpreter.step(self.step, events)
@@ -258,7 +262,10 @@ def _host() -> str:
 
 
 def _end_with_stdin(stdin: TextIO) -> None:
+    """End with whoever started this rank, and take the processes that the job started along."""
     stdin.read()
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
     os._exit(1)
 
 

@@ -82,7 +82,7 @@ class Segment:
         self.first = first
         self.recompute = recompute
         self.modules = tuple(modules)
-        self.buffers = tuple(buffer for module in modules for buffer in module.buffers()) if recompute else ()
+        self.buffers = tuple(buffer for module in modules for buffer in module.buffers())
         self.reseed = reseed
         incoming = chain.cuts[first - 1] if first else ()
         outgoing = chain.cuts[last] if last < len(chain.specs) - 1 else chain.outputs
@@ -267,6 +267,13 @@ class StageModule:
             cell.input_gradients = gradients
         cell.saved = cell.loss = cell.gradients = cell.inputs = cell.batch = cell.targets = None
 
+    def count_terms(self, inputs: list[Tensor], batch: dict[str, Tensor], targets: Any) -> int:
+        """How many terms the loss has for some targets (last stage): a forward that leaves no trace."""
+        with torch.no_grad():
+            for segment in self.segments:
+                inputs = segment.run_again(inputs, batch, [0] * len(segment.modules), 0)
+            return self._loss(inputs, targets)[1]
+
     def _ends_in(self, segment: Segment) -> bool:
         return self.is_last and segment is self.segments[-1]
 
@@ -283,8 +290,11 @@ class StageModule:
 
     def loss_of(self, cell: MicroBatch, results: Sequence[Tensor]) -> tuple[Tensor, int]:
         """The job's loss of a micro-batch: its sum and how many terms. ModelMismatch when it is not a scalar."""
+        return self._loss(results, cell.targets)
+
+    def _loss(self, results: Sequence[Tensor], targets: Any) -> tuple[Tensor, int]:
         chain = self.chain
-        total, count = chain.job.loss(dict(zip(chain.outputs, results, strict=True)), cell.targets)
+        total, count = chain.job.loss(dict(zip(chain.outputs, results, strict=True)), targets)
         if total.dim():
             raise ModelMismatch(
                 f"the loss of job {chain.job.name!r} has the shape {tuple(total.shape)}, not one number"

@@ -19,6 +19,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+SETUP_LIMIT = timedelta(hours=1)
+"""How long ranks wait for the slowest to import, to build its layers, or to compute the reference of a check."""
+
 _UNLIMITED = timedelta(days=7)
 _HAND_OVER_BYTES = 1 << 18
 _HAND_OVER_SENDS = 16
@@ -114,11 +117,12 @@ def connect(
         host.strip("[]"),
         int(port),
         is_master=listening is not None,
-        timeout=timedelta(seconds=timeout_s),
+        timeout=SETUP_LIMIT,
         wait_for_workers=False,
         master_listen_fd=listening,
     )
     own = PrefixStore(prefix, store)
+    wait_for_all(own, "here", world_size)
     dist.init_process_group(
         "gloo",
         store=own,
@@ -127,6 +131,13 @@ def connect(
         timeout=timedelta(seconds=timeout_s),
     )
     return own
+
+
+def wait_for_all(store: Any, what: str, world_size: int) -> None:
+    """Return when all ranks have called this; slow ones are waited for, unlike in a collective."""
+    if store.add(what, 1) == world_size:
+        store.set(f"{what}/all", b"1")
+    store.wait([f"{what}/all"], SETUP_LIMIT)
 
 
 def replica_groups(

@@ -38,7 +38,9 @@ def transport() -> Iterator[GlooTransport]:
 
 def interpreter_of(program: Program, job: Any, transport: GlooTransport, **more: Any) -> Interpreter:
     chain = Chain(job)
-    return Interpreter(program, chain, chain.infer_shapes(range(4)), seed=1, transport=transport, **more)
+    interpreter = Interpreter(program, chain, chain.infer_shapes(range(4)), seed=1, transport=transport, **more)
+    interpreter.agree()
+    return interpreter
 
 
 def test_nothing_of_a_micro_batch_is_left_after_a_step(transport: GlooTransport) -> None:
@@ -50,7 +52,7 @@ def test_nothing_of_a_micro_batch_is_left_after_a_step(transport: GlooTransport)
             left = {name for name in MicroBatch.__slots__ if getattr(cell, name) not in (None, [], ())}
             assert left - {"seeds", "rows", "number", "input_gradients"} == set()
             assert not cell.input_gradients
-    assert interpreter.batches.held == {}
+    assert interpreter.actions.batches.held == {}
 
 
 def test_a_failing_instruction_is_named(transport: GlooTransport) -> None:
@@ -68,7 +70,7 @@ def test_a_failing_instruction_is_named(transport: GlooTransport) -> None:
 def test_a_loss_without_terms_is_refused(transport: GlooTransport) -> None:
     (program,) = programs_of(small_jobs.plain, [Part(6, (0,))], 3)
     job = small_jobs.Regression("empty", lambda: small_jobs.blocks(6))
-    job.loss = lambda outputs, targets: (outputs["x"].sum() * 0, 0)  # type: ignore[method-assign]
+    job.loss = lambda outputs, targets: (outputs["x"].sum() * 0, 0)
     with pytest.raises(InvalidDocument, match="no terms"):
         interpreter_of(program, job, transport)
 

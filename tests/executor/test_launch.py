@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -51,14 +54,14 @@ def test_a_run_reports_losses_times_traces_and_the_check() -> None:
 
 
 def test_a_rank_that_is_killed_is_named_with_its_last_instruction() -> None:
-    """Rank 1 dies in the forward of the fourth micro-batch, the second of step 1; rank 0 waits for it then."""
+    """Rank 1 dies in its fourth forward, the second of step 1; rank 0 waits for it then."""
     with pytest.raises(RunFailed, match=r"rank 1 was killed by SIGKILL in step 1 at instruction \d+ \(1F1\)"):
         run("dying", TWO)
 
 
 def test_an_exception_is_told_with_its_words_and_place() -> None:
-    with pytest.raises(RunFailed, match=r"rank 1 failed in step 3 at instruction \d+ \(1F0\): ValueError: the seventh"):
-        run("failing", TWO, steps=5)
+    with pytest.raises(RunFailed, match=r"rank 0 failed in step 3 at instruction \d+ \(0F0\): ValueError: the seventh"):
+        run("failing", ONE, steps=5)
 
 
 def test_a_silent_peer_is_given_up_after_the_timeout() -> None:
@@ -93,6 +96,31 @@ def test_a_job_that_is_not_there_is_said() -> None:
 def test_no_step_is_no_run() -> None:
     with pytest.raises(InvalidDocument, match="at least one step, not 0"):
         run("masked64", ONE, steps=0)
+
+
+LAUNCHER = """
+import json, sys
+from pathlib import Path
+sys.path += json.loads(sys.argv[1])
+import small_jobs
+from pipelines import Part, programs_of
+from penstock.executor.launch import run_locally
+programs = programs_of(small_jobs.masked64, [Part(4, (0,))], 2)
+run_locally(programs, "small_jobs:masked64", directory=Path(sys.argv[2]), steps=10**6, seed=0,
+            on_progress=lambda event: print(event["kind"], flush=True))
+"""
+
+
+def test_a_launcher_that_is_killed_takes_its_ranks_with_it() -> None:
+    command = [sys.executable, "-c", LAUNCHER, json.dumps([str(HERE)]), str(HERE)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout is not None
+        assert launcher.stdout.readline() == "ready\n"
+        ranks = psutil.Process(launcher.pid).children(recursive=True)
+        assert len(ranks) == 1
+        launcher.kill()
+    _, alive = psutil.wait_procs(ranks, timeout=20)
+    assert alive == []
 
 
 PROJECT = {
