@@ -66,6 +66,7 @@ class Network:
     resources: list[Resource] = field(default_factory=list)
     _ids: dict[tuple[str, str], int] = field(default_factory=dict)
     _routes: dict[tuple[int, int], Route | None] = field(default_factory=dict)
+    _narrowest: dict[tuple[int, ...], int] = field(default_factory=dict)
 
     def route(self, source: int, target: int) -> Route | None:
         """Resources and summed latency from one device to another; None where nothing connects them."""
@@ -83,6 +84,12 @@ class Network:
 
     def min_bandwidth(self, devices: Sequence[int]) -> int:
         """The smallest bandwidth between any two of the devices, both directions."""
+        key = tuple(devices)
+        if key not in self._narrowest:
+            self._narrowest[key] = self._find_narrowest(devices)
+        return self._narrowest[key]
+
+    def _find_narrowest(self, devices: Sequence[int]) -> int:
         if self.matrix_bytes_per_s is not None:
             index = np.asarray(devices)
             block = self.matrix_bytes_per_s[np.ix_(index, index)]
