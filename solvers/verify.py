@@ -40,12 +40,8 @@ def verify(
     faults = check_operations(clock)
     if faults:
         return faults
-    return [
-        *check_network(clock),
-        *check_updates(clock),
-        *check_memory(clock),
-        *_check_numbers(problem, timeline),
-    ]
+    faults = [*check_network(clock), *check_updates(clock), *_check_numbers(problem, timeline)]
+    return faults or check_memory(clock)
 
 
 def check_allocation(problem: Problem, allocation: Allocation) -> list[str]:
