@@ -39,7 +39,7 @@ class OperationRecorder(TorchDispatchMode):
     """Records every operation that runs inside it in ``operations``."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[Operation] = []
 
     def __torch_dispatch__(

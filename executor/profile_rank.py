@@ -48,7 +48,7 @@ class _Clock:
     def mark(self) -> Mark:
         if not self._cuda:
             return Mark(time.thread_time_ns())
-        event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event: Any = torch.cuda.Event(enable_timing=True)
         event.record()
         return Mark(0, event)
 
@@ -125,7 +125,7 @@ def _one_pass(share: _Share, clock: _Clock, gradients: list[Tensor]) -> _Pass:
             arrived[index] = clock.mark()
 
         for tensor in results:
-            tensor.register_hook(note)  # type: ignore[no-untyped-call]
+            tensor.register_hook(note)
         forward_marks.append(clock.mark())
 
     roots, leaves = share.forward(after)

@@ -41,6 +41,8 @@ from penstock.service.database import Database, agents, iso, now_ms, run_agents,
 from penstock.service.jobs import new_id
 from penstock.service.placement import Place, place
 
+Row = Mapping[str, Any] | sa.RowMapping
+
 LIVE = ("preparing", "running")
 _PHASES = {"prepare": "prepare", "prepared": "prepare", "start": "start", "stop": "stop"}
 
@@ -291,7 +293,7 @@ def _end(connection: sa.Connection, run_id: str, state: str, error: RunFailed | 
     return _touch(connection, run_id)
 
 
-def _rank_done(connection: sa.Connection, run: Mapping[str, Any], done: RankDone) -> set[str]:
+def _rank_done(connection: sa.Connection, run: Row, done: RankDone) -> set[str]:
     run_id = run["id"]
     losses = done.losses or ()
     for step, time_ns in enumerate(done.step_times_ns or ()):
@@ -340,7 +342,7 @@ def _rank_failed(agent_id: str, failed: RankFailed) -> RunFailed:
     return RunFailed(f"rank {failed.rank} on agent {agent_id!r} failed{at}: {failed.reason}{tail}")
 
 
-def _assignment(connection: sa.Connection, agent_id: str, row: Mapping[str, Any]) -> Assignment:
+def _assignment(connection: sa.Connection, agent_id: str, row: Row) -> Assignment:
     mine = sa.and_(run_ranks.c.run_id == row["id"], run_ranks.c.agent == agent_id)
     query = sa.select(run_ranks.c.rank, run_ranks.c.device, run_ranks.c.program).where(mine).order_by(run_ranks.c.rank)
     ranks = [
@@ -372,7 +374,7 @@ def digest_of(programs: Sequence[Mapping[str, Any]]) -> str:
     return hashlib.sha256(rfc8785.dumps(list(programs))).hexdigest()
 
 
-def _run_out(connection: sa.Connection, row: Mapping[str, Any]) -> RunOut:
+def _run_out(connection: sa.Connection, row: Row) -> RunOut:
     run_id = row["id"]
     steps = connection.execute(
         sa.select(run_steps.c.step, run_steps.c.loss, run_steps.c.time_ns)

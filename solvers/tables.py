@@ -164,7 +164,8 @@ def _flow_tables(
     batches = [allocation.micro_batches(s) for s in range(count)]
     sizes = np.asarray([len(each) for each in batches], dtype=np.int64)
     flow_of = np.full(count * 4, -1, dtype=np.int32)
-    keys, firsts, offsets, used = [], [], [0], []
+    keys: list[tuple[int, int, int]] = []
+    firsts, offsets, used = [], [0], []
     for key, move in sorted(moves.items()):
         s, direction, c = key
         low = max(batches[s].start, cut if c else 0)

@@ -130,8 +130,8 @@ def _check_within(clock: Clock, track: Track, s: int, at: np.ndarray) -> list[st
     operations = track.operations[at]
     starts[operations[:, 0], operations[:, 2]] = track.start_ns[at]
     ends[operations[:, 0], operations[:, 2]] = track.end_ns[at]
-    needs = ((FORWARD, BACKWARD), (FORWARD, INPUT), (INPUT, WEIGHT), (FORWARD, RECOMPUTE))
-    needs += ((RECOMPUTE, BACKWARD), (RECOMPUTE, INPUT))
+    needs = [(FORWARD, BACKWARD), (FORWARD, INPUT), (INPUT, WEIGHT), (FORWARD, RECOMPUTE)]
+    needs += [(RECOMPUTE, BACKWARD), (RECOMPUTE, INPUT)]
     faults = []
     for before, after in needs:
         early = np.flatnonzero((starts[after] >= 0) & (starts[before] >= 0) & (starts[after] < ends[before]))

@@ -54,13 +54,13 @@ async def post_topology(
     return DocumentStored(hash=address, href=f"/v1/topologies/{address}")
 
 
-@router.get("/profiles/{hash}", responses={200: {"model": ModelProfile}} | problems(404))
+@router.get("/profiles/{hash}", responses={200: {"model": ModelProfile}, **problems(404)})
 def get_profile(request: Request, hash: str, service: Access) -> Response:
     """A stored profile."""
     return immutable(request, service.store.body("profile", hash), hash)
 
 
-@router.get("/topologies/{hash}", responses={200: {"model": ClusterTopology}} | problems(404))
+@router.get("/topologies/{hash}", responses={200: {"model": ClusterTopology}, **problems(404)})
 def get_topology(request: Request, hash: str, service: Access) -> Response:
     """A stored topology."""
     return immutable(request, service.store.body("topology", hash), hash)

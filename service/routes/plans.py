@@ -46,8 +46,11 @@ After = Annotated[int, Query(ge=0, le=MAX_WIRE_INTEGER)]
 @router.post(
     "/plans",
     status_code=202,
-    responses={200: {"model": JobOut, "description": "known, or done in time"}, 202: {"model": JobOut}}
-    | problems(404, 413, 415, 422),
+    responses={
+        200: {"model": JobOut, "description": "known, or done in time"},
+        202: {"model": JobOut},
+        **problems(404, 413, 415, 422),
+    },
     openapi_extra=takes(PlanRequest, tiny_request()),
 )
 async def submit(request: Request, asked: Asked, service: Access) -> Response:
@@ -75,7 +78,7 @@ def list_jobs(
     return JobPage(items=tuple(items), next_cursor=items[-1].id if len(items) == limit else None)
 
 
-@router.get("/plans/{id}", responses={200: {"model": JobOut | Plan}} | problems(404))
+@router.get("/plans/{id}", responses={200: {"model": JobOut | Plan}, **problems(404)})
 async def get(request: Request, id: Id, service: Access) -> Response:
     """A job as it stands (with `Prefer: wait=N`, once it has ended), or the immutable plan of a hash."""
     if id.startswith("sha256:"):
@@ -84,14 +87,14 @@ async def get(request: Request, id: Id, service: Access) -> Response:
     return tagged(request, job.model_dump_json().encode())
 
 
-@router.get("/plans/{id}/plan", responses={200: {"model": PlanFile}} | problems(404, 409))
+@router.get("/plans/{id}/plan", responses={200: {"model": PlanFile}, **problems(404, 409)})
 def plan_file(request: Request, id: Id, service: Access) -> Response:
     """The final plan with its request inline: it can be judged, run and explained alone."""
     address = service.planning.plan_hash(id)
     return immutable(request, service.store.plan_file_body(address), address)
 
 
-@router.get("/plans/{id}/incumbent", responses={200: {"model": Plan}} | problems(404, 409))
+@router.get("/plans/{id}/incumbent", responses={200: {"model": Plan}, **problems(404, 409)})
 def incumbent(request: Request, id: Id, service: Access) -> Response:
     """The best plan of a job so far."""
     return tagged(request, service.planning.incumbent(id).canonical_json())
@@ -113,7 +116,7 @@ def program(
     return immutable(request, service.programs.one(address, rank), address)
 
 
-@router.get("/plans/{id}/events", responses={200: {"model": EventPage}} | problems(404, 422))
+@router.get("/plans/{id}/events", responses={200: {"model": EventPage}, **problems(404, 422)})
 async def events(
     request: Request,
     id: Id,

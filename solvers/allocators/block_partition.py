@@ -37,7 +37,9 @@ def block_partition(problem: Problem, batch: Batch, num_stages: int, *, by: By =
     return single_pipeline(stages, batch.num_micro_batches)
 
 
-def smallest_largest(weights: Sequence[int], blocks: int, cuttable: Sequence[bool] | np.ndarray) -> list[int]:
+def smallest_largest(
+    weights: Sequence[int] | np.ndarray, blocks: int, cuttable: Sequence[bool] | np.ndarray
+) -> list[int]:
     """Bounds ``0 = c_0 < … < c_blocks = L`` of contiguous blocks, the largest block as small as it can be.
 
     ``cuttable[i]``: whether a block may end after element i. Ties go to the lexicographically smallest bounds.

@@ -6,13 +6,17 @@ Functions that neither allocate nor return arrays are compiled without (``_nrt``
 
 from __future__ import annotations
 
+from typing import Any
+
 import numba
 
-compiled = numba.njit(cache=True, error_model="numpy")
+compiled: Any = numba.njit(cache=True, error_model="numpy")
 """May allocate; keeps arrays in local names where it loops."""
 
-loop = numba.njit(cache=True, error_model="numpy", _nrt=False)
+_WITHOUT_COUNTS: dict[str, Any] = {"cache": True, "error_model": "numpy", "_nrt": False}
+
+loop: Any = numba.njit(**_WITHOUT_COUNTS)
 """A long loop over arrays that its caller has allocated."""
 
-inner = numba.njit(cache=True, error_model="numpy", _nrt=False, forceinline=True)
+inner: Any = numba.njit(**_WITHOUT_COUNTS, forceinline=True)
 """A step of such a loop."""

@@ -156,8 +156,8 @@ def _channels(problem: Problem, allocation: Allocation, rank_of: dict[int, int],
                     ends.reverse()
                 key = (ends[0][0], ends[1][0])
                 tag = _tag(used, key, allocation.num_micro_batches * tensors)
-                for rank, stage, peer_stage, peer, rows in ends:
-                    made[rank].append(Channel("F" if kind == "F" else "B", stage, peer_stage, peer, rows, tag))
+                for rank, stage, peer_stage, peer, mine in ends:
+                    made[rank].append(Channel("F" if kind == "F" else "B", stage, peer_stage, peer, mine, tag))
     return made
 
 
