@@ -144,7 +144,7 @@ def _extend(
             v = after[C] if settings.labels else _latency(settings, scratch, n)
             _record(found, by_length, v, key, j, slot, t, j2, stages + 1)
             continue
-        if stages + 2 > settings.max_stages:
+        if layers.least_stages[j2] > min(free, settings.max_stages - stages - 1):
             continue
         bound = _bound(layers, settings, after, j2, free)
         if pruning and bound >= found[-1, VALUE]:

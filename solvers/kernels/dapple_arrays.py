@@ -59,7 +59,8 @@ class Layers(NamedTuple):
 
     ``share_of[r]`` numbers the slice of r replicas, ``rows`` gives its rows. ``workspace_bytes`` is per layer,
     ``workspace_from`` its maximum from a layer on. ``least_work_ns[i]``: device time that layers from i on take at
-    least. ``fixed_bytes``, ``state_bytes``: [i, j], of layers i … j - 1.
+    least; ``least_stages[i]``: stages that they need for their parameters and states. ``fixed_bytes``,
+    ``state_bytes``: [i, j], of layers i … j - 1.
     """
 
     share_of: np.ndarray
@@ -70,6 +71,7 @@ class Layers(NamedTuple):
     workspace_bytes: np.ndarray
     workspace_from: np.ndarray
     least_work_ns: np.ndarray
+    least_stages: np.ndarray
     trainable_bytes: np.ndarray
     sent_bytes: np.ndarray
     returned_bytes: np.ndarray

@@ -144,7 +144,7 @@ def reduced(rate: float, fixed: int, size: int, backward: int, bucket: int, over
 def stage_times(
     layers: Layers, settings: Settings, i: int, j: int, replicas: int, mask: int, room: int, widest: np.ndarray
 ) -> tuple[int, int, int]:
-    """(forward, backward with recomputation, NO | PLAIN | RECOMPUTING) of layers [i, j), by the slowest kind of the mask.
+    """(forward, backward with recomputation, NO | PLAIN | RECOMPUTING) of layers [i, j) on a set's slowest kind.
 
     ``widest[kind]``: the largest workspace of the layers. The memory test is ``micro_batches_that_fit(…) >= 1``;
     ``lenient`` leaves the buffers out of it.

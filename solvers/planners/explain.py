@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from penstock.solvers.batching import row_classes
 from penstock.solvers.planners.session import Session
 from penstock.solvers.result import Candidate, Result, Status
 from penstock.solvers.schedule import Orders
 from penstock.solvers.schedules.early_backward import ACR_THRESHOLD, activation_communication_ratio
+
+SHOWN = 8
 
 
 def why_found(session: Session) -> str:
@@ -43,14 +47,21 @@ def _shape(session: Session, best: Candidate) -> str:
         overlap = "with" if best.overlap_all_reduce else "without"
         kind = f"data parallel over {used} devices {overlap} all-reduce overlap" if used > 1 else "one device"
         return f"{kind}{', recomputing' if again else ''}, {size}"
-    replicas = ":".join(str(stage.replicas) for stage in stages)
-    layers = ":".join(str(stage.last - stage.first + 1) for stage in stages)
+    replicas = _listed([stage.replicas for stage in stages])
+    layers = _listed([stage.last - stage.first + 1 for stage in stages])
     name = best.schedule.name
     warmup = ""
     if isinstance(best.schedule, Orders) and name == "early-backward":
-        warmup = f" with K = {list(best.schedule.warmup)}"
+        warmup = f" with K = {_listed(best.schedule.warmup)}"
     straight = "straight" if used == len(stages) else replicas
     return f"{len(stages)} stages ({straight}, layers {layers}{recomputing}) on {used} devices, {size}, {name}{warmup}"
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    """``9:7``; of many numbers the first and the last ones."""
+    if len(numbers) <= 2 * SHOWN:
+        return ":".join(map(str, numbers))
+    return ":".join([*map(str, numbers[:SHOWN]), "…", *map(str, numbers[-SHOWN:])])
 
 
 def why_nothing(session: Session, result: Result) -> str:

@@ -173,7 +173,7 @@ def test_devices_that_nothing_connects_share_no_plan() -> None:
 
 
 def test_stage_tables_are_the_memory_model() -> None:
-    """The kernel's memory test is ``micro_batches_that_fit >= 1``, buffers, tied weights and sharded states included."""
+    """The memory test is ``micro_batches_that_fit >= 1``: buffers, tied weights and sharded states included."""
     problem = random_problem(
         3, workspace_bytes=50_000, state_factor=2, shard_states=True, shared_parameters=(("w", (1, 4), 700_000),)
     )

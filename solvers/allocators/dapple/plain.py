@@ -16,7 +16,7 @@ from penstock.solvers.allocators.dapple.tables import Shape
 from penstock.solvers.batches import Batch
 from penstock.solvers.batching import largest_slice
 from penstock.solvers.costs import UNREACHABLE_NS, all_reduce_ns, stage_costs, transfer
-from penstock.solvers.memory import micro_batches_that_fit
+from penstock.solvers.memory import micro_batches_that_fit, static_bytes
 from penstock.solvers.problem import Problem
 
 
@@ -65,6 +65,8 @@ class Plain:
                     for value in self.plans(longer):
                         best = value if best is None else min(best, value)
                     if longer.end == self.problem.num_layers or longer.stages + 1 > self.max_stages:
+                        continue
+                    if not self.may_fit(longer):
                         continue
                     rank = self.rank(longer)
                     if (key, longer.end) not in memo or rank < memo[key, longer.end][0]:
@@ -123,6 +125,24 @@ class Plain:
             return []
         times, link = self.stage_times(rest), self.link_times(prefix.last, rest)
         return [] if times is None or link is None else [self.value((*prefix.times, *link, times))]
+
+    def may_fit(self, prefix: Prefix) -> bool:
+        """Whether the remaining layers' parameters and states fit on the free devices, were each as large as any."""
+        problem = self.problem
+        room = max(problem.capacity_bytes(d) - problem.devices[d].context_bytes for d in range(problem.num_devices))
+        free = problem.num_devices - int(self.base.geometry.used[prefix.state])
+        start = prefix.end
+        for _ in range(min(free, self.max_stages - prefix.stages)):
+            end = start
+            while end < problem.num_layers and self._least_held(start, end) <= room:
+                end += 1
+            start = end
+        return start == problem.num_layers
+
+    def _least_held(self, first: int, last: int) -> int:
+        held = static_bytes(self.problem, Stage(first, last, (0,)))
+        shared_by = self.problem.num_devices if self.problem.memory.shard_states else 1
+        return held.parameters + held.gradients + held.optimizer // shared_by
 
     def rank(self, prefix: Prefix) -> tuple[int, int, int]:
         """What the memo compares: the bound (or nothing), the latency with the rest as one stage, the stages."""

@@ -33,6 +33,7 @@ from penstock.solvers.problem import Problem
 
 STRAIGHT_BEAM = 64
 KEPT_PLANS = 16
+MAX_PREFIXES = 2_000_000
 MODES = {"nic": 0, "spp": 1, "madpipe": 2, "dapple": 3}
 CHANNELS: dict[Channel, int] = {"half": 0, "full": 1, "none": 2}
 RECOMPUTE = {"never": 0, "auto": 1, "always": 2}
@@ -45,6 +46,7 @@ class Rules:
     ``rank``: which prefix a memo entry keeps, the one with the smallest bound of its completions (then latency), or,
     as the paper, with the smallest latency when all other layers are one stage. ``prune`` skips what a proven bound
     rules out, and changes no value. ``limit_ns``: plans from there on are of no interest.
+    ``beam``: prefixes per entry, fewer where all together would exceed ``MAX_PREFIXES``.
     ``lenient`` leaves buffers out of the memory test, for requests where nothing fits otherwise; the judge decides.
     """
 
@@ -106,7 +108,8 @@ def straight(problem: Problem, batch: Batch, rules: Rules, base: Shape) -> Searc
 def _run(problem: Problem, batch: Batch, rules: Rules, base: Shape, most_replicas: int) -> Search:
     table = layers(problem, base, batch)
     settings = _settings(problem, batch, rules, most_replicas)
-    beam = rules.beam if settings.labels else 1
+    entries = len(base.places.keys_of) * (problem.num_layers + 1)
+    beam = max(1, min(rules.beam, MAX_PREFIXES // entries)) if settings.labels else 1
     memo = _memo(len(base.places.keys_of), problem.num_layers, beam, settings.labels)
     found = np.full((rules.kept, 7), kernel.NONE, dtype=np.int64)
     found[:, kernel.VALUE] = min(rules.limit_ns, INFINITE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,8 @@ from penstock.solvers.kernels.dapple_arrays import Layers, Lines, Places, SetCos
 from penstock.solvers.problem import Problem
 
 MAX_TRANSITIONS = 30_000
+SERVER_VISITS = 240_000
+FEW_DEVICES = 16
 MAX_SET_KEYS = 4_000
 PROBE_BYTES = 2**40
 
@@ -39,8 +42,9 @@ def shape(
 ) -> Shape:
     """Placements and network of a problem.
 
-    ``replicas``: the counts allowed; none: all that stay searchable. ``by_set``: the last stage's set is part of the
-    memo key, as long as there are at most ``MAX_SET_KEYS`` of them; otherwise the occupancy alone is the key.
+    ``replicas``: the counts allowed (beyond ``FEW_DEVICES`` by append first only); none: all that stay searchable.
+    ``by_set``: the last stage's set is part of the memo key, as long as there are at most ``MAX_SET_KEYS`` of them;
+    otherwise the occupancy alone is the key.
     """
     nodes = problem.nodes()
     sizes = tuple(len(node) for node in nodes)
@@ -98,23 +102,29 @@ def _placements(
     policies: tuple[Policy, ...],
     replicas: tuple[int, ...],
 ) -> tuple[Geometry, bool]:
-    """All replica counts if the transitions stay few; else those that fill servers, powers of two, whole servers."""
+    """All replica counts if that stays searchable; else those that divide or fill servers, or only fill them."""
     total, largest = sum(sizes), max(sizes)
+    limit = max(2_500, min(MAX_TRANSITIONS, SERVER_VISITS // len(sizes)))
     inside = [r for r in range(1, largest + 1) if largest % r == 0]
-    whole = list(range(largest, total + 1, largest))
-    doubled = [2**e for e in range(total.bit_length()) if 2**e <= total]
-    choices = (
-        tuple(range(1, total + 1)),
-        tuple(sorted({*inside, *whole, total})),
-        tuple(sorted({*doubled, largest, total})),
-        tuple(sorted({*(r for r in doubled if r >= largest), largest, total})),
-    )
-    for number, choice in enumerate((replicas,) if replicas else choices):
-        for kept in (policies, policies[:1]):
-            found = geometry(sizes, classes, choice, strict, kept, MAX_TRANSITIONS)
-            if found is not None:
-                return found, number > 0 or kept != policies
-    found = geometry(sizes, classes, (total,), strict, policies[:1], MAX_TRANSITIONS)
+    whole = tuple(sorted({*range(largest, total + 1, largest), total}))
+    doubled = tuple(sorted({total, *(largest * 2**e for e in range(total.bit_length()) if largest * 2**e <= total)}))
+    tries = [
+        (tuple(range(1, total + 1)), policies),
+        (tuple(sorted({*inside, *whole})), policies),
+        (tuple(sorted({*inside, *whole})), policies[:1]),
+        (whole, policies[:1]),
+        (doubled, policies[:1]),
+    ]
+    occupancies = math.comb(len(sizes) + largest, largest)
+    start = 0 if occupancies <= limit // 4 else 1 if occupancies <= limit else 3
+    if replicas:
+        filling: tuple[Policy, ...] = ("append",) if "append" in policies else policies[:1]
+        start, tries = 0, [(replicas, policies if total <= FEW_DEVICES else filling), (replicas, filling)]
+    for number, (counts, kept) in enumerate(tries[start:], start):
+        found = geometry(sizes, classes, counts, strict, kept, limit)
+        if found is not None:
+            return found, number > 0
+    found = geometry(sizes, classes, (total,), strict, policies[:1], limit)
     assert found is not None
     return found, True
 
@@ -128,12 +138,11 @@ def _sets(
     plain = network.matrix_bytes_per_s is None and not any(network.has_own_nic)
     room_of = [problem.capacity_bytes(d) - device.context_bytes for d, device in enumerate(problem.devices)]
     bit_of = [1 << kinds.index(device.kind) for device in problem.devices]
-    reductions: dict[tuple[tuple[int, int], ...] | tuple[int, ...], tuple[float, int]] = {}
+    reductions: dict[tuple[object, ...], tuple[float, int]] = {}
     rows = []
     for before, after in zip(low.tolist(), high.tolist(), strict=True):
         devices = tuple(d for node, a, b in zip(nodes, before, after, strict=True) for d in node[a:b])
-        counts = tuple(sorted((c, b - a) for c, a, b in zip(classes, before, after, strict=True) if b > a))
-        mark = counts if plain else devices
+        mark = _shape_of_set(classes, [b - a for a, b in zip(before, after, strict=True)]) if plain else devices
         if mark not in reductions:
             reductions[mark] = _reduction(problem, devices)
         mask = 0
@@ -147,6 +156,15 @@ def _sets(
         np.asarray(slope, dtype=np.float64),
         np.asarray(fixed, dtype=np.int64),
     )
+
+
+def _shape_of_set(classes: tuple[int, ...], counts: list[int]) -> tuple[object, ...]:
+    """All that an all-reduce depends on: of each class the devices, the servers and the most devices of a server."""
+    groups: dict[int, list[int]] = {}
+    for kind, count in zip(classes, counts, strict=True):
+        if count:
+            groups.setdefault(kind, []).append(count)
+    return tuple((kind, sum(group), len(group), max(group)) for kind, group in sorted(groups.items()))
 
 
 def _reduction(problem: Problem, devices: tuple[int, ...]) -> tuple[float, int]:
@@ -205,6 +223,7 @@ def layers(problem: Problem, base: Shape, batch: Batch) -> Layers:
         stash_bytes=stacked("stash_bytes"),
         workspace_bytes=workspace,
         workspace_from=np.ascontiguousarray(widest_from),
+        least_stages=_least_stages(problem, base),
         least_work_ns=np.append(np.cumsum(least[::-1])[::-1], 0).astype(np.int64),
         trainable_bytes=np.array(problem.trainable_bytes, dtype=np.int64),
         sent_bytes=np.array(problem.forward_bytes, dtype=np.int64),
@@ -213,3 +232,19 @@ def layers(problem: Problem, base: Shape, batch: Batch) -> Layers:
         fixed_bytes=base.fixed_bytes,
         state_bytes=base.state_bytes,
     )
+
+
+def _least_stages(problem: Problem, base: Shape) -> np.ndarray:
+    """Stages that the layers from each one on need at least, whatever runs: their fixed bytes on the roomiest device.
+
+    States are counted shared by all devices where the request shares them. More than there are layers: they never fit.
+    """
+    room = max(problem.capacity_bytes(d) - device.context_bytes for d, device in enumerate(problem.devices))
+    shared_by = problem.num_devices if problem.memory.shard_states else 1
+    held = base.fixed_bytes + base.state_bytes // shared_by
+    count = problem.num_layers
+    least = np.zeros(count + 1, dtype=np.int64)
+    for i in range(count - 1, -1, -1):
+        j = i + int(np.searchsorted(held[i, i + 1 :], room, side="right"))
+        least[i] = count + 1 if j == i else min(count + 1, 1 + least[j])
+    return least
