@@ -5,8 +5,8 @@
 none is used). R-7: a policy whose servers do not suffice goes on with the others; ``strict`` gives no placement
 instead, and scatters over all servers, as the released planner does.
 
-Devices of a server are taken in index order, so an occupancy is a count per server; servers of one class are
-interchangeable, so their counts are kept in falling order.
+Devices of a server are taken in index order, so an occupancy is a count per server. Servers of one class are
+interchangeable, so their counts are kept in falling order: of several used servers the most used comes first.
 """
 
 from __future__ import annotations
