@@ -39,11 +39,6 @@ class CheckReport:
     tolerance: float
     loss_difference: float
 
-    @property
-    def is_good(self) -> bool:
-        """Whether both are within the tolerance (a difference that is not a number is not)."""
-        return self.difference <= self.tolerance and self.loss_difference <= self.tolerance
-
 
 @dataclass(frozen=True, slots=True)
 class Reference:
