@@ -56,7 +56,7 @@ def solve(request: PlanRequest, on_incumbent: Callable[[Plan], None] | None = No
 
 
 def _solve(problem: Problem, request: PlanRequest, on_incumbent: Callable[[Plan], None] | None = None) -> Result:
-    _refuse_unsupported(request)
+    refuse_unsupported(request)
     entry = resolve(request.planner)
 
     def tell(candidate: Candidate) -> None:
@@ -74,7 +74,7 @@ def _solve(problem: Problem, request: PlanRequest, on_incumbent: Callable[[Plan]
     )
 
 
-def _refuse_unsupported(request: PlanRequest) -> None:
+def refuse_unsupported(request: PlanRequest) -> None:
     """What the documents can say and no planner here does yet is refused, never ignored."""
     asked = {
         "update_rules": [rule for rule in request.update_rules if rule != "synchronous"],

@@ -3,8 +3,9 @@
 Python's own forkserver makes each child import the parent's ``__main__`` again and lets a child outlive the death of
 its grandparent; this one does neither. The service and the forkserver share a socket: a request carries two
 descriptors, the child's end of its pipe and one on which the forkserver writes the child's process id and, later,
-its exit status. When the service dies in any way the socket closes, the forkserver ends, and the kernel kills its
-children (``PR_SET_PDEATHSIG``). The forkserver runs one thread and never a parallel kernel, so that forking is safe.
+its exit status. When the service dies in any way the socket closes, and the forkserver kills its children with all
+that they have started; when the forkserver dies, the kernel kills its children (``PR_SET_PDEATHSIG``). The forkserver
+runs one thread and never a parallel kernel, so that forking is safe.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class Child:
         except TimeoutError:
             return None
         if not text:
+            self.signal(signal.SIGKILL)  # the child is dead already, not what it has started
             raise Unreachable("the forkserver has died, and its children with it")
         return int(text)
 
@@ -112,8 +114,11 @@ class Forkserver:
         if self._control is not None:
             self._control.close()
         if self._process is not None:
-            self._process.kill()  # the kernel kills its children with it
-            self._process.wait()
+            try:
+                self._process.wait(0.5)
+            except subprocess.TimeoutExpired:
+                self._process.kill()  # it is importing, or stuck; the kernel kills its children with it
+                self._process.wait()
         self._control = self._process = None
 
     def _spawn(self) -> Child:
@@ -153,6 +158,7 @@ def main(control_fd: int, preload: Sequence[str]) -> None:
                     wake_read.recv(4096)
                     _reap(running)
                 elif not _fork(control, running, (wake_read, wake_write)):
+                    _kill(running)
                     return
 
 
@@ -192,6 +198,13 @@ def _reap(running: dict[int, socket.socket]) -> None:
             return
         with running.pop(pid) as end, suppress(OSError):
             end.send(str(os.waitstatus_to_exitcode(status)).encode())
+
+
+def _kill(running: dict[int, socket.socket]) -> None:
+    """End all children, and what they have started."""
+    for pid in running:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
 
 
 def _child(pipe: socket.socket, parent: int) -> NoReturn:

@@ -32,10 +32,12 @@ def check(request: PlanRequest) -> None:
 
     Raises InvalidDocument or UnsupportedRequest. Profile and topology have to be inline.
     """
+    from penstock.api import refuse_unsupported
     from penstock.convert import to_problem
     from penstock.solvers.planners.options import checked
     from penstock.solvers.registry import resolve
 
+    refuse_unsupported(request)
     planner = resolve(request.planner)
     if request.schedule not in ("auto", *planner.accepts):
         near = get_close_matches(request.schedule, planner.accepts, n=1)

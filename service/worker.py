@@ -211,7 +211,11 @@ class Worker:
         self._queue.finish(solve.claim, "succeeded", result=result, keep=cacheable)
 
     def _best_so_far(self, solve: Solve, seconds: float) -> ResultOut:
-        asked = "it was asked to finish" if solve.stop == "finish" else f"its limit of {seconds:.1f} s was over"
+        asked = (
+            "it was asked to finish"
+            if solve.stop == "finish"
+            else f"its limit of {solve.claim.limit_ms / 1000:g} s was over"
+        )
         if solve.best is not None:
             try:
                 refuse_unsound(PlanFile(plan=solve.best, request=solve.request))

@@ -1,70 +1,16 @@
-"""A real service in a process of its own, on a port that the system chose."""
+"""Services for the tests: one that all share, and as many others as a test wants to ill-treat."""
 
 from __future__ import annotations
 
-import os
-import re
 import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from service_process import Server
 
 from penstock.client import Client
-
-HERE = Path(__file__).parent
-LISTENING = re.compile(r"listening on (http://\S+)")
-
-
-class Server:
-    """``serve()`` in a child process; ``log`` holds what it has written so far."""
-
-    def __init__(self, database: Path, **settings: Any) -> None:
-        given = {"database": database, "port": 0, "warm_up": False, **settings}
-        environment = {f"PENSTOCK_{name.upper()}": str(value) for name, value in given.items()}
-        paths = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH", "")]))
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", "from penstock.service.app import serve; serve()"],
-            env={**os.environ, **environment, "PYTHONPATH": paths},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.log: list[str] = []
-        self.url = self._wait_for_url()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-        self.client = Client(self.url)
-
-    def _wait_for_url(self) -> str:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.log.append(line)
-            if match := LISTENING.search(line):
-                return match[1]
-        raise AssertionError("the service did not start:\n" + "".join(self.log))
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        self.log.extend(self.process.stderr)
-
-    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Send a signal; the exit code."""
-        self.client.close()
-        self.process.send_signal(number)
-        code = self.process.wait(30)
-        self._reader.join(10)
-        assert self.process.stderr is not None
-        self.process.stderr.close()
-        return code
-
-    @property
-    def text(self) -> str:
-        """All that it has logged."""
-        return "".join(self.log)
 
 
 @pytest.fixture(scope="session")

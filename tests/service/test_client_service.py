@@ -1,0 +1,40 @@
+"""The client's conveniences against a real service."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.client import Client
+from penstock.schemas.errors import NotFound, UnsupportedRequest
+from penstock.schemas.jobs import JobEvent
+from penstock.schemas.request import PlanRequest
+from penstock.service.samples import tiny_request
+
+
+def test_plan_waits_and_tells_the_story(client: Client):
+    heard: list[JobEvent] = []
+    client.wait_until_ready()
+    request = PlanRequest.parse(tiny_request() | {"global_batch_size": 40})
+    job = client.plan(request, on_event=heard.append)
+    assert job.result is not None
+    assert [event.sequence for event in heard] == list(range(1, len(heard) + 1))
+    assert heard[0].data == {"state": "queued"}
+    assert heard[-1].data["plan_hash"] == job.result.plan_hash
+    values = [event.data["incumbent_ns"] for event in heard if event.kind == "progress"]
+    assert values == sorted(values, reverse=True)
+    assert job.incumbent_ns == values[-1]
+
+
+def test_a_known_plan_has_no_story_to_tell(client: Client):
+    request = PlanRequest.parse(tiny_request() | {"global_batch_size": 44})
+    first = client.plan(request)
+    heard: list[JobEvent] = []
+    again = client.plan(request, on_event=heard.append)
+    assert (again.cached, again.result, heard) == (True, first.result, [])
+
+
+def test_refusals_are_raised(client: Client):
+    with pytest.raises(UnsupportedRequest, match="no planner 'nobody'"):
+        client.plan(PlanRequest.parse(tiny_request() | {"planner": "nobody"}))
+    with pytest.raises(NotFound, match="no job 'x'"):
+        client.job("x")
