@@ -128,21 +128,22 @@ def _lists(lists: list[Pairs]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _operation_bytes(tables: Tables, lanes: Lanes) -> np.ndarray:
-    """(slots * 10, 4): what each operation adds and removes, by (slot, kind, row class)."""
-    table = np.zeros((len(lanes.slot_stage), 5, 2, 4), dtype=np.int64)
+    """(slots * 20, 3): what each operation's start and end add, by (slot, kind, row class, start or end)."""
+    table = np.zeros((len(lanes.slot_stage), 5, 2, 2, 3), dtype=np.int64)
     for slot, s in enumerate(lanes.slot_stage):
         for c in (0, 1):
             held = tables.memory[s][min(c, len(tables.memory[s]) - 1)]
             _fill_operations(table[slot, :, c], held, lanes.apart[slot])
-    return table.reshape(-1, 4)
+    return table.reshape(-1, 3)
 
 
 def _fill_operations(table: np.ndarray, held: StageMemory, apart: bool) -> None:
     received = held.received_input + held.received_gradient
     inside = 0 if apart else held.rebuilt_inside
     again = held.rebuilt_whole
-    table[FORWARD] = (held.stash, 0, held.sent_output, held.workspace)
-    table[BACKWARD] = (0, -held.stash - (again if apart else 0), held.sent_gradient - received, held.workspace + inside)
-    table[INPUT] = (0 if apart else again, 0, held.sent_gradient, held.workspace)
-    table[WEIGHT] = (0, -held.stash - again, -received, held.workspace)
-    table[RECOMPUTE] = (again, 0, 0, held.workspace)
+    table[FORWARD] = ((held.stash, 0, held.workspace), (0, held.sent_output, 0))
+    freed = held.stash + (again if apart else 0)
+    table[BACKWARD] = ((0, 0, held.workspace + inside), (-freed, held.sent_gradient - received, 0))
+    table[INPUT] = ((0 if apart else again, 0, held.workspace), (0, held.sent_gradient, 0))
+    table[WEIGHT] = ((0, 0, held.workspace), (-held.stash - again, -received, 0))
+    table[RECOMPUTE] = ((again, 0, held.workspace), (0, 0, 0))

@@ -6,6 +6,8 @@ import numpy as np
 
 from penstock.solvers.kernels.compiled import inner
 
+NEVER = 2**63 - 1
+
 
 @inner
 def push(first: np.ndarray, second: np.ndarray, offset: int, size: int, a: int, b: int) -> None:
@@ -64,21 +66,21 @@ def push_time(time: np.ndarray, code: np.ndarray, size: int, t: int, what: int) 
 
 @inner
 def pop_time(time: np.ndarray, code: np.ndarray, size: int) -> None:
-    """Remove the first entry of a heap by ``time`` alone."""
+    """Remove the first entry of a heap by ``time`` alone: the hole sinks to a leaf, and the last entry rises into it."""
     last = size - 1
     t, what = time[last], code[last]
-    i = 0
-    while True:
-        child = 2 * i + 1
-        if child >= last:
-            break
-        if child + 1 < last and time[child + 1] < time[child]:
-            child += 1
-        if time[child] >= t:
-            break
-        time[i] = time[child]
-        code[i] = code[child]
-        i = child
-    if last > 0:
-        time[i] = t
-        code[i] = what
+    time[last] = NEVER
+    hole, child = 0, 1
+    while child < last:
+        child += 1 if time[child + 1] < time[child] else 0
+        time[hole] = time[child]
+        code[hole] = code[child]
+        hole, child = child, 2 * child + 1
+    while hole > 0 and time[(hole - 1) >> 1] > t:
+        parent = (hole - 1) >> 1
+        time[hole] = time[parent]
+        code[hole] = code[parent]
+        hole = parent
+    if hole < last:
+        time[hole] = t
+        code[hole] = what

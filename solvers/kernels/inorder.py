@@ -50,7 +50,7 @@ def run_in_order(
         np.empty(transfers, dtype=np.int64),
         np.empty(transfers, dtype=np.int32),
         flows.flow_offset.copy(),
-        np.arange(num_lanes - 1, -1, -1),
+        np.arange(num_lanes),
         np.ones(num_lanes, dtype=np.bool_),
     )
     _work(lanes, state, queued, record)
@@ -63,10 +63,12 @@ def run_in_order(
 @loop
 def _work(lanes: Any, state: State, queued: bool, record: bool) -> None:
     """Run lanes from the stack; a lane whose input has come is put back on it."""
-    height = state.stack.size
-    while height > 0:
-        height -= 1
-        lane = state.stack[height]
+    size = state.stack.size
+    head, waiting = 0, size
+    while waiting > 0:
+        lane = state.stack[head]
+        head = head + 1 if head + 1 < size else 0
+        waiting -= 1
         state.waits[lane] = False
         t = state.time[lane]
         i = state.position[lane]
@@ -90,8 +92,9 @@ def _work(lanes: Any, state: State, queued: bool, record: bool) -> None:
             target = lanes.slot_lane[lanes.table[row, OTHER]]
             if not state.waits[target] and target != lane:
                 state.waits[target] = True
-                state.stack[height] = target
-                height += 1
+                tail = head + waiting
+                state.stack[tail if tail < size else tail - size] = target
+                waiting += 1
         state.position[lane] = i
         state.time[lane] = t
 

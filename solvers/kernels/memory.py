@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.solvers.kernels.compiled import compiled, inner, loop
+from penstock.solvers.tables import DURATION
 
 NEVER = 2**63 - 1
-START_KEPT, END_KEPT, END_BUFFER, WORKSPACE = 0, 1, 2, 3
+ADDED_KEPT, ADDED_BUFFERS, WORKSPACE = 0, 1, 2
 GRADIENTS, KEPT, BUFFERS, WORK = 0, 1, 2, 3
 
 
@@ -36,7 +37,9 @@ class Streams(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """Bytes of operations by (slot, kind, row class); static bytes by lane; and three sorted lists for each lane.
+    """Bytes by (slot, kind, row class, 0 start or 1 end); static bytes by lane; and three sorted lists for each lane.
+
+    ``size`` has what the start or end adds to what is kept and to buffers, and the workspace from then on.
 
     ``changes`` of its gradients (time, bytes) from ``change_begin[l]`` on; likewise its optimizer ``steps`` and
     ``reductions`` (start, end). Each list ends with an entry that never comes.
@@ -119,8 +122,9 @@ def _least(walk: Any, low: int, high: int) -> tuple[int, int]:
     """The stream whose next event is the earliest, and when."""
     which, t = -1, NEVER
     for k in range(low, high):
-        if walk.head[k] < t:
-            which, t = k, walk.head[k]
+        head = walk.head[k]
+        which = k if head < t else which
+        t = min(t, head)
     return which, t
 
 
@@ -137,47 +141,49 @@ def _merge(lanes: Any, streams: Any, costs: Any, times: Any, walk: Any, lane: in
     record = curve.shape[1] > 0
     if record:
         curve[0, 0], curve[1, 0], written = 0, static, 1
-    i, stop, running, row = lanes.lane_start[lane], lanes.lane_start[lane + 1], False, 0
-    own = times.start[i] if i < stop else NEVER
+    i, stop = lanes.lane_start[lane], lanes.lane_start[lane + 1]
     change = costs.change_begin[lane]
-    changed = costs.changes[change, 0]
-    gradients, kept, buffers, work = 0, 0, 0, 0
+    gradients, kept, buffers, work, running = 0, 0, 0, 0, 0
+    row = lanes.row[i] if i < stop else 0
+    own = times.start[i] if i < stop else costs.changes[change, 0]
     which, other = _least(walk, low, high)
-    while True:
-        t = min(own, other, changed)
-        if t == NEVER:
-            break
-        while own == t:
-            if running:
-                kept += costs.size[row, END_KEPT]
-                buffers += costs.size[row, END_BUFFER]
-                work, running = 0, False
-                i += 1
-                own = times.start[i] if i < stop else NEVER
-            else:
-                row = lanes.row[i]
-                kept += costs.size[row, START_KEPT]
-                work, running = costs.size[row, WORKSPACE], True
-                own = t + lanes.table[row, 0]
-        while other == t:
+    following = min(own, other)
+    while following != NEVER:
+        t = following
+        if other == t:
             buffers += streams.size[which]
             walk.place[which] += 1
             _head(streams, times, walk, which, True)
             which, other = _least(walk, low, high)
-        while changed == t:
+        elif i < stop:
+            while costs.changes[change, 0] == t:
+                gradients += costs.changes[change, 1]
+                change += 1
+            kept += costs.size[2 * row + running, ADDED_KEPT]
+            buffers += costs.size[2 * row + running, ADDED_BUFFERS]
+            work = costs.size[2 * row + running, WORKSPACE]
+            own = t + lanes.table[row, DURATION]
+            i += running
+            running = 1 - running
+            if running == 0:
+                row = lanes.row[i] if i < stop else 0
+                own = times.start[i] if i < stop else costs.changes[change, 0]
+        else:
             gradients += costs.changes[change, 1]
             change += 1
-            changed = costs.changes[change, 0]
+            own = costs.changes[change, 0]
+        following = min(own, other)
+        if following == t:
+            continue
         reached = static + gradients + kept + buffers + work
         if reached > highest:
             highest = reached
             walk.peak[GRADIENTS], walk.peak[KEPT], walk.peak[BUFFERS], walk.peak[WORK] = gradients, kept, buffers, work
         if record and reached != level:
-            if curve[0, written - 1] == t:
-                written -= 1
+            written -= 1 if curve[0, written - 1] == t else 0
             curve[0, written], curve[1, written] = t, reached
             written += 1
-        level = reached
+            level = reached
     return written
 
 
@@ -204,7 +210,7 @@ def _communication(lanes: Any, streams: Any, costs: Any, times: Any, walk: Any, 
             return covered - busy
         if own == t:
             if i < stop:
-                end = t + lanes.table[lanes.row[i], 0]
+                end = t + lanes.table[lanes.row[i], DURATION]
                 i += 1
             else:
                 end = costs.steps[step, 1]
