@@ -38,7 +38,7 @@ def test_it_waits_for_words_in_the_log_and_stops_everything(tmp_path: Path) -> N
         processes.start("one", SLEEPER)
         assert processes.wait_for("one", r"up (\d+)", 30) == "42"
         processes.check()
-        (child,) = psutil.Process().children()
+        child = psutil.Process(processes._running["one"].pid)
     assert not child.is_running()
     assert (tmp_path / "one.log").read_text() == "up 42\n"
 
