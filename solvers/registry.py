@@ -82,7 +82,7 @@ class Planner:
         self._refuse_schedule(schedule)
         values = checked(self.name, self.options, options or {})
         session = Session(problem, Deadline(time_limit_ns), gap, schedule, on_incumbent)
-        self._run(session, values)
+        self.run(session, values)
         if session.best is not None:
             return session.result(self.name, why_found(session))
         found = session.result(self.name, "")
@@ -91,7 +91,8 @@ class Planner:
             found = replace(found, shortage=replace(found.shortage, remedy=remedy))
         return replace(found, why=why_nothing(session, found), seconds=session.deadline.seconds)
 
-    def _run(self, session: Session, values: Mapping[str, object]) -> None:
+    def run(self, session: Session, values: Mapping[str, object]) -> None:
+        """Judge every proposal in a session; ``values`` are all options (``options.checked``)."""
         if self.proposals is not None:
             session.judge_all(self.name, self.proposals(session.problem, values))
             return
@@ -101,7 +102,7 @@ class Planner:
 
     def _feasible(self, problem: Problem, schedule: str, values: Mapping[str, object], deadline: Deadline) -> bool:
         session = Session(problem, deadline, schedule=schedule, first_feasible=True)
-        self._run(session, values)
+        self.run(session, values)
         return session.best is not None
 
     def _refuse_schedule(self, schedule: str) -> None:
@@ -218,7 +219,7 @@ def resolve(planner_name: str) -> Planner:
     """The planner of that name. Raises ``UnsupportedRequest`` with the names that are near."""
     if planner_name in PLANNERS:
         return PLANNERS[planner_name]
-    near = get_close_matches(planner_name, PLANNERS, n=3, cutoff=0.4)
+    near = get_close_matches(planner_name, PLANNERS, n=2, cutoff=0.5)
     raise UnsupportedRequest(
         f"no planner {planner_name!r}; there are {', '.join(PLANNERS)}",
         remedy=f"did you mean {' or '.join(map(repr, near))}?" if near else None,

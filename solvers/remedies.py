@@ -34,29 +34,48 @@ def find_remedy(problem: Problem, feasible: Callable[[Problem], bool]) -> str | 
 
 
 def remedies(problem: Problem) -> Iterator[Remedy]:
-    """Changed problems, the cheapest change first; each but the larger clusters keeps the ones before it."""
+    """Changed problems, the cheapest change first, each alone; at last all but the larger cluster together."""
     if problem.recompute == "never":
-        problem = replace(problem, recompute="auto")
-        yield Remedy("allow recomputation: --recompute auto", problem)
+        yield Remedy("allow recomputation: --recompute auto", replace(problem, recompute="auto"))
     yield from _more_devices(problem)
     for size in _smaller_sizes(problem):
-        problem = replace(problem, micro_batch_sizes=(size,), min_slice=min(size, problem.min_slice))
-        yield Remedy(f"smaller micro-batches: micro_batch_sizes [{size}]" + _slice_note(problem), problem)
-    if problem.memory.state_factor and not problem.memory.shard_states:
-        problem = replace(problem, memory=replace(problem.memory, shard_states=True))
-        yield Remedy("share the optimizer states: memory.optimizer_sharding over_replicas", problem)
-    if problem.memory.state_factor:
-        kept = 2 if problem.memory.state_factor in MASTER_COPY_FACTORS else 0
-        problem = replace(problem, memory=replace(problem.memory, state_factor=kept))
-        precision = "" if kept else " with memory.precision full"
-        yield Remedy(f"an optimizer without states: memory.optimizer sgd{precision}", problem)
-    if problem.memory.headroom_bytes:
-        problem = replace(problem, memory=replace(problem.memory, headroom_bytes=0))
-        yield Remedy("no headroom: memory.headroom_bytes 0", problem)
+        changed = replace(problem, micro_batch_sizes=(size,), min_slice=min(size, problem.min_slice))
+        slices = f" with min_slice {size}" if size < problem.min_slice else ""
+        yield Remedy(f"smaller micro-batches: micro_batch_sizes [{size}]{slices}", changed)
+    leaner = list(_leaner_memory(problem))
+    yield from leaner
+    sizes = list(_smaller_sizes(problem))[-1:]
+    most = replace(problem, recompute="auto" if problem.recompute == "never" else problem.recompute)
+    words = ["--recompute auto"] if problem.recompute == "never" else []
+    if sizes:
+        most = replace(most, micro_batch_sizes=tuple(sizes), min_slice=min(sizes[0], problem.min_slice))
+        words.append(f"micro_batch_sizes {sizes} with min_slice {most.min_slice}")
+    if leaner:
+        memory = replace(problem.memory, headroom_bytes=0, shard_states=True, state_factor=_kept_factor(problem))
+        most = replace(most, memory=memory)
+        words += [remedy.sentence.split(": ", 1)[1] for remedy in leaner]
+    if len(words) > 1:
+        yield Remedy(f"all of these together: {'; '.join(words)}", most)
 
 
-def _slice_note(problem: Problem) -> str:
-    return f" with min_slice {problem.min_slice}" if problem.micro_batch_sizes[0] == problem.min_slice > 1 else ""
+def _leaner_memory(problem: Problem) -> Iterator[Remedy]:
+    """Optimizer states shared by the replicas, an optimizer without states, no headroom."""
+    rules = problem.memory
+    if rules.state_factor and not rules.shard_states:
+        changed = replace(problem, memory=replace(rules, shard_states=True))
+        yield Remedy("share the optimizer states: memory.optimizer_sharding over_replicas", changed)
+    if rules.state_factor:
+        changed = replace(problem, memory=replace(rules, state_factor=_kept_factor(problem)))
+        precision = "" if _kept_factor(problem) else " with memory.precision full"
+        yield Remedy(f"an optimizer without states: memory.optimizer sgd{precision}", changed)
+    if rules.headroom_bytes:
+        changed = replace(problem, memory=replace(rules, headroom_bytes=0))
+        yield Remedy("no headroom: memory.headroom_bytes 0", changed)
+
+
+def _kept_factor(problem: Problem) -> int:
+    """The state factor without momentum and variance: that of the master copy, where there is one for certain."""
+    return 2 if problem.memory.state_factor in MASTER_COPY_FACTORS else 0
 
 
 def _smaller_sizes(problem: Problem) -> Iterator[int]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.allocators.dapple.placement import Geometry, Policy, geometry
 from penstock.solvers.allocators.dapple.wires import lines, server_classes
 from penstock.solvers.batches import Batch
@@ -44,12 +45,17 @@ def shape(
 
     ``replicas``: the counts allowed (beyond ``FEW_DEVICES`` by append first only); none: all that stay searchable.
     ``by_set``: the last stage's set is part of the memo key, as long as there are at most ``MAX_SET_KEYS`` of them;
-    otherwise the occupancy alone is the key.
+    otherwise the occupancy alone is the key. Raises ``UnsupportedRequest`` where no policy can place a first stage.
     """
     nodes = problem.nodes()
     sizes = tuple(len(node) for node in nodes)
     classes = server_classes(problem)
     found, restricted = _placements(sizes, classes, strict, policies, replicas)
+    if len(found.source) == 0:
+        raise UnsupportedRequest(
+            f"strict placement by {' and '.join(policies)} has no servers for the first stage: none is used yet",
+            remedy="placement all, or strict false",
+        )
     kinds = tuple(sorted({device.kind for device in problem.devices}))
     before = found.states[found.source]
     fixed, states = _static(problem)
