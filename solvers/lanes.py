@@ -14,14 +14,7 @@ import numpy as np
 from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.program import KINDS, RECOMPUTE
 from penstock.solvers.allocation import Allocation
-from penstock.solvers.kernels.scan import (
-    DUPLICATE,
-    EARLY,
-    FOREIGN,
-    GOOD,
-    find_missing,
-    scan_rows,
-)
+from penstock.solvers.kernels.scan import DUPLICATE, EARLY, FOREIGN, GOOD, Scan, find_missing, scan_lane
 from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import Orders
 from penstock.solvers.tables import Tables
@@ -30,10 +23,11 @@ from penstock.solvers.tables import Tables
 class LaneTables(NamedTuple):
     """Arrays for kernels; N operations, L lanes, K slots.
 
-    ``row`` (N,) is each operation's line in ``table`` (10 K, 8), whose columns ``tables`` explains.
+    ``row`` (N,) is each operation's line in ``table`` (10 K, 8), whose columns ``tables`` explains; ``batch`` (N,)
+    its micro-batch.
     """
 
-    operations: np.ndarray
+    batch: np.ndarray
     lane_start: np.ndarray
     slot_of: np.ndarray
     slot_start: np.ndarray
@@ -63,6 +57,7 @@ class Lanes:
     slots: tuple[tuple[int, ...], ...]
     slot_stage: tuple[int, ...]
     apart: tuple[bool, ...]
+    rows: tuple[np.ndarray, ...]
     arrays: LaneTables
 
     @property
@@ -83,20 +78,19 @@ def make_lanes(tables: Tables, orders: Orders) -> Lanes:
     for slot, (s, lane) in enumerate(pairs):
         slot_of[lane, s] = slot
     parts = [np.ascontiguousarray(row.operations, dtype=np.int32).reshape(-1, 3) for row in orders.rows]
-    operations = np.concatenate(parts) if len(parts) > 1 else parts[0]
     lane_start = np.concatenate(([0], np.cumsum([len(part) for part in parts]))).astype(np.int64)
     apart = _recomputes_apart(allocation, pairs, parts)
     replica, replicas = _replicas(allocation, orders, pairs)
     per_stage = np.bincount([s for s, _lane in pairs], minlength=len(allocation.stages))
     arrays = LaneTables(
-        operations=operations,
+        batch=np.empty(lane_start[-1], dtype=np.int32),
         lane_start=lane_start,
         slot_of=slot_of,
         slot_start=np.concatenate(([0], np.cumsum(per_stage))).astype(np.int64),
         slot_lane=np.asarray([lane for _s, lane in pairs], dtype=np.int32),
         slot_replica=replica,
         slot_replicas=replicas,
-        row=np.empty(len(operations), dtype=np.int32),
+        row=np.empty(lane_start[-1], dtype=np.int32),
         table=_operation_lines(tables, pairs, apart),
         first_gradient=np.full(len(pairs), -1, dtype=np.int64),
         last_gradient=np.full(len(pairs), -1, dtype=np.int64),
@@ -110,6 +104,7 @@ def make_lanes(tables: Tables, orders: Orders) -> Lanes:
         slots=tuple(tuple(int(slot_of[lane, s]) for s in stages) for lane, stages in enumerate(held)),
         slot_stage=tuple(s for s, _lane in pairs),
         apart=tuple(apart),
+        rows=tuple(parts),
         arrays=arrays,
     )
     _check_operations(tables, lanes)
@@ -182,27 +177,44 @@ def _replicas(allocation: Allocation, orders: Orders, pairs: list[tuple[int, int
 
 def _check_operations(tables: Tables, lanes: Lanes) -> None:
     flows, arrays = tables.flows, lanes.arrays
-    seen = np.zeros((len(lanes.slot_stage), len(KINDS)), dtype=np.int64)
-    status, at = scan_rows(flows, arrays, seen)
-    if status != GOOD:
-        raise InvalidPlan(_what_is_wrong(tables, lanes, int(status), int(at)))
-    for slot, s in enumerate(lanes.slot_stage):
+    count = np.diff(flows.base)
+    base = np.concatenate(([0], np.cumsum(count[list(lanes.slot_stage)]))).astype(np.int64)
+    scan = Scan(
+        first=flows.first,
+        count=count,
+        slot_replica=arrays.slot_replica,
+        slot_replicas=arrays.slot_replicas,
+        slot_base=base,
+        marks=np.zeros(base[-1], dtype=np.uint8),
+        row=arrays.row,
+        batch=arrays.batch,
+        first_gradient=arrays.first_gradient,
+        last_gradient=arrays.last_gradient,
+        seen=np.zeros((len(lanes.slot_stage), len(KINDS)), dtype=np.int64),
+    )
+    for lane, operations in enumerate(lanes.rows):
+        status, at = scan_lane(scan, operations, arrays.slot_of[lane], int(arrays.lane_start[lane]), flows.cut)
+        if status != GOOD:
+            raise InvalidPlan(_what_is_wrong(tables, lanes, int(status), lane, int(at)))
+    _check_counts(tables, lanes, scan)
+
+
+def _check_counts(tables: Tables, lanes: Lanes, scan: Scan) -> None:
+    turns = zip(scan.slot_replica.tolist(), scan.slot_replicas.tolist(), scan.seen.tolist(), strict=True)
+    for slot, (turn, replicas, (forward, backward, split, weight, again)) in enumerate(turns):
+        s = lanes.slot_stage[slot]
         batches = tables.allocation.micro_batches(s)
-        turn, turns = int(arrays.slot_replica[slot]), int(arrays.slot_replicas[slot])
-        want = len(range(batches.start + (turn - batches.start) % turns, batches.stop, turns))
-        forward, backward, split, weight, again = seen[slot].tolist()
+        want = len(range(batches.start + (turn - batches.start) % replicas, batches.stop, replicas))
         good = forward == want and backward + split == want and weight == split
         if good and again in ((want,) if lanes.apart[slot] else (0, want)):
             continue
-        m, kind = find_missing(flows, arrays, slot, s, lanes.apart[slot] or again > 0)
-        name = tables.problem.devices[lanes.devices[int(arrays.slot_lane[slot])][0]].name
+        m, kind = find_missing(scan, slot, s, lanes.apart[slot] or again > 0)
+        name = tables.problem.devices[lanes.devices[int(lanes.arrays.slot_lane[slot])][0]].name
         raise InvalidPlan(f"{KINDS[kind]}{m} of stage {s} is missing in the row of {name}.")
 
 
-def _what_is_wrong(tables: Tables, lanes: Lanes, status: int, at: int) -> str:
-    arrays = lanes.arrays
-    lane = int(np.searchsorted(arrays.lane_start, at, side="right")) - 1
-    kind, s, m = (int(v) for v in arrays.operations[at])
+def _what_is_wrong(tables: Tables, lanes: Lanes, status: int, lane: int, at: int) -> str:
+    kind, s, m = (int(v) for v in lanes.rows[lane][at])
     what = f"{KINDS[kind]}{m} of stage {s}" if 0 <= kind < len(KINDS) else f"Operation kind {kind}"
     where = f"the row of {tables.problem.devices[lanes.devices[lane][0]].name}"
     if status == DUPLICATE:

@@ -172,11 +172,11 @@ def _deadlock(tables: Tables, lanes: Lanes, position: np.ndarray) -> str:
 def _waits_for(tables: Tables, lanes: Lanes, position: np.ndarray, lane: int) -> int:
     """The lane that has not yet run the operation whose result the lane's next operation needs."""
     arrays = lanes.arrays
-    kind, s, m = (int(v) for v in arrays.operations[position[lane]])
+    kind, s, m = (int(v) for v in lanes.rows[lane][position[lane] - arrays.lane_start[lane]])
     source = int(tables.flows.previous[s] if kind == FORWARD else tables.flows.next[s])
     for slot in range(int(arrays.slot_start[source]), int(arrays.slot_start[source + 1])):
         other = int(arrays.slot_lane[slot])
-        rest = arrays.operations[position[other] : arrays.lane_start[other + 1]]
+        rest = lanes.rows[other][position[other] - arrays.lane_start[other] :]
         same = (rest[:, 0] == FORWARD) if kind == FORWARD else (rest[:, 0] != FORWARD) & (rest[:, 0] < WEIGHT)
         if (same & (rest[:, 1] == source) & (rest[:, 2] == m)).any():
             return other
@@ -184,7 +184,7 @@ def _waits_for(tables: Tables, lanes: Lanes, position: np.ndarray, lane: int) ->
 
 
 def _next_operation(tables: Tables, lanes: Lanes, position: np.ndarray, lane: int) -> str:
-    kind, s, m = (int(v) for v in lanes.arrays.operations[position[lane]])
+    kind, s, m = (int(v) for v in lanes.rows[lane][position[lane] - lanes.arrays.lane_start[lane]])
     source = int(tables.flows.previous[s] if kind == FORWARD else tables.flows.next[s])
     name = tables.problem.devices[lanes.devices[lane][0]].name
     return f"{name} waits in {KINDS[kind]}{m} of stage {s} for {KINDS[kind]}{m} of stage {source}"
@@ -208,7 +208,7 @@ def _tracks(lanes: Lanes, times: Times) -> tuple[Track, ...]:
     tracks = []
     for lane, devices in enumerate(lanes.devices):
         part = slice(int(arrays.lane_start[lane]), int(arrays.lane_start[lane + 1]))
-        tracks.append(Track(devices, arrays.operations[part], times.start[part], end[part]))
+        tracks.append(Track(devices, lanes.rows[lane], times.start[part], end[part]))
     return tuple(tracks)
 
 

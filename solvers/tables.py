@@ -33,10 +33,10 @@ from penstock.solvers.costs import (
 from penstock.solvers.memory import Static, static_bytes
 from penstock.solvers.problem import Problem
 
-DURATION, INPUT, OUTPUT, FLOW, CHANNEL, FLOW_NS, OTHER = range(7)
+DURATION, INPUT, OUTPUT, FLOW, CHANNEL, FLOW_NS, OTHER, STAGE = range(8)
 """Columns of what an operation needs and makes, by (stage or slot, kind, row class): its duration; where in
 ``arrived`` its micro-batch 0 looks for its input and puts its output; flow, channel and transfer time of that output
-(-1, 0, 0 where nothing travels); the stage that receives."""
+(-1, 0, 0 where nothing travels); the stage that receives, and its own."""
 
 NOWHERE = -(2**62)
 """No input to wait for, no output to pass on."""
@@ -251,6 +251,7 @@ def _operation_table(flows: FlowTables, duration_ns: np.ndarray) -> np.ndarray:
     table[..., DURATION] = duration_ns
     table[..., [INPUT, OUTPUT]] = NOWHERE
     table[..., [FLOW, OTHER]] = -1
+    table[..., STAGE] = np.arange(count)[:, None, None]
     place = flows.base[:-1] - flows.first
     total = int(flows.base[-1])
     for way, kinds in ((0, (FORWARD,)), (1, (BACKWARD, INPUT_GRADIENT))):

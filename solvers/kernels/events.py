@@ -15,7 +15,7 @@ import numpy as np
 from penstock.solvers.kernels.compiled import compiled, inner, loop
 from penstock.solvers.kernels.heap import pop, pop_time, push, push_time
 from penstock.solvers.kernels.inorder import lead_column
-from penstock.solvers.tables import DURATION, FLOW, INPUT, OTHER, OUTPUT
+from penstock.solvers.tables import DURATION, FLOW, INPUT, OTHER, OUTPUT, STAGE
 from penstock.solvers.tables import NOWHERE as NO_PLACE
 
 OPERATION, SENT, READY, REDUCED = 0, 1, 2, 3
@@ -123,7 +123,7 @@ def _new_state(flows: Any, lanes: Any) -> State:
         lanes.lane_start[:-1].copy(),
         np.zeros(num_lanes, dtype=np.int64),
         np.zeros(num_lanes, dtype=np.bool_),
-        np.empty(lanes.operations.shape[0], dtype=np.int64),
+        np.empty(lanes.batch.size, dtype=np.int64),
         np.zeros(2 * total, dtype=np.uint16),
         np.zeros(2 * total, dtype=np.bool_),
         np.full(transfers, -1, dtype=np.int64),
@@ -188,7 +188,7 @@ def _start_operations(flows: Any, lanes: Any, state: State, t: int) -> None:
             continue
         row = lanes.row[i]
         place = lanes.table[row, INPUT]
-        if place != NO_PLACE and not state.arrived[place + lanes.operations[i, 2]]:
+        if place != NO_PLACE and not state.arrived[place + lanes.batch[i]]:
             continue
         end = t + lanes.table[row, DURATION]
         state.start[i] = t
@@ -196,7 +196,7 @@ def _start_operations(flows: Any, lanes: Any, state: State, t: int) -> None:
         state.time[lane] = end
         _later(state, end, OPERATION, lane, 0)
         if reduces and i == lanes.last_gradient[row // 10]:
-            _announce_buckets(flows, state, lanes.operations[i, 1], end, lead_column(flows, lanes, i))
+            _announce_buckets(flows, state, lanes.table[row, STAGE], end, lead_column(lanes, i))
     state.size[TOUCHED] = 0
 
 
@@ -217,7 +217,8 @@ def _end_operation(flows: Any, lanes: Any, state: State, lane: int, t: int) -> N
     state.position[lane] = i + 1
     state.busy[lane] = False
     _touch(state, lane)
-    row, s, m = lanes.row[i], lanes.operations[i, 1], lanes.operations[i, 2]
+    row, m = lanes.row[i], lanes.batch[i]
+    s = lanes.table[row, STAGE]
     place = lanes.table[row, OUTPUT]
     if place == NO_PLACE:
         return

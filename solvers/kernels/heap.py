@@ -66,7 +66,7 @@ def push_time(time: np.ndarray, code: np.ndarray, size: int, t: int, what: int) 
 
 @inner
 def pop_time(time: np.ndarray, code: np.ndarray, size: int) -> None:
-    """Remove the first entry of a heap by ``time`` alone: the hole sinks to a leaf, and the last entry rises into it."""
+    """Remove the first entry of a heap by ``time`` alone: its hole sinks to a leaf, the last entry rises into it."""
     last = size - 1
     t, what = time[last], code[last]
     time[last] = NEVER

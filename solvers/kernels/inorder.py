@@ -46,7 +46,7 @@ def run_in_order(
         np.zeros(count * 2, dtype=np.int64),
         lanes.lane_start[:-1].copy(),
         np.zeros(num_lanes, dtype=np.int64),
-        np.empty(lanes.operations.shape[0] if record else 0, dtype=np.int64),
+        np.empty(lanes.batch.size if record else 0, dtype=np.int64),
         np.empty(transfers, dtype=np.int64),
         np.empty(transfers, dtype=np.int32),
         flows.flow_offset.copy(),
@@ -74,7 +74,7 @@ def _work(lanes: Any, state: State, queued: bool, record: bool) -> None:
         i = state.position[lane]
         stop = lanes.lane_start[lane + 1]
         while i < stop:
-            row, m = lanes.row[i], lanes.operations[i, 2]
+            row, m = lanes.row[i], lanes.batch[i]
             place = lanes.table[row, INPUT]
             if place != NOWHERE:
                 a = state.arrived[place + m]
@@ -126,13 +126,13 @@ def _bucket_starts(flows: Any, lanes: Any, start: np.ndarray, bucket_start: np.n
         last = lanes.last_gradient[s]
         for b in range(flows.chain_start[s], flows.chain_start[s + 1]):
             end = start[last] + lanes.table[lanes.row[last], DURATION]
-            t = max(t, end - flows.bucket_lead_ns[4 * b + lead_column(flows, lanes, last)])
+            t = max(t, end - flows.bucket_lead_ns[4 * b + lead_column(lanes, last)])
             bucket_start[b] = t
             t += flows.bucket_ns[b]
 
 
 @inner
-def lead_column(flows: Any, lanes: Any, operation: int) -> int:
+def lead_column(lanes: Any, operation: int) -> int:
     """Which of a bucket's four leads holds: after a B or a W, of row class 0 or 1."""
-    weight = 2 if lanes.operations[operation, 0] == 3 else 0
-    return weight + (1 if lanes.operations[operation, 2] >= flows.cut else 0)
+    kind, row_class = lanes.row[operation] // 2 % 5, lanes.row[operation] % 2
+    return (2 if kind == 3 else 0) + row_class

@@ -1,11 +1,11 @@
-"""One pass over the rows: is every operation there once, on a lane that runs it, after those it needs there?
+"""One pass over a lane's row: is every operation there once, on a lane that runs it, after those it needs there?
 
 ``marks[base + m]`` collects a bit per operation kind that a slot has already named for micro-batch m.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,79 +15,81 @@ GOOD, FOREIGN, DUPLICATE, EARLY = 0, 1, 2, 3
 F_BIT, B_BIT, I_BIT, W_BIT, R_BIT = 1, 2, 4, 8, 16
 
 
-@compiled
-def scan_rows(flows: Any, lanes: Any, seen: np.ndarray) -> tuple[int, int]:
-    """(GOOD, 0), or what is wrong and the number of the operation.
+class Scan(NamedTuple):
+    """What the scans of all lanes read (K slots, S stages) and fill.
 
-    Fills ``row``, ``first_gradient`` and ``last_gradient`` of the lanes; ``seen`` (slots, 5) counts the operations.
+    Of stage s: ``first`` and ``count`` of its micro-batches; of slot k: which micro-batches are its own, and where
+    its ``marks`` begin. Filled: each operation's ``row`` and ``batch``, by slot its first and last gradient and how
+    often each kind was ``seen`` (K, 5).
     """
-    slot_base = _slot_bases(flows, lanes)
-    marks = np.zeros(slot_base[-1], dtype=np.uint8)
-    return _scan(flows, lanes, seen, slot_base, marks)
+
+    first: np.ndarray
+    count: np.ndarray
+    slot_replica: np.ndarray
+    slot_replicas: np.ndarray
+    slot_base: np.ndarray
+    marks: np.ndarray
+    row: np.ndarray
+    batch: np.ndarray
+    first_gradient: np.ndarray
+    last_gradient: np.ndarray
+    seen: np.ndarray
+
+
+@compiled
+def scan_lane(scan: Scan, operations: np.ndarray, slot_of: np.ndarray, begin: int, cut: int) -> tuple[int, int]:
+    """(GOOD, 0), or what is wrong and the number of the operation within the row.
+
+    ``slot_of`` gives the lane's slot of each stage, -1 for others; ``begin`` is the number of its first operation.
+    """
+    return _scan(scan, operations, slot_of, begin, cut)
 
 
 @loop
-def _scan(flows: Any, lanes: Any, seen: np.ndarray, slot_base: np.ndarray, marks: np.ndarray) -> tuple[int, int]:
-    count = flows.base.size - 1
-    operations = lanes.operations
-    for lane in range(lanes.lane_start.size - 1):
-        for i in range(lanes.lane_start[lane], lanes.lane_start[lane + 1]):
-            kind, s = operations[i, 0], operations[i, 1]
-            if kind < 0 or kind > 4 or s < 0 or s >= count:
-                return FOREIGN, i
-            slot = lanes.slot_of[lane, s]
-            m = operations[i, 2] - flows.first[s]
-            if slot < 0 or m < 0 or m >= flows.base[s + 1] - flows.base[s]:
-                return FOREIGN, i
-            turns = lanes.slot_replicas[slot]
-            if turns > 1 and operations[i, 2] % turns != lanes.slot_replica[slot]:
-                return FOREIGN, i
-            known = marks[slot_base[slot] + m]
-            if known & (1 << kind) or (kind == 1 and known & I_BIT) or (kind == 2 and known & B_BIT):
-                return DUPLICATE, i
-            if kind != 0 and not known & F_BIT:
-                return EARLY, i
-            if (kind == 3 and not known & I_BIT) or (kind == 4 and known & (B_BIT | I_BIT)):
-                return EARLY, i
-            marks[slot_base[slot] + m] = known | (1 << kind)
-            seen[slot, kind] += 1
-            lanes.row[i] = (slot * 5 + kind) * 2 + (1 if operations[i, 2] >= flows.cut else 0)
-            if kind == 1 or kind == 3:
-                lanes.last_gradient[slot] = i
-            if kind != 0 and kind != 4 and lanes.first_gradient[slot] < 0:
-                lanes.first_gradient[slot] = i
+def _scan(scan: Scan, operations: np.ndarray, slot_of: np.ndarray, begin: int, cut: int) -> tuple[int, int]:
+    for i in range(operations.shape[0]):
+        kind, s = operations[i, 0], operations[i, 1]
+        if kind < 0 or kind > 4 or s < 0 or s >= slot_of.size:
+            return FOREIGN, i
+        slot = slot_of[s]
+        m = operations[i, 2] - scan.first[s]
+        if slot < 0 or m < 0 or m >= scan.count[s]:
+            return FOREIGN, i
+        turns = scan.slot_replicas[slot]
+        if turns > 1 and operations[i, 2] % turns != scan.slot_replica[slot]:
+            return FOREIGN, i
+        known = scan.marks[scan.slot_base[slot] + m]
+        if known & (1 << kind) or (kind == 1 and known & I_BIT) or (kind == 2 and known & B_BIT):
+            return DUPLICATE, i
+        if kind != 0 and not known & F_BIT:
+            return EARLY, i
+        if (kind == 3 and not known & I_BIT) or (kind == 4 and known & (B_BIT | I_BIT)):
+            return EARLY, i
+        scan.marks[scan.slot_base[slot] + m] = known | (1 << kind)
+        scan.seen[slot, kind] += 1
+        scan.row[begin + i] = (slot * 5 + kind) * 2 + (1 if operations[i, 2] >= cut else 0)
+        scan.batch[begin + i] = operations[i, 2]
+        if kind == 1 or kind == 3:
+            scan.last_gradient[slot] = begin + i
+        if kind != 0 and kind != 4 and scan.first_gradient[slot] < 0:
+            scan.first_gradient[slot] = begin + i
     return GOOD, 0
 
 
 @compiled
-def find_missing(flows: Any, lanes: Any, slot: int, s: int, apart: bool) -> tuple[int, int]:
-    """The first missing operation of a slot as (micro-batch, kind)."""
-    count = flows.base[s + 1] - flows.base[s]
-    marks = np.zeros(count, dtype=np.uint8)
-    lane = lanes.slot_lane[slot]
-    for i in range(lanes.lane_start[lane], lanes.lane_start[lane + 1]):
-        if lanes.operations[i, 1] == s:
-            marks[lanes.operations[i, 2] - flows.first[s]] |= 1 << lanes.operations[i, 0]
-    for m in range(count):
-        number = m + flows.first[s]
-        if number % lanes.slot_replicas[slot] != lanes.slot_replica[slot]:
+def find_missing(scan: Scan, slot: int, s: int, apart: bool) -> tuple[int, int]:
+    """The first missing operation of a slot of stage ``s`` as (micro-batch, kind)."""
+    for m in range(scan.count[s]):
+        number = m + scan.first[s]
+        if number % scan.slot_replicas[slot] != scan.slot_replica[slot]:
             continue
-        if not marks[m] & F_BIT:
+        known = scan.marks[scan.slot_base[slot] + m]
+        if not known & F_BIT:
             return number, 0
-        if not marks[m] & (B_BIT | I_BIT):
+        if not known & (B_BIT | I_BIT):
             return number, 1
-        if marks[m] & I_BIT and not marks[m] & W_BIT:
+        if known & I_BIT and not known & W_BIT:
             return number, 3
-        if apart and not marks[m] & R_BIT:
+        if apart and not known & R_BIT:
             return number, 4
     return -1, -1
-
-
-@compiled
-def _slot_bases(flows: Any, lanes: Any) -> np.ndarray:
-    slots = lanes.slot_lane.size
-    bases = np.zeros(slots + 1, dtype=np.int64)
-    for s in range(flows.base.size - 1):
-        for slot in range(lanes.slot_start[s], lanes.slot_start[s + 1]):
-            bases[slot + 1] = bases[slot] + flows.base[s + 1] - flows.base[s]
-    return bases
