@@ -20,7 +20,7 @@ from pydantic.json_schema import models_json_schema
 from penstock.schemas.errors import Unreachable
 from penstock.schemas.jobs import ProblemDetails
 from penstock.service import problems
-from penstock.service.routes import agents, documents, health, plans, runs
+from penstock.service.routes import agents, documents, health, pages, plans, runs
 from penstock.service.routes.bodies import BODY_MODELS
 from penstock.service.services import Service
 from penstock.service.settings import Settings
@@ -32,7 +32,7 @@ log = logging.getLogger("penstock.service")
 
 def create_app(settings: Settings | None = None) -> FastAPI:
     """The application; its parts start and stop with its lifespan."""
-    service = Service(settings or Settings())
+    service = Service(settings or Settings.load())
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -48,11 +48,12 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         description="Plans pipeline-parallel training, proves how good the plan is, and runs it.",
         lifespan=lifespan,
         separate_input_output_schemas=False,
+        docs_url=None,
         redoc_url=None,
     )
     app.state.service = service
     problems.install(app)
-    for routes in (plans, documents, runs, agents, health):
+    for routes in (plans, documents, runs, agents, health, pages):
         app.include_router(routes.router)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
@@ -64,7 +65,7 @@ def serve(settings: Settings | None = None) -> None:
     Raises UnsupportedRequest for an address beyond loopback that was not allowed, Conflict or Unreachable when the
     database or the port cannot be used.
     """
-    settings = settings or Settings()
+    settings = settings or Settings.load()
     settings.refuse_open_doors()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     app = create_app(settings)

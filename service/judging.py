@@ -13,6 +13,7 @@ from penstock.schemas.errors import InvalidPlan, NotFound, PenstockError, Unsupp
 from penstock.schemas.jobs import PlannerOut, Simulation, Verdict
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest
+from penstock.schemas.trace import Trace
 from penstock.service.forkserver import Forkserver
 from penstock.service.runs import Lowered
 from penstock.service.samples import tiny_request
@@ -81,6 +82,17 @@ def lowered(file: PlanFile) -> Lowered:
         devices=tuple(program.device for program in lowered_programs),
         programs=tuple(program.to_json() for program in lowered_programs),
     )
+
+
+def report(file: PlanFile, trace: Trace | None = None) -> str:
+    """The plan's page. Raises InvalidPlan when it cannot be simulated."""
+    from penstock.report.page import html_report
+
+    judgement = _judge(file)
+    timeline = judgement.timeline
+    if timeline is None:
+        raise InvalidPlan(f"the plan cannot be simulated: {judgement.faults[0]}")
+    return html_report(file, judgement.plan, judgement.problem, timeline, trace=trace, faults=judgement.faults)
 
 
 class ProgramCache:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 
-from penstock.schemas.errors import Conflict, NotFound
+from penstock.schemas.errors import Conflict, InvalidDocument
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.request import PlanRequest
 from penstock.service import judging
@@ -93,9 +93,9 @@ class Planning:
         return self._store.plan_file(plan) if isinstance(plan, str) else plan
 
     def keep(self, file: PlanFile) -> str:
-        """Store somebody's own plan with its request; return the plan's address."""
+        """Store somebody's own plan with its request; return its address. Raises InvalidDocument for another's."""
         address = file.request.content_hash()
         if file.plan.request_hash != address:
-            raise NotFound(f"the plan names request {file.plan.request_hash}, the one that comes with it is {address}")
+            raise InvalidDocument(f"the plan was made for request {file.plan.request_hash}, but comes with {address}")
         self._store.put_request(file.request, address)
         return self._store.put(file.plan)

@@ -9,11 +9,12 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
+from sqlalchemy.exc import OperationalError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from penstock.schemas.document import faults_of
-from penstock.schemas.errors import PenstockError
+from penstock.schemas.errors import PenstockError, Unreachable
 from penstock.schemas.jobs import FaultOut, ProblemDetails
 
 MEDIA_TYPE = "application/problem+json"
@@ -56,6 +57,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(PenstockError, _on_ours)
     app.add_exception_handler(RequestValidationError, _on_parameters)
     app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(OperationalError, _on_database)
     app.add_exception_handler(Exception, _on_anything)
 
 
@@ -86,7 +88,7 @@ async def _on_http(request: Request, error: Exception) -> Response:
     headers = dict(error.headers or {})
     detail, remedy = str(error.detail), None
     if error.status_code == 404:
-        detail, remedy = f"there is nothing at {request.url.path}", "/docs lists what there is"
+        detail, remedy = f"there is nothing at {request.url.path}", "/openapi.json says what there is"
     elif error.status_code == 405:
         headers["Allow"] = ", ".join(allowed := _allowed_methods(request))
         detail = f"{request.url.path} takes {' and '.join(allowed)}, not {request.method}"
@@ -101,6 +103,13 @@ async def _on_http(request: Request, error: Exception) -> Response:
         ),
         headers,
     )
+
+
+async def _on_database(request: Request, error: Exception) -> Response:
+    assert isinstance(error, OperationalError)
+    log.error("%s %s: the database failed: %s", request.method, request.url.path, error.orig)
+    unreachable = Unreachable("the database does not answer now", remedy="ask again; the service's log has the reason")
+    return problem_response(ProblemDetails.of(unreachable), {"Retry-After": "5"})
 
 
 async def _on_anything(request: Request, error: Exception) -> Response:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from contextlib import suppress
 
+from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 
 from penstock.service import judging
@@ -17,7 +18,7 @@ from penstock.service.judging import ProgramCache
 from penstock.service.notifier import Notifier
 from penstock.service.planning import Planning
 from penstock.service.runs import Runs
-from penstock.service.settings import Settings
+from penstock.service.settings import Settings, available_processors
 from penstock.service.store import Store
 from penstock.service.worker import Worker
 
@@ -29,6 +30,8 @@ class Service:
         self.settings = settings
         self.started = time.monotonic()
         self.notifier = Notifier()
+        self.heavy = CapacityLimiter(max(2, available_processors()))
+        """How many threads judge, lower and compare at a time, so that the others stay free."""
         self.database = Database(settings.database_url())
         self.store = Store(self.database)
         self.queue = JobQueue(

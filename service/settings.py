@@ -5,11 +5,13 @@ from __future__ import annotations
 import ipaddress
 import os
 from pathlib import Path
+from typing import Any, Self
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from penstock.schemas.errors import UnsupportedRequest
+from penstock.schemas.document import faults_of
+from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 
 
 class Settings(BaseSettings):
@@ -23,12 +25,17 @@ class Settings(BaseSettings):
     allow_unauthenticated: bool = Field(
         default=False, description="listen beyond loopback although nobody has to say who he is"
     )
-    slots: int = Field(default=1, ge=0, le=256, description="solves at a time; 0: another process works the queue")
+    slots: int = Field(
+        default_factory=lambda: max(1, available_processors() // 2),
+        ge=0,
+        le=256,
+        description="solves at a time; by default half the processors",
+    )
     solve_entry: str = Field(default="penstock.api:solve", description="module:function that answers a plan request")
     compare_entry: str = "penstock.api:compare"
     lease_s: float = Field(default=30.0, gt=0, description="a worker that is silent for longer has lost its job")
     max_attempts: int = Field(default=3, ge=1)
-    max_solve_s: float = Field(default=3600.0, gt=0, description="limit of a request that names none")
+    max_solve_s: float = Field(default=3600.0, gt=0, description="longest limit, and that of a request that names none")
     solve_grace_s: float = Field(
         default=5.0, ge=0, description="from the request's limit until the child is terminated"
     )
@@ -38,6 +45,17 @@ class Settings(BaseSettings):
     agent_hold_s: float = Field(default=20.0, ge=0, description="longest time that a sync is held")
     agent_timeout_s: float = Field(default=60.0, gt=0, description="an agent that is silent for longer is dead")
     warm_up: bool = Field(default=True, description="load and compile the solvers in the background at the start")
+
+    @classmethod
+    def load(cls, **given: Any) -> Self:
+        """Settings from the environment and ``given``. Raises InvalidDocument naming the setting."""
+        try:
+            return cls(**given)
+        except ValidationError as error:
+            raise InvalidDocument(
+                "the service's settings have faults; each is an argument or a variable PENSTOCK_…",
+                faults=tuple(faults_of(error.errors())),
+            ) from None
 
     def database_url(self) -> str:
         """``database`` as a SQLAlchemy URL."""

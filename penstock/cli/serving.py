@@ -26,7 +26,7 @@ def serve(
     from penstock.service.settings import Settings
 
     given = {"host": host, "port": port, "database": database}
-    run_service(Settings(**{name: value for name, value in given.items() if value is not None}))  # type: ignore[arg-type]
+    run_service(Settings.load(**{name: value for name, value in given.items() if value is not None}))
 
 
 def agent(

@@ -101,19 +101,20 @@ def incumbent(request: Request, id: Id, service: Access) -> Response:
 
 
 @router.get("/plans/{id}/programs", responses=problems(404, 409, 422))
-def programs(request: Request, id: Id, service: Access) -> Response:
+async def programs(request: Request, id: Id, service: Access) -> Response:
     """The programs of all ranks, lowered from the plan."""
-    address = service.planning.plan_hash(id)
-    return immutable(request, b"[" + b",".join(service.programs.all(address)) + b"]", address)
+    address = await run_sync(service.planning.plan_hash, id)
+    found = await run_sync(service.programs.all, address, limiter=service.heavy)
+    return immutable(request, b"[" + b",".join(found) + b"]", address)
 
 
 @router.get("/plans/{id}/programs/{rank}", responses=problems(404, 409, 422))
-def program(
+async def program(
     request: Request, id: Id, rank: Annotated[int, Path(ge=0, le=MAX_WIRE_INTEGER)], service: Access
 ) -> Response:
     """The program of one rank."""
-    address = service.planning.plan_hash(id)
-    return immutable(request, service.programs.one(address, rank), address)
+    address = await run_sync(service.planning.plan_hash, id)
+    return immutable(request, await run_sync(service.programs.one, address, rank, limiter=service.heavy), address)
 
 
 @router.get("/plans/{id}/events", responses={200: {"model": EventPage}, **problems(404, 422)})
@@ -170,9 +171,9 @@ async def validate(asked: Asked, service: Access) -> RequestChecked:
     responses=problems(413, 415, 422),
     openapi_extra=takes(PlanFile, tiny_plan_file()),
 )
-async def verify(file: File) -> Verdict:
+async def verify(file: File, service: Access) -> Verdict:
     """Judge a plan of one's own: `valid`, or a sentence per fault. A plan with faults is an answer, not an error."""
-    return await run_sync(judging.verdict, file)
+    return await run_sync(judging.verdict, file, limiter=service.heavy)
 
 
 @router.post(
@@ -181,9 +182,9 @@ async def verify(file: File) -> Verdict:
     responses=problems(413, 415, 422),
     openapi_extra=takes(PlanFile, tiny_plan_file()),
 )
-async def simulate(file: File) -> Response:
+async def simulate(file: File, service: Access) -> Response:
     """A plan of one's own with the judge's prediction; 422 when it cannot be simulated (deadlock, shape)."""
-    return json_response(await run_sync(judging.simulation, file))
+    return json_response(await run_sync(judging.simulation, file, limiter=service.heavy))
 
 
 @router.post(
@@ -199,7 +200,7 @@ async def compare(
     schedule: Annotated[list[str], Query()] = [],  # noqa: B006
 ) -> Response:
     """Each planner with each of its schedules, judged alike; `planner` and `schedule` narrow it down."""
-    return await run_sync(_compare, service, asked, planner, schedule)
+    return await run_sync(_compare, service, asked, planner, schedule, limiter=service.heavy)
 
 
 def _compare(service: Service, asked: PlanRequest, planners: list[str], schedules: list[str]) -> Response:

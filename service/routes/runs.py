@@ -32,7 +32,7 @@ RUN_EXAMPLE = {"schema_version": 1, "plan": tiny_plan_file(), "model": "gpt", "s
 )
 async def start(wanted: Annotated[RunRequest, Depends(reader(RunRequest))], service: Access) -> Response:
     """Train with a plan on the agents whose devices it names; `model` is a key of their configuration."""
-    run = await run_sync(_start, service, wanted)
+    run = await run_sync(_start, service, wanted, limiter=service.heavy)
     return json_response(run, 201, {"Location": f"/v1/runs/{run.id}"})
 
 

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.client import Client
+from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.service.samples import tiny_plan_file, tiny_profile, tiny_request, tiny_topology
 from penstock.service.settings import Settings
 
@@ -249,9 +250,14 @@ def test_mutated_documents_are_answered_or_refused(http: httpx.Client, data: st.
         assert "Traceback" not in answer.text
 
 
-def test_a_service_for_everybody_has_to_be_wanted():
-    from penstock.schemas.errors import UnsupportedRequest
+def test_a_wrong_setting_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PENSTOCK_PORT", "many")
+    with pytest.raises(InvalidDocument, match="PENSTOCK_") as caught:
+        Settings.load(lease_s=-1)
+    assert {fault.pointer for fault in caught.value.faults} == {"/port", "/lease_s"}
 
+
+def test_a_service_for_everybody_has_to_be_wanted():
     with pytest.raises(UnsupportedRequest, match=r"'0\.0\.0\.0' can be reached from other machines") as caught:
         Settings(host="0.0.0.0").refuse_open_doors()
     assert "allow_unauthenticated" in (caught.value.remedy or "")
