@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -47,9 +48,9 @@ class MemoryProfile:
         times, size = lane_curve(self.lanes.arrays, self.streams, self.costs, self.times, lane)
         return times, size + self.tables.problem.devices[device].context_bytes
 
-    def peaks(self) -> tuple[list[Breakdown], list[int]]:
-        """Each lane's first peak without its devices' contexts, and its time of communication alone in ns."""
-        peaks, alone = all_peaks(self.lanes.arrays, self.streams, self.costs, self.times)
+    def uses(self) -> tuple[list[Breakdown], list[tuple[int, int]]]:
+        """Each lane's first peak without its devices' contexts; its busy time and communication without it in ns."""
+        peaks, spent = all_peaks(self.lanes.arrays, self.streams, self.costs, self.times)
         found = []
         for slots, (gradients, kept, buffers, workspace) in zip(self.lanes.slots, peaks.tolist(), strict=True):
             held = [self.tables.static[self.lanes.slot_stage[slot]] for slot in slots]
@@ -65,7 +66,7 @@ class MemoryProfile:
                     context=0,
                 )
             )
-        return found, alone.tolist()
+        return found, [(busy, alone) for busy, alone in spent.tolist()]
 
 
 def _streams(tables: Tables, lanes: Lanes) -> Streams:
@@ -129,12 +130,23 @@ def _lists(lists: list[Pairs]) -> tuple[np.ndarray, np.ndarray]:
 
 def _operation_bytes(tables: Tables, lanes: Lanes) -> np.ndarray:
     """(slots * 20, 3): what each operation's start and end add, by (slot, kind, row class, start or end)."""
-    table = np.zeros((len(lanes.slot_stage), 5, 2, 2, 3), dtype=np.int64)
+    together, apart = _stage_bytes(tables)
+    table = together[list(lanes.slot_stage)]
     for slot, s in enumerate(lanes.slot_stage):
-        for c in (0, 1):
-            held = tables.memory[s][min(c, len(tables.memory[s]) - 1)]
-            _fill_operations(table[slot, :, c], held, lanes.apart[slot])
+        if lanes.apart[slot]:
+            table[slot] = apart[s]
     return table.reshape(-1, 3)
+
+
+@lru_cache(maxsize=32)
+def _stage_bytes(tables: Tables) -> tuple[np.ndarray, np.ndarray]:
+    """(stages, 5, 2, 2, 3) without and with recomputations as operations of their own."""
+    found = np.zeros((2, len(tables.memory), 5, 2, 2, 3), dtype=np.int64)
+    for s, classes in enumerate(tables.memory):
+        for c in (0, 1):
+            for apart in (0, 1):
+                _fill_operations(found[apart, s, :, c], classes[min(c, len(classes) - 1)], bool(apart))
+    return found[0], found[1]
 
 
 def _fill_operations(table: np.ndarray, held: StageMemory, apart: bool) -> None:

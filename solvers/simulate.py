@@ -72,16 +72,15 @@ def simulate(problem: Problem, allocation: Allocation, schedule: Schedule, *, ov
     times, lane_ns, bucket_start = _run(tables, lanes, record=True)
     ends = _ends(tables, lanes, lane_ns, bucket_start)
     profile = MemoryProfile.of(tables, lanes, times, ends.updates, ends.reductions)
-    tracks = _tracks(lanes, times)
     return Timeline(
         time_per_global_batch_ns=ends.makespan_ns,
         fill_ns=_fill(lanes, times),
         drain_ns=_drain(lanes, ends),
-        tracks=tracks,
+        tracks=_tracks(lanes, times),
         transfers=_transfers(tables, times),
         reductions=ends.reductions,
         updates=ends.updates,
-        uses=_uses(lanes, ends, profile, tracks),
+        uses=_uses(lanes, ends, profile),
         memory_curve=profile.curve,
     )
 
@@ -217,15 +216,11 @@ def _transfers(tables: Tables, times: Times) -> Transfers:
     return Transfers(stage, direction, times.order, times.sent, end)
 
 
-def _uses(lanes: Lanes, ends: Ends, profile: MemoryProfile, tracks: tuple[Track, ...]) -> dict[int, DeviceUse]:
-    problem = profile.tables.problem
-    peaks, alone = profile.peaks()
+def _uses(lanes: Lanes, ends: Ends, profile: MemoryProfile) -> dict[int, DeviceUse]:
+    devices = profile.tables.problem.devices
     uses = {}
-    for lane, (devices, track) in enumerate(zip(lanes.devices, tracks, strict=True)):
-        busy = int(track.end_ns.sum()) - int(track.start_ns.sum())
-        busy += sum(ends.updates[slot].end_ns - ends.updates[slot].start_ns for slot in lanes.slots[lane])
-        idle = ends.makespan_ns - busy - alone[lane]
-        for device in devices:
-            memory = peaks[lane]._replace(context=problem.devices[device].context_bytes)
-            uses[device] = DeviceUse(busy, alone[lane], idle, memory)
+    for own, peak, (busy, alone) in zip(lanes.devices, *profile.uses(), strict=True):
+        for device in own:
+            memory = peak._replace(context=devices[device].context_bytes)
+            uses[device] = DeviceUse(busy, alone, ends.makespan_ns - busy - alone, memory)
     return dict(sorted(uses.items()))

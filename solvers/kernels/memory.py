@@ -66,17 +66,17 @@ class Walk(NamedTuple):
 
 @compiled
 def all_peaks(lanes: Any, streams: Any, costs: Any, times: Any) -> tuple[np.ndarray, np.ndarray]:
-    """For each lane the bytes at its first peak (gradients, kept, buffers, workspace), and communication in ns."""
+    """For each lane the bytes at its first peak (gradients, kept, buffers, workspace); busy and communication ns."""
     num_lanes = lanes.lane_start.size - 1
     peaks = np.zeros((num_lanes, 4), dtype=np.int64)
-    alone = np.zeros(num_lanes, dtype=np.int64)
+    spent = np.zeros((num_lanes, 2), dtype=np.int64)
     walk = _new_walk(streams)
     empty = np.empty((2, 0), dtype=np.int64)
     for lane in range(num_lanes):
         _merge(lanes, streams, costs, times, walk, lane, empty)
         peaks[lane] = walk.peak
-        alone[lane] = _communication(lanes, streams, costs, times, walk, lane)
-    return peaks, alone
+        spent[lane, 0], spent[lane, 1] = _communication(lanes, streams, costs, times, walk, lane)
+    return peaks, spent
 
 
 @compiled
@@ -188,8 +188,8 @@ def _merge(lanes: Any, streams: Any, costs: Any, times: Any, walk: Any, lane: in
 
 
 @loop
-def _communication(lanes: Any, streams: Any, costs: Any, times: Any, walk: Any, lane: int) -> int:
-    """Nanoseconds in which a lane does not compute while one of its transfers or reductions runs.
+def _communication(lanes: Any, streams: Any, costs: Any, times: Any, walk: Any, lane: int) -> tuple[int, int]:
+    """Nanoseconds in which a lane computes, and in which it does not while one of its transfers or reductions runs.
 
     What all its intervals cover together, less what it computes: every list is sorted by starts, the merge takes
     the earliest and adds what lies behind the latest end so far.
@@ -207,7 +207,7 @@ def _communication(lanes: Any, streams: Any, costs: Any, times: Any, walk: Any, 
     while True:
         t = min(own, other, reduced)
         if t == NEVER:
-            return covered - busy
+            return busy, covered - busy
         if own == t:
             if i < stop:
                 end = t + lanes.table[lanes.row[i], DURATION]
