@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import Literal
 
 import numpy as np
 
@@ -18,10 +19,11 @@ from penstock.solvers.schedule import Orders
 
 
 def warm() -> float:
-    """Solve toys with every planner in both kinds of network, lower and draw the plans; the seconds that it took."""
+    """Solve toys with every planner in each kind of network, lower and draw the plans; the seconds that it took."""
     started = time.perf_counter()
-    for shared in (True, False):
-        problem = _toy(shared)
+    networks: tuple[tuple[bool, Literal["half", "full"]], ...] = ((True, "half"), (False, "half"), (False, "full"))
+    for shared, channel in networks:
+        problem = _toy(shared, channel)
         for planner in PLANNERS.values():
             found = planner.solve(problem).best
             if found is None or not isinstance(found.schedule, Orders):
@@ -31,7 +33,7 @@ def warm() -> float:
     return time.perf_counter() - started
 
 
-def _toy(shared: bool) -> Problem:
+def _toy(shared: bool, channel: Literal["half", "full"]) -> Problem:
     """Four layers on two nodes of two devices."""
     layers, devices = 4, 4
     each = np.full(layers, 1000, dtype=np.int64)
@@ -61,7 +63,7 @@ def _toy(shared: bool) -> Problem:
         micro_batch_sizes=(1, 2),
         min_slice=1,
         memory=MemoryRules(1, 2, False, 0, True),
-        rules=NetworkRules(shared, "half", "nic", "hierarchical", 25_000_000, True),
+        rules=NetworkRules(shared, channel, "nic", "hierarchical", 25_000_000, True),
         recompute="auto",
         expected_error=0.1,
     )
