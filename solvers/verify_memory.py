@@ -61,8 +61,8 @@ def _peak(clock: Clock, track: Track) -> tuple[int, int]:
 def _gradient_events(clock: Clock, track: Track, s: int, size: int) -> Events:
     kinds, stages, _batches = track.operations.T
     own = np.flatnonzero((stages == s) & (kinds != FORWARD) & (kinds != RECOMPUTE))
-    number = [each.devices for each in clock.timeline.tracks if s in clock.held(each)].index(track.devices)
-    end = [each.end_ns for each in clock.timeline.updates if each.stage == s][number]
+    number = [each.devices for each, _at in clock.of_stage[s]].index(track.devices)
+    end = clock.updates_of[s][number].end_ns
     start = int(track.start_ns[own].min()) if own.size else end
     return [(np.asarray([start, end]), np.asarray([size, -size]))]
 
@@ -113,7 +113,6 @@ def _buffer_events(clock: Clock, track: Track, s: int) -> Events:
     read = np.maximum(ends[BACKWARD], ends[WEIGHT])
     made = (ends[FORWARD], np.maximum(ends[BACKWARD], ends[INPUT]))
     sent = clock.timeline.transfers
-    here = ends[FORWARD][sent.micro_batch] >= 0
     share = np.zeros(len(clock.rows), dtype=np.int64)
     for size in clock.sizes():
         share[clock.rows == size] = stage_rows(clock.allocation.stages[s], size)
@@ -121,16 +120,22 @@ def _buffer_events(clock: Clock, track: Track, s: int) -> Events:
     for way, per_sample in ((0, clock.problem.forward_bytes), (1, clock.problem.backward_bytes)):
         sender = clock.allocation.previous(s) if way == 0 else clock.allocation.next(s)
         if sender is not None:
-            mask = here & (sent.stage == sender) & (sent.direction == way)
-            batches = sent.micro_batch[mask]
+            places, batches = _own(clock, sender, way, ends)
             size = share[batches] * per_sample[_cut(clock, sender, way)]
-            events += [(sent.start_ns[mask], size), (read[batches], -size)]
+            events += [(sent.start_ns[places], size), (read[batches], -size)]
         if clock.other(s, way) is not None:
-            mask = here & (sent.stage == s) & (sent.direction == way)
-            batches = sent.micro_batch[mask]
+            places, batches = _own(clock, s, way, ends)
             size = share[batches] * per_sample[_cut(clock, s, way)]
-            events += [(made[way][batches], size), (sent.end_ns[mask], -size)]
+            events += [(made[way][batches], size), (sent.end_ns[places], -size)]
     return events
+
+
+def _own(clock: Clock, sender: int, way: int, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The transfers of an edge, and their micro-batches, that the lane with these ends takes part in."""
+    places = clock.sent_by(sender, way)
+    batches = clock.timeline.transfers.micro_batch[places]
+    mine = ends[FORWARD][batches] >= 0
+    return places[mine], batches[mine]
 
 
 def _cut(clock: Clock, sender: int, way: int) -> int:

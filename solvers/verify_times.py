@@ -61,15 +61,55 @@ class Clock:
         """The distinct row counts of micro-batches."""
         return [int(size) for size in np.unique(self.rows)]
 
-    def parts(self) -> Iterator[tuple[Track, int, np.ndarray]]:
-        """Each (track, stage, indices of the stage's operations in the track)."""
+    @cached_property
+    def updates_of(self) -> dict[int, list[Interval]]:
+        """The optimizer steps of each stage, in the order of its tracks."""
+        found: dict[int, list[Interval]] = {}
+        for each in self.timeline.updates:
+            found.setdefault(each.stage, []).append(each)
+        return found
+
+    @cached_property
+    def of_stage(self) -> list[list[tuple[Track, np.ndarray]]]:
+        """For each stage its tracks, with the indices of its operations in them."""
+        found: list[list[tuple[Track, np.ndarray]]] = [[] for _ in self.allocation.stages]
         for track in self.timeline.tracks:
             for s in self.held(track):
-                yield track, s, np.flatnonzero(track.operations[:, 1] == s)
+                found[s].append((track, np.flatnonzero(track.operations[:, 1] == s)))
+        return found
+
+    def parts(self) -> Iterator[tuple[Track, int, np.ndarray]]:
+        """Each (track, stage, indices of the stage's operations in the track)."""
+        for s, own in enumerate(self.of_stage):
+            for track, at in own:
+                yield track, s, at
+
+    @cached_property
+    def _stages_of(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for s, stage in enumerate(self.allocation.stages):
+            for device in stage.devices:
+                found.setdefault(device, []).append(s)
+        return found
 
     def held(self, track: Track) -> list[int]:
         """The stages of a track's devices."""
-        return [s for s, stage in enumerate(self.allocation.stages) if track.devices[0] in stage.devices]
+        return self._stages_of[track.devices[0]]
+
+    @cached_property
+    def _transfers_of(self) -> dict[tuple[int, int], np.ndarray]:
+        sent = self.timeline.transfers
+        if not sent.stage.size:
+            return {}
+        order = np.lexsort((sent.direction, sent.stage))
+        keys = np.stack([sent.stage[order], sent.direction[order]], axis=1)
+        new = np.flatnonzero((keys[1:] != keys[:-1]).any(axis=1)) + 1
+        groups = np.split(order, new)
+        return {(int(sent.stage[group[0]]), int(sent.direction[group[0]])): group for group in groups}
+
+    def sent_by(self, s: int, way: int) -> np.ndarray:
+        """The places of the transfers that a stage sends in a direction."""
+        return self._transfers_of.get((s, way), np.empty(0, dtype=np.int64))
 
     def name(self, track: Track) -> str:
         """The track's first device."""
@@ -226,17 +266,17 @@ def _check_resources(clock: Clock, moves: Moves) -> list[str]:
     """No two transfers or reductions at once on a resource; private channels carry transfers only."""
     used: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
     sent, rules = clock.timeline.transfers, clock.problem.rules
-    rows = clock.rows[sent.micro_batch]
     for (s, way, size), move in moves.items():
         if move is None:
             continue
-        mask = (sent.stage == s) & (sent.direction == way) & (rows == size)
+        places = clock.sent_by(s, way)
+        places = places[clock.rows[sent.micro_batch[places]] == size]
         edge = f"the channel of stages {min(s, s - 1 + 2 * (1 - way))} and {max(s, s - 1 + 2 * (1 - way))}"
         names = [edge] if rules.channel == "half" else [f"{edge}, direction {way}"] if rules.channel == "full" else []
         if rules.shared:
             names = [clock.problem.network.resources[r].name for r in move.resources]
         for name in names:
-            used.setdefault(name, []).append((sent.start_ns[mask], sent.end_ns[mask]))
+            used.setdefault(name, []).append((sent.start_ns[places], sent.end_ns[places]))
     if rules.shared:
         for each in clock.timeline.reductions:
             for r in ring_resources(clock.problem, clock.allocation.stages[each.stage].devices):
@@ -258,15 +298,16 @@ def check_updates(clock: Clock) -> list[str]:
     timeline = clock.timeline
     faults: list[str] = []
     reduced = np.zeros(len(clock.allocation.stages), dtype=np.int64)
+    chains: dict[int, list[Interval]] = {}
+    for each in sorted(timeline.reductions):
+        chains.setdefault(each.stage, []).append(each)
     for s in range(len(clock.allocation.stages)):
-        own = sorted(each for each in timeline.reductions if each.stage == s)
+        own = chains.get(s, [])
         faults += _check_chain(clock, s, own)
         reduced[s] = max((each.end_ns for each in own), default=0)
-    steps: dict[int, list[Interval]] = {}
-    for each in timeline.updates:
-        steps.setdefault(each.stage, []).append(each)
+    steps = clock.updates_of
     for s, stage in enumerate(clock.allocation.stages):
-        tracks = [track for track in timeline.tracks if s in clock.held(track)]
+        tracks = [track for track, _at in clock.of_stage[s]]
         own = steps.get(s, [])
         if len(own) != len(tracks):
             faults.append(f"Stage {s} has {len(own)} optimizer steps on {len(tracks)} rows.")
@@ -321,10 +362,10 @@ def _bucket_ready(clock: Clock, problem: Problem, s: int, bucket: Bucket) -> int
     ready = 0
     stage = clock.allocation.stages[s]
     kind = problem.devices[stage.devices[0]].kind
-    for track, own, at in clock.parts():
+    for track, at in clock.of_stage[s]:
         operations = track.operations[at]
         last = np.flatnonzero((operations[:, 0] == BACKWARD) | (operations[:, 0] == WEIGHT))
-        if own != s or not last.size:
+        if not last.size:
             continue
         i = int(last[-1])
         costs = problem.costs(kind, stage_rows(stage, int(clock.rows[operations[i, 2]])))
