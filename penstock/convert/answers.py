@@ -1,0 +1,188 @@
+"""Answers out: candidates and results of the core become plans, predictions and results on the wire."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import version
+
+from penstock.convert.plans import home_stages
+from penstock.convert.requests import inline_documents
+from penstock.schemas import plan as wire
+from penstock.schemas.jobs import Infeasibility, ResultOut
+from penstock.schemas.profile import ModelProfile
+from penstock.schemas.program import KINDS, print_row
+from penstock.schemas.request import PlanRequest
+from penstock.solvers.allocation import Allocation, Pipeline, Stage
+from penstock.solvers.problem import Problem
+from penstock.solvers.result import Bound, Candidate, Result
+from penstock.solvers.schedule import Pattern, Schedule
+from penstock.solvers.timeline import Timeline
+
+
+def to_plan(problem: Problem, request: PlanRequest, candidate: Candidate, bounds: tuple[Bound, ...]) -> wire.Plan:
+    """The plan document of a judged candidate; its numbers are the timeline's."""
+    profile, _ = inline_documents(request)
+    allocation = candidate.allocation
+    value = candidate.value_ns
+    return wire.Plan(
+        request_hash=request.content_hash(),
+        planner=candidate.planner,
+        global_batch_size=problem.global_batch_size,
+        micro_batch_size=-(-problem.global_batch_size // allocation.num_micro_batches),
+        num_micro_batches=allocation.num_micro_batches,
+        pipelines=tuple(_wire_pipeline(problem, pipeline) for pipeline in allocation.pipelines),
+        update_rule=candidate.update_rule,
+        overlap_all_reduce=candidate.overlap_all_reduce,
+        schedule=_wire_schedule(problem, allocation, candidate.schedule),
+        prediction=to_prediction(problem, profile, candidate.timeline),
+        certificates=tuple(_certificate(bound, value) for bound in bounds if bound.bound_ns > 0),
+        assumptions=_assumptions(problem, request),
+        versions=_versions(),
+        seed=request.seed,
+    )
+
+
+def _wire_pipeline(problem: Problem, pipeline: Pipeline) -> wire.Pipeline:
+    return wire.Pipeline(
+        stages=tuple(_wire_stage(problem, stage) for stage in pipeline.stages), micro_batches=pipeline.micro_batches
+    )
+
+
+def _wire_stage(problem: Problem, stage: Stage) -> wire.Stage:
+    whole = ((stage.first, stage.last),)
+    return wire.Stage(
+        layers=(stage.first, stage.last),
+        devices=tuple(problem.devices[d].name for d in stage.devices),
+        dispatch=stage.dispatch,
+        recompute="full" if stage.recompute == whole else stage.recompute or "none",
+    )
+
+
+def _wire_schedule(problem: Problem, allocation: Allocation, schedule: Schedule) -> wire.PlanSchedule:
+    if isinstance(schedule, Pattern):
+        return wire.PlanSchedule(
+            name=schedule.name,
+            pattern=wire.Pattern(
+                period_ns=schedule.period_ns,
+                micro_batches_per_period=schedule.micro_batches_per_period,
+                operations=tuple(
+                    wire.PatternOperation(operation=f"{o.stage}{KINDS[o.kind]}0", start_ns=o.start_ns, shift=o.shift)
+                    for o in schedule.operations
+                ),
+            ),
+        )
+    homes = home_stages(allocation)
+    texts: dict[str, list[int]] = {}
+    printed: dict[tuple[bool, bytes], str] = {}
+    for row in schedule.rows:
+        by_home: dict[int | None, list[int]] = {}
+        for device in row.devices:
+            by_home.setdefault(homes[device], []).append(device)
+        for home, devices in by_home.items():
+            at_home = home is not None and bool((row.operations[:, 1] == home).all())
+            key = (at_home, (row.operations[:, ::2] if at_home else row.operations).tobytes())
+            if key not in printed:
+                printed[key] = print_row([(k, s, m) for k, s, m in row.operations.tolist()], home)
+            texts.setdefault(printed[key], []).extend(devices)
+    return wire.PlanSchedule(
+        name=schedule.name,
+        rows=tuple(
+            wire.ScheduleRow(devices=tuple(problem.devices[d].name for d in devices), text=text)
+            for text, devices in texts.items()
+        ),
+        warmup=schedule.warmup,
+    )
+
+
+def to_prediction(problem: Problem, profile: ModelProfile, timeline: Timeline) -> wire.Prediction:
+    """The judge's numbers as they stand in a plan."""
+    devices = tuple(
+        wire.DevicePrediction(
+            device=problem.devices[d].name,
+            busy_ns=use.busy_ns,
+            communication_ns=use.communication_ns,
+            idle_ns=use.idle_ns,
+            peak_memory_bytes=use.memory.total,
+            memory_bytes=problem.devices[d].memory_bytes,
+            memory=wire.MemoryBreakdown(**{f"{k}_bytes": v for k, v in use.memory._asdict().items()}),
+        )
+        for d, use in sorted(timeline.uses.items())
+    )
+    return wire.Prediction(
+        time_per_global_batch_ns=timeline.time_per_global_batch_ns,
+        fill_ns=timeline.fill_ns,
+        drain_ns=timeline.drain_ns,
+        bubble=timeline.bubble,
+        peak_memory_bytes=timeline.peak_memory_bytes,
+        devices=devices,
+        basis=profile.source.method,
+        expected_error=profile.source.expected_error,
+        cost_per_sample=_cost_per_sample(problem, timeline),
+    )
+
+
+def _cost_per_sample(problem: Problem, timeline: Timeline) -> float | None:
+    prices = [problem.devices[d].price for d in timeline.uses]
+    if any(price is None for price in prices):
+        return None
+    hours = timeline.time_per_global_batch_ns / 3_600_000_000_000
+    return sum(price for price in prices if price is not None) * hours / problem.global_batch_size
+
+
+def _certificate(bound: Bound, value_ns: int) -> wire.Certificate:
+    assert bound.bound_ns <= value_ns, f"{bound} is above a plan that takes {value_ns} ns"
+    return wire.Certificate(
+        scope=bound.scope,
+        model=bound.model,
+        bound_ns=bound.bound_ns,
+        tolerance_ns=bound.tolerance_ns,
+        gap=value_ns / bound.bound_ns - 1,
+        method=bound.method,
+    )
+
+
+def _assumptions(problem: Problem, request: PlanRequest) -> tuple[str, ...]:
+    profile, topology = inline_documents(request)
+    scaled = tuple(
+        f"times on {kind} are those of {source}, divided by {speed:g}"
+        for kind, (source, speed) in sorted(problem.kind_source.items())
+        if kind != source
+    )
+    return profile.assumptions + topology.assumptions + scaled
+
+
+@cache
+def _installed_version() -> str:
+    return version("penstock")
+
+
+def _versions() -> dict[str, str]:
+    return {"penstock": _installed_version()}
+
+
+def to_result(problem: Problem, request: PlanRequest, result: Result) -> ResultOut:
+    """A planner's result as a document."""
+    plan = to_plan(problem, request, result.best, result.bounds) if result.best is not None else None
+    shortage = result.shortage
+    infeasibility = None
+    if result.status == "infeasible":
+        infeasibility = Infeasibility(
+            sentence=result.why,
+            stage=_layer_range(problem, shortage.first_layer, shortage.last_layer) if shortage else None,
+            device=problem.devices[shortage.device].name if shortage else None,
+            missing_bytes=shortage.missing_bytes if shortage else None,
+            remedy=shortage.remedy if shortage else None,
+        )
+    return ResultOut(
+        status=result.status.value,
+        why=result.why,
+        infeasibility=infeasibility,
+        plan_hash=plan.content_hash() if plan else None,
+        plan=plan,
+        certificates=plan.certificates if plan else (),
+        seconds=result.seconds,
+    )
+
+
+def _layer_range(problem: Problem, first: int, last: int) -> str:
+    return f"layers {first}–{last} ({problem.layer_names[first]} … {problem.layer_names[last]})"

@@ -1,0 +1,150 @@
+"""Plans in: a plan document of anybody's becomes an allocation and a schedule of the core."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from penstock.schemas import plan as wire
+from penstock.schemas.errors import Fault, InvalidDocument, InvalidPlan
+from penstock.schemas.program import parse_row
+from penstock.solvers.allocation import Allocation, Pipeline, Stage
+from penstock.solvers.problem import Problem
+from penstock.solvers.schedule import Orders, Pattern, PatternOperation, Row, Schedule
+
+HOME = -1
+"""Stands for the one stage that a row's device holds while its text is parsed."""
+
+
+def from_plan(plan: wire.Plan, problem: Problem) -> tuple[Allocation, Schedule]:
+    """The core's nouns of a plan document. Raises InvalidPlan naming each unknown device, layer or operation."""
+    faults: list[Fault] = []
+    number_of = {device.name: d for d, device in enumerate(problem.devices)}
+    pipelines = []
+    for p, pipeline in enumerate(plan.pipelines):
+        stages = []
+        for s, stage in enumerate(pipeline.stages):
+            where = f"/pipelines/{p}/stages/{s}"
+            first, last = stage.layers
+            if not first <= last < problem.num_layers:
+                faults.append(
+                    Fault(f"{where}/layers", f"{[first, last]} is no range of layers 0…{problem.num_layers - 1}")
+                )
+                continue
+            unknown = [name for name in stage.devices if name not in number_of]
+            if unknown:
+                faults.append(Fault(f"{where}/devices", f"the topology has no device {unknown[0]!r}"))
+                continue
+            ranges = {"none": (), "full": ((first, last),)}.get(stage.recompute, stage.recompute)  # type: ignore[arg-type]
+            outside = [r for r in ranges if not first <= r[0] <= r[1] <= last]
+            if outside:
+                faults.append(
+                    Fault(f"{where}/recompute", f"{list(outside[0])} is no range within layers {[first, last]}")
+                )
+                continue
+            stages.append(Stage(first, last, tuple(number_of[n] for n in stage.devices), stage.dispatch, tuple(ranges)))
+        first_batch, last_batch = pipeline.micro_batches
+        if not first_batch <= last_batch < plan.num_micro_batches:
+            faults.append(
+                Fault(f"/pipelines/{p}/micro_batches", f"no range of micro-batches 0…{plan.num_micro_batches - 1}")
+            )
+        pipelines.append(Pipeline(tuple(stages), pipeline.micro_batches))
+    faults += _batch_faults(plan, problem)
+    if faults:
+        raise InvalidPlan("the plan does not fit its request", faults=tuple(faults))
+    allocation = Allocation(tuple(pipelines), plan.num_micro_batches)
+    return allocation, _schedule(plan.schedule, allocation, number_of)
+
+
+def _batch_faults(plan: wire.Plan, problem: Problem) -> list[Fault]:
+    faults = []
+    if plan.global_batch_size != problem.global_batch_size:
+        faults.append(
+            Fault(
+                "/global_batch_size", f"the plan has {plan.global_batch_size}, the request {problem.global_batch_size}"
+            )
+        )
+    rows = -(-plan.global_batch_size // plan.num_micro_batches)
+    if plan.num_micro_batches > plan.global_batch_size or rows != plan.micro_batch_size:
+        faults.append(
+            Fault(
+                "/micro_batch_size",
+                f"{plan.global_batch_size} samples in {plan.num_micro_batches} micro-batches have {rows} rows "
+                f"in the largest, not {plan.micro_batch_size}",
+            )
+        )
+    return faults
+
+
+def _schedule(schedule: wire.PlanSchedule, allocation: Allocation, number_of: dict[str, int]) -> Schedule:
+    if schedule.pattern is not None:
+        return _pattern(schedule)
+    homes = home_stages(allocation)
+    rows = []
+    for r, row in enumerate(schedule.rows):
+        where = f"/schedule/rows/{r}"
+        unknown = [name for name in row.devices if name not in number_of]
+        if unknown:
+            raise InvalidPlan(
+                "the schedule names a device that the topology lacks",
+                faults=(Fault(f"{where}/devices", repr(unknown[0])),),
+            )
+        idle = [name for name in row.devices if number_of[name] not in homes]
+        if idle:
+            raise InvalidPlan(
+                "the schedule has a row for a device that holds no stage",
+                faults=(Fault(f"{where}/devices", f"{idle[0]!r} holds no stage"),),
+                remedy="give the device a stage or leave it out of the rows",
+            )
+        by_home: dict[int | None, list[int]] = {}
+        for name in row.devices:
+            by_home.setdefault(homes[number_of[name]], []).append(number_of[name])
+        for home, devices in by_home.items():
+            try:
+                operations = _operations(row.text, home)
+            except InvalidDocument as error:
+                raise InvalidPlan(error.detail, faults=(Fault(f"{where}/text", error.detail), *error.faults)) from None
+            rows.append(Row(tuple(devices), operations))
+    return Orders(schedule.name, tuple(rows), schedule.warmup)
+
+
+def _operations(text: str, home: int | None) -> np.ndarray:
+    """A row's operations, (n, 3) int32; a text that many stages share is parsed once."""
+    if home is None:
+        return np.array(parse_row(text), dtype=np.int32).reshape(-1, 3)
+    operations = _parsed(text).copy()
+    operations[operations[:, 1] == HOME, 1] = home
+    return operations
+
+
+@lru_cache(maxsize=64)
+def _parsed(text: str) -> np.ndarray:
+    return np.array(parse_row(text, HOME), dtype=np.int32).reshape(-1, 3)
+
+
+def _pattern(schedule: wire.PlanSchedule) -> Pattern:
+    assert schedule.pattern is not None
+    operations: list[Any] = []
+    for i, o in enumerate(schedule.pattern.operations):
+        parsed = parse_row(o.operation)
+        if len(parsed) != 1:
+            raise InvalidPlan(
+                "a pattern's operation is one operation",
+                faults=(Fault(f"/schedule/pattern/operations/{i}", o.operation),),
+            )
+        kind, stage, _ = parsed[0]
+        operations.append(PatternOperation(kind, stage, o.start_ns, o.shift))
+    return Pattern(
+        schedule.name, schedule.pattern.period_ns, schedule.pattern.micro_batches_per_period, tuple(operations)
+    )
+
+
+def home_stages(allocation: Allocation) -> dict[int, int | None]:
+    """The one stage that a device holds, or None where it holds several."""
+    homes: dict[int, int | None] = {}
+    for number, stage in enumerate(allocation.stages):
+        for device in stage.devices:
+            homes[device] = None if device in homes else number
+    return homes

@@ -1,0 +1,243 @@
+"""Requests in: a profile, a topology and the way of training become one frozen ``Problem``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import networkx as nx
+import numpy as np
+
+from penstock.schemas.errors import Fault, InvalidDocument
+from penstock.schemas.profile import Measurement, ModelProfile
+from penstock.schemas.quantities import MAX_WIRE_INTEGER
+from penstock.schemas.request import MemoryModel, PlanRequest
+from penstock.schemas.topology import ClusterTopology, Node
+from penstock.solvers.network import Cable, Inside, Network
+from penstock.solvers.problem import Device, Measured, MemoryRules, NetworkRules, Problem
+
+OPTIMIZER_STATES = {"sgd": 0, "momentum": 1, "adam": 2}
+
+
+def to_problem(request: PlanRequest) -> Problem:
+    """Freeze a request whose profile and topology stand inline. Raises InvalidDocument where they do not fit."""
+    profile, topology = inline_documents(request)
+    _refuse_overflow(profile, request.global_batch_size)
+    topology = topology.expanded()
+    devices = _devices(topology)
+    network = _network(topology)
+    return Problem(
+        layer_names=tuple(layer.name for layer in profile.layers),
+        parameter_bytes=_prefix(layer.parameter_bytes for layer in profile.layers),
+        trainable_bytes=_prefix(layer.parameter_bytes if layer.trainable else 0 for layer in profile.layers),
+        update_ns=_prefix(layer.update_ns for layer in profile.layers),
+        forward_bytes=_frozen(sum(t.bytes_per_sample for t in cut) for cut in profile.boundaries),
+        backward_bytes=_frozen(sum(t.gradient_bytes_per_sample for t in cut) for cut in profile.boundaries),
+        boundary_tensors=tuple(
+            tuple((t.name, t.bytes_per_sample, t.gradient_bytes_per_sample) for t in cut) for cut in profile.boundaries
+        ),
+        cuttable=np.array([layer.cuttable for layer in profile.layers[:-1]], dtype=bool),
+        shared_parameters=tuple((s.name, s.layers, s.bytes) for s in profile.shared_parameters),
+        measured=_measured(profile),
+        linear=profile.scaling == "linear",
+        kind_source=_kind_sources(profile, topology),
+        devices=devices,
+        network=network,
+        global_batch_size=request.global_batch_size,
+        micro_batch_sizes=tuple(sorted(set(request.micro_batch_sizes))),
+        min_slice=request.min_slice,
+        memory=_memory_rules(request.memory, profile),
+        rules=NetworkRules(
+            shared=request.network.sharing == "shared",
+            channel=request.network.channel,
+            transfer=request.network.transfer,
+            all_reduce=request.network.all_reduce,
+            bucket_bytes=request.network.bucket_bytes,
+            overlap_all_reduce=request.network.overlap_all_reduce,
+        ),
+        recompute=request.recompute,
+        expected_error=profile.source.expected_error,
+    )
+
+
+def inline_documents(request: PlanRequest) -> tuple[ModelProfile, ClusterTopology]:
+    """The request's profile and topology. Raises InvalidDocument where it names them by hash only."""
+    if isinstance(request.profile, str) or isinstance(request.topology, str):
+        missing = [f for f in ("profile", "topology") if isinstance(getattr(request, f), str)]
+        raise InvalidDocument(
+            f"the request names its {' and '.join(missing)} by hash only",
+            faults=tuple(Fault(f"/{f}", f"{getattr(request, f)} is not known here") for f in missing),
+            remedy="give the document itself, or POST it to the service first",
+        )
+    return request.profile, request.topology
+
+
+def _frozen(values: Iterable[int]) -> np.ndarray:
+    array = np.fromiter(values, dtype=np.int64)
+    array.setflags(write=False)
+    return array
+
+
+def _prefix(values: Iterable[int]) -> np.ndarray:
+    array = np.concatenate(([0], np.cumsum(np.fromiter(values, dtype=np.int64))))
+    array.setflags(write=False)
+    return array
+
+
+def _measured(profile: ModelProfile) -> dict[str, tuple[Measured, ...]]:
+    return {
+        kind: tuple(
+            _one_measurement(m)
+            for m in sorted(profile.measurements, key=lambda m: m.micro_batch_size)
+            if m.device_kind == kind
+        )
+        for kind in profile.device_kinds
+    }
+
+
+def _one_measurement(m: Measurement) -> Measured:
+    return Measured(
+        rows=m.micro_batch_size,
+        forward_ns=_frozen(layer.forward_ns for layer in m.layers),
+        backward_ns=_frozen(layer.backward_ns for layer in m.layers),
+        weight_ns=_frozen(
+            layer.backward_ns // 2 if layer.backward_weight_ns is None else layer.backward_weight_ns
+            for layer in m.layers
+        ),
+        stash_bytes=_frozen(layer.stash_bytes for layer in m.layers),
+        workspace_bytes=_frozen(layer.workspace_bytes for layer in m.layers),
+    )
+
+
+def _refuse_overflow(profile: ModelProfile, global_batch_size: int) -> None:
+    """Times and sizes of a whole step have to stay exact: below 2^53, as every integer on the wire."""
+    for index, m in enumerate(profile.measurements):
+        steps = -(-global_batch_size // m.micro_batch_size)
+        totals = {
+            "time": steps * sum(layer.forward_ns + layer.backward_ns for layer in m.layers),
+            "stash": steps * sum(layer.stash_bytes for layer in m.layers),
+        }
+        for what, total in totals.items():
+            if total > MAX_WIRE_INTEGER:
+                raise InvalidDocument(
+                    f"the {what} of one global batch of {global_batch_size} samples adds up to {total}, "
+                    "more than 2^53 - 1, the largest integer that is counted",
+                    faults=(Fault(f"/profile/measurements/{index}", f"{what} overflows"),),
+                    remedy="check the units (nanoseconds, bytes) and the global batch size",
+                )
+    parameters = sum(layer.parameter_bytes for layer in profile.layers)
+    if parameters * 8 > MAX_WIRE_INTEGER:
+        raise InvalidDocument(
+            f"the parameters add up to {parameters} bytes, more than can be counted with their optimizer states",
+            faults=(Fault("/profile/layers", "parameter_bytes overflow"),),
+            remedy="check the unit of parameter_bytes: bytes",
+        )
+
+
+def _kind_sources(profile: ModelProfile, topology: ClusterTopology) -> dict[str, tuple[str, float]]:
+    """Where each device kind's times come from: (kind in the profile, how many times faster)."""
+    known = profile.device_kinds
+    scaled = {k.name: (k.scale_from, k.speed) for k in topology.kinds}
+    sources: dict[str, tuple[str, float]] = {}
+    faults: list[Fault] = []
+    for n, node in enumerate(topology.nodes):
+        for d, device in enumerate(node.devices):
+            kind = device.kind
+            if kind in known:
+                sources[kind] = (kind, 1.0)
+            elif kind in scaled and scaled[kind][0] in known:
+                sources[kind] = scaled[kind]
+            elif not any(repr(kind) in fault.detail for fault in faults):
+                faults.append(Fault(f"/topology/nodes/{n}/devices/{d}/kind", f"{kind!r} is not in the profile", "kind"))
+    if faults:
+        raise InvalidDocument(
+            f"the profile {profile.name!r} was measured on {', '.join(map(repr, known))} only",
+            faults=tuple(faults),
+            remedy="profile the model on that kind, or cost it from a known one: "
+            f"topology.kinds: [{{name: ..., scale_from: {known[0]}, speed: 1.0}}]",
+        )
+    return sources
+
+
+def _memory_rules(memory: MemoryModel, profile: ModelProfile) -> MemoryRules:
+    """Optimizer states and gradients as multiples of the parameters' bytes (ALGORITHMS 1.7)."""
+    half_width = profile.parameter_dtype != "fp32"
+    states = OPTIMIZER_STATES[memory.optimizer]
+    if memory.precision == "mixed" and half_width:
+        states = 2 + 2 * states
+    return MemoryRules(
+        gradient_factor=2 if memory.gradient == "fp32" and half_width else 1,
+        state_factor=states,
+        shard_states=memory.optimizer_sharding == "over_replicas",
+        headroom_bytes=memory.headroom_bytes,
+        count_buffers=memory.buffers == "exact",
+    )
+
+
+def _devices(topology: ClusterTopology) -> tuple[Device, ...]:
+    return tuple(
+        Device(device.id, n, device.kind, device.memory_bytes, device.context_bytes, device.price)
+        for n, node in enumerate(topology.nodes)
+        for device in node.devices
+    )
+
+
+def _network(topology: ClusterTopology) -> Network:
+    ids = tuple(device.id for node in topology.nodes for device in node.devices)
+    node_of = tuple(n for n, node in enumerate(topology.nodes) for _ in node.devices)
+    bandwidth = latency = None
+    if topology.matrix is not None:
+        order = [topology.matrix.devices.index(name) for name in ids]
+        bandwidth = np.array(topology.matrix.bandwidth_bytes_per_s, dtype=np.int64)[np.ix_(order, order)]
+        np.fill_diagonal(bandwidth, 0)
+        if topology.matrix.latency_ns is not None:
+            latency = np.array(topology.matrix.latency_ns, dtype=np.int64)[np.ix_(order, order)]
+    network = Network(
+        device_names=ids,
+        node_names=tuple(node.name for node in topology.nodes),
+        node_of=node_of,
+        insides=tuple(_inside(node, topology) for node in topology.nodes),
+        cables=tuple(
+            Cable(x.a, x.b, x.bandwidth_bytes_per_s, x.latency_ns, x.duplex == "full") for x in topology.links
+        ),
+        matrix_bytes_per_s=bandwidth,
+        matrix_latency_ns=latency,
+    )
+    _refuse_disconnected(network)
+    return network
+
+
+def _inside(node: Node, topology: ClusterTopology) -> Inside | None:
+    fabric = node.fabric
+    if fabric is not None:
+        return Inside(fabric.form, fabric.bandwidth_bytes_per_s, fabric.latency_ns, fabric.duplex == "full")
+    own = [link for link in topology.links if node.name in (link.a, link.b)]
+    if not own:
+        return None
+    widest = max(own, key=lambda link: link.bandwidth_bytes_per_s)
+    return Inside("bus", widest.bandwidth_bytes_per_s, widest.latency_ns, widest.duplex == "full")
+
+
+def _refuse_disconnected(network: Network) -> None:
+    graph = nx.Graph()
+    graph.add_nodes_from(range(len(network.device_names)))
+    if network.matrix_bytes_per_s is not None:
+        joined = (network.matrix_bytes_per_s > 0) & (network.matrix_bytes_per_s.T > 0)
+        graph.add_edges_from(zip(*np.nonzero(joined), strict=True))
+    else:
+        first_of: dict[int, int] = {}
+        for device, node in enumerate(network.node_of):
+            leader = first_of.setdefault(node, device)
+            if leader != device and network.route(leader, device) is not None:
+                graph.add_edge(leader, device)
+        anchor = 0
+        for device in graph:
+            if device != anchor and network.route(anchor, device) is not None:
+                graph.add_edge(anchor, device)
+    parts = [sorted(part) for part in nx.connected_components(graph)]
+    if len(parts) > 1:
+        a, b = (network.device_names[min(part)] for part in parts[:2])
+        raise InvalidDocument(
+            f"the topology falls into {len(parts)} parts: nothing connects {a!r} and {b!r}",
+            faults=(Fault("/topology", f"no path between {a!r} and {b!r}", "disconnected"),),
+            remedy="add the link (or the node's fabric) that joins them, or plan for one part",
+        )
