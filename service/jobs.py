@@ -56,6 +56,12 @@ class JobQueue:
 
     def enqueue(self, request_hash: str, cache_key: str, limit_ms: int, priority: int = 0) -> tuple[str, bool]:
         """Add a job, unless an equal one is queued or running; return its id and whether it is new."""
+        try:
+            return self._enqueue(request_hash, cache_key, limit_ms, priority)
+        except sa.exc.IntegrityError:  # somebody added an equal one at the same moment
+            return self._enqueue(request_hash, cache_key, limit_ms, priority)
+
+    def _enqueue(self, request_hash: str, cache_key: str, limit_ms: int, priority: int) -> tuple[str, bool]:
         with self._database.write() as connection:
             running = connection.scalar(
                 sa.select(jobs.c.id).where(jobs.c.cache_key == cache_key, jobs.c.state.in_(ACTIVE))

@@ -17,7 +17,7 @@ from penstock.schemas.trace import Trace
 from penstock.service.forkserver import Forkserver
 from penstock.service.runs import Lowered
 from penstock.service.samples import tiny_request
-from penstock.service.worker import run_task
+from penstock.service.tasks import run_task
 
 if TYPE_CHECKING:
     from penstock.api import Judgement

@@ -89,28 +89,7 @@ class Runs:
                     created_ms=now_ms(),
                 )
             )
-            incarnations = {agent.id: agent.incarnation for agent in present}
-            for agent in sorted({spot.agent for spot in places}):
-                connection.execute(
-                    run_agents.insert().values(
-                        run_id=run_id,
-                        agent=agent,
-                        incarnation=incarnations[agent],
-                        phase="prepare",
-                        hosts_store=agent == places[0].agent,
-                    )
-                )
-            for rank, spot in enumerate(places):
-                connection.execute(
-                    run_ranks.insert().values(
-                        run_id=run_id,
-                        rank=rank,
-                        agent=spot.agent,
-                        device=spot.device,
-                        program=json.dumps(lowered.programs[rank]).encode(),
-                        done=False,
-                    )
-                )
+            _assign(connection, run_id, places, lowered.programs, {agent.id: agent.incarnation for agent in present})
             changed = _touch(connection, run_id)
         self._tell(changed)
         return self.run(run_id)
@@ -251,6 +230,33 @@ def _row(connection: sa.Connection, run_id: str) -> Any:
     if row is None:
         raise NotFound(f"no run {run_id!r} here", remedy="GET /v1/runs lists the runs")
     return row
+
+
+def _assign(
+    connection: sa.Connection,
+    run_id: str,
+    places: Sequence[Place],
+    programs: Sequence[Mapping[str, Any]],
+    incarnations: Mapping[str, str],
+) -> None:
+    """Give each rank to its agent; the agent of rank 0 hosts the store."""
+    for agent in sorted({spot.agent for spot in places}):
+        connection.execute(
+            run_agents.insert().values(
+                run_id=run_id,
+                agent=agent,
+                incarnation=incarnations[agent],
+                phase="prepare",
+                hosts_store=agent == places[0].agent,
+            )
+        )
+    for rank, spot in enumerate(places):
+        program = json.dumps(programs[rank]).encode()
+        connection.execute(
+            run_ranks.insert().values(
+                run_id=run_id, rank=rank, agent=spot.agent, device=spot.device, program=program, done=False
+            )
+        )
 
 
 def _busy(connection: sa.Connection) -> dict[Place, str]:

@@ -7,15 +7,13 @@ jobs back.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import select
-import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +26,7 @@ from penstock.service.forkserver import Child, Forkserver
 from penstock.service.jobs import Claim, JobQueue, new_id
 from penstock.service.solve_child import refuse_unsound
 from penstock.service.store import Store
+from penstock.service.tasks import crashed, death, drain, end, lines, send
 
 IDLE_POLL_S = 1.0
 
@@ -125,9 +124,13 @@ class Worker:
         try:
             with ours, theirs:
                 self._solve(claim, ours)
-        except Unreachable as error:
-            log.error("job %s goes back to the queue: %s", claim.job_id, error)
+        except Unreachable as gone:
+            log.error("job %s goes back to the queue: %s", claim.job_id, gone)
             self._queue.give_up(claim)
+        except Exception:
+            log.exception("job %s: the worker met an error", claim.job_id)
+            error = crashed("the worker met an error of its own; the service's log has the reason")
+            self._queue.finish(claim, "failed", error=error)
         finally:
             with self._work:
                 del self._wakers[claim.job_id]
@@ -140,10 +143,10 @@ class Worker:
         child = self._forkserver.spawn()
         task = {"task": "solve", "entry": self._entry, "request": request.model_dump(mode="json")}
         try:
-            _send(child, task)
+            send(child, task)
             for message in self._messages(solve, child):
                 self._take(solve, message)
-            status = _end(child, self._kill_grace_s)
+            status = end(child, self._kill_grace_s)
         finally:
             child.close()
         self._conclude(solve, status)
@@ -161,7 +164,7 @@ class Worker:
                 solve.stop = self._queue.heartbeat(solve.claim)
                 next_beat = now + self._beat_s
             if solve.stop is not None:
-                yield from _drain(solve, child)
+                yield from drain(solve.buffer, child)
                 return
             timeout = max(0.0, min(next_beat, solve.deadline) - now)
             readable, _, _ = select.select([child.pipe, solve.wake], [], [], timeout)
@@ -172,7 +175,7 @@ class Worker:
                 chunk = child.pipe.recv(1 << 20)
                 if not chunk:
                     return
-                yield from _lines(solve.buffer, chunk)
+                yield from lines(solve.buffer, chunk)
 
     def _take(self, solve: Solve, message: dict[str, Any]) -> None:
         match message["kind"]:
@@ -185,7 +188,7 @@ class Worker:
                 solve.problem = ProblemDetails.model_validate(message["problem"])
             case "crash":
                 log.error("job %s: the solver crashed\n%s", solve.claim.job_id, message["traceback"])
-                solve.problem = _crashed("the planner met an error of its own; the service's log has the reason")
+                solve.problem = crashed("the planner met an error of its own; the service's log has the reason")
 
     def _conclude(self, solve: Solve, status: int) -> None:
         claim, seconds = solve.claim, time.monotonic() - solve.started
@@ -201,7 +204,7 @@ class Worker:
             self._succeed(solve, self._best_so_far(solve, seconds), cacheable=False)
         elif solve.stop is None:
             log.error("job %s: the solver's process ended with status %s", claim.job_id, status)
-            self._queue.finish(claim, "failed", error=_crashed(_death(status)))
+            self._queue.finish(claim, "failed", error=crashed(death(status)))
         outcome = solve.result.status if solve.result else solve.stop or "failed"
         log.info("job %s %s after %.3f s (planner %s)", claim.job_id, outcome, seconds, solve.request.planner)
 
@@ -234,97 +237,6 @@ class Worker:
         )
 
 
-def run_task(
-    forkserver: Forkserver, task: dict[str, Any], limit_s: float, take: Callable[[dict[str, Any]], None]
-) -> ProblemDetails | None:
-    """Do one task in a child outside the queue, within a limit; return what went wrong, if anything did."""
-    child = forkserver.spawn()
-    deadline = time.monotonic() + limit_s
-    buffer, problem, done = bytearray(), None, False
-    try:
-        _send(child, task)
-        while (left := deadline - time.monotonic()) > 0:
-            readable, _, _ = select.select([child.pipe], [], [], left)
-            chunk = child.pipe.recv(1 << 20) if readable else b""
-            if not chunk:
-                break
-            for message in _lines(buffer, chunk):
-                if message["kind"] == "error":
-                    problem = ProblemDetails.model_validate(message["problem"])
-                elif message["kind"] == "crash":
-                    log.error("a %s crashed\n%s", task["task"], message["traceback"])
-                    problem = _crashed("a planner met an error of its own; the service's log has the reason")
-                done = done or message["kind"] == "result"
-                take(message)
-        status = _end(child, 0.5)
-    finally:
-        child.close()
-    if done or problem is not None:
-        return problem
-    return _crashed(f"it was not done after {limit_s:.0f} s" if time.monotonic() >= deadline else _death(status))
-
-
-def _send(child: Child, task: dict[str, Any]) -> None:
-    with suppress(BrokenPipeError):
-        child.pipe.sendall(json.dumps(task).encode() + b"\n")
-
-
-def _end(child: Child, grace_s: float) -> int:
-    """Wait for a child that has closed its pipe; end one that has not: SIGTERM, then SIGKILL."""
-    if not _at_end(child):
-        child.signal(signal.SIGTERM)
-    status = child.wait(grace_s)
-    if status is None:
-        child.signal(signal.SIGKILL)
-        status = child.wait(10)
-    if status is None:
-        raise Unreachable(f"process {child.pid} cannot be ended")
-    child.signal(signal.SIGKILL)  # whatever it started and left behind in its group
-    return status
-
-
-def _at_end(child: Child) -> bool:
-    try:
-        return not child.pipe.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-
-
-def _drain(solve: Solve, child: Child) -> Iterator[dict[str, Any]]:
-    """What the child has written already when it has to be ended."""
-    with suppress(BlockingIOError):
-        while chunk := child.pipe.recv(1 << 20, socket.MSG_DONTWAIT):
-            yield from _lines(solve.buffer, chunk)
-
-
-def _lines(buffer: bytearray, chunk: bytes) -> Iterator[dict[str, Any]]:
-    """The complete lines of a chunk; of incumbents that came together only the last one."""
-    buffer += chunk
-    *lines, rest = bytes(buffer).split(b"\n")
-    buffer[:] = rest
-    messages = [json.loads(line) for line in lines]
-    for message, following in zip(messages, [*messages[1:], None], strict=True):
-        if message["kind"] == "incumbent" and following is not None and following["kind"] == "incumbent":
-            continue
-        yield message
-
-
 def _poke(waker: socket.socket) -> None:
     with suppress(OSError):
         waker.send(b"!")
-
-
-def _crashed(detail: str) -> ProblemDetails:
-    return ProblemDetails(
-        title="The solver failed", status=500, code="solver-failed", detail=detail, remedy="ask another planner"
-    )
-
-
-def _death(status: int) -> str:
-    if status >= 0:
-        return f"the solver's process ended with exit code {status} and without an answer"
-    name = signal.Signals(-status).name
-    hint = " (the host may be out of memory)" if -status == signal.SIGKILL else ""
-    return f"the solver's process was killed by {name}{hint}"

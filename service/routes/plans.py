@@ -31,7 +31,7 @@ from penstock.service.routes.access import Access
 from penstock.service.routes.bodies import immutable, json_response, prefer_wait_s, reader, tagged, takes
 from penstock.service.samples import tiny_plan_file, tiny_request
 from penstock.service.services import Service
-from penstock.service.worker import run_task
+from penstock.service.tasks import run_task
 
 HEARTBEAT_S = 15.0
 

@@ -17,6 +17,7 @@ from penstock.client import Client
 def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One service for all tests that leave it as it is; it must not have met an error of its own."""
     server = Server(tmp_path_factory.mktemp("service") / "shared.sqlite", agent_timeout_s=600, slots=2)
+    server.load_judge()
     yield server
     assert server.stop() == 0
     assert "Traceback" not in server.text, server.text

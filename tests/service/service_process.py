@@ -11,7 +11,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from penstock.client import Client
+from penstock.schemas.errors import Conflict
+from penstock.schemas.plan import PlanFile
+from penstock.service.samples import tiny_plan_file
 
 HERE = Path(__file__).parent
 LISTENING = re.compile(r"listening on (http://\S+)")
@@ -48,6 +53,11 @@ class Server:
     def _read(self) -> None:
         assert self.process.stderr is not None
         self.log.extend(self.process.stderr)
+
+    def load_judge(self) -> None:
+        """Have the judge and the lowering loaded, so that no agent grows old meanwhile."""
+        with pytest.raises(Conflict, match="no living agent"):
+            self.client.run(PlanFile.parse(tiny_plan_file()), "gpt")
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Send a signal; the exit code."""

@@ -320,6 +320,7 @@ def test_a_silent_agent_fails_its_runs(
     start_server: Callable[..., Any], tiny: PlanFile, make_agent: Callable[..., Agent]
 ):
     server = start_server(agent_timeout_s=0.5)
+    server.load_judge()
     agents = [make_agent(server.url, name) for name in ("node0", "node1")]
     for agent in agents:
         agent.sync()
@@ -331,6 +332,7 @@ def test_a_run_survives_a_restart_of_the_service(
     start_server: Callable[..., Any], tiny: PlanFile, make_agent: Callable[..., Agent]
 ):
     server = start_server()
+    server.load_judge()
     agents = [make_agent(server.url, name) for name in ("node0", "node1")]
     for agent in agents:
         agent.sync()
