@@ -219,8 +219,8 @@ def resolve(planner_name: str) -> Planner:
     """The planner of that name. Raises ``UnsupportedRequest`` with the names that are near."""
     if planner_name in PLANNERS:
         return PLANNERS[planner_name]
-    near = get_close_matches(planner_name, PLANNERS, n=2, cutoff=0.5)
+    near = get_close_matches(planner_name, PLANNERS, n=1)
     raise UnsupportedRequest(
         f"no planner {planner_name!r}; there are {', '.join(PLANNERS)}",
-        remedy=f"did you mean {' or '.join(map(repr, near))}?" if near else None,
+        remedy=f"did you mean {near[0]!r}?" if near else None,
     )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from penstock.solvers.allocation import Allocation, Pipeline, Stage
 from penstock.solvers.batching import row_classes
 from penstock.solvers.costs import UNREACHABLE_NS, all_reduce_ns, stage_costs, transfer
-from penstock.solvers.memory import micro_batches_that_fit, static_bytes
+from penstock.solvers.memory import activation_bytes, micro_batches_that_fit, static_bytes
 from penstock.solvers.problem import Problem
 from penstock.solvers.result import Shortage
 from penstock.solvers.schedule import Orders
@@ -29,17 +28,30 @@ class Proposal(NamedTuple):
     overlaps: tuple[bool, ...] = (True,)
 
 
-def orders_of(problem: Problem, allocation: Allocation, schedule: str, policy: str) -> Iterator[Orders]:
+class Draft(NamedTuple):
+    """An order that is not built yet: the micro-batches that each stage keeps in flight say whether it can fit."""
+
+    name: str
+    warmup: tuple[int, ...]
+
+    def orders(self, problem: Problem, allocation: Allocation) -> Orders:
+        """The order itself."""
+        if self.name == "early-backward":
+            return early.early_backward(problem, allocation, warmup=self.warmup)
+        if self.name == "model-parallel":
+            return model_parallel(problem, allocation)
+        return gpipe(problem, allocation, backward="lifo" if self.name == "gpipe-lifo" else "fifo")
+
+
+def drafts(problem: Problem, allocation: Allocation, schedule: str, policy: str) -> list[Draft]:
     """Every order of one schedule that is worth judging for an allocation, each once."""
+    stages = len(allocation.stages)
     if schedule == "gpipe":
-        yield gpipe(problem, allocation)
-        if allocation.num_micro_batches > 1:
-            yield gpipe(problem, allocation, backward="lifo")
-    elif schedule == "model-parallel":
-        yield model_parallel(problem, allocation)
-    else:
-        for vector in _vectors(problem, allocation, policy):
-            yield early.early_backward(problem, allocation, warmup=vector)
+        names = ("gpipe", "gpipe-lifo") if allocation.num_micro_batches > 1 else ("gpipe",)
+        return [Draft(name, (allocation.num_micro_batches,) * stages) for name in names]
+    if schedule == "model-parallel":
+        return [Draft("model-parallel", (1,) * stages)]
+    return [Draft("early-backward", vector) for vector in _vectors(problem, allocation, policy)]
 
 
 def _vectors(problem: Problem, allocation: Allocation, policy: str) -> list[tuple[int, ...]]:
@@ -117,7 +129,11 @@ def unreachable(problem: Problem, allocation: Allocation) -> str | None:
 
 
 def shortage_of(problem: Problem, allocation: Allocation, in_flight: tuple[int, ...]) -> Shortage | None:
-    """The stage that lacks most memory for certain: its fixed bytes and the stashes in flight; None when all fit."""
+    """The stage that lacks most memory for certain; None when all may fit.
+
+    When the first backward of a stage begins, its fixed bytes, the stashes and inputs of the micro-batches in flight
+    and the backward's workspace are there, whatever the order of the transfers.
+    """
     rows = row_classes(problem.global_batch_size, allocation.num_micro_batches)[-1][0]
     worst: Shortage | None = None
     for number, stage in enumerate(allocation.stages):
@@ -125,9 +141,10 @@ def shortage_of(problem: Problem, allocation: Allocation, in_flight: tuple[int, 
         flying = in_flight[number]
         if stage.dispatch == "round_robin":
             flying = flying // stage.replicas
-        fixed = static_bytes(problem, stage).total + flying * costs.kept_bytes
+        held = static_bytes(problem, stage).total + flying * activation_bytes(problem, stage, rows)
+        held += costs.workspace_bytes if costs.backward_ns else 0
         for device in stage.devices:
-            needed = fixed + problem.devices[device].context_bytes
+            needed = held + problem.devices[device].context_bytes
             available = problem.capacity_bytes(device)
             if needed > available and (worst is None or needed - available > worst.missing_bytes):
                 worst = Shortage(stage.first, stage.last, device, needed, available)

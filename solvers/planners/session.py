@@ -14,8 +14,9 @@ from penstock.schemas.errors import InvalidPlan
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.bounds import request_bound, schedule_bound
 from penstock.solvers.planners.proposal import (
+    Draft,
     Proposal,
-    orders_of,
+    drafts,
     recompute_variants,
     shortage_of,
     unreachable,
@@ -24,7 +25,7 @@ from penstock.solvers.planners.proposal import (
 from penstock.solvers.problem import Problem
 from penstock.solvers.result import Bound, Candidate, Result, Shortage, Status
 from penstock.solvers.schedule import Orders
-from penstock.solvers.schedules.early_backward import early_backward, fitted
+from penstock.solvers.schedules.early_backward import fitted
 from penstock.solvers.simulate import makespan_ns, simulate
 from penstock.solvers.timeline import Timeline
 from penstock.solvers.verify import verify
@@ -106,27 +107,25 @@ class Session:
             if self.best is not None and work_bound_ns(self.problem, allocation) > self.best.value_ns:
                 continue
             for schedule in schedules:
-                for orders in orders_of(self.problem, allocation, schedule, proposal.policy):
+                for draft in drafts(self.problem, allocation, schedule, proposal.policy):
                     for overlap in proposal.overlaps:
-                        self._try(planner, allocation, orders, overlap)
+                        self._try(planner, allocation, draft, overlap)
 
-    def _try(self, planner: str, allocation: Allocation, orders: Orders, overlap: bool) -> None:
+    def _try(self, planner: str, allocation: Allocation, draft: Draft, overlap: bool) -> None:
         """Judge one plan; where it takes too much memory, with fewer micro-batches in flight."""
-        while True:
-            mark = (allocation, orders.name, orders.warmup, overlap)
+        attempt: Draft | None = draft
+        while attempt is not None:
+            mark = (allocation, attempt, overlap)
             if mark in self._seen or self.deadline.passed or (self.first_feasible and self.best is not None):
                 return
             self._seen.add(mark)
-            short = shortage_of(self.problem, allocation, orders.warmup)
+            short = shortage_of(self.problem, allocation, attempt.warmup)
             if short is None:
-                short = self._accept(planner, allocation, orders, overlap)
+                short = self._accept(planner, allocation, attempt.orders(self.problem, allocation), overlap)
             if short is None:
                 return
-            fewer = self._fewer(allocation, orders, short)
-            if fewer is None:
-                self._note(short)
-                return
-            orders = fewer
+            attempt = self._fewer(allocation, attempt, short)
+        self._note(short)
 
     def _accept(self, planner: str, allocation: Allocation, orders: Orders, overlap: bool) -> Shortage | None:
         """Take the plan if it fits and is better; the shortage when it does not fit."""
@@ -146,15 +145,13 @@ class Session:
             self.on_incumbent(self.best)
         return None
 
-    def _fewer(self, allocation: Allocation, orders: Orders, short: Shortage) -> Orders | None:
+    def _fewer(self, allocation: Allocation, draft: Draft, short: Shortage) -> Draft | None:
         """The same schedule with one micro-batch less in flight on the stage that lacks memory."""
-        if orders.name != "early-backward":
-            return None
         stage = next(s for s, each in enumerate(allocation.stages) if each.first == short.first_layer)
-        if orders.warmup[stage] <= 1:
+        if draft.name != "early-backward" or draft.warmup[stage] <= 1:
             return None
-        wanted = [min(k, orders.warmup[stage] - 1) if s >= stage else k for s, k in enumerate(orders.warmup)]
-        return early_backward(self.problem, allocation, warmup=fitted(self.problem, allocation, wanted))
+        wanted = [min(k, draft.warmup[stage] - 1) if s >= stage else k for s, k in enumerate(draft.warmup)]
+        return Draft(draft.name, fitted(self.problem, allocation, wanted))
 
     def _note(self, short: Shortage) -> None:
         if self.shortage is None or short.missing_bytes < self.shortage.missing_bytes:

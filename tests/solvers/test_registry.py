@@ -39,8 +39,8 @@ def test_tables_describe_themselves() -> None:
 
 def test_unknown_planners_name_the_near_ones() -> None:
     assert resolve("dapple") is PLANNERS["dapple"]
-    with pytest.raises(UnsupportedRequest, match="no planner 'daple'; there are auto, dp") as refused:
-        resolve("daple")
+    with pytest.raises(UnsupportedRequest, match="no planner 'dapples'; there are auto, dp") as refused:
+        resolve("dapples")
     assert refused.value.remedy == "did you mean 'dapple'?"
     with pytest.raises(UnsupportedRequest) as refused:
         resolve("zzz")
