@@ -102,11 +102,6 @@ def parameter_bytes(module: nn.Module) -> int:
     return sum(parameter.numel() * parameter.itemsize for parameter in module.parameters())
 
 
-def boundary_name(chain: Chain, cut: int, tensor: int) -> str:
-    """A tensor's name in the profile: its writer and its name, so that a tensor keeps it across all cuts."""
-    return f"{chain.specs[chain.writers(cut)[tensor]].name}:{chain.cuts[cut][tensor]}"
-
-
 def checked_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
     """The sizes in order, each once. Raises InvalidDocument when there is none or one is no number of samples."""
     if not sizes or min(sizes) < 1:
@@ -138,7 +133,7 @@ def _run(chain: Chain, modules: list[nn.Module], size: int, dtype: torch.dtype) 
             env[name] = tensor.detach().requires_grad_(tensor.requires_grad)
         if i < len(chain.cuts):
             boundaries.append(
-                tuple(_boundary(boundary_name(chain, i, k), env[name], size) for k, name in enumerate(chain.cuts[i]))
+                tuple(_boundary(chain.tensor_name(i, k), env[name], size) for k, name in enumerate(chain.cuts[i]))
             )
     return _Run(costs, boundaries)
 

@@ -63,6 +63,10 @@ class Chain:
         """The layer that wrote each tensor of ``cuts[cut]``: the same name written again is another tensor."""
         return tuple(writer for writer, _ in self._alive[cut])
 
+    def tensor_name(self, cut: int, tensor: int) -> str:
+        """A tensor's name in a profile: its writer and its name, so that it keeps the name across all cuts."""
+        return f"{self.specs[self.writers(cut)[tensor]].name}:{self.cuts[cut][tensor]}"
+
     def build_layer(self, index: int, seed: int | None = None, device: torch.device | str = "cpu") -> nn.Module:
         """Layer ``index``, its parameters drawn from (seed, layer name) alone; ``seed`` defaults to the job's.
 

@@ -23,7 +23,7 @@ from typing import IO, Any
 
 import torch
 
-from penstock.executor.analytic import boundary_name, checked_sizes, parameter_bytes
+from penstock.executor.analytic import checked_sizes, parameter_bytes
 from penstock.executor.chain import Chain
 from penstock.executor.job import Job, load_job
 from penstock.schemas import errors
@@ -188,7 +188,7 @@ def _assemble(
         boundaries=tuple(
             tuple(
                 BoundaryTensor(
-                    name=boundary_name(chain, i, k),
+                    name=chain.tensor_name(i, k),
                     bytes_per_sample=shape.bytes_per_sample,
                     gradient_bytes_per_sample=shape.bytes_per_sample if shape.needs_grad else 0,
                 )

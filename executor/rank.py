@@ -215,8 +215,8 @@ def refuse_other_boundaries(
     """Raise ModelMismatch naming the first cut at which other tensors cross than in the plan's profile."""
     for i, (has, wanted) in enumerate(zip(shapes, planned or (), strict=False)):
         own = [
-            [name, shape.bytes_per_sample, shape.bytes_per_sample if shape.needs_grad else 0]
-            for name, shape in has.items()
+            [chain.tensor_name(i, k), shape.bytes_per_sample, shape.bytes_per_sample if shape.needs_grad else 0]
+            for k, shape in enumerate(has.values())
         ]
         for mine, other in zip(own, map(list, wanted), strict=False):
             if mine != other:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from penstock.cli.show import Screen
     from penstock.executor.launch import RunReport
     from penstock.schemas.plan import Plan
+    from penstock.schemas.profile import ModelProfile
 
 
 def register(app: typer.Typer) -> None:
@@ -56,6 +57,7 @@ def run(
         check=check,
         trace_steps=1,
         layers=[layer.name for layer in profile.layers],
+        boundaries=_boundaries(profile),
         on_progress=lambda event: _progress(screen, event, steps),
     )
     screen.done()
@@ -67,6 +69,13 @@ def run(
             f"the run does not train what one process trains: gradients {report.gradient_check:.3g} apart, loss "
             f"{report.loss_check:.3g}, where {report.gradient_tolerance:.3g} would be rounding"
         )
+
+
+def _boundaries(profile: ModelProfile) -> list[list[list[Any]]] | None:
+    """What crosses each cut, for the ranks to compare; a model may run in another precision than one not measured."""
+    if profile.source.method != "measured":
+        return None
+    return [[[t.name, t.bytes_per_sample, t.gradient_bytes_per_sample] for t in cut] for cut in profile.boundaries]
 
 
 def measured_lines(
