@@ -34,6 +34,7 @@ def run(
 
     Rows are seven numbers: see VALUE … LENGTH. A plan whose END is L has no further stage; otherwise one stage on
     all remaining devices follows. States go from the emptiest on, so a prefix is final when it is extended.
+    With a ``total`` number of stages, the memo keeps prefixes of different lengths apart.
     """
     for s in places.by_used:
         for t in range(places.first[s], places.first[s + 1]):
@@ -46,8 +47,9 @@ def run(
             away = (0.0, 0, 0.0, 0)
             if free > 0:
                 away = _both_ways(lines, places.node_of, settings, scratch, count, rest)
-            for entry in range(places.first_key[s], places.first_key[s + 1]):
-                key = places.keys_of[entry]
+            width = settings.total + 1
+            for entry in range(places.first_key[s] * width, places.first_key[s + 1] * width):
+                key = places.keys_of[entry // width] * width + entry % width
                 known = NONE - 1
                 into = (0.0, 0, 0.0, 0)
                 for j in range(len(layers.cut) - 1):
@@ -125,6 +127,7 @@ def _extend(
         before, count = _append(settings, scratch, before, count, f1, b1, 0, True)
     scratch.widest[:] = 0
     pruning = settings.prune
+    flying = max(1, min(settings.micro_batches, settings.total - stages))
     for j2 in range(j + 1, num_layers + 1):
         for kind in range(len(scratch.widest)):
             scratch.widest[kind] = max(scratch.widest[kind], layers.workspace_bytes[kind, m_share, j2 - 1])
@@ -132,7 +135,9 @@ def _extend(
             continue
         if j2 == num_layers and not (settings.unused and free > 0) and not (stages == 0 and free == 0):
             continue
-        f, b, fits = stage_times(layers, settings, j, j2, m, placed.kinds[t], placed.room_bytes[t], scratch.widest)
+        f, b, fits = stage_times(
+            layers, settings, j, j2, m, placed.kinds[t], placed.room_bytes[t], scratch.widest, flying
+        )
         if fits == NO:
             continue
         if pruning and fits == PLAIN and before[X] + before[P] + settings.micro_batches * (f + b) >= found[-1, VALUE]:
@@ -142,18 +147,22 @@ def _extend(
         after, n = _append(settings, scratch, before, count, f, b, a, False)
         if j2 == num_layers:
             v = after[C] if settings.labels else _latency(settings, scratch, n)
-            _record(found, by_length, v, key, j, slot, t, j2, stages + 1)
+            if settings.total in (0, stages + 1):
+                _record(found, by_length, v, key, j, slot, t, j2, stages + 1)
             continue
         if layers.least_stages[j2] > min(free, settings.max_stages - stages - 1):
+            continue
+        if settings.total > 0 and min(free, num_layers - j2) < settings.total - stages - 1:
             continue
         bound = _bound(layers, settings, after, j2, free)
         if pruning and bound >= found[-1, VALUE]:
             continue
         v, whole = _with_rest(layers, settings, scratch, remaining, places.target[t], j2, free, after, n, away)
-        if whole:
+        if whole and settings.total in (0, stages + 2):
             _record(found, by_length, v, key, j, slot, t, j2, stages + 2)
         rank = bound if settings.by_bound else v
-        _remember(memo, settings, places.key_of[t], j2, rank, v, stages + 1, after, t, prefix, (f1, b1, f, b, a))
+        into_key = places.key_of[t] * (settings.total + 1) + min(settings.total, stages + 1)
+        _remember(memo, settings, into_key, j2, rank, v, stages + 1, after, t, prefix, (f1, b1, f, b, a))
 
 
 @njit(cache=True)
@@ -235,7 +244,7 @@ def _with_rest(
     share = layers.share_of[free]
     f, b, fits = stage_times(
         layers, settings, j2, num_layers, free, remaining.kinds[state], remaining.room_bytes[state],
-        layers.workspace_from[:, share, j2],
+        layers.workspace_from[:, share, j2], 1,
     )  # fmt: skip
     rate = remaining.reduce_ns_per_byte[state]
     size = layers.trainable_bytes[num_layers] - layers.trainable_bytes[j2]

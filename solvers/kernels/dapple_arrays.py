@@ -95,6 +95,7 @@ class Settings(NamedTuple):
     overlap: bool
     bucket: int
     max_stages: int
+    total: int
     unused: bool
     labels: bool
     largest: bool

@@ -142,11 +142,19 @@ def reduced(rate: float, fixed: int, size: int, backward: int, bucket: int, over
 
 @njit(cache=True)
 def stage_times(
-    layers: Layers, settings: Settings, i: int, j: int, replicas: int, mask: int, room: int, widest: np.ndarray
+    layers: Layers,
+    settings: Settings,
+    i: int,
+    j: int,
+    replicas: int,
+    mask: int,
+    room: int,
+    widest: np.ndarray,
+    flying: int,
 ) -> tuple[int, int, int]:
     """(forward, backward with recomputation, NO | PLAIN | RECOMPUTING) of layers [i, j) on a set's slowest kind.
 
-    ``widest[kind]``: the largest workspace of the layers. The memory test is ``micro_batches_that_fit(…) >= 1``;
+    ``widest[kind]``: the largest workspace of the layers. The memory test is ``micro_batches_that_fit >= flying``;
     ``lenient`` leaves the buffers out of it.
     """
     share = layers.share_of[replicas]
@@ -162,14 +170,16 @@ def stage_times(
     held = layers.fixed_bytes[i, j]
     states = layers.state_bytes[i, j]
     held += (states + replicas - 1) // replicas if settings.sharded else states
+    received = 0
     if settings.buffers and not settings.lenient:
         rows = layers.rows[share]
         if i > 0:
-            held += (2 * layers.sent_bytes[i - 1] + layers.returned_bytes[i - 1]) * rows
+            received = layers.sent_bytes[i - 1] * rows
+            held += received + layers.returned_bytes[i - 1] * rows
         if j < len(layers.cut) - 1:
             held += (layers.sent_bytes[j - 1] + layers.returned_bytes[j - 1]) * rows
-    if settings.recompute < 2 and held + work + stash <= room:
+    if settings.recompute < 2 and held + work + flying * (stash + received) <= room:
         return forward, backward, PLAIN
     if settings.recompute == 0:
         return forward, backward, NO
-    return forward, backward + forward, RECOMPUTING if held + rebuilt <= room else NO
+    return forward, backward + forward, RECOMPUTING if held + rebuilt + flying * received <= room else NO

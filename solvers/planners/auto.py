@@ -25,6 +25,14 @@ OPTIONS: tuple[Option, ...] = ()
 
 
 def contained(problem: Problem) -> Iterator[tuple[str, Iterator[Proposal]]]:
-    """Each planner's name and proposals, with its default options."""
+    """Each planner's name and proposals, with its default options; DAPPLE's plans under GPipe's schedule too."""
     for name, proposals, options in CONTAINED:
-        yield name, proposals(problem, checked(name, options, {}))
+        found = proposals(problem, checked(name, options, {}))
+        yield name, (_under_gpipe(found) if name == "dapple" else found)
+
+
+def _under_gpipe(proposals: Iterator[Proposal]) -> Iterator[Proposal]:
+    for proposal in proposals:
+        yield proposal
+        if len(proposal.allocation.stages) > 1:
+            yield proposal._replace(schedules=("gpipe",))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +12,10 @@ from penstock.solvers.allocation import Allocation
 from penstock.solvers.allocators.block_partition import block_partition
 from penstock.solvers.allocators.dapple.placement import POLICIES
 from penstock.solvers.allocators.dapple.search import Found, Rules, search, straight
-from penstock.solvers.allocators.dapple.tables import shape
+from penstock.solvers.allocators.dapple.tables import Shape, shape
 from penstock.solvers.batches import Batch, candidates, dapple_replicas
 from penstock.solvers.kernels.dapple_latency import INFINITE
+from penstock.solvers.memory import micro_batches_that_fit
 from penstock.solvers.planners.options import Option
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.problem import Problem
@@ -50,6 +51,7 @@ OPTIONS = (
 )
 AT_ONCE = 2
 AFTERWARDS = 24
+TIGHT_BATCHES = 6
 WORTH_JUDGING = 8
 """Plans up to 1/8 above the best latency known are of interest: that far the judge may turn the order round."""
 
@@ -76,27 +78,76 @@ def _proposal(problem: Problem, allocation: Allocation, policy: str) -> Proposal
 
 
 def _searches(problem: Problem, options: Mapping[str, object]) -> Iterator[list[Found]]:
-    """The search for every batch; once more with a lenient memory test when none of them finds a plan."""
+    """The search for every batch; where memory is short, again for given numbers of stages and what they hold.
+
+    When nothing fits by the memory estimate, once more without buffers in it.
+    """
     placement = str(options["placement"])
     policies = POLICIES if placement == "all" else tuple(p for p in POLICIES if p == placement)
-    settings: dict[str, Any] = {
-        name: options[name] for name in ("pivot", "formula", "rank", "strict", "beam", "max_stages")
-    }
+    names = ("pivot", "formula", "rank", "strict", "beam", "max_stages", "allow_unused")
+    settings: dict[str, Any] = {name: options[name] for name in names}
     base = shape(problem, policies, bool(options["strict"]))
     singles = shape(problem, policies, bool(options["strict"]), (1,))
     for lenient in (False, True):
-        rules = Rules(policies, allow_unused=bool(options["allow_unused"]), lenient=lenient, **settings)
-        best = INFINITE
-        for batch in sorted(candidates(problem, dapple_replicas(problem)), key=lambda b: _work_ns(problem, b)):
-            limited = replace(rules, limit_ns=best + best // WORTH_JUDGING)
-            plans = _all_used(problem, rules, straight(problem, batch, limited, singles).plans)
-            best = min([best, *(found.latency_ns for found in plans)])
-            limited = replace(rules, limit_ns=best + best // WORTH_JUDGING)
-            plans += search(problem, batch, limited, base).plans
-            best = min([best, *(found.latency_ns for found in plans)])
-            yield list(dict.fromkeys(sorted(plans, key=lambda found: found.latency_ns)))
-        if best < INFINITE:
+        rules = Rules(policies, lenient=lenient, **settings)
+        best_of: dict[Batch, Found] = {}
+        yield from _every_batch(problem, rules, base, singles, best_of)
+        if best_of:
+            yield from _by_stages(problem, rules, base, best_of)
             return
+
+
+def _every_batch(
+    problem: Problem, rules: Rules, base: Shape, singles: Shape, best_of: dict[Batch, Found]
+) -> Iterator[list[Found]]:
+    """The plans of each batch, the most promising batch first; ``best_of`` gets each one's best."""
+    best = INFINITE
+    for batch in sorted(candidates(problem, dapple_replicas(problem)), key=lambda b: _work_ns(problem, b)):
+        plans = straight(problem, batch, _limited(rules, best), singles).plans
+        plans = tuple(p for p in plans if rules.allow_unused or len(p.allocation.stages) == problem.num_devices)
+        best = min([best, *(found.latency_ns for found in plans)])
+        plans += search(problem, batch, _limited(rules, best), base).plans
+        best = min([best, *(found.latency_ns for found in plans)])
+        if plans:
+            best_of[batch] = min(plans, key=lambda found: found.latency_ns)
+        yield _ascending(plans)
+
+
+def _by_stages(problem: Problem, rules: Rules, base: Shape, best_of: dict[Batch, Found]) -> Iterator[list[Found]]:
+    """Plans whose stages hold what P_A keeps in flight, where the plans found so far do not.
+
+    The number of stages has to be known for that: the search runs for the one found, its halves and doubles.
+    """
+    ranked = sorted(best_of.items(), key=lambda item: (item[1].latency_ns, item[0].num_micro_batches))[:TIGHT_BATCHES]
+    most = rules.max_stages or problem.num_devices
+    best = INFINITE
+    for batch, found in ranked:
+        if not _is_tight(problem, batch, found.allocation):
+            continue
+        length = len(found.allocation.stages)
+        totals = dict.fromkeys((length, length // 2, length * 2, length // 4, length * 4))
+        for total in (t for t in totals if 1 < t <= min(most, problem.num_layers, problem.num_devices)):
+            plans = search(problem, batch, replace(_limited(rules, best), total_stages=total), base).plans
+            best = min([best, *(plan.latency_ns for plan in plans)])
+            yield _ascending(plans)
+
+
+def _is_tight(problem: Problem, batch: Batch, allocation: Allocation) -> bool:
+    """Whether a stage cannot hold the micro-batches that P_A keeps in flight without recomputation."""
+    stages = allocation.stages
+    plain = [replace(stage, recompute=()) for stage in stages]
+    return any(
+        micro_batches_that_fit(problem, stage, batch.most_rows) < min(len(stages) - i, batch.num_micro_batches)
+        for i, stage in enumerate(plain)
+    )
+
+
+def _limited(rules: Rules, best_ns: int) -> Rules:
+    return replace(rules, limit_ns=min(INFINITE, best_ns + best_ns // WORTH_JUDGING))
+
+
+def _ascending(plans: Iterable[Found]) -> list[Found]:
+    return list(dict.fromkeys(sorted(plans, key=lambda found: found.latency_ns)))
 
 
 def _work_ns(problem: Problem, batch: Batch) -> tuple[int, int]:
@@ -106,10 +157,6 @@ def _work_ns(problem: Problem, batch: Batch) -> tuple[int, int]:
     longest = int((np.diff(costs.forward_ns) + np.diff(costs.backward_ns)).max())
     fill = int(costs.forward_ns[-1] + costs.backward_ns[-1]) // max(1, min(batch.least_rows, problem.num_devices))
     return work // problem.num_devices + fill + longest, batch.num_micro_batches
-
-
-def _all_used(problem: Problem, rules: Rules, plans: tuple[Found, ...]) -> list[Found]:
-    return [found for found in plans if rules.allow_unused or len(found.allocation.stages) == problem.num_devices]
 
 
 def _thinnest(problem: Problem, options: Mapping[str, object]) -> Iterator[Allocation]:

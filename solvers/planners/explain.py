@@ -84,7 +84,11 @@ def why_nothing(session: Session, result: Result) -> str:
         f"{problem.devices[short.device].name!r}, which has {short.available_bytes}: "
         f"{short.missing_bytes} bytes are missing"
     )
-    return f"{sentence}; this works: {short.remedy}" if short.remedy else f"{sentence}; no remedy tried here works"
+    if short.remedy:
+        return f"{sentence}; this works: {short.remedy}"
+    if session.deadline.passed:
+        return f"{sentence}; the time limit came before a remedy was found"
+    return f"{sentence}; no remedy tried here works"
 
 
 def _sizes(session: Session) -> str:

@@ -135,6 +135,27 @@ def test_straight_plans_are_searched_exactly() -> None:
         assert all(stage.replicas == 1 for plan in found.plans for stage in plan.allocation.stages)
 
 
+@pytest.mark.parametrize("changes", [VARIANTS[0], VARIANTS[7], VARIANTS[8], VARIANTS[9]], ids=str)
+def test_a_given_number_of_stages_is_searched_with_its_memory(changes: dict[str, Any]) -> None:
+    """Stage i holds min(S - i, M) micro-batches, as P_A asks."""
+    for seed in range(3):
+        problem = random_problem(seed, **changes)
+        base = shape(problem, POLICIES, False)
+        batch = batch_of(problem, 6)
+        for total in (1, 2, 3, 4):
+            rules = Rules(total_stages=total)
+            found = search(problem, batch, rules, base)
+            assert same(best(found), Plain(problem, batch, rules, base).memoised())
+            for plan in found.plans:
+                stages = plan.allocation.stages
+                assert len(stages) == total
+                for i, stage in enumerate(stages):
+                    again = () if problem.recompute == "never" else ((stage.first, stage.last),)
+                    either = [replace(stage, recompute=()), replace(stage, recompute=again)]
+                    flying = min(total - i, batch.num_micro_batches)
+                    assert max(micro_batches_that_fit(problem, s, batch.most_rows) for s in either) >= flying
+
+
 def test_data_parallelism_is_among_the_plans() -> None:
     """j = 0 of formula (4) (R-6): without boundaries worth crossing all devices form one stage."""
     problem = random_problem(1, boundary_bytes=10**9, parameter_bytes=1000)
@@ -201,7 +222,7 @@ def _fits(problem: Problem, base: Shape, batch: Batch, i: int, j: int, replicas:
     share = table.share_of[replicas]
     widest = table.workspace_bytes[:, share, i:j].max(axis=1)
     room = problem.devices[0].memory_bytes
-    return int(dapple_costs.stage_times(table, settings, i, j, replicas, 1, room, widest)[2])
+    return int(dapple_costs.stage_times(table, settings, i, j, replicas, 1, room, widest, 1)[2])
 
 
 def test_static_bytes_of_tied_weights() -> None:

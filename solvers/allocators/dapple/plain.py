@@ -55,7 +55,7 @@ class Plain:
     def memoised(self) -> int | None:
         """The best latency that the memoised search with one prefix per entry finds; None when it finds no plan."""
         best: int | None = None
-        memo: dict[tuple[int, int], tuple[tuple[int, int, int], Prefix]] = {}
+        memo: dict[tuple[int, int, int], tuple[tuple[int, int, int], Prefix]] = {}
         places = self.base.places
         for state in places.by_used.tolist():
             held = [p for _, p in memo.values() if p.state == state]
@@ -69,8 +69,9 @@ class Plain:
                     if not self.may_fit(longer):
                         continue
                     rank = self.rank(longer)
-                    if (key, longer.end) not in memo or rank < memo[key, longer.end][0]:
-                        memo[key, longer.end] = (rank, longer)
+                    entry = (key, longer.end, longer.stages if self.rules.total_stages else 0)
+                    if entry not in memo or rank < memo[entry][0]:
+                        memo[entry] = (rank, longer)
         return best
 
     def exhaustive(self, prefix: Prefix | None = None) -> int | None:
@@ -87,7 +88,7 @@ class Plain:
     def max_stages(self) -> int:
         """The largest number of stages."""
         most = min(self.problem.num_layers, self.problem.num_devices)
-        return min(self.rules.max_stages or most, most)
+        return min(self.rules.total_stages or self.rules.max_stages or most, most)
 
     def extensions(self, prefix: Prefix) -> Iterator[tuple[int, Prefix]]:
         """Each stage that can follow a prefix, with the memo key of what arises."""
@@ -106,7 +107,7 @@ class Plain:
                 if last and not (free == 0 and prefix.last is None) and not (free > 0 and self.rules.allow_unused):
                     continue
                 stage = Stage(prefix.end, end - 1, devices)
-                times = self.stage_times(stage)
+                times = self.stage_times(stage, self.flying(prefix.stages))
                 link = self.link_times(prefix.last, stage)
                 if times is None or link is None or len(devices) > self.batch.replicas_fed(problem.min_slice):
                     continue
@@ -116,14 +117,15 @@ class Plain:
 
     def plans(self, prefix: Prefix) -> list[int]:
         """Latencies of the plans that a prefix gives: itself when it is whole, or with one stage for the rest."""
+        total = self.rules.total_stages
         if prefix.end == self.problem.num_layers:
-            return [self.value(prefix.times)]
+            return [self.value(prefix.times)] if total in (0, prefix.stages) else []
         rest = self._rest(prefix)
-        if rest is None or prefix.stages + 1 > self.max_stages:
+        if rest is None or prefix.stages + 1 > self.max_stages or total not in (0, prefix.stages + 1):
             return []
         if rest.replicas > self.batch.replicas_fed(self.problem.min_slice):
             return []
-        times, link = self.stage_times(rest), self.link_times(prefix.last, rest)
+        times, link = self.stage_times(rest, 1), self.link_times(prefix.last, rest)
         return [] if times is None or link is None else [self.value((*prefix.times, *link, times))]
 
     def may_fit(self, prefix: Prefix) -> bool:
@@ -132,6 +134,8 @@ class Plain:
         room = max(problem.capacity_bytes(d) - problem.devices[d].context_bytes for d in range(problem.num_devices))
         free = problem.num_devices - int(self.base.geometry.used[prefix.state])
         start = prefix.end
+        if self.rules.total_stages and self.rules.total_stages - prefix.stages > min(free, problem.num_layers - start):
+            return False
         for _ in range(min(free, self.max_stages - prefix.stages)):
             end = start
             while end < problem.num_layers and self._least_held(start, end) <= room:
@@ -148,7 +152,7 @@ class Plain:
         """What the memo compares: the bound (or nothing), the latency with the rest as one stage, the stages."""
         rest = self._rest(prefix)
         assert rest is not None
-        times = self.stage_times(rest, whatever_fits=True) or Times(0, 0, 0, False)
+        times = self.stage_times(rest, 1, whatever_fits=True) or Times(0, 0, 0, False)
         link = self.link_times(prefix.last, rest) or (Times(0, 0, 0, True),)
         value = self.value((*prefix.times, *link, times))
         return (self.bound(prefix) if self.rules.rank == "bound" else 0), value, prefix.stages
@@ -177,12 +181,16 @@ class Plain:
             channel=channel_of(self.problem),
         ).value_ns
 
-    def stage_times(self, stage: Stage, whatever_fits: bool = False) -> Times | None:
+    def flying(self, before: int) -> int:
+        """Micro-batches in flight that a stage has to hold, behind so many others."""
+        return max(1, min(self.batch.num_micro_batches, self.rules.total_stages - before))
+
+    def stage_times(self, stage: Stage, flying: int, whatever_fits: bool = False) -> Times | None:
         """Times of a stage, recomputing where it has to; None where it does not fit or its replicas are apart."""
         problem, rows = self.problem, self.batch.most_rows
         again = Stage(stage.first, stage.last, stage.devices, "rows", ((stage.first, stage.last),))
         choices = {"never": [stage], "auto": [stage, again], "always": [again]}[problem.recompute]
-        fitting = [s for s in choices if micro_batches_that_fit(problem, s, rows) >= 1]
+        fitting = [s for s in choices if micro_batches_that_fit(problem, s, rows) >= flying]
         if not fitting and not whatever_fits:
             return None
         chosen = fitting[0] if fitting else choices[-1]

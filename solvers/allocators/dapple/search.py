@@ -46,6 +46,8 @@ class Rules:
     ``rank``: which prefix a memo entry keeps, the one with the smallest bound of its completions (then latency), or,
     as the paper, with the smallest latency when all other layers are one stage. ``prune`` skips what a proven bound
     rules out, and changes no value. ``limit_ns``: plans from there on are of no interest.
+    ``total_stages``: exactly so many stages S; then the memory test is for P_A's min(S - i, M) micro-batches in
+    flight (0: any number of stages, one micro-batch in flight).
     ``beam``: prefixes per entry, fewer where all together would exceed ``MAX_PREFIXES``.
     ``lenient`` leaves buffers out of the memory test, for requests where nothing fits otherwise; the judge decides.
     """
@@ -62,6 +64,7 @@ class Rules:
     prune: bool = True
     kept: int = KEPT_PLANS
     limit_ns: int = INFINITE
+    total_stages: int = 0
 
 
 class Found(NamedTuple):
@@ -108,9 +111,9 @@ def straight(problem: Problem, batch: Batch, rules: Rules, base: Shape) -> Searc
 def _run(problem: Problem, batch: Batch, rules: Rules, base: Shape, most_replicas: int) -> Search:
     table = layers(problem, base, batch)
     settings = _settings(problem, batch, rules, most_replicas)
-    entries = len(base.places.keys_of) * (problem.num_layers + 1)
-    beam = max(1, min(rules.beam, MAX_PREFIXES // entries)) if settings.labels else 1
-    memo = _memo(len(base.places.keys_of), problem.num_layers, beam, settings.labels)
+    keys = len(base.places.keys_of) * (settings.total + 1)
+    beam = max(1, min(rules.beam, MAX_PREFIXES // (keys * (problem.num_layers + 1)))) if settings.labels else 1
+    memo = _memo(keys, settings.total + 1, problem.num_layers, beam, settings.labels)
     found = np.full((rules.kept, 7), kernel.NONE, dtype=np.int64)
     found[:, kernel.VALUE] = min(rules.limit_ns, INFINITE)
     by_length = np.full((settings.max_stages + 1, 7), kernel.NONE, dtype=np.int64)
@@ -128,7 +131,9 @@ def _run(problem: Problem, batch: Batch, rules: Rules, base: Shape, most_replica
         by_length,
     )
     rows = [row for row in (*found.tolist(), *by_length.tolist()) if row[kernel.KEY] != kernel.NONE]
-    plans = dict.fromkeys(Found(row[kernel.VALUE], _trace(problem, batch, base, memo, row)) for row in rows)
+    plans = dict.fromkeys(
+        Found(row[kernel.VALUE], _trace(problem, batch, base, memo, row, settings.total)) for row in rows
+    )
     exact = not memo.overflow[0] and settings.labels and beam > 1
     return Search(tuple(sorted(plans, key=lambda plan: plan.latency_ns)), bool(exact))
 
@@ -149,7 +154,8 @@ def _settings(problem: Problem, batch: Batch, rules: Rules, most_replicas: int) 
         buffers=problem.memory.count_buffers,
         overlap=problem.rules.overlap_all_reduce,
         bucket=problem.rules.bucket_bytes,
-        max_stages=min(rules.max_stages or stages, stages),
+        max_stages=min(rules.total_stages or rules.max_stages or stages, stages),
+        total=min(rules.total_stages, stages),
         unused=rules.allow_unused,
         labels=labels,
         largest=rules.pivot == "max",
@@ -159,7 +165,7 @@ def _settings(problem: Problem, batch: Batch, rules: Rules, most_replicas: int) 
     )
 
 
-def _memo(keys: int, num_layers: int, beam: int, labels: bool) -> Memo:
+def _memo(keys: int, width: int, num_layers: int, beam: int, labels: bool) -> Memo:
     none = (1, 1, 1)
     full = (keys, num_layers + 1, beam)
     info = np.full((*full, 5), kernel.NONE, dtype=np.int32)
@@ -170,10 +176,11 @@ def _memo(keys: int, num_layers: int, beam: int, labels: bool) -> Memo:
         times=np.zeros((*(none if labels else full), 5), dtype=np.int64),
         overflow=np.zeros(1, dtype=np.int64),
     )
-    info[-1, 0, 0, kernel.STAGES] = 0
-    memo.rank[-1, 0, 0] = 0
+    root = keys - width
+    info[root, 0, 0, kernel.STAGES] = 0
+    memo.rank[root, 0, 0] = 0
     if labels:
-        memo.label[-1, 0, 0, R] = -INFINITE
+        memo.label[root, 0, 0, R] = -INFINITE
     return memo
 
 
@@ -191,7 +198,7 @@ def _scratch(problem: Problem, base: Shape, table: Layers, settings: Settings) -
     )
 
 
-def _trace(problem: Problem, batch: Batch, base: Shape, memo: Memo, row: Sequence[int]) -> Allocation:
+def _trace(problem: Problem, batch: Batch, base: Shape, memo: Memo, row: Sequence[int], total: int) -> Allocation:
     """The stages of a found plan, their devices named by following the servers through the transitions."""
     steps = [(row[kernel.STEP], row[kernel.END])]
     key, cut, slot = row[kernel.KEY], row[kernel.CUT], row[kernel.SLOT]
@@ -214,13 +221,15 @@ def _trace(problem: Problem, batch: Batch, base: Shape, memo: Memo, row: Sequenc
         used = base.geometry.states[state]
         devices = [d for p, n in enumerate(servers) for d in nodes[n][used[p] :]]
         stages.append(Stage(start, problem.num_layers - 1, tuple(devices)))
-    return single_pipeline(tuple(_recomputing(problem, batch, stage) for stage in stages), batch.num_micro_batches)
+    flying = [max(1, min(total - i, batch.num_micro_batches)) for i in range(len(stages))]
+    recomputing = (_recomputing(problem, batch, stage, k) for stage, k in zip(stages, flying, strict=True))
+    return single_pipeline(tuple(recomputing), batch.num_micro_batches)
 
 
-def _recomputing(problem: Problem, batch: Batch, stage: Stage) -> Stage:
-    """The stage with recomputation where the request always wants it, or where it does not fit without."""
+def _recomputing(problem: Problem, batch: Batch, stage: Stage, flying: int) -> Stage:
+    """The stage with recomputation where the request always wants it, or where too little fits without."""
     if problem.recompute == "never":
         return stage
-    if problem.recompute == "auto" and micro_batches_that_fit(problem, stage, batch.most_rows) >= 1:
+    if problem.recompute == "auto" and micro_batches_that_fit(problem, stage, batch.most_rows) >= flying:
         return stage
     return Stage(stage.first, stage.last, stage.devices, stage.dispatch, ((stage.first, stage.last),))
