@@ -69,6 +69,7 @@ def test_full_duplex_channel_is_loaded_by_its_busier_direction() -> None:
 STAGES = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 90), st.integers(0, 300)), min_size=1, max_size=7)
 
 
+@settings(deadline=None)
 @given(STAGES, st.integers(1, 20))
 def test_labels_give_the_latency(stages: list[tuple[int, int, int]], count: int) -> None:
     """The kernel's four numbers, stage by stage, end at the corrected latency over all pivots."""
