@@ -211,16 +211,15 @@ def _child(pipe: socket.socket, parent: int) -> NoReturn:
     code = 1
     try:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            return
-        os.setpgid(0, 0)
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        from penstock.service.solve_child import serve
+        if os.getppid() == parent:
+            os.setpgid(0, 0)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            from penstock.service.solve_child import serve
 
-        with pipe, pipe.makefile("rwb") as stream:
-            serve(stream, stream)
-        code = 0
+            with pipe, pipe.makefile("rb") as source, pipe.makefile("wb") as sink:
+                serve(source, sink)
+            code = 0
     except BrokenPipeError:
         pass
     except BaseException:

@@ -13,7 +13,7 @@ import json
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from penstock.schemas.errors import InvalidPlan, PenstockError
 from penstock.schemas.jobs import PlanComparison, ProblemDetails, ResultOut
@@ -23,7 +23,7 @@ from penstock.schemas.request import PlanRequest
 Send = Callable[[dict[str, Any]], None]
 
 
-def serve(source: BinaryIO, sink: BinaryIO) -> None:
+def serve(source: IO[bytes], sink: IO[bytes]) -> None:
     """Read one task, do it, and write what comes of it."""
 
     def send(message: dict[str, Any]) -> None:

@@ -181,7 +181,7 @@ def _check_operations(tables: Tables, lanes: Lanes) -> None:
     base = np.concatenate(([0], np.cumsum(count[list(lanes.slot_stage)]))).astype(np.int64)
     scan = Scan(
         first=flows.first,
-        count=count,
+        batches=count,
         slot_replica=arrays.slot_replica,
         slot_replicas=arrays.slot_replicas,
         slot_base=base,

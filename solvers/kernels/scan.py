@@ -18,13 +18,13 @@ F_BIT, B_BIT, I_BIT, W_BIT, R_BIT = 1, 2, 4, 8, 16
 class Scan(NamedTuple):
     """What the scans of all lanes read (K slots, S stages) and fill.
 
-    Of stage s: ``first`` and ``count`` of its micro-batches; of slot k: which micro-batches are its own, and where
+    Of stage s: the ``first`` of its micro-batches and how many ``batches`` there are; of slot k: which micro-batches are its own, and where
     its ``marks`` begin. Filled: each operation's ``row`` and ``batch``, by slot its first and last gradient and how
     often each kind was ``seen`` (K, 5).
     """
 
     first: np.ndarray
-    count: np.ndarray
+    batches: np.ndarray
     slot_replica: np.ndarray
     slot_replicas: np.ndarray
     slot_base: np.ndarray
@@ -53,7 +53,7 @@ def _scan(scan: Scan, operations: np.ndarray, slot_of: np.ndarray, begin: int, c
             return FOREIGN, i
         slot = slot_of[s]
         m = operations[i, 2] - scan.first[s]
-        if slot < 0 or m < 0 or m >= scan.count[s]:
+        if slot < 0 or m < 0 or m >= scan.batches[s]:
             return FOREIGN, i
         turns = scan.slot_replicas[slot]
         if turns > 1 and operations[i, 2] % turns != scan.slot_replica[slot]:
@@ -79,7 +79,7 @@ def _scan(scan: Scan, operations: np.ndarray, slot_of: np.ndarray, begin: int, c
 @compiled
 def find_missing(scan: Scan, slot: int, s: int, apart: bool) -> tuple[int, int]:
     """The first missing operation of a slot of stage ``s`` as (micro-batch, kind)."""
-    for m in range(scan.count[s]):
+    for m in range(scan.batches[s]):
         number = m + scan.first[s]
         if number % scan.slot_replicas[slot] != scan.slot_replica[slot]:
             continue

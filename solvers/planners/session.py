@@ -113,8 +113,8 @@ class Session:
 
     def _try(self, planner: str, allocation: Allocation, draft: Draft, overlap: bool) -> None:
         """Judge one plan; where it takes too much memory, with fewer micro-batches in flight."""
-        attempt: Draft | None = draft
-        while attempt is not None:
+        attempt = draft
+        while True:
             mark = (allocation, attempt, overlap)
             if mark in self._seen or self.deadline.passed or (self.first_feasible and self.best is not None):
                 return
@@ -124,8 +124,11 @@ class Session:
                 short = self._accept(planner, allocation, attempt.orders(self.problem, allocation), overlap)
             if short is None:
                 return
-            attempt = self._fewer(allocation, attempt, short)
-        self._note(short)
+            fewer = self._fewer(allocation, attempt, short)
+            if fewer is None:
+                self._note(short)
+                return
+            attempt = fewer
 
     def _accept(self, planner: str, allocation: Allocation, orders: Orders, overlap: bool) -> Shortage | None:
         """Take the plan if it fits and is better; the shortage when it does not fit."""
