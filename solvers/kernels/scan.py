@@ -18,9 +18,9 @@ F_BIT, B_BIT, I_BIT, W_BIT, R_BIT = 1, 2, 4, 8, 16
 class Scan(NamedTuple):
     """What the scans of all lanes read (K slots, S stages) and fill.
 
-    Of stage s: the ``first`` of its micro-batches and how many ``batches`` there are; of slot k: which micro-batches are its own, and where
-    its ``marks`` begin. Filled: each operation's ``row`` and ``batch``, by slot its first and last gradient and how
-    often each kind was ``seen`` (K, 5).
+    Of stage s: the ``first`` of its micro-batches and how many ``batches`` there are; of slot k: which micro-batches
+    are its own, and where its ``marks`` begin. Filled: each operation's ``row`` and ``batch``, by slot its first and
+    last gradient and how often each kind was ``seen`` (K, 5).
     """
 
     first: np.ndarray
