@@ -19,20 +19,34 @@ from penstock.service.runs import Runs
 RETRY_S = 10.0
 """An agent in good health calls again within a few seconds."""
 
+REDIAL_S = 2.0
+"""An agent with news drops its waiting call and makes a new one: a connection that ended may mean just that."""
+
 
 @dataclass
 class Contact:
-    """What this process has seen of an incarnation; ``held`` is its call that waits."""
+    """What this process has seen of an incarnation.
+
+    ``held`` is its call that waits; ``gone``: its last connection ended without an answer; ``left``: it said goodbye.
+    """
 
     incarnation: str
     last: float
     calls: int = 0
     held: Listener | None = None
     gone: bool = False
+    left: bool = False
 
     def alive(self) -> bool:
-        """Whether it may be there: its name is taken."""
-        return not self.gone and (self.held is not None or time.monotonic() - self.last < RETRY_S)
+        """Whether it may be given work."""
+        return not self.left and (self.held is not None or self._age_s() < (REDIAL_S if self.gone else RETRY_S))
+
+    def keeps_name(self) -> bool:
+        """Whether another incarnation of its name has to wait."""
+        return not (self.left or self.gone) and (self.held is not None or self._age_s() < RETRY_S)
+
+    def _age_s(self) -> float:
+        return time.monotonic() - self.last
 
     def release(self) -> None:
         """Have the call that waits answered."""
@@ -60,12 +74,12 @@ class Agents:
         with self._notifier.listen(f"agent:{agent_id}") as listener:
             reply = await run_sync(self._accept, agent_id, request)
             if request.leaving:
-                contact.gone = True
+                contact.left = True
                 contact.release()
             if request.leaving or request.events or not request.hold or reply.state_version != request.state_version:
                 return reply
             if call == contact.calls:
-                await self._hold(contact, listener, hung_up)
+                await self._hold(contact, call, listener, hung_up)
         return await run_sync(self._reply, agent_id)
 
     async def watch(self) -> None:
@@ -98,7 +112,9 @@ class Agents:
             for row in rows
         ]
 
-    async def _hold(self, contact: Contact, listener: Listener, hung_up: Callable[[], Awaitable[None]]) -> None:
+    async def _hold(
+        self, contact: Contact, call: int, listener: Listener, hung_up: Callable[[], Awaitable[None]]
+    ) -> None:
         """Wait for a change, a newer call, the end of the hold, or the end of the connection."""
         contact.release()
         contact.held = listener
@@ -109,7 +125,8 @@ class Agents:
         finally:
             if contact.held is listener:
                 contact.held = None
-                contact.gone = contact.gone or (gone.done() and not news.done())
+            if call == contact.calls:
+                contact.gone = gone.done() and not news.done()
             for task in (gone, news):
                 task.cancel()
             contact.last = time.monotonic()
@@ -119,7 +136,7 @@ class Agents:
         if contact is not None and contact.incarnation == incarnation:
             contact.last, contact.gone = time.monotonic(), False
             return contact
-        if contact is not None and contact.alive():
+        if contact is not None and contact.keeps_name():
             raise Conflict(
                 f"agent {agent_id!r} is alive in another incarnation, {contact.incarnation!r}",
                 remedy=f"give this agent another name, or end the other one and wait {RETRY_S:.0f} s",

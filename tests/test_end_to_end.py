@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import httpx
@@ -134,6 +135,13 @@ class Cluster:
         children = psutil.Process(self.processes[name].pid).children()
         ranks = [child for child in children if "penstock.executor.rank" in child.cmdline()]
         return sorted(ranks, key=lambda child: (child.create_time(), child.pid))
+
+    def wait_until_gone(self, agent: str) -> None:
+        """Until the service gives the name of an agent that died to another."""
+        until = time.monotonic() + LIMIT_S
+        while any(one["id"] == agent and one["alive"] for one in self.client.get("/v1/agents").json()):
+            assert time.monotonic() < until, f"{agent} is still alive after {LIMIT_S} s"
+            time.sleep(0.2)
 
     def start_run(self, plan: str, **fields) -> str:
         body = {"schema_version": 1, "plan": plan, "model": "toy", "steps": STEPS} | fields
@@ -296,6 +304,7 @@ def test_a_killed_agent_takes_its_ranks_along(cluster, plan):
 
 
 def test_an_agent_may_come_back_and_a_cancelled_run_leaves_no_rank(cluster, plan):
+    cluster.wait_until_gone("host1")
     cluster.start_agent("host1")
     cluster.gate.touch()
     run = cluster.start_run(plan)

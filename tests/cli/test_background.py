@@ -27,8 +27,18 @@ with background(Path(sys.argv[1])) as processes:
 """
 
 
+def heed_interrupts() -> None:
+    """A shell starts background jobs with SIGINT ignored, and what they start inherits that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def _parent(directory: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
-    parent = subprocess.Popen([sys.executable, "-P", "-c", PARENT, str(directory)], stdout=subprocess.PIPE, text=True)
+    parent = subprocess.Popen(
+        [sys.executable, "-P", "-c", PARENT, str(directory)],
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=heed_interrupts,
+    )
     assert parent.stdout is not None
     return parent, [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
 

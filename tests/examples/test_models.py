@@ -8,7 +8,7 @@ from torch import Tensor
 
 from penstock.examples import catalogue
 from penstock.examples.models import MODELS
-from penstock.executor.analytic import boundary_name, parameter_bytes
+from penstock.executor.analytic import parameter_bytes
 from penstock.executor.chain import Chain
 from penstock.executor.job import Job, load_job
 
@@ -67,7 +67,7 @@ def test_shipped_profiles_have_the_layers_of_the_models(name: str) -> None:
     chain = Chain(load_job(MODELS[name].reference))
     profile = catalogue.profile(name)
     assert tuple(layer.name for layer in profile.layers) == chain.names
-    names = [tuple(boundary_name(chain, i, k) for k in range(len(cut))) for i, cut in enumerate(chain.cuts)]
+    names = [tuple(chain.tensor_name(i, k) for k in range(len(cut))) for i, cut in enumerate(chain.cuts)]
     assert [tuple(tensor.name for tensor in boundary) for boundary in profile.boundaries] == names
     width = 1 if profile.parameter_dtype == "fp32" else 2
     for i in {0, 1, len(chain.specs) // 2, len(chain.specs) - 1}:
