@@ -42,7 +42,7 @@ class Suspect(NamedTuple):
         """Whether it failed by itself: a signal or an error of its own, not the loss of a peer."""
         if self.code is not None and self.code < 0:
             return True
-        return not any(words in self.reason.lower() for words in _PEER_LOST)
+        return not lost_a_peer(self.reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +99,11 @@ class State:
     def is_living(self) -> bool:
         """Whether any child is alive."""
         return any(record.alive for record in self.runs.values())
+
+
+def lost_a_peer(reason: str) -> bool:
+    """Whether a rank's last words say that another rank went away, in the words of gloo and of our time-outs."""
+    return any(words in reason.lower() for words in _PEER_LOST)
 
 
 def where(step: int | None, index: int | None, instruction: str | None) -> str | None:

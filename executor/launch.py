@@ -25,6 +25,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
+from penstock.executor.agent_state import lost_a_peer
 from penstock.executor.store import join_address, listen
 from penstock.schemas.errors import (
     InvalidDocument,
@@ -42,7 +43,6 @@ PEER_GRACE_S = 0.7
 _KEPT_LINES = 40
 _CHUNK_BYTES = 1 << 16
 _LOOPBACK = "127.0.0.1"
-_PEER_LOST = ("closed by peer", "connection reset", "connection refused", "broken pipe", "timed out", "remote peer")
 _OWN_ERRORS: dict[str, type[PenstockError]] = {
     kind.__name__: kind for kind in (InvalidDocument, ModelMismatch, NotFound, UnsupportedRequest)
 }
@@ -100,8 +100,7 @@ class _Process:
     def is_root_cause(self) -> bool:
         """Whether it failed by itself: a signal or an error of its own, not the loss of a peer."""
         if self.failed is not None:
-            reason = str(self.failed["reason"]).lower()
-            return not any(words in reason for words in _PEER_LOST)
+            return not lost_a_peer(str(self.failed["reason"]))
         return self.has_failed
 
     def read(self, stream: IO[bytes]) -> tuple[bool, list[dict[str, Any]]]:

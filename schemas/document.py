@@ -129,3 +129,12 @@ def _steps_within(data: Any, steps: tuple[str | int, ...], code: str) -> list[st
             continue
         found.append(step)
     return found
+
+
+def refuse_doubles(what: str, names: list[str]) -> None:
+    """Raise ValueError naming the first name that occurs twice."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ValueError(f"{what} {name!r} occurs twice; names are unique")
+        seen.add(name)

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from penstock.schemas.document import Document, Part
+from penstock.schemas.document import Document, Part, refuse_doubles
 from penstock.schemas.quantities import Bytes, Count, Fraction, Name, Nanoseconds, PositiveCount
 
 Scaling = Literal["linear", "measured"]
@@ -102,9 +102,9 @@ class ModelProfile(Document):
         length = len(self.layers)
         if len(self.boundaries) != length - 1:
             raise ValueError(f"{length} layers have {length - 1} boundaries, not {len(self.boundaries)}")
-        _refuse_doubles("layer", [layer.name for layer in self.layers])
+        refuse_doubles("layer", [layer.name for layer in self.layers])
         for i, boundary in enumerate(self.boundaries):
-            _refuse_doubles(f"tensor in boundary {i}", [tensor.name for tensor in boundary])
+            refuse_doubles(f"tensor in boundary {i}", [tensor.name for tensor in boundary])
         for shared in self.shared_parameters:
             outside = [i for i in shared.layers if i >= length]
             if outside:
@@ -155,11 +155,3 @@ class PipelineProfile(Document):
     num_pipelines: PositiveCount
     batches: PositiveCount
     ranks: Annotated[tuple[PipelineStageMeasurement, ...], Field(min_length=1)]
-
-
-def _refuse_doubles(what: str, names: list[str]) -> None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise ValueError(f"{what} {name!r} occurs twice; names are unique")
-        seen.add(name)

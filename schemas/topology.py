@@ -6,8 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from penstock.schemas.document import Document, Part
-from penstock.schemas.profile import _refuse_doubles
+from penstock.schemas.document import Document, Part, refuse_doubles
 from penstock.schemas.quantities import Bytes, BytesPerSecond, Count, Name, Nanoseconds, PositiveCount
 
 MAX_MATRIX_DEVICES = 2048
@@ -119,9 +118,9 @@ class ClusterTopology(Document):
             return self
         if self.links and self.matrix is not None:
             raise ValueError("give either `links` or a measured `matrix`, not both")
-        _refuse_doubles("node or switch", [node.name for node in self.nodes] + list(self.switches))
+        refuse_doubles("node or switch", [node.name for node in self.nodes] + list(self.switches))
         ids = [device.id for node in self.nodes for device in node.devices]
-        _refuse_doubles("device", ids)
+        refuse_doubles("device", ids)
         for node in self.nodes:
             for device in node.devices:
                 if not device.id.startswith(node.name + "/"):

@@ -14,12 +14,6 @@ def micro_batch_rows(global_batch_size: int, num_micro_batches: int, micro_batch
     return base + 1 if micro_batch < larger else base
 
 
-def micro_batch_start(global_batch_size: int, num_micro_batches: int, micro_batch: int) -> int:
-    """First sample of a micro-batch within the global batch."""
-    base, larger = divmod(global_batch_size, num_micro_batches)
-    return micro_batch * base + min(micro_batch, larger)
-
-
 def row_classes(global_batch_size: int, num_micro_batches: int) -> tuple[tuple[int, int], ...]:
     """The one or two distinct sizes as (rows, number of micro-batches), larger first."""
     base, larger = divmod(global_batch_size, num_micro_batches)

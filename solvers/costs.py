@@ -195,9 +195,9 @@ def all_reduce_ns(problem: Problem, size_bytes: int, devices: Sequence[int]) -> 
         return _hierarchical_ns(problem, size_bytes, devices)
     narrowest = network.min_bandwidth(devices)
     if mode == "dapple" and len(nodes) == 1:
-        return _ratio_ns(2 * (k - 1) * size_bytes, k * narrowest * (k // 2))
+        return transfer_ns(2 * (k - 1) * size_bytes, k * narrowest * (k // 2))
     latency = max(_latency(problem, u, v) for u, v in network.ring(devices))
-    return _ratio_ns(2 * (k - 1) * size_bytes, k * narrowest) + 2 * (k - 1) * latency
+    return transfer_ns(2 * (k - 1) * size_bytes, k * narrowest) + 2 * (k - 1) * latency
 
 
 def _hierarchical_ns(problem: Problem, size_bytes: int, devices: Sequence[int]) -> int:
@@ -210,18 +210,14 @@ def _hierarchical_ns(problem: Problem, size_bytes: int, devices: Sequence[int]) 
         g = len(group)
         if g > 1:
             latency = max(_latency(problem, u, v) for u, v in network.ring(group))
-            part = _ratio_ns(2 * (g - 1) * size_bytes, g * network.min_bandwidth(group)) + 2 * (g - 1) * latency
+            part = transfer_ns(2 * (g - 1) * size_bytes, g * network.min_bandwidth(group)) + 2 * (g - 1) * latency
             inside = max(inside, part)
     leaders = [group[0] for group in groups.values()]
     h = len(leaders)
     lanes = min(len(group) for group in groups.values()) if all(network.has_own_nic[d] for d in devices) else 1
     latency = max(_latency(problem, u, v) for u, v in network.ring(leaders))
-    outside = _ratio_ns(2 * (h - 1) * size_bytes, h * lanes * network.min_bandwidth(leaders)) + 2 * (h - 1) * latency
+    outside = transfer_ns(2 * (h - 1) * size_bytes, h * lanes * network.min_bandwidth(leaders)) + 2 * (h - 1) * latency
     return inside + outside
-
-
-def _ratio_ns(byte_count: int, bytes_per_s: int) -> int:
-    return transfer_ns(byte_count, bytes_per_s)
 
 
 def _latency(problem: Problem, u: int, v: int) -> int:
