@@ -24,6 +24,7 @@ from penstock.solvers.problem import Problem
 from penstock.solvers.result import REQUEST_SCOPE, SCHEDULE_SCOPE, Bound
 from penstock.solvers.schedule import Pattern, Schedule
 from penstock.solvers.stage_times import StageTimes
+from penstock.solvers.update_rules import UpdateRule
 from penstock.solvers.windows import window_bound_ns
 
 
@@ -71,7 +72,9 @@ def _path_ns(problem: Problem) -> int:
     return int(np.min(there_and_back, axis=0).sum()) + min(first) + int(problem.update_ns[1])
 
 
-def schedule_bound(problem: Problem, allocation: Allocation, schedule: Schedule) -> Bound:
+def schedule_bound(
+    problem: Problem, allocation: Allocation, schedule: Schedule, update_rule: UpdateRule = "synchronous"
+) -> Bound:
     """No order of this allocation's operations takes less time than this, in this network.
 
     ``schedule`` says which operations there are: whether backwards are split, and whether recomputations run apart.

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 
 from penstock.solvers.network import Network
+from penstock.solvers.update_rules import UpdateRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,15 @@ class NetworkRules:
     overlap_all_reduce: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """Layers ``first`` to ``last`` (both included) may be held by ``devices`` only."""
+
+    first: int
+    last: int
+    devices: frozenset[int]
+
+
 @dataclass(frozen=True, eq=False)
 class Problem:
     """A request, frozen. L layers, V devices; times in ns, sizes in bytes.
@@ -101,6 +111,9 @@ class Problem:
     rules: NetworkRules
     recompute: Literal["never", "auto", "always"]
     expected_error: float
+    update_rules: frozenset[UpdateRule] = frozenset({"synchronous"})
+    pins: tuple[Pin, ...] = ()
+    seed: int = 0
     _costs: dict[tuple[str, int], Costs] = field(default_factory=dict, repr=False)
 
     @property

@@ -9,6 +9,7 @@ from typing import Final, Literal
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.schedule import Schedule
 from penstock.solvers.timeline import Timeline
+from penstock.solvers.update_rules import UpdateRule
 
 
 class Status(StrEnum):
@@ -21,7 +22,6 @@ class Status(StrEnum):
 
 
 Scope = Literal["schedule of this allocation", "all plans of this request"]
-UpdateRule = Literal["synchronous", "weight_stashing", "double_buffered", "double_grouped", "elastic_averaging"]
 
 SCHEDULE_SCOPE: Final = "schedule of this allocation"
 REQUEST_SCOPE: Final = "all plans of this request"

@@ -6,12 +6,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from penstock.schemas.program import KINDS
+
+STEP = len(KINDS)
+"""Kind of an optimizer step that stands in a row; its micro-batch is the last one of the round that it applies."""
+
 
 @dataclass(frozen=True, eq=False)
 class Row:
     """Devices that run the same operations in the same order.
 
-    ``operations`` is int32 of shape (n, 3): kind (``schemas.program.KINDS`` index), stage number, micro-batch.
+    ``operations`` is int32 of shape (n, 3): kind (``schemas.program.KINDS`` index, or ``STEP``), stage number,
+    micro-batch.
     """
 
     devices: tuple[int, ...]
@@ -20,26 +26,35 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class Orders:
-    """One step, flushed; each device that holds a stage is in exactly one row."""
+    """One step, flushed; each device that holds a stage is in exactly one row.
+
+    Without ``update_every`` each stage steps once, after everything. With it (unrolled patterns only) stage s steps
+    after every ``update_every[s]`` micro-batches, where its row says so.
+    """
 
     name: str
     rows: tuple[Row, ...]
     warmup: tuple[int, ...] = ()
+    update_every: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PatternOperation:
-    """One operation of a period; it works on the micro-batch that entered ``shift`` periods ago."""
+    """One operation of a period of q micro-batches: in period k it works on (k - shift) q + ``micro_batch``."""
 
     kind: int
     stage: int
     start_ns: int
     shift: int
+    micro_batch: int = 0
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """A period, the micro-batches it takes in, and the start and shift of each operation."""
+    """A period, the micro-batches it takes in, and the start and shift of each operation.
+
+    The starts say in which order a device runs its operations (``unroll``); when they run is for the judge to say.
+    """
 
     name: str
     period_ns: int

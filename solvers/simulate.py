@@ -46,6 +46,7 @@ from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import Orders, Schedule
 from penstock.solvers.tables import DURATION, Tables, cost_tables
 from penstock.solvers.timeline import DeviceUse, Interval, Timeline, Track, Transfers
+from penstock.solvers.update_rules import UpdateRule
 
 
 class Ends(NamedTuple):
@@ -57,7 +58,14 @@ class Ends(NamedTuple):
     makespan_ns: int
 
 
-def simulate(problem: Problem, allocation: Allocation, schedule: Schedule, *, overlap: bool | None = None) -> Timeline:
+def simulate(
+    problem: Problem,
+    allocation: Allocation,
+    schedule: Schedule,
+    *,
+    overlap: bool | None = None,
+    update_rule: UpdateRule = "synchronous",
+) -> Timeline:
     """Judge one step of a schedule: all times, memory and use of every device.
 
     ``overlap`` says whether all-reduces run beside the last backward (None: as the request's rules say).
@@ -85,12 +93,20 @@ def simulate(problem: Problem, allocation: Allocation, schedule: Schedule, *, ov
     )
 
 
-def makespan_ns(problem: Problem, allocation: Allocation, orders: Orders, *, overlap: bool | None = None) -> int:
+def makespan_ns(
+    problem: Problem,
+    allocation: Allocation,
+    schedule: Schedule,
+    *,
+    overlap: bool | None = None,
+    update_rule: UpdateRule = "synchronous",
+) -> int:
     """Only the time per global batch; UNREACHABLE_NS where devices are not connected. Raises as ``simulate``."""
-    tables = _tables(problem, allocation, orders, overlap)
+    tables = _tables(problem, allocation, schedule, overlap)
     if tables.unreachable:
         return UNREACHABLE_NS
-    lanes = make_lanes(tables, orders)
+    assert isinstance(schedule, Orders)
+    lanes = make_lanes(tables, schedule)
     _times, lane_ns, bucket_start = _run(tables, lanes, record=len(tables.flows.bucket_ns) > 0)
     return _ends(tables, lanes, lane_ns, bucket_start).makespan_ns
 

@@ -14,12 +14,19 @@ from penstock.solvers.batching import micro_batch_rows, slice_bounds
 from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import Orders, Schedule
 from penstock.solvers.timeline import Timeline
+from penstock.solvers.update_rules import UpdateRule
 from penstock.solvers.verify_memory import check_memory
 from penstock.solvers.verify_times import Clock, check_network, check_operations, check_updates
 
 
 def verify(
-    problem: Problem, allocation: Allocation, schedule: Schedule, timeline: Timeline, *, overlap: bool | None = None
+    problem: Problem,
+    allocation: Allocation,
+    schedule: Schedule,
+    timeline: Timeline,
+    *,
+    overlap: bool | None = None,
+    update_rule: UpdateRule = "synchronous",
 ) -> list[str]:
     """What is wrong with a plan and its timeline, a sentence each; empty means good.
 

@@ -11,21 +11,28 @@ from penstock.solvers.costs import UNREACHABLE_NS, all_reduce_ns, stage_costs, t
 from penstock.solvers.memory import activation_bytes, micro_batches_that_fit, static_bytes
 from penstock.solvers.problem import Problem
 from penstock.solvers.result import Shortage
-from penstock.solvers.schedule import Orders
+from penstock.solvers.schedule import Orders, Schedule
 from penstock.solvers.schedules import early_backward as early
 from penstock.solvers.schedules.gpipe import gpipe
 from penstock.solvers.schedules.model_parallel import model_parallel
+from penstock.solvers.update_rules import UpdateRule
 
 Policy = Literal["A", "B", "acr", "best"]
 
 
 class Proposal(NamedTuple):
-    """An allocation with the schedules and the all-reduce settings to judge it under."""
+    """An allocation with the schedules and the all-reduce settings to judge it under.
+
+    ``fixed``: judge this schedule and no other, with the allocation's own recomputation; ``schedules`` then holds its
+    name. Rules other than ``synchronous`` always come with a fixed schedule.
+    """
 
     allocation: Allocation
     schedules: tuple[str, ...]
     policy: str = "best"
     overlaps: tuple[bool, ...] = (True,)
+    update_rule: UpdateRule = "synchronous"
+    fixed: Schedule | None = None
 
 
 class Draft(NamedTuple):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from penstock.schemas.errors import InvalidPlan
 from penstock.solvers.allocation import Allocation
@@ -24,11 +25,23 @@ from penstock.solvers.planners.proposal import (
 )
 from penstock.solvers.problem import Problem
 from penstock.solvers.result import Bound, Candidate, Result, Shortage, Status
-from penstock.solvers.schedule import Orders
+from penstock.solvers.schedule import Orders, Schedule
 from penstock.solvers.schedules.early_backward import fitted
 from penstock.solvers.simulate import makespan_ns, simulate
 from penstock.solvers.timeline import Timeline
+from penstock.solvers.update_rules import UpdateRule
 from penstock.solvers.verify import verify
+
+
+class Attempt(NamedTuple):
+    """What is judged."""
+
+    planner: str
+    allocation: Allocation
+    schedule: Schedule
+    overlap: bool
+    update_rule: UpdateRule
+
 
 Key = tuple[int, int, tuple[object, ...], int, str]
 
@@ -70,6 +83,7 @@ class Session:
     notes: dict[str, str] = field(default_factory=dict)
     _key: Key | None = None
     _seen: set[object] = field(default_factory=set)
+    _kept: list[Schedule] = field(default_factory=list)
     _bound: Bound | None = None
 
     @property
@@ -103,6 +117,10 @@ class Session:
         if (problem := unreachable(self.problem, proposal.allocation)) is not None:
             self.disconnected = problem
             return
+        if proposal.fixed is not None:
+            if self.schedule in ("auto", proposal.fixed.name):
+                self._try_fixed(planner, proposal, proposal.fixed)
+            return
         for allocation in recompute_variants(self.problem, proposal.allocation, schedules):
             if self.best is not None and work_bound_ns(self.problem, allocation) > self.best.value_ns:
                 continue
@@ -121,7 +139,8 @@ class Session:
             self._seen.add(mark)
             short = shortage_of(self.problem, allocation, attempt.warmup)
             if short is None:
-                short = self._accept(planner, allocation, attempt.orders(self.problem, allocation), overlap)
+                orders = attempt.orders(self.problem, allocation)
+                short = self._accept(Attempt(planner, allocation, orders, overlap, "synchronous"))
             if short is None:
                 return
             fewer = self._fewer(allocation, attempt, short)
@@ -130,19 +149,32 @@ class Session:
                 return
             attempt = fewer
 
-    def _accept(self, planner: str, allocation: Allocation, orders: Orders, overlap: bool) -> Shortage | None:
+    def _try_fixed(self, planner: str, proposal: Proposal, schedule: Schedule) -> None:
+        """Judge a proposal's own schedule, once for each all-reduce setting."""
+        for overlap in proposal.overlaps:
+            plan = Attempt(planner, proposal.allocation, schedule, overlap, proposal.update_rule)
+            mark = (proposal.allocation, id(schedule), overlap, proposal.update_rule)
+            if mark in self._seen or self.deadline.passed or (self.first_feasible and self.best is not None):
+                return
+            self._seen.add(mark)
+            self._kept.append(schedule)
+            short = self._accept(plan)
+            if short is not None:
+                self._note(short)
+
+    def _accept(self, plan: Attempt) -> Shortage | None:
         """Take the plan if it fits and is better; the shortage when it does not fit."""
         self.judged += 1
-        rules = replace(self.problem.rules, overlap_all_reduce=overlap)
-        value = makespan_ns(replace(self.problem, rules=rules), allocation, orders)
-        key = _key(value, allocation, orders)
+        how: dict[str, Any] = {"overlap": plan.overlap, "update_rule": plan.update_rule}
+        value = makespan_ns(self.problem, plan.allocation, plan.schedule, **how)
+        key = _key(value, plan.allocation, plan.schedule)
         if self._key is not None and key >= self._key:
             return None
-        timeline = simulate(self.problem, allocation, orders, overlap=overlap)
-        short = _over(self.problem, allocation, timeline)
+        timeline = simulate(self.problem, plan.allocation, plan.schedule, **how)
+        short = _over(self.problem, plan.allocation, timeline)
         if short is not None:
             return short
-        self.best = Candidate(planner, allocation, orders, timeline, overlap)
+        self.best = Candidate(plan.planner, plan.allocation, plan.schedule, timeline, plan.overlap, plan.update_rule)
         self._key = key
         if self.on_incumbent is not None:
             self.on_incumbent(self.best)
@@ -167,21 +199,29 @@ class Session:
             status = Status.TIME_LIMIT if unfinished else Status.INFEASIBLE
             return Result(status, why, None, (), self.shortage, self.deadline.seconds, unfinished)
         best = self.best
-        faults = verify(self.problem, best.allocation, best.schedule, best.timeline)
+        faults = verify(
+            self.problem,
+            best.allocation,
+            best.schedule,
+            best.timeline,
+            overlap=best.overlap_all_reduce,
+            update_rule=best.update_rule,
+        )
         if faults:
             raise InvalidPlan(f"planner {name!r} made a plan that does not verify: " + "; ".join(faults[:3]))
         rules = replace(self.problem.rules, overlap_all_reduce=best.overlap_all_reduce)
         judged = replace(self.problem, rules=rules)
-        bounds = (self.bound, schedule_bound(judged, best.allocation, best.schedule))
+        bounds = (self.bound, schedule_bound(judged, best.allocation, best.schedule, best.update_rule))
         optimal = best.value_ns <= self.bound.bound_ns + self.bound.tolerance_ns
         status = Status.OPTIMAL if optimal else Status.FEASIBLE
         return Result(status, why, best, bounds, None, self.deadline.seconds, unfinished)
 
 
-def _key(value_ns: int, allocation: Allocation, orders: Orders) -> Key:
+def _key(value_ns: int, allocation: Allocation, schedule: Schedule) -> Key:
     stages = tuple((s.first, s.last, s.devices, s.dispatch, s.recompute) for s in allocation.stages)
     used = len({d for s in allocation.stages for d in s.devices})
-    return value_ns, used, (*stages, allocation.num_micro_batches), sum(orders.warmup), orders.name
+    warmup = sum(schedule.warmup) if isinstance(schedule, Orders) else 0
+    return value_ns, used, (*stages, allocation.num_micro_batches), warmup, schedule.name
 
 
 def _over(problem: Problem, allocation: Allocation, timeline: Timeline) -> Shortage | None:
