@@ -66,8 +66,8 @@ def _solve(problem: Problem, request: PlanRequest, on_incumbent: Callable[[Plan]
     return entry.solve(
         problem,
         schedule=request.schedule,
-        seed=request.seed,
         time_limit_ns=request.termination.time_limit_ns,
+        max_plans=request.termination.max_plans,
         gap=request.termination.gap,
         options=request.options,
         on_incumbent=tell,
@@ -76,13 +76,7 @@ def _solve(problem: Problem, request: PlanRequest, on_incumbent: Callable[[Plan]
 
 def refuse_unsupported(request: PlanRequest) -> None:
     """What the documents can say and no planner here does yet is refused, never ignored."""
-    asked = {
-        "update_rules": [rule for rule in request.update_rules if rule != "synchronous"],
-        "pins": list(request.pins),
-        "target": request.target,
-        "warm_start": request.warm_start,
-    }
-    for field, value in asked.items():
+    for field, value in {"target": request.target, "warm_start": request.warm_start}.items():
         if value:
             raise UnsupportedRequest(
                 f"no planner here honours {field} = {value!r}", remedy=f"leave {field} out of the request"

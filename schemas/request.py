@@ -51,10 +51,15 @@ class Termination(Part):
 
     time_limit_ns: Nanoseconds | None = None
     gap: Fraction = Field(default=0.0, description="good enough: value at most bound × (1 + gap)")
+    max_plans: PositiveCount | None = Field(
+        default=None,
+        description="plans that each planner may have judged; unlike a time limit it changes no answer"
+        " from one machine to the next",
+    )
 
 
 class Pin(Part):
-    """Layers that have to be held by one of these devices."""
+    """Layers that these devices and no others may hold."""
 
     layers: tuple[Count, Count]
     devices: Annotated[tuple[Name, ...], Field(min_length=1)]

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from difflib import get_close_matches
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from penstock.schemas.errors import InvalidPlan, NotFound, PenstockError, UnsupportedRequest
+from penstock.schemas.errors import InvalidPlan, NotFound, PenstockError
 from penstock.schemas.jobs import PlannerOut, Simulation, Verdict
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest
@@ -35,19 +34,10 @@ def check(request: PlanRequest) -> None:
     """
     from penstock.api import refuse_unsupported
     from penstock.convert import to_problem
-    from penstock.solvers.planners.options import checked
     from penstock.solvers.registry import resolve
 
     refuse_unsupported(request)
-    planner = resolve(request.planner)
-    if request.schedule not in ("auto", *planner.accepts):
-        near = get_close_matches(request.schedule, planner.accepts, n=1)
-        raise UnsupportedRequest(
-            f"planner {planner.name!r} does not combine with schedule {request.schedule!r}; "
-            f"it takes {', '.join(('auto', *planner.accepts))}",
-            remedy=f"did you mean {near[0]!r}?" if near else None,
-        )
-    checked(planner.name, planner.options, request.options)
+    resolve(request.planner).check(frozenset(request.update_rules), request.schedule, request.options)
     to_problem(request)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, get_args
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.allocators.block_partition import block_partition
@@ -18,7 +18,7 @@ from penstock.solvers.allocators.data_parallel import data_parallel
 from penstock.solvers.allocators.model_parallel import model_parallel as spread
 from penstock.solvers.planners import auto, dapple, dp, gpipe, model_parallel
 from penstock.solvers.planners.explain import why_found, why_nothing
-from penstock.solvers.planners.options import Option, checked
+from penstock.solvers.planners.options import Option, Value, checked
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.planners.session import Deadline, Session
 from penstock.solvers.problem import Problem
@@ -27,6 +27,7 @@ from penstock.solvers.result import Candidate, Result, Status
 from penstock.solvers.schedules.early_backward import early_backward
 from penstock.solvers.schedules.gpipe import gpipe as all_forwards_first
 from penstock.solvers.schedules.model_parallel import model_parallel as one_at_a_time
+from penstock.solvers.update_rules import UpdateRule
 
 Proposals = Callable[[Problem, Mapping[str, object]], Iterator[Proposal]]
 SYNCHRONOUS = frozenset({"synchronous"})
@@ -67,21 +68,20 @@ class Planner:
         problem: Problem,
         *,
         schedule: str = "auto",
-        seed: int = 0,
         time_limit_ns: int | None = None,
+        max_plans: int | None = None,
         gap: float = 0.0,
         options: Mapping[str, object] | None = None,
         on_incumbent: Callable[[Candidate], None] | None = None,
     ) -> Result:
         """The best plan found, judged and verified, with its bounds; or why there is none, and what would help.
 
-        No planner here draws random numbers, so ``seed`` changes nothing. ``on_incumbent`` hears of every
-        improvement. Raises ``UnsupportedRequest`` for an unknown option or schedule, ``InvalidDocument`` for a wrong
-        value of an option.
+        ``max_plans``: plans that each planner may have judged. ``on_incumbent`` hears of every improvement.
+        Raises ``UnsupportedRequest`` and ``InvalidDocument`` as ``check`` does, and where the planner cannot take
+        the request.
         """
-        self._refuse_schedule(schedule)
-        values = checked(self.name, self.options, options or {})
-        session = Session(problem, Deadline(time_limit_ns), gap, schedule, on_incumbent)
+        values = self.check(problem.update_rules, schedule, options or {})
+        session = Session(problem, Deadline(time_limit_ns), gap, schedule, on_incumbent, max_plans=max_plans)
         self.run(session, values)
         if session.best is not None:
             return session.result(self.name, why_found(session))
@@ -99,6 +99,24 @@ class Planner:
         for name, proposals in auto.contained(session.problem):
             if session.schedule == "auto" or session.schedule in PLANNERS[name].accepts:
                 session.judge_all(name, proposals)
+
+    def check(
+        self, update_rules: frozenset[UpdateRule], schedule: str, options: Mapping[str, object]
+    ) -> dict[str, Value]:
+        """All options with their values; refuses what this planner never takes.
+
+        Raises ``UnsupportedRequest`` for an unknown option or schedule and for update rules that it has no plans
+        with, ``InvalidDocument`` for a wrong value of an option.
+        """
+        self._refuse_schedule(schedule)
+        if not update_rules & self.supports:
+            own = sorted(self.supports & set(get_args(UpdateRule)))
+            raise UnsupportedRequest(
+                f"planner {self.name!r} makes plans with the update rule {' or '.join(own)} only; "
+                f"the request allows {', '.join(sorted(update_rules))}",
+                remedy=f"allow it: update_rules {[*sorted(update_rules), own[0]]} (--update-rule {own[0]})",
+            )
+        return checked(self.name, self.options, options)
 
     def _feasible(self, problem: Problem, schedule: str, values: Mapping[str, object], deadline: Deadline) -> bool:
         session = Session(problem, deadline, schedule=schedule, first_feasible=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from difflib import get_close_matches
 
 import networkx as nx
 import numpy as np
@@ -13,7 +14,7 @@ from penstock.schemas.quantities import MAX_WIRE_INTEGER
 from penstock.schemas.request import MemoryModel, PlanRequest
 from penstock.schemas.topology import ClusterTopology, Node
 from penstock.solvers.network import Cable, Inside, Network
-from penstock.solvers.problem import Device, Measured, MemoryRules, NetworkRules, Problem
+from penstock.solvers.problem import Device, Measured, MemoryRules, NetworkRules, Pin, Problem
 
 OPTIMIZER_STATES = {"sgd": 0, "momentum": 1, "adam": 2}
 
@@ -56,7 +57,28 @@ def to_problem(request: PlanRequest) -> Problem:
         ),
         recompute=request.recompute,
         expected_error=profile.source.expected_error,
+        update_rules=frozenset(request.update_rules),
+        pins=_pins(request, devices),
+        seed=request.seed,
     )
+
+
+def _pins(request: PlanRequest, devices: tuple[Device, ...]) -> tuple[Pin, ...]:
+    number_of = {device.name: number for number, device in enumerate(devices)}
+    faults = [
+        Fault(f"/pins/{p}/devices/{d}", f"{name!r} is no device of the topology")
+        for p, pin in enumerate(request.pins)
+        for d, name in enumerate(pin.devices)
+        if name not in number_of
+    ]
+    if faults:
+        near = get_close_matches(request.pins[int(faults[0].pointer.split("/")[2])].devices[0], number_of, n=1)
+        raise InvalidDocument(
+            "a pin names a device that the topology lacks",
+            faults=tuple(faults),
+            remedy=f"did you mean {near[0]!r}?" if near else f"devices are named like {devices[0].name!r}",
+        )
+    return tuple(Pin(*pin.layers, frozenset(number_of[name] for name in pin.devices)) for pin in request.pins)
 
 
 def inline_documents(request: PlanRequest) -> tuple[ModelProfile, ClusterTopology]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.solvers.batching import row_classes
+from penstock.solvers.pins import unkeepable_pin
 from penstock.solvers.planners.session import Session
 from penstock.solvers.result import Candidate, Result, Status
 from penstock.solvers.schedule import Orders
@@ -30,7 +31,7 @@ def why_found(session: Session) -> str:
     elif bound > 0:
         parts.append(f"{100 * (best.value_ns / bound - 1):.2f} % above the lower bound of the request")
     if session.unfinished:
-        parts.append(f"the time limit came before {', '.join(dict.fromkeys(session.unfinished))} had finished")
+        parts.append(f"{_limit(session)} came before {', '.join(dict.fromkeys(session.unfinished))} had finished")
     return "; ".join(parts)
 
 
@@ -67,11 +68,13 @@ def _listed(numbers: Sequence[int]) -> str:
 def why_nothing(session: Session, result: Result) -> str:
     """Which stage lacks how much on which device and what would help, or what else stood in the way."""
     if result.status is Status.TIME_LIMIT:
-        return f"the time limit came before {' and '.join(result.unfinished)} had found a plan"
+        return f"{_limit(session)} came before {' and '.join(result.unfinished)} had found a plan"
     short = result.shortage
     if short is None:
         if session.disconnected is not None:
             return f"no plan: {session.disconnected}"
+        if session.unpinned is not None:
+            return f"no plan: {unkeepable_pin(session.problem) or f'in the last one tried, {session.unpinned}'}"
         return (
             "no plan: no micro-batch of "
             f"{_sizes(session)} gives every replica min_slice = {session.problem.min_slice} samples"
@@ -89,6 +92,10 @@ def why_nothing(session: Session, result: Result) -> str:
     if session.deadline.passed:
         return f"{sentence}; the time limit came before a remedy was found"
     return f"{sentence}; no remedy tried here works"
+
+
+def _limit(session: Session) -> str:
+    return "the time limit" if session.deadline.passed else f"the limit of {session.max_plans} plans"
 
 
 def _sizes(session: Session) -> str:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from penstock.schemas.errors import InvalidPlan
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.bounds import request_bound, schedule_bound
+from penstock.solvers.pins import broken_pin, keep_pins, keep_pins_of_schedule
 from penstock.solvers.planners.proposal import (
     Draft,
     Proposal,
@@ -67,7 +68,10 @@ class Deadline:
 
 @dataclass
 class Session:
-    """The state of a solve. ``first_feasible``: stop at the first plan that fits (to try remedies)."""
+    """The state of a solve. ``first_feasible``: stop at the first plan that fits (to try remedies).
+
+    ``max_plans``: how many plans of one planner are judged; a count, so the answer is the same on every machine.
+    """
 
     problem: Problem
     deadline: Deadline
@@ -75,9 +79,11 @@ class Session:
     schedule: str = "auto"
     on_incumbent: Callable[[Candidate], None] | None = None
     first_feasible: bool = False
+    max_plans: int | None = None
     best: Candidate | None = None
     shortage: Shortage | None = None
     disconnected: str | None = None
+    unpinned: str | None = None
     judged: int = 0
     unfinished: list[str] = field(default_factory=list)
     notes: dict[str, str] = field(default_factory=dict)
@@ -85,6 +91,7 @@ class Session:
     _seen: set[object] = field(default_factory=set)
     _kept: list[Schedule] = field(default_factory=list)
     _bound: Bound | None = None
+    _limit: int | None = None
 
     @property
     def bound(self) -> Bound:
@@ -102,18 +109,30 @@ class Session:
 
     def judge_all(self, planner: str, proposals: Iterable[Proposal]) -> None:
         """Judge proposals in order until the limit, or until nothing better is needed."""
+        self._limit = None if self.max_plans is None else self.judged + self.max_plans
         for proposal in proposals:
             if self.done:
                 return
-            if self.deadline.passed:
+            if self._stopped:
                 self.unfinished.append(planner)
                 return
             self._judge(planner, proposal)
-        if self.deadline.passed and not self.done:
+        if self._stopped and not self.done:
             self.unfinished.append(planner)
+
+    @property
+    def _stopped(self) -> bool:
+        """Whether the planner at work has had its time, or its plans."""
+        return self.deadline.passed or (self._limit is not None and self.judged >= self._limit)
 
     def _judge(self, planner: str, proposal: Proposal) -> None:
         schedules = proposal.schedules if self.schedule == "auto" else (self.schedule,)
+        if self.problem.pins:
+            kept = self._pinned(proposal)
+            if kept is None:
+                self.unpinned = broken_pin(self.problem, proposal.allocation)
+                return
+            proposal = kept
         if (problem := unreachable(self.problem, proposal.allocation)) is not None:
             self.disconnected = problem
             return
@@ -129,12 +148,20 @@ class Session:
                     for overlap in proposal.overlaps:
                         self._try(planner, allocation, draft, overlap)
 
+    def _pinned(self, proposal: Proposal) -> Proposal | None:
+        """The proposal with its devices changed so that it keeps the pins."""
+        if proposal.fixed is not None:
+            found = keep_pins_of_schedule(self.problem, proposal.allocation, proposal.fixed)
+            return None if found is None else proposal._replace(allocation=found[0], fixed=found[1])
+        allocation = keep_pins(self.problem, proposal.allocation)
+        return None if allocation is None else proposal._replace(allocation=allocation)
+
     def _try(self, planner: str, allocation: Allocation, draft: Draft, overlap: bool) -> None:
         """Judge one plan; where it takes too much memory, with fewer micro-batches in flight."""
         attempt = draft
         while True:
             mark = (allocation, attempt, overlap)
-            if mark in self._seen or self.deadline.passed or (self.first_feasible and self.best is not None):
+            if mark in self._seen or self._stopped or (self.first_feasible and self.best is not None):
                 return
             self._seen.add(mark)
             short = shortage_of(self.problem, allocation, attempt.warmup)
@@ -154,7 +181,7 @@ class Session:
         for overlap in proposal.overlaps:
             plan = Attempt(planner, proposal.allocation, schedule, overlap, proposal.update_rule)
             mark = (proposal.allocation, id(schedule), overlap, proposal.update_rule)
-            if mark in self._seen or self.deadline.passed or (self.first_feasible and self.best is not None):
+            if mark in self._seen or self._stopped or (self.first_feasible and self.best is not None):
                 return
             self._seen.add(mark)
             self._kept.append(schedule)
