@@ -22,8 +22,8 @@ class Static(NamedTuple):
         return sum(self)
 
 
-def static_bytes(problem: Problem, stage: Stage) -> Static:
-    """Parameters, gradients and optimizer states of one replica of a stage.
+def weight_bytes(problem: Problem, stage: Stage) -> tuple[int, int]:
+    """Parameters of one replica of a stage, and the trainable ones among them.
 
     Tied weights count in the first layer that uses them; a later stage that uses them holds a copy.
     """
@@ -34,6 +34,12 @@ def static_bytes(problem: Problem, stage: Stage) -> Static:
         if any(i <= layer < j for layer in layers) and not i <= layers[0] < j:
             parameters += size
             trainable += size
+    return parameters, trainable
+
+
+def static_bytes(problem: Problem, stage: Stage) -> Static:
+    """Parameters, gradients and optimizer states of one replica of a stage."""
+    parameters, trainable = weight_bytes(problem, stage)
     rules = problem.memory
     states = trainable * rules.state_factor
     if rules.shard_states:
