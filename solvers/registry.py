@@ -24,6 +24,7 @@ from penstock.solvers.planners.session import Deadline, Session
 from penstock.solvers.problem import Problem
 from penstock.solvers.remedies import find_remedy
 from penstock.solvers.result import Candidate, Result, Status
+from penstock.solvers.schedules.eager import eager
 from penstock.solvers.schedules.early_backward import early_backward
 from penstock.solvers.schedules.gpipe import gpipe as all_forwards_first
 from penstock.solvers.schedules.model_parallel import model_parallel as one_at_a_time
@@ -172,6 +173,12 @@ SCHEDULES: dict[str, Entry] = {
         "all forwards, then all backwards",
         supports=frozenset({"synchronous", "round_robin", "several_pipelines"}),
         options=(Option("backward", "fifo", "order of the backwards", choices=("fifo", "lifo")),),
+    ),
+    "eager": Entry(
+        eager,
+        "PipeDream (Narayanan et al., SOSP 2019), section 3.2: 1F1B and 1F1B-RR",
+        "one forward and one backward in turn, without a flush",
+        supports=frozenset({"weight_stashing", "double_buffered", "round_robin"}),
     ),
     "model-parallel": Entry(
         one_at_a_time,

@@ -20,7 +20,7 @@ def flushed_rows(
     the stage's order does not. ``last_first`` runs the backwards from the last micro-batch to the first, and needs
     every forward in the warm-up.
     """
-    _refuse_shared_devices(problem, allocation)
+    refuse_shared_devices(problem, allocation)
     rows: list[Row] = []
     for number, stage in enumerate(allocation.stages):
         micro_batches = allocation.micro_batches(number)
@@ -48,7 +48,7 @@ def _order(stage: int, first: int, count: int, warmup: int, last_first: bool) ->
     return operations
 
 
-def _refuse_shared_devices(problem: Problem, allocation: Allocation) -> None:
+def refuse_shared_devices(problem: Problem, allocation: Allocation) -> None:
     seen: dict[int, int] = {}
     for number, stage in enumerate(allocation.stages):
         for device in stage.devices:

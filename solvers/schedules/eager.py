@@ -1,0 +1,238 @@
+"""``eager``: one forward and one backward in turn without a flush, PipeDream's 1F1B and 1F1B-RR [1]_ (ALGORITHMS 5.1).
+
+Stage s keeps ``depth[s]`` micro-batches in flight, over all its replicas where they work in turn: in its order F_k is
+followed by B_{k - depth + 1}. PipeDream's depth is NOAM, ceil(machines from the stage on / machines of the stage) per
+replica, which is N - s for a straight pipeline.
+
+The pattern's period is the largest cycle ratio of what waits for what: a stage's own work, and for stages s <= t the
+way of a micro-batch from s to t and back over the micro-batches that s may have under way in the meantime. Its starts
+are the earliest ones for that period; transfers wait for nothing but their channel's load.
+
+.. [1] Narayanan et al., PipeDream (SOSP 2019), section 3.2, figure 8 and 3.3; PipeDream-2BW (ICML 2021), section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
+from penstock.schemas.program import BACKWARD, FORWARD
+from penstock.solvers.allocation import Allocation, Stage
+from penstock.solvers.batching import row_classes
+from penstock.solvers.costs import buckets, stage_costs, transfer, update_ns
+from penstock.solvers.memory import activation_bytes, static_bytes, transient_bytes, weight_bytes
+from penstock.solvers.problem import Problem
+from penstock.solvers.schedule import Pattern, PatternOperation
+from penstock.solvers.schedules.rows import refuse_shared_devices
+from penstock.solvers.update_rules import UpdateRule, micro_batches_per_update, weight_copies
+
+RULES: frozenset[UpdateRule] = frozenset({"weight_stashing", "double_buffered"})
+
+
+class Work(NamedTuple):
+    """A stage's times per micro-batch, its slowest replica: ``step_ns`` is the share of a step and its reduction.
+
+    ``out_ns`` and ``back_ns`` are the transfers to and from the next stage, ``channel_ns`` what they load their
+    channel with; ``turns`` replicas work in turn.
+    """
+
+    forward_ns: int
+    backward_ns: int
+    step_ns: int
+    out_ns: int
+    back_ns: int
+    channel_ns: int
+    turns: int
+
+
+def eager(
+    problem: Problem,
+    allocation: Allocation,
+    *,
+    update_rule: UpdateRule = "weight_stashing",
+    depth: Sequence[int] | None = None,
+) -> Pattern:
+    """The pattern with ``depth[s]`` micro-batches of stage s in flight; None takes NOAM's, as far as memory allows.
+
+    Raises ``InvalidPlan`` for depths that deadlock (they grow along the pipeline), or that ask two weight versions for
+    a third; ``UnsupportedRequest`` for several pipelines, and for devices that hold several stages.
+    """
+    if len(allocation.pipelines) > 1:
+        raise UnsupportedRequest(
+            f"schedule 'eager' runs one pipeline, the plan has {len(allocation.pipelines)}",
+            remedy="one pipeline with replicated stages, or schedule early-backward",
+        )
+    refuse_shared_devices(problem, allocation)
+    vector = fitted_depth(problem, allocation, update_rule, noam(allocation)) if depth is None else tuple(depth)
+    _refuse(allocation, update_rule, vector)
+    works = stage_works(problem, allocation, update_rule)
+    period = period_ns(works, vector)
+    operations = []
+    for number, (forward, backward) in enumerate(_earliest_starts(works, vector, period)):
+        for kind, start in ((FORWARD, forward), (BACKWARD, backward)):
+            operations.append(PatternOperation(kind, number, start % period, start // period))
+    return Pattern("eager", period, 1, tuple(operations))
+
+
+def noam(allocation: Allocation) -> tuple[int, ...]:
+    """PipeDream's micro-batches in flight (section 3.2): enough that every replica from the stage on has one."""
+    found: list[int] = []
+    after = 0
+    for stage in reversed(allocation.stages):
+        turns = _turns(stage)
+        after += turns
+        found.append(-(-after // turns) * turns)
+    return tuple(_falling(found[::-1]))
+
+
+def fitted_depth(
+    problem: Problem, allocation: Allocation, update_rule: UpdateRule, wanted: Sequence[int]
+) -> tuple[int, ...]:
+    """``wanted``, clamped by the memory of stashes and weight versions, and never growing along the pipeline.
+
+    At least one micro-batch per replica stays: the judge has the last word. Two weight versions allow as many
+    micro-batches as a global batch has, and one (M >= in-flight - 1).
+    """
+    most = allocation.num_micro_batches + 1 if update_rule == "double_buffered" else max(wanted)
+    held = [_held(problem, allocation, update_rule, s, min(want, most)) for s, want in enumerate(wanted)]
+    return tuple(_falling(held))
+
+
+def bytes_needed(problem: Problem, allocation: Allocation, update_rule: UpdateRule, number: int, depth: int) -> int:
+    """What a device of a stage holds with ``depth`` micro-batches of it in flight, weight versions included."""
+    stage = allocation.stages[number]
+    rows = row_classes(problem.global_batch_size, allocation.num_micro_batches)[0][0]
+    trainable = weight_bytes(problem, stage)[1]
+    held = static_bytes(problem, stage).total + transient_bytes(problem, stage, rows)
+    held += (weight_copies(update_rule, allocation, number, depth) - 1) * trainable
+    return held + -(-depth // _turns(stage)) * activation_bytes(problem, stage, rows)
+
+
+def stage_works(problem: Problem, allocation: Allocation, update_rule: UpdateRule) -> tuple[Work, ...]:
+    """The times of every stage, for the largest micro-batch of the request."""
+    rows = row_classes(problem.global_batch_size, allocation.num_micro_batches)[0][0]
+    works = []
+    for number, stage in enumerate(allocation.stages):
+        costs = stage_costs(problem, stage, rows)
+        turns = _turns(stage)
+        every = micro_batches_per_update(update_rule, stage, allocation.num_micro_batches)
+        step = update_ns(problem, stage) + _exposed_ns(problem, stage, rows)
+        out, back, channel = _edge(problem, allocation, number, rows)
+        backward = max(1, costs.backward_ns + costs.recompute_ns)
+        works.append(Work(max(1, costs.forward_ns), backward, -(-step * turns // every), out, back, channel, turns))
+    return tuple(works)
+
+
+def period_ns(works: Sequence[Work], depth: Sequence[int]) -> int:
+    """Time per micro-batch of the steady state, where nothing but a channel's load keeps a transfer waiting."""
+    best = 1
+    for s, own in enumerate(works):
+        best = max(best, own.channel_ns, -(-(own.forward_ns + own.backward_ns + own.step_ns) // own.turns))
+        around = own.step_ns
+        for t in range(s, len(works)):
+            around += works[t].forward_ns + works[t].backward_ns
+            under_way = _turns_ahead(own, depth[s]) + own.turns - _turns_ahead(works[t], depth[t])
+            best = max(best, -(-around // under_way))
+            around += works[t].out_ns + works[t].back_ns
+    return best
+
+
+def _turns_ahead(work: Work, depth: int) -> int:
+    """How far the micro-batch of a forward is ahead of the one whose backward follows it on the same replica."""
+    return (depth - 1) // work.turns * work.turns
+
+
+def _earliest_starts(works: Sequence[Work], depth: Sequence[int], period: int) -> list[tuple[int, int]]:
+    """Starts of F and B of micro-batch 0 on every stage: longest paths, swept down and up until they stand still."""
+    count = len(works)
+    forward, backward = [0] * count, [0] * count
+    moved = True
+    while moved:
+        before = (*forward, *backward)
+        for s, work in enumerate(works):
+            if s > 0:
+                forward[s] = max(forward[s], forward[s - 1] + works[s - 1].forward_ns + works[s - 1].out_ns)
+            ahead = _turns_ahead(work, depth[s])
+            backward[s] = max(backward[s], forward[s] + work.forward_ns + ahead * period)
+        for s in reversed(range(count)):
+            work = works[s]
+            if s < count - 1:
+                backward[s] = max(backward[s], backward[s + 1] + works[s + 1].backward_ns + work.back_ns)
+            again = (_turns_ahead(work, depth[s]) + work.turns) * period
+            forward[s] = max(forward[s], backward[s] + work.backward_ns + work.step_ns - again)
+        moved = before != (*forward, *backward)
+    return list(zip(forward, backward, strict=True))
+
+
+def _edge(problem: Problem, allocation: Allocation, number: int, rows: int) -> tuple[int, int, int]:
+    """Transfers of a micro-batch to and from the next stage, and what both load the busiest channel with."""
+    after = allocation.next(number)
+    if after is None:
+        return 0, 0, 0
+    ways = [transfer(problem, allocation, *each) for each in ((number, rows, 0), (after, rows, 1))]
+    out, back = (0 if way is None else way.duration_ns for way in ways)
+    if problem.rules.shared:
+        one, other = (set() if way is None else set(way.resources) for way in ways)
+        together = bool(one & other)
+    else:
+        together = problem.rules.channel == "half"
+    free = not problem.rules.shared and problem.rules.channel == "none"
+    return out, back, 0 if free else out + back if together else max(out, back)
+
+
+def _exposed_ns(problem: Problem, stage: Stage, rows: int) -> int:
+    """What remains of the stage's all-reduce when its last backward has ended."""
+    behind, longest = 0, 0
+    for bucket in reversed(buckets(problem, stage, rows)):
+        behind += bucket.duration_ns
+        longest = max(longest, behind - bucket.lead_ns)
+    return longest
+
+
+def _held(problem: Problem, allocation: Allocation, update_rule: UpdateRule, number: int, wanted: int) -> int:
+    stage = allocation.stages[number]
+    room = min(problem.capacity_bytes(d) - problem.devices[d].context_bytes for d in stage.devices)
+    depth = max(wanted, _turns(stage))
+    while depth > _turns(stage) and bytes_needed(problem, allocation, update_rule, number, depth) > room:
+        depth -= 1
+    return depth
+
+
+def _turns(stage: Stage) -> int:
+    return stage.replicas if stage.dispatch == "round_robin" else 1
+
+
+def _falling(vector: Sequence[int]) -> list[int]:
+    """No stage may wait for more forwards than the one before it sends before its first backward."""
+    found = list(vector[:1])
+    for depth in vector[1:]:
+        found.append(min(depth, found[-1]))
+    return found
+
+
+def _refuse(allocation: Allocation, update_rule: UpdateRule, vector: tuple[int, ...]) -> None:
+    if update_rule not in RULES:
+        raise InvalidPlan(
+            f"schedule 'eager' is for {' and '.join(sorted(RULES))}, not for {update_rule!r}",
+            remedy="early-backward runs the same order with a flush",
+        )
+    if len(vector) != len(allocation.stages) or min(vector) < 1:
+        raise InvalidPlan(
+            f"depth {list(vector)} has to be {len(allocation.stages)} numbers of at least 1, one per stage"
+        )
+    for number, (before, depth) in enumerate(pairwise(vector), 1):
+        if depth > before:
+            raise InvalidPlan(
+                f"stage {number} keeps {depth} micro-batches in flight, but stage {number - 1} sends only {before} "
+                "before it waits for a backward: a deadlock",
+                remedy=f"at most {before} for stage {number}",
+            )
+    most = allocation.num_micro_batches + 1
+    if update_rule == "double_buffered" and vector[0] > most:
+        raise InvalidPlan(
+            f"{vector[0]} micro-batches in flight need a third weight version: with two, a global batch of "
+            f"{allocation.num_micro_batches} micro-batches allows {most}",
+            remedy=f"at least {vector[0] - 1} micro-batches per global batch, or at most {most} in flight",
+        )
