@@ -26,7 +26,7 @@ from penstock.solvers.allocation import Allocation
 from penstock.solvers.batching import row_classes
 from penstock.solvers.lowering import lower
 from penstock.solvers.problem import Problem
-from penstock.solvers.registry import PLANNERS, resolve
+from penstock.solvers.registry import PLANNERS, SCHEDULES, resolve
 from penstock.solvers.result import REQUEST_SCOPE, Candidate, Result
 from penstock.solvers.schedule import Orders, Schedule
 from penstock.solvers.simulate import simulate
@@ -128,18 +128,60 @@ def programs(file: PlanFile) -> list[Program]:
 def compare(
     request: PlanRequest, planners: Sequence[str] = (), schedules: Sequence[str] = ()
 ) -> Iterator[PlanComparison]:
-    """Each planner with each schedule it can be combined with, one row at a time as they finish."""
+    """Each planner with each schedule that it can be combined with, one row at a time as they finish.
+
+    ``auto`` comes last, with all schedules at once. A planner that cannot take the request has one row, which says why.
+    Raises UnsupportedRequest for an unknown name, and where no planner goes with any of the schedules.
+    """
     problem = to_problem(request)
     alone = one_device_ns(problem)
-    for planner in planners or tuple(PLANNERS):
-        entry = resolve(planner)
-        for schedule in schedules or entry.schedules:
-            if schedule not in entry.schedules:
-                continue
+    pairs = _pairs(planners, schedules)
+    for planner, own in pairs.items():
+        for schedule in own:
             asked = request.model_copy(update={"planner": planner, "schedule": schedule, "options": {}})
             started = time.monotonic()
-            result = _solve(problem, asked)
+            try:
+                result = _solve(problem, asked)
+            except UnsupportedRequest as error:
+                yield _refused(planner, error)
+                break
             yield _row(problem, planner, schedule, result, alone, time.monotonic() - started)
+
+
+def _pairs(planners: Sequence[str], schedules: Sequence[str]) -> dict[str, list[str]]:
+    """The schedules to ask each planner for."""
+    for schedule in schedules:
+        if schedule not in SCHEDULES:
+            PLANNERS["auto"].check(frozenset({"synchronous"}), schedule, {})
+    found = {}
+    for name in planners or (*(name for name in PLANNERS if name != "auto"), "auto"):
+        entry = resolve(name)
+        every = ["auto"] if name == "auto" and not schedules else list(entry.accepts)
+        own = [schedule for schedule in every if not schedules or schedule in schedules]
+        if own:
+            found[name] = own
+    if not found:
+        raise UnsupportedRequest(
+            f"none of the planners {', '.join(planners)} combines with {' or '.join(schedules)}",
+            remedy="; ".join(f"{name}: {', '.join(resolve(name).accepts)}" for name in planners),
+        )
+    return found
+
+
+def _refused(planner: str, error: UnsupportedRequest) -> PlanComparison:
+    return PlanComparison(
+        planner=planner,
+        schedule=None,
+        update_rule=None,
+        status="unsupported",
+        iteration_ns=None,
+        peak_memory_bytes=None,
+        bound_ns=None,
+        gap=None,
+        speedup_vs_one_device=None,
+        seconds=0.0,
+        why=f"{error.detail}; {error.remedy}" if error.remedy else error.detail,
+    )
 
 
 def _row(

@@ -104,12 +104,12 @@ class JobEvent(Part):
 
 
 class PlanComparison(Part):
-    """One row of ``compare``."""
+    """One row of ``compare``; ``unsupported``: the planner cannot take the request, and ``why`` says what it can."""
 
     planner: Name
     schedule: str | None
     update_rule: str | None
-    status: ResultStatus
+    status: ResultStatus | Literal["unsupported"]
     iteration_ns: Nanoseconds | None = Field(description="time per global batch")
     peak_memory_bytes: Count | None
     bound_ns: Nanoseconds | None

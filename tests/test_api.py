@@ -92,8 +92,7 @@ def test_every_used_device_has_a_program(answer: penstock.Answer) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"update_rules": ["double_buffered"]},
-        {"pins": [{"layers": [0, 1], "devices": ["node0/0"]}]},
+        {"update_rules": ["double_buffered"], "planner": "dapple"},
         {"target": "megatron"},
         {"warm_start": "sha256:" + "0" * 64},
         {"planner": "dappel"},
@@ -105,6 +104,27 @@ def test_what_no_planner_does_is_refused_and_named(change: dict[str, object]) ->
     with pytest.raises(UnsupportedRequest) as caught:
         penstock.plan("gpt2-small", "2x4xV100", global_batch_size=8, **change)
     assert next(iter(change)).rstrip("s")[:4] in str(caught.value) or caught.value.remedy
+
+
+def test_a_pin_on_an_unknown_device_is_refused_with_the_nearest() -> None:
+    with pytest.raises(InvalidDocument) as caught:
+        penstock.plan("gpt2-small", "2x4xV100", global_batch_size=8, pins=[{"layers": [0, 1], "devices": ["node0/9"]}])
+    assert caught.value.faults[0].pointer == "/pins/0/devices/0"
+    assert "node0/" in (caught.value.remedy or "")
+
+
+def test_pins_hold_in_the_answer() -> None:
+    pins = [{"layers": [0, 2], "devices": ["node1/2", "node1/3"]}]
+    answer = penstock.plan("gpt2-small", "2x4xV100", global_batch_size=8, pins=pins, planner="dapple")
+    stages = [stage for stage in answer.file.plan.pipelines[0].stages if stage.layers[0] <= 2]
+    assert {name for stage in stages for name in stage.devices} <= {"node1/2", "node1/3"}
+
+
+def test_a_budget_of_plans_is_kept_and_said() -> None:
+    few = penstock.plan("gpt2-small", "2x4xV100", global_batch_size=8, termination={"max_plans": 1}, planner="dapple")
+    assert "limit of 1 plans" in few.result.why
+    more = penstock.plan("gpt2-small", "2x4xV100", global_batch_size=8, planner="dapple")
+    assert more.seconds_per_global_batch <= few.seconds_per_global_batch
 
 
 def test_infeasible_is_an_answer_with_stage_device_bytes_and_remedy() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import typer
 
@@ -51,15 +52,37 @@ def _fields(options: Mapping[str, Any]) -> dict[str, Any]:
     same = ("global_batch_size", "planner", "schedule", "recompute", "seed")
     fields = {name: options[name] for name in same}
     fields["micro_batch_sizes"] = options["micro_batch_size"] or None
+    fields["update_rules"] = _rules(options["update_rule"])
+    fields["pins"] = [_pin(text) for text in options["pin"] or ()] or None
     parts = {
         "network": {"sharing": options["network"]},
         "memory": {"optimizer": options["optimizer"]},
-        "termination": {"time_limit_ns": None if limit is None else round(limit * 1e9), "gap": options["gap"]},
+        "termination": {
+            "time_limit_ns": None if limit is None else round(limit * 1e9),
+            "gap": options["gap"],
+            "max_plans": options["max_plans"],
+        },
         "options": dict(_option(text) for text in options["set_option"] or ()),
     }
     for part, values in parts.items():
         fields[part] = {name: value for name, value in values.items() if value is not None} or None
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _rules(given: list[str] | None) -> list[str] | None:
+    if not given:
+        return None
+    from penstock.schemas.request import UpdateRule
+
+    return list(get_args(UpdateRule)) if "all" in given else given
+
+
+def _pin(text: str) -> dict[str, Any]:
+    parts = re.fullmatch(r"(\d+)(?:-(\d+))?=(.+)", text)
+    if parts is None:
+        raise typer.BadParameter(f"{text!r} is not FIRST-LAST=DEVICE[,DEVICE…]", param_hint="--pin")
+    first, last, devices = parts.groups()
+    return {"layers": [int(first), int(last or first)], "devices": [name.strip() for name in devices.split(",")]}
 
 
 def _option(text: str) -> tuple[str, Any]:

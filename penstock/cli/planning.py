@@ -30,6 +30,14 @@ Network = Annotated[str | None, typer.Option(help="shared (transfers compete) or
 Optimizer = Annotated[str | None, typer.Option(help="sgd, momentum or adam.")]
 TimeLimit = Annotated[float | None, typer.Option("--time-limit", help="Seconds.")]
 Gap = Annotated[float | None, typer.Option(help="Good enough: a plan within this share of the bound.")]
+MaxPlans = Annotated[int | None, typer.Option(help="Plans that each planner may have judged; needs no clock.")]
+Rules = Annotated[
+    list[str] | None, typer.Option("--update-rule", help="An update rule that plans may have, or all; may be repeated.")
+]
+Pins = Annotated[
+    list[str] | None,
+    typer.Option("--pin", help="FIRST-LAST=DEVICE[,DEVICE…]: no other device may hold these layers; may be repeated."),
+]
 Seed = Annotated[int | None, typer.Option(help="Seed of every random choice.")]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="option=value of the planner; may be repeated.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
@@ -57,6 +65,9 @@ def plan(
     optimizer: Optimizer = None,
     time_limit: TimeLimit = None,
     gap: Gap = None,
+    max_plans: MaxPlans = None,
+    update_rule: Rules = None,
+    pin: Pins = None,
     seed: Seed = None,
     set_option: Settings = None,
     output: Annotated[
@@ -106,11 +117,17 @@ def compare(
     optimizer: Optimizer = None,
     time_limit: TimeLimit = None,
     gap: Gap = None,
+    max_plans: MaxPlans = None,
+    update_rule: Rules = None,
+    pin: Pins = None,
     seed: Seed = None,
     set_option: Settings = None,
     as_json: AsJson = False,
 ) -> None:
-    """Ask every planner the same question, and show their answers side by side."""
+    """Ask every planner the same question, and show their answers side by side.
+
+    Planners whose update rule changes the mathematics of training take part once it is allowed: --update-rule all.
+    """
     asked = request_of({**context.params, "planner": None, "schedule": None})
     from penstock import api
     from penstock.cli.show import Screen, show_comparison
@@ -119,10 +136,10 @@ def compare(
     rows = []
     for row in api.compare(asked, tuple(planner or ()), tuple(schedule or ())):
         rows.append(row)
-        screen.progress(f"{row.planner} with {row.schedule}: {row.status}")
+        screen.progress(f"{row.planner} with {row.schedule}: {row.status}" if row.schedule else f"not {row.planner}")
     screen.done()
     if as_json:
-        print(json.dumps([row.model_dump(mode="json", exclude={"why"}) for row in rows], indent=1))
+        print(json.dumps([row.model_dump(mode="json") for row in rows], indent=1))
     show_comparison(screen, rows)
 
 

@@ -174,14 +174,16 @@ def prediction_lines(plan: Plan) -> list[str]:
 def show_comparison(screen: Screen, rows: Sequence[PlanComparison]) -> None:
     """A row per planner and schedule, the best one first."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for head in ("planner", "schedule", "status"):
+    for head in ("planner", "schedule", "rule", "status"):
         table.add_column(head, no_wrap=True)
     for head in ("time", "speed-up", "gap", "peak memory", "seconds"):
         table.add_column(head, justify="right", no_wrap=True)
-    for row in sorted(rows, key=lambda row: (row.iteration_ns is None, row.iteration_ns or 0)):
+    taken = [row for row in rows if row.status != "unsupported"]
+    for row in sorted(taken, key=lambda row: (row.iteration_ns is None, row.iteration_ns or 0)):
         table.add_row(
             row.planner,
             row.schedule or "–",
+            row.update_rule or "–",
             row.status,
             duration(row.iteration_ns) if row.iteration_ns is not None else "–",
             f"{row.speedup_vs_one_device:.2f}×" if row.speedup_vs_one_device is not None else "–",
@@ -190,3 +192,6 @@ def show_comparison(screen: Screen, rows: Sequence[PlanComparison]) -> None:
             f"{row.seconds:.2f}",
         )
     screen.table(table)
+    for row in rows:
+        if row.status == "unsupported":
+            screen.say(f"left out {row.planner}: {row.why}")

@@ -26,6 +26,7 @@ KEYS = [
     "gap",
     "speedup_vs_one_device",
     "seconds",
+    "why",
 ]
 
 
@@ -165,6 +166,7 @@ def test_compare_gives_the_agreed_keys(inputs: list[str], capsys: pytest.Capture
     found = {row["planner"]: row for row in rows}
     assert found["auto"]["iteration_ns"] == min(row["iteration_ns"] for row in rows if row["iteration_ns"])
     assert all(row["iteration_ns"] >= 4_800_000 for row in rows if row["iteration_ns"])
+    assert all(row["why"] for row in rows)
     assert main(["compare", *inputs, "--planner", "dp"]) == 0
     out = capsys.readouterr().out
     assert "dp" in out
