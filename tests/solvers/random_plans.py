@@ -1,4 +1,4 @@
-"""Random small problems, allocations of every shape, and orders that can run."""
+"""Random small problems, allocations of every shape, orders that can run, and periodic patterns of every rule."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from itertools import pairwise
 from problems import as_operations, make_problem
 
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
-from penstock.solvers.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.allocation import Allocation, Pipeline, Stage, single_pipeline
 from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders, Row
+from penstock.solvers.schedule import STEP, Orders, Pattern, PatternOperation, Row
+from penstock.solvers.unroll import Unrolled, unroll
+from penstock.solvers.update_rules import PERIODIC_RULES, UpdateRule
 
 
 def random_problem(rng: random.Random) -> Problem:
@@ -55,10 +57,30 @@ def random_problem(rng: random.Random) -> Problem:
 
 def random_allocation(rng: random.Random, problem: Problem) -> Allocation:
     """Random cuts; replicated, round-robin and recomputing stages; devices may hold several stages."""
+    stages = _random_stages(rng, problem, list(range(problem.num_devices)))
+    return single_pipeline(stages, rng.randint(1, min(8, problem.global_batch_size)))
+
+
+def random_pipelines(rng: random.Random, problem: Problem) -> Allocation:
+    """Two or three pipelines on devices of their own, each with its cuts and its share of the micro-batches."""
+    count = rng.randint(2, min(3, problem.num_devices, problem.global_batch_size))
+    batches = rng.randint(count, min(8, problem.global_batch_size))
+    free = list(range(problem.num_devices))
+    rng.shuffle(free)
+    places = sorted(rng.sample(range(1, len(free)), count - 1))
+    starts = [0, *sorted(rng.sample(range(1, batches), count - 1)), batches]
+    parts = [free[low:high] for low, high in pairwise([0, *places, len(free)])]
+    pipelines = [
+        Pipeline(_random_stages(rng, problem, part), (low, high - 1))
+        for part, (low, high) in zip(parts, pairwise(starts), strict=True)
+    ]
+    return Allocation(tuple(pipelines), batches)
+
+
+def _random_stages(rng: random.Random, problem: Problem, free: list[int]) -> tuple[Stage, ...]:
     cuts = [i for i in range(1, problem.num_layers) if rng.random() < 0.6]
     bounds = [0, *cuts, problem.num_layers]
     groups: list[tuple[int, ...]] = []
-    free = list(range(problem.num_devices))
     rng.shuffle(free)
     stages = []
     for first, stop in pairwise(bounds):
@@ -74,7 +96,7 @@ def random_allocation(rng: random.Random, problem: Problem) -> Allocation:
             start = rng.randint(first, stop - 1)
             segments = ((start, rng.randint(start, stop - 1)),)
         stages.append(Stage(first, stop - 1, devices, dispatch, segments))
-    return single_pipeline(tuple(stages), rng.randint(1, min(8, problem.global_batch_size)))
+    return tuple(stages)
 
 
 def random_orders(rng: random.Random, allocation: Allocation) -> Orders:
@@ -91,7 +113,7 @@ def random_orders(rng: random.Random, allocation: Allocation) -> Orders:
     for s, stage in enumerate(stages):
         split, again = rng.random() < 0.3, bool(stage.recompute) and rng.random() < 0.5
         kinds = [FORWARD, *((INPUT, WEIGHT) if split else (BACKWARD,)), *((RECOMPUTE,) if again else ())]
-        for m in range(allocation.num_micro_batches):
+        for m in allocation.micro_batches(s):
             for lane in groups[stage.devices]:
                 if stage.dispatch == "rows" or stage.devices.index(lane[0]) == m % stage.replicas:
                     waiting[lane] += [(kind, s, m) for kind in kinds]
@@ -107,6 +129,56 @@ def random_orders(rng: random.Random, allocation: Allocation) -> Orders:
         waiting[lane].remove(op)
         lanes[lane].append(op)
     return Orders("random", tuple(Row(lane, as_operations(ops)) for lane, ops in lanes.items()))
+
+
+def random_pattern(rng: random.Random, problem: Problem) -> tuple[Allocation, Pattern, UpdateRule, Unrolled]:
+    """A periodic plan that can run: every operation's start is after those that it needs, and rounds stay apart."""
+    while True:
+        allocation = random_allocation(rng, problem)
+        rule = rng.choice(sorted(PERIODIC_RULES))
+        pattern = _pattern(rng, allocation, rng.randint(1, 3))
+        made = unroll(problem, allocation, pattern, rule)
+        if all(_rounds_apart(made, row) for row in made.orders.rows):
+            return allocation, pattern, rule, made
+
+
+def _pattern(rng: random.Random, allocation: Allocation, per_period: int) -> Pattern:
+    """Operations at random distances along the chain of each micro-batch of a period."""
+    count = len(allocation.stages)
+    split = [rng.random() < 0.2 for _ in range(count)]
+    again = [bool(stage.recompute) and rng.random() < 0.5 for stage in allocation.stages]
+    each, most = rng.randint(1, 6 * count), rng.randint(1, 5)
+    found = []
+    for j in range(per_period):
+        t = j * each
+        for s in range(count):
+            found.append((FORWARD, s, t, j))
+            t += rng.randint(1, most)
+        for s in reversed(range(count)):
+            if again[s]:
+                found.append((RECOMPUTE, s, t, j))
+                t += rng.randint(1, most)
+            found.append((INPUT if split[s] else BACKWARD, s, t, j))
+            if split[s]:
+                found.append((WEIGHT, s, t + rng.randint(1, most), j))
+            t += rng.randint(1, most)
+    period = per_period * each
+    operations = [PatternOperation(kind, s, t % period, t // period, j) for kind, s, t, j in found]
+    return Pattern("random", period, per_period, tuple(operations))
+
+
+def _rounds_apart(made: Unrolled, row: Row) -> bool:
+    """Whether every complete round of every stage of a row steps before gradients of the next one."""
+    every = made.orders.update_every
+    for s, stage in enumerate(made.allocation.stages):
+        if row.devices[0] not in stage.devices:
+            continue
+        own = [(k, m // every[s]) for k, other, m in row.operations.tolist() if other == s]
+        seen = [number for k, number in own if k not in (FORWARD, RECOMPUTE)]
+        steps = [number for k, number in own if k == STEP]
+        if seen != sorted(seen) or steps != list(range(made.allocation.num_micro_batches // every[s])):
+            return False
+    return True
 
 
 def _possible(allocation, lanes, waiting, lane, op) -> bool:

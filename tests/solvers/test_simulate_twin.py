@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from judge_twin import run_twin, twin_communication, twin_curve
+from judge_twin import run_twin, twin_curve, twin_use
 from problems import as_operations
 from random_plans import random_allocation, random_orders, random_problem
 
@@ -36,14 +36,14 @@ def test_kernels_equal_the_twin(seed: int) -> None:
     found = {(s, way, m): (start, end) for s, way, m, start, end in zip(*(c.tolist() for c in columns), strict=True)}
     assert found == twin.transfers
     assert {(r.stage, r.bucket): (r.start_ns, r.end_ns) for r in timeline.reductions} == twin.reductions
-    steps = [twin.updates[key] for key in sorted(twin.updates)]
+    steps = [step for key in sorted(twin.updates) for step in twin.updates[key]]
     assert [(u.start_ns, u.end_ns) for u in timeline.updates] == steps
     assert timeline.time_per_global_batch_ns == twin.makespan
     assert makespan_ns(problem, allocation, orders, overlap=overlap) == twin.makespan
     for lane, row in enumerate(orders.rows):
         for device in row.devices:
             use = timeline.uses[device]
-            assert use.communication_ns == twin_communication(twin, lane)
+            assert (use.busy_ns, use.communication_ns) == twin_use(twin, lane)
             curve = twin_curve(twin, device)
             times, sizes = timeline.memory_curve(device)
             assert use.memory.total == max(curve.values()) == sizes.max()
