@@ -33,7 +33,7 @@ def window_bound_ns(times: StageTimes) -> int:
     limits: list[int] = []
     for s in range(count):
         limits.append(min(times.in_flight(s), batches, *limits[-1:]))
-    kinds = [_channel_kind(times, s) for s in range(count - 1)]
+    kinds = [channel_kind(times, s) for s in range(count - 1)]
     ahead, through = _rates(times, kinds)
     best = 0
     for x in range(count):
@@ -66,7 +66,7 @@ def _rates(times: StageTimes, kinds: list[str]) -> tuple[list[int], list[int]]:
     return ahead, through
 
 
-def _channel_kind(times: StageTimes, s: int) -> str:
+def channel_kind(times: StageTimes, s: int) -> str:
     """How the transfers of the edge behind a stage exclude each other."""
     rules = times.problem.rules
     if not rules.shared:
