@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from penstock.schemas.document import Document, Part
-from penstock.schemas.profile import ModelProfile
+from penstock.schemas.profile import ModelProfile, PipelineProfile
 from penstock.schemas.quantities import Bytes, ContentHash, Count, Fraction, Name, Nanoseconds, PositiveCount
 from penstock.schemas.topology import ClusterTopology
 
@@ -72,6 +72,9 @@ class PlanRequest(Document):
 
     profile: ModelProfile | ContentHash
     topology: ClusterTopology | ContentHash
+    pipeline_profile: PipelineProfile | None = Field(
+        default=None, description="measured run of a pipeline, for planner avgpipe: how far pipelines may share devices"
+    )
     global_batch_size: PositiveCount
     micro_batch_sizes: tuple[PositiveCount, ...] = Field(
         default=(), description="candidates; none: powers of two up to the batch that the profile can cost"

@@ -82,6 +82,30 @@ class Pin:
     devices: frozenset[int]
 
 
+@dataclass(frozen=True, slots=True)
+class RankRun:
+    """One rank of a measured pipeline (AvgPipe, section 5.2.1): times per batch, the curve φ in millionths.
+
+    ``model_bytes`` of one pipeline's parameters and gradients, ``activation_bytes`` of one micro-batch in flight.
+    """
+
+    compute_ns: int
+    transfer_ns: int
+    utilisation_ppm: tuple[int, ...]
+    model_bytes: int
+    optimizer_bytes: int
+    activation_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineRun:
+    """A measured run of n parallel pipelines of m micro-batches per batch, rank by rank."""
+
+    num_micro_batches: int
+    num_pipelines: int
+    ranks: tuple[RankRun, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class Problem:
     """A request, frozen. L layers, V devices; times in ns, sizes in bytes.
@@ -114,6 +138,7 @@ class Problem:
     update_rules: frozenset[UpdateRule] = frozenset({"synchronous"})
     pins: tuple[Pin, ...] = ()
     seed: int = 0
+    pipeline_run: PipelineRun | None = None
     _costs: dict[tuple[str, int], Costs] = field(default_factory=dict, repr=False)
 
     @property

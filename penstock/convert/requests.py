@@ -9,12 +9,12 @@ import networkx as nx
 import numpy as np
 
 from penstock.schemas.errors import Fault, InvalidDocument
-from penstock.schemas.profile import Measurement, ModelProfile
+from penstock.schemas.profile import Measurement, ModelProfile, PipelineProfile
 from penstock.schemas.quantities import MAX_WIRE_INTEGER
 from penstock.schemas.request import MemoryModel, PlanRequest
 from penstock.schemas.topology import ClusterTopology, Node
 from penstock.solvers.network import Cable, Inside, Network
-from penstock.solvers.problem import Device, Measured, MemoryRules, NetworkRules, Pin, Problem
+from penstock.solvers.problem import Device, Measured, MemoryRules, NetworkRules, Pin, PipelineRun, Problem, RankRun
 
 OPTIMIZER_STATES = {"sgd": 0, "momentum": 1, "adam": 2}
 
@@ -57,6 +57,7 @@ def to_problem(request: PlanRequest) -> Problem:
         ),
         recompute=request.recompute,
         expected_error=profile.source.expected_error,
+        pipeline_run=None if request.pipeline_profile is None else _pipeline_run(request.pipeline_profile),
         update_rules=frozenset(request.update_rules),
         pins=_pins(request, devices),
         seed=request.seed,
@@ -128,6 +129,21 @@ def _one_measurement(m: Measurement) -> Measured:
         stash_bytes=_frozen(layer.stash_bytes for layer in m.layers),
         workspace_bytes=_frozen(layer.workspace_bytes for layer in m.layers),
     )
+
+
+def _pipeline_run(profile: PipelineProfile) -> PipelineRun:
+    ranks = tuple(
+        RankRun(
+            compute_ns=rank.compute_ns,
+            transfer_ns=rank.send_ns + rank.receive_ns,
+            utilisation_ppm=tuple(round(share * 1_000_000) for share in rank.utilisation) or (1_000_000,),
+            model_bytes=rank.model_bytes,
+            optimizer_bytes=rank.optimizer_bytes,
+            activation_bytes=rank.activation_bytes,
+        )
+        for rank in profile.ranks
+    )
+    return PipelineRun(profile.num_micro_batches, profile.num_pipelines, ranks)
 
 
 def _refuse_overflow(profile: ModelProfile, global_batch_size: int) -> None:
