@@ -135,8 +135,7 @@ def compare(
     """
     problem = to_problem(request)
     alone = one_device_ns(problem)
-    pairs = _pairs(planners, schedules)
-    for planner, own in pairs.items():
+    for planner, own in pairs(planners, schedules).items():
         for schedule in own:
             asked = request.model_copy(update={"planner": planner, "schedule": schedule, "options": {}})
             started = time.monotonic()
@@ -148,8 +147,8 @@ def compare(
             yield _row(problem, planner, schedule, result, alone, time.monotonic() - started)
 
 
-def _pairs(planners: Sequence[str], schedules: Sequence[str]) -> dict[str, list[str]]:
-    """The schedules to ask each planner for."""
+def pairs(planners: Sequence[str], schedules: Sequence[str]) -> dict[str, list[str]]:
+    """The schedules that ``compare`` asks each planner for; raises as it does."""
     for schedule in schedules:
         if schedule not in SCHEDULES:
             PLANNERS["auto"].check(frozenset({"synchronous"}), schedule, {})
@@ -310,6 +309,7 @@ __all__ = [
     "find_topology",
     "judge",
     "one_device_ns",
+    "pairs",
     "plan",
     "programs",
     "solve",

@@ -41,6 +41,19 @@ def check(request: PlanRequest) -> None:
     to_problem(request)
 
 
+def check_comparison(request: PlanRequest, planners: list[str], schedules: list[str]) -> None:
+    """Refuse what no planner could be compared on; one that cannot take the request has a row that says so.
+
+    Raises InvalidDocument or UnsupportedRequest. Profile and topology have to be inline.
+    """
+    from penstock.api import pairs, refuse_unsupported
+    from penstock.convert import to_problem
+
+    refuse_unsupported(request)
+    pairs(planners, schedules)
+    to_problem(request)
+
+
 def verdict(file: PlanFile) -> Verdict:
     """Whether a plan keeps the rules, in sentences."""
     faults = _judge(file).faults

@@ -199,14 +199,16 @@ async def compare(
     planner: Annotated[list[str], Query()] = [],  # noqa: B006  (FastAPI reads it, nobody writes it)
     schedule: Annotated[list[str], Query()] = [],  # noqa: B006
 ) -> Response:
-    """Each planner with each of its schedules, judged alike; `planner` and `schedule` narrow it down."""
+    """Each planner with each of its schedules, judged alike; `planner` and `schedule` narrow it down.
+
+    A planner that cannot take the request has a row with status `unsupported`, whose `why` says what it can take.
+    """
     return await run_sync(_compare, service, asked, planner, schedule, limiter=service.heavy)
 
 
 def _compare(service: Service, asked: PlanRequest, planners: list[str], schedules: list[str]) -> Response:
     inline = service.store.resolve(asked)
-    for planner in planners or [inline.planner]:
-        judging.check(inline.model_copy(update={"planner": planner, "schedule": "auto", "options": {}}))
+    judging.check_comparison(inline, planners, schedules)
     task = {
         "task": "compare",
         "entry": service.settings.compare_entry,

@@ -195,6 +195,13 @@ def test_compare_judges_planners_alike(client: Client):
     assert all(row.iteration_ns and row.bound_ns and row.iteration_ns >= row.bound_ns for row in rows)
 
 
+def test_compare_says_which_planner_cannot_take_the_request(client: Client):
+    request = PlanRequest.parse(tiny_request() | {"update_rules": ["elastic_averaging"]})
+    rows = client.compare(request, planners=["dp"])
+    assert [row.status for row in rows] == ["unsupported"]
+    assert "synchronous" in rows[0].why
+
+
 def test_what_there_is_to_ask_for(client: Client, http: httpx.Client):
     planners = {planner.name: planner for planner in client.planners()}
     assert {"auto", "dp", "gpipe", "dapple"} <= set(planners)
