@@ -1,0 +1,206 @@
+"""The rules of ``sharing``'s docstring in plain Python, nanosecond by nanosecond: the tests' oracle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+
+from penstock.schemas.program import BACKWARD, FORWARD
+from penstock.solvers.allocation import Allocation
+from penstock.solvers.batching import micro_batch_rows
+from penstock.solvers.costs import stage_costs, transfer, update_ns
+from penstock.solvers.memory import static_bytes, weight_bytes
+from penstock.solvers.problem import Problem
+from penstock.solvers.schedule import Orders
+
+STEP = ("step", -1)
+
+
+@dataclass
+class SharedTwin:
+    """One iteration, by stage number: operations as (kind, micro-batch), ("step", -1) for the update."""
+
+    start: dict[tuple[int, tuple], int] = field(default_factory=dict)
+    end: dict[tuple[int, tuple], int] = field(default_factory=dict)
+    transfers: dict[tuple[int, int, int], tuple[int, int]] = field(default_factory=dict)
+    makespan: int = 0
+    deadlock: bool = False
+
+
+def run_sharing_twin(problem: Problem, allocation: Allocation, orders: Orders) -> SharedTwin:
+    """Simulate one iteration; ``deadlock`` where lanes wait for ever."""
+    return _Run(problem, allocation, orders).run()
+
+
+class _Run:
+    def __init__(self, problem: Problem, allocation: Allocation, orders: Orders) -> None:
+        self.problem, self.allocation = problem, allocation
+        self.rows = [
+            micro_batch_rows(problem.global_batch_size, allocation.num_micro_batches, m)
+            for m in range(allocation.num_micro_batches)
+        ]
+        self.left: dict[int, list[tuple]] = {}
+        for row in orders.rows:
+            operations = [(int(kind), int(m)) for kind, _s, m in row.operations]
+            self.left[int(row.operations[0, 1])] = [*operations, STEP]
+        self.active: dict[int, tuple[tuple, Fraction]] = {}
+        self.flying: dict[tuple[int, int, int], int] = {}
+        self.waiting: list[tuple[int, int, int, int]] = []
+        self.arrived: set[tuple[int, int, int]] = set()
+        self.twin = SharedTwin()
+
+    def run(self) -> SharedTwin:
+        now = 0
+        while True:
+            self._settle(now)
+            if not self.active and not self.flying:
+                break
+            if self.active:
+                for s, speed in self._speeds().items():
+                    op, left = self.active[s]
+                    self.active[s] = (op, left - speed)
+            now += 1
+        self.twin.deadlock = any(self.left.values())
+        self.twin.makespan = max(self.twin.end.values(), default=0)
+        return self.twin
+
+    def _settle(self, now: int) -> None:
+        """All that happens at one instant."""
+        self._start_operations(now)
+        while True:
+            ended = [s for s, (_op, left) in self.active.items() if left <= 0]
+            landed = [key for key, end in self.flying.items() if end <= now]
+            if not ended and not landed:
+                return
+            for s in ended:
+                op, _left = self.active.pop(s)
+                self.twin.end[s, op] = now
+                self.left[s].pop(0)
+                self._pass_on(s, op, now)
+            for key in landed:
+                del self.flying[key]
+                way, s, m = key
+                self.arrived.add((way, self._other(way, s), m))
+            self._start_transfers(now)
+            self._start_operations(now)
+
+    def _other(self, way: int, s: int) -> int | None:
+        return self.allocation.next(s) if way == 0 else self.allocation.previous(s)
+
+    def _start_operations(self, now: int) -> None:
+        for s, operations in self.left.items():
+            if s in self.active or not operations or not self._is_ready(s, operations[0]):
+                continue
+            self.twin.start[s, operations[0]] = now
+            self.active[s] = (operations[0], Fraction(self._work(s, operations[0])))
+
+    def _is_ready(self, s: int, op: tuple) -> bool:
+        if op == STEP:
+            return True
+        kind, m = op
+        source = self.allocation.previous(s) if kind == FORWARD else self.allocation.next(s)
+        if kind == BACKWARD and (s, (FORWARD, m)) not in self.twin.end:
+            return False
+        return source is None or (0 if kind == FORWARD else 1, s, m) in self.arrived
+
+    def _work(self, s: int, op: tuple) -> int:
+        stage = self.allocation.stages[s]
+        if op == STEP:
+            return update_ns(self.problem, stage)
+        cost = stage_costs(self.problem, stage, self.rows[op[1]])
+        return cost.forward_ns if op[0] == FORWARD else cost.backward_ns + cost.recompute_ns
+
+    def _speeds(self) -> dict[int, Fraction]:
+        used: dict[int, int] = {}
+        for s, (op, _left) in self.active.items():
+            device = self.allocation.stages[s].devices[0]
+            used[device] = used.get(device, 0) + self._share(s, op)
+        found = {}
+        for s in self.active:
+            total = used[self.allocation.stages[s].devices[0]]
+            found[s] = Fraction(min(720_720, 720_720 * 1_000_000 // total), 720_720)
+        return found
+
+    def _share(self, s: int, op: tuple) -> int:
+        run = self.problem.pipeline_run
+        if op == STEP or run is None:
+            return 1_000_000
+        number = len(self.allocation.pipelines[0].stages)
+        curve = run.ranks[s % number].utilisation_ppm
+        rows = Fraction(self.problem.global_batch_size, run.num_micro_batches)
+        share = Fraction(sum(curve), len(curve)) * self.rows[op[1]] / rows / run.num_pipelines
+        return max(1, min(1_000_000, -int(-share // 1)))
+
+    def _pass_on(self, s: int, op: tuple, now: int) -> None:
+        if op == STEP:
+            return
+        way = 0 if op[0] == FORWARD else 1
+        if self._other(way, s) is None:
+            return
+        if transfer(self.problem, self.allocation, s, self.rows[op[1]], way) is None:
+            self.arrived.add((way, self._other(way, s), op[1]))
+        else:
+            self.waiting.append((now, s, way, op[1]))
+
+    def _start_transfers(self, now: int) -> None:
+        for entry in sorted(self.waiting):
+            _ready, s, way, m = entry
+            taken = set().union(*(self._resources(w, u) for w, u, _m in self.flying)) if self.flying else set()
+            if self._resources(way, s) & taken:
+                continue
+            self.waiting.remove(entry)
+            end = now + transfer(self.problem, self.allocation, s, self.rows[m], way).duration_ns
+            self.flying[way, s, m] = end
+            self.twin.transfers[s, way, m] = (now, end)
+
+    def _resources(self, way: int, s: int) -> set[object]:
+        if self.problem.rules.shared:
+            return set(transfer(self.problem, self.allocation, s, self.rows[0], way).resources)
+        devices = self.allocation.stages[s].devices, self.allocation.stages[self._other(way, s)].devices
+        pair = tuple(sorted(devices))
+        return {"half": {pair}, "full": {(pair, way)}, "none": set()}[self.problem.rules.channel]
+
+
+def shared_twin_curve(problem: Problem, allocation: Allocation, twin: SharedTwin, device: int) -> dict[int, int]:
+    """Bytes on a device from each time on at which something changes."""
+    events: dict[int, int] = {0: problem.devices[device].context_bytes}
+
+    def add(start: int, end: int | None, size: int) -> None:
+        events[start] = events.get(start, 0) + size
+        if end is not None:
+            events[end] = events.get(end, 0) - size
+
+    held = [s for s, stage in enumerate(allocation.stages) if device in stage.devices]
+    add(0, None, 2 * weight_bytes(problem, allocation.stages[held[0]])[1])
+    for s in held:
+        _stage_events(problem, allocation, twin, s, add)
+    level, curve = 0, {}
+    for t in sorted(events):
+        level += events[t]
+        curve[t] = level
+    return curve
+
+
+def _stage_events(problem: Problem, allocation: Allocation, twin: SharedTwin, s: int, add) -> None:
+    stage, count = allocation.stages[s], allocation.num_micro_batches
+    static = static_bytes(problem, stage)
+    add(0, None, static.parameters + static.optimizer)
+    add(min(twin.start[s, (BACKWARD, m)] for m in range(count)), twin.end[s, STEP], static.gradients)
+    for m in range(count):
+        rows = micro_batch_rows(problem.global_batch_size, count, m)
+        cost = stage_costs(problem, stage, rows)
+        plain = stage_costs(problem, replace(stage, recompute=()), rows)
+        release = twin.end[s, (BACKWARD, m)]
+        add(twin.start[s, (FORWARD, m)], release, cost.kept_bytes)
+        add(twin.start[s, (FORWARD, m)], twin.end[s, (FORWARD, m)], plain.workspace_bytes)
+        add(twin.start[s, (BACKWARD, m)], release, cost.workspace_bytes)
+        if not problem.memory.count_buffers:
+            continue
+        for sender, way, cut in ((s - 1, 0, stage.first - 1), (s + 1, 1, stage.last)):
+            if (sender, way, m) in twin.transfers and allocation.pipeline_of[sender] == allocation.pipeline_of[s]:
+                sizes = problem.forward_bytes if way == 0 else problem.backward_bytes
+                add(twin.transfers[sender, way, m][0], release, int(sizes[cut]) * rows)
+        for way, kind, cut in ((0, FORWARD, stage.last), (1, BACKWARD, stage.first - 1)):
+            if (s, way, m) in twin.transfers:
+                sizes = problem.forward_bytes if way == 0 else problem.backward_bytes
+                add(twin.end[s, (kind, m)], twin.transfers[s, way, m][1], int(sizes[cut]) * rows)
