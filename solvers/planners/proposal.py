@@ -10,7 +10,7 @@ from penstock.solvers.batching import row_classes
 from penstock.solvers.costs import UNREACHABLE_NS, all_reduce_ns, stage_costs, transfer
 from penstock.solvers.memory import activation_bytes, micro_batches_that_fit, static_bytes
 from penstock.solvers.problem import Problem
-from penstock.solvers.result import Shortage
+from penstock.solvers.result import Bound, Shortage
 from penstock.solvers.schedule import Orders, Schedule
 from penstock.solvers.schedules import early_backward as early
 from penstock.solvers.schedules.gpipe import gpipe
@@ -24,7 +24,8 @@ class Proposal(NamedTuple):
     """An allocation with the schedules and the all-reduce settings to judge it under.
 
     ``fixed``: judge this schedule and no other, with the allocation's own recomputation; ``schedules`` then holds its
-    name. Rules other than ``synchronous`` always come with a fixed schedule.
+    name. Rules other than ``synchronous`` always come with a fixed schedule. ``proven``: what the planner has proven
+    of all plans of the request by now.
     """
 
     allocation: Allocation
@@ -33,6 +34,7 @@ class Proposal(NamedTuple):
     overlaps: tuple[bool, ...] = (True,)
     update_rule: UpdateRule = "synchronous"
     fixed: Schedule | None = None
+    proven: Bound | None = None
 
 
 class Draft(NamedTuple):

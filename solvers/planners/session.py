@@ -91,14 +91,23 @@ class Session:
     _seen: set[object] = field(default_factory=set)
     _kept: list[Schedule] = field(default_factory=list)
     _bound: Bound | None = None
+    _proven: Bound | None = None
     _limit: int | None = None
 
     @property
     def bound(self) -> Bound:
-        """Of the whole request."""
+        """Of the whole request; a planner's own proof while no plan outside its model is better."""
         if self._bound is None:
             self._bound = request_bound(self.problem)
-        return self._bound
+        proven = self._proven
+        if proven is None or proven.bound_ns <= self._bound.bound_ns:
+            return self._bound
+        return self._bound if self.best is not None and self.best.value_ns < proven.bound_ns else proven
+
+    def prove(self, bound: Bound) -> None:
+        """Take a planner's proof, when it says more than what is known."""
+        if self._proven is None or bound.bound_ns > self._proven.bound_ns:
+            self._proven = bound
 
     @property
     def done(self) -> bool:
@@ -126,6 +135,8 @@ class Session:
         return self.deadline.passed or (self._limit is not None and self.judged >= self._limit)
 
     def _judge(self, planner: str, proposal: Proposal) -> None:
+        if proposal.proven is not None:
+            self.prove(proposal.proven)
         schedules = proposal.schedules if self.schedule == "auto" else (self.schedule,)
         if self.problem.pins:
             kept = self._pinned(proposal)
