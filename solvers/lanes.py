@@ -14,17 +14,18 @@ import numpy as np
 from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.program import KINDS, RECOMPUTE
 from penstock.solvers.allocation import Allocation
-from penstock.solvers.kernels.scan import DUPLICATE, EARLY, FOREIGN, GOOD, Scan, find_missing, scan_lane
+from penstock.solvers.kernels.scan import DUPLICATE, EARLY, GOOD, OUT_OF_ROUND, Scan, find_missing, scan_lane
 from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders
+from penstock.solvers.schedule import STEP, Orders
 from penstock.solvers.tables import Tables
 
 
 class LaneTables(NamedTuple):
     """Arrays for kernels; N operations, L lanes, K slots.
 
-    ``row`` (N,) is each operation's line in ``table`` (10 K, 8), whose columns ``tables`` explains; ``batch`` (N,)
-    its micro-batch.
+    ``row`` (N,) is each operation's line in ``table`` (12 K, 8), whose columns ``tables`` explains; ``batch`` (N,)
+    its micro-batch. ``first_gradient`` and ``last_gradient`` are by slot and round, those of slot k from
+    ``round_start[k]`` on (-1: none); a flushed step is one round.
     """
 
     batch: np.ndarray
@@ -36,6 +37,7 @@ class LaneTables(NamedTuple):
     slot_replicas: np.ndarray
     row: np.ndarray
     table: np.ndarray
+    round_start: np.ndarray
     first_gradient: np.ndarray
     last_gradient: np.ndarray
     lanes_needed: np.ndarray
@@ -82,6 +84,7 @@ def make_lanes(tables: Tables, orders: Orders) -> Lanes:
     apart = _recomputes_apart(allocation, pairs, parts)
     replica, replicas = _replicas(allocation, orders, pairs)
     per_stage = np.bincount([s for s, _lane in pairs], minlength=len(allocation.stages))
+    rounds = -(-allocation.num_micro_batches // tables.chains.every)[[s for s, _lane in pairs]]
     arrays = LaneTables(
         batch=np.empty(lane_start[-1], dtype=np.int32),
         lane_start=lane_start,
@@ -92,8 +95,9 @@ def make_lanes(tables: Tables, orders: Orders) -> Lanes:
         slot_replicas=replicas,
         row=np.empty(lane_start[-1], dtype=np.int32),
         table=_operation_lines(tables, pairs, apart),
-        first_gradient=np.full(len(pairs), -1, dtype=np.int64),
-        last_gradient=np.full(len(pairs), -1, dtype=np.int64),
+        round_start=np.concatenate(([0], np.cumsum(rounds))).astype(np.int64),
+        first_gradient=np.full(rounds.sum(), -1, dtype=np.int64),
+        last_gradient=np.full(rounds.sum(), -1, dtype=np.int64),
         lanes_needed=np.asarray(
             [n if stage.dispatch == "rows" else 1 for n, stage in zip(per_stage, allocation.stages, strict=True)],
             dtype=np.int64,
@@ -190,6 +194,11 @@ def _check_operations(tables: Tables, lanes: Lanes) -> None:
         batch=arrays.batch,
         first_gradient=arrays.first_gradient,
         last_gradient=arrays.last_gradient,
+        periodic=tables.periodic,
+        every=tables.chains.every,
+        round_start=arrays.round_start,
+        gradients=np.zeros(len(lanes.slot_stage), dtype=np.int64),
+        stepped=np.zeros(len(lanes.slot_stage), dtype=np.int64),
         seen=np.zeros((len(lanes.slot_stage), len(KINDS)), dtype=np.int64),
     )
     for lane, operations in enumerate(lanes.rows):
@@ -197,6 +206,8 @@ def _check_operations(tables: Tables, lanes: Lanes) -> None:
         if status != GOOD:
             raise InvalidPlan(_what_is_wrong(tables, lanes, int(status), lane, int(at)))
     _check_counts(tables, lanes, scan)
+    if tables.periodic:
+        _check_steps(tables, lanes, scan)
 
 
 def _check_counts(tables: Tables, lanes: Lanes, scan: Scan) -> None:
@@ -213,13 +224,31 @@ def _check_counts(tables: Tables, lanes: Lanes, scan: Scan) -> None:
         raise InvalidPlan(f"{KINDS[kind]}{m} of stage {s} is missing in the row of {name}.")
 
 
+def _check_steps(tables: Tables, lanes: Lanes, scan: Scan) -> None:
+    for slot, s in enumerate(lanes.slot_stage):
+        every, stepped = int(scan.every[s]), int(scan.stepped[slot])
+        if stepped < tables.allocation.num_micro_batches // every:
+            name = tables.problem.devices[lanes.devices[int(lanes.arrays.slot_lane[slot])][0]].name
+            last = (stepped + 1) * every - 1
+            raise InvalidPlan(
+                f"The optimizer step of stage {s} after micro-batch {last} is missing in the row of {name}."
+            )
+
+
+def operation_name(kind: int, s: int, m: int) -> str:
+    """How messages name an operation."""
+    if kind == STEP:
+        return f"The optimizer step of stage {s} after micro-batch {m}"
+    return f"{KINDS[kind]}{m} of stage {s}" if 0 <= kind < STEP else f"Operation kind {kind}"
+
+
 def _what_is_wrong(tables: Tables, lanes: Lanes, status: int, lane: int, at: int) -> str:
-    kind, s, m = (int(v) for v in lanes.rows[lane][at])
-    what = f"{KINDS[kind]}{m} of stage {s}" if 0 <= kind < len(KINDS) else f"Operation kind {kind}"
+    what = operation_name(*(int(v) for v in lanes.rows[lane][at]))
     where = f"the row of {tables.problem.devices[lanes.devices[lane][0]].name}"
     if status == DUPLICATE:
         return f"{what} is twice in {where}."
     if status == EARLY:
         return f"{what} is out of order in {where}: F comes before B or I, I before W, R between F and B or I."
-    assert status == FOREIGN
+    if status == OUT_OF_ROUND:
+        return f"{what} is out of order in {where}: gradients of a round come between its step and the one before."
     return f"{what} is in {where}, whose devices do not run it."

@@ -1,46 +1,53 @@
-"""What each device holds at every moment of a judged step, its peak, and when it communicates without computing.
+"""What each device holds at every moment of a judged run, its peak, and when it communicates without computing.
 
 ALGORITHMS 1.7 with the rules of ``simulate``: the curve is exact for the times that the judge found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
 from penstock.solvers.kernels.memory import NEVER, Costs, Streams, all_peaks, lane_curve
 from penstock.solvers.lanes import Lanes, Times
+from penstock.solvers.schedule import STEP
 from penstock.solvers.tables import StageMemory, Tables
-from penstock.solvers.timeline import Breakdown, Interval
+from penstock.solvers.timeline import Breakdown
 
-Pairs = list[tuple[int, int]]
+
+class Spans(NamedTuple):
+    """Starts and ends of optimizer steps or of reductions.
+
+    ``place``: of a step its slot and round as in ``LaneTables.first_gradient``; of a reduction its chain.
+    """
+
+    place: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
 class MemoryProfile:
-    """Memory of every device of one judged step; curves are computed when asked for."""
+    """Memory of every device of one judged run; curves are computed when asked for. ``versions``: bytes by slot."""
 
     tables: Tables
     lanes: Lanes
     times: Times
+    versions: tuple[int, ...]
     streams: Streams
     costs: Costs
 
     @classmethod
     def of(
-        cls,
-        tables: Tables,
-        lanes: Lanes,
-        times: Times,
-        updates: Sequence[Interval],
-        reductions: Sequence[Interval],
+        cls, tables: Tables, lanes: Lanes, times: Times, steps: Spans, reduced: Spans, versions: tuple[int, ...]
     ) -> MemoryProfile:
-        """``updates`` by slot."""
-        return cls(tables, lanes, times, _streams(tables, lanes), _costs(tables, lanes, times, updates, reductions))
+        """``steps`` by slot and round, ``reduced`` by chain and round."""
+        costs = _costs(tables, lanes, times, steps, reduced, versions)
+        return cls(tables, lanes, times, versions, _streams(tables, lanes), costs)
 
     def curve(self, device: int) -> tuple[np.ndarray, np.ndarray]:
         """(times, bytes) of a device, int64: bytes from each time on, beginning at 0."""
@@ -48,9 +55,12 @@ class MemoryProfile:
         times, size = lane_curve(self.lanes.arrays, self.streams, self.costs, self.times, lane)
         return times, size + self.tables.problem.devices[device].context_bytes
 
-    def uses(self) -> tuple[list[Breakdown], list[tuple[int, int]]]:
-        """Each lane's first peak without its devices' contexts; its busy time and communication without it in ns."""
-        peaks, spent = all_peaks(self.lanes.arrays, self.streams, self.costs, self.times)
+    def uses(self, begin_ns: int, end_ns: int) -> tuple[list[Breakdown], list[tuple[int, int]]]:
+        """Each lane's first peak without its devices' contexts; busy time and communication without it, both in ns.
+
+        The times are those between ``begin_ns`` and ``end_ns``.
+        """
+        peaks, spent = all_peaks(self.lanes.arrays, self.streams, self.costs, self.times, begin_ns, end_ns)
         found = []
         for slots, (gradients, kept, buffers, workspace) in zip(self.lanes.slots, peaks.tolist(), strict=True):
             held = [self.tables.static[self.lanes.slot_stage[slot]] for slot in slots]
@@ -59,7 +69,7 @@ class MemoryProfile:
                     parameters=sum(each.parameters for each in held),
                     gradients=gradients,
                     optimizer=sum(each.optimizer for each in held),
-                    versions=0,
+                    versions=sum(self.versions[slot] for slot in slots),
                     activations=kept,
                     buffers=buffers,
                     workspace=workspace,
@@ -95,41 +105,55 @@ def _streams(tables: Tables, lanes: Lanes) -> Streams:
 
 
 def _costs(
-    tables: Tables, lanes: Lanes, times: Times, updates: Sequence[Interval], reductions: Sequence[Interval]
+    tables: Tables, lanes: Lanes, times: Times, steps: Spans, reduced: Spans, versions: tuple[int, ...]
 ) -> Costs:
-    first = lanes.arrays.first_gradient.tolist()
-    of_stage: dict[int, Pairs] = {}
-    for each in reductions:
-        of_stage.setdefault(each.stage, []).append((each.start_ns, each.end_ns))
-    static: list[int] = []
-    changes: list[Pairs] = []
-    steps: list[Pairs] = []
-    reduced: list[Pairs] = []
-    for slots in lanes.slots:
-        held = {slot: tables.static[lanes.slot_stage[slot]] for slot in slots}
-        static.append(sum(each.parameters + each.optimizer for each in held.values()))
-        used = [slot for slot in slots if first[slot] >= 0]
-        begun = [(int(times.start[first[slot]]), held[slot].gradients) for slot in used]
-        changes.append(sorted(begun + [(updates[slot].end_ns, -held[slot].gradients) for slot in used]))
-        steps.append(sorted((updates[slot].start_ns, updates[slot].end_ns) for slot in slots))
-        reduced.append(sorted(pair for slot in slots for pair in of_stage.get(lanes.slot_stage[slot], [])))
-    return Costs(
-        _operation_bytes(tables, lanes),
-        np.asarray(static, dtype=np.int64),
-        *_lists(changes),
-        *_lists(steps),
-        *_lists(reduced),
+    arrays = lanes.arrays
+    held = [tables.static[s] for s in lanes.slot_stage]
+    static = np.zeros(len(lanes.slots), dtype=np.int64)
+    always = [each.parameters + each.optimizer + more for each, more in zip(held, versions, strict=True)]
+    np.add.at(static, arrays.slot_lane, np.asarray(always, dtype=np.int64))
+    slot_of_place = np.repeat(np.arange(len(held)), np.diff(arrays.round_start))
+    lane_of_place = arrays.slot_lane[slot_of_place]
+    gradients = np.asarray([each.gradients for each in held], dtype=np.int64)[slot_of_place]
+    used = arrays.first_gradient >= 0
+    freed = used[steps.place]
+    changes = _lists(
+        len(static),
+        np.concatenate((lane_of_place[used], lane_of_place[steps.place[freed]])),
+        np.concatenate((times.start[arrays.first_gradient[used]], steps.end[freed])),
+        np.concatenate((gradients[used], -gradients[steps.place[freed]])),
     )
+    behind = Spans(*(column[:0] for column in steps)) if tables.periodic else steps
+    apart = _lists(len(static), lane_of_place[behind.place], behind.start, behind.end)
+    return Costs(_operation_bytes(tables, lanes), static, *changes, *apart, *_reduced_by_lane(tables, lanes, reduced))
 
 
-def _lists(lists: list[Pairs]) -> tuple[np.ndarray, np.ndarray]:
-    """Where each list begins, and all of them, each with an entry behind it that never comes."""
-    begin = np.concatenate(([0], np.cumsum([len(each) + 1 for each in lists]))).astype(np.int64)
-    return begin, np.asarray([pair for each in lists for pair in (*each, (NEVER, NEVER))], dtype=np.int64)
+def _reduced_by_lane(tables: Tables, lanes: Lanes, reduced: Spans) -> tuple[np.ndarray, np.ndarray]:
+    """The reductions of each lane's groups."""
+    chains = tables.chains
+    lane, chosen = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+    if len(reduced.place):
+        for slot, s in enumerate(lanes.slot_stage):
+            for g in chains.member_group[chains.member_start[s] : chains.member_start[s + 1]]:
+                own = np.arange(chains.run_start[g], chains.run_start[g + 1])
+                chosen.append(own)
+                lane.append(np.full(len(own), lanes.arrays.slot_lane[slot]))
+    which = np.concatenate(chosen)
+    return _lists(len(lanes.slots), np.concatenate(lane), reduced.start[which], reduced.end[which])
+
+
+def _lists(count: int, lane: np.ndarray, time: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where each lane's list begins, and all (time, value) by lane and time, each list with an end that never comes."""
+    lane = np.concatenate((lane, np.arange(count)))
+    pairs = np.empty((len(lane), 2), dtype=np.int64)
+    pairs[:-count, 0], pairs[:-count, 1], pairs[len(lane) - count :] = time, value, NEVER
+    order = np.lexsort((pairs[:, 0], lane))
+    begin = np.concatenate(([0], np.cumsum(np.bincount(lane, minlength=count)))).astype(np.int64)
+    return begin, pairs[order]
 
 
 def _operation_bytes(tables: Tables, lanes: Lanes) -> np.ndarray:
-    """(slots * 20, 3): what each operation's start and end add, by (slot, kind, row class, start or end)."""
+    """(slots * 24, 3): what each operation's start and end add, by (slot, kind, row class, start or end)."""
     together, apart = _stage_bytes(tables)
     table = together[list(lanes.slot_stage)]
     for slot, s in enumerate(lanes.slot_stage):
@@ -140,8 +164,8 @@ def _operation_bytes(tables: Tables, lanes: Lanes) -> np.ndarray:
 
 @lru_cache(maxsize=32)
 def _stage_bytes(tables: Tables) -> tuple[np.ndarray, np.ndarray]:
-    """(stages, 5, 2, 2, 3) without and with recomputations as operations of their own."""
-    found = np.zeros((2, len(tables.memory), 5, 2, 2, 3), dtype=np.int64)
+    """(stages, 6, 2, 2, 3) without and with recomputations as operations of their own."""
+    found = np.zeros((2, len(tables.memory), STEP + 1, 2, 2, 3), dtype=np.int64)
     for s, classes in enumerate(tables.memory):
         for c in (0, 1):
             for apart in (0, 1):

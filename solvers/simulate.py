@@ -7,55 +7,89 @@ have. Without R operations a recomputing stage's B (or I) takes the recomputatio
 
 One micro-batch over one edge in one direction is one transfer. In a shared network it needs all resources of its
 route at once; in a private one its edge's channel: one for both directions (``half``), one per direction (``full``),
-or nothing but time (``none``). The buckets of a replicated stage's all-reduce run one after the other, each from
-when the last backward has passed its layers, over the resources of the stage's ring (in a private network over
-links of their own).
+or nothing but time (``none``).
+
+Gradients are added up by groups: a run of layers between stage boundaries of any pipeline, over all devices of the
+stages that hold it (``reductions``). The buckets of a group run one after the other, each from when the last backward
+of every lane of every stage of the group has passed its layers, over the resources of the group's ring (in a private
+network over links of their own). Pipelines have devices of their own; each runs its range of the micro-batches.
 
 The one tie rule: at one instant first everything that ends is ended; then waiting transfers and buckets start in
-the order of (ready time, sender pipeline, stage, direction, micro-batch or bucket), direction 0 forward, 1 backward,
-2 all-reduce, each if all its resources are free at that moment (one that is blocked reserves nothing); then
-operations start. This repeats while something of zero duration has ended at the same instant.
+the order of (ready time, stage, direction, micro-batch or bucket), direction 0 forward, 1 backward, 2 all-reduce with
+its group's lowest stage and the bucket's number over all groups of that stage, from its last layers down; each if all
+its resources are free at that moment (one that is blocked reserves nothing); then operations start. This repeats
+while something of zero duration has ended at the same instant.
 
-A stage's optimizer step runs on each of its lanes after all the lane's operations and after the stage's buckets; a
-lane with several stages steps in the order of their last backwards. The makespan is the last end of anything.
+A stage's optimizer step runs on each of its lanes after all the lane's operations and after the buckets of the
+stage's groups; a lane with several stages steps in the order of their last backwards. The makespan is the last end of
+anything.
+
+A periodic schedule is judged as some global batches in one long step (``unroll``), by the same rules, with steps as
+operations in the rows. *Round* t of stage s are its micro-batches [t E, (t+1) E), E = ``update_every[s]``; its chains
+are ready as its last gradients pass, and STEP(s, m) starts when its lane is free and the last bucket of round m // E
+has ended. In a row the gradients of a round stand between its step and the one before. The time per global batch is
+that of the steady state: from the last gradient of global batch ``first`` on any stage to that of global batch
+``last``, divided by their distance, rounded up; busy and communication times are those of that window, divided and
+rounded down.
 
 Memory: a micro-batch's stash counts from its F's start to its B's end (split backward: to W's end, and so do the
 received tensors, which is safe), receive buffers from the transfer's start to the end of the backward that reads
-them, send buffers from the operation's end to the transfer's end, gradients from the first backward to the step's
-end, workspace inside its operation. Everything at one instant counts together, so an operation of zero duration
-has no workspace. A lane's devices all count its largest slice.
+them, send buffers from the operation's end to the transfer's end, gradients from the first backward of a round to the
+end of its step, workspace inside its operation, and all the time the copies of weights that the update rule keeps for
+the most micro-batches between F and the end of their gradient. Everything at one instant counts together, so an
+operation of zero duration has no workspace. A lane's devices all count its largest slice.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, repeat
 from typing import NamedTuple
 
 import numpy as np
 
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
-from penstock.schemas.program import BACKWARD, FORWARD, KINDS, WEIGHT
+from penstock.schemas.program import BACKWARD
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.costs import UNREACHABLE_NS
+from penstock.solvers.deadlock import deadlock
 from penstock.solvers.kernels.events import run_events
 from penstock.solvers.kernels.inorder import run_in_order
-from penstock.solvers.kernels.listing import operation_ends, transfer_list
+from penstock.solvers.kernels.listing import last_gradient_end, most_in_flight, operation_ends, transfer_list
 from penstock.solvers.lanes import Lanes, Times, make_lanes
-from penstock.solvers.memory_curve import MemoryProfile
+from penstock.solvers.memory import weight_bytes
+from penstock.solvers.memory_curve import MemoryProfile, Spans
 from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders, Schedule
-from penstock.solvers.tables import DURATION, Tables, cost_tables
+from penstock.solvers.schedule import STEP, Orders, Pattern, Schedule
+from penstock.solvers.sharing import sharing_makespan_ns, simulate_sharing
+from penstock.solvers.tables import DURATION, LINES, Tables, cost_tables
 from penstock.solvers.timeline import DeviceUse, Interval, Timeline, Track, Transfers
-from penstock.solvers.update_rules import UpdateRule
+from penstock.solvers.unroll import Unrolled, unroll
+from penstock.solvers.update_rules import PERIODIC_RULES, UpdateRule, weight_copies
 
 
 class Ends(NamedTuple):
-    """What follows the operations: when lanes finish, buckets and updates (by slot) run, and all is done."""
+    """When lanes finish, steps and reductions run, all is done, and what is measured of it."""
 
     lane_ns: np.ndarray
-    reductions: tuple[Interval, ...]
-    updates: tuple[Interval, ...]
+    steps: Spans
+    reduced: Spans
     makespan_ns: int
+    window_ns: tuple[int, int]
+    window_rounds: int
+
+    @property
+    def time_ns(self) -> int:
+        """Time per global batch."""
+        first, last = self.window_ns
+        return -(-(last - first) // self.window_rounds)
+
+
+class Judged(NamedTuple):
+    """A plan as kernels need it; ``unrolled`` is None for one flushed step."""
+
+    tables: Tables
+    orders: Orders
+    unrolled: Unrolled | None
 
 
 def simulate(
@@ -66,30 +100,36 @@ def simulate(
     overlap: bool | None = None,
     update_rule: UpdateRule = "synchronous",
 ) -> Timeline:
-    """Judge one step of a schedule: all times, memory and use of every device.
+    """Judge one flushed step, or a periodic schedule's steady state: all times, memory and use of every device.
 
     ``overlap`` says whether all-reduces run beside the last backward (None: as the request's rules say).
-    Raises InvalidPlan where operations are missing, doubled or wait for each other in a circle, or devices are not
-    connected; UnsupportedRequest for periodic schedules and for plans of several pipelines.
+    Raises InvalidPlan where operations are missing, doubled or wait for each other in a circle, devices are not
+    connected or in two pipelines, or schedule and update rule do not go together; UnsupportedRequest for periodic
+    schedules of several pipelines.
     """
-    tables = _tables(problem, allocation, schedule, overlap)
+    if update_rule == "elastic_averaging":
+        return simulate_sharing(problem, allocation, schedule)
+    tables, orders, unrolled = _judged(problem, allocation, schedule, overlap, update_rule)
     if tables.unreachable:
         raise InvalidPlan(tables.unreachable[0], remedy="place the stages on devices that a link connects")
-    assert isinstance(schedule, Orders)
-    lanes = make_lanes(tables, schedule)
+    lanes = make_lanes(tables, orders)
     times, lane_ns, bucket_start = _run(tables, lanes, record=True)
-    ends = _ends(tables, lanes, lane_ns, bucket_start)
-    profile = MemoryProfile.of(tables, lanes, times, ends.updates, ends.reductions)
+    ends = _ends(tables, lanes, times, lane_ns, bucket_start, unrolled)
+    versions = _versions(allocation, tables, lanes, update_rule)
+    profile = MemoryProfile.of(tables, lanes, times, ends.steps, ends.reduced, versions)
     return Timeline(
-        time_per_global_batch_ns=ends.makespan_ns,
+        time_per_global_batch_ns=ends.time_ns,
         fill_ns=_fill(lanes, times),
         drain_ns=_drain(lanes, ends),
         tracks=_tracks(lanes, times),
         transfers=_transfers(tables, times),
-        reductions=ends.reductions,
-        updates=ends.updates,
+        reductions=_reductions(tables, ends),
+        updates=_updates(lanes, ends),
         uses=_uses(lanes, ends, profile),
         memory_curve=profile.curve,
+        window_ns=ends.window_ns,
+        rounds=unrolled.rounds if unrolled else 1,
+        window_rounds=ends.window_rounds,
     )
 
 
@@ -102,107 +142,143 @@ def makespan_ns(
     update_rule: UpdateRule = "synchronous",
 ) -> int:
     """Only the time per global batch; UNREACHABLE_NS where devices are not connected. Raises as ``simulate``."""
-    tables = _tables(problem, allocation, schedule, overlap)
+    if update_rule == "elastic_averaging":
+        return sharing_makespan_ns(problem, allocation, schedule)
+    tables, orders, unrolled = _judged(problem, allocation, schedule, overlap, update_rule)
     if tables.unreachable:
         return UNREACHABLE_NS
-    assert isinstance(schedule, Orders)
-    lanes = make_lanes(tables, schedule)
-    _times, lane_ns, bucket_start = _run(tables, lanes, record=len(tables.flows.bucket_ns) > 0)
-    return _ends(tables, lanes, lane_ns, bucket_start).makespan_ns
+    lanes = make_lanes(tables, orders)
+    record = tables.periodic or len(tables.chains.bucket_ns) > 0
+    times, lane_ns, bucket_start = _run(tables, lanes, record)
+    return _ends(tables, lanes, times, lane_ns, bucket_start, unrolled).time_ns
 
 
-def _tables(problem: Problem, allocation: Allocation, schedule: Schedule, overlap: bool | None) -> Tables:
-    if not isinstance(schedule, Orders):
-        raise UnsupportedRequest(
-            f"Schedule {schedule.name} is periodic; periodic schedules cannot be judged yet.",
-            remedy="use a schedule of one flushed step",
+def _judged(
+    problem: Problem, allocation: Allocation, schedule: Schedule, overlap: bool | None, update_rule: UpdateRule
+) -> Judged:
+    if isinstance(schedule, Pattern) and update_rule not in PERIODIC_RULES:
+        raise InvalidPlan(
+            f"Schedule {schedule.name} is periodic, but update rule {update_rule} needs a flush.",
+            remedy="use one of " + ", ".join(sorted(PERIODIC_RULES)),
         )
+    if isinstance(schedule, Orders) and update_rule in PERIODIC_RULES:
+        raise InvalidPlan(
+            f"Schedule {schedule.name} is one flushed step, but update rule {update_rule} needs a periodic schedule.",
+            remedy="use synchronous",
+        )
+    overlap = problem.rules.overlap_all_reduce if overlap is None else overlap
+    if isinstance(schedule, Orders):
+        if len(allocation.pipelines) > 1:
+            _refuse_shared_devices(problem, allocation)
+        return Judged(cost_tables(problem, allocation, overlap), schedule, None)
     if len(allocation.pipelines) > 1:
         raise UnsupportedRequest(
-            f"The plan has {len(allocation.pipelines)} pipelines; the reduction of gradients between pipelines cannot "
-            "be judged yet.",
-            remedy="use one pipeline with replicated stages",
+            f"The plan has {len(allocation.pipelines)} pipelines under update rule {update_rule}; their gradients can "
+            "only be added up in a flushed step.",
+            remedy="use one pipeline with replicated stages, or a schedule of one flushed step",
         )
-    return cost_tables(problem, allocation, problem.rules.overlap_all_reduce if overlap is None else overlap)
+    unrolled = unroll(problem, allocation, schedule, update_rule)
+    every = unrolled.orders.update_every
+    tables = cost_tables(unrolled.problem, unrolled.allocation, overlap, every)
+    return Judged(tables, unrolled.orders, unrolled)
+
+
+def _refuse_shared_devices(problem: Problem, allocation: Allocation) -> None:
+    found: dict[int, int] = {}
+    for s, stage in enumerate(allocation.stages):
+        own = allocation.pipeline_of[s]
+        for device in stage.devices:
+            if found.setdefault(device, own) != own:
+                raise InvalidPlan(
+                    f"Device {problem.devices[device].name} is in pipelines {found[device]} and {own} of one "
+                    "synchronous plan.",
+                    remedy="give each pipeline devices of its own",
+                )
 
 
 def _run(tables: Tables, lanes: Lanes, record: bool) -> tuple[Times, np.ndarray, np.ndarray]:
     """Starts (empty without ``record`` where no events were needed), when each lane ends, and bucket starts."""
-    flows, arrays = tables.flows, lanes.arrays
+    flows, chains, arrays = tables.flows, tables.chains, lanes.arrays
     if _goes_in_order(tables, lanes):
         queued = tables.problem.rules.channel == "full"
-        position, lane_ns, start, sent, order, bucket_start = run_in_order(flows, arrays, queued, record)
+        position, lane_ns, start, sent, order, bucket_start = run_in_order(flows, chains, arrays, queued, record)
     else:
-        position, lane_ns, start, sent, order, bucket_start = run_events(flows, arrays)
+        position, lane_ns, start, sent, order, bucket_start = run_events(flows, chains, arrays)
     if (position < arrays.lane_start[1:]).any():
-        raise InvalidPlan(_deadlock(tables, lanes, position))
+        raise InvalidPlan(deadlock(tables, lanes, position))
     return Times(start, sent, order), lane_ns, bucket_start
 
 
 def _goes_in_order(tables: Tables, lanes: Lanes) -> bool:
-    """Whether channels carry transfers in program order (no ties: nothing that sends takes zero time)."""
+    """Whether channels carry transfers in program order, and no step waits (no ties: what sends takes time)."""
     rules = tables.problem.rules
     if rules.shared or rules.channel == "half" or not lanes.one_lane_per_stage:
         return False
-    durations = lanes.arrays.table.reshape(len(lanes.slot_stage), len(KINDS), 2, -1)[:, : BACKWARD + 1, :, DURATION]
+    if tables.periodic and len(tables.chains.bucket_ns):
+        return False
+    durations = lanes.arrays.table.reshape(len(lanes.slot_stage), STEP + 1, 2, -1)[:, : BACKWARD + 1, :, DURATION]
     return rules.channel == "none" or bool((durations > 0).all())
 
 
-def _ends(tables: Tables, lanes: Lanes, lane_ns: np.ndarray, bucket_start: np.ndarray) -> Ends:
-    flows, arrays = tables.flows, lanes.arrays
-    bucket_end = bucket_start + flows.bucket_ns
-    reductions = []
-    reduced = []
-    for s in range(len(tables.static)):
-        low, high = int(flows.chain_start[s]), int(flows.chain_start[s + 1])
-        reduced.append(int(bucket_end[high - 1]) if high > low else 0)
-        reductions += [Interval(s, b - low, int(bucket_start[b]), int(bucket_end[b])) for b in range(low, high)]
-    updates: dict[int, Interval] = {}
-    for lane, slots in enumerate(lanes.slots):
-        t = int(lane_ns[lane])
-        for slot in sorted(slots, key=lambda k: (int(arrays.last_gradient[k]), k)):
-            s = lanes.slot_stage[slot]
-            t = max(t, reduced[s])
-            updates[slot] = Interval(s, -1, t, t + tables.update_ns[s])
-            t += tables.update_ns[s]
-    last = max([update.end_ns for update in updates.values()])
-    return Ends(lane_ns, tuple(reductions), tuple(updates[k] for k in sorted(updates)), last)
-
-
-def _deadlock(tables: Tables, lanes: Lanes, position: np.ndarray) -> str:
-    """Follow who waits for whom from the first blocked lane into the circle, and name two lanes on it."""
-    arrays = lanes.arrays
-    lane = int(np.flatnonzero(position < arrays.lane_start[1:])[0])
-    path: list[int] = []
-    while lane not in path:
-        path.append(lane)
-        lane = _waits_for(tables, lanes, position, lane)
-    first, second = lane, _waits_for(tables, lanes, position, lane)
-    return (
-        f"The schedule deadlocks: {_next_operation(tables, lanes, position, first)}, "
-        f"while {_next_operation(tables, lanes, position, second)}."
+def _ends(
+    tables: Tables, lanes: Lanes, times: Times, lane_ns: np.ndarray, bucket_start: np.ndarray, unrolled: Unrolled | None
+) -> Ends:
+    reductions = tables.reductions
+    bucket_end = bucket_start + tables.chains.bucket_ns[reductions.bucket]
+    reduced = Spans(reductions.group, bucket_start, bucket_end)
+    if unrolled is None:
+        steps = _steps_behind(tables, lanes, lane_ns, bucket_end)
+        last = int(steps.end.max())
+        return Ends(lane_ns, steps, reduced, last, (0, last), 1)
+    batches = tables.allocation.num_micro_batches // unrolled.rounds
+    low, high = (
+        int(last_gradient_end(lanes.arrays, times.start, t * batches, (t + 1) * batches))
+        for t in (unrolled.first, unrolled.last)
     )
+    steps = _steps_in_rows(tables, lanes, times)
+    return Ends(lane_ns, steps, reduced, int(lane_ns.max()), (low, high), unrolled.last - unrolled.first)
 
 
-def _waits_for(tables: Tables, lanes: Lanes, position: np.ndarray, lane: int) -> int:
-    """The lane that has not yet run the operation whose result the lane's next operation needs."""
+def _steps_behind(tables: Tables, lanes: Lanes, lane_ns: np.ndarray, bucket_end: np.ndarray) -> Spans:
+    """One step of each slot, after the lane's operations and the reductions of the stage's groups."""
+    chains, last = tables.chains, lanes.arrays.last_gradient.tolist()
+    reduced = [0] * len(tables.static)
+    if len(bucket_end):
+        for s in range(len(reduced)):
+            for g in chains.member_group[chains.member_start[s] : chains.member_start[s + 1]]:
+                if chains.start[g] < chains.start[g + 1]:
+                    reduced[s] = max(reduced[s], int(bucket_end[chains.start[g + 1] - 1]))
+    start, end = [0] * len(lanes.slot_stage), [0] * len(lanes.slot_stage)
+    for t, slots in zip(lane_ns.tolist(), lanes.slots, strict=True):
+        for slot in sorted(slots, key=lambda k: (last[k], k)):
+            s = lanes.slot_stage[slot]
+            start[slot] = max(t, reduced[s])
+            end[slot] = t = start[slot] + tables.update_ns[s]
+    return Spans(np.arange(len(start)), np.asarray(start, dtype=np.int64), np.asarray(end, dtype=np.int64))
+
+
+def _steps_in_rows(tables: Tables, lanes: Lanes, times: Times) -> Spans:
+    """The steps that stand in the rows, by slot and round."""
     arrays = lanes.arrays
-    kind, s, m = (int(v) for v in lanes.rows[lane][position[lane] - arrays.lane_start[lane]])
-    source = int(tables.flows.previous[s] if kind == FORWARD else tables.flows.next[s])
-    for slot in range(int(arrays.slot_start[source]), int(arrays.slot_start[source + 1])):
-        other = int(arrays.slot_lane[slot])
-        rest = lanes.rows[other][position[other] - arrays.lane_start[other] :]
-        same = (rest[:, 0] == FORWARD) if kind == FORWARD else (rest[:, 0] != FORWARD) & (rest[:, 0] < WEIGHT)
-        if (same & (rest[:, 1] == source) & (rest[:, 2] == m)).any():
-            return other
-    raise AssertionError("a blocked lane waits for an operation that has run")
+    which = np.flatnonzero(arrays.row // 2 % (STEP + 1) == STEP)
+    slot = arrays.row[which] // LINES
+    place = arrays.round_start[slot] + arrays.batch[which] // tables.chains.every[list(lanes.slot_stage)][slot]
+    order = np.argsort(place)
+    start = times.start[which[order]]
+    return Spans(place[order], start, start + arrays.table[arrays.row[which[order]], DURATION])
 
 
-def _next_operation(tables: Tables, lanes: Lanes, position: np.ndarray, lane: int) -> str:
-    kind, s, m = (int(v) for v in lanes.rows[lane][position[lane] - lanes.arrays.lane_start[lane]])
-    source = int(tables.flows.previous[s] if kind == FORWARD else tables.flows.next[s])
-    name = tables.problem.devices[lanes.devices[lane][0]].name
-    return f"{name} waits in {KINDS[kind]}{m} of stage {s} for {KINDS[kind]}{m} of stage {source}"
+def _versions(allocation: Allocation, tables: Tables, lanes: Lanes, rule: UpdateRule) -> tuple[int, ...]:
+    """Bytes of the weights that each slot keeps beside the current ones."""
+    if not tables.periodic:
+        return (0,) * len(lanes.slot_stage)
+    found = []
+    for slot, in_flight in enumerate(most_in_flight(lanes.arrays).tolist()):
+        s = lanes.slot_stage[slot]
+        turns = int(lanes.arrays.slot_replicas[slot])
+        copies = weight_copies(rule, allocation, s, in_flight * turns)
+        found.append((copies - 1) * weight_bytes(tables.problem, allocation.stages[s])[1])
+    return tuple(found)
 
 
 def _fill(lanes: Lanes, times: Times) -> int:
@@ -232,11 +308,24 @@ def _transfers(tables: Tables, times: Times) -> Transfers:
     return Transfers(stage, direction, times.order, times.sent, end)
 
 
+def _reductions(tables: Tables, ends: Ends) -> tuple[Interval, ...]:
+    stage, number, reduced = tables.reductions.stage, tables.reductions.number, ends.reduced
+    columns = (stage.tolist(), number.tolist(), reduced.start.tolist(), reduced.end.tolist())
+    return tuple(map(Interval, *columns))
+
+
+def _updates(lanes: Lanes, ends: Ends) -> tuple[Interval, ...]:
+    slot = np.searchsorted(lanes.arrays.round_start, ends.steps.place, side="right") - 1
+    stage = np.asarray(lanes.slot_stage)[slot].tolist()
+    return tuple(map(Interval, stage, repeat(-1), ends.steps.start.tolist(), ends.steps.end.tolist()))
+
+
 def _uses(lanes: Lanes, ends: Ends, profile: MemoryProfile) -> dict[int, DeviceUse]:
     devices = profile.tables.problem.devices
     uses = {}
-    for own, peak, (busy, alone) in zip(lanes.devices, *profile.uses(), strict=True):
+    for own, peak, spent in zip(lanes.devices, *profile.uses(*ends.window_ns), strict=True):
+        busy, alone = (each // ends.window_rounds for each in spent)
         for device in own:
             memory = peak._replace(context=devices[device].context_bytes)
-            uses[device] = DeviceUse(busy, alone, ends.makespan_ns - busy - alone, memory)
+            uses[device] = DeviceUse(busy, alone, ends.time_ns - busy - alone, memory)
     return dict(sorted(uses.items()))

@@ -2,8 +2,8 @@
 
 Micro-batches from ``cut`` on are of row class 1 (one row less), the others of class 0. A *flow* is what one stage
 sends in one direction (0 forward, 1 backward) in one row class; its transfers have the places from
-``flow_offset[flow]`` on, in the order of sending. A *user* of resources is a flow, or the chain of buckets of a stage
-(``num_flows + stage``).
+``flow_offset[flow]`` on, in the order of sending. A *user* of resources is a flow, or a chain of buckets
+(``num_flows + chain``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from penstock.solvers.costs import (
     StageCosts,
     Transfer,
     boundary_bytes,
-    buckets,
     stage_costs,
     stage_rows,
     transfer,
@@ -32,6 +31,16 @@ from penstock.solvers.costs import (
 )
 from penstock.solvers.memory import Static, static_bytes
 from penstock.solvers.problem import Problem
+from penstock.solvers.reductions import (
+    Chains,
+    Group,
+    Reductions,
+    all_reductions,
+    group_buckets,
+    make_chains,
+    reduction_groups,
+)
+from penstock.solvers.schedule import STEP
 
 DURATION, INPUT, OUTPUT, FLOW, CHANNEL, FLOW_NS, OTHER, STAGE = range(8)
 """Columns of what an operation needs and makes, by (stage or slot, kind, row class): its duration; where in
@@ -41,11 +50,19 @@ DURATION, INPUT, OUTPUT, FLOW, CHANNEL, FLOW_NS, OTHER, STAGE = range(8)
 NOWHERE = -(2**62)
 """No input to wait for, no output to pass on."""
 
+LINES = 2 * (STEP + 1)
+"""Lines of a slot: operation kinds times row classes."""
+
 
 class FlowTables(NamedTuple):
-    """Arrays for kernels; S stages, F flows, U = F + S users of resources, C buckets."""
+    """Arrays for kernels; S stages, F flows, U users of resources. ``places``: entries of ``arrived``.
+
+    They are what stages receive from the one before, from the one behind, and where steps wait for their buckets also
+    the last micro-batches of rounds that are reduced.
+    """
 
     cut: int
+    places: int
     first: np.ndarray
     base: np.ndarray
     previous: np.ndarray
@@ -59,9 +76,6 @@ class FlowTables(NamedTuple):
     resource_start: np.ndarray
     resources: np.ndarray
     watch_start: np.ndarray
-    chain_start: np.ndarray
-    bucket_ns: np.ndarray
-    bucket_lead_ns: np.ndarray
 
 
 class StageMemory(NamedTuple):
@@ -81,18 +95,21 @@ class StageMemory(NamedTuple):
 class Tables:
     """Costs of every stage, edge and bucket of one allocation.
 
-    ``operations`` and ``operations_apart`` are (S, 5, 2, 8) by operation kind, row class and column: without and with
-    recomputation as an operation of its own. ``memory[s][c]`` is per row class.
+    ``operations`` and ``operations_apart`` are (S, 6, 2, 8) by operation kind (STEP the last), row class and column:
+    without and with recomputation as an operation of its own. ``memory[s][c]`` is per row class. ``periodic``: rounds
+    end with a step in the rows.
     """
 
     problem: Problem
     allocation: Allocation
     rows: tuple[int, ...]
+    periodic: bool
     flows: FlowTables
+    chains: Chains
+    reductions: Reductions
     operations: np.ndarray
     operations_apart: np.ndarray
     resource_ids: tuple[int, ...]
-    buckets: tuple[tuple[Bucket, ...], ...]
     update_ns: tuple[int, ...]
     static: tuple[Static, ...]
     memory: tuple[tuple[StageMemory, ...], ...]
@@ -106,39 +123,48 @@ class Tables:
 
 
 @lru_cache(maxsize=32)
-def cost_tables(problem: Problem, allocation: Allocation, overlap: bool) -> Tables:
-    """Tables of an allocation; ``overlap`` says whether all-reduces run beside the last backward."""
+def cost_tables(problem: Problem, allocation: Allocation, overlap: bool, update_every: tuple[int, ...] = ()) -> Tables:
+    """Tables of an allocation; ``overlap`` says whether all-reduces run beside the last backward.
+
+    ``update_every`` as in ``Orders``.
+    """
     if problem.rules.overlap_all_reduce != overlap:
         problem = replace(problem, rules=replace(problem.rules, overlap_all_reduce=overlap))
     classes = row_classes(problem.global_batch_size, allocation.num_micro_batches)
     rows = tuple(size for size, _count in classes)
     stages = allocation.stages
     moves = _transfers(problem, allocation, rows)
-    chains = tuple(tuple(zip(*(buckets(problem, stage, size) for size in rows), strict=True)) for stage in stages)
-    flows, resource_ids = _flow_tables(problem, allocation, classes, moves, chains)
+    groups = reduction_groups(allocation)
+    made = tuple(group_buckets(problem, group, rows[0]) for group in groups)
+    every = update_every or (allocation.num_micro_batches,) * len(stages)
+    chains = make_chains(problem, allocation, groups, made, rows, every)
+    flows, resource_ids = _flow_tables(problem, allocation, classes, moves, made, bool(update_every))
     together, apart = _durations(problem, stages, rows)
+    waits = np.asarray([bool(update_every) and bool(each) for each in made])
     return Tables(
         problem=problem,
         allocation=allocation,
         rows=rows,
+        periodic=bool(update_every),
         flows=flows,
-        operations=_operation_table(flows, together),
-        operations_apart=_operation_table(flows, apart),
+        chains=chains,
+        reductions=all_reductions(chains),
+        operations=_operation_table(flows, together, waits),
+        operations_apart=_operation_table(flows, apart, waits),
         resource_ids=resource_ids,
-        buckets=tuple(tuple(pair[0] for pair in chain) for chain in chains),
         update_ns=tuple(update_ns(problem, stage) for stage in stages),
         static=tuple(static_bytes(problem, stage) for stage in stages),
         memory=tuple(
             tuple(_stage_memory(problem, allocation, s, c, size, moves) for c, size in enumerate(rows))
             for s in range(len(stages))
         ),
-        unreachable=_unreachable(problem, allocation, moves, chains),
+        unreachable=_unreachable(problem, allocation, moves, groups, made),
         exclusive=problem.rules.shared or problem.rules.channel != "none",
     )
 
 
 Moves = dict[tuple[int, int, int], Transfer]
-Chains = tuple[tuple[tuple[Bucket, ...], ...], ...]
+Made = tuple[tuple[Bucket, ...], ...]
 RowClasses = tuple[tuple[int, int], ...]
 
 
@@ -155,11 +181,10 @@ def _transfers(problem: Problem, allocation: Allocation, rows: tuple[int, ...]) 
 
 
 def _flow_tables(
-    problem: Problem, allocation: Allocation, classes: RowClasses, moves: Moves, chains: Chains
+    problem: Problem, allocation: Allocation, classes: RowClasses, moves: Moves, made: Made, periodic: bool
 ) -> tuple[FlowTables, tuple[int, ...]]:
     stages = allocation.stages
     count = len(stages)
-    rows = tuple(size for size, _count in classes)
     cut = classes[0][1]
     batches = [allocation.micro_batches(s) for s in range(count)]
     sizes = np.asarray([len(each) for each in batches], dtype=np.int64)
@@ -175,12 +200,13 @@ def _flow_tables(
         firsts.append(low)
         offsets.append(offsets[-1] + max(0, high - low))
         used.append(_resources(problem, allocation, key, move))
-    used += [chain[0][0].resources if chain else () for chain in chains]
+    used += [each[0].resources if each else () for each in made]
     ids = sorted({r for each in used for r in each})
     compact = {r: i for i, r in enumerate(ids)}
     flat = [compact[r] for each in used for r in each]
     return FlowTables(
         cut=cut,
+        places=(3 if periodic and any(made) else 2) * int(sizes.sum()),
         first=_ints([each.start for each in batches]),
         base=np.concatenate(([0], np.cumsum(sizes))).astype(np.int64),
         previous=_small([-1 if (p := allocation.previous(s)) is None else p for s in range(count)]),
@@ -194,28 +220,7 @@ def _flow_tables(
         resource_start=_starts([len(each) for each in used]),
         resources=_small(flat),
         watch_start=_starts(np.bincount(_ints(flat), minlength=len(ids)).tolist()),
-        chain_start=_starts([len(chain) for chain in chains]),
-        bucket_ns=_ints([pair[0].duration_ns for chain in chains for pair in chain]),
-        bucket_lead_ns=_ints(
-            [
-                lead
-                for s, chain in enumerate(chains)
-                for pair in chain
-                for lead in _leads(problem, stages[s], pair, rows)
-            ]
-        ),
     ), tuple(ids)
-
-
-def _leads(problem: Problem, stage: Stage, pair: tuple[Bucket, ...], rows: tuple[int, ...]) -> list[int]:
-    """How long before the end of the last B (two row classes) or W (two) a bucket is ready."""
-    backward = [bucket.lead_ns for bucket in pair]
-    weight = [0 for _ in pair]
-    if problem.rules.overlap_all_reduce:
-        kind = problem.devices[stage.devices[0]].kind
-        sums = [problem.costs(kind, stage_rows(stage, size)).weight_ns for size in rows]
-        weight = [int(each[pair[0].first] - each[stage.first]) for each in sums]
-    return [backward[0], backward[-1], weight[0], weight[-1]]
 
 
 def _resources(problem: Problem, allocation: Allocation, key: tuple[int, int, int], move: Transfer) -> tuple[int, ...]:
@@ -230,7 +235,7 @@ def _resources(problem: Problem, allocation: Allocation, key: tuple[int, int, in
 
 
 def _durations(problem: Problem, stages: tuple[Stage, ...], rows: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    together = np.zeros((len(stages), 5, 2), dtype=np.int64)
+    together = np.zeros((len(stages), STEP + 1, 2), dtype=np.int64)
     apart = np.zeros_like(together)
     for s, stage in enumerate(stages):
         for c in (0, 1):
@@ -241,13 +246,14 @@ def _durations(problem: Problem, stages: tuple[Stage, ...], rows: tuple[int, ...
                 table[s, INPUT_GRADIENT, c] = cost.backward_ns - cost.weight_ns + again
                 table[s, WEIGHT, c] = cost.weight_ns
                 table[s, RECOMPUTE, c] = cost.recompute_ns
+                table[s, STEP, c] = update_ns(problem, stage)
     return together, apart
 
 
-def _operation_table(flows: FlowTables, duration_ns: np.ndarray) -> np.ndarray:
-    """(S, 5, 2, 8): see the columns."""
+def _operation_table(flows: FlowTables, duration_ns: np.ndarray, waits: np.ndarray) -> np.ndarray:
+    """(S, 6, 2, 8): see the columns; steps of stages in ``waits`` wait for their buckets."""
     count = len(duration_ns)
-    table = np.zeros((count, 5, 2, 8), dtype=np.int64)
+    table = np.zeros((count, STEP + 1, 2, 8), dtype=np.int64)
     table[..., DURATION] = duration_ns
     table[..., [INPUT, OUTPUT]] = NOWHERE
     table[..., [FLOW, OTHER]] = -1
@@ -267,6 +273,8 @@ def _operation_table(flows: FlowTables, duration_ns: np.ndarray) -> np.ndarray:
             if flows.flow_ns.size:
                 sends = flow >= 0
                 table[:, kind, :, FLOW_NS] = np.where(sends, flows.flow_ns[flow], 0)
+    if waits.any():
+        table[waits, STEP, :, INPUT] = (2 * total + place[waits])[:, None]
     return table
 
 
@@ -312,21 +320,21 @@ def _buffer(
     return boundary_bytes(problem, cut, stage_rows(allocation.stages[holder], rows), direction)
 
 
-def _unreachable(problem: Problem, allocation: Allocation, moves: Moves, chains: Chains) -> tuple[str, ...]:
-    """A sentence for each edge and replicated stage whose devices nothing connects."""
+def _unreachable(
+    problem: Problem, allocation: Allocation, moves: Moves, groups: tuple[Group, ...], made: Made
+) -> tuple[str, ...]:
+    """A sentence for each edge and group whose devices nothing connects."""
     sentences = []
     for (s, direction, c), move in sorted(moves.items()):
         if move.duration_ns >= UNREACHABLE_NS and c == 0:
             other = allocation.next(s) if direction == 0 else allocation.previous(s)
             sentences.append(f"Nothing connects the devices of stage {s} with those of stage {other}.")
-    for s, chain in enumerate(chains):
-        if any(pair[0].duration_ns >= UNREACHABLE_NS for pair in chain):
-            sentences.append(f"Nothing connects the replicas of stage {s}: {_names(problem, allocation.stages[s])}.")
+    for group, each in zip(groups, made, strict=True):
+        if any(bucket.duration_ns >= UNREACHABLE_NS for bucket in each):
+            names = ", ".join(problem.devices[d].name for d in group.devices)
+            replicas = " and ".join(f"stage {s}" for s in group.stages)
+            sentences.append(f"Nothing connects the replicas of {replicas}: {names}.")
     return tuple(sentences)
-
-
-def _names(problem: Problem, stage: Stage) -> str:
-    return ", ".join(problem.devices[d].name for d in stage.devices)
 
 
 def _ints(values: list[int]) -> np.ndarray:

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
+from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.program import FORWARD, RECOMPUTE
 from penstock.solvers.allocation import Allocation, Pipeline
 from penstock.solvers.batching import row_classes
 from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import STEP, Orders, Pattern, Row
 from penstock.solvers.update_rules import UpdateRule, group_of, micro_batches_per_update, version_used
-
-Operations = list[tuple[int, int, int]]
 
 
 class Unrolled(NamedTuple):
@@ -38,12 +38,20 @@ class Unrolled(NamedTuple):
     last: int
 
 
+@lru_cache(maxsize=8)
 def unroll(problem: Problem, allocation: Allocation, pattern: Pattern, rule: UpdateRule) -> Unrolled:
-    """As many rounds as fill the pipeline, settle, are measured, and are followed by as many as they overlap with."""
+    """As many rounds as fill the pipeline, settle, are measured, and are followed by as many as they overlap with.
+
+    Raises InvalidPlan where the pattern names a stage that the allocation has not.
+    """
     number = allocation.num_micro_batches
-    per_period = pattern.micro_batches_per_period
+    stages = max(operation.stage for operation in pattern.operations) + 1
+    if stages > len(allocation.stages):
+        raise InvalidPlan(
+            f"Pattern {pattern.name} names stage {stages - 1}, but the plan has {len(allocation.stages)} stages."
+        )
     depth = max(operation.shift for operation in pattern.operations) + 1
-    deep = -(-depth * per_period // number)
+    deep = -(-depth * pattern.micro_batches_per_period // number)
     first = 2 * deep + 1
     last = first + max(2, 2 * deep)
     rounds = last + deep + 1
@@ -52,26 +60,12 @@ def unroll(problem: Problem, allocation: Allocation, pattern: Pattern, rule: Upd
     pipelines = tuple(Pipeline(pipeline.stages, (0, total - 1)) for pipeline in allocation.pipelines)
     longer = Allocation(pipelines, total)
     every = tuple(micro_batches_per_update(rule, stage, number) for stage in allocation.stages)
-    listed = _operations(allocation, pattern, total)
     made = []
     for alike, devices in _rows(allocation).items():
-        own = [(kind, s, m) for kind, s, m in listed if s in alike.stages and _has_turn(alike, s, m)]
-        stepping = np.array(_with_steps(longer, own, rule, every), dtype=np.int32).reshape(-1, 3)
-        made.append(Row(tuple(devices), stepping))
+        own = _operations(pattern, total, alike)
+        made.append(Row(tuple(devices), _with_steps(longer, own, rule, every)))
     orders = Orders(pattern.name, tuple(made), update_every=every)
     return Unrolled(replace(problem, global_batch_size=total * rows), longer, orders, rounds, first, last)
-
-
-def _operations(allocation: Allocation, pattern: Pattern, total: int) -> Operations:
-    """All operations on micro-batches below ``total``, by nominal start."""
-    per_period = pattern.micro_batches_per_period
-    found = []
-    for place, operation in enumerate(pattern.operations):
-        for m in range(operation.micro_batch, total, per_period):
-            period = m // per_period + operation.shift
-            start = period * pattern.period_ns + operation.start_ns
-            found.append((start, place, m, operation.kind, operation.stage))
-    return [(kind, stage, m) for _start, _place, m, kind, stage in sorted(found)]
 
 
 class _Alike(NamedTuple):
@@ -98,35 +92,62 @@ def _rows(allocation: Allocation) -> dict[_Alike, list[int]]:
     return alike
 
 
-def _has_turn(alike: _Alike, s: int, m: int) -> bool:
-    return all(m % replicas == turn for stage, turn, replicas in alike.turns if stage == s)
+def _operations(pattern: Pattern, total: int, alike: _Alike) -> np.ndarray:
+    """A row's operations on micro-batches below ``total``, by nominal start; of equals as the pattern lists them."""
+    turns = {s: (turn, replicas) for s, turn, replicas in alike.turns}
+    starts, places, found = [], [], []
+    for place, operation in enumerate(pattern.operations):
+        if operation.stage not in alike.stages:
+            continue
+        m = np.arange(operation.micro_batch, total, pattern.micro_batches_per_period, dtype=np.int64)
+        turn, replicas = turns.get(operation.stage, (0, 1))
+        m = m[m % replicas == turn]
+        period = m // pattern.micro_batches_per_period + operation.shift
+        starts.append(period * pattern.period_ns + operation.start_ns)
+        places.append(np.full(len(m), place))
+        found.append(np.stack((np.full(len(m), operation.kind), np.full(len(m), operation.stage), m), axis=1))
+    if not found:
+        return np.empty((0, 3), dtype=np.int32)
+    listed = np.concatenate(found).astype(np.int32)
+    return listed[np.lexsort((listed[:, 2], np.concatenate(places), np.concatenate(starts)))]
 
 
-def _with_steps(allocation: Allocation, operations: Operations, rule: UpdateRule, every: tuple[int, ...]) -> Operations:
-    """The operations of a row with the steps of its stages; rounds that the row does not complete have none."""
-    left: dict[tuple[int, int], int] = defaultdict(int)
-    for kind, s, m in operations:
-        if kind not in (FORWARD, RECOMPUTE):
-            left[s, m // every[s]] += 1
-    due: dict[int, int] = {}
-    placed: Operations = []
-    for kind, s, m in operations:
-        if s in due and _needs_step(allocation, rule, kind, s, m // every[s], due[s]):
-            placed.append((STEP, s, (due.pop(s) + 1) * every[s] - 1))
-        placed.append((kind, s, m))
-        if kind not in (FORWARD, RECOMPUTE):
-            update_round = m // every[s]
-            left[s, update_round] -= 1
-            if left[s, update_round] == 0 and (update_round + 1) * every[s] <= allocation.num_micro_batches:
-                due[s] = update_round
-    return placed + [(STEP, s, (t + 1) * every[s] - 1) for s, t in sorted(due.items())]
+def _with_steps(allocation: Allocation, operations: np.ndarray, rule: UpdateRule, every: tuple[int, ...]) -> np.ndarray:
+    """The operations of a row with the steps of its stages; incomplete rounds have none."""
+    steps = [_steps(allocation, operations, rule, s, every[s]) for s in np.unique(operations[:, 1]).tolist()]
+    position, stage, m = np.concatenate([np.empty((3, 0), dtype=np.int64), *steps], axis=1)
+    order = np.lexsort((m, stage, position))
+    rows = np.stack((np.full(len(m), STEP), stage, m), axis=1)[order]
+    return np.ascontiguousarray(np.insert(operations, position[order], rows, axis=0), dtype=np.int32)
 
 
-def _needs_step(allocation: Allocation, rule: UpdateRule, kind: int, s: int, update_round: int, due: int) -> bool:
-    """Whether the step of round ``due`` has to come before an operation of another round."""
-    if kind == RECOMPUTE:
-        return False
-    if kind != FORWARD:
-        return update_round > due
-    used = version_used(rule, group_of(allocation, s), update_round)
-    return used is None or used > due
+def _steps(allocation: Allocation, operations: np.ndarray, rule: UpdateRule, s: int, every: int) -> np.ndarray:
+    """(3, rounds): before which operation of the row stage ``s`` steps, its number, the round's last micro-batch.
+
+    That is the first operation behind the round's gradients that is a gradient, or a forward that uses a version
+    which the step makes. A row without a gradient in a round steps as if it had finished with the round before.
+    """
+    rounds = np.arange(allocation.num_micro_batches // every)
+    kind, update_round = operations[:, 0], operations[:, 2] // every
+    own = operations[:, 1] == s
+    gradients = np.flatnonzero(own & (kind != FORWARD) & (kind != RECOMPUTE))
+    forwards = np.flatnonzero(own & (kind == FORWARD))
+    finished = np.full(len(rounds) + 1, -1)
+    finished[np.minimum(update_round[gradients], len(rounds))] = gradients
+    finished = np.maximum.accumulate(finished[: len(rounds)])
+    behind = np.searchsorted(forwards, finished, side="right")
+    used = _versions_used(allocation, rule, s, update_round[forwards])
+    if used is not None:
+        behind = np.maximum(behind, np.searchsorted(np.maximum.accumulate(used), rounds, side="right"))
+    limit = len(operations)
+    following = np.append(gradients, limit)[np.searchsorted(gradients, finished, side="right")]
+    position = np.minimum(following, np.append(forwards, limit)[behind])
+    return np.stack((position, np.full(len(rounds), s), (rounds + 1) * every - 1))
+
+
+def _versions_used(allocation: Allocation, rule: UpdateRule, s: int, update_round: np.ndarray) -> np.ndarray | None:
+    """``version_used`` of many rounds; None where forwards use the newest."""
+    rounds = range(int(update_round.max(initial=0)) + 1)
+    used = [version_used(rule, group_of(allocation, s), each) for each in rounds]
+    versions = [each for each in used if each is not None]
+    return np.asarray(versions, dtype=np.int64)[update_round] if len(versions) == len(used) else None

@@ -15,7 +15,7 @@ import numpy as np
 from penstock.solvers.kernels.compiled import compiled, inner, loop
 from penstock.solvers.kernels.heap import pop, pop_time, push, push_time
 from penstock.solvers.kernels.inorder import lead_column
-from penstock.solvers.tables import DURATION, FLOW, INPUT, OTHER, OUTPUT, STAGE
+from penstock.solvers.tables import DURATION, FLOW, INPUT, LINES, OTHER, OUTPUT, STAGE
 from penstock.solvers.tables import NOWHERE as NO_PLACE
 
 OPERATION, SENT, READY, REDUCED = 0, 1, 2, 3
@@ -53,28 +53,35 @@ class State(NamedTuple):
     touched: np.ndarray
     is_touched: np.ndarray
     bucket: np.ndarray
+    bucket_round: np.ndarray
     bucket_ready: np.ndarray
     bucket_start: np.ndarray
     lanes_left: np.ndarray
+    closing: np.ndarray
+    closing_place: np.ndarray
 
 
 @compiled
-def run_events(flows: Any, lanes: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def run_events(
+    flows: Any, chains: Any, lanes: Any
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """(position and time reached by each lane, operation starts, transfer starts, order of each flow, bucket starts).
 
     A lane whose position is below its number of operations is blocked for ever.
     """
-    state = _new_state(flows, lanes)
-    _run(flows, lanes, state)
+    state = _new_state(flows, chains, lanes)
+    _run(flows, chains, lanes, state)
     return state.position, state.time, state.start, state.sent, state.order, state.bucket_start
 
 
 @loop
-def _run(flows: Any, lanes: Any, state: State) -> None:
+def _run(flows: Any, chains: Any, lanes: Any, state: State) -> None:
     num_lanes = lanes.lane_start.size - 1
+    for slot in range(lanes.slot_lane.size):
+        _close(lanes, state, slot)
     for lane in range(num_lanes):
         _touch(state, lane)
-    _start_operations(flows, lanes, state, 0)
+    _start_operations(chains, lanes, state, 0)
     while state.size[EVENTS] > 0:
         t = state.event_time[0]
         while state.size[EVENTS] > 0 and state.event_time[0] == t:
@@ -89,33 +96,26 @@ def _run(flows: Any, lanes: Any, state: State) -> None:
             elif what == READY:
                 _make_fresh(state, flows.flow_ns.size + subject)
             else:
-                _end_bucket(flows, state, subject, t)
-        _start_transfers(flows, state, t)
-        _start_operations(flows, lanes, state, t)
+                _end_bucket(flows, chains, lanes, state, subject, t)
+        _start_transfers(flows, chains, state, t)
+        _start_operations(chains, lanes, state, t)
 
 
 @compiled
-def _new_state(flows: Any, lanes: Any) -> State:
+def _new_state(flows: Any, chains: Any, lanes: Any) -> State:
     count = flows.base.size - 1
+    num_chains = chains.stage.size
     num_lanes = lanes.lane_start.size - 1
     num_flows = flows.flow_ns.size
-    users = num_flows + count
+    users = num_flows + num_chains
     resources = flows.watch_start.size - 1
     transfers = flows.flow_offset[num_flows]
     free = 0
     for flow in range(num_flows):
         if flows.resource_start[flow] == flows.resource_start[flow + 1]:
             free += flows.flow_offset[flow + 1] - flows.flow_offset[flow]
-    events = num_lanes + users + count + free + 1
-    total = flows.base[count]
+    events = num_lanes + users + num_chains + free + 1
     watch = flows.watch_start[resources]
-    buckets = flows.bucket_ns.size
-    lanes_left = np.zeros(count, dtype=np.int64)
-    for s in range(count):
-        lanes_left[s] = 0
-        for slot in range(lanes.slot_start[s], lanes.slot_start[s + 1]):
-            if lanes.last_gradient[slot] >= 0:
-                lanes_left[s] += 1
     return State(
         np.zeros(5, dtype=np.int64),
         np.empty(events, dtype=np.int64),
@@ -124,8 +124,8 @@ def _new_state(flows: Any, lanes: Any) -> State:
         np.zeros(num_lanes, dtype=np.int64),
         np.zeros(num_lanes, dtype=np.bool_),
         np.empty(lanes.batch.size, dtype=np.int64),
-        np.zeros(2 * total, dtype=np.uint16),
-        np.zeros(2 * total, dtype=np.bool_),
+        np.zeros(2 * flows.base[count], dtype=np.uint16),
+        np.zeros(flows.places, dtype=np.bool_),
         np.full(transfers, -1, dtype=np.int64),
         np.empty(transfers, dtype=np.int32),
         flows.flow_offset[:-1].copy(),
@@ -141,11 +141,30 @@ def _new_state(flows: Any, lanes: Any) -> State:
         np.empty(users + resources + 1, dtype=np.int64),
         np.empty(num_lanes, dtype=np.int64),
         np.zeros(num_lanes, dtype=np.bool_),
-        flows.chain_start[:-1].copy(),
-        np.zeros(buckets, dtype=np.int64),
-        np.full(buckets, -1, dtype=np.int64),
-        lanes_left,
+        chains.start[:-1].copy(),
+        np.zeros(num_chains, dtype=np.int64),
+        np.zeros(chains.bucket_ns.size, dtype=np.int64),
+        np.full(chains.run_start[num_chains], -1, dtype=np.int64),
+        _lanes_of_rounds(chains, lanes),
+        np.empty(lanes.slot_lane.size, dtype=np.int64),
+        lanes.round_start[:-1] - 1,
     )
+
+
+@compiled
+def _lanes_of_rounds(chains: Any, lanes: Any) -> np.ndarray:
+    """How many lanes have gradients in each round of each chain."""
+    left = np.zeros(chains.round_start[chains.stage.size], dtype=np.int64)
+    if chains.bucket_ns.size == 0:
+        return left
+    for s in range(chains.member_start.size - 1):
+        for k in range(chains.member_start[s], chains.member_start[s + 1]):
+            g = chains.member_group[k]
+            for slot in range(lanes.slot_start[s], lanes.slot_start[s + 1]):
+                for update_round in range(chains.rounds[g]):
+                    if lanes.last_gradient[lanes.round_start[slot] + update_round] >= 0:
+                        left[chains.round_start[g] + update_round] += 1
+    return left
 
 
 @inner
@@ -177,9 +196,9 @@ def _make_fresh(state: State, user: int) -> None:
 
 
 @inner
-def _start_operations(flows: Any, lanes: Any, state: State, t: int) -> None:
+def _start_operations(chains: Any, lanes: Any, state: State, t: int) -> None:
     """Start the next operation of each idle lane whose input is there."""
-    reduces = flows.bucket_ns.size > 0
+    reduces = chains.bucket_ns.size > 0
     for k in range(state.size[TOUCHED]):
         lane = state.touched[k]
         state.is_touched[lane] = False
@@ -195,20 +214,40 @@ def _start_operations(flows: Any, lanes: Any, state: State, t: int) -> None:
         state.busy[lane] = True
         state.time[lane] = end
         _later(state, end, OPERATION, lane, 0)
-        if reduces and i == lanes.last_gradient[row // 10]:
-            _announce_buckets(flows, state, lanes.table[row, STAGE], end, lead_column(lanes, i))
+        if reduces and i == state.closing[row // LINES]:
+            closed = _close(lanes, state, row // LINES)
+            _announce_buckets(chains, state, lanes.table[row, STAGE], closed, end, lead_column(lanes, i))
     state.size[TOUCHED] = 0
 
 
 @inner
-def _announce_buckets(flows: Any, state: State, s: int, end: int, column: int) -> None:
-    """A lane's last backward ends at ``end``: when the last lane says so, the first bucket's time is known."""
-    low, high = flows.chain_start[s], flows.chain_start[s + 1]
-    for b in range(low, high):
-        state.bucket_ready[b] = max(state.bucket_ready[b], end - flows.bucket_lead_ns[4 * b + column])
-    state.lanes_left[s] -= 1
-    if state.lanes_left[s] == 0 and low < high:
-        _later(state, state.bucket_ready[low], READY, s, 0)
+def _close(lanes: Any, state: State, slot: int) -> int:
+    """The number of the round whose last gradient a slot now makes; looks up the one after it."""
+    first, stop = lanes.round_start[slot], lanes.round_start[slot + 1]
+    closed = state.closing_place[slot]
+    place = closed + 1
+    while place < stop and lanes.last_gradient[place] < 0:
+        place += 1
+    state.closing_place[slot] = place
+    state.closing[slot] = lanes.last_gradient[place] if place < stop else -1
+    return closed - first
+
+
+@inner
+def _announce_buckets(chains: Any, state: State, s: int, update_round: int, end: int, column: int) -> None:
+    """A lane's last gradient of a round ends at ``end``: with the last lane's the first bucket's time is known."""
+    for k in range(chains.member_start[s], chains.member_start[s + 1]):
+        g = chains.member_group[k]
+        low, high = chains.start[g], chains.start[g + 1]
+        if low == high or update_round >= chains.rounds[g]:
+            continue
+        for b in range(low, high):
+            lead = chains.lead_ns[4 * (chains.member_lead[k] + b - low) + column]
+            state.bucket_ready[b] = max(state.bucket_ready[b], end - lead)
+        left = chains.round_start[g] + update_round
+        state.lanes_left[left] -= 1
+        if state.lanes_left[left] == 0:
+            _later(state, state.bucket_ready[low], READY, g, 0)
 
 
 @inner
@@ -267,23 +306,22 @@ def _lower_key(flows: Any, state: State, flow: int, m: int) -> None:
 
 @inner
 def _user(flows: Any, second: int) -> Any:
-    """The user whose head has this second key."""
+    """The user whose head has this second key; a chain's key names the chain: it has one waiting bucket at a time."""
     rank, m = second >> SHIFT, second & MASK
     s, direction = rank >> 2, rank & 3
     if direction == 2:
-        return flows.flow_ns.size + s
+        return flows.flow_ns.size + m
     return flows.flow_of[(s * 2 + direction) * 2 + (1 if m >= flows.cut else 0)]
 
 
 @inner
-def _head_key(flows: Any, state: State, user: int) -> tuple[int, int]:
+def _head_key(flows: Any, chains: Any, state: State, user: int) -> tuple[int, int]:
     if user < flows.flow_ns.size:
         m = state.order[state.head[user]]
         ready = state.sent[state.head[user]]
         return ready, ((flows.flow_stage[user] * 4 + flows.flow_direction[user]) << SHIFT) | m
-    s = user - flows.flow_ns.size
-    b = state.bucket[s]
-    return state.bucket_ready[b], ((s * 4 + 2) << SHIFT) | (b - flows.chain_start[s])
+    g = user - flows.flow_ns.size
+    return state.bucket_ready[state.bucket[g]], ((chains.stage[g] * 4 + 2) << SHIFT) | g
 
 
 @inner
@@ -307,17 +345,25 @@ def _end_transfer(flows: Any, lanes: Any, state: State, flow: int, m: int, t: in
 
 
 @inner
-def _end_bucket(flows: Any, state: State, s: int, t: int) -> None:
-    user = flows.flow_ns.size + s
+def _end_bucket(flows: Any, chains: Any, lanes: Any, state: State, g: int, t: int) -> None:
+    user = flows.flow_ns.size + g
     _free(flows, state, user)
-    b = state.bucket[s] + 1
-    state.bucket[s] = b
-    if b < flows.chain_start[s + 1]:
+    b = state.bucket[g] + 1
+    if b < chains.start[g + 1]:
+        state.bucket[g] = b
         state.bucket_ready[b] = max(state.bucket_ready[b], t)
         if state.bucket_ready[b] == t:
             _make_fresh(state, user)
         else:
-            _later(state, state.bucket_ready[b], READY, s, 0)
+            _later(state, state.bucket_ready[b], READY, g, 0)
+        return
+    state.bucket[g] = chains.start[g]
+    state.bucket_round[g] += 1
+    total = flows.base[flows.base.size - 1]
+    if flows.places > 2 * total:
+        s = chains.stage[g]
+        state.arrived[2 * total + flows.base[s] + state.bucket_round[g] * chains.every[s] - 1] = True
+        _touch_stage(lanes, state, s)
 
 
 @inner
@@ -346,10 +392,10 @@ def _watch(flows: Any, state: State, user: int, resource: int, first: int, secon
 
 
 @inner
-def _start_transfers(flows: Any, state: State, t: int) -> None:
+def _start_transfers(flows: Any, chains: Any, state: State, t: int) -> None:
     """Start what can start, least key first; a candidate that came from a freed resource calls its next watcher."""
     for k in range(state.size[FRESH]):
-        first, second = _head_key(flows, state, state.fresh[k])
+        first, second = _head_key(flows, chains, state, state.fresh[k])
         _add_candidate(state, first, second)
     state.size[FRESH] = 0
     for k in range(state.size[FREED]):
@@ -369,28 +415,29 @@ def _start_transfers(flows: Any, state: State, t: int) -> None:
         if blocked >= 0:
             _watch(flows, state, user, blocked, first, second)
         else:
-            _start_head(flows, state, user, second & MASK, t)
+            _start_head(flows, chains, state, user, second & MASK, t)
         if came_from >= 0:
             _wake(flows, state, came_from)
 
 
 @inner
-def _start_head(flows: Any, state: State, user: int, m: int, t: int) -> None:
+def _start_head(flows: Any, chains: Any, state: State, user: int, m: int, t: int) -> None:
     """Start the head of a user's queue; what comes next waits for the resources just taken."""
     low, high = flows.resource_start[user], flows.resource_start[user + 1]
     for k in range(low, high):
         state.taken[flows.resources[k]] = True
     state.where[user] = NOWHERE
     if user >= flows.flow_ns.size:
-        s = user - flows.flow_ns.size
-        state.bucket_start[state.bucket[s]] = t
-        _later(state, t + flows.bucket_ns[state.bucket[s]], REDUCED, s, 0)
+        g = user - flows.flow_ns.size
+        b, size = state.bucket[g], chains.start[g + 1] - chains.start[g]
+        state.bucket_start[chains.run_start[g] + state.bucket_round[g] * size + b - chains.start[g]] = t
+        _later(state, t + chains.bucket_ns[b], REDUCED, g, 0)
         return
     state.sent[state.head[user]] = t
     state.head[user] += 1
     _later(state, t + flows.flow_ns[user], SENT, user, m)
     if state.head[user] < state.tail[user]:
-        first, second = _head_key(flows, state, user)
+        first, second = _head_key(flows, chains, state, user)
         if low < high:
             _watch(flows, state, user, flows.resources[low], first, second)
         else:

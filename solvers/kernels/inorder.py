@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.solvers.kernels.compiled import compiled, inner, loop
+from penstock.solvers.schedule import STEP
 from penstock.solvers.tables import CHANNEL, DURATION, FLOW, FLOW_NS, INPUT, NOWHERE, OTHER, OUTPUT
 
 
@@ -31,7 +32,7 @@ class State(NamedTuple):
 
 @compiled
 def run_in_order(
-    flows: Any, lanes: Any, queued: bool, record: bool
+    flows: Any, chains: Any, lanes: Any, queued: bool, record: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """(position and time reached by each lane, operation starts, transfer starts, order of each flow, bucket starts).
 
@@ -42,7 +43,7 @@ def run_in_order(
     num_lanes = lanes.lane_start.size - 1
     transfers = flows.flow_offset[flows.flow_offset.size - 1] if record else 0
     state = State(
-        np.full(2 * flows.base[count], -1, dtype=np.int64),
+        np.full(flows.places, -1, dtype=np.int64),
         np.zeros(count * 2, dtype=np.int64),
         lanes.lane_start[:-1].copy(),
         np.zeros(num_lanes, dtype=np.int64),
@@ -54,9 +55,9 @@ def run_in_order(
         np.ones(num_lanes, dtype=np.bool_),
     )
     _work(lanes, state, queued, record)
-    bucket_start = np.empty(flows.bucket_ns.size if record else 0, dtype=np.int64)
-    if record:
-        _bucket_starts(flows, lanes, state.start, bucket_start)
+    bucket_start = np.zeros(chains.bucket_ns.size if record else 0, dtype=np.int64)
+    if bucket_start.size > 0:
+        _bucket_starts(chains, lanes, state.start, bucket_start)
     return state.position, state.time, state.start, state.sent, state.order, bucket_start
 
 
@@ -119,20 +120,29 @@ def _send(lanes: Any, state: State, row: int, m: int, t: int, queued: bool, reco
 
 
 @loop
-def _bucket_starts(flows: Any, lanes: Any, start: np.ndarray, bucket_start: np.ndarray) -> None:
-    """Buckets on links of their own, each after the one before it and after it is ready."""
-    for s in range(flows.chain_start.size - 1):
-        t = 0
+def _bucket_starts(chains: Any, lanes: Any, start: np.ndarray, bucket_start: np.ndarray) -> None:
+    """Buckets of a flushed step on links of their own, each after the one before it and after it is ready."""
+    for s in range(chains.member_start.size - 1):
         last = lanes.last_gradient[s]
-        for b in range(flows.chain_start[s], flows.chain_start[s + 1]):
-            end = start[last] + lanes.table[lanes.row[last], DURATION]
-            t = max(t, end - flows.bucket_lead_ns[4 * b + lead_column(lanes, last)])
+        if last < 0:
+            continue
+        end = start[last] + lanes.table[lanes.row[last], DURATION]
+        column = lead_column(lanes, last)
+        for k in range(chains.member_start[s], chains.member_start[s + 1]):
+            g = chains.member_group[k]
+            for b in range(chains.start[g], chains.start[g + 1]):
+                lead = chains.lead_ns[4 * (chains.member_lead[k] + b - chains.start[g]) + column]
+                bucket_start[b] = max(bucket_start[b], end - lead)
+    for g in range(chains.start.size - 1):
+        t = 0
+        for b in range(chains.start[g], chains.start[g + 1]):
+            t = max(t, bucket_start[b])
             bucket_start[b] = t
-            t += flows.bucket_ns[b]
+            t += chains.bucket_ns[b]
 
 
 @inner
 def lead_column(lanes: Any, operation: int) -> int:
     """Which of a bucket's four leads holds: after a B or a W, of row class 0 or 1."""
-    kind, row_class = lanes.row[operation] // 2 % 5, lanes.row[operation] % 2
+    kind, row_class = lanes.row[operation] // 2 % (STEP + 1), lanes.row[operation] % 2
     return (2 if kind == 3 else 0) + row_class

@@ -1,4 +1,4 @@
-"""Ends of operations and the list of transfers, from what the clock kernels return."""
+"""Ends of operations, rounds and transfers, from what the clock kernels return; micro-batches in flight."""
 
 from __future__ import annotations
 
@@ -6,16 +6,47 @@ from typing import Any
 
 import numpy as np
 
+from penstock.schemas.program import BACKWARD, FORWARD, WEIGHT
 from penstock.solvers.kernels.compiled import compiled
+from penstock.solvers.schedule import STEP
+from penstock.solvers.tables import DURATION, LINES
+
+KINDS = STEP + 1
 
 
 @compiled
 def operation_ends(row: np.ndarray, table: np.ndarray, start: np.ndarray) -> np.ndarray:
-    """Each operation's start plus its duration (column 0)."""
+    """Each operation's start plus its duration."""
     end = np.empty_like(start)
     for i in range(start.size):
-        end[i] = start[i] + table[row[i], 0]
+        end[i] = start[i] + table[row[i], DURATION]
     return end
+
+
+@compiled
+def last_gradient_end(lanes: Any, start: np.ndarray, first: int, stop: int) -> int:
+    """The latest end of a gradient operation on the micro-batches from ``first`` to before ``stop``."""
+    latest = 0
+    for i in range(start.size):
+        kind = lanes.row[i] // 2 % KINDS
+        if first <= lanes.batch[i] < stop and kind in (BACKWARD, WEIGHT):
+            latest = max(latest, start[i] + lanes.table[lanes.row[i], DURATION])
+    return latest
+
+
+@compiled
+def most_in_flight(lanes: Any) -> np.ndarray:
+    """By slot, the most micro-batches between their F and the end of their gradient, in the order of the row."""
+    now = np.zeros(lanes.slot_lane.size, dtype=np.int64)
+    most = np.zeros_like(now)
+    for i in range(lanes.row.size):
+        slot, kind = lanes.row[i] // LINES, lanes.row[i] // 2 % KINDS
+        if kind == FORWARD:
+            now[slot] += 1
+            most[slot] = max(most[slot], now[slot])
+        elif kind in (BACKWARD, WEIGHT):
+            now[slot] -= 1
+    return most
 
 
 @compiled

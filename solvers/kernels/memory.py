@@ -65,8 +65,11 @@ class Walk(NamedTuple):
 
 
 @compiled
-def all_peaks(lanes: Any, streams: Any, costs: Any, times: Any) -> tuple[np.ndarray, np.ndarray]:
-    """For each lane the bytes at its first peak (gradients, kept, buffers, workspace); busy and communication ns."""
+def all_peaks(lanes: Any, streams: Any, costs: Any, times: Any, begin: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+    """For each lane the bytes at its first peak (gradients, kept, buffers, workspace); busy and communication ns.
+
+    The times are those between ``begin`` and ``last``.
+    """
     num_lanes = lanes.lane_start.size - 1
     peaks = np.zeros((num_lanes, 4), dtype=np.int64)
     spent = np.zeros((num_lanes, 2), dtype=np.int64)
@@ -75,7 +78,7 @@ def all_peaks(lanes: Any, streams: Any, costs: Any, times: Any) -> tuple[np.ndar
     for lane in range(num_lanes):
         _merge(lanes, streams, costs, times, walk, lane, empty)
         peaks[lane] = walk.peak
-        spent[lane, 0], spent[lane, 1] = _communication(lanes, streams, costs, times, walk, lane)
+        spent[lane, 0], spent[lane, 1] = _communication(lanes, streams, costs, times, walk, lane, begin, last)
     return peaks, spent
 
 
@@ -188,7 +191,9 @@ def _merge(lanes: Any, streams: Any, costs: Any, times: Any, walk: Any, lane: in
 
 
 @loop
-def _communication(lanes: Any, streams: Any, costs: Any, times: Any, walk: Any, lane: int) -> tuple[int, int]:
+def _communication(
+    lanes: Any, streams: Any, costs: Any, times: Any, walk: Any, lane: int, begin: int, last: int
+) -> tuple[int, int]:
     """Nanoseconds in which a lane computes, and in which it does not while one of its transfers or reductions runs.
 
     What all its intervals cover together, less what it computes: every list is sorted by starts, the merge takes
@@ -200,13 +205,13 @@ def _communication(lanes: Any, streams: Any, costs: Any, times: Any, walk: Any, 
         _head(streams, times, walk, k, False)
     i, stop = lanes.lane_start[lane], lanes.lane_start[lane + 1]
     step, reduction = costs.step_begin[lane], costs.reduction_begin[lane]
-    covered, busy, reached = 0, 0, 0
+    covered, busy, reached = 0, 0, begin
     which, other = _least(walk, low, high)
     reduced = costs.reductions[reduction, 0]
     own = times.start[i] if i < stop else costs.steps[step, 0]
     while True:
         t = min(own, other, reduced)
-        if t == NEVER:
+        if t >= last:
             return busy, covered - busy
         if own == t:
             if i < stop:
@@ -215,7 +220,7 @@ def _communication(lanes: Any, streams: Any, costs: Any, times: Any, walk: Any, 
             else:
                 end = costs.steps[step, 1]
                 step += 1
-            busy += end - t
+            busy += max(0, min(end, last) - max(t, begin))
             own = times.start[i] if i < stop else costs.steps[step, 0]
         elif other == t:
             end = t + streams.duration[which]
@@ -226,6 +231,7 @@ def _communication(lanes: Any, streams: Any, costs: Any, times: Any, walk: Any, 
             end = costs.reductions[reduction, 1]
             reduction += 1
             reduced = costs.reductions[reduction, 0]
+        end = min(end, last)
         if end > reached:
             covered += end - max(t, reached)
             reached = end

@@ -9,9 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.solvers.kernels.compiled import compiled, loop
+from penstock.solvers.kernels.compiled import compiled, inner, loop
+from penstock.solvers.schedule import STEP
+from penstock.solvers.tables import LINES
 
-GOOD, FOREIGN, DUPLICATE, EARLY = 0, 1, 2, 3
+GOOD, FOREIGN, DUPLICATE, EARLY, OUT_OF_ROUND = 0, 1, 2, 3, 4
 F_BIT, B_BIT, I_BIT, W_BIT, R_BIT = 1, 2, 4, 8, 16
 
 
@@ -19,8 +21,10 @@ class Scan(NamedTuple):
     """What the scans of all lanes read (K slots, S stages) and fill.
 
     Of stage s: the ``first`` of its micro-batches and how many ``batches`` there are; of slot k: which micro-batches
-    are its own, and where its ``marks`` begin. Filled: each operation's ``row`` and ``batch``, by slot its first and
-    last gradient and how often each kind was ``seen`` (K, 5).
+    are its own, and where its ``marks`` begin. Filled: each operation's ``row`` and ``batch``, by slot and round the
+    first and last gradient (from ``round_start`` on), and by slot how often each kind was ``seen`` (K, 5).
+    ``periodic``: stage s steps in the rows after ``every[s]`` micro-batches; a slot has ``stepped`` so often, and has
+    finished so many ``gradients``.
     """
 
     first: np.ndarray
@@ -33,6 +37,11 @@ class Scan(NamedTuple):
     batch: np.ndarray
     first_gradient: np.ndarray
     last_gradient: np.ndarray
+    periodic: bool
+    every: np.ndarray
+    round_start: np.ndarray
+    gradients: np.ndarray
+    stepped: np.ndarray
     seen: np.ndarray
 
 
@@ -49,12 +58,24 @@ def scan_lane(scan: Scan, operations: np.ndarray, slot_of: np.ndarray, begin: in
 def _scan(scan: Scan, operations: np.ndarray, slot_of: np.ndarray, begin: int, cut: int) -> tuple[int, int]:
     for i in range(operations.shape[0]):
         kind, s = operations[i, 0], operations[i, 1]
-        if kind < 0 or kind > 4 or s < 0 or s >= slot_of.size:
+        if kind < 0 or kind > (STEP if scan.periodic else STEP - 1) or s < 0 or s >= slot_of.size:
             return FOREIGN, i
         slot = slot_of[s]
         m = operations[i, 2] - scan.first[s]
         if slot < 0 or m < 0 or m >= scan.batches[s]:
             return FOREIGN, i
+        place = scan.round_start[slot]
+        if scan.periodic:
+            update_round = m // scan.every[s]
+            place += update_round
+            if (kind == STEP and not _may_step(scan, slot, s, m)) or (
+                0 < kind < 4 and update_round != scan.stepped[slot]
+            ):
+                return OUT_OF_ROUND, i
+            if kind == STEP:
+                scan.stepped[slot] += 1
+                _note(scan, slot, kind, operations[i, 2], begin + i, cut)
+                continue
         turns = scan.slot_replicas[slot]
         if turns > 1 and operations[i, 2] % turns != scan.slot_replica[slot]:
             return FOREIGN, i
@@ -67,13 +88,27 @@ def _scan(scan: Scan, operations: np.ndarray, slot_of: np.ndarray, begin: int, c
             return EARLY, i
         scan.marks[scan.slot_base[slot] + m] = known | (1 << kind)
         scan.seen[slot, kind] += 1
-        scan.row[begin + i] = (slot * 5 + kind) * 2 + (1 if operations[i, 2] >= cut else 0)
-        scan.batch[begin + i] = operations[i, 2]
+        _note(scan, slot, kind, operations[i, 2], begin + i, cut)
         if kind == 1 or kind == 3:
-            scan.last_gradient[slot] = begin + i
-        if kind != 0 and kind != 4 and scan.first_gradient[slot] < 0:
-            scan.first_gradient[slot] = begin + i
+            scan.last_gradient[place] = begin + i
+            scan.gradients[slot] += 1
+        if kind != 0 and kind != 4 and scan.first_gradient[place] < 0:
+            scan.first_gradient[place] = begin + i
     return GOOD, 0
+
+
+@inner
+def _note(scan: Scan, slot: int, kind: int, m: int, i: int, cut: int) -> None:
+    scan.row[i] = slot * LINES + kind * 2 + (1 if m >= cut else 0)
+    scan.batch[i] = m
+
+
+@inner
+def _may_step(scan: Scan, slot: int, s: int, m: int) -> bool:
+    """Whether ``m`` is the last of the round that is next, and the lane has finished the round's gradients."""
+    done = (scan.stepped[slot] + 1) * scan.every[s]
+    turns = scan.slot_replicas[slot]
+    return m + 1 == done and scan.gradients[slot] == (done - scan.slot_replica[slot] + turns - 1) // turns
 
 
 @compiled

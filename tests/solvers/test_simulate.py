@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from problems import as_operations, chain, early_backward, gpipe, make_network, make_problem, straight, warmup_orders
 
-from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
+from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
-from penstock.solvers.allocation import Allocation, Pipeline, Stage, single_pipeline
+from penstock.solvers.allocation import Stage, single_pipeline
 from penstock.solvers.costs import UNREACHABLE_NS
 from penstock.solvers.network import Network
-from penstock.solvers.schedule import Orders, Pattern, Row
+from penstock.solvers.schedule import Orders, Row
 from penstock.solvers.simulate import makespan_ns, simulate
 from penstock.solvers.timeline import Timeline
 
@@ -341,17 +341,6 @@ def test_devices_that_nothing_connects_are_refused() -> None:
     with pytest.raises(InvalidPlan, match="Nothing connects the devices of stage 0 with those of stage 1"):
         simulate(problem, allocation, gpipe(allocation))
     assert makespan_ns(problem, allocation, gpipe(allocation)) == UNREACHABLE_NS
-
-
-def test_what_cannot_be_judged_yet_is_said() -> None:
-    problem = make_problem([1, 1], nodes=(2,), global_batch_size=2)
-    allocation = straight(problem, 2)
-    with pytest.raises(UnsupportedRequest, match="periodic"):
-        simulate(problem, allocation, Pattern("steady", 10, 1, ()))
-    stage = Stage(0, 1, (0,))
-    two = Allocation((Pipeline((stage,), (0, 0)), Pipeline((replace(stage, devices=(1,)),), (1, 1))), 2)
-    with pytest.raises(UnsupportedRequest, match="2 pipelines"):
-        simulate(problem, two, gpipe(two))
 
 
 def test_judging_twice_gives_the_same() -> None:
