@@ -16,7 +16,8 @@ from penstock.solvers.allocators.block_partition import block_partition
 from penstock.solvers.allocators.dapple.search import search
 from penstock.solvers.allocators.data_parallel import data_parallel
 from penstock.solvers.allocators.model_parallel import model_parallel as spread
-from penstock.solvers.planners import auto, dapple, dp, gpipe, model_parallel
+from penstock.solvers.allocators.pipedream.hierarchy import allocated
+from penstock.solvers.planners import auto, dapple, dp, gpipe, model_parallel, pipedream
 from penstock.solvers.planners.explain import why_found, why_nothing
 from penstock.solvers.planners.options import Option, Value, checked
 from penstock.solvers.planners.proposal import Proposal
@@ -158,6 +159,13 @@ ALLOCATORS: dict[str, Entry] = {
         supports=frozenset({"synchronous", "heterogeneous"}),
         options=dapple.SEARCH_OPTIONS,
     ),
+    "pipedream": Entry(
+        allocated,
+        "PipeDream (Narayanan et al., SOSP 2019), section 3.1",
+        "hierarchical dynamic program over partition and replication",
+        exact=True,
+        supports=frozenset({"synchronous", "weight_stashing", "double_buffered"}),
+    ),
 }
 
 SCHEDULES: dict[str, Entry] = {
@@ -235,6 +243,16 @@ PLANNERS: dict[str, Planner] = {
             ("early-backward",),
             ("early-backward", "gpipe"),
             options=dapple.OPTIONS,
+        ),
+        Planner(
+            "pipedream",
+            pipedream.proposals,
+            "PipeDream (Narayanan et al., SOSP 2019)",
+            "partition and replication by dynamic programming; 1F1B without a flush where weight stashing is allowed",
+            ("early-backward", "eager"),
+            ("early-backward", "gpipe", "eager"),
+            supports=frozenset({"synchronous", "weight_stashing", "heterogeneous", "recompute"}),
+            options=pipedream.OPTIONS,
         ),
     )
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from penstock.solvers.planners import dapple, dp, gpipe, model_parallel
+from penstock.solvers.planners import dapple, dp, gpipe, model_parallel, pipedream
 from penstock.solvers.planners.options import Option, checked
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.problem import Problem
@@ -20,6 +20,7 @@ CONTAINED: tuple[tuple[str, Proposals, tuple[Option, ...]], ...] = (
     ("gpipe", gpipe.proposals, gpipe.OPTIONS),
     ("model-parallel", model_parallel.proposals, model_parallel.OPTIONS),
     ("dapple", dapple.proposals, dapple.OPTIONS),
+    ("pipedream", pipedream.proposals, pipedream.OPTIONS),
 )
 OPTIONS: tuple[Option, ...] = ()
 

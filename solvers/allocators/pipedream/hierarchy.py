@@ -21,6 +21,8 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.allocators.pipedream.layers import between
 from penstock.solvers.batches import Batch
 from penstock.solvers.costs import transfer_ns
 from penstock.solvers.kernels.pipedream import NEVER, run_level
@@ -74,6 +76,28 @@ class Chain:
     room_bytes: int
 
 
+class Found(NamedTuple):
+    """An allocation, and the value that was minimised: the largest load per micro-batch."""
+
+    allocation: Allocation
+    value_ns: int
+
+
+def allocated(problem: Problem, batch: Batch, rules: Rules) -> Found | None:
+    """The formula's partition of a micro-batch's work over the whole cluster; None where its memory rule leaves none.
+
+    Raises ``UnsupportedRequest`` where the devices are of several kinds.
+    """
+    plan = partition(chain_of(problem, batch), levels_of(problem), rules)
+    if plan is None:
+        return None
+    order = device_order(problem)
+    stages = tuple(
+        Stage(part.first, part.stop - 1, tuple(sorted(order[p] for p in part.positions))) for part in plan.parts
+    )
+    return Found(single_pipeline(stages, batch.num_micro_batches), plan.value_ns)
+
+
 def levels_of(problem: Problem) -> tuple[Level, ...]:
     """Devices in nodes and nodes in the cluster; one flat level where nodes differ in size or links are measured."""
     network, nodes = problem.network, problem.nodes()
@@ -103,11 +127,11 @@ def chain_of(problem: Problem, batch: Batch) -> Chain:
         )
     costs = problem.costs(kinds[0], batch.most_rows)
     places = np.asarray([0, *(np.flatnonzero(problem.cuttable) + 1), problem.num_layers], dtype=np.int64)
-    parameters, stash = _between(problem.parameter_bytes[places]), _between(costs.stash_bytes[places])
+    parameters, stash = between(problem.parameter_bytes[places]), between(costs.stash_bytes[places])
     boundary = np.zeros(len(places), dtype=np.int64)
     boundary[1:-1] = problem.forward_bytes[places[1:-1] - 1] * batch.most_rows
     rooms = [problem.capacity_bytes(d) - device.context_bytes for d, device in enumerate(problem.devices)]
-    work = _between((costs.forward_ns + costs.backward_ns)[places])
+    work = between((costs.forward_ns + costs.backward_ns)[places])
     return Chain(places, work, parameters, stash + parameters, boundary, min(rooms))
 
 
@@ -174,8 +198,3 @@ def _twice_ns(sizes: np.ndarray, bandwidth: int) -> np.ndarray:
     for size in set(sizes.ravel().tolist()):
         known[size] = min(NEVER, transfer_ns(2 * max(0, size), bandwidth))
     return np.asarray([known[size] for size in sizes.ravel().tolist()], dtype=np.int64).reshape(sizes.shape)
-
-
-def _between(prefix: np.ndarray) -> np.ndarray:
-    """(n, n): sums between two places."""
-    return np.asarray(prefix[None, :] - prefix[:, None], dtype=np.int64)

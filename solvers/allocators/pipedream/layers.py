@@ -19,6 +19,11 @@ class SliceCosts(NamedTuple):
     flight_bytes: np.ndarray
 
 
+def between(prefix: np.ndarray) -> np.ndarray:
+    """(n, n): sums between two places."""
+    return np.asarray(prefix[None, :] - prefix[:, None], dtype=np.int64)
+
+
 class Layers:
     """Arrays by places: ``places`` (n,), ``boundary_bytes`` (n,) per sample; the others (n, n) between two places."""
 
@@ -51,7 +56,7 @@ class Layers:
 
     def _costs(self, kinds: tuple[str, ...], rows: int, sharers: int, recompute: bool) -> SliceCosts:
         memory = self._problem.memory
-        time, stash, workspace = (np.zeros_like(self.trainable_bytes) for _ in range(3))
+        time, stash, workspace = (np.zeros((len(self.places),) * 2, dtype=np.int64) for _ in range(3))
         for kind in kinds:
             costs = self._problem.costs(kind, rows)
             again = costs.forward_ns if recompute else 0
@@ -69,12 +74,11 @@ class Layers:
         return SliceCosts(time, base, flight)
 
     def _between(self, prefix: np.ndarray) -> np.ndarray:
-        chosen = prefix[self.places]
-        return np.asarray(chosen[None, :] - chosen[:, None], dtype=np.int64)
+        return between(prefix[self.places])
 
     def _widest(self, values: np.ndarray) -> np.ndarray:
         """The largest value of the layers between two places."""
-        found = np.zeros_like(self.trainable_bytes)
+        found = np.zeros((len(self.places),) * 2, dtype=np.int64)
         largest = np.maximum.reduceat(values, self.places[:-1])
         for i in range(len(largest)):
             found[i, i + 1 :] = np.maximum.accumulate(largest[i:])

@@ -14,11 +14,11 @@ O(L^2 V R + L V R^2) time for V devices and R replica counts.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 from penstock.solvers.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.allocators.pipedream.hierarchy import Found
 from penstock.solvers.allocators.pipedream.layers import Layers
 from penstock.solvers.allocators.pipedream.row import DeviceRow
 from penstock.solvers.batches import Batch
@@ -39,13 +39,6 @@ class Settings:
     recompute: bool = False
     lenient: bool = False
     straight: bool = False
-
-
-class Found(NamedTuple):
-    """A plan, and its largest load per micro-batch."""
-
-    allocation: Allocation
-    value_ns: int
 
 
 def placed(problem: Problem, row: DeviceRow, layers: Layers, batch: Batch, settings: Settings) -> list[Found]:
