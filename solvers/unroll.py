@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 from functools import lru_cache
+from math import lcm
 from typing import NamedTuple
 
 import numpy as np
@@ -53,7 +54,8 @@ def unroll(problem: Problem, allocation: Allocation, pattern: Pattern, rule: Upd
     depth = max(operation.shift for operation in pattern.operations) + 1
     deep = -(-depth * pattern.micro_batches_per_period // number)
     first = 2 * deep + 1
-    last = first + max(2, 2 * deep)
+    again = _rounds_until_again(allocation, pattern)
+    last = first + -(-max(2, 2 * deep) // again) * again
     rounds = last + deep + 1
     total = rounds * number
     rows = row_classes(problem.global_batch_size, number)[0][0]
@@ -66,6 +68,13 @@ def unroll(problem: Problem, allocation: Allocation, pattern: Pattern, rule: Upd
         made.append(Row(tuple(devices), _with_steps(longer, own, rule, every)))
     orders = Orders(pattern.name, tuple(made), update_every=every)
     return Unrolled(replace(problem, global_batch_size=total * rows), longer, orders, rounds, first, last)
+
+
+def _rounds_until_again(allocation: Allocation, pattern: Pattern) -> int:
+    """After how many rounds every round-robin replica, and the pattern, is where it was: what is measured is whole."""
+    turns = [stage.replicas for stage in allocation.stages if stage.dispatch == "round_robin"]
+    number = allocation.num_micro_batches
+    return lcm(number, pattern.micro_batches_per_period, *turns) // number
 
 
 class _Alike(NamedTuple):
