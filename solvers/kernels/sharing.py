@@ -20,7 +20,7 @@ WHOLE = 1_000_000
 """Utilisation of a whole processor."""
 
 NEVER = 2**62
-FLYING = 0
+FLYING, TOUCHED, CHANGED = 0, 1, 2
 
 
 class Shared(NamedTuple):
@@ -43,7 +43,9 @@ class Shared(NamedTuple):
 
 class State(NamedTuple):
     """What changes. Of devices: clock, since when it is right, speed, next end; of lanes (one per stage): position,
-    whether it runs, clock at its end; of flows: queues from ``head`` to ``tail``."""
+    whether it runs, clock at its end; of flows: queues from ``head`` to ``tail``. ``size`` counts what is on its way
+    and the touched lanes, whose next operation may be able to start, and says whether any transfer may.
+    """
 
     start: np.ndarray
     end: np.ndarray
@@ -65,6 +67,8 @@ class State(NamedTuple):
     fly_end: np.ndarray
     fly_flow: np.ndarray
     fly_batch: np.ndarray
+    touched: np.ndarray
+    is_touched: np.ndarray
     size: np.ndarray
 
 
@@ -97,7 +101,9 @@ def run_sharing(shared: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nda
         np.zeros(flows * batches + 1, dtype=np.int64),
         np.zeros(flows * batches + 1, dtype=np.int64),
         np.zeros(flows * batches + 1, dtype=np.int64),
-        np.zeros(1, dtype=np.int64),
+        np.zeros(stages, dtype=np.int64),
+        np.zeros(stages, dtype=np.bool_),
+        np.zeros(3, dtype=np.int64),
     )
     _run(shared, state)
     return state.start, state.end, state.sent, state.arrival, state.position
@@ -105,6 +111,8 @@ def run_sharing(shared: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nda
 
 @loop
 def _run(shared: Any, state: State) -> None:
+    for s in range(state.position.size):
+        _touch(state, s)
     _start_operations(shared, state, 0)
     while True:
         now = _next_instant(shared, state)
@@ -116,6 +124,21 @@ def _run(shared: Any, state: State) -> None:
         _end_transfers(shared, state, now)
         _start_transfers(shared, state, now)
         _start_operations(shared, state, now)
+
+
+@inner
+def _touch(state: State, s: int) -> None:
+    if not state.is_touched[s]:
+        state.is_touched[s] = True
+        state.touched[state.size[TOUCHED]] = s
+        state.size[TOUCHED] += 1
+
+
+@inner
+def _arrive(state: State, flow: int, m: int) -> None:
+    """What a stage sent is with the next one, or with the one before."""
+    state.arrived[flow, m] = True
+    _touch(state, flow // 2 + 1 - 2 * (flow % 2))
 
 
 @inner
@@ -161,6 +184,7 @@ def _end_operations(shared: Any, state: State, d: int, now: int) -> None:
             state.running[s] = False
             state.end[s, i] = now
             state.position[s] = i + 1
+            _touch(state, s)
             if i < shared.batch.shape[1]:
                 _pass_on(shared, state, 2 * s + shared.way[s, i], shared.batch[s, i], now)
     _set_speed(shared, state, d)
@@ -170,7 +194,9 @@ def _end_operations(shared: Any, state: State, d: int, now: int) -> None:
 def _pass_on(shared: Any, state: State, flow: int, m: int, now: int) -> None:
     """Queue what was made for the other stage; among equals of one instant by micro-batch."""
     if shared.flow_ns[flow, m] < 0:
-        state.arrived[flow, m] = True
+        last = shared.num_devices - 1
+        if (flow // 2) % shared.num_devices != (last if flow % 2 == 0 else 0):
+            _arrive(state, flow, m)
         return
     at = state.tail[flow]
     while at > state.head[flow] and state.ready[flow, at - 1] == now and state.queue[flow, at - 1] > m:
@@ -178,6 +204,7 @@ def _pass_on(shared: Any, state: State, flow: int, m: int, now: int) -> None:
         at -= 1
     state.queue[flow, at], state.ready[flow, at] = m, now
     state.tail[flow] += 1
+    state.size[CHANGED] = 1
 
 
 @inner
@@ -188,7 +215,8 @@ def _end_transfers(shared: Any, state: State, now: int) -> None:
             k += 1
             continue
         flow = state.fly_flow[k]
-        state.arrived[flow, state.fly_batch[k]] = True
+        _arrive(state, flow, state.fly_batch[k])
+        state.size[CHANGED] = 1
         for r in range(shared.resource_start[flow], shared.resource_start[flow + 1]):
             state.taken[shared.resources[r]] = False
         state.size[FLYING] -= 1
@@ -201,6 +229,9 @@ def _end_transfers(shared: Any, state: State, now: int) -> None:
 @inner
 def _start_transfers(shared: Any, state: State, now: int) -> None:
     """Start, one after the other, the waiting transfer of the least key whose resources are all free."""
+    if not state.size[CHANGED]:
+        return
+    state.size[CHANGED] = 0
     while True:
         chosen, earliest = -1, NEVER
         for flow in range(state.head.size):
@@ -226,17 +257,19 @@ def _start_transfers(shared: Any, state: State, now: int) -> None:
 
 @inner
 def _start_operations(shared: Any, state: State, now: int) -> None:
-    devices = shared.num_devices
-    for s in range(state.position.size):
+    for k in range(state.size[TOUCHED]):
+        s = state.touched[k]
+        state.is_touched[s] = False
         i = state.position[s]
         if state.running[s] or i == shared.duration.shape[1] or not _has_input(shared, state, s, i):
             continue
-        d = s % devices
+        d = s % shared.num_devices
         _advance(state, d, now)
         state.running[s] = True
         state.start[s, i] = now
         state.due[s] = state.clock[d] + shared.duration[s, i] * SPEED
         _set_speed(shared, state, d)
+    state.size[TOUCHED] = 0
 
 
 @inner
