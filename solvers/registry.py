@@ -7,6 +7,7 @@ option schemas are what GET /v1/planners lists, and what refuses an option that 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any, get_args
@@ -17,7 +18,7 @@ from penstock.solvers.allocators.dapple.search import search
 from penstock.solvers.allocators.data_parallel import data_parallel
 from penstock.solvers.allocators.model_parallel import model_parallel as spread
 from penstock.solvers.allocators.pipedream.hierarchy import allocated
-from penstock.solvers.planners import auto, dapple, dp, gpipe, model_parallel, pipedream
+from penstock.solvers.planners import auto, dapple, dp, gpipe, model_parallel, pipedream, pipedream_2bw, wpipe
 from penstock.solvers.planners.explain import why_found, why_nothing
 from penstock.solvers.planners.options import Option, Value, checked
 from penstock.solvers.planners.proposal import Proposal
@@ -29,6 +30,7 @@ from penstock.solvers.schedules.eager import eager
 from penstock.solvers.schedules.early_backward import early_backward
 from penstock.solvers.schedules.gpipe import gpipe as all_forwards_first
 from penstock.solvers.schedules.model_parallel import model_parallel as one_at_a_time
+from penstock.solvers.schedules.wpipe import wpipe as double_grouped
 from penstock.solvers.update_rules import UpdateRule
 
 Proposals = Callable[[Problem, Mapping[str, object]], Iterator[Proposal]]
@@ -99,8 +101,11 @@ class Planner:
             session.judge_all(self.name, self.proposals(session.problem, values))
             return
         for name, proposals in auto.contained(session.problem):
-            if session.schedule == "auto" or session.schedule in PLANNERS[name].accepts:
-                session.judge_all(name, proposals)
+            planner = PLANNERS[name]
+            combines = session.schedule == "auto" or session.schedule in planner.accepts
+            if combines and session.problem.update_rules & planner.supports:
+                with suppress(UnsupportedRequest):  # what this planner cannot take, another may
+                    session.judge_all(name, proposals)
 
     def check(
         self, update_rules: frozenset[UpdateRule], schedule: str, options: Mapping[str, object]
@@ -188,6 +193,17 @@ SCHEDULES: dict[str, Entry] = {
         "one forward and one backward in turn, without a flush",
         supports=frozenset({"weight_stashing", "double_buffered", "round_robin"}),
     ),
+    "wpipe": Entry(
+        double_grouped,
+        "WPipe (Yang et al., ICLR 2022), section 3.2",
+        "M slots of one group, then M of the other, each 1F1B; group 0 a period ahead",
+        supports=frozenset({"double_grouped"}),
+        options=(
+            Option(
+                "policy", "A", "warm-up: N - i as in the paper, or 2 (N - i) - 1, which hides transfers", ("A", "B")
+            ),
+        ),
+    ),
     "model-parallel": Entry(
         one_at_a_time,
         "DAPPLE section VII",
@@ -253,6 +269,26 @@ PLANNERS: dict[str, Planner] = {
             ("early-backward", "gpipe", "eager"),
             supports=frozenset({"synchronous", "weight_stashing", "heterogeneous", "recompute"}),
             options=pipedream.OPTIONS,
+        ),
+        Planner(
+            "pipedream-2bw",
+            pipedream_2bw.proposals,
+            "PipeDream-2BW (Narayanan et al., ICML 2021)",
+            "pipelines side by side with two weight versions, 1F1B without a flush",
+            ("eager",),
+            ("eager",),
+            supports=frozenset({"double_buffered", "heterogeneous", "recompute"}),
+            options=pipedream_2bw.OPTIONS,
+        ),
+        Planner(
+            "wpipe",
+            wpipe.proposals,
+            "WPipe (Yang et al., ICLR 2022)",
+            "two groups of parts on the same devices, one of them a period ahead; d:w, layouts, M and recomputation",
+            ("wpipe",),
+            ("wpipe",),
+            supports=frozenset({"double_grouped", "heterogeneous", "recompute"}),
+            options=wpipe.OPTIONS,
         ),
     )
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from penstock.solvers.planners import dapple, dp, gpipe, model_parallel, pipedream
+from penstock.solvers.planners import dapple, dp, gpipe, model_parallel, pipedream, pipedream_2bw, wpipe
 from penstock.solvers.planners.options import Option, checked
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.problem import Problem
@@ -21,6 +21,8 @@ CONTAINED: tuple[tuple[str, Proposals, tuple[Option, ...]], ...] = (
     ("model-parallel", model_parallel.proposals, model_parallel.OPTIONS),
     ("dapple", dapple.proposals, dapple.OPTIONS),
     ("pipedream", pipedream.proposals, pipedream.OPTIONS),
+    ("pipedream-2bw", pipedream_2bw.proposals, pipedream_2bw.OPTIONS),
+    ("wpipe", wpipe.proposals, wpipe.OPTIONS),
 )
 OPTIONS: tuple[Option, ...] = ()
 

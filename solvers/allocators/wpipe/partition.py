@@ -1,0 +1,174 @@
+"""Parts of the model for pipelines whose devices hold one part of each group (ALGORITHMS 5.2).
+
+With two groups a period lasts M (x + y), x and y the longest part of either group: the devices run M slots of one
+group, then M of the other, and 1F1B keeps them in step, so that evenly loaded devices (all x_i + y_i alike) do not
+help where one group is uneven. So x + y is what is made small: for each place where the halves may meet, the smallest
+longest part of either half by dynamic programming; where two parts that fall on one device do not fit together, x and
+y are raised until they do. One group is PipeDream-2BW's case: the smallest longest part.
+
+Exact with up to ``EXACT_PLACES`` places to cut; beyond that, where memory binds, only the most promising meeting
+places, a few levels of x and a few ends of parts are followed.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.solvers.kernels.pairs import pair_parts
+
+EXACT_PLACES = 17
+MAX_MIDDLES = 4
+MAX_LEVELS = 4
+WIDTH = 4
+NEVER = np.int64(2**62)
+
+
+class Demand(NamedTuple):
+    """What a group's layers take on device i, as prefix sums over the P places to cut.
+
+    ``time_ns`` (N, P); ``bytes`` (C, N, P): at each of C moments at which memory is at its peak.
+    """
+
+    time_ns: np.ndarray
+    bytes: np.ndarray
+
+
+class Ends(NamedTuple):
+    """Of the first i devices' parts: ``longest_ns`` (N + 1, P) by where they end, ``before`` where the last begins."""
+
+    longest_ns: np.ndarray
+    before: np.ndarray
+
+    def bounds(self, end: int) -> list[int]:
+        """Places where the parts of all devices begin, and where the last ends."""
+        found = [end]
+        for i in range(len(self.before) - 1, 0, -1):
+            found.append(int(self.before[i, found[-1]]))
+        return found[::-1]
+
+
+def partition(demands: tuple[Demand, ...], room_bytes: np.ndarray) -> list[int] | None:
+    """Places between the parts, 0 and P - 1 included; part p is device p mod N's, of group p div N. None: none fits.
+
+    ``room_bytes`` (C, N): what the parts of a device may need together. Ties: groups as even as can be, the earliest
+    meeting place.
+    """
+    if len(demands) == 1:
+        ends = longest_parts(demands[0], room_bytes)
+        return ends.bounds(ends.longest_ns.shape[1] - 1) if ends.longest_ns[-1, -1] < NEVER else None
+    return _two_groups(demands[0], demands[1], room_bytes)
+
+
+def longest_parts(demand: Demand, room_bytes: np.ndarray) -> Ends:
+    """The smallest longest part of the first i devices up to every place; ``NEVER`` where no parts fit."""
+    count, places = demand.time_ns.shape
+    longest = np.full((count + 1, places), NEVER)
+    before = np.zeros((count + 1, places), dtype=np.int64)
+    longest[0, 0] = 0
+    later = np.triu(np.ones((places, places), dtype=bool), 1)
+    for i in range(count):
+        part = demand.time_ns[i][None, :] - demand.time_ns[i][:, None]
+        size = demand.bytes[:, i, None, :] - demand.bytes[:, i, :, None]
+        fits = later & (size <= room_bytes[:, i, None, None]).all(axis=0)
+        value = np.where(fits, np.maximum(longest[i][:, None], part), NEVER)
+        before[i + 1] = value.argmin(axis=0)
+        longest[i + 1] = value.min(axis=0)
+    return Ends(longest, before)
+
+
+def _two_groups(first: Demand, second: Demand, room_bytes: np.ndarray) -> list[int] | None:
+    places = first.time_ns.shape[1]
+    ahead = longest_parts(first, room_bytes)
+    behind = longest_parts(_mirrored(second), room_bytes[:, ::-1])
+    x, y = ahead.longest_ns[-1], behind.longest_ns[-1][::-1]
+    middles = [k for k in range(places) if x[k] < NEVER and y[k] < NEVER]
+    middles.sort(key=lambda k: (int(x[k] + y[k]), abs(int(x[k] - y[k])), k))
+    raised = _Raised(first, second, room_bytes)
+    for tried, k in enumerate(middles):
+        if x[k] + y[k] >= raised.best_ns or (places > EXACT_PLACES and tried >= MAX_MIDDLES):
+            break
+        upper = ahead.bounds(k)
+        lower = [places - 1 - place for place in behind.bounds(places - 1 - k)[::-1]]
+        if _fits(first, second, room_bytes, upper, lower):
+            return upper + lower[1:]
+        raised.meet_at(k, int(x[k]), int(y[k]))
+    return raised.best
+
+
+def _mirrored(demand: Demand) -> Demand:
+    """The same group from its last layer and last device on."""
+    time_ns = demand.time_ns[:, -1:] - demand.time_ns
+    size = demand.bytes[:, :, -1:] - demand.bytes
+    return Demand(time_ns[::-1, ::-1], size[:, ::-1, ::-1])
+
+
+def _fits(first: Demand, second: Demand, room_bytes: np.ndarray, upper: list[int], lower: list[int]) -> bool:
+    devices = np.arange(len(upper) - 1)
+    held = first.bytes[:, devices, upper[1:]] - first.bytes[:, devices, upper[:-1]]
+    held = held + second.bytes[:, devices, lower[1:]] - second.bytes[:, devices, lower[:-1]]
+    return bool((held <= room_bytes).all())
+
+
+class _Raised:
+    """The best parts found where the longest parts had to be raised above what each half alone would need."""
+
+    def __init__(self, first: Demand, second: Demand, room_bytes: np.ndarray) -> None:
+        self.best: list[int] | None = None
+        self.best_ns = int(NEVER)
+        count, places = first.time_ns.shape
+        self._exact = places <= EXACT_PLACES
+        self._width = places if self._exact else WIDTH
+        self._came_from = np.empty((count + 1, places, places), dtype=np.int64)
+        each = (first.time_ns, second.time_ns, first.bytes, second.bytes, room_bytes)
+        self._arrays = tuple(np.ascontiguousarray(array) for array in each)
+        self._lengths = _lengths(first.time_ns), _lengths(second.time_ns)
+
+    def meet_at(self, middle: int, x_ns: int, y_ns: int) -> None:
+        """Look for x + y below the best so far, x and y at least these, the halves meeting at ``middle``."""
+        firsts, seconds = self._lengths
+        firsts = firsts[firsts >= x_ns]
+        if not self._exact and len(firsts) > MAX_LEVELS:
+            firsts = firsts[np.unique(np.linspace(0, len(firsts) - 1, MAX_LEVELS).astype(np.int64))]
+        for x in firsts.tolist():
+            low, high = np.searchsorted(seconds, [y_ns, self.best_ns - x]).tolist()
+            if low == high:
+                break
+            if not self._possible(middle, x, int(seconds[high - 1])):
+                continue
+            high -= 1
+            while low < high:
+                between = (low + high) // 2
+                if self._possible(middle, x, int(seconds[between])):
+                    high = between
+                else:
+                    low = between + 1
+            self._possible(middle, x, int(seconds[high]))
+            self.best_ns = x + int(seconds[high])
+            self.best = _trace(self._came_from, middle)
+
+    def _possible(self, middle: int, x_ns: int, y_ns: int) -> bool:
+        first_ns, second_ns, first_bytes, second_bytes, room = self._arrays
+        return bool(
+            pair_parts(
+                first_ns, second_ns, first_bytes, second_bytes, room, middle, x_ns, y_ns, self._width, self._came_from
+            )
+        )
+
+
+def _lengths(time_ns: np.ndarray) -> np.ndarray:
+    """Every length that a part may have on some device, ascending."""
+    rows = np.unique(time_ns, axis=0)
+    return np.unique(rows[:, None, :] - rows[:, :, None])
+
+
+def _trace(came_from: np.ndarray, middle: int) -> list[int]:
+    count, places = came_from.shape[0] - 1, came_from.shape[1]
+    a, b = middle, places - 1
+    upper, lower = [a], [b]
+    for i in range(count, 0, -1):
+        a, b = divmod(int(came_from[i, a, b]), places)
+        upper.append(a)
+        lower.append(b)
+    return upper[::-1] + lower[::-1][1:]

@@ -1,0 +1,60 @@
+"""WPipe: double-grouped updates over d:w, layouts, recomputation and micro-batches (equation 3, ALGORITHMS 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from penstock.solvers.allocators.wpipe.search import Found, Wanted, climb, exhaustive, refuse_shallow_batches
+from penstock.solvers.planners.options import Option
+from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.problem import Problem
+from penstock.solvers.schedules.wpipe import WarmUp, wpipe
+
+DEPTH = Option("depth", 0, "devices of a pipeline; 0 tries each depth that chain and cluster allow", low=0)
+LAYOUT = Option(
+    "layout",
+    "all",
+    "A: a pipeline's neighbours in one node; B: a stage's replicas; mixed: some of both",
+    choices=("all", "A", "B", "mixed"),
+)
+WARMUP = Option(
+    "warmup",
+    "best",
+    "micro-batches ahead: A, the paper's N - i; B, 2 (N - i) - 1, which hides transfers; or what the judge finds best",
+    choices=("best", "A", "B"),
+)
+MODE = Option(
+    "mode",
+    "exhaustive",
+    "search every d:w, layout, recomputation and M; or climb by C_WPipe against C_DP with warm-up A, as the paper does",
+    choices=("exhaustive", "paper"),
+)
+OPTIONS = (MODE, LAYOUT, DEPTH, WARMUP)
+MAX_JUDGED = 32
+SHORT = 3
+
+
+def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
+    """The configurations that promise most."""
+    wanted = wanted_by(options, groups=2)
+    refuse_shallow_batches(problem, wanted)
+    found = climb(problem, wanted) if options["mode"] == "paper" else exhaustive(problem, wanted)
+    for each in worth_judging(found):
+        pattern = wpipe(problem, each.allocation, policy=each.shape.policy)
+        overlaps = (problem.rules.overlap_all_reduce,)
+        yield Proposal(each.allocation, ("wpipe",), "best", overlaps, "double_grouped", pattern)
+
+
+def wanted_by(options: Mapping[str, object], groups: int) -> Wanted:
+    """The search that the options ask for; the paper's mode has the paper's warm-up and recomputation."""
+    paper = options["mode"] == "paper"
+    policies: dict[object, tuple[WarmUp, ...]] = {"best": ("A",) if paper else ("A", "B"), "A": ("A",), "B": ("B",)}
+    return Wanted(
+        groups, policies[options["warmup"]], str(options["layout"]), int(str(options["depth"])), by_group=not paper
+    )
+
+
+def worth_judging(found: list[Found]) -> list[Found]:
+    """The most promising that fit by the estimate; where none does, those that lack least, for the judge to say so."""
+    fitting = [each for each in found if each.missing_bytes <= 0]
+    return fitting[:MAX_JUDGED] or found[:SHORT]
