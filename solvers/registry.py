@@ -16,9 +16,22 @@ from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.allocators.block_partition import block_partition
 from penstock.solvers.allocators.dapple.search import search
 from penstock.solvers.allocators.data_parallel import data_parallel
+from penstock.solvers.allocators.madpipe.contiguous import contiguous_optimum
+from penstock.solvers.allocators.madpipe.labels import special_optimum
 from penstock.solvers.allocators.model_parallel import model_parallel as spread
 from penstock.solvers.allocators.pipedream.hierarchy import allocated
-from penstock.solvers.planners import auto, dapple, dp, gpipe, model_parallel, pipedream, pipedream_2bw, wpipe
+from penstock.solvers.planners import (
+    auto,
+    avgpipe,
+    dapple,
+    dp,
+    gpipe,
+    madpipe,
+    model_parallel,
+    pipedream,
+    pipedream_2bw,
+    wpipe,
+)
 from penstock.solvers.planners.explain import why_found, why_nothing
 from penstock.solvers.planners.options import Option, Value, checked
 from penstock.solvers.planners.proposal import Proposal
@@ -26,10 +39,13 @@ from penstock.solvers.planners.session import Deadline, Session
 from penstock.solvers.problem import Problem
 from penstock.solvers.remedies import find_remedy
 from penstock.solvers.result import Candidate, Result, Status
+from penstock.solvers.schedules.advance_forward import advance_forward
 from penstock.solvers.schedules.eager import eager
 from penstock.solvers.schedules.early_backward import early_backward
 from penstock.solvers.schedules.gpipe import gpipe as all_forwards_first
+from penstock.solvers.schedules.inside_out import inside_out
 from penstock.solvers.schedules.model_parallel import model_parallel as one_at_a_time
+from penstock.solvers.schedules.one_f_one_b_star import one_f_one_b_star
 from penstock.solvers.schedules.wpipe import wpipe as double_grouped
 from penstock.solvers.update_rules import UpdateRule
 
@@ -171,6 +187,19 @@ ALLOCATORS: dict[str, Entry] = {
         exact=True,
         supports=frozenset({"synchronous", "weight_stashing", "double_buffered"}),
     ),
+    "madpipe": Entry(
+        special_optimum,
+        "MadPipe (Beaumont et al., 2022), section 4.2, Algorithm 1",
+        "label search for the smallest period with a special processor, by the memory that its stages need at least",
+        supports=frozenset({"double_buffered"}),
+    ),
+    "contiguous-1f1b-star": Entry(
+        contiguous_optimum,
+        "MadPipe (Beaumont et al., 2022), section 4.1",
+        "contiguous stages with the smallest period under 1F1B*",
+        exact=True,
+        supports=frozenset({"double_buffered"}),
+    ),
 }
 
 SCHEDULES: dict[str, Entry] = {
@@ -202,6 +231,29 @@ SCHEDULES: dict[str, Entry] = {
             Option(
                 "policy", "A", "warm-up: N - i as in the paper, or 2 (N - i) - 1, which hides transfers", ("A", "B")
             ),
+        ),
+    ),
+    "1f1b-star": Entry(
+        one_f_one_b_star,
+        "MadPipe (Beaumont et al., 2022), section 4.1",
+        "the pattern of a contiguous allocation that keeps fewest micro-batches at its period",
+        exact=True,
+        supports=frozenset({"double_buffered"}),
+    ),
+    "inside-out": Entry(
+        inside_out,
+        "iterative modulo scheduling (Rau, MICRO 1994)",
+        "a pattern for stages that share processors, placed from the last stage outwards",
+        supports=frozenset({"double_buffered"}),
+    ),
+    "advance-forward": Entry(
+        advance_forward,
+        "AvgPipe (Chen et al., PPoPP 2023), section 4.2, algorithm 1",
+        "1F1B with forwards in advance, fewer from stage to stage",
+        supports=frozenset({"synchronous", "elastic_averaging", "round_robin", "several_pipelines"}),
+        options=(
+            Option("delta", 0, "forwards in advance on the first stage beyond 1F1B", low=0),
+            Option("afab", False, "all forwards first"),
         ),
     ),
     "model-parallel": Entry(
@@ -289,6 +341,26 @@ PLANNERS: dict[str, Planner] = {
             ("wpipe",),
             supports=frozenset({"double_grouped", "heterogeneous", "recompute"}),
             options=wpipe.OPTIONS,
+        ),
+        Planner(
+            "avgpipe",
+            avgpipe.proposals,
+            "AvgPipe (Chen et al., PPoPP 2023)",
+            "parallel pipelines on the same devices, averaged elastically; forwards in advance, tuned degrees",
+            ("advance-forward",),
+            ("advance-forward",),
+            supports=frozenset({"elastic_averaging", "heterogeneous", "recompute"}),
+            options=avgpipe.OPTIONS,
+        ),
+        Planner(
+            "madpipe",
+            madpipe.proposals,
+            "MadPipe (Beaumont et al., 2022)",
+            "memory-aware stages with two weight versions, one processor may hold several; 1F1B* without a flush",
+            ("1f1b-star", "inside-out"),
+            ("1f1b-star", "inside-out"),
+            supports=frozenset({"double_buffered", "recompute"}),
+            options=madpipe.OPTIONS,
         ),
     )
 }

@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from penstock.solvers.planners import dapple, dp, gpipe, model_parallel, pipedream, pipedream_2bw, wpipe
+from penstock.solvers.planners import (
+    avgpipe,
+    dapple,
+    dp,
+    gpipe,
+    madpipe,
+    model_parallel,
+    pipedream,
+    pipedream_2bw,
+    wpipe,
+)
 from penstock.solvers.planners.options import Option, checked
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.problem import Problem
@@ -23,6 +33,8 @@ CONTAINED: tuple[tuple[str, Proposals, tuple[Option, ...]], ...] = (
     ("pipedream", pipedream.proposals, pipedream.OPTIONS),
     ("pipedream-2bw", pipedream_2bw.proposals, pipedream_2bw.OPTIONS),
     ("wpipe", wpipe.proposals, wpipe.OPTIONS),
+    ("avgpipe", avgpipe.proposals, avgpipe.OPTIONS),
+    ("madpipe", madpipe.proposals, madpipe.OPTIONS),
 )
 OPTIONS: tuple[Option, ...] = ()
 

@@ -1,0 +1,219 @@
+"""MadPipe: memory-aware allocations for periodic pipelines with two weight versions (sections 4.1 to 4.3).
+
+Every number of micro-batches and every uniform width (each stage on so many replicas, the paper's perspective) makes
+a chain of its own. On it: the exact contiguous optimum under 1F1B*, and allocations with a special processor at
+several target periods, whose patterns are placed from the inside out. The result is the best of all of them by the
+judge, hence never worse than the contiguous optimum. ``mode: paper`` has Algorithm 1's allocations only.
+
+.. [1] Beaumont, Eyraud-Dubois, Shilova, MadPipe: Memory Aware Dynamic Programming Algorithm for Pipelined Model
+   Parallelism (2022).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.allocators.block_partition import block_partition
+from penstock.solvers.allocators.madpipe.chain import Chain, Group
+from penstock.solvers.allocators.madpipe.contiguous import Found, contiguous_optimum, ladder
+from penstock.solvers.allocators.madpipe.labels import special_optimum
+from penstock.solvers.allocators.madpipe.paper import first_phase
+from penstock.solvers.batches import Batch, candidates
+from penstock.solvers.costs import update_ns
+from penstock.solvers.planners.options import Option
+from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.problem import Problem
+from penstock.solvers.schedule import Pattern
+from penstock.solvers.schedules import inside_out, one_f_one_b_star
+from penstock.solvers.schedules.stage_line import StageLine
+
+OPTIONS = (
+    Option(
+        "mode",
+        "exact",
+        "contiguous optimum and exact label search; the contiguous optimum alone; or Algorithm 1 on the paper's grid",
+        choices=("exact", "contiguous", "paper"),
+    ),
+    Option("width", 0, "replicas of every stage; 0 tries each number that divides the cluster", low=0),
+)
+PROMISING = 4
+"""Chains whose allocations with a special processor are searched."""
+MAX_JUDGED = 24
+STEPS = 6
+WORTH_SEARCHING = 4
+"""A chain is searched unless even evenly shared work takes 1/4 longer than the best found."""
+LOOSER = (1.02, 1.05, 1.1, 1.2, 1.4)
+"""Target periods above the smallest, where the special processor keeps less: its memory is a lower bound only."""
+
+
+class Setup(NamedTuple):
+    """One way to cut the batch and the cluster: a chain on processors of ``width`` devices."""
+
+    batch: Batch
+    groups: tuple[Group, ...]
+    chain: Chain
+
+    def time_ns(self, period_ns: int) -> int:
+        """A global batch at this period."""
+        return self.batch.num_micro_batches * period_ns
+
+
+class Plan(NamedTuple):
+    """An allocation with its pattern; what a global batch is expected to take."""
+
+    expected_ns: int
+    allocation: Allocation
+    pattern: Pattern
+
+
+def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
+    """Contiguous plans of all chains, the best first; then special ones of the promising chains; then longer periods.
+
+    Raises ``UnsupportedRequest`` for several kinds of devices, and for a width that does not divide their number.
+    """
+    refuse_kinds(problem)
+    mode = str(options["mode"])
+    any_plan = False
+    for lenient in (False, True):
+        seen = problem if not lenient else replace(problem, memory=replace(problem.memory, count_buffers=False))
+        setups = _setups(problem, seen, int(str(options["width"])))
+        for plan in _paper_plans(seen, setups) if mode == "paper" else _plans(seen, setups, mode == "exact"):
+            any_plan = True
+            yield _proposal(problem, plan)
+        if any_plan or not problem.memory.count_buffers:
+            break
+    if not any_plan:
+        yield from (_proposal(problem, plan) for plan in _thinnest(problem))
+
+
+def refuse_kinds(problem: Problem) -> None:
+    """MadPipe's processors are alike."""
+    kinds = sorted({device.kind for device in problem.devices})
+    if len(kinds) > 1:
+        raise UnsupportedRequest(
+            f"planner 'madpipe' needs processors of one kind; the cluster has {', '.join(kinds)}",
+            remedy="a cluster of one kind, or planner 'pipedream' (weight_stashing), which takes several",
+        )
+
+
+def widths(problem: Problem, asked: int) -> list[int]:
+    """Replicas of every stage to try. Raises ``UnsupportedRequest`` where stages would not be replicated alike."""
+    divisors = [w for w in range(1, problem.num_devices + 1) if problem.num_devices % w == 0]
+    if asked == 0:
+        return divisors
+    if asked not in divisors:
+        nearest = min(divisors, key=lambda w: (abs(w - asked), w))
+        raise UnsupportedRequest(
+            f"planner 'madpipe' replicates all stages alike; {problem.num_devices} devices cannot form processors "
+            f"of {asked}",
+            remedy=f"width {nearest}, or one of {', '.join(map(str, divisors))}",
+        )
+    return [asked]
+
+
+def groups_of(problem: Problem, width: int) -> tuple[Group, ...]:
+    """Processors of neighbouring devices, inside a node first."""
+    order = [device for node in problem.nodes() for device in node]
+    return tuple(tuple(order[i : i + width]) for i in range(0, len(order), width))
+
+
+def _setups(problem: Problem, seen: Problem, asked: int) -> list[Setup]:
+    """Every chain that gives each replica ``min_slice`` rows, by the time of its work shared evenly."""
+    tried = widths(problem, asked)
+    made = [
+        Setup(batch, groups, Chain.of(seen, batch, groups))
+        for width in tried
+        for groups in [groups_of(problem, width)]
+        for batch in candidates(problem, tried)
+        if batch.replicas_fed(problem.min_slice) >= width
+    ]
+    return sorted(made, key=lambda setup: (setup.time_ns(setup.chain.least_period_ns()), len(setup.groups)))
+
+
+def _plans(problem: Problem, setups: list[Setup], special: bool) -> Iterator[Plan]:
+    best = 0
+    known: list[tuple[Setup, Found | None]] = []
+    for setup in setups:
+        least = setup.time_ns(setup.chain.least_period_ns())
+        if best and least > best + best // WORTH_SEARCHING:
+            break
+        found = contiguous_optimum(setup.chain)
+        known.append((setup, found))
+        if found is not None:
+            best = min(best or 2**62, setup.time_ns(found.period_ns))
+    ranked = sorted(
+        ((setup, found) for setup, found in known if found is not None),
+        key=lambda pair: pair[0].time_ns(pair[1].period_ns),
+    )
+    yield from _by_promise([plan for setup, found in ranked for plan in _made(problem, setup, [found])])
+    if special:
+        hopeless = [pair for pair in known if pair[1] is None]
+        for setup, contiguous in [*ranked[:PROMISING], *hopeless[:PROMISING]]:
+            below = None if contiguous is None else contiguous.period_ns
+            searched = special_optimum(setup.chain, below_ns=below, extra=LOOSER)
+            yield from _by_promise(_made(problem, setup, list(searched.found)))
+    for setup, found in ranked[:PROMISING]:
+        yield from _by_promise(_made(problem, setup, ladder(setup.chain, found.period_ns, STEPS)))
+
+
+def _paper_plans(problem: Problem, setups: list[Setup]) -> Iterator[Plan]:
+    for setup in setups[:PROMISING]:
+        yield from _by_promise(_made(problem, setup, first_phase(setup.chain)))
+
+
+def _by_promise(plans: list[Plan]) -> list[Plan]:
+    return sorted(plans, key=lambda plan: plan.expected_ns)[:MAX_JUDGED]
+
+
+def _made(problem: Problem, setup: Setup, found: list[Found]) -> list[Plan]:
+    """The allocations with the shortest patterns that there are for them."""
+    plans = []
+    for each in found:
+        allocation = allocated(setup, each)
+        line = StageLine.of(problem, allocation)
+        if line.contiguous:
+            period = one_f_one_b_star.minimal_period_ns(line)
+            wanted = min(each.period_ns, line.alone_ns())
+            pattern = None if period is None else one_f_one_b_star.pattern(line, max(period, wanted))
+        else:
+            pattern = inside_out.smallest(line)
+        if pattern is not None:
+            updates = max(update_ns(problem, stage) for stage in allocation.stages)
+            plans.append(Plan(setup.time_ns(pattern.period_ns) + updates, allocation, pattern))
+    return plans
+
+
+def allocated(setup: Setup, found: Found) -> Allocation:
+    """Stages on processors in the order in which the chain reaches them; the special one keeps its first place."""
+    cuts, again = setup.chain.cuts, setup.chain.again
+    stages: list[Stage] = []
+    special: Group | None = None
+    free = iter(setup.groups)
+    for part in found.parts:
+        first, last = cuts[part.first], cuts[part.after] - 1
+        group = special if part.special and special is not None else next(free)
+        if part.special:
+            special = group
+        stages.append(Stage(first, last, group, recompute=((first, last),) if again[part.variant] else ()))
+    return single_pipeline(tuple(stages), setup.batch.num_micro_batches)
+
+
+def _proposal(problem: Problem, plan: Plan) -> Proposal:
+    overlaps = (problem.rules.overlap_all_reduce,)
+    return Proposal(plan.allocation, (plan.pattern.name,), "best", overlaps, "double_buffered", plan.pattern)
+
+
+def _thinnest(problem: Problem) -> Iterator[Plan]:
+    """What needs least memory, for the judge to say what is lacking: the most stages, one micro-batch at a time."""
+    most = min(problem.num_devices, int(problem.cuttable.sum()) + 1)
+    for batch in candidates(problem)[-1:]:
+        allocation = block_partition(problem, batch, most, by="parameters")
+        if problem.recompute != "never":
+            again = tuple(replace(stage, recompute=((stage.first, stage.last),)) for stage in allocation.stages)
+            allocation = single_pipeline(again, batch.num_micro_batches)
+        line = StageLine.of(problem, allocation)
+        yield Plan(0, allocation, one_f_one_b_star.pattern(line, line.alone_ns()))
