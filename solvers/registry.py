@@ -291,7 +291,7 @@ PLANNERS: dict[str, Planner] = {
             "GPipe (Huang et al., NeurIPS 2019)",
             "block partition, one device per stage, all forwards before all backwards",
             ("gpipe",),
-            ("gpipe", "early-backward"),
+            ("gpipe", "early-backward", "advance-forward"),
             options=gpipe.OPTIONS,
         ),
         Planner(
@@ -309,7 +309,7 @@ PLANNERS: dict[str, Planner] = {
             "DAPPLE (Fan et al., PPoPP 2021)",
             "stages with replicas by memoised search, three placement policies, early backward",
             ("early-backward",),
-            ("early-backward", "gpipe"),
+            ("early-backward", "gpipe", "advance-forward"),
             options=dapple.OPTIONS,
         ),
         Planner(

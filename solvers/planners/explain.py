@@ -19,6 +19,8 @@ def why_found(session: Session) -> str:
     best = session.best
     assert best is not None
     parts = [f"{best.planner}: {_shape(session, best)}"]
+    if best.planner in session.notes:
+        parts.append(session.notes[best.planner])
     if len(best.allocation.stages) > 1:
         ratio = activation_communication_ratio(session.problem, best.allocation)
         side = "at least" if ratio >= ACR_THRESHOLD else "below"
@@ -37,7 +39,10 @@ def why_found(session: Session) -> str:
 
 def _shape(session: Session, best: Candidate) -> str:
     allocation = best.allocation
-    stages = allocation.stages
+    stages, beside = allocation.stages, ""
+    if best.update_rule == "elastic_averaging":
+        stages = allocation.pipelines[0].stages
+        beside = f"{len(allocation.pipelines)} pipelines on the same devices, each "
     used = len({d for stage in stages for d in stage.devices})
     number = allocation.num_micro_batches
     rows = row_classes(session.problem.global_batch_size, number)[0][0]
@@ -47,15 +52,16 @@ def _shape(session: Session, best: Candidate) -> str:
     if len(stages) == 1:
         overlap = "with" if best.overlap_all_reduce else "without"
         kind = f"data parallel over {used} devices {overlap} all-reduce overlap" if used > 1 else "one device"
-        return f"{kind}{', recomputing' if again else ''}, {size}"
+        return f"{beside}{kind}{', recomputing' if again else ''}, {size}"
     replicas = _listed([stage.replicas for stage in stages])
     layers = _listed([stage.last - stage.first + 1 for stage in stages])
     name = best.schedule.name
     warmup = ""
-    if isinstance(best.schedule, Orders) and name == "early-backward":
-        warmup = f" with K = {_listed(best.schedule.warmup)}"
+    if isinstance(best.schedule, Orders) and name in ("early-backward", "advance-forward"):
+        warmup = f" with K = {_listed(best.schedule.warmup[: len(stages)])}"
     straight = "straight" if used == len(stages) else replicas
-    return f"{len(stages)} stages ({straight}, layers {layers}{recomputing}) on {used} devices, {size}, {name}{warmup}"
+    shape = f"{len(stages)} stages ({straight}, layers {layers}{recomputing}) on {used} devices"
+    return f"{beside}{shape}, {size}, {name}{warmup}"
 
 
 def _listed(numbers: Sequence[int]) -> str:

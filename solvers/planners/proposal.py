@@ -13,6 +13,7 @@ from penstock.solvers.problem import Problem
 from penstock.solvers.result import Bound, Shortage
 from penstock.solvers.schedule import Orders, Schedule
 from penstock.solvers.schedules import early_backward as early
+from penstock.solvers.schedules.advance_forward import advance_forward_of, deltas, in_flight
 from penstock.solvers.schedules.gpipe import gpipe
 from penstock.solvers.schedules.model_parallel import model_parallel
 from penstock.solvers.update_rules import UpdateRule
@@ -25,7 +26,7 @@ class Proposal(NamedTuple):
 
     ``fixed``: judge this schedule and no other, with the allocation's own recomputation; ``schedules`` then holds its
     name. Rules other than ``synchronous`` always come with a fixed schedule. ``proven``: what the planner has proven
-    of all plans of the request by now.
+    of all plans of the request by now. ``note``: what the planner has to say of its search by now, for ``why``.
     """
 
     allocation: Allocation
@@ -35,6 +36,7 @@ class Proposal(NamedTuple):
     update_rule: UpdateRule = "synchronous"
     fixed: Schedule | None = None
     proven: Bound | None = None
+    note: str = ""
 
 
 class Draft(NamedTuple):
@@ -49,6 +51,8 @@ class Draft(NamedTuple):
             return early.early_backward(problem, allocation, warmup=self.warmup)
         if self.name == "model-parallel":
             return model_parallel(problem, allocation)
+        if self.name == "advance-forward":
+            return advance_forward_of(problem, allocation, self.warmup)
         return gpipe(problem, allocation, backward="lifo" if self.name == "gpipe-lifo" else "fifo")
 
 
@@ -60,6 +64,12 @@ def drafts(problem: Problem, allocation: Allocation, schedule: str, policy: str)
         return [Draft(name, (allocation.num_micro_batches,) * stages) for name in names]
     if schedule == "model-parallel":
         return [Draft("model-parallel", (1,) * stages)]
+    if schedule == "advance-forward":
+        vectors = [
+            *(in_flight(allocation, delta) for delta in deltas(stages)),
+            (allocation.num_micro_batches,) * stages,
+        ]
+        return [Draft("advance-forward", vector) for vector in dict.fromkeys(vectors)]
     return [Draft("early-backward", vector) for vector in _vectors(problem, allocation, policy)]
 
 

@@ -137,6 +137,8 @@ class Session:
     def _judge(self, planner: str, proposal: Proposal) -> None:
         if proposal.proven is not None:
             self.prove(proposal.proven)
+        if proposal.note:
+            self.notes[planner] = proposal.note
         schedules = proposal.schedules if self.schedule == "auto" else (self.schedule,)
         if self.problem.pins:
             kept = self._pinned(proposal)

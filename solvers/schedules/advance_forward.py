@@ -31,9 +31,12 @@ def advance_forward(problem: Problem, allocation: Allocation, *, delta: int = 0,
     if delta < 0:
         raise InvalidDocument(f"delta {delta} is negative; 1F1B already has no forward in advance that it can spare")
     if afab:
-        flying = tuple(len(allocation.micro_batches(s)) for s in range(len(allocation.stages)))
-    else:
-        flying = in_flight(allocation, delta)
+        return advance_forward_of(problem, allocation, everything(allocation))
+    return advance_forward_of(problem, allocation, in_flight(allocation, delta))
+
+
+def advance_forward_of(problem: Problem, allocation: Allocation, flying: tuple[int, ...]) -> Orders:
+    """Orders with so many micro-batches in flight on each stage."""
     rows: list[Row] = []
     first = 0
     for pipeline in allocation.pipelines:
@@ -60,6 +63,17 @@ def advances(allocation: Allocation, delta: int) -> tuple[int, ...]:
 def in_flight(allocation: Allocation, delta: int) -> tuple[int, ...]:
     """Micro-batches in flight on each stage: adv_k + 1, never more than there are."""
     return tuple(min(adv + 1, len(allocation.micro_batches(s))) for s, adv in enumerate(advances(allocation, delta)))
+
+
+def everything(allocation: Allocation) -> tuple[int, ...]:
+    """All micro-batches of each stage."""
+    return tuple(len(allocation.micro_batches(s)) for s in range(len(allocation.stages)))
+
+
+def deltas(num_stages: int) -> list[int]:
+    """Those worth judging: 0, powers of two, and K - 1, which is P_B; beyond it nothing was gained (6.2)."""
+    most = num_stages - 1
+    return sorted({0, most, *(2**e for e in range(most.bit_length()))})
 
 
 def climb(judged_ns: Callable[[int], int | None]) -> tuple[int, int]:

@@ -1,0 +1,88 @@
+"""AvgPipe: parallel pipelines on the same devices, averaged elastically (ALGORITHMS 6).
+
+The partition is PipeDream's, the order advance forward propagation, the numbers of micro-batches and of pipelines come
+from one of the paper's tunings. By default every setting is judged, which takes the judge seconds and the paper hours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from penstock.solvers.allocation import Allocation
+from penstock.solvers.avgpipe.partition import stage_counts
+from penstock.solvers.avgpipe.predictor import Mode
+from penstock.solvers.avgpipe.tuning import Tuner, Tuning
+from penstock.solvers.batches import candidates
+from penstock.solvers.planners.options import Option
+from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.problem import Problem
+from penstock.solvers.schedule import Orders
+from penstock.solvers.schedules.advance_forward import Advance, advance_forward, climb, deltas
+
+OPTIONS = (
+    Option("stages", 0, "number of stages; 0: the partitioner's, and as many as the cluster allows", low=0),
+    Option("pipelines", 8, "most parallel pipelines", low=1, high=64),
+    Option(
+        "tuning",
+        "traverse",
+        "how micro-batches and pipelines are set: all judged, from one profile, or by a guideline",
+        choices=("traverse", "profile", "max_num", "max_size"),
+    ),
+    Option("mode", "wall", "the predictor's formulas: consistent ones, or as printed", choices=("wall", "paper")),
+    Option(
+        "advance",
+        "best",
+        "forwards in advance: the best of all, by the paper's algorithm 1, none, or all forwards first",
+        choices=("best", "climb", "1f1b", "afab"),
+    ),
+)
+MOST_OPERATIONS = 4_000_000
+"""Judged at most, over all proposals of a number of stages: a few seconds."""
+
+
+def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
+    """Each setting of the tuning with each number of forwards in advance, the most promising settings first."""
+    batches = candidates(problem)
+    if not batches or "elastic_averaging" not in problem.update_rules:
+        return
+    tuning: Tuning = options["tuning"]  # type: ignore[assignment]
+    mode: Mode = options["mode"]  # type: ignore[assignment]
+    advance: Advance = options["advance"]  # type: ignore[assignment]
+    for num_stages in stage_counts(problem, int(str(options["stages"])), batches[-1]):
+        tuner = Tuner(problem, batches, num_stages, int(str(options["pipelines"])), mode)
+        operations = 0
+        for number, degrees in enumerate(tuner.settings(tuning), start=1):
+            allocation = tuner.allocation(degrees)
+            for orders in orders_of(tuner, allocation, advance):
+                operations += sum(len(row.operations) for row in orders.rows)
+                yield Proposal(
+                    allocation,
+                    ("advance-forward",),
+                    overlaps=(problem.rules.overlap_all_reduce,),
+                    update_rule="elastic_averaging",
+                    fixed=orders,
+                    note=f"tuning {tuning}: {_count(number, 'setting')}, {_count(tuner.simulations, 'simulation')}",
+                )
+            if operations > MOST_OPERATIONS:
+                break
+
+
+def orders_of(tuner: Tuner, allocation: Allocation, advance: Advance) -> Iterator[Orders]:
+    """The orders to judge, each once; by algorithm 1 the one that it ends with."""
+    problem = tuner.problem
+    if advance == "climb":
+        delta, _judged = climb(lambda d: tuner.time_ns(allocation, advance_forward(problem, allocation, delta=d)))
+        yield advance_forward(problem, allocation, delta=delta)
+        return
+    seen = set()
+    for delta in deltas(tuner.num_stages) if advance == "best" else [0] if advance == "1f1b" else []:
+        orders = advance_forward(problem, allocation, delta=delta)
+        if orders.warmup not in seen:
+            seen.add(orders.warmup)
+            yield orders
+    if advance in ("best", "afab"):
+        yield advance_forward(problem, allocation, afab=True)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
