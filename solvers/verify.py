@@ -2,21 +2,32 @@
 
 Sentences, none when all is good: layers, devices, rows and micro-batches of the plan; every operation once, with its
 duration, after what it needs; lanes, channels and links used by one at a time; reductions and updates; memory; and
-the numbers that the timeline states (ALGORITHMS A.7, DESIGN 6).
+the numbers that the timeline states (ALGORITHMS A.7, DESIGN 6). A periodic plan is checked in the run that
+``unroll`` defines: also every optimizer step within its row, the weight versions that are alive, the steady window.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
+
 import numpy as np
 
+from penstock.schemas.program import MAX_OPERATIONS
 from penstock.solvers.allocation import Allocation, Stage
 from penstock.solvers.batching import micro_batch_rows, slice_bounds
 from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders, Schedule
+from penstock.solvers.schedule import STEP, Orders, Pattern, Row, Schedule
 from penstock.solvers.timeline import Timeline
-from penstock.solvers.update_rules import UpdateRule
-from penstock.solvers.verify_memory import check_memory
-from penstock.solvers.verify_times import Clock, check_network, check_operations, check_updates
+from penstock.solvers.unroll import unroll
+from penstock.solvers.update_rules import PERIODIC_RULES, UpdateRule
+from penstock.solvers.verify_clock import Clock
+from penstock.solvers.verify_memory import Copies, check_memory, one_copy
+from penstock.solvers.verify_numbers import check_steady_numbers, check_step_numbers
+from penstock.solvers.verify_sharing import verify_sharing
+from penstock.solvers.verify_times import check_network, check_operations
+from penstock.solvers.verify_updates import check_updates
+from penstock.solvers.verify_versions import check_versions, copies_held
 
 
 def verify(
@@ -32,31 +43,96 @@ def verify(
 
     ``overlap``: whether buckets may start before the last backward has ended (None: as the request's rules say).
     """
-    faults = check_allocation(problem, allocation)
+    faults = check_allocation(problem, allocation, update_rule) or check_rule(
+        problem, allocation, schedule, update_rule
+    )
     if faults:
         return faults
-    if not isinstance(schedule, Orders):
-        return [f"Schedule {schedule.name} is periodic; periodic schedules cannot be verified yet."]
-    if len(allocation.pipelines) > 1:
-        return [f"The plan has {len(allocation.pipelines)} pipelines; only one can be verified yet."]
-    faults = check_rows(problem, allocation, schedule) or _check_tracks(problem, schedule, timeline)
-    if faults:
-        return faults
+    if update_rule == "elastic_averaging":
+        return verify_sharing(problem, allocation, schedule, timeline)
     early = problem.rules.overlap_all_reduce if overlap is None else overlap
-    clock = Clock(problem, allocation, timeline, early)
+    if isinstance(schedule, Orders):
+        clock = Clock(problem, allocation, timeline, early)
+        faults = check_rows(problem, allocation, schedule) or _check_tracks(problem, schedule, timeline)
+        return faults or _check_run(clock, one_copy, check_step_numbers)
+    run = unroll(problem, allocation, schedule, update_rule)
+    names = [device.name for device in problem.devices]
+    faults = check_rows(run.problem, run.allocation, run.orders)
+    faults = faults or check_versions(names, allocation, run, update_rule)
+    faults = faults or _check_tracks(problem, run.orders, timeline)
+    clock = Clock(run.problem, run.allocation, timeline, early, run.orders.update_every)
+    return faults or _check_run(
+        clock,
+        lambda s, operations: copies_held(update_rule, allocation, s, operations),
+        lambda clock: check_steady_numbers(clock, allocation.num_micro_batches, (run.first, run.last, run.rounds)),
+    )
+
+
+def _check_run(clock: Clock, copies: Copies, numbers: Callable[[Clock], list[str]]) -> list[str]:
+    """Times, numbers and memory of one run."""
     faults = check_operations(clock)
     if faults:
         return faults
-    faults = [*check_network(clock), *check_updates(clock), *_check_numbers(problem, timeline)]
-    return faults or check_memory(clock)
+    return [*check_network(clock), *check_updates(clock), *numbers(clock)] or check_memory(clock, copies)
 
 
-def check_allocation(problem: Problem, allocation: Allocation) -> list[str]:
-    """Faults of the stages themselves: layers, devices, micro-batches, rows."""
+def check_rule(problem: Problem, allocation: Allocation, schedule: Schedule, update_rule: UpdateRule) -> list[str]:
+    """Whether the schedule is one of the update rule, and the pattern one that can be unrolled."""
+    if isinstance(schedule, Pattern):
+        if update_rule not in PERIODIC_RULES:
+            return [f"Schedule {schedule.name} is periodic: it has no flush, which {update_rule} updates need."]
+        if len(allocation.pipelines) > 1:
+            return [f"A periodic plan has one pipeline; this one has {len(allocation.pipelines)}."]
+        return _check_pattern(allocation, schedule)
+    if update_rule in PERIODIC_RULES:
+        return [f"Schedule {schedule.name} is one flushed step; {update_rule} updates need a periodic schedule."]
+    if schedule.update_every:
+        return [f"Schedule {schedule.name} has optimizer steps in its rows, which only unrolled patterns have."]
+    shared = _in_several_pipelines(allocation) if update_rule == "synchronous" else {}
+    return [
+        f"Device {problem.devices[d].name} is in {n} pipelines; those of one flushed step need devices of their own."
+        for d, n in sorted(shared.items())
+    ]
+
+
+def _in_several_pipelines(allocation: Allocation) -> dict[int, int]:
+    """Devices that several pipelines use, and how many do."""
+    used = [{device for stage in pipeline.stages for device in stage.devices} for pipeline in allocation.pipelines]
+    users = Counter(device for devices in used for device in devices)
+    return {device: count for device, count in users.items() if count > 1}
+
+
+def _check_pattern(allocation: Allocation, pattern: Pattern) -> list[str]:
+    """Operations of stages and micro-batches that there are; and not too many when unrolled."""
+    per_period = pattern.micro_batches_per_period
+    faults = []
+    for operation in pattern.operations:
+        place = f"The pattern's operation {operation}"
+        if not 0 <= operation.stage < len(allocation.stages):
+            faults.append(f"{place} names stage {operation.stage} of {len(allocation.stages)}.")
+        elif not 0 <= operation.kind < STEP:
+            faults.append(f"{place} has kind {operation.kind}.")
+        elif not 0 <= operation.micro_batch < per_period:
+            faults.append(f"{place} works on micro-batch {operation.micro_batch} of {per_period} in a period.")
+    if faults or not pattern.operations:
+        return faults or [f"The pattern {pattern.name} has no operations."]
+    deepest = (max(operation.shift for operation in pattern.operations) + 1) * per_period
+    micro_batches = 6 * (deepest + allocation.num_micro_batches)
+    if micro_batches * len(pattern.operations) > MAX_OPERATIONS * per_period:
+        return [f"Pattern {pattern.name} overlaps so many periods that its run has over {MAX_OPERATIONS} operations."]
+    return []
+
+
+def check_allocation(problem: Problem, allocation: Allocation, update_rule: UpdateRule = "synchronous") -> list[str]:
+    """Faults of the stages themselves: layers, devices, micro-batches, rows.
+
+    Pipelines share the micro-batches of a global batch; those that average take a global batch each.
+    """
     faults = []
     expected = 0
     for number, pipeline in sorted(enumerate(allocation.pipelines), key=lambda item: item[1].micro_batches):
         first, last = pipeline.micro_batches
+        expected = 0 if update_rule == "elastic_averaging" else expected
         if first != expected or last < first:
             faults.append(f"Pipeline {number} takes micro-batches {first} to {last}, but {expected} is the next.")
         expected = last + 1
@@ -118,39 +194,64 @@ def _check_stage(problem: Problem, allocation: Allocation, s: int, stage: Stage)
 
 
 def check_rows(problem: Problem, allocation: Allocation, orders: Orders) -> list[str]:
-    """Faults of the schedule's rows: who is in them, and every operation of their stages once."""
-    holds: dict[int, set[int]] = {}
+    """Faults of the schedule's rows: who is in them, and every operation of their stages once.
+
+    A device that several pipelines share stands in a row for each of them.
+    """
+    shared = bool(_in_several_pipelines(allocation))
+    holds: dict[Place, set[int]] = {}
     for s, stage in enumerate(allocation.stages):
         for device in stage.devices:
-            holds.setdefault(device, set()).add(s)
-    placed = [device for row in orders.rows for device in row.devices]
-    faults = [f"Device {d} of a row does not exist." for d in placed if not 0 <= d < problem.num_devices]
+            holds.setdefault((device, allocation.pipeline_of[s] if shared else 0), set()).add(s)
+    of_row = [_row_pipeline(allocation, row) if shared else 0 for row in orders.rows]
+    placed = [(device, p) for p, row in zip(of_row, orders.rows, strict=True) for device in row.devices]
+    faults = [f"Device {d} of a row does not exist." for d, _p in placed if not 0 <= d < problem.num_devices]
     if faults:
         return faults
     names = [device.name for device in problem.devices]
-    faults += [f"Device {names[d]} is in {placed.count(d)} rows." for d in sorted(set(placed)) if placed.count(d) > 1]
-    faults += [f"Device {names[d]} holds no stage, but is in a row." for d in sorted(set(placed) - set(holds))]
-    faults += [f"Device {names[d]} holds a stage, but is in no row." for d in sorted(set(holds) - set(placed))]
+    if None in of_row:
+        return [f"Row {of_row.index(None)} mixes pipelines; a device that pipelines share has a row for each of them."]
+    faults += [f"Device {names[d]} is in {count} rows." for (d, _p), count in Counter(placed).items() if count > 1]
+    faults += [f"Device {names[d]} holds no stage, but is in a row." for d, _p in sorted(set(placed) - set(holds))]
+    faults += [f"Device {names[d]} holds a stage, but is in no row." for d, _p in sorted(set(holds) - set(placed))]
     if faults:
         return faults
-    for row in orders.rows:
-        if any(holds[d] != holds[row.devices[0]] for d in row.devices):
+    for p, row in zip(of_row, orders.rows, strict=True):
+        held = holds[row.devices[0], p]
+        if any(holds[d, p] != held for d in row.devices):
             faults.append(f"The devices {[names[d] for d in row.devices]} share a row, but hold different stages.")
             continue
-        faults += _check_row(allocation, names, holds[row.devices[0]], row.devices, np.asarray(row.operations))
+        faults += _check_row(allocation, names, held, row, bool(orders.update_every))
     return faults
 
 
+Place = tuple[int, int | None]
+"""A device, and the pipeline whose stages it runs there."""
+
+
+def _row_pipeline(allocation: Allocation, row: Row) -> int | None:
+    """The pipeline of a row's operations; None where they are of several, or of none."""
+    known = range(len(allocation.stages))
+    found = {allocation.pipeline_of[s] for s in np.unique(row.operations[:, 1]).tolist() if s in known}
+    return found.pop() if len(found) == 1 else None
+
+
 def _check_row(
-    allocation: Allocation, names: list[str], stages: set[int], devices: tuple[int, ...], operations: np.ndarray
+    allocation: Allocation,
+    names: list[str],
+    stages: set[int],
+    row: Row,
+    stepping: bool,
 ) -> list[str]:
+    devices, operations = row.devices, np.asarray(row.operations)
     where = f"the row of {names[devices[0]]}"
     if operations.ndim != 2 or operations.shape[1] != 3:
         return [f"The operations in {where} have the shape {operations.shape} instead of (n, 3)."]
     kinds, own, batches = operations.T
+    last_kind = STEP if stepping else STEP - 1
     if strange := sorted(set(np.unique(own).tolist()) - stages):
         return [f"Stage {strange[0]} is in {where}, which does not hold it."]
-    if kinds.size and (kinds.min() < 0 or kinds.max() > 4):
+    if kinds.size and (kinds.min() < 0 or kinds.max() > last_kind):
         return [f"An operation in {where} has kind {int(kinds.max())}."]
     faults = []
     for s in sorted(stages):
@@ -181,22 +282,3 @@ def _check_tracks(problem: Problem, orders: Orders, timeline: Timeline) -> list[
         for row, track in zip(orders.rows, timeline.tracks, strict=True)
         if not np.array_equal(row.operations, track.operations)
     ]
-
-
-def _check_numbers(problem: Problem, timeline: Timeline) -> list[str]:
-    """The timeline's own summary: makespan, and every device's time adding up to it."""
-    faults = []
-    ends = [int(track.end_ns.max()) for track in timeline.tracks if track.end_ns.size]
-    ends += [each.end_ns for each in (*timeline.reductions, *timeline.updates)]
-    ends += [int(timeline.transfers.end_ns.max())] if timeline.transfers.end_ns.size else []
-    stated = timeline.time_per_global_batch_ns
-    if max(ends) != stated:
-        faults.append(f"The timeline states {stated} ns, but the last thing ends at {max(ends)} ns.")
-    for device, use in timeline.uses.items():
-        parts = use.busy_ns + use.communication_ns + use.idle_ns
-        if parts != stated or min(use[:3]) < 0:
-            faults.append(
-                f"The times of {problem.devices[device].name} (busy {use.busy_ns}, communication "
-                f"{use.communication_ns}, idle {use.idle_ns} ns) do not add up to {stated} ns."
-            )
-    return faults

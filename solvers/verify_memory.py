@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -9,20 +10,34 @@ import numpy as np
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
 from penstock.solvers.allocation import Stage
 from penstock.solvers.costs import stage_costs, stage_rows
-from penstock.solvers.memory import static_bytes
+from penstock.solvers.memory import static_bytes, weight_bytes
 from penstock.solvers.problem import Problem
+from penstock.solvers.schedule import STEP
 from penstock.solvers.timeline import Track
-from penstock.solvers.verify_times import Clock
+from penstock.solvers.verify_clock import Clock
 
 Events = list[tuple[np.ndarray, np.ndarray]]
+Copies = Callable[[int, np.ndarray], int]
 
 
-def check_memory(clock: Clock) -> list[str]:
-    """Every device within its capacity, and the timeline's own peaks right."""
+def one_copy(_stage: int, _operations: np.ndarray) -> int:
+    """Of a flushed step's weights."""
+    return 1
+
+
+def check_memory(clock: Clock, copies: Copies = one_copy) -> list[str]:
+    """Every device within its capacity, and the timeline's own peaks right.
+
+    ``copies``: how many copies of a stage's weights a lane with these operations of the stage keeps.
+    """
     faults = []
     for track in clock.timeline.tracks:
-        at, peak = _peak(clock, track)
+        versions = _version_bytes(clock, track, copies)
+        at, peak = _peak(clock, track, versions)
         for device in track.devices:
+            if (said := clock.timeline.uses[device].memory.versions) != versions:
+                name = clock.problem.devices[device].name
+                faults.append(f"The timeline states {said} bytes of weight versions on {name}; it is {versions} bytes.")
             own = clock.problem.devices[device]
             needed, available = peak + own.context_bytes, clock.problem.capacity_bytes(device)
             if needed > available:
@@ -37,10 +52,18 @@ def check_memory(clock: Clock) -> list[str]:
     return faults
 
 
-def _peak(clock: Clock, track: Track) -> tuple[int, int]:
+def _version_bytes(clock: Clock, track: Track, copies: Copies) -> int:
+    """Weights beside the current ones, of all stages of a lane."""
+    total = 0
+    for s in clock.held(track):
+        kept = copies(s, track.operations[track.operations[:, 1] == s])
+        total += (kept - 1) * weight_bytes(clock.problem, clock.allocation.stages[s])[1]
+    return total
+
+
+def _peak(clock: Clock, track: Track, static: int) -> tuple[int, int]:
     """(first time, bytes) of the highest sum; everything at one instant counts together."""
     events: Events = []
-    static = 0
     for s in clock.held(track):
         held = static_bytes(clock.problem, clock.allocation.stages[s])
         static += held.parameters + held.optimizer
@@ -48,10 +71,11 @@ def _peak(clock: Clock, track: Track) -> tuple[int, int]:
         events += _operation_events(clock, track, s)
         if clock.problem.memory.count_buffers:
             events += _buffer_events(clock, track, s)
+    events.append((np.zeros(1, dtype=np.int64), np.asarray([static])))
     time = np.concatenate([each for each, _sizes in events])
     size = np.concatenate([each for _times, each in events])
     order = np.argsort(time, kind="stable")
-    time, level = time[order], static + np.cumsum(size[order])
+    time, level = time[order], np.cumsum(size[order])
     settled = np.append(time[1:] != time[:-1], True)
     time, level = time[settled], level[settled]
     highest = int(np.argmax(level))
@@ -59,12 +83,23 @@ def _peak(clock: Clock, track: Track) -> tuple[int, int]:
 
 
 def _gradient_events(clock: Clock, track: Track, s: int, size: int) -> Events:
-    kinds, stages, _batches = track.operations.T
-    own = np.flatnonzero((stages == s) & (kinds != FORWARD) & (kinds != RECOMPUTE))
-    number = [each.devices for each, _at in clock.of_stage[s]].index(track.devices)
-    end = clock.updates_of[s][number].end_ns
-    start = int(track.start_ns[own].min()) if own.size else end
-    return [(np.asarray([start, end]), np.asarray([size, -size]))]
+    """From the first gradient of each round to the end of its step; those of a round without one stay."""
+    kinds, stages, batches = track.operations.T
+    own = np.flatnonzero((stages == s) & (kinds != FORWARD) & (kinds != RECOMPUTE) & (kinds != STEP))
+    number = batches[own] // clock.round_size(s)
+    begun, first = np.unique(number, return_index=True)
+    start = track.start_ns[own[first]]
+    freed = _step_ends(clock, track, s)
+    end = freed[begun[begun < len(freed)]]
+    return [(start, np.full(len(start), size)), (end, np.full(len(end), -size))]
+
+
+def _step_ends(clock: Clock, track: Track, s: int) -> np.ndarray:
+    """When each round's optimizer step of a stage has ended on a lane."""
+    if clock.every:
+        return np.asarray(track.end_ns[(track.operations[:, 0] == STEP) & (track.operations[:, 1] == s)])
+    place = [each.devices for each, _at in clock.of_stage[s]].index(track.devices)
+    return np.asarray([clock.updates_of[s][place].end_ns], dtype=np.int64)
 
 
 def _sizes(problem: Problem, stage: Stage, rows: int) -> tuple[int, int, int, int]:
@@ -108,7 +143,7 @@ def _buffer_events(clock: Clock, track: Track, s: int) -> Events:
     """Receive buffers from the transfer's start to the last backward, send buffers from the operation to its end."""
     at = np.flatnonzero(track.operations[:, 1] == s)
     operations = track.operations[at]
-    ends = np.full((5, clock.allocation.num_micro_batches), -1, dtype=np.int64)
+    ends = np.full((STEP + 1, clock.allocation.num_micro_batches), -1, dtype=np.int64)
     ends[operations[:, 0], operations[:, 2]] = track.end_ns[at]
     read = np.maximum(ends[BACKWARD], ends[WEIGHT])
     made = (ends[FORWARD], np.maximum(ends[BACKWARD], ends[INPUT]))

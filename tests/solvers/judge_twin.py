@@ -353,9 +353,7 @@ def twin_curve(twin: Twin, device: int) -> dict[int, int]:
             events[end] = events.get(end, 0) - size
 
     lane = next(i for i, row in enumerate(twin.orders.rows) if device in row.devices)
-    for (s, other), copies in twin.copies.items():
-        if other == lane:
-            add(0, None, (copies - 1) * weight_bytes(twin.problem, twin.allocation.stages[s])[1])
+    add(0, None, twin_versions(twin, lane))
     for s, stage in enumerate(twin.allocation.stages):
         if device in stage.devices:
             _stage_events(twin, lane, s, add)
@@ -366,13 +364,45 @@ def twin_curve(twin: Twin, device: int) -> dict[int, int]:
     return curve
 
 
+def twin_versions(twin: Twin, lane: int) -> int:
+    """Bytes of the weights that a lane keeps beside the current ones."""
+    held = [(s, copies) for (s, other), copies in twin.copies.items() if other == lane]
+    return sum((copies - 1) * weight_bytes(twin.problem, twin.allocation.stages[s])[1] for s, copies in held)
+
+
+def twin_misses_versions(twin: Twin, rule: UpdateRule) -> bool:
+    """Whether any operation of a periodic run needs a weight version that is not made yet, or not kept any more."""
+    return any(_misses_versions(twin, rule, s, lane, copies) for (s, lane), copies in twin.copies.items())
+
+
+def _misses_versions(twin: Twin, rule: UpdateRule, s: int, lane: int, copies: int) -> bool:
+    row = [(k, m) for k, own, m in twin.orders.rows[lane].operations.tolist() if own == s]
+    last = {m: i for i, (k, m) in enumerate(row) if k in GRADIENTS}
+    second_half = 2 * s >= len(twin.allocation.stages)
+    newest, taken = 0, {}
+    for i, (kind, m) in enumerate(row):
+        if kind == STEP:
+            newest += 1
+        if rule == "weight_stashing":
+            if kind == FORWARD:
+                taken[m] = newest
+            if len({newest, *(v for other, v in taken.items() if last[other] >= i)}) > copies:
+                return True
+        elif kind != STEP:
+            number = m // twin.rounds(s)
+            used = number if rule == "double_grouped" and second_half else max(0, number - 1)
+            if not newest - copies < used <= newest:
+                return True
+    return False
+
+
 def _stage_events(twin: Twin, lane: int, s: int, add) -> None:
     problem, stage = twin.problem, twin.allocation.stages[s]
     held = static_bytes(problem, stage)
     add(0, None, held.parameters + held.optimizer)
     own = [tuple(map(int, op)) for op in twin.orders.rows[lane].operations if op[1] == s]
     steps = twin.updates[s, lane]
-    for number, gradients in enumerate(twin.round_operations(lane, s).values()):
+    for number, gradients in twin.round_operations(lane, s).items():
         end = steps[number][1] if number < len(steps) else None
         add(min(twin.start[lane, op] for op in gradients), end, held.gradients)
     apart = any(op[0] == RECOMPUTE for op in own)

@@ -7,14 +7,53 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from judge_twin import run_twin, twin_curve, twin_use
+from judge_twin import (
+    Twin,
+    run_periodic_twin,
+    run_twin,
+    twin_curve,
+    twin_misses_versions,
+    twin_use,
+    twin_versions,
+)
 from problems import as_operations
-from random_plans import random_allocation, random_orders, random_problem
+from random_plans import random_allocation, random_orders, random_pattern, random_pipelines, random_problem
 
 from penstock.schemas.errors import InvalidPlan
 from penstock.solvers.schedule import Orders
 from penstock.solvers.simulate import makespan_ns, simulate
+from penstock.solvers.timeline import Timeline
 from penstock.solvers.verify import verify
+
+
+def assert_equal(timeline: Timeline, twin: Twin) -> None:
+    """All times to the nanosecond, all memory to the byte."""
+    for lane, track in enumerate(timeline.tracks):
+        operations = [tuple(map(int, op)) for op in track.operations]
+        assert track.start_ns.tolist() == [twin.start[lane, op] for op in operations]
+        assert track.end_ns.tolist() == [twin.end[lane, op] for op in operations]
+    sent = timeline.transfers
+    columns = (sent.stage, sent.direction, sent.micro_batch, sent.start_ns, sent.end_ns)
+    found = {(s, way, m): (start, end) for s, way, m, start, end in zip(*(c.tolist() for c in columns), strict=True)}
+    assert found == twin.transfers
+    assert {(r.stage, r.bucket): (r.start_ns, r.end_ns) for r in timeline.reductions} == twin.reductions
+    steps = [(s, *step) for s, lane in sorted(twin.updates) for step in twin.updates[s, lane]]
+    assert [(u.stage, u.start_ns, u.end_ns) for u in timeline.updates] == steps
+    assert timeline.time_per_global_batch_ns == twin.time
+    assert timeline.window_ns == twin.window
+    assert (timeline.rounds, timeline.window_rounds) == (twin.num_rounds, twin.window_rounds)
+    for lane, row in enumerate(twin.orders.rows):
+        for device in row.devices:
+            use = timeline.uses[device]
+            assert (use.busy_ns, use.communication_ns) == twin_use(twin, lane)
+            assert sum(use[:3]) == twin.time
+            curve = twin_curve(twin, device)
+            times, sizes = timeline.memory_curve(device)
+            assert use.memory.total == max(curve.values()) == sizes.max()
+            assert use.memory.versions == twin_versions(twin, lane)
+            points = np.asarray(sorted(curve))
+            at = np.searchsorted(times, points, side="right") - 1
+            assert sizes[at].tolist() == [curve[t] for t in points.tolist()]
 
 
 @pytest.mark.parametrize("seed", range(300))
@@ -27,30 +66,44 @@ def test_kernels_equal_the_twin(seed: int) -> None:
     twin = run_twin(problem, allocation, orders, overlap)
     timeline = simulate(problem, allocation, orders, overlap=overlap)
     assert not twin.deadlock
-    for lane, track in enumerate(timeline.tracks):
-        operations = [tuple(map(int, op)) for op in track.operations]
-        assert track.start_ns.tolist() == [twin.start[lane, op] for op in operations]
-        assert track.end_ns.tolist() == [twin.end[lane, op] for op in operations]
-    sent = timeline.transfers
-    columns = (sent.stage, sent.direction, sent.micro_batch, sent.start_ns, sent.end_ns)
-    found = {(s, way, m): (start, end) for s, way, m, start, end in zip(*(c.tolist() for c in columns), strict=True)}
-    assert found == twin.transfers
-    assert {(r.stage, r.bucket): (r.start_ns, r.end_ns) for r in timeline.reductions} == twin.reductions
-    steps = [step for key in sorted(twin.updates) for step in twin.updates[key]]
-    assert [(u.start_ns, u.end_ns) for u in timeline.updates] == steps
-    assert timeline.time_per_global_batch_ns == twin.makespan
+    assert_equal(timeline, twin)
     assert makespan_ns(problem, allocation, orders, overlap=overlap) == twin.makespan
-    for lane, row in enumerate(orders.rows):
-        for device in row.devices:
-            use = timeline.uses[device]
-            assert (use.busy_ns, use.communication_ns) == twin_use(twin, lane)
-            curve = twin_curve(twin, device)
-            times, sizes = timeline.memory_curve(device)
-            assert use.memory.total == max(curve.values()) == sizes.max()
-            points = np.asarray(sorted(curve))
-            at = np.searchsorted(times, points, side="right") - 1
-            assert sizes[at].tolist() == [curve[t] for t in points.tolist()]
     assert verify(problem, allocation, orders, timeline, overlap=overlap) == []
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_kernels_equal_the_twin_on_several_pipelines(seed: int) -> None:
+    rng = random.Random(seed)
+    problem = random_problem(rng)
+    while min(problem.num_devices, problem.global_batch_size) < 2:
+        problem = random_problem(rng)
+    allocation = random_pipelines(rng, problem)
+    orders = random_orders(rng, allocation)
+    overlap = rng.choice([None, True, False])
+    twin = run_twin(problem, allocation, orders, overlap)
+    timeline = simulate(problem, allocation, orders, overlap=overlap)
+    assert_equal(timeline, twin)
+    assert makespan_ns(problem, allocation, orders, overlap=overlap) == twin.makespan
+    assert verify(problem, allocation, orders, timeline, overlap=overlap) == []
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_kernels_equal_the_twin_on_periodic_plans(seed: int) -> None:
+    rng = random.Random(seed)
+    problem = random_problem(rng)
+    allocation, pattern, rule, _run = random_pattern(rng, problem)
+    overlap = rng.choice([None, True, False])
+    twin = run_periodic_twin(problem, allocation, pattern, rule, overlap)
+    if twin.deadlock:
+        with pytest.raises(InvalidPlan, match="deadlock"):
+            simulate(problem, allocation, pattern, overlap=overlap, update_rule=rule)
+        return
+    timeline = simulate(problem, allocation, pattern, overlap=overlap, update_rule=rule)
+    assert_equal(timeline, twin)
+    assert makespan_ns(problem, allocation, pattern, overlap=overlap, update_rule=rule) == twin.time
+    faults = verify(problem, allocation, pattern, timeline, overlap=overlap, update_rule=rule)
+    assert bool(faults) == twin_misses_versions(twin, rule)
+    assert all("weight version" in fault for fault in faults)
 
 
 @pytest.mark.parametrize("seed", range(60))
