@@ -43,14 +43,11 @@ class Unrolled(NamedTuple):
 def unroll(problem: Problem, allocation: Allocation, pattern: Pattern, rule: UpdateRule) -> Unrolled:
     """As many rounds as fill the pipeline, settle, are measured, and are followed by as many as they overlap with.
 
-    Raises InvalidPlan where the pattern names a stage that the allocation has not.
+    Raises InvalidPlan where the pattern is empty or names a stage that the allocation has not, and where a replica
+    would have nothing to do for an update.
     """
     number = allocation.num_micro_batches
-    stages = max(operation.stage for operation in pattern.operations) + 1
-    if stages > len(allocation.stages):
-        raise InvalidPlan(
-            f"Pattern {pattern.name} names stage {stages - 1}, but the plan has {len(allocation.stages)} stages."
-        )
+    _check(allocation, pattern, rule)
     depth = max(operation.shift for operation in pattern.operations) + 1
     deep = -(-depth * pattern.micro_batches_per_period // number)
     first = 2 * deep + 1
@@ -68,6 +65,22 @@ def unroll(problem: Problem, allocation: Allocation, pattern: Pattern, rule: Upd
         made.append(Row(tuple(devices), _with_steps(longer, own, rule, every)))
     orders = Orders(pattern.name, tuple(made), update_every=every)
     return Unrolled(replace(problem, global_batch_size=total * rows), longer, orders, rounds, first, last)
+
+
+def _check(allocation: Allocation, pattern: Pattern, rule: UpdateRule) -> None:
+    stages = {operation.stage for operation in pattern.operations}
+    if unknown := sorted(stages - set(range(len(allocation.stages)))):
+        count = len(allocation.stages)
+        raise InvalidPlan(f"Pattern {pattern.name} names stage {unknown[0]}, but the plan has {count} stages.")
+    if not stages:
+        raise InvalidPlan(f"Pattern {pattern.name} has no operations.")
+    for s, stage in enumerate(allocation.stages):
+        number = micro_batches_per_update(rule, stage, allocation.num_micro_batches)
+        if stage.dispatch == "round_robin" and number < stage.replicas:
+            raise InvalidPlan(
+                f"Stage {s} steps after every {number} micro-batches, but its {stage.replicas} replicas take turns.",
+                remedy=f"use at least {stage.replicas} micro-batches, or fewer replicas",
+            )
 
 
 def _rounds_until_again(allocation: Allocation, pattern: Pattern) -> int:
@@ -134,7 +147,7 @@ def _steps(allocation: Allocation, operations: np.ndarray, rule: UpdateRule, s: 
     """(3, rounds): before which operation of the row stage ``s`` steps, its number, the round's last micro-batch.
 
     That is the first operation behind the round's gradients that is a gradient, or a forward that uses a version
-    which the step makes. A row without a gradient in a round steps as if it had finished with the round before.
+    which the step makes.
     """
     rounds = np.arange(allocation.num_micro_batches // every)
     kind, update_round = operations[:, 0], operations[:, 2] // every
@@ -143,7 +156,7 @@ def _steps(allocation: Allocation, operations: np.ndarray, rule: UpdateRule, s: 
     forwards = np.flatnonzero(own & (kind == FORWARD))
     finished = np.full(len(rounds) + 1, -1)
     finished[np.minimum(update_round[gradients], len(rounds))] = gradients
-    finished = np.maximum.accumulate(finished[: len(rounds)])
+    finished = finished[: len(rounds)]
     behind = np.searchsorted(forwards, finished, side="right")
     used = _versions_used(allocation, rule, s, update_round[forwards])
     if used is not None:
