@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
+from penstock.solvers.allocators.wpipe.partition import Demand, partition
 from penstock.solvers.lowering import lower
 from penstock.solvers.network import Cable, Inside, Network
 from penstock.solvers.problem import Device, Measured, MemoryRules, NetworkRules, Problem
 from penstock.solvers.registry import PLANNERS
 from penstock.solvers.schedule import Orders
+from penstock.solvers.update_rules import UpdateRule
 
 
 def warm() -> float:
@@ -30,6 +32,7 @@ def warm() -> float:
                 continue
             lower(problem, found.allocation, found.schedule)
             found.timeline.memory_curve(found.allocation.stages[0].devices[0])
+    _halves_too_large()
     return time.perf_counter() - started
 
 
@@ -66,7 +69,15 @@ def _toy(shared: bool, channel: Literal["half", "full"]) -> Problem:
         rules=NetworkRules(shared, channel, "nic", "hierarchical", 25_000_000, True),
         recompute="auto",
         expected_error=0.1,
+        update_rules=frozenset(get_args(UpdateRule)),
     )
+
+
+def _halves_too_large() -> None:
+    """Two parts that each fit the device, but not together, in either place where they may meet."""
+    time_ns = np.arange(4, dtype=np.int64)[None, :]
+    demand = Demand(time_ns, 5 * time_ns[None, :, :])
+    partition((demand, demand), np.full((1, 1), 10, dtype=np.int64))
 
 
 if __name__ == "__main__":
