@@ -13,7 +13,7 @@ from penstock.solvers.problem import Problem
 from penstock.solvers.result import Bound, Shortage
 from penstock.solvers.schedule import Orders, Schedule
 from penstock.solvers.schedules import early_backward as early
-from penstock.solvers.schedules.advance_forward import advance_forward_of, deltas, in_flight
+from penstock.solvers.schedules.advance_forward import advance_forward_of, deltas, everything, in_flight
 from penstock.solvers.schedules.gpipe import gpipe
 from penstock.solvers.schedules.model_parallel import model_parallel
 from penstock.solvers.update_rules import UpdateRule
@@ -65,10 +65,7 @@ def drafts(problem: Problem, allocation: Allocation, schedule: str, policy: str)
     if schedule == "model-parallel":
         return [Draft("model-parallel", (1,) * stages)]
     if schedule == "advance-forward":
-        vectors = [
-            *(in_flight(allocation, delta) for delta in deltas(stages)),
-            (allocation.num_micro_batches,) * stages,
-        ]
+        vectors = [*(in_flight(allocation, delta) for delta in deltas(stages)), everything(allocation)]
         return [Draft("advance-forward", vector) for vector in dict.fromkeys(vectors)]
     return [Draft("early-backward", vector) for vector in _vectors(problem, allocation, policy)]
 
