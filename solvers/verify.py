@@ -20,7 +20,7 @@ from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import STEP, Orders, Pattern, Row, Schedule
 from penstock.solvers.timeline import Timeline
 from penstock.solvers.unroll import unroll
-from penstock.solvers.update_rules import PERIODIC_RULES, UpdateRule
+from penstock.solvers.update_rules import PERIODIC_RULES, UpdateRule, micro_batches_per_update
 from penstock.solvers.verify_clock import Clock
 from penstock.solvers.verify_memory import Copies, check_memory, one_copy
 from penstock.solvers.verify_numbers import check_steady_numbers, check_step_numbers
@@ -83,7 +83,7 @@ def check_rule(problem: Problem, allocation: Allocation, schedule: Schedule, upd
             return [f"Schedule {schedule.name} is periodic: it has no flush, which {update_rule} updates need."]
         if len(allocation.pipelines) > 1:
             return [f"A periodic plan has one pipeline; this one has {len(allocation.pipelines)}."]
-        return _check_pattern(allocation, schedule)
+        return _check_pattern(allocation, schedule) or _check_turns(allocation, update_rule)
     if update_rule in PERIODIC_RULES:
         return [f"Schedule {schedule.name} is one flushed step; {update_rule} updates need a periodic schedule."]
     if schedule.update_every:
@@ -121,6 +121,16 @@ def _check_pattern(allocation: Allocation, pattern: Pattern) -> list[str]:
     if micro_batches * len(pattern.operations) > MAX_OPERATIONS * per_period:
         return [f"Pattern {pattern.name} overlaps so many periods that its run has over {MAX_OPERATIONS} operations."]
     return []
+
+
+def _check_turns(allocation: Allocation, update_rule: UpdateRule) -> list[str]:
+    """Every replica that takes turns has a micro-batch for each update."""
+    return [
+        f"Stage {s} steps after every {every} micro-batches, but its {stage.replicas} replicas take turns."
+        for s, stage in enumerate(allocation.stages)
+        if stage.dispatch == "round_robin"
+        and (every := micro_batches_per_update(update_rule, stage, allocation.num_micro_batches)) < stage.replicas
+    ]
 
 
 def check_allocation(problem: Problem, allocation: Allocation, update_rule: UpdateRule = "synchronous") -> list[str]:

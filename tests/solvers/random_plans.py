@@ -137,6 +137,8 @@ def random_pattern(rng: random.Random, problem: Problem) -> tuple[Allocation, Pa
         allocation = random_allocation(rng, problem)
         rule = rng.choice(sorted(PERIODIC_RULES))
         pattern = _pattern(rng, allocation, rng.randint(1, 3))
+        if not _turns_suffice(allocation, rule):
+            continue
         made = unroll(problem, allocation, pattern, rule)
         if all(_rounds_apart(made, row) for row in made.orders.rows):
             return allocation, pattern, rule, made
@@ -165,6 +167,12 @@ def _pattern(rng: random.Random, allocation: Allocation, per_period: int) -> Pat
     period = per_period * each
     operations = [PatternOperation(kind, s, t % period, t // period, j) for kind, s, t, j in found]
     return Pattern("random", period, per_period, tuple(operations))
+
+
+def _turns_suffice(allocation: Allocation, rule: UpdateRule) -> bool:
+    """Whether every round-robin replica has a micro-batch in each round."""
+    most = max((stage.replicas for stage in allocation.stages if stage.dispatch == "round_robin"), default=1)
+    return rule == "weight_stashing" or most <= allocation.num_micro_batches
 
 
 def _rounds_apart(made: Unrolled, row: Row) -> bool:

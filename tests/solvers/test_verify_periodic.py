@@ -201,6 +201,10 @@ def test_schedules_of_another_update_rule_are_said() -> None:
     ]
     unrolled = unroll(problem, allocation, pattern, "double_buffered")
     assert "steps in its rows" in verify(unrolled.problem, unrolled.allocation, unrolled.orders, timeline)[0]
+    turns = chain([(2, [0, 1]), (1, [2])], 1, dispatch="round_robin")
+    assert verify(problem, turns, pattern, timeline, update_rule="double_buffered") == [
+        "Stage 0 steps after every 1 micro-batches, but its 2 replicas take turns."
+    ]
     two = Allocation(tuple(Pipeline((Stage(0, 2, (d,)),), (d, d)) for d in (0, 1)), 2)
     assert "one pipeline; this one has 2" in verify(problem, two, pattern, timeline, update_rule="double_buffered")[0]
 
