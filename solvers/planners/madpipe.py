@@ -73,7 +73,8 @@ class Plan(NamedTuple):
 def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
     """Contiguous plans of all chains, the best first; then special ones of the promising chains; then longer periods.
 
-    Raises ``UnsupportedRequest`` for several kinds of devices, and for a width that does not divide their number.
+    Raises ``UnsupportedRequest`` for several kinds of devices, and for a width that does not divide their number or
+    that no micro-batch feeds.
     """
     refuse_kinds(problem)
     mode = str(options["mode"])
@@ -87,7 +88,7 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
         if any_plan or not problem.memory.count_buffers:
             break
     if not any_plan:
-        yield from (_proposal(problem, plan) for plan in _thinnest(problem))
+        yield from (_proposal(problem, plan) for plan in _thinnest(problem, setups))
 
 
 def refuse_kinds(problem: Problem) -> None:
@@ -131,6 +132,11 @@ def _setups(problem: Problem, seen: Problem, asked: int) -> list[Setup]:
         for batch in candidates(problem, tried)
         if batch.replicas_fed(problem.min_slice) >= width
     ]
+    if not made and asked:
+        raise UnsupportedRequest(
+            f"planner 'madpipe': no micro-batch gives {asked} replicas {problem.min_slice} samples each",
+            remedy=f"micro_batch_sizes [{asked * problem.min_slice}], or width 0",
+        )
     return sorted(made, key=lambda setup: (setup.time_ns(setup.chain.least_period_ns()), len(setup.groups)))
 
 
@@ -207,13 +213,15 @@ def _proposal(problem: Problem, plan: Plan) -> Proposal:
     return Proposal(plan.allocation, (plan.pattern.name,), "best", overlaps, "double_buffered", plan.pattern)
 
 
-def _thinnest(problem: Problem) -> Iterator[Plan]:
+def _thinnest(problem: Problem, setups: list[Setup]) -> Iterator[Plan]:
     """What needs least memory, for the judge to say what is lacking: the most stages, one micro-batch at a time."""
-    most = min(problem.num_devices, int(problem.cuttable.sum()) + 1)
-    for batch in candidates(problem)[-1:]:
-        allocation = block_partition(problem, batch, most, by="parameters")
-        if problem.recompute != "never":
-            again = tuple(replace(stage, recompute=((stage.first, stage.last),)) for stage in allocation.stages)
-            allocation = single_pipeline(again, batch.num_micro_batches)
+    smallest = sorted(setups, key=lambda setup: (setup.batch.most_rows, -len(setup.groups)))
+    for batch, groups, _chain in smallest[:1]:
+        most = min(len(groups), int(problem.cuttable.sum()) + 1)
+        stages = []
+        for part, group in zip(block_partition(problem, batch, most, by="parameters").stages, groups, strict=False):
+            again = () if problem.recompute == "never" else ((part.first, part.last),)
+            stages.append(replace(part, devices=group, recompute=again))
+        allocation = single_pipeline(tuple(stages), batch.num_micro_batches)
         line = StageLine.of(problem, allocation)
         yield Plan(0, allocation, one_f_one_b_star.pattern(line, line.alone_ns()))
