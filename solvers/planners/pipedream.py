@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from math import lcm
 from typing import NamedTuple
 
 from penstock.solvers.allocation import Allocation, Stage, single_pipeline
@@ -23,7 +24,7 @@ from penstock.solvers.costs import stage_costs
 from penstock.solvers.planners.options import Option
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.problem import Problem
-from penstock.solvers.schedules.eager import bytes_needed, eager, fitted_depth, noam
+from penstock.solvers.schedules.eager import bytes_needed, eager, fitted_depth, noam, period_ns, stage_works
 from penstock.solvers.update_rules import UpdateRule
 
 OPTIONS = (
@@ -52,6 +53,10 @@ OPTIONS = (
 )
 AT_ONCE = 2
 AFTERWARDS = 16
+DEEPER = (2, 3, 4, 6)
+"""Depths to try, as halves of NOAM's."""
+LONGEST_TURN = 2_000
+"""Micro-batches after which all round-robin replicas begin anew; longer turns take too long to judge."""
 RULES: tuple[UpdateRule, ...] = ("weight_stashing", "synchronous")
 
 
@@ -144,7 +149,8 @@ class _Search:
                     found.append(plan._replace(allocation=_dispatched(plan.allocation, turns)))
         for row in self._rows:
             found += self._placed(row, batch, rule, turns)
-        return list({each.allocation: each for each in found}.values())
+        unique = {each.allocation: each for each in found if _turn(each.allocation) <= LONGEST_TURN}
+        return list(unique.values())
 
     def _takes_formula(self) -> bool:
         """Asked for by name it may refuse the cluster; among others it is left out."""
@@ -184,14 +190,29 @@ class _Search:
             variants.append(_recomputing(allocation, short))
         elif problem.recompute == "always":
             variants = [_recomputing(allocation, set(range(len(wanted))))]
+        overlaps = (problem.rules.overlap_all_reduce,)
         plans = []
         for variant in dict.fromkeys(variants):
-            depth = fitted_depth(problem, variant, rule, wanted)
-            pattern = eager(problem, variant, update_rule=rule, depth=depth)
-            overlaps = (problem.rules.overlap_all_reduce,)
-            proposal = Proposal(variant, ("eager",), "best", overlaps, rule, pattern)
-            plans.append(_Plan(pattern.period_ns * variant.num_micro_batches, proposal))
+            for depth in _depths(problem, variant):
+                pattern = eager(problem, variant, update_rule=rule, depth=depth)
+                proposal = Proposal(variant, ("eager",), "best", overlaps, rule, pattern)
+                plans.append(_Plan(pattern.period_ns * variant.num_micro_batches, proposal))
         return plans
+
+
+def _depths(problem: Problem, allocation: Allocation) -> list[tuple[int, ...]]:
+    """NOAM's depths or multiples of them, as memory allows: those with the shortest period.
+
+    Replicas that step together send their micro-batches in bursts, of which the period knows nothing: for them also the
+    deepest of these depths.
+    """
+    works = stage_works(problem, allocation, RULES[0])
+    base = noam(allocation)
+    fits = {fitted_depth(problem, allocation, RULES[0], [d * f // 2 for d in base]) for f in DEEPER}
+    ranked = sorted((period_ns(works, depth), depth) for depth in fits)
+    best = [depth for period, depth in ranked if period == ranked[0][0]]
+    bursts = any(stage.dispatch == "round_robin" and stage.replicas > 1 for stage in allocation.stages)
+    return list(dict.fromkeys((best[0], best[-1]))) if bursts else best[:1]
 
 
 def _needs(problem: Problem, allocation: Allocation, number: int, depth: int) -> int:
@@ -199,6 +220,12 @@ def _needs(problem: Problem, allocation: Allocation, number: int, depth: int) ->
     devices = allocation.stages[number].devices
     room = min(problem.capacity_bytes(d) - problem.devices[d].context_bytes for d in devices)
     return max(0, bytes_needed(problem, allocation, RULES[0], number, depth) - room)
+
+
+def _turn(allocation: Allocation) -> int:
+    """Micro-batches after which all round-robin replicas, and the global batch, begin anew."""
+    turns = [stage.replicas for stage in allocation.stages if stage.dispatch == "round_robin"]
+    return lcm(allocation.num_micro_batches, *turns)
 
 
 def _dispatched(allocation: Allocation, turns: bool) -> Allocation:

@@ -1,8 +1,9 @@
 """``eager``: one forward and one backward in turn without a flush, PipeDream's 1F1B and 1F1B-RR [1]_ (ALGORITHMS 5.1).
 
-Stage s keeps ``depth[s]`` micro-batches in flight, over all its replicas where they work in turn: in its order F_k is
-followed by B_{k - depth + 1}. PipeDream's depth is NOAM, ceil(machines from the stage on / machines of the stage) per
-replica, which is N - s for a straight pipeline.
+Stage s keeps ``depth[s]`` micro-batches in flight. Where its replicas work in turn that counts all of them, in whole
+turns: on each replica F_k is followed by B_{k - ahead}, ``ahead`` = depth - turns, which may not grow along the
+pipeline. PipeDream's depth is NOAM, ceil(machines from the stage on / machines of the stage) per replica, which is
+N - s for a straight pipeline.
 
 The pattern's period is the largest cycle ratio of what waits for what: a stage's own work, and for stages s <= t the
 way of a micro-batch from s to t and back over the micro-batches that s may have under way in the meantime. Its starts
@@ -56,8 +57,9 @@ def eager(
 ) -> Pattern:
     """The pattern with ``depth[s]`` micro-batches of stage s in flight; None takes NOAM's, as far as memory allows.
 
-    Raises ``InvalidPlan`` for depths that deadlock (they grow along the pipeline), or that ask two weight versions for
-    a third; ``UnsupportedRequest`` for several pipelines, and for devices that hold several stages.
+    Depths are rounded up to whole turns. Raises ``InvalidPlan`` for depths that deadlock (``ahead`` grows along the
+    pipeline), or that ask two weight versions for a third; ``UnsupportedRequest`` for several pipelines, and for
+    devices that hold several stages.
     """
     if len(allocation.pipelines) > 1:
         raise UnsupportedRequest(
@@ -65,8 +67,9 @@ def eager(
             remedy="one pipeline with replicated stages, or schedule early-backward",
         )
     refuse_shared_devices(problem, allocation)
-    vector = fitted_depth(problem, allocation, update_rule, noam(allocation)) if depth is None else tuple(depth)
-    _refuse(allocation, update_rule, vector)
+    wanted = fitted_depth(problem, allocation, update_rule, noam(allocation)) if depth is None else tuple(depth)
+    _refuse(allocation, update_rule, wanted)
+    vector = tuple(_whole(stage, each) for stage, each in zip(allocation.stages, wanted, strict=True))
     works = stage_works(problem, allocation, update_rule)
     period = period_ns(works, vector)
     operations = []
@@ -84,20 +87,25 @@ def noam(allocation: Allocation) -> tuple[int, ...]:
         turns = _turns(stage)
         after += turns
         found.append(-(-after // turns) * turns)
-    return tuple(_falling(found[::-1]))
+    return tuple(found[::-1])
 
 
 def fitted_depth(
     problem: Problem, allocation: Allocation, update_rule: UpdateRule, wanted: Sequence[int]
 ) -> tuple[int, ...]:
-    """``wanted``, clamped by the memory of stashes and weight versions, and never growing along the pipeline.
+    """``wanted`` in whole turns, clamped by the memory of stashes and weight versions; ``ahead`` never grows.
 
-    At least one micro-batch per replica stays: the judge has the last word. Two weight versions allow as many
-    micro-batches as a global batch has, and one (M >= in-flight - 1).
+    At least one micro-batch per replica stays: the judge has the last word. Two weight versions allow forwards to be a
+    global batch ahead (M >= in-flight - 1).
     """
-    most = allocation.num_micro_batches + 1 if update_rule == "double_buffered" else max(wanted)
-    held = [_held(problem, allocation, update_rule, s, min(want, most)) for s, want in enumerate(wanted)]
-    return tuple(_falling(held))
+    found: list[int] = []
+    ahead = allocation.num_micro_batches if update_rule == "double_buffered" else max(wanted)
+    for number, (stage, want) in enumerate(zip(allocation.stages, wanted, strict=True)):
+        turns = _turns(stage)
+        rounds = min(want - 1, ahead) // turns
+        found.append(_held(problem, allocation, update_rule, number, (rounds + 1) * turns))
+        ahead = found[-1] - turns
+    return tuple(found)
 
 
 def bytes_needed(problem: Problem, allocation: Allocation, update_rule: UpdateRule, number: int, depth: int) -> int:
@@ -133,15 +141,10 @@ def period_ns(works: Sequence[Work], depth: Sequence[int]) -> int:
         around = own.step_ns
         for t in range(s, len(works)):
             around += works[t].forward_ns + works[t].backward_ns
-            under_way = _turns_ahead(own, depth[s]) + own.turns - _turns_ahead(works[t], depth[t])
+            under_way = depth[s] - depth[t] + works[t].turns
             best = max(best, -(-around // under_way))
             around += works[t].out_ns + works[t].back_ns
     return best
-
-
-def _turns_ahead(work: Work, depth: int) -> int:
-    """How far the micro-batch of a forward is ahead of the one whose backward follows it on the same replica."""
-    return (depth - 1) // work.turns * work.turns
 
 
 def _earliest_starts(works: Sequence[Work], depth: Sequence[int], period: int) -> list[tuple[int, int]]:
@@ -154,14 +157,13 @@ def _earliest_starts(works: Sequence[Work], depth: Sequence[int], period: int) -
         for s, work in enumerate(works):
             if s > 0:
                 forward[s] = max(forward[s], forward[s - 1] + works[s - 1].forward_ns + works[s - 1].out_ns)
-            ahead = _turns_ahead(work, depth[s])
-            backward[s] = max(backward[s], forward[s] + work.forward_ns + ahead * period)
+            ahead = (depth[s] - work.turns) * period
+            backward[s] = max(backward[s], forward[s] + work.forward_ns + ahead)
         for s in reversed(range(count)):
             work = works[s]
             if s < count - 1:
                 backward[s] = max(backward[s], backward[s + 1] + works[s + 1].backward_ns + work.back_ns)
-            again = (_turns_ahead(work, depth[s]) + work.turns) * period
-            forward[s] = max(forward[s], backward[s] + work.backward_ns + work.step_ns - again)
+            forward[s] = max(forward[s], backward[s] + work.backward_ns + work.step_ns - depth[s] * period)
         moved = before != (*forward, *backward)
     return list(zip(forward, backward, strict=True))
 
@@ -194,22 +196,14 @@ def _exposed_ns(problem: Problem, stage: Stage, rows: int) -> int:
 def _held(problem: Problem, allocation: Allocation, update_rule: UpdateRule, number: int, wanted: int) -> int:
     stage = allocation.stages[number]
     room = min(problem.capacity_bytes(d) - problem.devices[d].context_bytes for d in stage.devices)
-    depth = max(wanted, _turns(stage))
+    depth = wanted
     while depth > _turns(stage) and bytes_needed(problem, allocation, update_rule, number, depth) > room:
-        depth -= 1
+        depth -= _turns(stage)
     return depth
 
 
 def _turns(stage: Stage) -> int:
     return stage.replicas if stage.dispatch == "round_robin" else 1
-
-
-def _falling(vector: Sequence[int]) -> list[int]:
-    """No stage may wait for more forwards than the one before it sends before its first backward."""
-    found = list(vector[:1])
-    for depth in vector[1:]:
-        found.append(min(depth, found[-1]))
-    return found
 
 
 def _refuse(allocation: Allocation, update_rule: UpdateRule, vector: tuple[int, ...]) -> None:
@@ -222,17 +216,24 @@ def _refuse(allocation: Allocation, update_rule: UpdateRule, vector: tuple[int, 
         raise InvalidPlan(
             f"depth {list(vector)} has to be {len(allocation.stages)} numbers of at least 1, one per stage"
         )
-    for number, (before, depth) in enumerate(pairwise(vector), 1):
-        if depth > before:
+    whole = [_whole(stage, depth) for stage, depth in zip(allocation.stages, vector, strict=True)]
+    ahead = [depth - _turns(stage) for stage, depth in zip(allocation.stages, whole, strict=True)]
+    for number, (before, own) in enumerate(pairwise(ahead), 1):
+        if own > before:
             raise InvalidPlan(
-                f"stage {number} keeps {depth} micro-batches in flight, but stage {number - 1} sends only {before} "
+                f"stage {number} keeps {whole[number]} micro-batches in flight, but stage {number - 1} sends too few "
                 "before it waits for a backward: a deadlock",
-                remedy=f"at most {before} for stage {number}",
+                remedy=f"at most {before // _turns(allocation.stages[number]) + 1} per replica for stage {number}",
             )
-    most = allocation.num_micro_batches + 1
-    if update_rule == "double_buffered" and vector[0] > most:
+    most = allocation.num_micro_batches
+    if update_rule == "double_buffered" and max(ahead) > most:
         raise InvalidPlan(
-            f"{vector[0]} micro-batches in flight need a third weight version: with two, a global batch of "
-            f"{allocation.num_micro_batches} micro-batches allows {most}",
-            remedy=f"at least {vector[0] - 1} micro-batches per global batch, or at most {most} in flight",
+            f"{max(whole)} micro-batches in flight need a third weight version: with two, forwards may be as far ahead "
+            f"as a global batch is long, {most} micro-batches",
+            remedy=f"at least {max(ahead)} micro-batches per global batch, or fewer in flight",
         )
+
+
+def _whole(stage: Stage, depth: int) -> int:
+    turns = _turns(stage)
+    return -(-depth // turns) * turns

@@ -186,10 +186,18 @@ def test_noam_is_the_papers() -> None:
     assert noam(rows) == (2, 1)
 
 
-def test_depth_never_grows_along_the_pipeline() -> None:
-    """By hand: 1, 4 and 1 replicas would keep 6, 8 and 1 in flight."""
-    groups = [(1, [0]), (1, [1, 2, 3, 4]), (1, [5])]
-    assert noam(chain(groups, 8, dispatch="round_robin")) == (6, 6, 1)
+def test_noam_counts_whole_turns() -> None:
+    """By hand: 6 devices from the first stage on, 5 of them from the second, which has 4: two turns."""
+    allocation = chain([(1, [0]), (1, [1, 2, 3, 4]), (1, [5])], 8, dispatch="round_robin")
+    assert noam(allocation) == (6, 8, 1)
+
+
+def test_what_is_ahead_never_grows_along_the_pipeline() -> None:
+    """By hand: with 5 micro-batches on the first stage the second's forwards are 4 ahead at most, one turn."""
+    problem = make_problem([1] * 3, nodes=(6,))
+    allocation = chain([(1, [0]), (1, [1, 2, 3, 4]), (1, [5])], 8, dispatch="round_robin")
+    assert fitted_depth(problem, allocation, "weight_stashing", (5, 12, 9)) == (5, 8, 5)
+    assert fitted_depth(problem, allocation, "weight_stashing", (4, 12, 9)) == (4, 4, 1)
 
 
 def test_memory_clamps_the_depth_with_its_weight_versions() -> None:
@@ -213,7 +221,7 @@ def test_two_versions_limit_what_is_in_flight() -> None:
 
 def test_what_is_refused() -> None:
     problem, allocation = make_problem([1] * 3, nodes=(4,)), chain([(1, [s]) for s in range(3)], 4)
-    with pytest.raises(InvalidPlan, match="stage 1 keeps 3 micro-batches in flight, but stage 0 sends only 2"):
+    with pytest.raises(InvalidPlan, match="stage 1 keeps 3 micro-batches in flight, but stage 0 sends too few"):
         eager(problem, allocation, depth=(2, 3, 1))
     with pytest.raises(InvalidPlan, match="3 numbers of at least 1"):
         eager(problem, allocation, depth=(2, 0, 1))
