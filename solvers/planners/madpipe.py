@@ -46,6 +46,7 @@ MAX_JUDGED = 24
 STEPS = 6
 WORTH_SEARCHING = 4
 """A chain is searched unless even evenly shared work takes 1/4 longer than the best found."""
+ROUNDED = "there were too many labels to keep them exact: they were rounded up, and shorter periods may be missed"
 LOOSER = (1.02, 1.05, 1.1, 1.2, 1.4)
 """Target periods above the smallest, where the special processor keeps less: its memory is a lower bound only."""
 
@@ -68,6 +69,7 @@ class Plan(NamedTuple):
     expected_ns: int
     allocation: Allocation
     pattern: Pattern
+    note: str = ""
 
 
 def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
@@ -161,7 +163,8 @@ def _plans(problem: Problem, setups: list[Setup], special: bool) -> Iterator[Pla
         for setup, contiguous in [*ranked[:PROMISING], *hopeless[:PROMISING]]:
             below = None if contiguous is None else contiguous.period_ns
             searched = special_optimum(setup.chain, below_ns=below, extra=LOOSER)
-            yield from _by_promise(_made(problem, setup, list(searched.found)))
+            note = "" if searched.exact else ROUNDED
+            yield from (plan._replace(note=note) for plan in _by_promise(_made(problem, setup, list(searched.found))))
     for setup, found in ranked[:PROMISING]:
         yield from _by_promise(_made(problem, setup, ladder(setup.chain, found.period_ns, STEPS)))
 
@@ -210,7 +213,8 @@ def allocated(setup: Setup, found: Found) -> Allocation:
 
 def _proposal(problem: Problem, plan: Plan) -> Proposal:
     overlaps = (problem.rules.overlap_all_reduce,)
-    return Proposal(plan.allocation, (plan.pattern.name,), "best", overlaps, "double_buffered", plan.pattern)
+    names = (plan.pattern.name,)
+    return Proposal(plan.allocation, names, "best", overlaps, "double_buffered", plan.pattern, note=plan.note)
 
 
 def _thinnest(problem: Problem, setups: list[Setup]) -> Iterator[Plan]:

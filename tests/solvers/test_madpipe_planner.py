@@ -13,6 +13,7 @@ from problems import chain, make_problem
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.allocation import Allocation
+from penstock.solvers.allocators.madpipe import labels
 from penstock.solvers.problem import Problem
 from penstock.solvers.registry import PLANNERS
 from penstock.solvers.result import Result, Status
@@ -168,6 +169,19 @@ def test_infeasible_says_what_is_lacking() -> None:
     assert result.status is Status.INFEASIBLE
     assert result.shortage is not None
     assert "bytes are missing" in result.why
+
+
+def test_rounding_of_labels_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the cap is reached the plan is still valid, and ``why`` says what was done."""
+    problem = random_problem(1, memory_bytes=14_000_000)
+    exact = solved(problem, width=1)
+    monkeypatch.setattr(labels, "LABELS", 8)
+    rough = solved(problem, width=1)
+    assert "rounded" in rough.why
+    assert "rounded" not in exact.why
+    assert exact.best is not None
+    assert rough.best is not None
+    assert rough.best.value_ns >= exact.best.value_ns
 
 
 def test_same_request_same_plan() -> None:
