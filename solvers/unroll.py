@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 from functools import lru_cache
+from itertools import product
 from math import lcm
 from typing import NamedTuple
 
 import numpy as np
 
 from penstock.schemas.errors import InvalidPlan
-from penstock.schemas.program import FORWARD, RECOMPUTE
+from penstock.schemas.program import BACKWARD, FORWARD, RECOMPUTE, WEIGHT
 from penstock.solvers.allocation import Allocation, Pipeline
 from penstock.solvers.batching import row_classes
 from penstock.solvers.problem import Problem
@@ -43,8 +44,8 @@ class Unrolled(NamedTuple):
 def unroll(problem: Problem, allocation: Allocation, pattern: Pattern, rule: UpdateRule) -> Unrolled:
     """As many rounds as fill the pipeline, settle, are measured, and are followed by as many as they overlap with.
 
-    Raises InvalidPlan where the pattern is empty or names a stage that the allocation has not, and where a replica
-    would have nothing to do for an update.
+    Raises InvalidPlan where the pattern lacks operations or names a stage that the allocation has not, and where a
+    replica would have nothing to do for an update.
     """
     number = allocation.num_micro_batches
     _check(allocation, pattern, rule)
@@ -68,12 +69,15 @@ def unroll(problem: Problem, allocation: Allocation, pattern: Pattern, rule: Upd
 
 
 def _check(allocation: Allocation, pattern: Pattern, rule: UpdateRule) -> None:
-    stages = {operation.stage for operation in pattern.operations}
-    if unknown := sorted(stages - set(range(len(allocation.stages)))):
-        count = len(allocation.stages)
+    count = len(allocation.stages)
+    listed = {(operation.stage, operation.micro_batch, operation.kind) for operation in pattern.operations}
+    if unknown := sorted({s for s, _m, _kind in listed} - set(range(count))):
         raise InvalidPlan(f"Pattern {pattern.name} names stage {unknown[0]}, but the plan has {count} stages.")
-    if not stages:
-        raise InvalidPlan(f"Pattern {pattern.name} has no operations.")
+    for s, m in product(range(count), range(pattern.micro_batches_per_period)):
+        for name, kinds in (("forward", (FORWARD,)), ("backward", (BACKWARD, WEIGHT))):
+            if not any((s, m, kind) in listed for kind in kinds):
+                what = f"{name} of stage {s} for micro-batch {m} of its period"
+                raise InvalidPlan(f"Pattern {pattern.name} has no {what}.")
     for s, stage in enumerate(allocation.stages):
         number = micro_batches_per_update(rule, stage, allocation.num_micro_batches)
         if stage.dispatch == "round_robin" and number < stage.replicas:

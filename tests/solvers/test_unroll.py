@@ -96,7 +96,7 @@ def test_what_is_refused() -> None:
     problem = make_problem([1, 1], nodes=(4,), global_batch_size=2)
     with pytest.raises(InvalidPlan, match="names stage 1, but the plan has 1 stages"):
         unroll(problem, chain([(2, [0])], 2), _one_forward_one_backward(), "double_buffered")
-    with pytest.raises(InvalidPlan, match="has no operations"):
+    with pytest.raises(InvalidPlan, match="Pattern none has no forward of stage 0"):
         unroll(problem, straight(problem, 2), Pattern("none", 1, 1, ()), "double_buffered")
     turns = chain([(1, [0, 1, 2]), (1, [3])], 2, dispatch="round_robin")
     with pytest.raises(InvalidPlan, match="Stage 0 steps after every 2 micro-batches, but its 3 replicas") as refused:

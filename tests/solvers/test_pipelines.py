@@ -1,0 +1,177 @@
+"""Several pipelines in one flushed step: which layers reduce together, when, and what that makes of the step."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from problems import as_operations, gpipe, make_network, make_problem, warmup_orders
+
+from penstock.schemas.errors import InvalidPlan
+from penstock.schemas.program import BACKWARD, FORWARD
+from penstock.solvers.allocation import Allocation, Pipeline, Stage, single_pipeline
+from penstock.solvers.costs import UNREACHABLE_NS
+from penstock.solvers.network import Network
+from penstock.solvers.reductions import Group, reduction_groups
+from penstock.solvers.schedule import Orders, Row
+from penstock.solvers.simulate import makespan_ns, simulate
+from penstock.solvers.timeline import Interval
+
+
+def _pipelines(*cuts: list[tuple[int, list[int]]], batches: list[int]) -> Allocation:
+    """Pipelines of stages of (layers, devices), each with so many micro-batches in order."""
+    made, first = [], 0
+    for groups, count in zip(cuts, batches, strict=True):
+        stages, layer = [], 0
+        for layers, devices in groups:
+            stages.append(Stage(layer, layer + layers - 1, tuple(devices)))
+            layer += layers
+        made.append(Pipeline(tuple(stages), (first, first + count - 1)))
+        first += count
+    return Allocation(tuple(made), first)
+
+
+def test_groups_of_different_cuts() -> None:
+    """Two virtual workers (HetPipe) that cut five layers after 2 and after 1, 4; groups by lowest stage, last first."""
+    allocation = _pipelines([(2, [0]), (3, [1, 2])], [(1, [3]), (3, [4]), (1, [5])], batches=[1, 1])
+    assert reduction_groups(allocation) == (
+        Group(1, 1, (0, 3), (0, 4)),
+        Group(0, 0, (0, 2), (0, 3)),
+        Group(4, 4, (1, 4), (1, 2, 5)),
+        Group(2, 3, (1, 3), (1, 2, 4)),
+    )
+
+
+def test_groups_of_one_pipeline_are_its_stages() -> None:
+    allocation = single_pipeline((Stage(0, 1, (0,)), Stage(2, 2, (1, 2))), 3)
+    assert reduction_groups(allocation) == (Group(0, 1, (0,), (0,)), Group(2, 2, (1,), (1, 2)))
+
+
+def test_two_virtual_workers_by_hand() -> None:
+    """Worker 0 cuts two layers in two, worker 1 has them on one device; one micro-batch each, F = 10, B = 20.
+
+    Worker 0: F on d0 to 10, over 5, F on d1 15 to 25, B to 45, over 5, B on d0 50 to 70. Worker 1: F to 20, B to 60,
+    of layer 1 until 40. Layer 1 is ready on both at 45 and its 40 bytes take 40 between two devices: to 85; layer 0 at
+    70, with 30 bytes: to 100. d1 steps at 85 for 3, d0 at 100 for 2, d2 after both for 5.
+    """
+    problem = make_problem(
+        [10, 10], [20, 20], 5, [30, 40], update_ns=[2, 3], nodes=(3,), global_batch_size=2, bucket_bytes=1
+    )
+    allocation = _pipelines([(1, [0]), (1, [1])], [(2, [2])], batches=[1, 1])
+    timeline = simulate(problem, allocation, gpipe(allocation))
+    assert timeline.reductions == (Interval(0, 0, 70, 100), Interval(1, 0, 45, 85))
+    assert timeline.updates == (Interval(0, -1, 100, 102), Interval(1, -1, 85, 88), Interval(2, -1, 100, 105))
+    assert timeline.time_per_global_batch_ns == 105
+    assert [(use.busy_ns, use.communication_ns, use.idle_ns) for use in timeline.uses.values()] == [
+        (32, 5 + 5 + 30, 33),
+        (33, 5 + 5 + 35, 27),
+        (65, 40, 0),
+    ]
+
+
+@pytest.mark.parametrize(("overlap", "starts"), [(True, (40, 80)), (False, (60, 100))])
+def test_layers_may_be_reduced_while_those_before_them_compute(overlap: bool, starts: tuple[int, int]) -> None:
+    """Two equal workers of one stage; B of layer 1 from 20 to 40, of layer 0 to 60; buckets of 40 and 30."""
+    problem = make_problem(
+        [10, 10], [20, 20], 0, [30, 40], nodes=(2,), global_batch_size=2, bucket_bytes=1, overlap_all_reduce=overlap
+    )
+    allocation = _pipelines([(2, [0])], [(2, [1])], batches=[1, 1])
+    reductions = simulate(problem, allocation, gpipe(allocation)).reductions
+    assert reductions == (Interval(0, 0, starts[0], starts[0] + 40), Interval(0, 1, starts[1], starts[1] + 30))
+
+
+def test_buckets_of_one_stage_start_in_the_order_of_their_numbers() -> None:
+    """A shared bus: both groups of stage 0 are ready at 6, the one of the last layers goes first."""
+    problem = make_problem(
+        [1, 1],
+        [2, 2],
+        0,
+        [30, 40],
+        nodes=(3,),
+        form="bus",
+        shared=True,
+        global_batch_size=2,
+        overlap_all_reduce=False,
+    )
+    allocation = _pipelines([(2, [0])], [(1, [1]), (1, [2])], batches=[1, 1])
+    reductions = simulate(problem, allocation, gpipe(allocation)).reductions
+    assert [(each.stage, each.bucket) for each in reductions] == [(0, 0), (0, 1)]
+    assert reductions[0].start_ns == 6
+    assert reductions[1].start_ns == reductions[0].end_ns
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_equal_pipelines_of_one_stage_are_replicas_that_take_turns(seed: int) -> None:
+    """The same devices, operations and bytes, said in two ways (data parallelism)."""
+    rng = random.Random(seed)
+    layers, replicas, each = rng.randint(1, 4), rng.randint(2, 4), rng.randint(1, 4)
+    problem = make_problem(
+        [rng.randint(1, 9) for _ in range(layers)],
+        parameter_bytes=[rng.randint(0, 40) for _ in range(layers)],
+        stash_bytes=3,
+        update_ns=2,
+        nodes=(replicas,),
+        bucket_bytes=rng.choice([10, 100]),
+        global_batch_size=2 * replicas * each,
+        shared=rng.random() < 0.5,
+        overlap_all_reduce=rng.random() < 0.5,
+    )
+    stages = [Stage(0, layers - 1, (d,)) for d in range(replicas)]
+    pipelines = tuple(Pipeline((stage,), (d * each, (d + 1) * each - 1)) for d, stage in enumerate(stages))
+    many = Allocation(pipelines, replicas * each)
+    turns = single_pipeline((Stage(0, layers - 1, tuple(range(replicas)), "round_robin"),), replicas * each)
+    rows = [
+        [(kind, 0, m) for m in range(d, replicas * each, replicas) for kind in (FORWARD, BACKWARD)]
+        for d in range(replicas)
+    ]
+    orders = Orders("turns", tuple(Row((d,), as_operations(row)) for d, row in enumerate(rows)))
+    one = simulate(problem, many, warmup_orders(many, [1] * replicas))
+    two = simulate(problem, turns, orders)
+    assert one.time_per_global_batch_ns == two.time_per_global_batch_ns
+    assert [r[2:] for r in one.reductions] == [r[2:] for r in two.reductions]
+    assert one.uses == two.uses
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_scaling_all_times_scales_the_answer(seed: int) -> None:
+    rng = random.Random(seed)
+    layers, factor = rng.randint(1, 4), rng.randint(2, 9)
+    forward = [rng.randint(1, 30) for _ in range(layers)]
+    cut = rng.randint(1, layers)
+    left = [(cut, [0]), (layers - cut, [1])] if cut < layers else [(layers, [0, 1])]
+    allocation = _pipelines(
+        left, [(layers, [2])], [(1, [3]), (layers - 1, [4])] if layers > 1 else [(1, [3])], batches=[3, 2, 1]
+    )
+    shared = rng.random() < 0.5
+    times = []
+    for c in (1, factor):
+        problem = make_problem(
+            [f * c for f in forward],
+            None,
+            6 * c,
+            30 * c,
+            update_ns=4 * c,
+            nodes=(5,),
+            shared=shared,
+            global_batch_size=12,
+        )
+        times.append(makespan_ns(problem, allocation, gpipe(allocation)))
+    assert times[1] == factor * times[0]
+
+
+def test_a_device_in_two_pipelines_is_refused() -> None:
+    problem = make_problem([1, 1], nodes=(3,), global_batch_size=2)
+    allocation = _pipelines([(1, [0]), (1, [1])], [(1, [2]), (1, [1])], batches=[1, 1])
+    for judge in (simulate, makespan_ns):
+        with pytest.raises(InvalidPlan, match="Device n0/1 is in pipelines 0 and 1 of one synchronous plan"):
+            judge(problem, allocation, gpipe(allocation))
+
+
+def test_pipelines_that_nothing_connects_are_refused() -> None:
+    network = make_network((1, 1))
+    apart = Network(network.device_names, network.node_names, network.node_of, network.insides, ())
+    problem = make_problem([1], parameter_bytes=1, network=apart, shared=True, global_batch_size=2)
+    allocation = _pipelines([(1, [0])], [(1, [1])], batches=[1, 1])
+    with pytest.raises(InvalidPlan, match="Nothing connects the replicas of stage 0 and stage 1: n0/0, n1/0"):
+        simulate(problem, allocation, gpipe(allocation))
+    assert makespan_ns(problem, allocation, gpipe(allocation)) == UNREACHABLE_NS
