@@ -16,6 +16,7 @@ from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.allocators.block_partition import block_partition
 from penstock.solvers.allocators.dapple.search import search
 from penstock.solvers.allocators.data_parallel import data_parallel
+from penstock.solvers.allocators.hetpipe import groupings
 from penstock.solvers.allocators.madpipe.contiguous import contiguous_optimum
 from penstock.solvers.allocators.madpipe.labels import special_optimum
 from penstock.solvers.allocators.model_parallel import model_parallel as spread
@@ -26,6 +27,7 @@ from penstock.solvers.planners import (
     dapple,
     dp,
     gpipe,
+    hetpipe,
     madpipe,
     model_parallel,
     pipedream,
@@ -180,6 +182,12 @@ ALLOCATORS: dict[str, Entry] = {
         supports=frozenset({"synchronous", "heterogeneous"}),
         options=dapple.SEARCH_OPTIONS,
     ),
+    "hetpipe": Entry(
+        groupings,
+        "HetPipe (Park et al., USENIX ATC 2020), sections 4 and 8",
+        "devices grouped into virtual workers",
+        supports=frozenset({"synchronous", "heterogeneous"}),
+    ),
     "pipedream": Entry(
         allocated,
         "PipeDream (Narayanan et al., SOSP 2019), section 3.1",
@@ -311,6 +319,15 @@ PLANNERS: dict[str, Planner] = {
             ("early-backward",),
             ("early-backward", "gpipe", "advance-forward"),
             options=dapple.OPTIONS,
+        ),
+        Planner(
+            "hetpipe",
+            hetpipe.proposals,
+            "HetPipe (Park et al., USENIX ATC 2020)",
+            "virtual workers with partitions of their own, data parallel with each other; two nodes at least",
+            ("early-backward",),
+            ("early-backward", "gpipe"),
+            options=hetpipe.OPTIONS,
         ),
         Planner(
             "pipedream",

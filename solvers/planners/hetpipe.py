@@ -1,0 +1,85 @@
+"""HetPipe: virtual workers with partitions of their own, data parallel with each other, flushed (ALGORITHMS 7.9)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
+from penstock.solvers.allocation import Allocation
+from penstock.solvers.allocators.hetpipe import HOLDS, POLICIES, Partitions, groupings
+from penstock.solvers.batches import candidates
+from penstock.solvers.batching import row_classes
+from penstock.solvers.costs import all_reduce_ns, stage_costs
+from penstock.solvers.planners.options import Option
+from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.problem import Problem
+
+OPTIONS = (
+    Option(
+        "workers",
+        "best",
+        "how virtual workers are made of nodes: inside them, equally of all, or of fast and slow ones in pairs",
+        choices=("best", *POLICIES),
+    ),
+    Option("size", 0, "devices per virtual worker; 0 tries each", low=0),
+    Option("policy", "best", "warm-up: P_A, P_B, or what the judge finds best", choices=("best", "A", "B")),
+)
+MAX_JUDGED = 48
+
+Grouping = tuple[tuple[int, ...], ...]
+
+
+def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
+    """Every grouping of the devices with every number of micro-batches, the shortest expected first.
+
+    Raises ``UnsupportedRequest`` for a cluster of one node, ``InvalidDocument`` for a size that no grouping has.
+    """
+    wanted = _groupings(problem, options)
+    partitions = Partitions(problem)
+    plans: dict[Allocation, int] = {}
+    for hold in HOLDS:
+        for workers in wanted:
+            for batch in candidates(problem):
+                allocation = partitions.allocation(workers, batch, hold)
+                if allocation is not None:
+                    plans.setdefault(allocation, _expected_ns(problem, allocation))
+        if plans:
+            break
+    ranked = sorted(plans, key=lambda allocation: plans[allocation])
+    overlaps = (problem.rules.overlap_all_reduce,)
+    for allocation in ranked[:MAX_JUDGED]:
+        yield Proposal(allocation, ("early-backward",), str(options["policy"]), overlaps)
+
+
+def _expected_ns(problem: Problem, allocation: Allocation) -> int:
+    """The slowest worker's step, and one all-reduce of everything among the workers."""
+    rows = row_classes(problem.global_batch_size, allocation.num_micro_batches)[0][0]
+    slowest = 0
+    for pipeline in allocation.pipelines:
+        costs = [stage_costs(problem, stage, rows) for stage in pipeline.stages]
+        each = [c.forward_ns + c.backward_ns + c.recompute_ns for c in costs]
+        first, last = pipeline.micro_batches
+        slowest = max(slowest, sum(each) + (last - first) * max(each))
+    workers = [pipeline.stages[0].devices[0] for pipeline in allocation.pipelines]
+    return slowest + all_reduce_ns(problem, int(problem.trainable_bytes[-1]), workers)
+
+
+def _groupings(problem: Problem, options: Mapping[str, object]) -> list[Grouping]:
+    nodes = [node for node in problem.nodes() if node]
+    if len(nodes) < 2:
+        raise UnsupportedRequest(
+            f"HetPipe makes virtual workers of several nodes; the cluster has one, of {len(nodes[0])} devices",
+            remedy="planner 'pipedream', which is what HetPipe amounts to on one node",
+        )
+    chosen = POLICIES if options["workers"] == "best" else tuple(p for p in POLICIES if p == options["workers"])
+    every = list(dict.fromkeys(grouping for policy in chosen for grouping in groupings(problem, policy)))
+    size = int(str(options["size"]))
+    found = [grouping for grouping in every if size in (0, len(grouping[0]))]
+    if not found:
+        sizes = sorted({len(grouping[0]) for grouping in every})
+        raise InvalidDocument(
+            f"no virtual workers of {size or 'one'} size can be made by {options['workers']!r} of nodes with "
+            f"{', '.join(str(len(node)) for node in nodes)} devices",
+            remedy=f"size {', '.join(map(str, sizes))}" if sizes else "workers 'best'",
+        )
+    return found
