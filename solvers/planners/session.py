@@ -261,7 +261,7 @@ def _key(value_ns: int, allocation: Allocation, schedule: Schedule) -> Key:
     stages = tuple((s.first, s.last, s.devices, s.dispatch, s.recompute) for s in allocation.stages)
     used = len({d for s in allocation.stages for d in s.devices})
     warmup = sum(schedule.warmup) if isinstance(schedule, Orders) else 0
-    return value_ns, used, (*stages, allocation.num_micro_batches), warmup, schedule.name
+    return value_ns, used, (stages, allocation.num_micro_batches), warmup, schedule.name
 
 
 def _over(problem: Problem, allocation: Allocation, timeline: Timeline) -> Shortage | None:
