@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from penstock.solvers.allocators.wpipe.partition import EXACT_PLACES, Demand, partition
+from penstock.solvers.allocators.wpipe.partition import EXACT_PLACES, Demand, even_partition, partition
 
 Bounds = tuple[int, ...]
 
@@ -26,8 +27,10 @@ def random_demands(draw: random.Random, groups: int, count: int, places: int) ->
     return tuple(made)
 
 
-def enumerated(demands: tuple[Demand, ...], room: np.ndarray) -> tuple[int, list[Bounds]] | None:
-    """The smallest sum of the groups' longest parts, and every partition that has it."""
+def enumerated(
+    demands: tuple[Demand, ...], room: np.ndarray, value_of: Callable[[tuple[Demand, ...], Bounds], int]
+) -> tuple[int, list[Bounds]] | None:
+    """The smallest value of the partitions that fit, and every partition that has it."""
     count, places = demands[0].time_ns.shape
     best: int | None = None
     found: list[Bounds] = []
@@ -35,7 +38,7 @@ def enumerated(demands: tuple[Demand, ...], room: np.ndarray) -> tuple[int, list
         bounds = (0, *cuts, places - 1)
         if not fits(demands, room, bounds):
             continue
-        value = length(demands, bounds)
+        value = value_of(demands, bounds)
         if best is None or value < best:
             best, found = value, []
         if value == best:
@@ -63,6 +66,32 @@ def length(demands: tuple[Demand, ...], bounds: Bounds) -> int:
     return total
 
 
+def load(demands: tuple[Demand, ...], bounds: Bounds) -> int:
+    """The largest time of a device in both of its parts."""
+    count = demands[0].time_ns.shape[0]
+    loads = []
+    for i in range(count):
+        parts = [(g, bounds[g * count + i], bounds[g * count + i + 1]) for g in range(len(demands))]
+        loads.append(sum(int(demands[g].time_ns[i, q] - demands[g].time_ns[i, p]) for g, p, q in parts))
+    return max(loads)
+
+
+def test_even_loads_are_the_smallest() -> None:
+    draw = random.Random(5)
+    found_any = 0
+    for _ in range(150):
+        count = draw.randint(1, 3)
+        demands = random_demands(draw, 2, count, draw.randint(2 * count + 1, 2 * count + 4))
+        room = np.full((2, count), draw.choice((10, 20, 30, 10**6)))
+        expected = enumerated(demands, room, load)
+        found = even_partition(*demands, room)
+        assert (found is None) == (expected is None)
+        if found is not None and expected is not None:
+            assert tuple(found) in expected[1]
+            found_any += 1
+    assert found_any > 50
+
+
 @pytest.mark.parametrize("groups", [1, 2])
 def test_partition_is_the_best_that_fits(groups: int) -> None:
     """Also on devices of different speeds, and where memory leaves nothing at all."""
@@ -73,7 +102,7 @@ def test_partition_is_the_best_that_fits(groups: int) -> None:
         places = draw.randint(groups * count + 1, groups * count + 4)
         demands = random_demands(draw, groups, count, places)
         room = np.full((2, count), draw.choice((10, 15, 20, 25, 30, 40, 10**6)))
-        expected = enumerated(demands, room)
+        expected = enumerated(demands, room, length)
         found = partition(demands, room)
         if expected is None:
             assert found is None
@@ -81,7 +110,7 @@ def test_partition_is_the_best_that_fits(groups: int) -> None:
             continue
         assert found is not None
         assert tuple(found) in expected[1]
-        free = enumerated(demands, np.full_like(room, 10**6))
+        free = enumerated(demands, np.full_like(room, 10**6), length)
         assert free is not None
         outcomes["free" if free[0] == expected[0] else "tight"] += 1
     assert min(outcomes.values()) > 10, outcomes
@@ -95,7 +124,7 @@ def test_long_chains_are_cut_well_where_memory_binds() -> None:
         demands = random_demands(draw, 2, 2, EXACT_PLACES + 6)
         whole = max(int(demand.bytes[:, :, -1].max()) for demand in demands)
         room = np.full((2, 2), max(1, whole * 6 // 10))
-        expected = enumerated(demands, room)
+        expected = enumerated(demands, room, length)
         found = partition(demands, room)
         if expected is None or found is None:
             assert expected is None

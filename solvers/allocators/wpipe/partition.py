@@ -1,17 +1,20 @@
 """Parts of the model for pipelines whose devices hold one part of each group (ALGORITHMS 5.2).
 
-With two groups a period lasts M (x + y), x and y the longest part of either group: the devices run M slots of one
-group, then M of the other, and 1F1B keeps them in step, so that evenly loaded devices (all x_i + y_i alike) do not
-help where one group is uneven. So x + y is what is made small: for each place where the halves may meet, the smallest
-longest part of either half by dynamic programming; where two parts that fall on one device do not fit together, x and
-y are raised until they do. One group is PipeDream-2BW's case: the smallest longest part.
+With two groups a period lasts about M (x + y), x and y the longest part of either group: the devices run M slots of one
+group, then M of the other, and 1F1B keeps them in step. So x + y is what is made small: for each place where the halves
+may meet, the smallest longest part of either half by dynamic programming; where two parts that fall on one device do
+not fit together, x and y are raised until they do.
 
-Exact with up to ``EXACT_PLACES`` places to cut; beyond that, where memory binds, only the most promising meeting
-places, a few levels of x and a few ends of parts are followed.
+Where the warm-up lets devices run ahead of each other by a good part of a period (small M, warm-up B), what counts is
+the load of a device, x_i + y_i: ``even_partition`` makes the largest of them small.
+
+One group is PipeDream-2BW's case: the smallest longest part. Exact with up to ``EXACT_PLACES`` places to cut; beyond
+that only the most promising meeting places, a few levels of x and a few ends of parts are followed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +25,8 @@ EXACT_PLACES = 17
 MAX_MIDDLES = 4
 MAX_LEVELS = 4
 WIDTH = 4
+PRECISION = 256
+"""Beyond ``EXACT_PLACES`` places the largest load is found to within one part in so many."""
 NEVER = np.int64(2**62)
 
 
@@ -79,22 +84,54 @@ def longest_parts(demand: Demand, room_bytes: np.ndarray) -> Ends:
 
 
 def _two_groups(first: Demand, second: Demand, room_bytes: np.ndarray) -> list[int] | None:
+    pairing = _Pairing(first, second, room_bytes)
+    best_ns, best = int(NEVER), None
+    for half in _halves(first, second, room_bytes):
+        if half.x_ns + half.y_ns >= best_ns:
+            break
+        if _fits(first, second, room_bytes, half):
+            return half.upper + half.lower[1:]
+        found = pairing.raised(half, best_ns)
+        if found is not None:
+            best_ns, best = found
+    return best
+
+
+def even_partition(first: Demand, second: Demand, room_bytes: np.ndarray) -> list[int] | None:
+    """The places as in ``partition`` that make the largest load of a device small. None: none fits."""
+    loads = Demand(first.time_ns, np.concatenate((first.bytes, first.time_ns[None])))
+    others = Demand(second.time_ns, np.concatenate((second.bytes, second.time_ns[None])))
+    free = np.concatenate((room_bytes, np.full_like(room_bytes[:1], NEVER)))
+    pairing = _Pairing(loads, others, free)
+    best_ns, best = int(first.time_ns[:, -1].max()) + 1, None
+    for half in _halves(first, second, room_bytes):
+        found = pairing.evened(half.middle, best_ns)
+        if found is not None:
+            best_ns, best = found
+    return best
+
+
+class _Half(NamedTuple):
+    """The smallest longest parts, x and y, of both halves where they meet at a place, each half for itself."""
+
+    middle: int
+    x_ns: int
+    y_ns: int
+    upper: list[int]
+    lower: list[int]
+
+
+def _halves(first: Demand, second: Demand, room_bytes: np.ndarray) -> Iterator[_Half]:
+    """Every meeting place, or the most promising ones of a long chain: by x + y, then the most even."""
     places = first.time_ns.shape[1]
     ahead = longest_parts(first, room_bytes)
     behind = longest_parts(_mirrored(second), room_bytes[:, ::-1])
     x, y = ahead.longest_ns[-1], behind.longest_ns[-1][::-1]
     middles = [k for k in range(places) if x[k] < NEVER and y[k] < NEVER]
     middles.sort(key=lambda k: (int(x[k] + y[k]), abs(int(x[k] - y[k])), k))
-    raised = _Raised(first, second, room_bytes)
-    for tried, k in enumerate(middles):
-        if x[k] + y[k] >= raised.best_ns or (places > EXACT_PLACES and tried >= MAX_MIDDLES):
-            break
-        upper = ahead.bounds(k)
+    for k in middles if places <= EXACT_PLACES else middles[:MAX_MIDDLES]:
         lower = [places - 1 - place for place in behind.bounds(places - 1 - k)[::-1]]
-        if _fits(first, second, room_bytes, upper, lower):
-            return upper + lower[1:]
-        raised.meet_at(k, int(x[k]), int(y[k]))
-    return raised.best
+        yield _Half(k, int(x[k]), int(y[k]), ahead.bounds(k), lower)
 
 
 def _mirrored(demand: Demand) -> Demand:
@@ -104,55 +141,84 @@ def _mirrored(demand: Demand) -> Demand:
     return Demand(time_ns[::-1, ::-1], size[:, ::-1, ::-1])
 
 
-def _fits(first: Demand, second: Demand, room_bytes: np.ndarray, upper: list[int], lower: list[int]) -> bool:
-    devices = np.arange(len(upper) - 1)
-    held = first.bytes[:, devices, upper[1:]] - first.bytes[:, devices, upper[:-1]]
-    held = held + second.bytes[:, devices, lower[1:]] - second.bytes[:, devices, lower[:-1]]
+def _fits(first: Demand, second: Demand, room_bytes: np.ndarray, half: _Half) -> bool:
+    devices = np.arange(len(half.upper) - 1)
+    held = first.bytes[:, devices, half.upper[1:]] - first.bytes[:, devices, half.upper[:-1]]
+    held = held + second.bytes[:, devices, half.lower[1:]] - second.bytes[:, devices, half.lower[:-1]]
     return bool((held <= room_bytes).all())
 
 
-class _Raised:
-    """The best parts found where the longest parts had to be raised above what each half alone would need."""
+class _Pairing:
+    """Searches for parts that fit together in pairs, by bisection over what ``kernels.pairs`` decides."""
 
-    def __init__(self, first: Demand, second: Demand, room_bytes: np.ndarray) -> None:
-        self.best: list[int] | None = None
-        self.best_ns = int(NEVER)
+    def __init__(self, first: Demand, second: Demand, room: np.ndarray) -> None:
         count, places = first.time_ns.shape
         self._exact = places <= EXACT_PLACES
         self._width = places if self._exact else WIDTH
         self._came_from = np.empty((count + 1, places, places), dtype=np.int64)
-        each = (first.time_ns, second.time_ns, first.bytes, second.bytes, room_bytes)
-        self._arrays = tuple(np.ascontiguousarray(array) for array in each)
-        self._lengths = _lengths(first.time_ns), _lengths(second.time_ns)
+        self._arrays = tuple(np.ascontiguousarray(each) for each in (*first, *second))
+        self._room = np.ascontiguousarray(room)
+        self._lengths: tuple[np.ndarray, np.ndarray] | None = None
 
-    def meet_at(self, middle: int, x_ns: int, y_ns: int) -> None:
-        """Look for x + y below the best so far, x and y at least these, the halves meeting at ``middle``."""
+    def raised(self, half: _Half, limit_ns: int) -> tuple[int, list[int]] | None:
+        """The smallest sum of longest parts below ``limit_ns`` whose parts fit together, and the parts."""
+        if self._lengths is None:
+            self._lengths = _lengths(self._arrays[0]), _lengths(self._arrays[2])
         firsts, seconds = self._lengths
-        firsts = firsts[firsts >= x_ns]
+        firsts = firsts[firsts >= half.x_ns]
         if not self._exact and len(firsts) > MAX_LEVELS:
             firsts = firsts[np.unique(np.linspace(0, len(firsts) - 1, MAX_LEVELS).astype(np.int64))]
+        best: tuple[int, list[int]] | None = None
         for x in firsts.tolist():
-            low, high = np.searchsorted(seconds, [y_ns, self.best_ns - x]).tolist()
+            low, high = np.searchsorted(seconds, [half.y_ns, limit_ns - x]).tolist()
             if low == high:
                 break
-            if not self._possible(middle, x, int(seconds[high - 1])):
+            if not self._possible(half.middle, x, int(seconds[high - 1])):
                 continue
             high -= 1
             while low < high:
                 between = (low + high) // 2
-                if self._possible(middle, x, int(seconds[between])):
+                if self._possible(half.middle, x, int(seconds[between])):
                     high = between
                 else:
                     low = between + 1
-            self._possible(middle, x, int(seconds[high]))
-            self.best_ns = x + int(seconds[high])
-            self.best = _trace(self._came_from, middle)
+            self._possible(half.middle, x, int(seconds[high]))
+            limit_ns = x + int(seconds[high])
+            best = limit_ns, _trace(self._came_from, half.middle)
+        return best
+
+    def evened(self, middle: int, limit_ns: int) -> tuple[int, list[int]] | None:
+        """The smallest largest load below ``limit_ns``; loads are the last kind of what a device has room for."""
+        low, high = 0, limit_ns - 1
+        if not self._loaded(middle, high):
+            return None
+        while low < high and (self._exact or (high - low) * PRECISION > high):
+            between = (low + high) // 2
+            if self._loaded(middle, between):
+                high = between
+            else:
+                low = between + 1
+        self._loaded(middle, high)
+        return high, _trace(self._came_from, middle)
+
+    def _loaded(self, middle: int, load_ns: int) -> bool:
+        self._room[-1] = load_ns
+        return self._possible(middle, load_ns, load_ns)
 
     def _possible(self, middle: int, x_ns: int, y_ns: int) -> bool:
-        first_ns, second_ns, first_bytes, second_bytes, room = self._arrays
+        first_ns, first_bytes, second_ns, second_bytes = self._arrays
         return bool(
             pair_parts(
-                first_ns, second_ns, first_bytes, second_bytes, room, middle, x_ns, y_ns, self._width, self._came_from
+                first_ns,
+                second_ns,
+                first_bytes,
+                second_bytes,
+                self._room,
+                middle,
+                x_ns,
+                y_ns,
+                self._width,
+                self._came_from,
             )
         )
 

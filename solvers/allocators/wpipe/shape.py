@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.solvers.allocation import Allocation, Stage, single_pipeline
-from penstock.solvers.allocators.wpipe.partition import Demand, partition
+from penstock.solvers.allocators.wpipe.partition import Demand, even_partition, partition
 from penstock.solvers.batches import Batch
 from penstock.solvers.batching import largest_slice
 from penstock.solvers.costs import stage_costs
@@ -43,6 +43,11 @@ class Shape(NamedTuple):
         wanted = warm_up(self.depth, place, self.policy)
         return wanted if self.groups == 2 else min(wanted, self.batch.num_micro_batches)
 
+    @property
+    def slack(self) -> int:
+        """Slots by which two groups' devices may run ahead of each other, at most a period's."""
+        return min(self.ahead(0) - self.depth + 1, self.batch.num_micro_batches) if self.groups == 2 else 0
+
     def peaks(self, place: int) -> tuple[tuple[int, ...], ...]:
         """Micro-batches of each group in flight at each of a device's peaks."""
         if self.groups == 2:
@@ -62,18 +67,18 @@ def weight_copies(group: int) -> int:
     return 2 if group == 0 else 1
 
 
-def cut(problem: Problem, shape: Shape, places: Places) -> Cut:
+def cut(problem: Problem, shape: Shape, places: Places, *, even: bool = False) -> Cut:
     """The fastest parts that fit by an estimate with every buffer, else by one without, else at all.
 
-    What the partition cannot know (the tensors at the cuts, tied weights) is taken from the room of the devices that
-    lack it, a few times over.
+    ``even``: of two groups, those that load the devices evenly. What the partition cannot know (the tensors at the
+    cuts, tied weights) is taken from the room of the devices that lack it, a few times over.
     """
     demands = _demands(problem, shape, places)
     room = _room(problem, shape, places)
     for careful in (True, False):
         left = room.copy()
         for _ in range(TIGHTENED):
-            parts = partition(demands, left)
+            parts = even_partition(demands[0], demands[1], left) if even else partition(demands, left)
             if parts is None:
                 break
             found = _as_cut(problem, shape, places, parts, careful)

@@ -1,10 +1,12 @@
 """What a configuration promises: the throughput model of ALGORITHMS 5.4, by which proposals are ordered.
 
-A period of M micro-batches takes M slots of every group. A slot of a group takes at least what each device does in it,
-and what every cycle asks for: a micro-batch's way from device i to device j and back, over the K_i - K_j + 1 slots that
-the warm-up leaves for it (with K = N - i nothing hides the transfers). What a group's all-reduce needs beyond the other
-group's slots, and the optimizer steps, come on top; shared links and channels bound the whole. With one group there is
-no other to hide behind: as gradients have one buffer, the next backward waits for the all-reduce of the last.
+A period of M micro-batches takes M slots of every group. A slot takes at least what each device does in it, and what
+every cycle asks for: a micro-batch's way from device i to device j and back, over the K_i - K_j + 1 slots that the
+warm-up leaves for it (with K = N - i nothing hides the transfers). The devices work in step but for the slots by which
+the warm-up lets them run ahead of each other, K - N + 1: for as many only the load of a device with both groups counts.
+What a group's all-reduce needs beyond the other group's slots, and the optimizer steps, come on top; shared links and
+channels bound the whole. With one group there is no other to hide behind: as gradients have one buffer, the next
+backward waits for the all-reduce of the last.
 """
 
 from __future__ import annotations
@@ -82,7 +84,8 @@ def period_ns(problem: Problem, shape: Shape, allocation: Allocation, links: Lin
         _slot_ns(shape, costs[low : low + shape.depth], hops[low : low + shape.depth - 1])
         for low in range(0, len(costs), shape.depth)
     ]
-    total = number * sum(slots)
+    loaded = max(sum(_busy_ns(cost) for cost in costs[place :: shape.depth]) for place in range(shape.depth))
+    total = (number - shape.slack) * sum(slots) + shape.slack * loaded
     for group, slot_ns in enumerate(slots):
         hidden_by = slots[1 - group] if shape.groups == 2 else slot_ns
         total += _after_slots_ns(problem, shape, allocation, group, hidden_by, links, loads)
@@ -116,13 +119,17 @@ def _passed(problem: Problem, edge: int, direction: int, resources: tuple[int, .
 
 def _slot_ns(shape: Shape, costs: list[StageCosts], hops: list[int]) -> int:
     """The slowest device, or the slowest cycle between two devices."""
-    alone = max(cost.forward_ns + cost.backward_ns + cost.recompute_ns for cost in costs)
+    alone = max(_busy_ns(cost) for cost in costs)
     work = np.concatenate(([0], np.cumsum([cost.forward_ns + cost.backward_ns for cost in costs])))
     way = np.concatenate(([0], np.cumsum(np.asarray(hops, dtype=np.int64))))
     ahead = np.asarray([shape.ahead(i) for i in range(shape.depth)])
     around = work[None, 1:] - work[:-1, None] + way[None, :] - way[:, None]
     slots = np.maximum(ahead[:, None] - ahead[None, :] + 1, 1)
     return max(alone, int(np.triu(-(-around // slots)).max()))
+
+
+def _busy_ns(cost: StageCosts) -> int:
+    return cost.forward_ns + cost.backward_ns + cost.recompute_ns
 
 
 def _after_slots_ns(
