@@ -1,0 +1,148 @@
+"""Planner ``pipedream``: with a flush, without one, in little memory, on devices of two kinds, and what it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from problems import make_problem
+
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.problem import Problem
+from penstock.solvers.registry import PLANNERS
+from penstock.solvers.result import Candidate, Status
+from penstock.solvers.schedule import Orders, Pattern
+from penstock.solvers.simulate import simulate
+from penstock.solvers.update_rules import UpdateRule
+
+PLANNER = PLANNERS["pipedream"]
+STASHING: frozenset[UpdateRule] = frozenset({"weight_stashing"})
+BOTH: frozenset[UpdateRule] = frozenset({"weight_stashing", "synchronous"})
+MIXED: dict[str, Any] = {"kinds": ["fast", "fast", "cpu", "cpu"], "speed": {"fast": 2.0}}
+
+
+def drawn(seed: int, rules: frozenset[UpdateRule] = frozenset({"synchronous"}), **changes: Any) -> Problem:
+    draw = np.random.default_rng(seed)
+    count = 7
+    settings: dict[str, Any] = {
+        "boundary_bytes": draw.integers(0, 900_000, count - 1).tolist(),
+        "parameter_bytes": draw.integers(0, 9_000_000, count).tolist(),
+        "stash_bytes": draw.integers(0, 1_000_000, count).tolist(),
+        "update_ns": 10_000,
+        "nodes": (2, 2),
+        "inside_bytes_per_s": 8 * 10**9,
+        "between_bytes_per_s": 10**9,
+        "global_batch_size": 16,
+        "micro_batch_sizes": (),
+        "recompute": "auto",
+        "state_factor": 1,
+        "shared": bool(seed % 2),
+        "transfer": "nic",
+    }
+    problem = make_problem(draw.integers(100_000, 3_000_000, count).tolist(), **(settings | changes))
+    return replace(problem, update_rules=rules)
+
+
+def solved(problem: Problem, **options: object) -> Candidate:
+    best = PLANNER.solve(problem, options=options).best
+    assert best is not None
+    timeline = simulate(problem, best.allocation, best.schedule, update_rule=best.update_rule)
+    assert timeline.time_per_global_batch_ns == best.value_ns
+    return best
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_best_is_never_worse_than_the_papers_or_the_released_partition(seed: int) -> None:
+    problem = drawn(seed)
+    best = solved(problem)
+    for mode in ("paper", "released"):
+        plain = solved(problem, mode=mode, policy="A")
+        assert best.value_ns <= plain.value_ns
+        assert isinstance(plain.schedule, Orders)
+        depth = len(plain.allocation.stages)
+        assert all(k <= depth - s for s, k in enumerate(plain.schedule.warmup))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_rules_that_are_allowed_are_used(seed: int) -> None:
+    stashing = solved(drawn(seed, STASHING))
+    assert isinstance(stashing.schedule, Pattern)
+    assert stashing.update_rule == "weight_stashing"
+    flushed = solved(drawn(seed))
+    assert flushed.update_rule == "synchronous"
+    assert solved(drawn(seed, BOTH)).value_ns == min(stashing.value_ns, flushed.value_ns)
+
+
+@pytest.mark.parametrize("dispatch", ["round_robin", "rows"])
+def test_dispatch_says_how_replicas_share(dispatch: str) -> None:
+    """Heavy boundaries, no parameters: replicas are worth having."""
+    problem = drawn(0, STASHING, parameter_bytes=0, boundary_bytes=5_000_000)
+    asked = solved(problem, dispatch=dispatch)
+    wide = [stage for stage in asked.allocation.stages if stage.replicas > 1]
+    assert wide
+    assert {stage.dispatch for stage in wide} == {dispatch}
+    assert solved(problem).value_ns <= asked.value_ns
+
+
+def test_straight_pipelines_have_no_replicas() -> None:
+    for rules in (STASHING, BOTH - STASHING):
+        best = solved(drawn(1, rules), straight=True)
+        assert all(stage.replicas == 1 for stage in best.allocation.stages)
+
+
+@pytest.mark.parametrize("rules", [STASHING, BOTH - STASHING])
+@pytest.mark.parametrize("again", ["never", "auto", "always"])
+def test_plans_fit_in_less_and_less_memory(rules: frozenset[UpdateRule], again: str) -> None:
+    """Versions and stashes give way before the plan does; then the shortage is said."""
+    found = []
+    for memory in (2**40, 120_000_000, 60_000_000, 45_000_000, 35_000_000, 5_000_000):
+        problem = drawn(3, rules, memory_bytes=memory, recompute=again)
+        result = PLANNER.solve(problem)
+        found.append(result.best is not None)
+        if result.best is None:
+            assert result.status is Status.INFEASIBLE
+            assert result.shortage is not None
+            continue
+        assert all(use.memory.total <= memory for use in result.best.timeline.uses.values())
+        if again == "always":
+            assert all(stage.recompute for stage in result.best.allocation.stages)
+    assert found[:3] == [True] * 3
+    assert not found[-1]
+    assert found == sorted(found, reverse=True)
+
+
+def test_less_memory_keeps_fewer_weight_versions() -> None:
+    """Straight, four layers of 10 MB: version and gradient 20, each further version 10."""
+    held = {}
+    for memory in (70_000_000, 45_000_000):
+        problem = make_problem(
+            [1_000_000] * 4,
+            parameter_bytes=10_000_000,
+            nodes=(4,),
+            global_batch_size=8,
+            memory_bytes=memory,
+        )
+        best = solved(replace(problem, update_rules=STASHING), straight=True)
+        held[memory] = max(use.memory.versions for use in best.timeline.uses.values())
+        assert len(best.allocation.stages) == 4
+    assert held == {70_000_000: 30_000_000, 45_000_000: 20_000_000}
+
+
+@pytest.mark.parametrize("rules", [STASHING, BOTH - STASHING])
+def test_devices_of_two_kinds_have_stages_by_their_speed(rules: frozenset[UpdateRule]) -> None:
+    best = solved(drawn(2, rules, **MIXED))
+    assert {d for stage in best.allocation.stages for d in stage.devices} == {0, 1, 2, 3}
+    with pytest.raises(UnsupportedRequest, match="the cluster has cpu, fast"):
+        PLANNER.solve(drawn(2, rules, **MIXED), options={"mode": "paper"})
+
+
+def test_compression_makes_the_released_optimizer_count_boundaries() -> None:
+    """Boundaries so large that only one stage is left of a straight-looking chain, once they are counted."""
+    problem = drawn(0, parameter_bytes=20_000_000, boundary_bytes=900_000_000, micro_batch_sizes=(1,), nodes=(4,))
+    blind = solved(problem, mode="released", policy="A")
+    seeing = solved(problem, mode="released", policy="A", compression=1.0)
+    assert len(blind.allocation.stages) > len(seeing.allocation.stages)
+    squeezed = solved(problem, mode="released", policy="A", compression=10_000.0)
+    assert len(squeezed.allocation.stages) == len(blind.allocation.stages)
