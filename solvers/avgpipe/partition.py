@@ -1,9 +1,14 @@
-"""AvgPipe's partitioner: PipeDream's, with one device for each stage (section 6)."""
+"""AvgPipe's partitioner: PipeDream's, with one device for each stage (section 6).
+
+The dynamic program's answer depends on the size of the micro-batches, which is tuned only afterwards. So every size
+that comes into question gives a candidate, and the one whose single pipeline is fastest by the judge is taken.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from itertools import product
 
 from penstock.schemas.errors import InvalidDocument
 from penstock.solvers.allocation import Stage
@@ -15,62 +20,46 @@ from penstock.solvers.allocators.pipedream.row import DeviceRow
 from penstock.solvers.batches import Batch
 from penstock.solvers.problem import Problem
 
-
-def most_stages(problem: Problem) -> int:
-    """As many as there are devices, and blocks of layers that can be separated."""
-    return min(problem.num_devices, int(problem.cuttable.sum()) + 1)
+Stages = tuple[Stage, ...]
 
 
-def stage_counts(problem: Problem, asked: int, batch: Batch) -> list[int]:
-    """How many stages to try: as many as asked for, or as the measured run has; else the partitioner's, then the most.
+def partitions(problem: Problem, batches: Sequence[Batch], asked: int = 0) -> list[Stages]:
+    """Candidates on the first devices, node by node, without recomputation.
 
-    Raises ``InvalidDocument`` for more stages than can be had.
+    Of ``asked`` stages, or as many as the pipeline profile has ranks; else of the partitioner's number of stages and of
+    the most that the cluster allows. Blocks of equal time where not one micro-batch fits: the judge then says what is
+    lacking. Raises ``InvalidDocument`` for more stages than can be had.
     """
+    most = min(problem.num_devices, int(problem.cuttable.sum()) + 1)
+    number = _number_of_stages(problem, asked, most)
+    order = device_order(problem)
+    row, layers = DeviceRow(problem, order[:most]), Layers(problem)
+    recomputing = {"never": (False,), "auto": (False, True), "always": (True,)}[problem.recompute]
+    found: list[Stages] = []
+    for recompute, batch in product(recomputing, batches):
+        settings = Settings(lenient=True, straight=True, recompute=recompute)
+        straight = [each.allocation.stages for each in placed(problem, row, layers, batch, settings)]
+        wanted = {number} if number else {len(straight[0]) if straight else most, most}
+        found += [stages for stages in straight if len(stages) in wanted]
+    if not found:
+        blocks = block_partition(problem, batches[-1], number or most).stages
+        found = [tuple(replace(stage, devices=(order[i],)) for i, stage in enumerate(blocks))]
+    return list(dict.fromkeys(tuple(replace(stage, recompute=()) for stage in stages) for stages in found))
+
+
+def _number_of_stages(problem: Problem, asked: int, most: int) -> int:
+    """How many there have to be, 0 where that is open."""
     run = problem.pipeline_run
-    if run is not None and asked in (0, len(run.ranks)):
-        asked = len(run.ranks)
-    elif run is not None:
+    if run is not None and asked not in (0, len(run.ranks)):
         raise InvalidDocument(
             f"option 'stages' asks for {asked} stages, but the pipeline profile has {len(run.ranks)} ranks",
             remedy=f"stages 0 or {len(run.ranks)}, or another pipeline profile",
         )
-    most, blocks = most_stages(problem), int(problem.cuttable.sum()) + 1
-    if asked > most:
+    number = asked if run is None else len(run.ranks)
+    if number > most:
         raise InvalidDocument(
-            f"{asked} stages are asked for (option 'stages', or the ranks of the pipeline profile), but "
-            f"{problem.num_devices} devices and {blocks} separable blocks of layers allow {most}",
+            f"{number} stages are asked for (option 'stages', or the ranks of the pipeline profile), but "
+            f"{problem.num_devices} devices and {int(problem.cuttable.sum()) + 1} separable blocks allow {most}",
             remedy=f"at most {most} stages",
         )
-    if asked:
-        return [asked]
-    found = _straight(problem, batch, False)
-    return list(dict.fromkeys([len(found[0]), most])) if found else [most]
-
-
-def partition(problem: Problem, batch: Batch, num_stages: int, recompute: bool) -> tuple[Stage, ...]:
-    """Stages on the first devices, node by node; where not one micro-batch fits, blocks of equal time.
-
-    The judge then says what is lacking.
-    """
-    for stages in _straight(problem, batch, recompute):
-        if len(stages) == num_stages:
-            return stages
-    blocks = block_partition(problem, batch, num_stages).stages
-    order = device_order(problem)
-    return tuple(
-        replace(stage, devices=(order[i],), recompute=((stage.first, stage.last),) if recompute else ())
-        for i, stage in enumerate(blocks)
-    )
-
-
-@lru_cache(maxsize=64)
-def _straight(problem: Problem, batch: Batch, recompute: bool) -> list[tuple[Stage, ...]]:
-    """The best straight pipeline for each number of stages, the best of all first."""
-    row, layers = _tables(problem)
-    settings = Settings(recompute=recompute, lenient=True, straight=True)
-    return [found.allocation.stages for found in placed(problem, row, layers, batch, settings)]
-
-
-@lru_cache(maxsize=8)
-def _tables(problem: Problem) -> tuple[DeviceRow, Layers]:
-    return DeviceRow(problem, device_order(problem)[: most_stages(problem)]), Layers(problem)
+    return number

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from penstock.solvers.allocation import Allocation
-from penstock.solvers.avgpipe.partition import stage_counts
+from penstock.solvers.avgpipe.partition import partitions
 from penstock.solvers.avgpipe.predictor import Mode
-from penstock.solvers.avgpipe.tuning import Tuner, Tuning
+from penstock.solvers.avgpipe.tuning import Tuner, Tuning, best_partitions
 from penstock.solvers.batches import candidates
 from penstock.solvers.planners.options import Option
 from penstock.solvers.planners.proposal import Proposal
@@ -37,7 +37,7 @@ OPTIONS = (
     ),
 )
 MOST_OPERATIONS = 4_000_000
-"""Judged at most, over all proposals of a number of stages: a few seconds."""
+"""Judged at most, over all proposals with one partition: a few seconds."""
 
 
 def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
@@ -48,23 +48,30 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
     tuning: Tuning = options["tuning"]  # type: ignore[assignment]
     mode: Mode = options["mode"]  # type: ignore[assignment]
     advance: Advance = options["advance"]  # type: ignore[assignment]
-    for num_stages in stage_counts(problem, int(str(options["stages"])), batches[-1]):
-        tuner = Tuner(problem, batches, num_stages, int(str(options["pipelines"])), mode)
-        operations = 0
-        for number, degrees in enumerate(tuner.settings(tuning), start=1):
-            allocation = tuner.allocation(degrees)
-            for orders in orders_of(tuner, allocation, advance):
-                operations += sum(len(row.operations) for row in orders.rows)
-                yield Proposal(
-                    allocation,
-                    ("advance-forward",),
-                    overlaps=(problem.rules.overlap_all_reduce,),
-                    update_rule="elastic_averaging",
-                    fixed=orders,
-                    note=f"tuning {tuning}: {_count(number, 'setting')}, {_count(tuner.simulations, 'simulation')}",
-                )
-            if operations > MOST_OPERATIONS:
-                break
+    found = partitions(problem, batches, int(str(options["stages"])))
+    ranked, before = best_partitions(problem, batches, found)
+    for stages in ranked if tuning == "traverse" else ranked[:1]:
+        tuner = Tuner(problem, batches, stages, int(str(options["pipelines"])), mode, before)
+        yield from _settings(tuner, tuning, advance)
+        before = tuner.simulations
+
+
+def _settings(tuner: Tuner, tuning: Tuning, advance: Advance) -> Iterator[Proposal]:
+    operations = 0
+    for number, degrees in enumerate(tuner.settings(tuning), start=1):
+        allocation = tuner.allocation(degrees)
+        for orders in orders_of(tuner, allocation, advance):
+            operations += sum(len(row.operations) for row in orders.rows)
+            yield Proposal(
+                allocation,
+                ("advance-forward",),
+                overlaps=(tuner.problem.rules.overlap_all_reduce,),
+                update_rule="elastic_averaging",
+                fixed=orders,
+                note=f"tuning {tuning}: {_count(number, 'setting')}, {_count(tuner.simulations, 'simulation')}",
+            )
+        if operations > MOST_OPERATIONS:
+            break
 
 
 def orders_of(tuner: Tuner, allocation: Allocation, advance: Advance) -> Iterator[Orders]:
@@ -75,7 +82,7 @@ def orders_of(tuner: Tuner, allocation: Allocation, advance: Advance) -> Iterato
         yield advance_forward(problem, allocation, delta=delta)
         return
     seen = set()
-    for delta in deltas(tuner.num_stages) if advance == "best" else [0] if advance == "1f1b" else []:
+    for delta in deltas(len(tuner.stages)) if advance == "best" else [0] if advance == "1f1b" else []:
         orders = advance_forward(problem, allocation, delta=delta)
         if orders.warmup not in seen:
             seen.add(orders.warmup)

@@ -1,0 +1,284 @@
+"""AvgPipe as a planner: tunings, partitions, options, memory, pins, the request's profile, and the way to a plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import penstock
+from penstock.convert import from_plan, to_problem
+from penstock.examples import catalogue
+from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
+from penstock.schemas.profile import PipelineProfile
+from penstock.schemas.request import PlanRequest
+from penstock.solvers.avgpipe.partition import partitions
+from penstock.solvers.avgpipe.predictor import Degrees
+from penstock.solvers.avgpipe.tuning import Tuner, best_partitions
+from penstock.solvers.batches import candidates
+from penstock.solvers.planners.avgpipe import MOST_OPERATIONS, proposals
+from penstock.solvers.planners.options import checked
+from penstock.solvers.problem import Pin, PipelineRun, Problem, RankRun
+from penstock.solvers.registry import PLANNERS
+from penstock.solvers.result import Result, Status
+from penstock.solvers.schedules.advance_forward import advance_forward
+from penstock.solvers.sharing import parallel_pipelines, sharing_makespan_ns
+from tests.solvers.problems import make_problem
+from tests.test_convert import a_request
+
+AVGPIPE = PLANNERS["avgpipe"]
+ELASTIC = frozenset({"elastic_averaging"})
+
+
+def a_problem(**how: object) -> Problem:
+    """Six layers on two nodes of two devices; transfers take about as long as computing."""
+    settings: dict[str, object] = {
+        "boundary_bytes": 25,
+        "parameter_bytes": 100,
+        "stash_bytes": 30,
+        "update_ns": 3,
+        "nodes": (2, 2),
+        "global_batch_size": 8,
+        "micro_batch_sizes": (1, 2, 4, 8),
+        "shared": True,
+    }
+    problem = make_problem([10, 12, 9, 11, 10, 8], **(settings | how))  # type: ignore[arg-type]
+    return replace(problem, update_rules=ELASTIC)
+
+
+def solve(problem: Problem, **options: object) -> Result:
+    return AVGPIPE.solve(problem, options=options)
+
+
+def setting_of(found: Result) -> tuple[int, int]:
+    assert found.best is not None
+    return found.best.allocation.num_micro_batches, len(found.best.allocation.pipelines)
+
+
+def test_by_default_every_setting_is_judged() -> None:
+    """No setting, order or recomputation of the partitions is better than what is found."""
+    problem = a_problem()
+    found = solve(problem, pipelines=3, stages=4)
+    assert found.best is not None
+    batches = candidates(problem)
+    (stages,), _ = best_partitions(problem, batches, partitions(problem, batches, 4))
+    times = {}
+    for batch in batches:
+        for pipelines in (1, 2, 3):
+            allocation = parallel_pipelines(stages, pipelines, batch.num_micro_batches)
+            orders = [advance_forward(problem, allocation, delta=delta) for delta in (0, 1, 2, 3)]
+            orders.append(advance_forward(problem, allocation, afab=True))
+            times[batch.num_micro_batches, pipelines] = min(
+                sharing_makespan_ns(problem, allocation, each) for each in orders
+            )
+    assert found.best.value_ns == min(times.values())
+    assert times[setting_of(found)] == found.best.value_ns
+    assert found.best.update_rule == "elastic_averaging"
+    assert "tuning traverse: " in found.why
+    assert "pipelines on the same devices, each 4 stages" in found.why
+
+
+def test_the_guidelines_go_to_their_ends() -> None:
+    """``max_num`` 8 micro-batches of one sample, ``max_size`` one of 8, both with all pipelines that there may be."""
+    problem = a_problem()
+    assert setting_of(solve(problem, tuning="max_num", pipelines=5)) == (8, 5)
+    assert setting_of(solve(problem, tuning="max_size", pipelines=5)) == (1, 5)
+
+
+def test_guidelines_stop_where_memory_ends() -> None:
+    """Of 3000 bytes a device has 4 · 2 · 150 for a pipeline of one and a half layers, so fewer than 8 pipelines fit."""
+    problem = a_problem(memory_bytes=3000, recompute="never")
+    for tuning, number in (("max_num", 8), ("max_size", 1)):
+        found = solve(problem, tuning=tuning, stages=4)
+        assert found.best is not None
+        assert found.best.allocation.num_micro_batches == number
+        most = len(found.best.allocation.pipelines)
+        assert 1 <= most < 8
+        more = parallel_pipelines(found.best.allocation.pipelines[0].stages, most + 1, number)
+        tuner = Tuner(problem, candidates(problem), more.pipelines[0].stages, 8)
+        assert tuner.time_ns(more, advance_forward(problem, more)) is None
+
+
+def test_the_profile_finds_what_the_predictor_prefers() -> None:
+    """A run with little used processors: the prediction of the setting taken is the smallest of all that fit."""
+    ranks = tuple(RankRun(80, 60, (300_000, 350_000), 200, 0, 30) for _ in range(4))
+    problem = replace(a_problem(), pipeline_run=PipelineRun(8, 1, ranks))
+    batches = candidates(problem)
+    (stages,), _ = best_partitions(problem, batches, partitions(problem, batches))
+    assert len(stages) == 4
+    tuner = Tuner(problem, batches, stages, 4)
+    (chosen,) = tuner.settings("profile")
+    assert chosen == next(iter(tuner.settings("traverse")))
+    assert setting_of(solve(problem, tuning="profile", pipelines=4)) == chosen
+    assert chosen.num_pipelines > 1
+    printed = Tuner(problem, batches, stages, 4, "paper")
+    assert printed.measured(batches[0]) == tuner.measured(batches[-1])
+
+
+def test_a_simulated_profile_costs_one_run_per_number_of_micro_batches() -> None:
+    problem = a_problem(recompute="never")
+    batches = candidates(problem)
+    (stages,), _ = best_partitions(problem, batches, partitions(problem, batches, 4))
+    tuner = Tuner(problem, batches, stages, 4)
+    next(iter(tuner.settings("profile")))
+    assert tuner.simulations == len(batches) + 1
+    measured = tuner.measured(batches[-1])
+    assert [rank.compute_ns for rank in measured.ranks] == [
+        8 * 3 * sum([10, 12, 9, 11, 10, 8][stage.first : stage.last + 1]) + 3 * (stage.last + 1 - stage.first)
+        for stage in stages
+    ]
+    assert {rank.utilisation_ppm for rank in measured.ranks} == {(1_000_000,)}
+
+
+def test_the_tuned_setting_is_near_the_best_and_the_guidelines_are_not() -> None:
+    """Claims A5, A6 on the paper's smallest model and its cluster."""
+    request = PlanRequest(
+        profile=catalogue.profile("awd-lstm"),
+        topology=catalogue.cluster("avgpipe-3x2"),
+        global_batch_size=40,
+        update_rules=("elastic_averaging",),
+    )
+    problem = to_problem(request)
+    values = {}
+    for tuning in ("traverse", "profile", "max_num", "max_size"):
+        found = solve(problem, tuning=tuning)
+        assert found.best is not None
+        values[tuning] = found.best.value_ns
+    assert values["profile"] <= 1.1 * values["traverse"]
+    assert values["max_num"] > 1.1 * values["profile"]
+    assert values["max_size"] > 1.1 * values["profile"]
+
+
+def test_algorithm_1_and_the_ends_of_the_schedule() -> None:
+    problem = a_problem()
+    found = {}
+    for advance in ("best", "climb", "1f1b", "afab"):
+        result = solve(problem, tuning="profile", stages=4, advance=advance)
+        assert result.best is not None
+        found[advance] = result.best
+    assert found["best"].value_ns <= min(each.value_ns for each in found.values())
+    assert found["climb"].value_ns <= found["1f1b"].value_ns
+    assert found["1f1b"].schedule.warmup[:4] == (4, 3, 2, 1)  # type: ignore[union-attr]
+    batches = found["afab"].allocation.num_micro_batches
+    assert found["afab"].schedule.warmup[:4] == (batches,) * 4  # type: ignore[union-attr]
+
+
+def test_recomputes_only_where_nothing_else_fits() -> None:
+    roomy = solve(a_problem(recompute="auto"), tuning="max_size", stages=4, pipelines=2)
+    assert roomy.best is not None
+    assert not any(stage.recompute for stage in roomy.best.allocation.stages)
+    small = a_problem(recompute="auto", memory_bytes=1600, stash_bytes=300)
+    tight = solve(small, tuning="max_num", stages=4, pipelines=1)
+    assert tight.best is not None
+    assert all(stage.recompute for stage in tight.best.allocation.stages)
+    always = solve(a_problem(recompute="always"), tuning="profile", stages=4)
+    assert always.best is not None
+    assert all(stage.recompute for stage in always.best.allocation.stages)
+
+
+def test_says_what_is_missing_where_nothing_fits() -> None:
+    found = solve(a_problem(memory_bytes=300))
+    assert found.status is Status.INFEASIBLE
+    assert found.shortage is not None
+    assert found.shortage.missing_bytes > 0
+
+
+def test_keeps_pins_in_every_pipeline() -> None:
+    problem = replace(a_problem(), pins=(Pin(0, 0, frozenset({3})),))
+    found = solve(problem, tuning="profile", stages=4)
+    assert found.best is not None
+    assert all(pipeline.stages[0].devices == (3,) for pipeline in found.best.allocation.pipelines)
+
+
+def test_devices_of_several_kinds() -> None:
+    problem = a_problem(kinds=["cpu", "fast", "cpu", "fast"], speed={"fast": 3.0})
+    found = solve(problem, stages=4)
+    assert found.best is not None
+    layers = [stage.last - stage.first + 1 for stage in found.best.allocation.pipelines[0].stages]
+    assert layers[1] + layers[3] > layers[0] + layers[2]
+
+
+def test_the_same_twice_and_within_a_count() -> None:
+    problem = a_problem()
+    first, second = (solve(problem) for _ in range(2))
+    assert first.best is not None
+    assert second.best is not None
+    assert first.best.allocation == second.best.allocation
+    assert first.why == second.why
+    options = checked("avgpipe", AVGPIPE.options, {})
+    numbers = [sum(len(row.operations) for row in each.fixed.rows) for each in proposals(problem, options)]  # type: ignore[union-attr]
+    assert sum(numbers) < MOST_OPERATIONS
+
+
+def test_refuses_what_it_cannot_take() -> None:
+    problem = a_problem()
+    with pytest.raises(UnsupportedRequest, match="update rule elastic_averaging only"):
+        solve(replace(problem, update_rules=frozenset({"synchronous"})))
+    with pytest.raises(InvalidDocument, match="9 stages are asked for"):
+        solve(problem, stages=9)
+    run = PipelineRun(4, 1, (RankRun(1, 1, (1_000_000,), 1, 1, 1),) * 3)
+    with pytest.raises(InvalidDocument, match="has 3 ranks"):
+        solve(replace(problem, pipeline_run=run), stages=4)
+    assert list(proposals(replace(problem, update_rules=frozenset({"synchronous"})), {})) == []
+    assert list(proposals(replace(problem, min_slice=9), {})) == []
+
+
+def test_one_device_and_one_layer() -> None:
+    for layers, nodes in (([5], (3,)), ([5, 6, 7], (1,))):
+        problem = replace(make_problem(layers, nodes=nodes, global_batch_size=4), update_rules=ELASTIC)
+        found = solve(problem, pipelines=2)
+        assert found.best is not None
+        assert {device for stage in found.best.allocation.stages for device in stage.devices} == {0}
+
+
+def test_a_request_brings_its_profile_and_takes_a_plan_home() -> None:
+    rank = {
+        "compute_ns": 200,
+        "send_ns": 3,
+        "receive_ns": 4,
+        "utilisation": [0.25, 0.75],
+        "model_bytes": 200,
+        "optimizer_bytes": 300,
+        "activation_bytes": 8,
+    }
+    run = {
+        "plan_hash": "sha256:0",
+        "device_kind": "V100",
+        "num_micro_batches": 4,
+        "num_pipelines": 1,
+        "batches": 20,
+        "ranks": [rank] * 4,
+    }
+    nodes = [
+        {
+            "name": n,
+            "devices": [{"id": f"{n}/{d}", "kind": "V100", "memory_bytes": 10**6} for d in range(2)],
+            "fabric": {"bandwidth_bytes_per_s": 10**9},
+        }
+        for n in ("a", "b")
+    ]
+    links = [{"a": "a", "b": "b", "bandwidth_bytes_per_s": 10**9}]
+    request = a_request(
+        topology={"nodes": nodes, "links": links},
+        pipeline_profile=run,
+        planner="avgpipe",
+        update_rules=["elastic_averaging"],
+    )
+    assert request.pipeline_profile == PipelineProfile.parse(run)
+    problem = to_problem(request)
+    assert problem.pipeline_run == PipelineRun(4, 1, (RankRun(200, 7, (250_000, 750_000), 200, 300, 8),) * 4)
+    assert PlanRequest.parse(request.model_dump(mode="json")).content_hash() == request.content_hash()
+    answer = penstock.solve(request)
+    assert answer.plan is not None
+    allocation, schedule = from_plan(answer.plan, problem)
+    assert len(allocation.pipelines[0].stages) == 4
+    assert sharing_makespan_ns(problem, allocation, schedule) == answer.plan.prediction.time_per_global_batch_ns
+    assert answer.plan.update_rule == "elastic_averaging"
+
+
+def test_ranked_settings_are_the_whole_grid() -> None:
+    problem = a_problem()
+    batches = candidates(problem)
+    (stages,), _ = best_partitions(problem, batches, partitions(problem, batches, 4))
+    settings = list(Tuner(problem, batches, stages, 3).settings("traverse"))
+    assert sorted(settings) == sorted(Degrees(b.num_micro_batches, n) for b in batches for n in (1, 2, 3))
