@@ -174,22 +174,23 @@ def prediction_lines(plan: Plan) -> list[str]:
 def show_comparison(screen: Screen, rows: Sequence[PlanComparison]) -> None:
     """A row per planner and schedule, the best one first."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for head in ("planner", "schedule", "rule", "status"):
-        table.add_column(head, no_wrap=True)
-    for head in ("time", "speed-up", "gap", "peak memory", "seconds"):
-        table.add_column(head, justify="right", no_wrap=True)
     taken = [row for row in rows if row.status != "unsupported"]
+    several = {row.update_rule for row in taken} - {None, "synchronous"}
+    for head in ("planner", "schedule", *(["rule"] if several else []), "status"):
+        table.add_column(head, no_wrap=head != "rule")
+    for head in ("time", "speed-up", "gap", "memory", "took"):
+        table.add_column(head, justify="right", no_wrap=True)
     for row in sorted(taken, key=lambda row: (row.iteration_ns is None, row.iteration_ns or 0)):
         table.add_row(
             row.planner,
             row.schedule or "–",
-            row.update_rule or "–",
+            *([(row.update_rule or "–").replace("_", " ")] if several else []),
             row.status,
             duration(row.iteration_ns) if row.iteration_ns is not None else "–",
             f"{row.speedup_vs_one_device:.2f}×" if row.speedup_vs_one_device is not None else "–",
             percent(row.gap) if row.gap is not None else "–",
             amount(row.peak_memory_bytes) if row.peak_memory_bytes is not None else "–",
-            f"{row.seconds:.2f}",
+            f"{row.seconds:.2f} s",
         )
     screen.table(table)
     for row in rows:
