@@ -173,11 +173,11 @@ def prediction_lines(plan: Plan) -> list[str]:
 
 def show_comparison(screen: Screen, rows: Sequence[PlanComparison]) -> None:
     """A row per planner and schedule, the best one first."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1))
     taken = [row for row in rows if row.status != "unsupported"]
     several = {row.update_rule for row in taken} - {None, "synchronous"}
     for head in ("planner", "schedule", *(["rule"] if several else []), "status"):
-        table.add_column(head, no_wrap=head != "rule")
+        table.add_column(head, no_wrap=head != "rule", min_width=10 if head == "rule" else None)
     for head in ("time", "speed-up", "gap", "memory", "took"):
         table.add_column(head, justify="right", no_wrap=True)
     for row in sorted(taken, key=lambda row: (row.iteration_ns is None, row.iteration_ns or 0)):
