@@ -41,15 +41,16 @@ def run_level(
     room_bytes: int,
     starts: int,
     released: bool,
-    shared_boundary: bool,
+    inside: int,
     straight: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
     """A^k and where it splits, for layers [places[i], places[j]) on m machines of one level.
 
     ``work``, ``reduce_ns`` and ``stashed_bytes`` are (n, n) by places; the first ``starts`` places may be i.
     Returns value (starts, n, machines + 1) and choice (starts, n, machines + 1, 2): the place of the last split and
-    the machines behind it; place -1 where the layers are one replicated stage. ``shared_boundary``: the machines of the
-    last stage share its transfers. Ties: one stage, then the earliest split, then the fewest machines behind it.
+    the machines behind it; place -1 where the layers are one replicated stage. Released (R-35): the machines of a stage
+    behind a split share its transfers, in and out, and the reduction of one replicated stage is shared by the
+    ``inside`` machines that make up each of its own. Ties: one stage, then the earliest split, then the fewest machines behind it.
     """
     n = len(places)
     value = np.full((starts, n, machines + 1), NEVER, dtype=np.int64)
@@ -61,7 +62,8 @@ def run_level(
                 best, split, behind = NEVER, -1, -1
                 after = machines - m if released else machines
                 if m <= widest and divided(after, m) * stashed_bytes[i, j] <= room_bytes:
-                    best = replicated_ns(work[i, j], reduce_ns[i, j], m, released)
+                    shared = divided(reduce_ns[i, j], inside) if released else reduce_ns[i, j]
+                    best = replicated_ns(work[i, j], shared, m, released)
                 for s in range(i + 1, j):
                     for last in range(1, min(widest, m - 1) + 1):
                         before = value[i, s, m - last]
@@ -70,7 +72,9 @@ def run_level(
                         under_way = machines - m + (0 if released else last)
                         if divided(under_way, last) * stashed_bytes[s, j] > room_bytes:
                             continue
-                        hop = divided(boundary_ns[s], last) if shared_boundary else boundary_ns[s]
+                        hop = boundary_ns[s]
+                        if released:
+                            hop = divided(max(boundary_ns[s], boundary_ns[j]), last)
                         found = max(before, hop, replicated_ns(work[s, j], reduce_ns[s, j], last, released))
                         if found < best:
                             best, split, behind = found, s, last

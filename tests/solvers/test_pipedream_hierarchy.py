@@ -84,8 +84,8 @@ def enumerated(
                         value = max(value, ceil(Fraction(max(sum(work[i:j]), (replicas - 1) * reduce), replicas)))
                     if number and not rules.released:
                         value = max(value, time_of(2 * boundary[i - 1], bandwidth))
-                    if number and rules.compression:
-                        size = ceil(Fraction(boundary[i - 1]) / Fraction(rules.compression))
+                    for place in [i, j][:stages] if number and rules.compression else []:
+                        size = ceil(Fraction([*boundary, 0][place - 1]) / Fraction(rules.compression))
                         value = max(value, ceil(Fraction(time_of(2 * size, bandwidth), replicas)))
                 if value < 2**62:
                     best = min(best, value)

@@ -151,7 +151,7 @@ def partition(chain: Chain, levels: Sequence[Level], rules: Rules) -> Plan | Non
             chain.room_bytes,
             1 if final else len(chain.places),
             rules.released,
-            rules.released,
+            levels[number - 2].machines if number > 1 else 1,
             rules.straight,
         )
         solved.append(choice)
