@@ -6,11 +6,16 @@ Scope ``schedule of this allocation``: the largest of
   has to do its work, and what it does last has to travel back; then reductions and updates follow;
 * load of a link or channel, between the earliest start and the shortest rest of what it carries;
 * windows (``windows.py``; BOUNDS section 2): where every stage has devices of its own, also what a stage must
-  idle while the first micro-batch goes round, and the limit that memory sets on micro-batches in flight.
+  idle while the first micro-batch goes round, and the limit that memory sets on micro-batches in flight;
+* for a periodic plan, whose global batches overlap, what each of them loads devices, links and reductions with, and
+  the way round that micro-batches in flight share (``steady_times.py``);
+* for pipelines that average on shared devices, the processor time of all they do.
 
 Scope ``all plans of this request``: the work of all layers at their cheapest is shared by all devices at best (load),
-and one slice has to pass through every layer forwards and backwards (fill). Both hold for every plan: several stages
-per device, several pipelines, replicas, recomputation, split backwards and any order only add.
+and one slice has to pass through every layer forwards and backwards (fill). Load holds for every plan: several stages
+per device, several pipelines, replicas, recomputation, split backwards, any order and any update rule only add. Only
+where measured pipelines may share a processor, of which each uses a part, it counts with the smallest part. Fill holds
+where every allowed update rule has a flush.
 """
 
 from __future__ import annotations
@@ -20,18 +25,23 @@ from fractions import Fraction
 import numpy as np
 
 from penstock.solvers.allocation import Allocation
+from penstock.solvers.batching import row_classes
+from penstock.solvers.costs import stage_costs, update_ns
+from penstock.solvers.kernels.sharing import WHOLE
 from penstock.solvers.problem import Problem
 from penstock.solvers.result import REQUEST_SCOPE, SCHEDULE_SCOPE, Bound
 from penstock.solvers.schedule import Pattern, Schedule
 from penstock.solvers.stage_times import StageTimes
+from penstock.solvers.steady_times import SteadyTimes
 from penstock.solvers.update_rules import UpdateRule
+from penstock.solvers.utilisation import rank_share, utilisation_ppm
 from penstock.solvers.windows import window_bound_ns
 
 
 def request_bound(problem: Problem) -> Bound:
-    """No plan of the request takes less time than this."""
+    """No plan of the request, under any update rule that it allows, takes less time than this."""
     load = _load_ns(problem)
-    path = _path_ns(problem)
+    path = _path_ns(problem) if problem.update_rules <= {"synchronous"} else 0
     method = "load: all work at its cheapest, on all devices" if load >= path else "fill: one slice through all layers"
     return Bound(REQUEST_SCOPE, "every plan, in any network", max(load, path), method)
 
@@ -43,6 +53,7 @@ def _load_ns(problem: Problem) -> int:
     samples, below the smallest it is constant or proportional, above the largest proportional, and always rounded up.
     """
     total = Fraction(int(problem.update_ns[-1]))
+    share = _least_share(problem) if "elastic_averaging" in problem.update_rules else 1
     used = {problem.kind_source[device.kind] for device in problem.devices}
     for layer in range(problem.num_layers):
         cheapest = min(
@@ -50,7 +61,7 @@ def _load_ns(problem: Problem) -> int:
             for source, speed in used
             for point in problem.measured[source]
         )
-        total += problem.global_batch_size * cheapest
+        total += problem.global_batch_size * cheapest * share
     return -int(-total // problem.num_devices)
 
 
@@ -72,29 +83,82 @@ def _path_ns(problem: Problem) -> int:
     return int(np.min(there_and_back, axis=0).sum()) + min(first) + int(problem.update_ns[1])
 
 
+def _least_share(problem: Problem) -> Fraction:
+    """Of a processor, for operations on micro-batches of one sample, of any rank of the measured pipeline."""
+    ranks = range(len(problem.pipeline_run.ranks)) if problem.pipeline_run is not None else ()
+    return Fraction(min((rank_share(problem, rank, 1) for rank in ranks), default=WHOLE), WHOLE)
+
+
 def schedule_bound(
     problem: Problem, allocation: Allocation, schedule: Schedule, update_rule: UpdateRule = "synchronous"
 ) -> Bound:
     """No order of this allocation's operations takes less time than this, in this network.
 
     ``schedule`` says which operations there are: whether backwards are split, and whether recomputations run apart.
-    For a periodic schedule only loads count, because its steps overlap.
+    Of a pattern it also says how many micro-batches are in flight.
     """
+    if update_rule == "elastic_averaging":
+        return _sharing_bound(problem, allocation)
+    if isinstance(schedule, Pattern):
+        return _steady_bound(problem, allocation, schedule, update_rule)
     times = StageTimes(problem, allocation, schedule)
-    steady = isinstance(schedule, Pattern)
-    bounds = {"load of a link or channel": max((times.resource_ns(r, steady) for r in times.resources), default=0)}
     used = {device for stage in allocation.stages for device in stage.devices}
-    if steady:
-        bounds["work of a device"] = max(times.work_ns(device, updates=False) for device in used)
-    else:
-        bounds["head, work and tail of a device"] = max(times.device_ns(device) for device in used)
-        if times.stages_apart and not times.split:
-            bounds["head, work, windows and tail of a stage"] = window_bound_ns(times)
+    bounds = {
+        "load of a link or channel": max((times.resource_ns(r) for r in times.resources), default=0),
+        "head, work and tail of a device": max(times.device_ns(device) for device in used),
+    }
+    if times.stages_apart and not times.split:
+        bounds["head, work, windows and tail of a stage"] = window_bound_ns(times)
+    return _largest(bounds, f"this allocation, any order of its operations, {_kind(problem, times)}")
+
+
+def _steady_bound(problem: Problem, allocation: Allocation, pattern: Pattern, rule: UpdateRule) -> Bound:
+    steady = SteadyTimes(problem, allocation, pattern, rule)
+    used = {device for stage in allocation.stages for device in stage.devices}
+    bounds = {
+        "work of a device": max(steady.work_ns(device) for device in used),
+        "load of a link or channel": steady.resource_ns(),
+        "all-reduces of a stage": steady.reduction_ns(),
+        "way round, shared by the micro-batches in flight": steady.way_round_ns(),
+    }
+    order = "any order with as many micro-batches in flight, without a flush"
+    return _largest(
+        {k: -int(-v // 1) for k, v in bounds.items()}, f"this allocation, {order}, {_kind(problem, steady.times)}"
+    )
+
+
+def _sharing_bound(problem: Problem, allocation: Allocation) -> Bound:
+    """Each device's processor time, and each pipeline's own work on it, over the global batches of an iteration."""
+    classes = row_classes(problem.global_batch_size, allocation.num_micro_batches)
+    processor: dict[int, int] = {}
+    alone = 0
+    for s, stage in enumerate(allocation.stages):
+        costs = [
+            (stage_costs(problem, stage, rows), utilisation_ppm(problem, allocation, s, rows)) for rows, _ in classes
+        ]
+        work = [
+            count * (cost.forward_ns + cost.backward_ns + cost.recompute_ns)
+            for (cost, _share), (_rows, count) in zip(costs, classes, strict=True)
+        ]
+        update = update_ns(problem, stage)
+        alone = max(alone, sum(work) + update)
+        used = sum(each * share for each, (_cost, share) in zip(work, costs, strict=True))
+        for device in stage.devices:
+            processor[device] = processor.get(device, 0) + used + update * WHOLE
+    batches = len(allocation.pipelines)
+    bounds = {
+        "processor time of a device": -(-max(processor.values()) // (WHOLE * batches)),
+        "work of a pipeline on a device": -(-alone // batches),
+    }
+    return _largest(bounds, f"this allocation, any order of its operations, {batches} pipelines on shared devices")
+
+
+def _largest(bounds: dict[str, int], model: str) -> Bound:
     method, value = max(bounds.items(), key=lambda item: item[1])
-    return Bound(SCHEDULE_SCOPE, _model(problem, times), value, method)
+    return Bound(SCHEDULE_SCOPE, model, value, method)
 
 
-def _model(problem: Problem, times: StageTimes) -> str:
+def _kind(problem: Problem, times: StageTimes) -> str:
     backward = "split backwards" if times.split else "whole backwards"
     network = "shared" if problem.rules.shared else f"private ({problem.rules.channel})"
-    return f"this allocation, any order of its operations, {backward}, {network} network"
+    return f"{backward}, {network} network"

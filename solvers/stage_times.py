@@ -12,9 +12,10 @@ from typing import NamedTuple
 from penstock.schemas.program import INPUT, RECOMPUTE, WEIGHT
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.batching import row_classes
-from penstock.solvers.costs import Transfer, boundary_bytes, buckets, stage_costs, stage_rows, transfer, update_ns
+from penstock.solvers.costs import Bucket, Transfer, boundary_bytes, stage_costs, stage_rows, transfer, update_ns
 from penstock.solvers.memory import static_bytes
-from penstock.solvers.problem import Problem
+from penstock.solvers.problem import Costs, Problem
+from penstock.solvers.reductions import Group, group_buckets, reduction_groups
 from penstock.solvers.schedule import Orders, Schedule
 
 
@@ -55,18 +56,29 @@ class StageTimes:
         moves = [transfer(self.problem, self.allocation, s, rows, direction) for rows, _ in self.classes]
         return min(move.duration_ns if move else 0 for move in moves)
 
+    @cached_property
+    def chains(self) -> list[tuple[Group, tuple[Bucket, ...]]]:
+        """What each group of layers reduces."""
+        return [(group, group_buckets(self.problem, group, 1)) for group in reduction_groups(self.allocation)]
+
     def _exposed(self, s: int, rows: int) -> int:
-        """What remains of the all-reduce after the stage's last backward, a micro-batch of ``rows``."""
+        """What remains of the all-reduces after the stage's last backward, a micro-batch of ``rows``."""
         stage = self.allocation.stages[s]
         costs = self.problem.costs(self.problem.devices[stage.devices[0]].kind, stage_rows(stage, rows))
-        behind, longest = 0, 0
-        for bucket in reversed(buckets(self.problem, stage, rows)):
-            behind += bucket.duration_ns
-            lead = bucket.lead_ns
-            if self.split:
-                lead = max(lead, int(costs.weight_ns[bucket.first] - costs.weight_ns[stage.first]))
-            longest = max(longest, behind - lead)
+        longest = 0
+        for group, chain in self.chains:
+            behind = 0
+            for bucket in reversed(chain if s in group.stages else ()):
+                behind += bucket.duration_ns
+                longest = max(longest, behind - self._lead_ns(costs, bucket.first, stage.first))
         return longest
+
+    def _lead_ns(self, costs: Costs, layer: int, first: int) -> int:
+        """How long before the end of a stage's last gradient operation a layer's gradient may be ready."""
+        if not self.problem.rules.overlap_all_reduce:
+            return 0
+        backward = int(costs.backward_ns[layer] - costs.backward_ns[first])
+        return max(backward, int(costs.weight_ns[layer] - costs.weight_ns[first])) if self.split else backward
 
     @cached_property
     def stages_apart(self) -> bool:
@@ -166,10 +178,12 @@ class StageTimes:
                         use = self._flow_use(s, direction, len(batches) * move.duration_ns)
                         for resource in self.channels(s, direction, move):
                             found.setdefault(resource, []).append(use)
-            if self.problem.rules.shared:
-                for bucket in buckets(self.problem, self.allocation.stages[s], self.classes[0][0]):
-                    for resource in bucket.resources:
-                        found.setdefault(resource, []).append(Use(bucket.duration_ns, self.heads[s], self.update[s]))
+        for group, chain in self.chains if self.problem.rules.shared else ():
+            head = max(self.heads[s] for s in group.stages)
+            update = max(self.update[s] for s in group.stages)
+            for bucket in chain:
+                for resource in bucket.resources:
+                    found.setdefault(resource, []).append(Use(bucket.duration_ns, head, update))
         return found
 
     def _flow_use(self, s: int, direction: int, load: int) -> Use:
@@ -192,11 +206,11 @@ class StageTimes:
             return (edge,)
         return ((edge, direction),) if rules.channel == "full" else ()
 
-    def resource_ns(self, resource: object, steady: bool) -> int:
+    def resource_ns(self, resource: object) -> int:
         """Load of a resource, between the earliest start and the shortest rest of all that it carries."""
         uses = self.resources[resource]
         load = sum(use.load_ns for use in uses)
-        return load if steady else min(use.head_ns for use in uses) + load + min(use.tail_ns for use in uses)
+        return min(use.head_ns for use in uses) + load + min(use.tail_ns for use in uses)
 
     def in_flight(self, s: int) -> int:
         """The most micro-batches that a stage alone on its devices can have between F and B; at least 1.

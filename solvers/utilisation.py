@@ -27,7 +27,14 @@ def utilisation_ppm(problem: Problem, allocation: Allocation, stage: int, rows: 
             f"the pipeline profile has {len(run.ranks)} ranks, the plan's pipelines have {stages} stages",
             remedy=f"a plan of {len(run.ranks)} stages, or a pipeline profile of {stages} ranks",
         )
-    curve = run.ranks[stage - allocation.pipeline_of.index(pipeline)].utilisation_ppm
+    return rank_share(problem, stage - allocation.pipeline_of.index(pipeline), rows)
+
+
+def rank_share(problem: Problem, rank: int, rows: int) -> int:
+    """Of the operations of a rank of the measured run on micro-batches of ``rows`` samples, in millionths."""
+    run = problem.pipeline_run
+    assert run is not None
+    curve = run.ranks[rank].utilisation_ppm
     volume = sum(curve) * rows * run.num_micro_batches
     measured = len(curve) * problem.global_batch_size * run.num_pipelines
     return min(WHOLE, max(1, -(-volume // measured)))

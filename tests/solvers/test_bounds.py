@@ -16,7 +16,6 @@ from penstock.solvers.bounds import request_bound, schedule_bound
 from penstock.solvers.costs import stage_costs, transfer
 from penstock.solvers.problem import Problem
 from penstock.solvers.result import REQUEST_SCOPE, SCHEDULE_SCOPE
-from penstock.solvers.schedule import Pattern, PatternOperation
 from penstock.solvers.simulate import simulate
 from penstock.solvers.stage_times import StageTimes
 from penstock.solvers.windows import window_bound_ns
@@ -215,10 +214,3 @@ def test_a_shared_bus_bounds_by_its_load() -> None:
     assert bound.method == "load of a link or channel"
     assert bound.bound_ns == 1 + 6 * 4 * 50 + 2
     assert simulate(problem, allocation, gpipe(allocation)).time_per_global_batch_ns >= bound.bound_ns
-
-
-def test_a_periodic_schedule_is_bounded_by_loads_alone() -> None:
-    problem = make_problem([3, 4], boundary_bytes=20, nodes=(2,), global_batch_size=5)
-    pattern = Pattern("steady", 40, 1, (PatternOperation(0, 0, 0, 0), PatternOperation(1, 0, 5, 1)))
-    bound = schedule_bound(problem, straight(problem, 5), pattern)
-    assert bound.bound_ns == 5 * 40

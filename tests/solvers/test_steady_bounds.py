@@ -1,0 +1,168 @@
+"""Bounds of periodic plans, of several pipelines and of pipelines that average: never above what the judge measures."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from problems import chain, gpipe, make_problem, straight
+from random_plans import random_orders, random_pattern, random_pipelines, random_problem
+
+from penstock.schemas.errors import InvalidPlan
+from penstock.schemas.program import BACKWARD, FORWARD, INPUT
+from penstock.solvers.allocation import Allocation, Pipeline, Stage
+from penstock.solvers.bounds import request_bound, schedule_bound
+from penstock.solvers.problem import PipelineRun, Problem, RankRun
+from penstock.solvers.schedule import Orders, Pattern, PatternOperation, Row
+from penstock.solvers.sharing import parallel_pipelines
+from penstock.solvers.simulate import simulate
+from penstock.solvers.steady_times import SteadyTimes, most_in_flight
+
+
+def eager(stages: int, depth: int) -> Pattern:
+    """One forward and one backward in turn, ``depth`` micro-batches in flight on the first stage."""
+    operations = []
+    for s in range(stages):
+        operations.append(PatternOperation(FORWARD, s, s, 0))
+        operations.append(PatternOperation(BACKWARD, s, 2 * stages - s, max(0, depth - s - 1)))
+    return Pattern("eager", 2 * stages + 1, 1, tuple(operations))
+
+
+@pytest.mark.parametrize("seed", range(250))
+def test_bounds_stay_below_random_periodic_plans(seed: int) -> None:
+    rng = random.Random(seed)
+    problem = random_problem(rng)
+    allocation, pattern, rule, run = random_pattern(rng, problem)
+    problem = replace(problem, update_rules=frozenset({rule}))
+    for s, stage in enumerate(allocation.stages):
+        for turn, device in enumerate(stage.devices):
+            row = next(row for row in run.orders.rows if device in row.devices)
+            turns = (turn, stage.replicas) if stage.dispatch == "round_robin" else (0, 1)
+            assert most_in_flight(pattern, s, *turns) == _counted_in_flight(row, s)
+    try:
+        taken = simulate(problem, allocation, pattern, update_rule=rule).time_per_global_batch_ns
+    except InvalidPlan as error:
+        assert "deadlock" in error.detail
+        return
+    assert 0 <= schedule_bound(problem, allocation, pattern, rule).bound_ns <= taken
+    assert 0 <= request_bound(problem).bound_ns <= taken
+
+
+def _counted_in_flight(row: Row, s: int) -> int:
+    """By walking the row."""
+    now = most = 0
+    for kind, own, _m in row.operations.tolist():
+        if own == s:
+            now += (kind == FORWARD) - (kind in (BACKWARD, INPUT))
+            most = max(most, now)
+    return most
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_bounds_stay_below_random_plans_of_several_pipelines(seed: int) -> None:
+    rng = random.Random(seed)
+    problem = random_problem(rng)
+    while min(problem.num_devices, problem.global_batch_size) < 2:
+        problem = random_problem(rng)
+    allocation = random_pipelines(rng, problem)
+    orders = random_orders(rng, allocation)
+    taken = simulate(problem, allocation, orders).time_per_global_batch_ns
+    assert 0 <= schedule_bound(problem, allocation, orders).bound_ns <= taken
+    assert 0 <= request_bound(problem).bound_ns <= taken
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_bounds_stay_below_pipelines_that_average(seed: int) -> None:
+    """Each of N pipelines takes a global batch through K devices; measured shares of the processor are drawn."""
+    rng = random.Random(seed)
+    stages, batches, pipelines = rng.randint(1, 4), rng.randint(1, 5), rng.randint(1, 4)
+    problem = make_problem(
+        [rng.randint(1, 20) for _ in range(stages)],
+        boundary_bytes=rng.randint(0, 9),
+        update_ns=rng.randint(0, 6),
+        nodes=(stages,),
+        global_batch_size=batches,
+    )
+    ranks = tuple(RankRun(1, 1, (rng.randint(1, 10**6), rng.randint(1, 10**6)), 1, 1, 1) for _ in range(stages))
+    run = None if rng.random() < 0.3 else PipelineRun(rng.randint(1, 4), 1, ranks)
+    problem = replace(problem, update_rules=frozenset({"elastic_averaging"}), pipeline_run=run)
+    allocation = parallel_pipelines(straight(problem, batches).stages, pipelines, batches)
+    orders = gpipe(allocation)
+    taken = simulate(problem, allocation, orders, update_rule="elastic_averaging").time_per_global_batch_ns
+    bound = schedule_bound(problem, allocation, orders, "elastic_averaging").bound_ns
+    assert 0 < bound <= taken
+    assert 0 < request_bound(problem).bound_ns <= taken
+    if stages == 1 and run is None:
+        assert bound == taken == request_bound(problem).bound_ns
+
+
+def _two_stages(batches: int = 4) -> tuple[Problem, Allocation]:
+    problem = make_problem(
+        [3, 4], boundary_bytes=20, update_ns=2, nodes=(2,), global_batch_size=batches, channel="full"
+    )
+    return problem, straight(problem, batches)
+
+
+@pytest.mark.parametrize(
+    ("depth", "expected", "method"),
+    [
+        pytest.param(1, 4 * (9 + 20 + 12 + 20), "way round", id="one in flight goes round alone"),
+        pytest.param(2, 4 * (9 + 20 + 12 + 20) // 2, "way round", id="two share the way"),
+        pytest.param(5, 4 * 20, "load of a link", id="enough in flight leave the channel"),
+    ],
+)
+def test_what_bounds_two_stages_by_hand(depth: int, expected: int, method: str) -> None:
+    """Stage 0 computes 9, stage 1 12 ns per micro-batch, transfers take 20 each way on channels of their own."""
+    problem, allocation = _two_stages()
+    bound = schedule_bound(problem, allocation, eager(2, depth), "double_buffered")
+    assert (bound.bound_ns, bound.method.startswith(method)) == (expected, True)
+    taken = simulate(problem, allocation, eager(2, depth), update_rule="double_buffered").time_per_global_batch_ns
+    assert taken >= expected
+
+
+def test_updates_count_as_often_as_the_rule_has_them() -> None:
+    problem = make_problem([3, 4], update_ns=10, nodes=(2,), global_batch_size=4)
+    allocation = straight(problem, 4)
+    works = {
+        rule: SteadyTimes(problem, allocation, eager(2, 2), rule).work_ns(1)
+        for rule in ("weight_stashing", "double_buffered")
+    }
+    assert works == {"weight_stashing": 4 * 12 + 4 * 10, "double_buffered": 4 * 12 + 10}
+
+
+def test_replicas_in_turn_share_micro_batches_and_updates() -> None:
+    """Three micro-batches on two replicas: one and a half each, as many updates as rounds of two."""
+    problem = make_problem([4], update_ns=10, nodes=(2,), global_batch_size=3)
+    allocation = chain([(1, [0, 1])], 3, dispatch="round_robin")
+    steady = SteadyTimes(problem, allocation, eager(1, 1), "weight_stashing")
+    assert steady.work_ns(0) == steady.work_ns(1) == (3 * 12 + 3 * 10) / 2
+
+
+def test_fill_bounds_flushed_plans_only() -> None:
+    problem = make_problem([30, 10], nodes=(4,), global_batch_size=1)
+    assert request_bound(problem).method.startswith("fill")
+    both = replace(problem, update_rules=frozenset({"synchronous", "double_buffered"}))
+    assert request_bound(both).method.startswith("load")
+    assert request_bound(both).bound_ns == 3 * 40 // 4
+
+
+def test_shared_processors_count_with_the_smallest_measured_share() -> None:
+    """A quarter of the processor at 4 samples in a micro-batch is a sixteenth at one sample."""
+    problem = make_problem([16, 16], update_ns=1, nodes=(2,), global_batch_size=4)
+    rank = RankRun(1, 1, (250_000,), 1, 1, 1)
+    measured = replace(problem, pipeline_run=PipelineRun(1, 1, (rank, rank)))
+    elastic = frozenset({"elastic_averaging"})
+    assert request_bound(replace(problem, update_rules=elastic)).bound_ns == (4 * 96 + 2) // 2
+    assert request_bound(replace(measured, update_rules=elastic)).bound_ns == (4 * 96 // 16 + 2) // 2
+    assert request_bound(replace(measured, update_rules=frozenset({"double_buffered"}))).bound_ns == (4 * 96 + 2) // 2
+
+
+def test_reductions_between_pipelines_are_in_the_tail() -> None:
+    """Two pipelines of one stage each on shared links: 10 ns of work, then 40 bytes around a ring of two, then 3."""
+    problem = make_problem([3], [7], parameter_bytes=40, update_ns=3, nodes=(2,), global_batch_size=2, shared=True)
+    allocation = Allocation(tuple(Pipeline((Stage(0, 0, (d,)),), (d, d)) for d in (0, 1)), 2)
+    orders = Orders("one", tuple(gpipe(allocation).rows))
+    taken = simulate(problem, allocation, orders).time_per_global_batch_ns
+    assert taken == 10 + 40 + 3
+    assert schedule_bound(problem, allocation, orders).bound_ns == taken
