@@ -43,7 +43,8 @@ def test_bounds_stay_below_random_periodic_plans(seed: int) -> None:
     try:
         taken = simulate(problem, allocation, pattern, update_rule=rule).time_per_global_batch_ns
     except InvalidPlan as error:
-        assert "deadlock" in error.detail
+        if "deadlock" not in error.detail:
+            raise
         return
     assert 0 <= schedule_bound(problem, allocation, pattern, rule).bound_ns <= taken
     assert 0 <= request_bound(problem).bound_ns <= taken
@@ -97,11 +98,9 @@ def test_bounds_stay_below_pipelines_that_average(seed: int) -> None:
         assert bound == taken == request_bound(problem).bound_ns
 
 
-def _two_stages(batches: int = 4) -> tuple[Problem, Allocation]:
-    problem = make_problem(
-        [3, 4], boundary_bytes=20, update_ns=2, nodes=(2,), global_batch_size=batches, channel="full"
-    )
-    return problem, straight(problem, batches)
+def _two_stages() -> tuple[Problem, Allocation]:
+    problem = make_problem([3, 4], boundary_bytes=20, update_ns=2, nodes=(2,), global_batch_size=4, channel="full")
+    return problem, straight(problem, 4)
 
 
 @pytest.mark.parametrize(
