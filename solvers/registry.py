@@ -21,6 +21,7 @@ from penstock.solvers.allocators.madpipe.contiguous import contiguous_optimum
 from penstock.solvers.allocators.madpipe.labels import special_optimum
 from penstock.solvers.allocators.model_parallel import model_parallel as spread
 from penstock.solvers.allocators.pipedream.hierarchy import allocated
+from penstock.solvers.allocators.spp.plans import partitioned
 from penstock.solvers.planners import (
     auto,
     avgpipe,
@@ -32,6 +33,7 @@ from penstock.solvers.planners import (
     model_parallel,
     pipedream,
     pipedream_2bw,
+    spp,
     wpipe,
 )
 from penstock.solvers.planners.explain import why_found, why_nothing
@@ -48,6 +50,7 @@ from penstock.solvers.schedules.gpipe import gpipe as all_forwards_first
 from penstock.solvers.schedules.inside_out import inside_out
 from penstock.solvers.schedules.model_parallel import model_parallel as one_at_a_time
 from penstock.solvers.schedules.one_f_one_b_star import one_f_one_b_star
+from penstock.solvers.schedules.pipeline_execution import pipeline_execution
 from penstock.solvers.schedules.wpipe import wpipe as double_grouped
 from penstock.solvers.update_rules import UpdateRule
 
@@ -188,6 +191,14 @@ ALLOCATORS: dict[str, Entry] = {
         "devices grouped into virtual workers",
         supports=frozenset({"synchronous", "heterogeneous"}),
     ),
+    "spp": Entry(
+        partitioned,
+        "SPP (Luo et al., INFOCOM 2022), section IV-B, Algorithms 2 and 4",
+        "device order by recursive minimum cuts, then the partition whose slowest part is fastest, per stage count",
+        exact=True,
+        supports=frozenset({"synchronous", "heterogeneous", "recompute"}),
+        options=spp.OPTIONS,
+    ),
     "pipedream": Entry(
         allocated,
         "PipeDream (Narayanan et al., SOSP 2019), section 3.1",
@@ -215,6 +226,12 @@ SCHEDULES: dict[str, Entry] = {
         early_backward,
         "DAPPLE section III-B; PipeDream-flush, 1F1B",
         "K forwards, then a backward and a forward in turn",
+        supports=frozenset({"synchronous", "round_robin", "several_pipelines"}),
+    ),
+    "pe": Entry(
+        pipeline_execution,
+        "SPP (Luo et al., INFOCOM 2022), section IV-A, Algorithm 1",
+        "early backward with 4 (S - n) + 1 forwards ahead on stage n",
         supports=frozenset({"synchronous", "round_robin", "several_pipelines"}),
     ),
     "gpipe": Entry(
@@ -328,6 +345,15 @@ PLANNERS: dict[str, Planner] = {
             ("early-backward",),
             ("early-backward", "gpipe"),
             options=hetpipe.OPTIONS,
+        ),
+        Planner(
+            "spp",
+            spp.proposals,
+            "SPP (Luo et al., INFOCOM 2022)",
+            "devices in order of recursive minimum cuts, stages with replicas by threshold search, SPP's order",
+            ("pe", "early-backward"),
+            ("pe", "early-backward", "gpipe"),
+            options=spp.OPTIONS,
         ),
         Planner(
             "pipedream",

@@ -18,6 +18,7 @@ from penstock.solvers.planners import (
     model_parallel,
     pipedream,
     pipedream_2bw,
+    spp,
     wpipe,
 )
 from penstock.solvers.planners.options import Option, checked
@@ -31,6 +32,7 @@ CONTAINED: tuple[tuple[str, Proposals, tuple[Option, ...]], ...] = (
     ("gpipe", gpipe.proposals, gpipe.OPTIONS),
     ("model-parallel", model_parallel.proposals, model_parallel.OPTIONS),
     ("dapple", dapple.proposals, dapple.OPTIONS),
+    ("spp", spp.proposals, spp.OPTIONS),
     ("hetpipe", hetpipe.proposals, hetpipe.OPTIONS),
     ("pipedream", pipedream.proposals, pipedream.OPTIONS),
     ("pipedream-2bw", pipedream_2bw.proposals, pipedream_2bw.OPTIONS),

@@ -16,9 +16,10 @@ from penstock.solvers.schedules import early_backward as early
 from penstock.solvers.schedules.advance_forward import advance_forward_of, deltas, everything, in_flight
 from penstock.solvers.schedules.gpipe import gpipe
 from penstock.solvers.schedules.model_parallel import model_parallel
+from penstock.solvers.schedules.pipeline_execution import execution_warmup
 from penstock.solvers.update_rules import UpdateRule
 
-Policy = Literal["A", "B", "acr", "best"]
+Policy = Literal["A", "B", "acr", "pe", "best"]
 
 
 class Proposal(NamedTuple):
@@ -67,13 +68,16 @@ def drafts(problem: Problem, allocation: Allocation, schedule: str, policy: str)
     if schedule == "advance-forward":
         vectors = [*(in_flight(allocation, delta) for delta in deltas(stages)), everything(allocation)]
         return [Draft("advance-forward", vector) for vector in dict.fromkeys(vectors)]
-    return [Draft("early-backward", vector) for vector in _vectors(problem, allocation, policy)]
+    return [
+        Draft("early-backward", vector)
+        for vector in _vectors(problem, allocation, "pe" if schedule == "pe" else policy)
+    ]
 
 
 def _vectors(problem: Problem, allocation: Allocation, policy: str) -> list[tuple[int, ...]]:
     """K-vectors of a policy; ``best``: P_A, P_B, two between them, and as many forwards as memory holds."""
-    if policy in ("A", "B", "acr"):
-        single = {"A": early.policy_a, "B": early.policy_b, "acr": early.by_acr}[policy]
+    if policy in ("A", "B", "acr", "pe"):
+        single = {"A": early.policy_a, "B": early.policy_b, "acr": early.by_acr, "pe": execution_warmup}[policy]
         return [single(problem, allocation)]
     depths = early.depths(allocation)
     wanted = [
