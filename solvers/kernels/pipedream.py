@@ -50,7 +50,8 @@ def run_level(
     Returns value (starts, n, machines + 1) and choice (starts, n, machines + 1, 2): the place of the last split and
     the machines behind it; place -1 where the layers are one replicated stage. Released (R-35): the machines of a stage
     behind a split share its transfers, in and out, and the reduction of one replicated stage is shared by the
-    ``inside`` machines that make up each of its own. Ties: one stage, then the earliest split, then the fewest machines behind it.
+    ``inside`` machines that make up each of its own. Ties: one stage, then the earliest split, then the fewest machines
+    behind it.
     """
     n = len(places)
     value = np.full((starts, n, machines + 1), NEVER, dtype=np.int64)
