@@ -25,13 +25,14 @@ from penstock.schemas.topology import ClusterTopology
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.batching import row_classes
 from penstock.solvers.lowering import lower
+from penstock.solvers.pins import broken_pin
 from penstock.solvers.problem import Problem
 from penstock.solvers.registry import PLANNERS, SCHEDULES, resolve
 from penstock.solvers.result import REQUEST_SCOPE, Candidate, Result
 from penstock.solvers.schedule import Orders, Schedule
 from penstock.solvers.simulate import simulate
 from penstock.solvers.timeline import Timeline
-from penstock.solvers.verify import check_allocation, check_rows, verify
+from penstock.solvers.verify import check_allocation, check_rows, check_rule, verify
 
 TIME_TOLERANCE = 1e-6
 """A plan's stated time and the judge's may differ by this much, relatively (ALGORITHMS A.7)."""
@@ -86,41 +87,61 @@ def refuse_unsupported(request: PlanRequest) -> None:
 def judge(file: PlanFile) -> Judgement:
     """Simulate and verify a plan of anybody's. The plan comes back with the judge's prediction filled in."""
     problem = to_problem(file.request)
+    rule, overlap = file.plan.update_rule, file.plan.overlap_all_reduce
     try:
         allocation, schedule = from_plan(file.plan, problem)
-        faults = check_allocation(problem, allocation)
+        faults = check_allocation(problem, allocation, rule)
+        faults = faults or check_rule(problem, allocation, schedule, rule)
         if isinstance(schedule, Orders) and not faults:
             faults = check_rows(problem, allocation, schedule)
         if faults:
             return Judgement(file.plan, None, tuple(faults), problem, allocation, schedule)
-        timeline = simulate(problem, allocation, schedule, overlap=file.plan.overlap_all_reduce)
+        timeline = simulate(problem, allocation, schedule, overlap=overlap, update_rule=rule)
     except InvalidPlan as error:
         return Judgement(file.plan, None, (error.detail, *(f"{f.pointer}: {f.detail}" for f in error.faults)), problem)
-    faults = verify(problem, allocation, schedule, timeline, overlap=file.plan.overlap_all_reduce)
-    faults += _claims(file.plan, file.request, timeline)
+    faults = verify(problem, allocation, schedule, timeline, overlap=overlap, update_rule=rule)
+    faults += _claims(file.plan, file.request, problem, allocation, timeline)
     assert isinstance(file.request.profile, ModelProfile)
     judged = file.plan.model_copy(update={"prediction": to_prediction(problem, file.request.profile, timeline)})
     return Judgement(judged, timeline, tuple(faults), problem, allocation, schedule)
 
 
-def _claims(plan: Plan, request: PlanRequest, timeline: Timeline) -> Iterator[str]:
-    """A plan never carries a number that the judge does not give."""
+def _claims(
+    plan: Plan, request: PlanRequest, problem: Problem, allocation: Allocation, timeline: Timeline
+) -> Iterator[str]:
+    """A plan never carries a number that the judge does not give, and is one that its request asks for."""
     if plan.prediction is not None:
         claimed, judged = plan.prediction.time_per_global_batch_ns, timeline.time_per_global_batch_ns
         if abs(claimed - judged) > TIME_TOLERANCE * judged:
             yield f"The plan says {claimed} ns per global batch; the judge finds {judged} ns."
     if plan.request_hash != request.content_hash():
         yield f"The plan was made for the request {plan.request_hash}, not for the one that comes with it."
+    if plan.update_rule not in request.update_rules:
+        yield f"The plan has {plan.update_rule} updates; the request allows {', '.join(request.update_rules)}."
+    if (broken := broken_pin(problem, allocation)) is not None:
+        yield f"The plan breaks a pin: {broken}."
 
 
 def programs(file: PlanFile) -> list[Program]:
-    """One program per rank. Raises InvalidPlan when the plan does not verify or would hang."""
+    """One program per rank. Raises InvalidPlan when the plan does not verify or would hang.
+
+    Raises UnsupportedRequest for plans that cannot be run yet: without a flush, or of several pipelines.
+    """
+    if file.plan.update_rule != "synchronous" or file.plan.schedule.pattern is not None:
+        raise UnsupportedRequest(
+            f"a plan with {file.plan.update_rule} updates and schedule {file.plan.schedule.name} cannot be run yet",
+            remedy="plan with update_rules: [synchronous]",
+        )
+    if len(file.plan.pipelines) > 1:
+        raise UnsupportedRequest(
+            f"a plan of {len(file.plan.pipelines)} pipelines cannot be run yet",
+            remedy="plan with a planner that replicates stages, such as dapple",
+        )
     judgement = judge(file)
     if judgement.faults:
         raise InvalidPlan(f"the plan does not verify: {judgement.faults[0]}", remedy="see `penstock verify`")
     assert judgement.allocation is not None
-    if not isinstance(judgement.schedule, Orders):
-        raise UnsupportedRequest("a periodic plan cannot be run yet", remedy="plan with update_rules: [synchronous]")
+    assert isinstance(judgement.schedule, Orders)
     overlap = file.plan.overlap_all_reduce
     return lower(judgement.problem, judgement.allocation, judgement.schedule, overlap=overlap)
 

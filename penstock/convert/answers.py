@@ -17,13 +17,13 @@ from penstock.solvers.problem import Problem
 from penstock.solvers.result import Bound, Candidate, Result
 from penstock.solvers.schedule import Pattern, Schedule
 from penstock.solvers.timeline import Timeline
+from penstock.solvers.update_rules import PERIODIC_RULES
 
 
 def to_plan(problem: Problem, request: PlanRequest, candidate: Candidate, bounds: tuple[Bound, ...]) -> wire.Plan:
     """The plan document of a judged candidate; its numbers are the timeline's."""
     profile, _ = inline_documents(request)
     allocation = candidate.allocation
-    value = candidate.value_ns
     return wire.Plan(
         request_hash=request.content_hash(),
         planner=candidate.planner,
@@ -35,7 +35,7 @@ def to_plan(problem: Problem, request: PlanRequest, candidate: Candidate, bounds
         overlap_all_reduce=candidate.overlap_all_reduce,
         schedule=_wire_schedule(problem, allocation, candidate.schedule),
         prediction=to_prediction(problem, profile, candidate.timeline),
-        certificates=tuple(_certificate(bound, value) for bound in bounds if bound.bound_ns > 0),
+        certificates=tuple(_certificate(bound, candidate) for bound in bounds if bound.bound_ns > 0),
         assumptions=_assumptions(problem, request),
         versions=_versions(),
         seed=request.seed,
@@ -66,7 +66,9 @@ def _wire_schedule(problem: Problem, allocation: Allocation, schedule: Schedule)
                 period_ns=schedule.period_ns,
                 micro_batches_per_period=schedule.micro_batches_per_period,
                 operations=tuple(
-                    wire.PatternOperation(operation=f"{o.stage}{KINDS[o.kind]}0", start_ns=o.start_ns, shift=o.shift)
+                    wire.PatternOperation(
+                        operation=f"{o.stage}{KINDS[o.kind]}{o.micro_batch}", start_ns=o.start_ns, shift=o.shift
+                    )
                     for o in schedule.operations
                 ),
             ),
@@ -129,14 +131,21 @@ def _cost_per_sample(problem: Problem, timeline: Timeline) -> float | None:
     return sum(price for price in prices if price is not None) * hours / problem.global_batch_size
 
 
-def _certificate(bound: Bound, value_ns: int) -> wire.Certificate:
-    assert bound.bound_ns <= value_ns, f"{bound} is above a plan that takes {value_ns} ns"
+def _certificate(bound: Bound, candidate: Candidate) -> wire.Certificate:
+    """The bound with the gap that the plan leaves.
+
+    The time of a periodic plan is a mean over some rounds, which can be below what no longer run can keep up: where
+    a bound says so, the plan states no more than its time.
+    """
+    value = candidate.value_ns
+    proven = min(bound.bound_ns, value) if candidate.update_rule in PERIODIC_RULES else bound.bound_ns
+    assert proven <= value, f"{bound} is above a plan that takes {value} ns"
     return wire.Certificate(
         scope=bound.scope,
         model=bound.model,
-        bound_ns=bound.bound_ns,
+        bound_ns=proven,
         tolerance_ns=bound.tolerance_ns,
-        gap=value_ns / bound.bound_ns - 1,
+        gap=value / proven - 1,
         method=bound.method,
     )
 

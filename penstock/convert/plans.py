@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -126,7 +125,7 @@ def _parsed(text: str) -> np.ndarray:
 
 def _pattern(schedule: wire.PlanSchedule) -> Pattern:
     assert schedule.pattern is not None
-    operations: list[Any] = []
+    operations: list[PatternOperation] = []
     for i, o in enumerate(schedule.pattern.operations):
         parsed = parse_row(o.operation)
         if len(parsed) != 1:
@@ -134,8 +133,8 @@ def _pattern(schedule: wire.PlanSchedule) -> Pattern:
                 "a pattern's operation is one operation",
                 faults=(Fault(f"/schedule/pattern/operations/{i}", o.operation),),
             )
-        kind, stage, _ = parsed[0]
-        operations.append(PatternOperation(kind, stage, o.start_ns, o.shift))
+        kind, stage, micro_batch = parsed[0]
+        operations.append(PatternOperation(kind, stage, o.start_ns, o.shift, micro_batch))
     return Pattern(
         schedule.name, schedule.pattern.period_ns, schedule.pattern.micro_batches_per_period, tuple(operations)
     )
