@@ -2,6 +2,7 @@
 
 Binary search on the largest block with a greedy test, O(L log total); among the optima the lexicographically
 smallest cut vector. The largest block is at most the mean plus the largest layer (Bárány and Grinberg).
+By time on devices of several kinds each stage counts with its own device's speed: a dynamic program, O(S L^2).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.batches import Batch
+from penstock.solvers.kernels.hetpipe import run_worker
 from penstock.solvers.problem import Problem
 
 By = Literal["time", "layers", "parameters"]
@@ -32,7 +34,11 @@ def block_partition(problem: Problem, batch: Batch, num_stages: int, *, by: By =
             f"there are {problem.num_devices} devices and {blocks} blocks",
             remedy=f"between 1 and {min(blocks, problem.num_devices)} stages",
         )
-    bounds = smallest_largest(_weights(problem, batch, by), num_stages, problem.cuttable)
+    kinds = [problem.devices[d].kind for d in range(num_stages)]
+    if by == "time" and len(set(kinds)) > 1:
+        bounds = smallest_largest_on([_layer_times(problem, batch, kind) for kind in kinds], problem.cuttable)
+    else:
+        bounds = smallest_largest(_weights(problem, batch, by), num_stages, problem.cuttable)
     stages = tuple(Stage(i, j - 1, (s,)) for s, (i, j) in enumerate(pairwise(bounds)))
     return single_pipeline(stages, batch.num_micro_batches)
 
@@ -55,6 +61,26 @@ def smallest_largest(
         else:
             low = middle + 1
     return [places[i] for i in _earliest(load, blocks, low)]
+
+
+def smallest_largest_on(weights: Sequence[np.ndarray], cuttable: Sequence[bool] | np.ndarray) -> list[int]:
+    """``smallest_largest`` where block s counts with ``weights[s]``, (L,) each.
+
+    Ties: each bound from the last one on is the earliest that leaves the blocks before it their smallest largest.
+    """
+    rows = {tuple(row.tolist()): row for row in weights}
+    kind_of = np.asarray([list(rows).index(tuple(row.tolist())) for row in weights])
+    places = np.asarray([0, *(np.flatnonzero(np.asarray(cuttable)) + 1), len(weights[0])])
+    loads = [np.concatenate(([0], np.cumsum(row)))[places] for row in rows.values()]
+    times = np.stack([load[None, :] - load[:, None] for load in loads])
+    count, free = len(weights), np.zeros_like(times)
+    hops = np.zeros((count + 1, len(places)), dtype=np.int64)
+    rooms, flights = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+    _value, before = run_worker(times, free, free, kind_of, rooms, flights, hops)
+    bounds = [len(places) - 1]
+    for s in range(count, 0, -1):
+        bounds.append(int(before[s, bounds[-1]]))
+    return [int(places[i]) for i in reversed(bounds)]
 
 
 def _blocks_needed(load: list[int], most: int) -> int:
@@ -85,5 +111,9 @@ def _weights(problem: Problem, batch: Batch, by: By) -> np.ndarray:
         return np.ones(problem.num_layers, dtype=np.int64)
     if by == "parameters":
         return np.diff(problem.parameter_bytes)
-    costs = problem.costs(problem.devices[0].kind, batch.most_rows)
-    return np.diff(costs.forward_ns) + np.diff(costs.backward_ns)
+    return _layer_times(problem, batch, problem.devices[0].kind)
+
+
+def _layer_times(problem: Problem, batch: Batch, kind: str) -> np.ndarray:
+    costs = problem.costs(kind, batch.most_rows)
+    return np.asarray(np.diff(costs.forward_ns) + np.diff(costs.backward_ns), dtype=np.int64)

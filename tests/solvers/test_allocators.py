@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import make_problem
 
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.allocators.block_partition import block_partition, smallest_largest
+from penstock.solvers.allocators.block_partition import block_partition, smallest_largest, smallest_largest_on
 from penstock.solvers.allocators.data_parallel import data_parallel
 from penstock.solvers.allocators.model_parallel import model_parallel
 from penstock.solvers.batches import Batch, batch_of, candidates, dapple_replicas
@@ -38,6 +39,32 @@ def test_largest_block_is_near_the_mean(weights: list[int], blocks: int) -> None
     bounds = smallest_largest(weights, blocks, [True] * (len(weights) - 1))
     largest = max(sum(weights[i:j]) for i, j in itertools.pairwise(bounds))
     assert largest <= sum(weights) / blocks + max(weights)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_partition_over_unequal_devices_is_the_best(seed: int) -> None:
+    """Every block counts with its own device's times."""
+    draw = np.random.default_rng(seed)
+    layers = int(draw.integers(1, 8))
+    blocks = min(int(draw.integers(1, 5)), layers)
+    kinds = draw.integers(0, 20, (2, layers))
+    weights = [kinds[k] for k in draw.integers(0, 2, blocks)]
+    every = [[0, *cuts, layers] for cuts in itertools.combinations(range(1, layers), blocks - 1)]
+
+    def largest(bounds: list[int]) -> int:
+        return max(int(w[i:j].sum()) for w, (i, j) in zip(weights, itertools.pairwise(bounds), strict=True))
+
+    found = smallest_largest_on(weights, [True] * (layers - 1))
+    assert found in every
+    assert largest(found) == min(map(largest, every))
+
+
+def test_time_is_that_of_the_devices_that_hold_the_stages() -> None:
+    """By hand: a device twice as fast takes four of six equal layers; layers and parameters do not know of speed."""
+    problem = make_problem([600] * 6, parameter_bytes=1, nodes=(2,), kinds=["fast", "cpu"], speed={"fast": 2.0})
+    batch = batch_of(problem, 1)
+    cuts = {by: block_partition(problem, batch, 2, by=by).stages[0].last for by in ("time", "layers", "parameters")}
+    assert cuts == {"time": 3, "layers": 2, "parameters": 2}
 
 
 def test_block_partition_by_time_layers_or_parameters() -> None:
