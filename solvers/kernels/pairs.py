@@ -1,10 +1,42 @@
-"""Cutting a chain for devices that hold two parts each, one of either half (``allocators.wpipe.partition``)."""
+"""Cutting a chain into parts whose longest is short, one or two for each device (``allocators.wpipe.partition``)."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from penstock.solvers.kernels.compiled import loop
+
+NEVER = 2**62
+
+
+@loop
+def shorten_longest(
+    time_ns: np.ndarray, size_bytes: np.ndarray, room_bytes: np.ndarray, longest_ns: np.ndarray, before: np.ndarray
+) -> None:
+    """The smallest longest part of the first i devices' parts up to every place, and where the last of them begins.
+
+    ``time_ns`` (N, P), ``size_bytes`` (C, N, P): prefix sums; ``room_bytes`` (C, N). Fills ``longest_ns`` and
+    ``before`` (N + 1, P), ``NEVER`` where no parts fit. Ties: parts begin as late as they can.
+    """
+    count, places = time_ns.shape
+    kinds = room_bytes.shape[0]
+    for p in range(places):
+        longest_ns[0, p] = NEVER
+    longest_ns[0, 0] = 0
+    for i in range(count):
+        for p in range(places):
+            best = NEVER
+            for q in range(p - 1, -1, -1):
+                part = time_ns[i, p] - time_ns[i, q]
+                fits = part < best
+                for k in range(kinds):
+                    fits = fits and size_bytes[k, i, p] - size_bytes[k, i, q] <= room_bytes[k, i]
+                if not fits:
+                    break
+                if longest_ns[i, q] < best:
+                    best = max(longest_ns[i, q], part)
+                    before[i + 1, p] = q
+            longest_ns[i + 1, p] = best
 
 
 @loop
@@ -24,7 +56,7 @@ def pair_parts(
 
     ``first_ns``, ``second_ns`` (N, P): prefix sums of what the layers before each place take on each device;
     ``first_bytes``, ``second_bytes`` (C, N, P) and ``room_bytes`` (C, N): C kinds of bytes that both parts of a device
-    share. State (a, b) after i devices: where their last parts end. ``came_from`` (N + 1, P, P), int64, gets the state
+    share. State (a, b) after i devices: where their last parts end. ``came_from`` (N + 1, P, P), int32, gets the state
     a P + b before each reached one, -1 elsewhere. ``width``: ends of the second part, the furthest, that are followed
     for each end of the first; P makes the answer exact.
     """

@@ -9,7 +9,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from penstock.solvers.allocators.wpipe.partition import EXACT_PLACES, Demand, even_partition, partition
+from penstock.solvers.allocators.wpipe.partition import (
+    EXACT_PLACES,
+    MAX_PLACES,
+    Demand,
+    even_partition,
+    partition,
+)
 
 Bounds = tuple[int, ...]
 
@@ -145,3 +151,17 @@ def test_an_even_load_per_device_is_not_enough() -> None:
     bounds = partition((demand, demand), np.zeros((1, 4), dtype=np.int64))
     assert bounds is not None
     assert length((demand, demand), tuple(bounds)) == 3
+
+
+def test_very_long_chains_keep_the_places_of_their_halves() -> None:
+    """Beyond ``MAX_PLACES`` too parts that need not be raised are the best, and those that must be stay near."""
+    draw = random.Random(7)
+    layers = np.array([0, *(draw.randint(50, 150) for _ in range(3 * MAX_PLACES))])
+    time_ns = np.tile(np.cumsum(layers), (3, 1))
+    size = np.cumsum(np.ones((1, 3, len(layers)), dtype=np.int64), axis=2)
+    for room, worst in ((10**6, 1.01), (97, 1.15)):
+        demands = Demand(time_ns, 2 * size), Demand(time_ns, size * 0)
+        bounds = partition(demands, np.full((1, 3), room))
+        assert bounds is not None
+        assert fits(demands, np.full((1, 3), room), tuple(bounds))
+        assert length(demands, tuple(bounds)) < worst * layers.sum() / 3

@@ -8,8 +8,9 @@ not fit together, x and y are raised until they do.
 Where the warm-up lets devices run ahead of each other by a good part of a period (small M, warm-up B), what counts is
 the load of a device, x_i + y_i: ``even_partition`` makes the largest of them small.
 
-One group is PipeDream-2BW's case: the smallest longest part. Exact with up to ``EXACT_PLACES`` places to cut; beyond
-that only the most promising meeting places, a few levels of x and a few ends of parts are followed.
+One group is PipeDream-2BW's case: the smallest longest part. Pairs are found exactly with up to ``EXACT_PLACES`` places
+to cut; beyond that only the most promising meeting places, a few levels of x and a few ends of parts are followed, and
+of long chains places at even distances beside those of the halves.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.solvers.kernels.pairs import pair_parts
+from penstock.solvers.kernels.pairs import NEVER, pair_parts, shorten_longest
 
 EXACT_PLACES = 17
 MAX_MIDDLES = 4
 MAX_LEVELS = 4
 WIDTH = 4
+MAX_PLACES = 96
 PRECISION = 256
 """Beyond ``EXACT_PLACES`` places the largest load is found to within one part in so many."""
-NEVER = np.int64(2**62)
 
 
 class Demand(NamedTuple):
@@ -69,29 +70,19 @@ def partition(demands: tuple[Demand, ...], room_bytes: np.ndarray) -> list[int] 
 def longest_parts(demand: Demand, room_bytes: np.ndarray) -> Ends:
     """The smallest longest part of the first i devices up to every place; ``NEVER`` where no parts fit."""
     count, places = demand.time_ns.shape
-    longest = np.full((count + 1, places), NEVER)
-    before = np.zeros((count + 1, places), dtype=np.int64)
-    longest[0, 0] = 0
-    later = np.triu(np.ones((places, places), dtype=bool), 1)
-    for i in range(count):
-        part = demand.time_ns[i][None, :] - demand.time_ns[i][:, None]
-        size = demand.bytes[:, i, None, :] - demand.bytes[:, i, :, None]
-        fits = later & (size <= room_bytes[:, i, None, None]).all(axis=0)
-        value = np.where(fits, np.maximum(longest[i][:, None], part), NEVER)
-        before[i + 1] = value.argmin(axis=0)
-        longest[i + 1] = value.min(axis=0)
-    return Ends(longest, before)
+    ends = Ends(np.empty((count + 1, places), dtype=np.int64), np.zeros((count + 1, places), dtype=np.int64))
+    shorten_longest(*(np.ascontiguousarray(each) for each in (*demand, room_bytes)), *ends)
+    return ends
 
 
 def _two_groups(first: Demand, second: Demand, room_bytes: np.ndarray) -> list[int] | None:
-    pairing = _Pairing(first, second, room_bytes)
-    best_ns, best = int(NEVER), None
+    best_ns, best = NEVER, None
     for half in _halves(first, second, room_bytes):
         if half.x_ns + half.y_ns >= best_ns:
             break
         if _fits(first, second, room_bytes, half):
             return half.upper + half.lower[1:]
-        found = pairing.raised(half, best_ns)
+        found = _Pairing(first, second, room_bytes, half).raised(half.x_ns, half.y_ns, best_ns)
         if found is not None:
             best_ns, best = found
     return best
@@ -102,10 +93,9 @@ def even_partition(first: Demand, second: Demand, room_bytes: np.ndarray) -> lis
     loads = Demand(first.time_ns, np.concatenate((first.bytes, first.time_ns[None])))
     others = Demand(second.time_ns, np.concatenate((second.bytes, second.time_ns[None])))
     free = np.concatenate((room_bytes, np.full_like(room_bytes[:1], NEVER)))
-    pairing = _Pairing(loads, others, free)
     best_ns, best = int(first.time_ns[:, -1].max()) + 1, None
     for half in _halves(first, second, room_bytes):
-        found = pairing.evened(half.middle, best_ns)
+        found = _Pairing(loads, others, free, half).evened(best_ns)
         if found is not None:
             best_ns, best = found
     return best
@@ -151,61 +141,60 @@ def _fits(first: Demand, second: Demand, room_bytes: np.ndarray, half: _Half) ->
 class _Pairing:
     """Searches for parts that fit together in pairs, by bisection over what ``kernels.pairs`` decides."""
 
-    def __init__(self, first: Demand, second: Demand, room: np.ndarray) -> None:
-        count, places = first.time_ns.shape
-        self._exact = places <= EXACT_PLACES
-        self._width = places if self._exact else WIDTH
-        self._came_from = np.empty((count + 1, places, places), dtype=np.int64)
-        self._arrays = tuple(np.ascontiguousarray(each) for each in (*first, *second))
-        self._room = np.ascontiguousarray(room)
-        self._lengths: tuple[np.ndarray, np.ndarray] | None = None
+    def __init__(self, first: Demand, second: Demand, room: np.ndarray, half: _Half) -> None:
+        kept = _kept_places(first.time_ns.shape[1], half)
+        self._kept = kept
+        self._middle = int(np.searchsorted(kept, half.middle))
+        self._exact = len(kept) <= EXACT_PLACES
+        self._width = len(kept) if self._exact else WIDTH
+        self._came_from = np.empty((len(half.upper), len(kept), len(kept)), dtype=np.int32)
+        self._arrays = tuple(np.ascontiguousarray(each[..., kept]) for each in (*first, *second))
+        self._room = room.copy()
 
-    def raised(self, half: _Half, limit_ns: int) -> tuple[int, list[int]] | None:
-        """The smallest sum of longest parts below ``limit_ns`` whose parts fit together, and the parts."""
-        if self._lengths is None:
-            self._lengths = _lengths(self._arrays[0]), _lengths(self._arrays[2])
-        firsts, seconds = self._lengths
-        firsts = firsts[firsts >= half.x_ns]
+    def raised(self, x_ns: int, y_ns: int, limit_ns: int) -> tuple[int, list[int]] | None:
+        """The smallest sum of longest parts, at least these, below ``limit_ns`` that fit together, and the places."""
+        firsts, seconds = _lengths(self._arrays[0]), _lengths(self._arrays[2])
+        firsts = firsts[firsts >= x_ns]
         if not self._exact and len(firsts) > MAX_LEVELS:
             firsts = firsts[np.unique(np.linspace(0, len(firsts) - 1, MAX_LEVELS).astype(np.int64))]
         best: tuple[int, list[int]] | None = None
         for x in firsts.tolist():
-            low, high = np.searchsorted(seconds, [half.y_ns, limit_ns - x]).tolist()
+            low, high = np.searchsorted(seconds, [y_ns, limit_ns - x]).tolist()
             if low == high:
                 break
-            if not self._possible(half.middle, x, int(seconds[high - 1])):
+            if not self._possible(x, int(seconds[high - 1])):
                 continue
             high -= 1
             while low < high:
                 between = (low + high) // 2
-                if self._possible(half.middle, x, int(seconds[between])):
+                if self._possible(x, int(seconds[between])):
                     high = between
                 else:
                     low = between + 1
-            self._possible(half.middle, x, int(seconds[high]))
+            self._possible(x, int(seconds[high]))
             limit_ns = x + int(seconds[high])
-            best = limit_ns, _trace(self._came_from, half.middle)
+            best = limit_ns, self._trace()
         return best
 
-    def evened(self, middle: int, limit_ns: int) -> tuple[int, list[int]] | None:
+    def evened(self, limit_ns: int) -> tuple[int, list[int]] | None:
         """The smallest largest load below ``limit_ns``; loads are the last kind of what a device has room for."""
         low, high = 0, limit_ns - 1
-        if not self._loaded(middle, high):
+        if not self._loaded(high):
             return None
         while low < high and (self._exact or (high - low) * PRECISION > high):
             between = (low + high) // 2
-            if self._loaded(middle, between):
+            if self._loaded(between):
                 high = between
             else:
                 low = between + 1
-        self._loaded(middle, high)
-        return high, _trace(self._came_from, middle)
+        self._loaded(high)
+        return high, self._trace()
 
-    def _loaded(self, middle: int, load_ns: int) -> bool:
+    def _loaded(self, load_ns: int) -> bool:
         self._room[-1] = load_ns
-        return self._possible(middle, load_ns, load_ns)
+        return self._possible(load_ns, load_ns)
 
-    def _possible(self, middle: int, x_ns: int, y_ns: int) -> bool:
+    def _possible(self, x_ns: int, y_ns: int) -> bool:
         first_ns, first_bytes, second_ns, second_bytes = self._arrays
         return bool(
             pair_parts(
@@ -214,7 +203,7 @@ class _Pairing:
                 first_bytes,
                 second_bytes,
                 self._room,
-                middle,
+                self._middle,
                 x_ns,
                 y_ns,
                 self._width,
@@ -222,19 +211,27 @@ class _Pairing:
             )
         )
 
+    def _trace(self) -> list[int]:
+        """The places that the last search found, in the numbers of the whole chain."""
+        count, places = self._came_from.shape[0] - 1, self._came_from.shape[1]
+        a, b = self._middle, places - 1
+        upper, lower = [a], [b]
+        for i in range(count, 0, -1):
+            a, b = divmod(int(self._came_from[i, a, b]), places)
+            upper.append(a)
+            lower.append(b)
+        return [int(self._kept[k]) for k in upper[::-1] + lower[::-1][1:]]
+
+
+def _kept_places(places: int, half: _Half) -> np.ndarray:
+    """All places of a short chain; of a long one those of the halves, and ``MAX_PLACES`` at even distances."""
+    if places <= MAX_PLACES:
+        return np.arange(places)
+    evenly = np.linspace(0, places - 1, MAX_PLACES).astype(np.int64)
+    return np.unique(np.concatenate((evenly, half.upper, half.lower)))
+
 
 def _lengths(time_ns: np.ndarray) -> np.ndarray:
     """Every length that a part may have on some device, ascending."""
     rows = np.unique(time_ns, axis=0)
     return np.unique(rows[:, None, :] - rows[:, :, None])
-
-
-def _trace(came_from: np.ndarray, middle: int) -> list[int]:
-    count, places = came_from.shape[0] - 1, came_from.shape[1]
-    a, b = middle, places - 1
-    upper, lower = [a], [b]
-    for i in range(count, 0, -1):
-        a, b = divmod(int(came_from[i, a, b]), places)
-        upper.append(a)
-        lower.append(b)
-    return upper[::-1] + lower[::-1][1:]

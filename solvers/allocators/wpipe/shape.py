@@ -75,7 +75,7 @@ def cut(problem: Problem, shape: Shape, places: Places, *, even: bool = False) -
     """
     demands = _demands(problem, shape, places)
     room = _room(problem, shape, places)
-    for careful in (True, False):
+    for careful in () if _hopeless(demands, room) else (True, False):
         left = room.copy()
         for _ in range(TIGHTENED):
             parts = even_partition(demands[0], demands[1], left) if even else partition(demands, left)
@@ -88,6 +88,12 @@ def cut(problem: Problem, shape: Shape, places: Places, *, even: bool = False) -
     parts = partition(demands, np.full_like(room, UNLIMITED))
     assert parts is not None
     return _as_cut(problem, shape, places, parts, careful=False)
+
+
+def _hopeless(demands: tuple[Demand, ...], room: np.ndarray) -> bool:
+    """Whether all devices together lack room for all layers, each in the group and on the device that need least."""
+    least = np.min([np.diff(demand.bytes, axis=2).min(axis=1) for demand in demands], axis=0)
+    return bool((least.sum(axis=1) > room.sum(axis=1)).any())
 
 
 def allocation_of(shape: Shape, bounds: tuple[int, ...], places: Places) -> Allocation:
