@@ -197,7 +197,6 @@ def _check_operations(tables: Tables, lanes: Lanes) -> None:
         periodic=tables.periodic,
         every=tables.chains.every,
         round_start=arrays.round_start,
-        gradients=np.zeros(len(lanes.slot_stage), dtype=np.int64),
         stepped=np.zeros(len(lanes.slot_stage), dtype=np.int64),
         seen=np.zeros((len(lanes.slot_stage), len(KINDS)), dtype=np.int64),
     )

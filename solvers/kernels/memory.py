@@ -196,42 +196,55 @@ def _communication(
 ) -> tuple[int, int]:
     """Nanoseconds in which a lane computes, and in which it does not while one of its transfers or reductions runs.
 
-    What all its intervals cover together, less what it computes: every list is sorted by starts, the merge takes
-    the earliest and adds what lies behind the latest end so far.
+    It communicates alone only in the gaps between what it computes.
     """
-    low, high = streams.begin[lane], streams.begin[lane + 1]
-    for k in range(low, high):
+    for k in range(streams.begin[lane], streams.begin[lane + 1]):
         walk.place[k] = streams.first[k]
         _head(streams, times, walk, k, False)
+    walk.place[streams.size.size] = costs.reduction_begin[lane]
     i, stop = lanes.lane_start[lane], lanes.lane_start[lane + 1]
-    step, reduction = costs.step_begin[lane], costs.reduction_begin[lane]
-    covered, busy, reached = 0, 0, begin
-    which, other = _least(walk, low, high)
-    reduced = costs.reductions[reduction, 0]
-    own = times.start[i] if i < stop else costs.steps[step, 0]
+    step = costs.step_begin[lane]
+    busy, alone, free = 0, 0, begin
     while True:
-        t = min(own, other, reduced)
-        if t >= last:
-            return busy, covered - busy
-        if own == t:
-            if i < stop:
-                end = t + lanes.table[lanes.row[i], DURATION]
-                i += 1
-            else:
-                end = costs.steps[step, 1]
-                step += 1
-            busy += max(0, min(end, last) - max(t, begin))
-            own = times.start[i] if i < stop else costs.steps[step, 0]
-        elif other == t:
-            end = t + streams.duration[which]
-            walk.place[which] += 1
-            _head(streams, times, walk, which, False)
-            which, other = _least(walk, low, high)
+        own = times.start[i] if i < stop else costs.steps[step, 0]
+        if free < min(own, last):
+            alone += _in_gap(streams, costs, times, walk, lane, free, min(own, last))
+        if own >= last:
+            return busy, alone
+        if i < stop:
+            end = own + lanes.table[lanes.row[i], DURATION]
+            i += 1
         else:
-            end = costs.reductions[reduction, 1]
-            reduction += 1
-            reduced = costs.reductions[reduction, 0]
-        end = min(end, last)
-        if end > reached:
-            covered += end - max(t, reached)
-            reached = end
+            end = costs.steps[step, 1]
+            step += 1
+        busy += max(0, min(end, last) - max(own, begin))
+        free = max(free, end)
+
+
+@inner
+def _in_gap(streams: Any, costs: Any, times: Any, walk: Any, lane: int, begin: int, end: int) -> int:
+    """How much of a gap the lane's transfers and reductions cover together; each list is sorted by starts."""
+    low, high, reduction = streams.begin[lane], streams.begin[lane + 1], walk.place[streams.size.size]
+    for k in range(low, high):
+        while walk.head[k] <= begin - streams.duration[k]:
+            walk.place[k] += 1
+            _head(streams, times, walk, k, False)
+    while costs.reductions[reduction, 1] <= begin:
+        reduction += 1
+    covered, reached = 0, begin
+    while reached < end:
+        which, t = _least(walk, low, high)
+        if costs.reductions[reduction, 0] < t:
+            t, stop = costs.reductions[reduction, 0], costs.reductions[reduction, 1]
+            reduction += 1 if stop <= end else 0
+        elif t < end:
+            stop = t + streams.duration[which]
+            if stop <= end:
+                walk.place[which] += 1
+                _head(streams, times, walk, which, False)
+        if t >= end:
+            break
+        covered += max(0, min(stop, end) - max(t, reached))
+        reached = max(reached, min(stop, end))
+    walk.place[streams.size.size] = reduction
+    return covered

@@ -23,8 +23,7 @@ class Scan(NamedTuple):
     Of stage s: the ``first`` of its micro-batches and how many ``batches`` there are; of slot k: which micro-batches
     are its own, and where its ``marks`` begin. Filled: each operation's ``row`` and ``batch``, by slot and round the
     first and last gradient (from ``round_start`` on), and by slot how often each kind was ``seen`` (K, 5).
-    ``periodic``: stage s steps in the rows after ``every[s]`` micro-batches; a slot has ``stepped`` so often, and has
-    finished so many ``gradients``.
+    ``periodic``: stage s steps in the rows after ``every[s]`` micro-batches; a slot has ``stepped`` so often.
     """
 
     first: np.ndarray
@@ -40,7 +39,6 @@ class Scan(NamedTuple):
     periodic: bool
     every: np.ndarray
     round_start: np.ndarray
-    gradients: np.ndarray
     stepped: np.ndarray
     seen: np.ndarray
 
@@ -91,7 +89,6 @@ def _scan(scan: Scan, operations: np.ndarray, slot_of: np.ndarray, begin: int, c
         _note(scan, slot, kind, operations[i, 2], begin + i, cut)
         if kind == 1 or kind == 3:
             scan.last_gradient[place] = begin + i
-            scan.gradients[slot] += 1
         if kind != 0 and kind != 4 and scan.first_gradient[place] < 0:
             scan.first_gradient[place] = begin + i
     return GOOD, 0
@@ -108,7 +105,8 @@ def _may_step(scan: Scan, slot: int, s: int, m: int) -> bool:
     """Whether ``m`` is the last of the round that is next, and the lane has finished the round's gradients."""
     done = (scan.stepped[slot] + 1) * scan.every[s]
     turns = scan.slot_replicas[slot]
-    return m + 1 == done and scan.gradients[slot] == (done - scan.slot_replica[slot] + turns - 1) // turns
+    gradients = scan.seen[slot, 1] + scan.seen[slot, 3]
+    return m + 1 == done and gradients == (done - scan.slot_replica[slot] + turns - 1) // turns
 
 
 @compiled
