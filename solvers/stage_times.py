@@ -6,6 +6,7 @@ with the classes that there are.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -215,23 +216,33 @@ class StageTimes:
     def in_flight(self, s: int) -> int:
         """The most micro-batches that a stage alone on its devices can have between F and B; at least 1.
 
-        Counted is only what is certainly there when the last of them starts: context, parameters, optimizer
-        states, each one's stash and received input, and the forward's workspace.
+        When as many are in flight as ever, a backward comes next, and at its start are there: all that the stage
+        holds for the step, each one's stash and received input, the gradient that it reads, and its workspace.
         """
         stage, problem = self.allocation.stages[s], self.problem
-        held = static_bytes(problem, stage)
         free = min(problem.capacity_bytes(d) - problem.devices[d].context_bytes for d in stage.devices)
-        free -= held.parameters + held.optimizer
+        free -= static_bytes(problem, stage).total
         each = min(self._flight_bytes(s, c) for c in range(len(self.classes)))
-        if self.forward[s] > 0:
-            free -= min(self._workspace(s, stage_rows(stage, rows)) for rows, _ in self.classes)
+        free -= min(self._received_gradient(s, rows) for rows, _ in self.classes)
+        if self.backward[s] > 0:
+            free -= min(self._workspace(s, c) for c in range(len(self.classes)))
         return 2**31 if each == 0 else max(1, free // each)
 
-    def _workspace(self, s: int, size: int) -> int:
+    def _received_gradient(self, s: int, rows: int) -> int:
+        after = self.allocation.next(s)
+        if after is None or not self.problem.memory.count_buffers:
+            return 0
+        if transfer(self.problem, self.allocation, after, rows, 1) is None:
+            return 0
         stage = self.allocation.stages[s]
-        kinds = {self.problem.devices[d].kind for d in stage.devices}
-        layers = slice(stage.first, stage.last + 1)
-        return max(int(self.problem.costs(kind, size).workspace_bytes[layers].max()) for kind in kinds)
+        return boundary_bytes(self.problem, stage.last, stage_rows(stage, rows), 1)
+
+    def _workspace(self, s: int, c: int) -> int:
+        """A backward's, with what it rebuilds; where that is an operation of its own, the backward's alone."""
+        stage, rows = self.allocation.stages[s], self.classes[c][0]
+        return (
+            stage_costs(self.problem, replace(stage, recompute=()), rows) if self._apart else self.costs[s][c]
+        ).workspace_bytes
 
     def _flight_bytes(self, s: int, c: int) -> int:
         rows = self.classes[c][0]
