@@ -23,10 +23,10 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from penstock.solvers.allocation import Allocation, Pipeline, Stage, single_pipeline
+from penstock.solvers.allocation import Allocation, Pipeline, Stage
 from penstock.solvers.allocators.pipedream.layers import Layers
 from penstock.solvers.batches import Batch
-from penstock.solvers.costs import UNREACHABLE_NS, transfer
+from penstock.solvers.costs import transfer_ns
 from penstock.solvers.kernels.hetpipe import run_worker
 from penstock.solvers.kernels.pipedream import NEVER
 from penstock.solvers.problem import Problem
@@ -100,14 +100,32 @@ def _node_ns(problem: Problem, node: Sequence[int]) -> int:
     return max(int(each.forward_ns[-1] + each.backward_ns[-1]) for each in times) // len(node)
 
 
+class Wire(NamedTuple):
+    """What connects two devices; a bandwidth of 0 is none."""
+
+    bandwidth_bytes_per_s: int
+    latency_out_ns: int
+    latency_back_ns: int
+
+
+class Position(NamedTuple):
+    """What the partition has to know of a device in its worker: its kind, its memory, and the wire to the next one."""
+
+    kind: str
+    room_bytes: int
+    wire: Wire | None
+
+
 class Partitions:
-    """Partitions of one request's virtual workers, those of workers that look alike made once."""
+    """Partitions of one request's virtual workers; those of workers that look alike are made once."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._layers = Layers(problem)
         self._kinds = sorted({device.kind for device in problem.devices})
-        self._known: dict[tuple[tuple[int, ...], Batch, Hold], Worker | None] = {}
+        self._known: dict[tuple[tuple[Position, ...], Batch, Hold], tuple[list[int], int] | None] = {}
+        self._costs: dict[tuple[Batch, bool], tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+        self._hops: dict[tuple[Wire, Batch], np.ndarray] = {}
 
     def allocation(self, workers: Sequence[tuple[int, ...]], batch: Batch, hold: Hold) -> Allocation | None:
         """Every worker as a pipeline with its share of the micro-batches; None where a worker cannot hold the model."""
@@ -126,54 +144,92 @@ class Partitions:
 
     def worker(self, devices: tuple[int, ...], batch: Batch, hold: Hold) -> Worker | None:
         """The best partition over the best order of the devices; of equals the first order."""
-        mark = (devices, batch, hold)
+        best: Worker | None = None
+        again = self._recomputes(hold)
+        for order in orders(self._problem, devices):
+            used = order[: len(self._layers.places) - 1]
+            found = self._bounds(self._positions(used), batch, hold)
+            if found is not None and (best is None or found[1] < best.load_ns):
+                spans = [(low, high - 1) for low, high in pairwise(found[0])]
+                stages = tuple(
+                    Stage(*span, (device,), recompute=(span,) if again else ())
+                    for span, device in zip(spans, used, strict=True)
+                )
+                best = Worker(stages, found[1])
+        return best
+
+    def _recomputes(self, hold: Hold) -> bool:
+        rule = self._problem.recompute
+        return rule == "always" or (rule == "auto" and hold == "one")
+
+    def _positions(self, used: tuple[int, ...]) -> tuple[Position, ...]:
+        problem = self._problem
+        found = []
+        for device, after in zip(used, (*used[1:], None), strict=True):
+            own = problem.devices[device]
+            room = problem.capacity_bytes(device) - own.context_bytes
+            found.append(Position(own.kind, room, None if after is None else self._wire(device, after)))
+        return tuple(found)
+
+    def _wire(self, u: int, v: int) -> Wire:
+        """Transfers between single devices take their narrowest bandwidth in every mode (``costs.transfer``)."""
+        network, rules = self._problem.network, self._problem.rules
+        out, back = network.route(u, v), network.route(v, u)
+        if out is None or back is None:
+            return Wire(0, 0, 0)
+        waits = rules.shared or rules.transfer == "nic"
+        bandwidth = min(network.bandwidth(u, v), network.bandwidth(v, u))
+        return Wire(bandwidth, out.latency_ns * waits, back.latency_ns * waits)
+
+    def _bounds(self, positions: tuple[Position, ...], batch: Batch, hold: Hold) -> tuple[list[int], int] | None:
+        """First layers of the stages and the end, and the largest load; None where a stage does not fit."""
+        mark = (positions, batch, hold)
         if mark not in self._known:
-            tried = [self._in_order(order, batch, hold) for order in orders(self._problem, devices)]
-            fitting = [each for each in tried if each is not None]
-            self._known[mark] = min(fitting, key=lambda each: each.load_ns, default=None)
+            self._known[mark] = self._find_bounds(positions, batch, hold)
         return self._known[mark]
 
-    def _in_order(self, order: tuple[int, ...], batch: Batch, hold: Hold) -> Worker | None:
-        problem, layers = self._problem, self._layers
-        used = order[: len(layers.places) - 1]
-        again = problem.recompute == "always" or (problem.recompute == "auto" and hold == "one")
-        costs = [layers.costs((kind,), batch, 1, False, again) for kind in self._kinds]
-        hops = np.zeros((len(used) + 1, len(layers.places)), dtype=np.int64)
-        for p, pair in enumerate(pairwise(used), 1):
-            hops[p] = self._hops(pair, batch)
-        count = len(used)
-        rooms = [problem.capacity_bytes(d) - problem.devices[d].context_bytes for d in used]
+    def _find_bounds(self, positions: tuple[Position, ...], batch: Batch, hold: Hold) -> tuple[list[int], int] | None:
+        places, count = self._layers.places, len(positions)
+        hops = np.zeros((count + 1, len(places)), dtype=np.int64)
+        for p, position in enumerate(positions[:-1], 1):
+            assert position.wire is not None
+            hops[p] = self._hop_ns(position.wire, batch)
         value, before = run_worker(
-            np.stack([each.time_ns for each in costs]),
-            np.stack([each.base_bytes for each in costs]),
-            np.stack([each.flight_bytes for each in costs]),
-            np.asarray([self._kinds.index(problem.devices[d].kind) for d in used]),
-            np.asarray([NEVER] * count if hold == "any" else rooms),
+            *self._slices(batch, self._recomputes(hold)),
+            np.asarray([self._kinds.index(position.kind) for position in positions]),
+            np.asarray([NEVER if hold == "any" else position.room_bytes for position in positions]),
             np.arange(count, 0, -1) if hold == "all" else np.ones(count, dtype=np.int64),
             hops,
         )
         if value[count, -1] >= NEVER:
             return None
-        stages: list[Stage] = []
-        j = len(layers.places) - 1
+        chosen = [len(places) - 1]
         for p in range(count, 0, -1):
-            i = int(before[p, j])
-            first, last = int(layers.places[i]), int(layers.places[j]) - 1
-            stages.append(Stage(first, last, (used[p - 1],), recompute=((first, last),) if again else ()))
-            j = i
-        return Worker(tuple(reversed(stages)), int(value[count, -1]))
+            chosen.append(int(before[p, chosen[-1]]))
+        return [int(places[i]) for i in reversed(chosen)], int(value[count, -1])
 
-    def _hops(self, pair: tuple[int, int], batch: Batch) -> np.ndarray:
-        """Both ways of a micro-batch between two devices at every place; NEVER where nothing connects them."""
-        problem = self._problem
-        found = np.zeros(len(self._layers.places), dtype=np.int64)
-        for number, place in enumerate(self._layers.places.tolist()[1:-1], 1):
-            ends = (Stage(0, place - 1, pair[:1]), Stage(place, problem.num_layers - 1, pair[1:]))
-            two = single_pipeline(ends, batch.num_micro_batches)
-            ways = [transfer(problem, two, way, batch.most_rows, way) for way in (0, 1)]
-            times = [0 if way is None else way.duration_ns for way in ways]
-            found[number] = NEVER if max(times) >= UNREACHABLE_NS else sum(times)
-        return found
+    def _slices(self, batch: Batch, again: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Times, bytes held anyway and bytes per micro-batch, (C, n, n) by kind."""
+        if (batch, again) not in self._costs:
+            costs = [self._layers.costs((kind,), batch, 1, False, again) for kind in self._kinds]
+            time, base, flight = (np.stack(column) for column in zip(*costs, strict=True))
+            self._costs[batch, again] = (time, base, flight)
+        return self._costs[batch, again]
+
+    def _hop_ns(self, wire: Wire, batch: Batch) -> np.ndarray:
+        """Both ways of a micro-batch over a wire at every place; NEVER where nothing connects."""
+        if (wire, batch) not in self._hops:
+            found = np.zeros(len(self._layers.places), dtype=np.int64)
+            for number, place in enumerate(self._layers.places.tolist()[1:-1], 1):
+                for per_sample, latency in (
+                    (self._problem.forward_bytes[place - 1], wire.latency_out_ns),
+                    (self._problem.backward_bytes[place - 1], wire.latency_back_ns),
+                ):
+                    if per_sample:
+                        sent = transfer_ns(int(per_sample) * batch.most_rows, wire.bandwidth_bytes_per_s) + latency
+                        found[number] = min(NEVER, int(found[number]) + sent)
+            self._hops[wire, batch] = found
+        return self._hops[wire, batch]
 
 
 def orders(problem: Problem, devices: tuple[int, ...]) -> list[tuple[int, ...]]:

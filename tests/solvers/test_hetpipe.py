@@ -39,7 +39,8 @@ def drawn(seed: int, **changes: Any) -> Problem:
         "micro_batch_sizes": (2,),
         "recompute": "auto",
         "shared": bool(seed % 2),
-        "transfer": "nic",
+        "transfer": "nic" if seed % 4 else "madpipe",
+        "latency_ns": 700,
     }
     return make_problem(draw.integers(100_000, 3_000_000, count).tolist(), **(settings | changes))
 
