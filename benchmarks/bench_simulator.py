@@ -11,6 +11,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -18,8 +19,9 @@ from penstock.schemas.program import BACKWARD, FORWARD
 from penstock.solvers.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.network import Cable, Inside, Network
 from penstock.solvers.problem import Device, Measured, MemoryRules, NetworkRules, Problem
-from penstock.solvers.schedule import Orders, Row
+from penstock.solvers.schedule import Orders, Pattern, PatternOperation, Row, Schedule
 from penstock.solvers.simulate import makespan_ns, simulate
+from penstock.solvers.unroll import unroll
 
 REPETITIONS = 7
 
@@ -35,6 +37,7 @@ def main() -> None:
     _speed("makespan, shared", makespan_ns, shared, 10)
     _speed("makespan, private half", makespan_ns, half, 10)
     _speed("starts, memory curves and use of every device, shared", simulate, shared, None)
+    _periodic()
     for stages, batches in ((16, 64), (64, 256)):
         for network in ("full", "shared"):
             case = _case(stages, batches, network)
@@ -42,11 +45,11 @@ def main() -> None:
             _speed(f"everything, {network}, {stages} x {batches}", simulate, case, None)
 
 
-Case = tuple[Problem, Allocation, Orders]
+Case = tuple[Problem, Allocation, Schedule]
 
 
-def _speed(name: str, run: Callable[..., object], case: Case, target: int | None) -> None:
-    stages, batches = len(case[1].stages), case[1].num_micro_batches
+def _speed(name: str, run: Callable[..., object], case: Case, target: int | None, rounds: int = 1) -> None:
+    stages, batches = len(case[1].stages), case[1].num_micro_batches * rounds
     operations = 2 * stages * batches + 2 * (stages - 1) * batches
     run(*case)
     best = float("inf")
@@ -55,6 +58,19 @@ def _speed(name: str, run: Callable[..., object], case: Case, target: int | None
         run(*case)
         best = min(best, time.process_time() - began)
     _row(name, operations / best / 1e6, "Mops/s", target, target is None or operations / best / 1e6 >= target)
+
+
+def _periodic() -> None:
+    """1F1B without a flush, 32 x 512: unrolled once, then judged; operations of all its rounds count."""
+    problem, allocation, _orders = _case(32, 512, "full")
+    pattern = _pattern(32)
+    began = time.process_time()
+    made = unroll(problem, allocation, pattern, "weight_stashing")
+    _row(f"unrolling {made.rounds} rounds of 32 x 512", time.process_time() - began, "s", None, True)
+    for rule in ("double_buffered", "weight_stashing"):
+        for name, judge in (("makespan", makespan_ns), ("everything", simulate)):
+            run = partial(judge, update_rule=rule)
+            _speed(f"{name}, periodic, {rule}, 32 x 512", run, (problem, allocation, pattern), None, made.rounds)
 
 
 def _with_curves(problem: Problem, allocation: Allocation, orders: Orders) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -124,6 +140,13 @@ def _problem(forward: np.ndarray, boundary: np.ndarray, batches: int, network: s
         recompute="never",
         expected_error=0.0,
     )
+
+
+def _pattern(count: int) -> Pattern:
+    down = [PatternOperation(FORWARD, s, s % 3, s // 3) for s in range(count)]
+    behind = [count + 2 * (count - 1 - s) for s in range(count)]
+    up = [PatternOperation(BACKWARD, s, t % 3, t // 3) for s, t in enumerate(behind)]
+    return Pattern("1f1b", 3, 1, (*down, *up))
 
 
 def _rows(allocation: Allocation) -> Orders:

@@ -200,6 +200,21 @@ def test_1f1b_star_reaches_its_period(seed: int) -> None:
     assert [timeline.uses[s].memory.activations for s in range(stages)] == [10 * g for g in groups]
 
 
+@pytest.mark.parametrize(("period", "groups"), [(16, [3, 2, 1]), (20, [3, 2, 1]), (30, [2, 1, 1]), (42, [1, 1, 1])])
+def test_the_chain_of_madpipe_with_transfers(period: int, groups: list[int]) -> None:
+    """Loads 2, 4 and 3 with transfers of 1 and 0.5 between them, in quarters, and the printed groups."""
+    problem = make_problem(
+        [3, 5, 4], [5, 11, 8], [2, 1], nodes=(3,), global_batch_size=6, stash_bytes=10, channel="half"
+    )
+    pattern, found = _one_f_one_b_star([3, 5, 4], [5, 11, 8], [2, 1], period)
+    assert found == groups
+    timeline = _judge(problem, straight(problem, 6), pattern, "double_buffered")
+    assert timeline.time_per_global_batch_ns <= 6 * period
+    assert [timeline.uses[s].memory.activations for s in range(3)] == [10 * g for g in groups]
+    if period in (16, 42):
+        assert timeline.time_per_global_batch_ns == 6 * period, "the largest load; one micro-batch at a time"
+
+
 def _one_f_one_b_star(
     forward: list[int], backward: list[int], carry: list[int], period: int
 ) -> tuple[Pattern, list[int]]:
