@@ -27,6 +27,7 @@ from penstock.solvers.planners import (
     avgpipe,
     dapple,
     dp,
+    exact,
     gpipe,
     hetpipe,
     madpipe,
@@ -121,12 +122,7 @@ class Planner:
         if self.proposals is not None:
             session.judge_all(self.name, self.proposals(session.problem, values))
             return
-        for name, proposals in auto.contained(session.problem):
-            planner = PLANNERS[name]
-            combines = session.schedule == "auto" or session.schedule in planner.accepts
-            if combines and session.problem.update_rules & planner.supports:
-                with suppress(UnsupportedRequest):  # what this planner cannot take, another may
-                    session.judge_all(name, proposals)
+        auto.run(session, values, PLANNERS)
 
     def check(
         self, update_rules: frozenset[UpdateRule], schedule: str, options: Mapping[str, object]
@@ -148,7 +144,8 @@ class Planner:
 
     def _feasible(self, problem: Problem, schedule: str, values: Mapping[str, object], deadline: Deadline) -> bool:
         session = Session(problem, deadline, schedule=schedule, first_feasible=True)
-        self.run(session, values)
+        with suppress(UnsupportedRequest):  # a remedy that the planner cannot take is none
+            self.run(session, values)
         return session.best is not None
 
     def _refuse_schedule(self, schedule: str) -> None:
@@ -404,6 +401,15 @@ PLANNERS: dict[str, Planner] = {
             ("1f1b-star", "inside-out"),
             supports=frozenset({"double_buffered", "recompute"}),
             options=madpipe.OPTIONS,
+        ),
+        Planner(
+            "exact",
+            exact.proposals,
+            "BOUNDS section 2; job shop with CP-SAT (ALGORITHMS 7.8)",
+            "every partition, replication and placement of a small request, the best order proven",
+            ("auto",),
+            exact=True,
+            options=exact.OPTIONS,
         ),
     )
 }

@@ -1,17 +1,24 @@
 """``auto``: every planner in turn, the simple ones first, so that a plan is there within a second.
 
 All contained planners share one session: each proposal that one of them would judge alone is judged here, or
-ruled out by a proven bound, so ``auto`` is never worse than any of them.
+ruled out by a proven bound, so ``auto`` is never worse than any of them. Planners whose update rules the request does
+not allow, and those that cannot take it, are left out. At last ``exact``, where the plans are few enough to be
+listed, and else ``polish``, a neighbourhood search from the best plan.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from difflib import get_close_matches
+from typing import Protocol
 
+from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.planners import (
     avgpipe,
     dapple,
     dp,
+    exact,
     gpipe,
     hetpipe,
     madpipe,
@@ -22,7 +29,9 @@ from penstock.solvers.planners import (
     wpipe,
 )
 from penstock.solvers.planners.options import Option, checked
+from penstock.solvers.planners.polish import polish
 from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.planners.session import Session
 from penstock.solvers.problem import Problem
 
 Proposals = Callable[[Problem, Mapping[str, object]], Iterator[Proposal]]
@@ -40,14 +49,53 @@ CONTAINED: tuple[tuple[str, Proposals, tuple[Option, ...]], ...] = (
     ("avgpipe", avgpipe.proposals, avgpipe.OPTIONS),
     ("madpipe", madpipe.proposals, madpipe.OPTIONS),
 )
-OPTIONS: tuple[Option, ...] = ()
+OPTIONS: tuple[Option, ...] = (
+    Option("exclude", "", "contained planners to leave out, separated by commas; also 'exact' and 'polish'"),
+)
 
 
-def contained(problem: Problem) -> Iterator[tuple[str, Iterator[Proposal]]]:
-    """Each planner's name and proposals, with its default options; DAPPLE's plans under GPipe's schedule too."""
+class Known(Protocol):
+    """What ``auto`` asks of an entry of the planners' table."""
+
+    @property
+    def supports(self) -> frozenset[str]:
+        """Update rules and request features."""
+
+    @property
+    def accepts(self) -> tuple[str, ...]:
+        """Schedules that may be asked for."""
+
+
+def run(session: Session, values: Mapping[str, object], planners: Mapping[str, Known]) -> None:
+    """Judge what each planner of ``CONTAINED`` proposes with its default options, then search on from the best."""
+    excluded = _excluded(str(values["exclude"]))
     for name, proposals, options in CONTAINED:
-        found = proposals(problem, checked(name, options, {}))
-        yield name, (_under_gpipe(found) if name == "dapple" else found)
+        entry = planners[name]
+        asked = session.schedule == "auto" or session.schedule in entry.accepts
+        if name not in excluded and asked and entry.supports & session.problem.update_rules:
+            with suppress(UnsupportedRequest):  # what this planner cannot take, another may
+                found = proposals(session.problem, checked(name, options, {}))
+                session.judge_all(name, _under_gpipe(found) if name == "dapple" else found)
+    if session.done or session.first_feasible or "synchronous" not in session.problem.update_rules:
+        return
+    if session.schedule == "auto" and "exact" not in excluded:
+        with suppress(UnsupportedRequest):  # too many plans to list them
+            session.judge_all("exact", exact.proposals(session.problem, checked("exact", exact.OPTIONS, {})))
+    if session.schedule in ("auto", "early-backward") and "polish" not in excluded and not session.done:
+        session.judge_all("polish", polish(session))
+
+
+def _excluded(names: str) -> set[str]:
+    """The planners named. Raises ``UnsupportedRequest`` for one that is not contained."""
+    known = {name for name, _proposals, _options in CONTAINED} | {"exact", "polish"}
+    excluded = {name.strip() for name in names.split(",") if name.strip()}
+    for name in sorted(excluded - known):
+        near = get_close_matches(name, known, n=1)
+        raise UnsupportedRequest(
+            f"planner 'auto' contains no {name!r}; it contains {', '.join(sorted(known))}",
+            remedy=f"did you mean {near[0]!r}?" if near else None,
+        )
+    return excluded
 
 
 def _under_gpipe(proposals: Iterator[Proposal]) -> Iterator[Proposal]:

@@ -1,0 +1,63 @@
+"""``exact``: the best plan of a small request over partition, replication, placement and schedule, with its proof."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.allocators.block_partition import block_partition
+from penstock.solvers.enumeration import Space
+from penstock.solvers.planners.joint import Found, Search
+from penstock.solvers.planners.options import Option
+from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.problem import Problem
+from penstock.solvers.result import REQUEST_SCOPE, Bound
+
+OPTIONS = (
+    Option("max_configurations", 30_000, "partitions × placements × micro-batch numbers, at most", low=1),
+    Option("effort", 5.0, "deterministic time of CP-SAT for all job shops together", low=0),
+)
+
+
+def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
+    """Ever better plans, each with the bound proven by then.
+
+    Where nothing fits, the most stages and the smallest micro-batches, for the judge to say what is lacking. Raises
+    ``UnsupportedRequest`` where there are too many plans to list.
+    """
+    space = Space.of(problem)
+    count, most = space.count(), int(str(options["max_configurations"]))
+    if count > most:
+        raise UnsupportedRequest(
+            f"planner 'exact' lists all plans: {problem.num_layers} layers on {problem.num_devices} devices in "
+            f"{len(space.batches)} numbers of micro-batches make {count} partitions and placements; at most {most}",
+            remedy="planner auto; or fewer micro_batch_sizes, or a larger option max_configurations",
+        )
+    search = Search(space, float(str(options["effort"])))
+    overlaps = (problem.rules.overlap_all_reduce,)
+    for found in search.run():
+        yield _proposal(found, _model(space, count), overlaps)
+    if search.best is None:
+        for batch in space.batches[-1:]:
+            thinnest = block_partition(problem, batch, space.most_stages, by="parameters")
+            yield Proposal(thinnest, ("early-backward",), "A", overlaps)
+
+
+def _proposal(found: Found, model: str, overlaps: tuple[bool, ...]) -> Proposal:
+    bound = Bound(REQUEST_SCOPE, model, found.bound_ns, "every plan's bound, and job shops by CP-SAT")
+    orders = found.trial.orders
+    return Proposal(found.trial.allocation, (orders.name,), overlaps=overlaps, fixed=orders, proven=bound)
+
+
+def _model(space: Space, count: int) -> str:
+    """What was listed, in words."""
+    problem = space.problem
+    numbers = ", ".join(str(batch.num_micro_batches) for batch in space.batches)
+    again = {"never": "no recomputation", "always": "every stage recomputing"}
+    network = "shared" if problem.rules.shared else f"private ({problem.rules.channel})"
+    return (
+        f"one contiguous pipeline of at most {space.most_stages} stages on devices of their own, replicas by rows in "
+        "the order of the cluster, whole backwards in any order, "
+        f"{again.get(problem.recompute, 'each stage recomputing or not')}, {numbers} micro-batches: {count} partitions "
+        f"and placements up to symmetry; {network} network"
+    )
