@@ -363,7 +363,10 @@ def sliced_rates(
     rate: np.ndarray,
     lag_ns: np.ndarray,
 ) -> None:
-    """ns per byte and latency between neighbouring windows of the order, as ``dapple_costs.hop`` has them."""
+    """ns per byte and latency between neighbouring windows of the order, as ``dapple_costs.hop`` has them.
+
+    DAPPLE's rule (mode 3) is not the same in both directions: there it is the mean of both.
+    """
     load = np.zeros(len(lines.bandwidth), dtype=np.int64)
     touched = np.zeros(len(lines.bandwidth), dtype=np.int64)
     devices = len(order)
@@ -374,7 +377,11 @@ def sliced_rates(
                 if j + replicas[q] > devices:
                     break
                 source, target = order[i:j], order[j : j + replicas[q]]
-                slowest, lag = hop(lines, node_of, mode, rows, source, j - i, target, replicas[q], load, touched)
+                k, k2 = j - i, replicas[q]
+                slowest, lag = hop(lines, node_of, mode, rows, source, k, target, k2, load, touched)
+                if mode == 3 and slowest >= 0.0:
+                    back, _lag = hop(lines, node_of, mode, rows, target, k2, source, k, load, touched)
+                    slowest = (slowest + back) / 2
                 if slowest >= 0.0:
                     rate[i, a, q] = slowest / rows * (1.0 + 4.4e-16)
                     lag_ns[i, a, q] = lag

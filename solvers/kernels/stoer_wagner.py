@@ -107,8 +107,9 @@ def _merge(weight: np.ndarray, slot: np.ndarray, left: int, kept: int, gone: int
         weight[gone, v] = weight[end, v]
         weight[v, gone] = weight[gone, v]
     weight[gone, gone] = 0
+    joined = gone if kept == end else kept
     for v in range(len(slot)):
-        if slot[v] == gone:
-            slot[v] = kept
+        if slot[v] == gone or slot[v] == kept:
+            slot[v] = joined
         elif slot[v] == end:
             slot[v] = gone
