@@ -20,7 +20,7 @@ from penstock.solvers.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.allocators.block_partition import block_partition
 from penstock.solvers.allocators.madpipe.chain import Chain, Group
 from penstock.solvers.allocators.madpipe.contiguous import Found, contiguous_optimum, ladder
-from penstock.solvers.allocators.madpipe.labels import special_optimum
+from penstock.solvers.allocators.madpipe.labels import portfolio
 from penstock.solvers.allocators.madpipe.paper import first_phase
 from penstock.solvers.batches import Batch, candidates
 from penstock.solvers.costs import update_ns
@@ -47,8 +47,6 @@ STEPS = 6
 WORTH_SEARCHING = 4
 """A chain is searched unless even evenly shared work takes 1/4 longer than the best found."""
 ROUNDED = "there were too many labels to keep them exact: they were rounded up, and shorter periods may be missed"
-LOOSER = (1.02, 1.05, 1.1, 1.2, 1.4)
-"""Target periods above the smallest, where the special processor keeps less: its memory is a lower bound only."""
 
 
 class Setup(NamedTuple):
@@ -162,7 +160,7 @@ def _plans(problem: Problem, setups: list[Setup], special: bool) -> Iterator[Pla
         hopeless = [pair for pair in known if pair[1] is None]
         for setup, contiguous in [*ranked[:PROMISING], *hopeless[:PROMISING]]:
             below = None if contiguous is None else contiguous.period_ns
-            searched = special_optimum(setup.chain, below_ns=below, extra=LOOSER)
+            searched = portfolio(setup.chain, below)
             note = "" if searched.exact else ROUNDED
             yield from (plan._replace(note=note) for plan in _by_promise(_made(problem, setup, list(searched.found))))
     for setup, found in ranked[:PROMISING]:

@@ -3,12 +3,13 @@
 Operations are placed modulo the period (Rau, *Iterative modulo scheduling*, MICRO 1994), from the last stage
 outwards: each forward as late, each backward as early as what is placed already allows, so that what a stage keeps
 between them is kept briefly. On a contiguous allocation it keeps as many micro-batches as 1F1B* does. Where stages
-share a processor it is a heuristic: two orders are tried at each period, and the period grows until memory suffices.
+share a processor it is a heuristic: a few orders are tried at each period, and the period grows until memory suffices.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from functools import cache
 from typing import NamedTuple
 
 from penstock.schemas.errors import InvalidPlan
@@ -80,8 +81,8 @@ def _ladder(low: int, high: int) -> Iterator[int]:
 
 
 def at_period(line: StageLine, period_ns: int) -> Pattern | None:
-    """The first of the two orders that fits in memory at this period."""
-    for backward_first in (True, False):
+    """The first of the orders that fits in memory at this period."""
+    for backward_first in _orders(line.size):
         starts = _place(line, period_ns, backward_first)
         if starts is not None and _fits(line, period_ns, starts):
             shift = -(min(starts.forward_ns) // period_ns) * period_ns
@@ -89,6 +90,24 @@ def at_period(line: StageLine, period_ns: int) -> Pattern | None:
                 NAME, period_ns, [t + shift for t in starts.forward_ns], [t + shift for t in starts.backward_ns]
             )
     return None
+
+
+@cache
+def _orders(size: int) -> tuple[tuple[bool, ...], ...]:
+    """Which stages place their backward before their forward: all, none, every second one, one half."""
+    stages = range(size)
+    return tuple(
+        dict.fromkeys(
+            (
+                (True,) * size,
+                (False,) * size,
+                tuple(s % 2 == 0 for s in stages),
+                tuple(s % 2 == 1 for s in stages),
+                tuple(2 * s < size for s in stages),
+                tuple(2 * s >= size for s in stages),
+            )
+        )
+    )
 
 
 class _Reservations:
@@ -130,7 +149,7 @@ class _Reservations:
         return self._period_ns if duration > self._period_ns else 0
 
 
-def _place(line: StageLine, period_ns: int, backward_first: bool) -> Starts | None:
+def _place(line: StageLine, period_ns: int, backward_first: tuple[bool, ...]) -> Starts | None:
     """Starts of all operations from the last stage outwards, the turn at time 0; None where a resource is full."""
     free = _Reservations(period_ns)
     last = line.size - 1
@@ -139,7 +158,7 @@ def _place(line: StageLine, period_ns: int, backward_first: bool) -> Starts | No
     for s in range(last, -1, -1):
         link = frozenset(line.processor[s : s + 2])
         moved = s < last and len(link) == 2
-        order = ("B", "F") if backward_first and s < last else ("F", "B")
+        order = ("B", "F") if backward_first[s] and s < last else ("F", "B")
         for kind in order:
             if kind == "F":
                 sent = free.latest(link, due, line.hop_forward_ns[s]) if moved else due

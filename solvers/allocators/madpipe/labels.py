@@ -12,6 +12,7 @@ something shorter may be missed, and ``exact`` says so.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from penstock.solvers.allocators.madpipe.chain import Chain
@@ -23,6 +24,9 @@ LABELS = 100_000
 MOST_LABELS = 2_000_000
 ROUNDED = (1, 500, 125, 32)
 """Parts of the period and the memory to which labels are rounded up, tried in this order; 1: not at all."""
+LOOSER = (1.02, 1.05, 1.1, 1.2, 1.4)
+SHARES = (1.0, 0.95, 0.9, 0.8)
+"""Target periods above the smallest, and parts of the memory, at which ``portfolio`` searches."""
 TOLERANCE = 10_000
 """The search ends when the period is known to 1/TOLERANCE."""
 
@@ -101,3 +105,27 @@ def special_optimum(
             decide.at(period)
     ranked = sorted(decide.found.values(), key=lambda found: found.period_ns)
     return Searched(tuple(ranked), low, decide.level == 0, decide.labels)
+
+
+def portfolio(chain: Chain, below_ns: int | None = None) -> Searched:
+    """Allocations worth a schedule: at the smallest period, at longer ones, and with some memory left free.
+
+    What the special processor needs is only bounded from below, so an allocation that a schedule can really keep may
+    be one that promises less.
+    """
+    searches = [
+        special_optimum(
+            replace(chain, available_bytes=int(chain.available_bytes * share)), below_ns=below_ns, extra=LOOSER
+        )
+        for share in SHARES
+    ]
+    distinct: dict[tuple[Part, ...], Found] = {}
+    for search in searches:
+        for found in search.found:
+            distinct.setdefault(found.parts, found)
+    return Searched(
+        tuple(sorted(distinct.values(), key=lambda found: found.period_ns)),
+        searches[0].least_ns,
+        all(search.exact for search in searches),
+        max(search.labels for search in searches),
+    )
