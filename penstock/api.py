@@ -283,7 +283,7 @@ class Answer:
 
         judgement = self.judge()
         assert judgement.timeline is not None
-        return render_timeline(judgement.problem, judgement.timeline, width=width)
+        return render_timeline(judgement.problem, judgement.timeline, judgement.allocation, width=width)
 
     def save(self, path: str | Path) -> None:
         """Write the plan file."""

@@ -95,7 +95,15 @@ def report(file: PlanFile, trace: Trace | None = None) -> str:
     timeline = judgement.timeline
     if timeline is None:
         raise InvalidPlan(f"the plan cannot be simulated: {judgement.faults[0]}")
-    return html_report(file, judgement.plan, judgement.problem, timeline, trace=trace, faults=judgement.faults)
+    return html_report(
+        file,
+        judgement.plan,
+        judgement.problem,
+        timeline,
+        allocation=judgement.allocation,
+        trace=trace,
+        faults=judgement.faults,
+    )
 
 
 class ProgramCache:

@@ -41,13 +41,28 @@ def _shape(plan: Plan, stages: list[Stage]) -> str:
         shape += f", replicated {':'.join(str(count) for count in counts)}"
     elif counts[0] > 1:
         shape += f", {'each ' if len(stages) > 1 else ''}on {counts[0]} devices"
-    return (
-        f"{plan.planner} cut the model into {shape}. Each step runs {plan.num_micro_batches} micro-batches of at most "
-        f"{plan.micro_batch_size} samples in the {plan.schedule.name} order."
-    )
+    batches = f"{plan.num_micro_batches} micro-batches of at most {plan.micro_batch_size} samples"
+    cut = f"{plan.planner} cut the model into {shape}."
+    if plan.schedule.pattern is not None:
+        return (
+            f"{cut} {batches[0].upper()}{batches[1:]} make a global batch; they follow each other without a flush in "
+            f"the {plan.schedule.name} order, with {plan.update_rule} updates."
+        )
+    if plan.update_rule == "elastic_averaging":
+        return (
+            f"{cut} In each iteration every pipeline takes a global batch of {batches} in the {plan.schedule.name} "
+            "order, and then they average."
+        )
+    return f"{cut} Each step runs {batches} in the {plan.schedule.name} order."
 
 
 def _rest(bubble: float, timeline: Timeline, busiest: DevicePrediction) -> str:
+    if timeline.window_rounds < timeline.rounds:
+        return (
+            f"Per global batch it waits for transfers or all-reduces alone for {duration(busiest.communication_ns)} "
+            f"and idles for {duration(busiest.idle_ns)}, measured over {timeline.window_rounds} global batches of the "
+            f"steady state. All devices together do not compute {percent(bubble)} of the time."
+        )
     return (
         f"It waits for transfers or all-reduces alone for {duration(busiest.communication_ns)} and idles for "
         f"{duration(busiest.idle_ns)}; filling the pipeline takes {duration(timeline.fill_ns)}, draining it "
@@ -79,10 +94,12 @@ def _bounds(plan: Plan, total: int) -> Iterator[str]:
 def _advice(plan: Plan, busiest: DevicePrediction, timeline: Timeline, total: int) -> str:
     """The largest loss, and what makes it smaller."""
     assert plan.prediction is not None
+    edges = 0 if timeline.window_rounds < timeline.rounds else timeline.fill_ns + timeline.drain_ns
+    edges //= timeline.window_rounds
     losses = {
-        "fill": timeline.fill_ns + timeline.drain_ns,
+        "fill": edges,
         "communication": busiest.communication_ns,
-        "imbalance": total - min(use.busy_ns for use in plan.prediction.devices) - timeline.fill_ns - timeline.drain_ns,
+        "imbalance": total - min(use.busy_ns for use in plan.prediction.devices) - edges,
     }
     worst = max(losses, key=lambda name: losses[name])
     if losses[worst] <= 0.05 * total:

@@ -51,7 +51,8 @@ def simulate(
     from penstock.report.picture import picture_of_timeline
 
     if chrome_trace is not None:
-        write_chrome_trace(picture_of_timeline(judgement.problem, timeline), Path(chrome_trace))
+        picture = picture_of_timeline(judgement.problem, timeline, judgement.allocation)
+        write_chrome_trace(picture, Path(chrome_trace))
     if as_json:
         print_json(judgement.plan.prediction)
     screen = Screen.of(quiet=as_json)
@@ -84,7 +85,15 @@ def report(
     from penstock.schemas.trace import Trace
 
     measured = None if trace is None else read_document(Trace, trace)
-    page = html_report(file, judgement.plan, judgement.problem, timeline, trace=measured, faults=judgement.faults)
+    page = html_report(
+        file,
+        judgement.plan,
+        judgement.problem,
+        timeline,
+        allocation=judgement.allocation,
+        trace=measured,
+        faults=judgement.faults,
+    )
     if output == STANDARD:
         sys.stdout.write(page)
     else:

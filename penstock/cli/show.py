@@ -111,8 +111,11 @@ def show_plan(screen: Screen, request: PlanRequest, judgement: Judgement) -> Non
         screen.say(line)
     if judgement.timeline is not None:
         screen.say()
+        width = screen.out.width - 1
         screen.say(
-            render_timeline(judgement.problem, judgement.timeline, width=screen.out.width - 1, colour=screen.colour)
+            render_timeline(
+                judgement.problem, judgement.timeline, judgement.allocation, width=width, colour=screen.colour
+            )
         )
 
 
@@ -164,6 +167,10 @@ def prediction_lines(plan: Plan) -> list[str]:
         f"{plan.global_batch_size / total * 1e9:,.1f} samples/s, bubble {percent(p.bubble)}, "
         f"peak memory {amount(p.peak_memory_bytes)}"
     ]
+    if (versions := max(use.memory.versions_bytes for use in p.devices)) > 0:
+        lines.append(
+            f"versions   {plan.update_rule} updates keep up to {amount(versions)} of other weights on a device"
+        )
     if p.cost_per_sample is not None:
         lines.append(f"cost       {p.cost_per_sample:.3g} per sample")
     for c in plan.certificates:

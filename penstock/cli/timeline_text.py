@@ -10,8 +10,9 @@ from itertools import groupby
 
 import numpy as np
 
-from penstock.report.picture import LETTERS, Lane, Picture, Strip, coverage, picture_of_timeline
+from penstock.report.picture import LETTERS, Lane, Picture, Strip, Window, coverage, picture_of_timeline
 from penstock.report.words import duration
+from penstock.solvers.allocation import Allocation
 from penstock.solvers.problem import Problem
 from penstock.solvers.timeline import Timeline
 
@@ -23,9 +24,16 @@ _BACKGROUND = {"F": 25, "B": 172, "I": 178, "W": 30, "R": 133, "U": 240}
 """Xterm colours close to Okabe and Ito's palette: blue, orange, yellow, green, purple, grey."""
 
 
-def render_timeline(problem: Problem, timeline: Timeline, *, width: int = 100, colour: bool = False) -> str:
+def render_timeline(
+    problem: Problem,
+    timeline: Timeline,
+    allocation: Allocation | None = None,
+    *,
+    width: int = 100,
+    colour: bool = False,
+) -> str:
     """The judge's timeline in ``width`` columns."""
-    return render_picture(picture_of_timeline(problem, timeline), width=width, colour=colour)
+    return render_picture(picture_of_timeline(problem, timeline, allocation), width=width, colour=colour)
 
 
 def render_picture(picture: Picture, *, width: int = 100, colour: bool = False) -> str:
@@ -47,7 +55,11 @@ def render_picture(picture: Picture, *, width: int = 100, colour: bool = False) 
         lines.append(f"{label:<{margin}} |{drawn[lane.strip]}")
     if hidden:
         lines.append(f"{'':<{margin}} |… and {hidden} more devices")
+    if picture.window is not None:
+        lines.append(f"{'':<{margin}} |{_marked(picture.window, picture.end_ns, columns)}")
     lines.append(_axis(picture.end_ns, margin, columns))
+    if picture.window is not None:
+        lines.append(f"{'':<{margin}}  {picture.window}")
     lines.append(f"{'':<{margin}}  {_legend(picture, colour)}")
     return "\n".join(lines)
 
@@ -102,6 +114,13 @@ def _columns(strip: Strip, end_ns: int, columns: int) -> tuple[list[str], list[s
         text[first[i] : last[i]] = label.ljust(span, letter.lower())
         kinds[first[i] : last[i]] = letter * span
     return kinds, text
+
+
+def _marked(window: Window, end_ns: int, columns: int) -> str:
+    """A line under the steady part."""
+    first, last = (min(round(t * columns / end_ns), columns) for t in window[:2])
+    name = "steady" if last - first >= 10 else ""
+    return " " * first + f"[{name:-^{max(0, last - first - 2)}}]"
 
 
 def _axis(end_ns: int, margin: int, columns: int) -> str:

@@ -13,12 +13,13 @@ from typing import Any
 
 from penstock.report.cluster_map import cluster_map
 from penstock.report.payload import payload
-from penstock.report.picture import NAMES, Picture, picture_of_timeline, picture_of_trace
+from penstock.report.picture import NAMES, Picture, Window, picture_of_timeline, picture_of_trace
 from penstock.report.words import amount, duration, percent, ranges
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.trace import Trace
+from penstock.solvers.allocation import Allocation
 from penstock.solvers.problem import Problem
 from penstock.solvers.timeline import Timeline
 
@@ -31,21 +32,22 @@ def html_report(
     problem: Problem,
     timeline: Timeline,
     *,
+    allocation: Allocation | None = None,
     trace: Trace | None = None,
     faults: Sequence[str] = (),
 ) -> str:
-    """The page. ``plan`` is the judged plan of ``file``; a ``trace`` adds the measured timeline."""
+    """The page. ``plan`` is the judged plan of ``file``, ``allocation`` its own; a ``trace`` adds the measured one."""
     profile, topology = file.request.profile, file.request.topology
     assert isinstance(profile, ModelProfile)
     assert isinstance(topology, ClusterTopology)
-    picture = picture_of_timeline(problem, timeline)
+    picture = picture_of_timeline(problem, timeline, allocation)
     title = f"{profile.name} on {topology.name}"
     sections = [
         f"<h1>{escape(title)}</h1>",
         f'<p class="faint">{escape(_subtitle(plan))}</p>',
         "".join(f'<p class="fault">{escape(fault)}</p>' for fault in faults),
         _figures(plan, trace),
-        _figure("timeline-predicted", "Predicted timeline", payload(picture, "predicted")),
+        _figure("timeline-predicted", "Predicted timeline", payload(picture, "predicted"), picture.window),
     ]
     if trace is not None:
         measured = picture_of_trace(trace, plan)
@@ -110,7 +112,7 @@ def _figures(plan: Plan, trace: Trace | None) -> str:
     return f'<dl class="figures">{cells}</dl>'
 
 
-def _figure(name: str, title: str, data: dict[str, Any]) -> str:
+def _figure(name: str, title: str, data: dict[str, Any], window: Window | None = None) -> str:
     used = set("".join(s["compute"]["kind"] + s["communication"]["kind"] for s in data["strips"]))
     legend = "".join(
         f'<li><i style="background:var(--{letter})"></i>{escape(NAMES[letter])}</li>'
@@ -122,13 +124,14 @@ def _figure(name: str, title: str, data: dict[str, Any]) -> str:
         if data["merged"]
         else ""
     )
+    steady = f"The line under the lanes is the {window}; all shares and times are measured there. " if window else ""
     return (
         f'<h2>{escape(title)}</h2>\n<figure data-timeline="{name}">\n<ul class="legend">{legend}</ul>\n'
         f'<canvas class="timeline" tabindex="0" role="img" aria-label="{escape(title)}; its blocks stand in the table '
         'of operations below"></canvas>\n<p class="about" role="status" aria-live="polite"></p>\n'
-        '<canvas class="memory"></canvas>\n<figcaption>Drag to move, Ctrl + wheel or double click to zoom. Keys: ← → '
-        f"move, + − zoom, 0 everything, ↑ ↓ device (its memory is drawn below), n p next and previous block.{merged}"
-        f"</figcaption>\n</figure>\n"
+        f'<canvas class="memory"></canvas>\n<figcaption>{steady}Drag to move, Ctrl + wheel or double click to zoom. '
+        "Keys: ← → move, + − zoom, 0 everything, ↑ ↓ device (its memory is drawn below), n p next and previous block."
+        f"{merged}</figcaption>\n</figure>\n"
         f'<script type="application/json" id="{name}">{_embedded(data)}</script>'
     )
 

@@ -30,6 +30,7 @@ def payload(picture: Picture, title: str) -> dict[str, Any]:
     return {
         "title": title,
         "end_ns": picture.end_ns,
+        "window_ns": list(picture.window[:2]) if picture.window else None,
         "num_micro_batches": picture.num_micro_batches,
         "merged": is_merged,
         "num_blocks": picture.num_blocks,

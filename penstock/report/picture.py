@@ -6,22 +6,27 @@ The HTML page, the SVG and the terminal all draw a ``Picture``; none of them rea
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
+from penstock.report.words import duration
 from penstock.schemas.plan import Plan
 from penstock.schemas.program import KINDS
 from penstock.schemas.trace import RankTrace, Trace
+from penstock.solvers.allocation import Allocation
 from penstock.solvers.problem import Problem
+from penstock.solvers.reductions import group_buckets, reduction_groups
+from penstock.solvers.schedule import STEP
 from penstock.solvers.timeline import Timeline, Track
 
 LETTERS = "".join(KINDS) + "U"
-"""One letter per kind of block; U is the optimizer's update."""
-UPDATE = LETTERS.index("U")
+"""One letter per kind of block; U is the optimizer's update, as the kind of a step within a row."""
+UPDATE = STEP
 NAMES = {
     "F": "forward",
     "B": "backward",
@@ -81,14 +86,28 @@ class Lane:
     capacity_bytes: int | None
 
 
+class Window(NamedTuple):
+    """The steady part of a periodic plan's run: ``rounds`` of its ``of_rounds`` global batches."""
+
+    start_ns: int
+    end_ns: int
+    rounds: int
+    of_rounds: int
+
+    def __str__(self) -> str:
+        batches = f"{self.rounds} of the {self.of_rounds} global batches"
+        return f"steady state: {batches}, from {duration(self.start_ns)} to {duration(self.end_ns)}"
+
+
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """One global batch on all devices that take part."""
+    """One global batch, or a run of several, on all devices that take part."""
 
     end_ns: int
     num_micro_batches: int
     strips: tuple[Strip, ...]
     lanes: tuple[Lane, ...]
+    window: Window | None = None
 
     @cached_property
     def num_blocks(self) -> int:
@@ -98,20 +117,51 @@ class Picture:
         )
 
 
-def picture_of_timeline(problem: Problem, timeline: Timeline) -> Picture:
-    """The judge's timeline; devices that hold no stage are left out."""
+def picture_of_timeline(problem: Problem, timeline: Timeline, allocation: Allocation | None = None) -> Picture:
+    """The judge's timeline; devices that hold no stage are left out.
+
+    ``allocation`` says which stages reduce together where there are several pipelines.
+    """
+    members = _members(problem, allocation) if timeline.reductions else {}
     strips, lanes = [], []
     for track in timeline.tracks:
         operations = np.asarray(track.operations, dtype=np.int64)
         stages = tuple(np.unique(operations[:, 1]).tolist())
-        strips.append(_strip(track, operations, stages, timeline))
+        strips.append(_strip(track, operations, stages, timeline, members))
         for device in track.devices:
             times, memory = timeline.memory_curve(device)
             about = problem.devices[device]
             lanes.append((stages, device, Lane(about.name, len(strips) - 1, stages, times, memory, about.memory_bytes)))
     lanes.sort(key=lambda entry: entry[:2])
     count = 1 + max((int(track.operations[:, 2].max(initial=0)) for track in timeline.tracks), default=0)
-    return Picture(timeline.time_per_global_batch_ns, count, tuple(strips), tuple(lane for _, _, lane in lanes))
+    window = None
+    if timeline.window_rounds < timeline.rounds:
+        window = Window(*timeline.window_ns, timeline.window_rounds, timeline.rounds)
+    return Picture(_end_ns(timeline), count, tuple(strips), tuple(lane for _, _, lane in lanes), window)
+
+
+def _end_ns(timeline: Timeline) -> int:
+    """When everything has ended."""
+    arrays = [timeline.transfers.end_ns, *(track.end_ns for track in timeline.tracks)]
+    ends = [int(array.max()) for array in arrays if array.size]
+    ends += [each.end_ns for each in (*timeline.reductions, *timeline.updates)]
+    return max([*ends, timeline.time_per_global_batch_ns])
+
+
+Members = dict[tuple[int, int], tuple[int, ...]]
+"""The stages that take part in a reduction, by its stage and bucket; absent where it is that stage alone."""
+
+
+def _members(problem: Problem, allocation: Allocation | None) -> Members:
+    found: Members = {}
+    if allocation is None or len(allocation.pipelines) == 1:
+        return found
+    counted: Counter[int] = Counter()
+    for group in reduction_groups(allocation):
+        for _bucket in group_buckets(problem, group, 1):
+            found[group.stages[0], counted[group.stages[0]]] = group.stages
+            counted[group.stages[0]] += 1
+    return found
 
 
 def picture_of_trace(trace: Trace, plan: Plan) -> Picture:
@@ -169,11 +219,20 @@ def merged(blocks: Blocks, columns: int, end_ns: int) -> Blocks:
     return Blocks.from_rows(blocks.letters, np.array(kept, dtype=np.int64))
 
 
-def _strip(track: Track, operations: np.ndarray, stages: tuple[int, ...], timeline: Timeline) -> Strip:
+def _strip(
+    track: Track, operations: np.ndarray, stages: tuple[int, ...], timeline: Timeline, members: Members
+) -> Strip:
     rows = np.column_stack((operations, track.start_ns, track.end_ns))
-    updates = [(UPDATE, i.stage, i.bucket, i.start_ns, i.end_ns) for i in timeline.updates if i.stage in stages]
-    reduced = [(2, i.stage, i.bucket, i.start_ns, i.end_ns) for i in timeline.reductions if i.stage in stages]
-    moved = _transfers(operations, timeline)
+    rows[operations[:, 0] == STEP, 2] = -1
+    updates: list[tuple[int, ...]] = []
+    if not (operations[:, 0] == STEP).any():
+        updates = [(UPDATE, i.stage, i.bucket, i.start_ns, i.end_ns) for i in timeline.updates if i.stage in stages]
+    reduced = [
+        (2, i.stage, i.bucket, i.start_ns, i.end_ns)
+        for i in timeline.reductions
+        if any(s in stages for s in members.get((i.stage, i.bucket), (i.stage,)))
+    ]
+    moved = _transfers(operations[operations[:, 0] != STEP], timeline)
     return Strip(
         Blocks.from_rows(LETTERS, np.vstack((rows, np.array(updates, dtype=np.int64).reshape(-1, 5)))),
         Blocks.from_rows(_COMMUNICATION, np.vstack((moved, np.array(reduced, dtype=np.int64).reshape(-1, 5)))),

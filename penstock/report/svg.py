@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from penstock.report.picture import NAMES, Blocks, Picture
+from penstock.report.picture import NAMES, Blocks, Picture, Window
 from penstock.report.words import duration
 
 COLOURS = {
@@ -31,8 +31,21 @@ def svg_timeline(picture: Picture, *, width: int = 960) -> str:
         parts.append(f'<text x="6" y="{y + 15}" fill="#1c2128">{escape(lane.device)} [{stages}]</text>')
         parts.append(_blocks(strip.compute, scale, y, _LANE - _THIN - 5, labelled=True))
         parts.append(_blocks(strip.communication, scale, y + _LANE - _THIN - 4, _THIN, labelled=False))
+    if picture.window is not None:
+        parts.append(_window(picture.window, scale, len(picture.lanes) * _LANE))
     parts.append(_foot(picture, width, height))
     return "\n".join(parts) + "\n</svg>\n"
+
+
+def _window(window: Window, scale: float, height: int) -> str:
+    """What lies outside the steady window is pale; lines mark its edges."""
+    left, right = (_LABEL + t * scale for t in window[:2])
+    return (
+        f"<g><title>{window}</title>"
+        f'<rect x="{_LABEL}" y="0" width="{left - _LABEL:.1f}" height="{height}" fill="#ffffff" opacity="0.55"/>'
+        f'<rect x="{right:.1f}" y="0" width="10000" height="{height}" fill="#ffffff" opacity="0.55"/>'
+        f'<path d="M{left:.1f} 0V{height}M{right:.1f} 0V{height}" stroke="#1c2128" stroke-dasharray="4 3"/></g>'
+    )
 
 
 def _blocks(blocks: Blocks, scale: float, y: float, height: float, *, labelled: bool) -> str:
@@ -65,5 +78,9 @@ def _foot(picture: Picture, width: int, height: int) -> str:
         x += 24 + 7 * len(NAMES[letter])
     parts.append(f'<text x="{_LABEL}" y="{height - 28}" fill="#5b6572">0</text>')
     end = duration(picture.end_ns)
+    if picture.window is not None:
+        middle = (picture.window.start_ns + picture.window.end_ns) / (2 * picture.end_ns)
+        place = _LABEL + (width - _LABEL - 8) * middle
+        parts.append(f'<text x="{place:.1f}" y="{height - 28}" fill="#1c2128" text-anchor="middle">steady state</text>')
     parts.append(f'<text x="{width - 8}" y="{height - 28}" fill="#5b6572" text-anchor="end">{end}</text>')
     return "".join(parts)

@@ -102,6 +102,7 @@ class TimelineView {
     this.drawn = 0;
     const last = Math.min(this.data.lanes.length, this.top + this.lanesShown);
     for (let lane = this.top; lane < last; lane++) this.drawLane(pen, lane);
+    if (this.data.window_ns) this.drawWindow(pen);
     this.drawAxis(pen);
     if (this.selected) this.drawSelection(pen);
     this.drawMemory();
@@ -135,6 +136,18 @@ class TimelineView {
         pen.fillText(String(blocks.number(i)), left + 3, y + height / 2, width - 4);
       }
     }
+  }
+
+  drawWindow(pen) {
+    const [left, right] = this.data.window_ns.map((time) => Math.min(Math.max(this.x(time), LANE_LABEL_PX), this.width));
+    const bottom = this.height - AXIS_PX;
+    pen.globalAlpha = 0.6;
+    pen.fillStyle = this.style.getPropertyValue("--panel");
+    pen.fillRect(LANE_LABEL_PX, 0, left - LANE_LABEL_PX, bottom);
+    pen.fillRect(right, 0, this.width - right, bottom);
+    pen.globalAlpha = 1;
+    pen.fillStyle = this.style.getPropertyValue("--accent");
+    pen.fillRect(left, bottom - 1, right - left, 3);
   }
 
   drawAxis(pen) {
