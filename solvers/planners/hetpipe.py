@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.allocators.hetpipe import HOLDS, POLICIES, Partitions, groupings
-from penstock.solvers.batches import candidates
+from penstock.solvers.batches import Batch, candidates
 from penstock.solvers.batching import row_classes
 from penstock.solvers.costs import all_reduce_ns, stage_costs
 from penstock.solvers.planners.options import Option
@@ -32,14 +32,17 @@ Grouping = tuple[tuple[int, ...], ...]
 def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
     """Every grouping of the devices with every number of micro-batches, the shortest expected first.
 
-    Raises ``UnsupportedRequest`` for a cluster of one node, ``InvalidDocument`` for a size that no grouping has.
+    Raises ``UnsupportedRequest`` for a cluster of one node and for fewer micro-batches than workers,
+    ``InvalidDocument`` for a size that no grouping has.
     """
     wanted = _groupings(problem, options)
+    batches = candidates(problem)
+    _refuse_few(wanted, batches)
     partitions = Partitions(problem)
     plans: dict[Allocation, int] = {}
     for hold in HOLDS:
         for workers in wanted:
-            for batch in candidates(problem):
+            for batch in batches:
                 allocation = partitions.allocation(workers, batch, hold)
                 if allocation is not None:
                     plans.setdefault(allocation, _expected_ns(problem, allocation))
@@ -49,6 +52,17 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
     overlaps = (problem.rules.overlap_all_reduce,)
     for allocation in ranked[:MAX_JUDGED]:
         yield Proposal(allocation, ("early-backward",), str(options["policy"]), overlaps)
+
+
+def _refuse_few(wanted: list[Grouping], batches: Sequence[Batch]) -> None:
+    fewest = min(len(workers) for workers in wanted)
+    most = max((batch.num_micro_batches for batch in batches), default=fewest)
+    if most < fewest:
+        raise UnsupportedRequest(
+            f"HetPipe gives each of {fewest} or more virtual workers micro-batches of its own; the request allows at "
+            f"most {most} per global batch",
+            remedy="smaller micro_batch_sizes or a larger global batch; planner 'pipedream' takes this request",
+        )
 
 
 def _expected_ns(problem: Problem, allocation: Allocation) -> int:

@@ -194,3 +194,5 @@ def test_what_is_refused() -> None:
     with pytest.raises(InvalidDocument, match="no virtual workers of 3 size") as wrong:
         PLANNERS["hetpipe"].solve(make_problem([1] * 4, nodes=(2, 2)), options={"size": 3})
     assert wrong.value.remedy == "size 1, 2"
+    with pytest.raises(UnsupportedRequest, match="the request allows at most 1 per global batch"):
+        PLANNERS["hetpipe"].solve(make_problem([1] * 4, nodes=(2, 2), global_batch_size=1))
