@@ -1,0 +1,134 @@
+"""SPP's search: ordering of devices, partition for every number of stages, first call of a fresh process.
+
+Prints ``name value unit target ok|MISSED`` for each row; CPU time. The partition rows include the tables, count every
+number of stages that the table holds, and say how far the values of W may be from their floors. ``--long`` adds the
+order of 1,024 devices on an arbitrary matrix.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+from penstock.solvers.allocators.spp.ordering import Graph, device_order, graph_of, merged
+from penstock.solvers.allocators.spp.partition import pruned_replicas, search, stages_that_fit
+from penstock.solvers.allocators.spp.tables import chain_of, windows
+from penstock.solvers.batches import batch_of
+from penstock.solvers.network import Cable, Inside, Network
+from penstock.solvers.problem import Device, Measured, MemoryRules, NetworkRules, Problem
+
+MICRO_BATCHES = 32
+FIRST_CALL = """
+import time
+from penstock.solvers import warm
+from penstock.solvers.registry import PLANNERS
+problem = warm._toy(True, "half")
+began = time.process_time()
+PLANNERS["spp"].solve(problem)
+print(time.process_time() - began)
+"""
+
+
+def main() -> None:
+    """Order, partition, fresh process."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--long", action="store_true", help="also order 1,024 devices on an arbitrary matrix")
+    arguments = parser.parse_args()
+    device_order(_matrix(8, 0))
+    _order("order of 256 devices, any matrix", 256, 3.0)
+    began = time.process_time()
+    device_order(graph_of(_instance(2, (8,) * 128)))
+    _row("order of 1,024 devices on 128 equal servers", time.process_time() - began, 60.0)
+    _partition(20, (4, 4), 60.0)
+    _partition(200, (8,) * 32, 2.0)
+    _partition(500, (8,) * 128, 15.0)
+    fresh = subprocess.run([sys.executable, "-c", FIRST_CALL], check=True, capture_output=True, text=True)
+    _row("planner spp, first call of a fresh process", float(fresh.stdout), 1.0)
+    if arguments.long:
+        _order("order of 1,024 devices, any matrix", 1024, 300.0)
+
+
+def _row(name: str, seconds: float, target: float, more: str = "") -> None:
+    print(f"{name} {seconds:.3f} s {target} {'ok' if seconds <= target else 'MISSED'}{more}", flush=True)
+
+
+def _order(name: str, devices: int, target: float) -> None:
+    graph = _matrix(devices, 1)
+    began = time.process_time()
+    device_order(graph)
+    _row(name, time.process_time() - began, target)
+
+
+def _matrix(devices: int, seed: int) -> Graph:
+    """Every link with a bandwidth of its own: nothing is equal, nothing contracts."""
+    draw = np.triu(np.random.default_rng(seed).integers(10**9, 10**11, (devices, devices)), 1)
+    return merged(draw + draw.T, [(d,) for d in range(devices)])
+
+
+def _partition(layers: int, nodes: tuple[int, ...], target: float) -> None:
+    problem = _instance(layers, nodes)
+    devices = problem.num_devices
+    counts = pruned_replicas(problem)
+    most = stages_that_fit(layers, devices, len(counts))
+    began = time.process_time()
+    chain = chain_of(problem, windows(problem, range(devices)), batch_of(problem, devices), counts, most, unused=True)
+    found = search(chain, most)
+    seconds = time.process_time() - began
+    gap = max((p.value_ns - 1 - p.floor_ns) / p.value_ns for p in found.values())
+    exact = sum(p.exact for p in found.values())
+    _row(
+        f"partition of {layers} layers x {devices} devices into 1 to {max(found)} stages",
+        seconds,
+        target,
+        f"; {len(counts)} replica counts, {exact} of {len(found)} exact, the others within {100 * gap:.3f} %",
+    )
+
+
+def _instance(layers: int, nodes: tuple[int, ...]) -> Problem:
+    """A chain of unequal layers on servers of 25 GB/s inside and 3 GB/s between, in SPP's network."""
+    draw = np.random.default_rng(0)
+    forward = np.exp(draw.normal(14.5, 0.4, layers)).astype(np.int64)
+    parameters = np.exp(draw.normal(16.5, 0.6, layers)).astype(np.int64)
+    boundary = np.exp(draw.normal(13.5, 0.3, layers - 1)).astype(np.int64)
+    measured = Measured(1, forward, 2 * forward, forward, boundary.max() + 0 * forward, 0 * forward)
+    names = tuple(f"n{i}/{j}" for i, size in enumerate(nodes) for j in range(size))
+    hosts = tuple(f"n{i}" for i in range(len(nodes)))
+    node_of = tuple(i for i, size in enumerate(nodes) for _ in range(size))
+    prefix = np.concatenate(([0], np.cumsum(parameters)))
+    return Problem(
+        layer_names=tuple(f"layer{i}" for i in range(layers)),
+        parameter_bytes=prefix,
+        trainable_bytes=prefix,
+        update_ns=np.zeros(layers + 1, dtype=np.int64),
+        forward_bytes=boundary,
+        backward_bytes=boundary,
+        boundary_tensors=tuple((("x", int(b), int(b)),) for b in boundary),
+        cuttable=np.ones(layers - 1, dtype=bool),
+        shared_parameters=(),
+        measured={"V100": (measured,)},
+        linear=True,
+        kind_source={"V100": ("V100", 1.0)},
+        devices=tuple(Device(n, node_of[d], "V100", 2**40, 0, None) for d, n in enumerate(names)),
+        network=Network(
+            names,
+            hosts,
+            node_of,
+            (Inside("pairs", 25 * 10**9, 0, True),) * len(nodes),
+            tuple(Cable(host, "switch", 3 * 10**9, 0, True) for host in hosts),
+        ),
+        global_batch_size=MICRO_BATCHES * len(names),
+        micro_batch_sizes=(len(names),),
+        min_slice=1,
+        memory=MemoryRules(1, 2, False, 0, True),
+        rules=NetworkRules(False, "half", "spp", "flat", 25_000_000, False),
+        recompute="never",
+        expected_error=0.0,
+    )
+
+
+if __name__ == "__main__":
+    main()
