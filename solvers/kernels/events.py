@@ -8,57 +8,38 @@ and is looked at again when that resource is freed, so an event costs the logari
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from penstock.solvers.kernels.chains import announce_buckets, close, end_bucket
 from penstock.solvers.kernels.compiled import compiled, inner, loop
-from penstock.solvers.kernels.heap import pop, pop_time, push, push_time
+from penstock.solvers.kernels.heap import pop, pop_time, push
 from penstock.solvers.kernels.inorder import lead_column
+from penstock.solvers.kernels.state import (
+    CANDIDATES,
+    EVENTS,
+    FREED,
+    FRESH,
+    MASK,
+    NOWHERE,
+    ON_ITS_WAY,
+    OPERATION,
+    READY,
+    REDUCED,
+    SENT,
+    SHIFT,
+    TOUCHED,
+    State,
+    free,
+    later,
+    make_fresh,
+    new_state,
+    touch,
+    touch_stage,
+)
 from penstock.solvers.tables import DURATION, FLOW, INPUT, LINES, OTHER, OUTPUT, STAGE
 from penstock.solvers.tables import NOWHERE as NO_PLACE
-
-OPERATION, SENT, READY, REDUCED = 0, 1, 2, 3
-EVENTS, FRESH, FREED, CANDIDATES, TOUCHED = 0, 1, 2, 3, 4
-NOWHERE, ON_ITS_WAY = -2, -1
-SHIFT = 32
-MASK = (1 << 32) - 1
-
-
-class State(NamedTuple):
-    """Everything that changes while events run; ``size`` counts the entries of the lists and heaps."""
-
-    size: np.ndarray
-    event_time: np.ndarray
-    event_code: np.ndarray
-    position: np.ndarray
-    time: np.ndarray
-    busy: np.ndarray
-    start: np.ndarray
-    done: np.ndarray
-    arrived: np.ndarray
-    sent: np.ndarray
-    order: np.ndarray
-    head: np.ndarray
-    tail: np.ndarray
-    where: np.ndarray
-    taken: np.ndarray
-    watch_first: np.ndarray
-    watch_second: np.ndarray
-    watch_size: np.ndarray
-    fresh: np.ndarray
-    freed: np.ndarray
-    candidate_first: np.ndarray
-    candidate_second: np.ndarray
-    touched: np.ndarray
-    is_touched: np.ndarray
-    bucket: np.ndarray
-    bucket_round: np.ndarray
-    bucket_ready: np.ndarray
-    bucket_start: np.ndarray
-    lanes_left: np.ndarray
-    closing: np.ndarray
-    closing_place: np.ndarray
 
 
 @compiled
@@ -69,7 +50,7 @@ def run_events(
 
     A lane whose position is below its number of operations is blocked for ever.
     """
-    state = _new_state(flows, chains, lanes)
+    state = new_state(flows, chains, lanes)
     _run(flows, chains, lanes, state)
     return state.position, state.time, state.start, state.sent, state.order, state.bucket_start
 
@@ -78,9 +59,9 @@ def run_events(
 def _run(flows: Any, chains: Any, lanes: Any, state: State) -> None:
     num_lanes = lanes.lane_start.size - 1
     for slot in range(lanes.slot_lane.size):
-        _close(lanes, state, slot)
+        close(lanes, state, slot)
     for lane in range(num_lanes):
-        _touch(state, lane)
+        touch(state, lane)
     _start_operations(chains, lanes, state, 0)
     while state.size[EVENTS] > 0:
         t = state.event_time[0]
@@ -94,105 +75,11 @@ def _run(flows: Any, chains: Any, lanes: Any, state: State) -> None:
             elif what == SENT:
                 _end_transfer(flows, lanes, state, subject, m, t)
             elif what == READY:
-                _make_fresh(state, flows.flow_ns.size + subject)
+                make_fresh(state, flows.flow_ns.size + subject)
             else:
-                _end_bucket(flows, chains, lanes, state, subject, t)
+                end_bucket(flows, chains, lanes, state, subject, t)
         _start_transfers(flows, chains, state, t)
         _start_operations(chains, lanes, state, t)
-
-
-@compiled
-def _new_state(flows: Any, chains: Any, lanes: Any) -> State:
-    count = flows.base.size - 1
-    num_chains = chains.stage.size
-    num_lanes = lanes.lane_start.size - 1
-    num_flows = flows.flow_ns.size
-    users = num_flows + num_chains
-    resources = flows.watch_start.size - 1
-    transfers = flows.flow_offset[num_flows]
-    free = 0
-    for flow in range(num_flows):
-        if flows.resource_start[flow] == flows.resource_start[flow + 1]:
-            free += flows.flow_offset[flow + 1] - flows.flow_offset[flow]
-    events = num_lanes + users + num_chains + free + 1
-    watch = flows.watch_start[resources]
-    return State(
-        np.zeros(5, dtype=np.int64),
-        np.empty(events, dtype=np.int64),
-        np.empty(events, dtype=np.int64),
-        lanes.lane_start[:-1].copy(),
-        np.zeros(num_lanes, dtype=np.int64),
-        np.zeros(num_lanes, dtype=np.bool_),
-        np.empty(lanes.batch.size, dtype=np.int64),
-        np.zeros(2 * flows.base[count], dtype=np.uint16),
-        np.zeros(flows.places, dtype=np.bool_),
-        np.full(transfers, -1, dtype=np.int64),
-        np.empty(transfers, dtype=np.int32),
-        flows.flow_offset[:-1].copy(),
-        flows.flow_offset[:-1].copy(),
-        np.full(users, NOWHERE, dtype=np.int64),
-        np.zeros(resources, dtype=np.bool_),
-        np.empty(watch, dtype=np.int64),
-        np.empty(watch, dtype=np.int64),
-        np.zeros(resources, dtype=np.int64),
-        np.empty(users, dtype=np.int64),
-        np.empty(resources, dtype=np.int64),
-        np.empty(users + resources + 1, dtype=np.int64),
-        np.empty(users + resources + 1, dtype=np.int64),
-        np.empty(num_lanes, dtype=np.int64),
-        np.zeros(num_lanes, dtype=np.bool_),
-        chains.start[:-1].copy(),
-        np.zeros(num_chains, dtype=np.int64),
-        np.zeros(chains.bucket_ns.size, dtype=np.int64),
-        np.full(chains.run_start[num_chains], -1, dtype=np.int64),
-        _lanes_of_rounds(chains, lanes),
-        np.empty(lanes.slot_lane.size, dtype=np.int64),
-        lanes.round_start[:-1] - 1,
-    )
-
-
-@compiled
-def _lanes_of_rounds(chains: Any, lanes: Any) -> np.ndarray:
-    """How many lanes have gradients in each round of each chain."""
-    left = np.zeros(chains.round_start[chains.stage.size], dtype=np.int64)
-    if chains.bucket_ns.size == 0:
-        return left
-    for s in range(chains.member_start.size - 1):
-        for k in range(chains.member_start[s], chains.member_start[s + 1]):
-            g = chains.member_group[k]
-            for slot in range(lanes.slot_start[s], lanes.slot_start[s + 1]):
-                for update_round in range(chains.rounds[g]):
-                    if lanes.last_gradient[lanes.round_start[slot] + update_round] >= 0:
-                        left[chains.round_start[g] + update_round] += 1
-    return left
-
-
-@inner
-def _touch(state: State, lane: int) -> None:
-    if not state.is_touched[lane]:
-        state.is_touched[lane] = True
-        state.touched[state.size[TOUCHED]] = lane
-        state.size[TOUCHED] += 1
-
-
-@inner
-def _touch_stage(lanes: Any, state: State, s: int) -> None:
-    for slot in range(lanes.slot_start[s], lanes.slot_start[s + 1]):
-        _touch(state, lanes.slot_lane[slot])
-
-
-@inner
-def _later(state: State, t: int, what: int, subject: int, m: int) -> None:
-    code = (what << 60) | (subject << SHIFT) | m
-    push_time(state.event_time, state.event_code, state.size[EVENTS], t, code)
-    state.size[EVENTS] += 1
-
-
-@inner
-def _make_fresh(state: State, user: int) -> None:
-    state.where[user] = ON_ITS_WAY
-    state.fresh[state.size[FRESH]] = user
-    state.size[FRESH] += 1
 
 
 @inner
@@ -213,41 +100,11 @@ def _start_operations(chains: Any, lanes: Any, state: State, t: int) -> None:
         state.start[i] = t
         state.busy[lane] = True
         state.time[lane] = end
-        _later(state, end, OPERATION, lane, 0)
+        later(state, end, OPERATION, lane, 0)
         if reduces and i == state.closing[row // LINES]:
-            closed = _close(lanes, state, row // LINES)
-            _announce_buckets(chains, state, lanes.table[row, STAGE], closed, end, lead_column(lanes, i))
+            closed = close(lanes, state, row // LINES)
+            announce_buckets(chains, state, lanes.table[row, STAGE], closed, end, lead_column(lanes, i))
     state.size[TOUCHED] = 0
-
-
-@inner
-def _close(lanes: Any, state: State, slot: int) -> int:
-    """The number of the round whose last gradient a slot now makes; looks up the one after it."""
-    first, stop = lanes.round_start[slot], lanes.round_start[slot + 1]
-    closed = state.closing_place[slot]
-    place = closed + 1
-    while place < stop and lanes.last_gradient[place] < 0:
-        place += 1
-    state.closing_place[slot] = place
-    state.closing[slot] = lanes.last_gradient[place] if place < stop else -1
-    return closed - first
-
-
-@inner
-def _announce_buckets(chains: Any, state: State, s: int, update_round: int, end: int, column: int) -> None:
-    """A lane's last gradient of a round ends at ``end``: with the last lane's the first bucket's time is known."""
-    for k in range(chains.member_start[s], chains.member_start[s + 1]):
-        g = chains.member_group[k]
-        low, high = chains.start[g], chains.start[g + 1]
-        if low == high or update_round >= chains.rounds[g]:
-            continue
-        for b in range(low, high):
-            lead = chains.lead_ns[4 * (chains.member_lead[k] + b - low) + column]
-            state.bucket_ready[b] = max(state.bucket_ready[b], end - lead)
-        left = chains.round_start[g] + update_round
-        state.lanes_left[left] -= 1
-        if state.lanes_left[left] == 0:
-            _later(state, state.bucket_ready[low], READY, g, 0)
 
 
 @inner
@@ -255,7 +112,7 @@ def _end_operation(flows: Any, lanes: Any, state: State, lane: int, t: int) -> N
     i = state.position[lane]
     state.position[lane] = i + 1
     state.busy[lane] = False
-    _touch(state, lane)
+    touch(state, lane)
     row, m = lanes.row[i], lanes.batch[i]
     s = lanes.table[row, STAGE]
     place = lanes.table[row, OUTPUT]
@@ -270,7 +127,7 @@ def _end_operation(flows: Any, lanes: Any, state: State, lane: int, t: int) -> N
         _enqueue(flows, state, flow, m, t)
         return
     state.arrived[place + m] = True
-    _touch_stage(lanes, state, lanes.table[row, OTHER])
+    touch_stage(lanes, state, lanes.table[row, OTHER])
 
 
 @inner
@@ -285,7 +142,7 @@ def _enqueue(flows: Any, state: State, flow: int, m: int, t: int) -> None:
     state.sent[at] = t
     state.tail[flow] += 1
     if state.where[flow] == NOWHERE:
-        _make_fresh(state, flow)
+        make_fresh(state, flow)
     elif at == state.head[flow] and state.where[flow] >= 0:
         _lower_key(flows, state, flow, m)
 
@@ -325,45 +182,14 @@ def _head_key(flows: Any, chains: Any, state: State, user: int) -> tuple[int, in
 
 
 @inner
-def _free(flows: Any, state: State, user: int) -> None:
-    for k in range(flows.resource_start[user], flows.resource_start[user + 1]):
-        resource = flows.resources[k]
-        state.taken[resource] = False
-        state.freed[state.size[FREED]] = resource
-        state.size[FREED] += 1
-
-
-@inner
 def _end_transfer(flows: Any, lanes: Any, state: State, flow: int, m: int, t: int) -> None:
-    _free(flows, state, flow)
+    free(flows, state, flow)
     s = flows.flow_stage[flow]
     direction = flows.flow_direction[flow]
     other = flows.next[s] if direction == 0 else flows.previous[s]
     total = flows.base[flows.base.size - 1]
     state.arrived[direction * total + flows.base[other] + m - flows.first[other]] = True
-    _touch_stage(lanes, state, other)
-
-
-@inner
-def _end_bucket(flows: Any, chains: Any, lanes: Any, state: State, g: int, t: int) -> None:
-    user = flows.flow_ns.size + g
-    _free(flows, state, user)
-    b = state.bucket[g] + 1
-    if b < chains.start[g + 1]:
-        state.bucket[g] = b
-        state.bucket_ready[b] = max(state.bucket_ready[b], t)
-        if state.bucket_ready[b] == t:
-            _make_fresh(state, user)
-        else:
-            _later(state, state.bucket_ready[b], READY, g, 0)
-        return
-    state.bucket[g] = chains.start[g]
-    state.bucket_round[g] += 1
-    total = flows.base[flows.base.size - 1]
-    if flows.places > 2 * total:
-        s = chains.stage[g]
-        state.arrived[2 * total + flows.base[s] + state.bucket_round[g] * chains.every[s] - 1] = True
-        _touch_stage(lanes, state, s)
+    touch_stage(lanes, state, other)
 
 
 @inner
@@ -431,11 +257,11 @@ def _start_head(flows: Any, chains: Any, state: State, user: int, m: int, t: int
         g = user - flows.flow_ns.size
         b, size = state.bucket[g], chains.start[g + 1] - chains.start[g]
         state.bucket_start[chains.run_start[g] + state.bucket_round[g] * size + b - chains.start[g]] = t
-        _later(state, t + chains.bucket_ns[b], REDUCED, g, 0)
+        later(state, t + chains.bucket_ns[b], REDUCED, g, 0)
         return
     state.sent[state.head[user]] = t
     state.head[user] += 1
-    _later(state, t + flows.flow_ns[user], SENT, user, m)
+    later(state, t + flows.flow_ns[user], SENT, user, m)
     if state.head[user] < state.tail[user]:
         first, second = _head_key(flows, chains, state, user)
         if low < high:
