@@ -42,7 +42,8 @@ def _shape(session: Session, best: Candidate) -> str:
     stages, beside = allocation.stages, ""
     if best.update_rule == "elastic_averaging":
         stages = allocation.pipelines[0].stages
-        beside = f"{len(allocation.pipelines)} pipelines on the same devices, each "
+        number = len(allocation.pipelines)
+        beside = f"{number} pipelines on the same devices, each " if number > 1 else "one pipeline that averages, "
     used = len({d for stage in stages for d in stage.devices})
     number = allocation.num_micro_batches
     rows = row_classes(session.problem.global_batch_size, number)[0][0]
