@@ -61,10 +61,14 @@ RULES: tuple[UpdateRule, ...] = ("weight_stashing", "synchronous")
 
 
 class _Plan(NamedTuple):
-    """A proposal with what a global batch is expected to take, by the planner's own estimate."""
+    """A proposal with what a global batch is expected to take, by the planner's own estimate.
+
+    ``always``: judged whatever is expected of it, so that no mode finds a better flushed plan than ``best``.
+    """
 
     expected_ns: int
     proposal: Proposal
+    always: bool = False
 
 
 def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
@@ -77,8 +81,11 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
         for rule in rules:
             plans = sorted(search.plans(batch, rule), key=lambda plan: plan.expected_ns)
             nothing = nothing and not plans
-            yield from (plan.proposal for plan in plans[:AT_ONCE])
-            left += plans[AT_ONCE:]
+            for place, plan in enumerate(plans):
+                if place < AT_ONCE or plan.always:
+                    yield plan.proposal
+                else:
+                    left.append(plan)
     left.sort(key=lambda plan: plan.expected_ns)
     yield from (plan.proposal for plan in left[:AFTERWARDS])
     if nothing:
@@ -119,7 +126,9 @@ class _Search:
     def plans(self, batch: Batch, rule: UpdateRule) -> list[_Plan]:
         """The best partitions of a step, each once, with their schedules."""
         if rule == "synchronous":
-            return [self._flushed(each) for each in self._partitions(batch, rule, False)]
+            formulas = {each.allocation for each in self._formulas(batch)}
+            found = self._partitions(batch, rule, False)
+            return [self._flushed(each)._replace(always=each.allocation in formulas) for each in found]
         return [
             plan
             for turns in self._turns
@@ -141,20 +150,20 @@ class _Search:
         return found
 
     def _partitions(self, batch: Batch, rule: UpdateRule, turns: bool) -> list[Found]:
-        found = []
-        for released in (False, True):
-            if self._mode in ("best", "released" if released else "paper") and self._takes_formula():
-                plan = allocated(self._problem, batch, Rules(released, self._straight, self._compression))
-                if plan is not None:
-                    found.append(plan._replace(allocation=_dispatched(plan.allocation, turns)))
+        found = [each._replace(allocation=_dispatched(each.allocation, turns)) for each in self._formulas(batch)]
         for row in self._rows:
             found += self._placed(row, batch, rule, turns)
         unique = {each.allocation: each for each in found if _turn(each.allocation) <= LONGEST_TURN}
         return list(unique.values())
 
-    def _takes_formula(self) -> bool:
-        """Asked for by name it may refuse the cluster; among others it is left out."""
-        return self._mode != "best" or len({device.kind for device in self._problem.devices}) == 1
+    def _formulas(self, batch: Batch) -> list[Found]:
+        """The hierarchical partitions. Asked for by name they may refuse the cluster, else they are left out."""
+        if self._mode == "best" and len({device.kind for device in self._problem.devices}) > 1:
+            return []
+        modes = ("paper", "released") if self._mode == "best" else (self._mode,)
+        rules = [Rules(mode == "released", self._straight, self._compression) for mode in modes]
+        found = [allocated(self._problem, batch, each) for each in rules]
+        return [each for each in found if each is not None]
 
     def _placed(self, row: DeviceRow, batch: Batch, rule: UpdateRule, turns: bool) -> list[Found]:
         """With NOAM's micro-batches in flight; where fewer allow a better partition, also that, and recomputation."""
