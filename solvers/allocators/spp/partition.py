@@ -45,7 +45,12 @@ class Partition:
 
     value_ns: int
     floor_ns: int
-    parts: tuple[Parts, ...]
+    plans: tuple[np.ndarray, ...] = field(compare=False)
+
+    @property
+    def parts(self) -> tuple[Parts, ...]:
+        """The plans, each once; the first has the smallest W."""
+        return tuple(dict.fromkeys(tuple(Part(*row) for row in plan.tolist()) for plan in self.plans))
 
     @property
     def exact(self) -> bool:
@@ -150,14 +155,11 @@ class Search:
 
     def _read(self, xi: int, threshold: int) -> None:
         """Both plans of ``trace``, the one with the smaller W first."""
-        plans: dict[Parts, int] = {}
-        for late in (False, True):
-            out = np.empty((xi, 4), dtype=np.int64)
-            value = int(trace(self.chain, self._masks, threshold, xi, late, out))
-            plans[tuple(Part(*row) for row in out.tolist())] = value
-        value = min(plans.values())
-        best = tuple(sorted(plans, key=lambda parts: plans[parts]))
-        self.found[xi] = Partition(value, int(self._floor[xi]), best)
+        plans = [np.empty((xi, 4), dtype=np.int64) for _ in range(2)]
+        values = [int(trace(self.chain, self._masks, threshold, xi, late == 1, plans[late])) for late in range(2)]
+        if values[1] < values[0]:
+            plans.reverse()
+        self.found[xi] = Partition(min(values), int(self._floor[xi]), tuple(plans))
 
     def _smallest(self) -> None:
         """The smallest W of all, exactly: halving, and every other time one below the best plan."""
