@@ -68,6 +68,7 @@ def sections(quick: bool, _profiles: Path | None) -> Iterator[Section]:
     """Every figure that prediction and simulation can check."""
     models = ["awd-lstm"] if quick else list(MODELS)
     yield figure_7()
+    yield averaging()
     yield forwards_in_advance()
     yield figure_17(models)
     yield figure_11(models)
@@ -171,6 +172,48 @@ def forwards_in_advance() -> Section:
     return Section(
         "Section 4.2: advance forward propagation", "K = 6, M = 32; forward 1, backward 2, full duplex.", rows
     )
+
+
+def averaging() -> Section:
+    """Claim A4: the equations of section 3.2 in the order of ALGORITHMS 6.1, replayed on quadratic losses."""
+    drift, trained = {}, {}
+    for diluted_first in (True, False):
+        for pipelines in (1, 4):
+            models, reference, mean = _averaged(pipelines, diluted_first)
+            drift[pipelines, diluted_first] = float(np.abs(reference - mean).max())
+            trained[pipelines, diluted_first] = models
+    plain = float(np.abs(trained[1, True] - _plain()).max())
+    far = drift[4, True]
+    rows = [
+        Row("distance of the reference from the average of 4 models", "stays the average", f"{far:.0e}", far <= 1e-12),
+        Row("one pipeline against plain training", "–", f"{plain:.0e}", plain <= 1e-12),
+        Row("the average if updated weights were diluted", "–", f"{drift[4, False]:.0e}", None, "it drifts: R-28"),
+    ]
+    return Section("Section 3.2: elastic averaging", "20 iterations of gradient descent with momentum, fp64.", rows)
+
+
+def _averaged(pipelines: int, diluted_first: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The models, the reference and the models' average after 20 iterations."""
+    draw = np.random.default_rng(0)
+    targets = draw.normal(size=(pipelines, 20, 50))
+    models, momentum, reference = np.zeros((pipelines, 50)), np.zeros((pipelines, 50)), np.zeros(50)
+    for step in range(20):
+        momentum = 0.9 * momentum + (models - targets[:, step])
+        update = -0.1 * momentum
+        old = models if diluted_first else models + update
+        models = (1 - 1 / pipelines) * old + reference / pipelines + (update if diluted_first else 0.0)
+        reference = reference + update.mean(axis=0)
+    return models, reference, models.mean(axis=0)
+
+
+def _plain() -> np.ndarray:
+    """One model trained alone on the same targets."""
+    targets = np.random.default_rng(0).normal(size=(1, 20, 50))
+    model, momentum = np.zeros((1, 50)), np.zeros((1, 50))
+    for step in range(20):
+        momentum = 0.9 * momentum + (model - targets[:, step])
+        model = model - 0.1 * momentum
+    return model
 
 
 def figure_17(models: list[str]) -> Section:
