@@ -153,7 +153,8 @@ class _Search:
         found = [each._replace(allocation=_dispatched(each.allocation, turns)) for each in self._formulas(batch)]
         for row in self._rows:
             found += self._placed(row, batch, rule, turns)
-        unique = {each.allocation: each for each in found if _turn(each.allocation) <= LONGEST_TURN}
+        longest = max(LONGEST_TURN, batch.num_micro_batches)
+        unique = {each.allocation: each for each in found if _turn(each.allocation) <= longest}
         return list(unique.values())
 
     def _formulas(self, batch: Batch) -> list[Found]:

@@ -146,3 +146,10 @@ def test_compression_makes_the_released_optimizer_count_boundaries() -> None:
     assert len(blind.allocation.stages) > len(seeing.allocation.stages)
     squeezed = solved(problem, mode="released", policy="A", compression=10_000.0)
     assert len(squeezed.allocation.stages) == len(blind.allocation.stages)
+
+
+def test_many_small_micro_batches_are_planned() -> None:
+    """3,000 micro-batches of one sample, flushed and not."""
+    for rules in (STASHING, BOTH - STASHING):
+        problem = drawn(0, rules, micro_batch_sizes=(1,), global_batch_size=3_000)
+        assert solved(problem, mode="paper", policy="A", dispatch="rows").allocation.num_micro_batches == 3_000
