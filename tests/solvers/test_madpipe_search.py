@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from collections.abc import Iterator, Sequence
@@ -11,12 +12,15 @@ import numpy as np
 import pytest
 from problems import make_problem
 
+from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.allocation import Stage
+from penstock.solvers.allocators.madpipe import paper
 from penstock.solvers.allocators.madpipe.chain import NEVER_NS, Chain
 from penstock.solvers.allocators.madpipe.contiguous import Found, Part, at_period, contiguous_optimum, line_of
 from penstock.solvers.allocators.madpipe.labels import TOLERANCE, special_optimum
 from penstock.solvers.allocators.madpipe.paper import first_phase
 from penstock.solvers.batches import batch_of
+from penstock.solvers.kernels.madpipe_grid import grid
 from penstock.solvers.kernels.madpipe_labels import FOUND, NONE, SPECIAL, TOO_MANY, Rounding, special
 from penstock.solvers.memory import activation_bytes, static_bytes, transient_bytes, weight_bytes
 from penstock.solvers.schedules.one_f_one_b_star import minimal_period_ns
@@ -297,3 +301,67 @@ def test_a_boundary_that_nothing_connects_is_never_used() -> None:
     assert found is not None
     assert len(found.parts) == 1
     assert np.diff(chain.load_ns[0]).sum() == found.period_ns
+
+
+def grid_twin(chain: Chain, target: float) -> float:
+    """MadPipe-DP on the grid as a memoised recursion (section 4.2.2), rounded up; infinite where nothing fits."""
+    n, whole = chain.size, float(chain.load_ns[0, -1])
+    hop = chain.hop_ns.max(axis=0)
+    steps = whole / 100, chain.available_bytes / 10, (whole + float(hop.sum())) / 50
+
+    def up(value: float, step: float) -> int:
+        return int(np.ceil(value / step - 1e-9)) if step else 0
+
+    def then_exactly(x: float, y: float) -> float:
+        filled = np.ceil(x / target - 1e-9)
+        return x + y if filled == np.ceil((x + y) / target - 1e-9) else target * filled + y
+
+    @functools.cache
+    def best(j: int, p: int, t: int, m: int, v: int) -> float:
+        if j == 0:
+            return t * steps[0]
+        found = float("inf")
+        for k in range(j) if p else [0]:
+            load, delay = float(chain.load(k, j)), v * steps[2]
+            group = max(1, int(np.ceil((delay + load) / target - 1e-9)))
+            later = up(then_exactly(then_exactly(delay, load), float(hop[k])), steps[2])
+            if p and chain.bytes_of(k, j, 0, group) <= chain.available_bytes:
+                found = min(found, max(load, float(hop[k]), best(k, p - 1, t, m, later)))
+            held = up(m * steps[1] + chain.bytes_of(k, j, 0, group - 1), steps[1])
+            if held <= 10:
+                busy = min(100, up(t * steps[0] + load, steps[0]))
+                found = min(found, max(float(hop[k]), best(k, p, busy, held, later)))
+        return found
+
+    return best(n, chain.processors - 1, 0, 0, 0)
+
+
+def test_grid_finds_what_its_plain_twin_finds() -> None:
+    draw = random.Random(10)
+    nothing = 0
+    for _ in range(60):
+        chain = random_chain(draw)
+        target = draw.uniform(0.8, 2.0) * chain.least_period_ns()
+        status, period, stages = grid(line_of(chain), target, 1e9, 10**7)
+        expected = grid_twin(chain, target)
+        assert period == pytest.approx(expected)
+        assert (status == FOUND) == (len(stages) > 0) == (expected < float("inf"))
+        nothing += status == NONE
+    assert 0 < nothing < 50
+
+
+def test_a_grid_beyond_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = random.Random(12)
+    wide = Chain.of_layers(
+        [draw.randint(1000, 9000) for _ in range(40)],
+        [draw.randint(1000, 9000) for _ in range(40)],
+        [draw.randint(0, 90) for _ in range(40)],
+        [draw.randint(0, 5000) for _ in range(41)],
+        bandwidth_bytes_per_s=10**9,
+        memory_bytes=300_000,
+        processors=4,
+    )
+    monkeypatch.setattr(paper, "MOST_STATES", 2**16)
+    with pytest.raises(UnsupportedRequest, match="40 layers and 4 processors has more than 65536 states") as refusal:
+        first_phase(wide)
+    assert refusal.value.remedy == "option mode: exact"
