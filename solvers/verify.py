@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from itertools import product
 
 import numpy as np
 
@@ -116,6 +117,16 @@ def _check_pattern(allocation: Allocation, pattern: Pattern) -> list[str]:
             faults.append(f"{place} works on micro-batch {operation.micro_batch} of {per_period} in a period.")
     if faults or not pattern.operations:
         return faults or [f"The pattern {pattern.name} has no operations."]
+    listed = Counter((operation.stage, operation.micro_batch, operation.kind) for operation in pattern.operations)
+    for s, m in product(range(len(allocation.stages)), range(per_period)):
+        forward, backward, gradient, weight, again = (listed[s, m, kind] for kind in range(STEP))
+        if forward != 1 or backward + gradient != 1 or gradient != weight or again > 1:
+            faults.append(
+                f"Pattern {pattern.name} does not run stage {s} exactly once for micro-batch {m} of its period "
+                f"(F {forward}, B {backward}, I {gradient}, W {weight}, R {again})."
+            )
+    if faults:
+        return faults
     deepest = (max(operation.shift for operation in pattern.operations) + 1) * per_period
     micro_batches = 6 * (deepest + allocation.num_micro_batches)
     if micro_batches * len(pattern.operations) > MAX_OPERATIONS * per_period:

@@ -29,7 +29,7 @@ def copies_held(rule: UpdateRule, allocation: Allocation, s: int, operations: np
 def _most_in_flight(operations: np.ndarray) -> int:
     """The most micro-batches whose forward has begun and whose last gradient operation has not ended."""
     begins, ends = _spans(operations)
-    return max((int(i + 1 - np.searchsorted(ends, begin)) for i, begin in enumerate(begins)), default=0)
+    return int((np.arange(1, len(begins) + 1) - np.searchsorted(ends, begins)).max(initial=0))
 
 
 def _spans(operations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -115,4 +115,4 @@ def _most_alive(operations: np.ndarray, newest: np.ndarray) -> int:
     uses = np.flatnonzero((kinds != RECOMPUTE) & (kinds != STEP))
     np.maximum.at(last_use, taken[batches[uses]], uses)
     first_use = np.searchsorted(newest, np.arange(count))
-    return max(int(v + 1 - np.count_nonzero(last_use[:v] < first_use[v])) for v in range(count))
+    return int((np.arange(1, count + 1) - np.searchsorted(np.sort(last_use), first_use)).max())

@@ -168,7 +168,14 @@ def test_memory_that_does_not_hold_the_versions_is_said() -> None:
 
 PATTERNS: dict[str, tuple[Pattern, str]] = {
     "no operations": (Pattern("odd", 1, 1, ()), "The pattern odd has no operations"),
-    "a missing backward": (replace(eager(2), operations=eager(2).operations[:3]), "B 0, I 0, W 0, R 0)"),
+    "a missing backward": (
+        replace(eager(2), operations=eager(2).operations[:3]),
+        "stage 1 exactly once for micro-batch 0 of its period (F 1, B 0, I 0, W 0, R 0)",
+    ),
+    "a forward twice": (
+        replace(eager(2), operations=(*eager(2).operations, PatternOperation(FORWARD, 1, 1, 0))),
+        "(F 2, B 1, I 0, W 0, R 0)",
+    ),
     "an unknown stage": (eager(3), "names stage 2 of 2"),
     "an unknown micro-batch": (
         replace(eager(2), operations=(*eager(2).operations[:3], PatternOperation(BACKWARD, 1, 3, 0, 1))),
