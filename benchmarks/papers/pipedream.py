@@ -122,8 +122,9 @@ def table_vii(quick: bool, profiles: Path | None) -> Section:
         "planner uses all devices. PipeDream's partition of a micro-batch of Table II, by the paper's formula and by "
     )
     setup += (
-        "the released optimizer's, without and with the boundaries' transfers (`--activation_compression_ratio 1`)."
+        "the released optimizer's, without and with the boundaries' transfers (`--activation_compression_ratio 1`); "
     )
+    setup += "a row holds where one of them does."
     return Section("DAPPLE's Table VII: plans of DAPPLE and PipeDream", setup, rows)
 
 

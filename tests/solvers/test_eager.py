@@ -15,6 +15,7 @@ from penstock.solvers.allocation import Allocation, Pipeline, Stage
 from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import STEP, Pattern
 from penstock.solvers.schedules.eager import bytes_needed, eager, fitted_depth, noam, period_ns, stage_works
+from penstock.solvers.simulate import simulate
 from penstock.solvers.unroll import unroll
 from penstock.solvers.update_rules import UpdateRule, weight_copies
 
@@ -232,3 +233,21 @@ def test_what_is_refused() -> None:
         eager(problem, halves)
     with pytest.raises(UnsupportedRequest, match="holds stages 0 and 1"):
         eager(problem, chain([(1, [0]), (2, [0])], 4))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_turns_are_measured_whole(seed: int) -> None:
+    """Under weight stashing a micro-batch takes as long whatever a global batch is, also when 3 replicas share 4."""
+    draw = np.random.default_rng(seed)
+    stages = (Stage(0, 0, (0, 1, 2), "round_robin"), Stage(1, 1, (3,)), Stage(2, 2, (4, 5), "round_robin"))
+    rates = {}
+    forward, backward = draw.integers(500, 4_000, 3).tolist(), draw.integers(500, 6_000, 3).tolist()
+    for number in (4, 12, 36):
+        problem = make_problem(
+            forward, backward, 300, [2_000, 500, 900], nodes=(6,), channel="full", global_batch_size=number
+        )
+        allocation = Allocation((Pipeline(stages, (0, number - 1)),), number)
+        timeline = simulate(problem, allocation, eager(problem, allocation), update_rule="weight_stashing")
+        rates[number] = timeline.time_per_global_batch_ns / number
+    assert rates[12] == pytest.approx(rates[4], abs=1)
+    assert rates[36] == pytest.approx(rates[4], abs=1)
