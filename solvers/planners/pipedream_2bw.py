@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from penstock.solvers.allocators.wpipe.search import climb, exhaustive, refuse_shallow_batches
+from penstock.solvers.allocators.wpipe.search import climb, exhaustive
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.planners.wpipe import DEPTH, LAYOUT, MODE, WARMUP, wanted_by, worth_judging
 from penstock.solvers.problem import Problem
@@ -21,7 +21,6 @@ OPTIONS = (MODE, LAYOUT, DEPTH, WARMUP)
 def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
     """The configurations that promise most."""
     wanted = wanted_by(options, groups=1)
-    refuse_shallow_batches(problem, wanted)
     found = climb(problem, wanted) if options["mode"] == "paper" else exhaustive(problem, wanted)
     for each in worth_judging(found):
         depth = [each.shape.ahead(i) for i in range(each.shape.depth)]

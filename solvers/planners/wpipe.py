@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from penstock.solvers.allocators.wpipe.search import Found, Wanted, climb, exhaustive, refuse_shallow_batches
+from penstock.solvers.allocators.wpipe.polish import Found
+from penstock.solvers.allocators.wpipe.search import Wanted, climb, exhaustive
 from penstock.solvers.planners.options import Option
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.problem import Problem
@@ -30,14 +31,14 @@ MODE = Option(
     choices=("exhaustive", "paper"),
 )
 OPTIONS = (MODE, LAYOUT, DEPTH, WARMUP)
-MAX_JUDGED = 32
+MAX_JUDGED = 24
+MAX_CERTAIN = 8
 SHORT = 3
 
 
 def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
     """The configurations that promise most."""
     wanted = wanted_by(options, groups=2)
-    refuse_shallow_batches(problem, wanted)
     found = climb(problem, wanted) if options["mode"] == "paper" else exhaustive(problem, wanted)
     for each in worth_judging(found):
         pattern = wpipe(problem, each.allocation, policy=each.shape.policy)
@@ -55,6 +56,7 @@ def wanted_by(options: Mapping[str, object], groups: int) -> Wanted:
 
 
 def worth_judging(found: list[Found]) -> list[Found]:
-    """The most promising that fit by the estimate; where none does, those that lack least, for the judge to say so."""
+    """The most promising that may fit, and some that fit for certain; else those that lack least, for a reason."""
     fitting = [each for each in found if each.missing_bytes <= 0]
-    return fitting[:MAX_JUDGED] or found[:SHORT]
+    certain = [each for each in fitting[MAX_JUDGED:] if each.buffers_missing_bytes <= 0]
+    return [*fitting[:MAX_JUDGED], *certain[:MAX_CERTAIN]] or found[:SHORT]

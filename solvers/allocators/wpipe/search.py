@@ -8,14 +8,14 @@ all-reduce of S_m / d bytes over w devices, both per period and device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
-from penstock.solvers.allocation import Allocation
 from penstock.solvers.allocators.wpipe.layouts import Layout, layouts
-from penstock.solvers.allocators.wpipe.shape import UNLIMITED, Cut, Shape, allocation_of, cut, cut_places
-from penstock.solvers.allocators.wpipe.throughput import Links, period_ns
+from penstock.solvers.allocators.wpipe.polish import Found, polished, priced, rank
+from penstock.solvers.allocators.wpipe.shape import UNLIMITED, Shape, cut, cut_places
+from penstock.solvers.allocators.wpipe.throughput import Links
 from penstock.solvers.batches import Batch, batch_of, candidates
 from penstock.solvers.batching import largest_slice
 from penstock.solvers.costs import all_reduce_ns, transfer_ns
@@ -24,20 +24,12 @@ from penstock.solvers.schedules.wpipe import WarmUp, least_micro_batches
 
 MAX_PAIRS = 16
 MAX_BATCHES = 6
+MAX_POLISHED = 4
+ANY_BATCH = Batch(0, 0, 0)
 WORTH_EVENING = 4
 """Loads are evened where a device may run ahead by a quarter of a period."""
 WORTH_CUTTING = 8
 """Shapes whose work alone takes 1/8 longer than the best promise so far are passed over."""
-
-
-class Found(NamedTuple):
-    """A configuration with its promise; ``missing_bytes``: what its tightest place lacks (at most 0: it fits)."""
-
-    period_ns: int
-    missing_bytes: int
-    shape: Shape
-    layout: str
-    allocation: Allocation
 
 
 class Wanted(NamedTuple):
@@ -57,7 +49,7 @@ def exhaustive(problem: Problem, wanted: Wanted) -> list[Found]:
         fitting = [each.period_ns for each in found if each.missing_bytes <= 0]
         limit_ns = min(fitting, default=UNLIMITED)
         found += _configurations(problem, wanted, *pair, limit_ns + limit_ns // WORTH_CUTTING)
-    return _ranked(found)
+    return _ranked(found, problem)
 
 
 def climb(problem: Problem, wanted: Wanted) -> list[Found]:
@@ -72,7 +64,7 @@ def climb(problem: Problem, wanted: Wanted) -> list[Found]:
         found += _configurations(problem, wanted, depth, width)
         if any(each.missing_bytes <= 0 for each in found):
             break
-    return _ranked(found)
+    return sorted(found, key=rank)
 
 
 def resting_place(problem: Problem, wanted: Wanted, every: list[tuple[int, int]]) -> int:
@@ -95,8 +87,8 @@ def resting_place(problem: Problem, wanted: Wanted, every: list[tuple[int, int]]
 def pairs(problem: Problem, wanted: Wanted) -> list[tuple[int, int]]:
     """(d, w) with d × w ≤ V: for each depth the largest width and the divisors of V, those that use most devices first.
 
-    Raises ``UnsupportedRequest`` where the chain has too few blocks for the groups, ``InvalidDocument`` for a depth
-    that the chain or the cluster does not allow.
+    Raises ``UnsupportedRequest`` where the chain has too few blocks for the groups or the named micro-batch sizes too
+    few micro-batches for the depth asked for, ``InvalidDocument`` for a depth that chain or cluster do not allow.
     """
     total, blocks = problem.num_devices, len(cut_places(problem)) - 1
     deepest = min(total, blocks // wanted.groups)
@@ -111,6 +103,7 @@ def pairs(problem: Problem, wanted: Wanted) -> list[tuple[int, int]]:
             f"blocks of layers allow {deepest}",
             remedy=f"depth between 1 and {deepest}, or 0 for all of them",
         )
+    _refuse_shallow_batches(problem, wanted)
     found = []
     for depth in [wanted.depth] if wanted.depth else range(1, deepest + 1):
         most = total // depth
@@ -118,7 +111,7 @@ def pairs(problem: Problem, wanted: Wanted) -> list[tuple[int, int]]:
     return sorted(found, key=lambda pair: (-pair[0] * pair[1], pair[0]))[:MAX_PAIRS]
 
 
-def refuse_shallow_batches(problem: Problem, wanted: Wanted) -> None:
+def _refuse_shallow_batches(problem: Problem, wanted: Wanted) -> None:
     """Raise ``UnsupportedRequest`` where no named micro-batch size gives the depth asked for M ≥ N (ALGORITHMS 5.1)."""
     if not wanted.depth or not problem.micro_batch_sizes:
         return
@@ -140,7 +133,7 @@ def _configurations(
         for batch in _batches(problem, depth, width, policy):
             if found and _work_ns(problem, batch, found[0][0]) > limit_ns:
                 continue
-            cuts: dict[object, Cut] = {}
+            cuts: dict[object, tuple[int, ...]] = {}
             for layout, links in found:
                 yield from _recomputing(problem, wanted, batch, policy, layout, links, cuts)
 
@@ -152,7 +145,7 @@ def _recomputing(
     policy: WarmUp,
     layout: Layout,
     links: Links,
-    cuts: dict[object, Cut],
+    cuts: dict[object, tuple[int, ...]],
 ) -> Iterator[Found]:
     """The least recomputation that fits; all that there is where none does. Alike places are cut once (``cuts``)."""
     places = layout.places
@@ -163,11 +156,9 @@ def _recomputing(
         for even in (False, True) if shape.slack * WORTH_EVENING >= batch.num_micro_batches else (False,):
             if (shape, alike, even) not in cuts:
                 cuts[shape, alike, even] = cut(problem, shape, places, even=even)
-            made = cuts[shape, alike, even]
-            allocation = allocation_of(shape, made.bounds, places)
-            missing = max(made.missing_bytes)
-            fits |= missing <= 0
-            yield Found(period_ns(problem, shape, allocation, links), missing, shape, layout.name, allocation)
+            found = priced(problem, shape, layout.name, places, cuts[shape, alike, even], links)
+            fits |= found.buffers_missing_bytes <= 0
+            yield found
         if fits:
             return
 
@@ -205,18 +196,14 @@ def _batches(problem: Problem, depth: int, width: int, policy: WarmUp) -> list[B
     return [fed[round(i * (len(fed) - 1) / (MAX_BATCHES - 1))] for i in range(MAX_BATCHES)]
 
 
-def _ranked(found: Iterable[Found]) -> list[Found]:
-    return sorted(
-        found,
-        key=lambda each: (
-            max(0, each.missing_bytes),
-            each.period_ns,
-            each.shape.depth * each.shape.width,
-            each.shape,
-            each.layout,
-            [stage.first for stage in each.allocation.stages],
-        ),
-    )
+def _ranked(found: list[Found], problem: Problem) -> list[Found]:
+    """By promise, the best of the first few kinds of shapes also with their cuts polished."""
+    found = sorted(found, key=rank)
+    kinds: dict[tuple[object, ...], Found] = {}
+    for each in found:
+        kinds.setdefault((each.shape._replace(batch=ANY_BATCH), each.layout), each)
+    better = [polished(problem, each) for each in list(kinds.values())[:MAX_POLISHED]]
+    return sorted({rank(each): each for each in found + better}.values(), key=rank)
 
 
 def _parallelism_ns(problem: Problem, wanted: Wanted, depth: int, width: int) -> tuple[int, int]:

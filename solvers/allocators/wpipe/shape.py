@@ -55,39 +55,34 @@ class Shape(NamedTuple):
         return ((self.ahead(place),),)
 
 
-class Cut(NamedTuple):
-    """Layers between the parts, and the bytes that each place lacks by the memory estimate."""
-
-    bounds: tuple[int, ...]
-    missing_bytes: tuple[int, ...]
-
-
 def weight_copies(group: int) -> int:
     """Group 0 and PipeDream-2BW's only group keep two versions, group 1 one (ALGORITHMS 5.1)."""
     return 2 if group == 0 else 1
 
 
-def cut(problem: Problem, shape: Shape, places: Places, *, even: bool = False) -> Cut:
-    """The fastest parts that fit by an estimate with every buffer, else by one without, else at all.
+def cut(problem: Problem, shape: Shape, places: Places, *, even: bool = False) -> tuple[int, ...]:
+    """The layers between the fastest parts that fit by an estimate with every buffer, else by one without, else at all.
 
     ``even``: of two groups, those that load the devices evenly. What the partition cannot know (the tensors at the
     cuts, tied weights) is taken from the room of the devices that lack it, a few times over.
     """
     demands = _demands(problem, shape, places)
     room = _room(problem, shape, places)
+    where = cut_places(problem)
     for careful in () if _hopeless(demands, room) else (True, False):
         left = room.copy()
         for _ in range(TIGHTENED):
             parts = even_partition(demands[0], demands[1], left) if even else partition(demands, left)
             if parts is None:
                 break
-            found = _as_cut(problem, shape, places, parts, careful)
-            if max(found.missing_bytes) <= 0:
-                return found
-            left -= np.maximum(found.missing_bytes, 0)
+            bounds = tuple(where[part] for part in parts)
+            missing = missing_bytes(problem, shape, bounds, places, careful)
+            if max(missing) <= 0:
+                return bounds
+            left -= np.maximum(missing, 0)
     parts = partition(demands, np.full_like(room, UNLIMITED))
     assert parts is not None
-    return _as_cut(problem, shape, places, parts, careful=False)
+    return tuple(where[part] for part in parts)
 
 
 def _hopeless(demands: tuple[Demand, ...], room: np.ndarray) -> bool:
@@ -110,12 +105,6 @@ def allocation_of(shape: Shape, bounds: tuple[int, ...], places: Places) -> Allo
 def cut_places(problem: Problem) -> list[int]:
     """The numbers of layers before each place where parts may begin or end."""
     return [0, *(np.flatnonzero(problem.cuttable) + 1).tolist(), problem.num_layers]
-
-
-def _as_cut(problem: Problem, shape: Shape, places: Places, parts: list[int], careful: bool) -> Cut:
-    where = cut_places(problem)
-    bounds = tuple(where[part] for part in parts)
-    return Cut(bounds, missing_bytes(problem, shape, bounds, places, careful))
 
 
 def missing_bytes(
