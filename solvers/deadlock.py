@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.schemas.program import FORWARD, KINDS, WEIGHT
+from penstock.schemas.program import BACKWARD, FORWARD, INPUT, KINDS, WEIGHT
 from penstock.solvers.lanes import Lanes
 from penstock.solvers.schedule import STEP
 from penstock.solvers.tables import Tables
@@ -29,15 +29,14 @@ def _waits_for(tables: Tables, lanes: Lanes, position: np.ndarray, lane: int) ->
     """The lane that has not yet run the operation whose result the lane's next operation needs."""
     arrays = lanes.arrays
     kind, s, m = (int(v) for v in lanes.rows[lane][position[lane] - arrays.lane_start[lane]])
-    every = int(tables.chains.every[s])
     source = s if kind == STEP else int(tables.flows.previous[s] if kind == FORWARD else tables.flows.next[s])
+    kinds = {FORWARD: (FORWARD,), STEP: (BACKWARD, INPUT, WEIGHT)}.get(kind, (BACKWARD, INPUT))
+    first = m - int(tables.chains.every[s]) + 1 if kind == STEP else m
     for slot in range(int(arrays.slot_start[source]), int(arrays.slot_start[source + 1])):
         other = int(arrays.slot_lane[slot])
         rest = lanes.rows[other][position[other] - arrays.lane_start[other] :]
-        same = (rest[:, 0] == FORWARD) if kind == FORWARD else (rest[:, 0] != FORWARD) & (rest[:, 0] < WEIGHT)
-        batch = rest[:, 2]
-        wanted = batch == m if kind != STEP else (m - every < batch) & (batch <= m)
-        if (same & (rest[:, 1] == source) & wanted).any():
+        wanted = np.isin(rest[:, 0], kinds) & (rest[:, 1] == source) & (first <= rest[:, 2]) & (rest[:, 2] <= m)
+        if wanted.any():
             return other
     raise AssertionError("a blocked lane waits for an operation that has run")
 

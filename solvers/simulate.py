@@ -28,9 +28,11 @@ A periodic schedule is judged as some global batches in one long step (``unroll`
 operations in the rows. *Round* t of stage s are its micro-batches [t E, (t+1) E), E = ``update_every[s]``; its chains
 are ready as its last gradients pass, and STEP(s, m) starts when its lane is free and the last bucket of round m // E
 has ended. In a row the gradients of a round stand between its step and the one before. The time per global batch is
-that of the steady state: from the last gradient of global batch ``first`` on any stage to that of global batch
-``last``, divided by their distance, rounded up; busy and communication times are those of that window, divided and
-rounded down.
+that of the steady state. Let c be the last end of a gradient of a global batch on any stage, for the global batches
+from ``first`` to ``last``. They repeat after k rounds if c(t + k) - c(t) is always the same; the window is the last k
+rounds for the smallest such k (a multiple of the rounds after which the pattern is where it was, at most half of all;
+all where there is none). The time is the window's length divided by k, rounded up; busy and communication times are
+those of the window, divided and rounded down.
 
 Memory: a micro-batch's stash counts from its F's start to its B's end (split backward: to W's end, and so do the
 received tensors, which is safe), receive buffers from the transfer's start to the end of the backward that reads
@@ -54,7 +56,7 @@ from penstock.solvers.costs import UNREACHABLE_NS
 from penstock.solvers.deadlock import deadlock
 from penstock.solvers.kernels.events import run_events
 from penstock.solvers.kernels.inorder import run_in_order
-from penstock.solvers.kernels.listing import last_gradient_end, most_in_flight, operation_ends, transfer_list
+from penstock.solvers.kernels.listing import gradient_ends, most_in_flight, operation_ends, transfer_list
 from penstock.solvers.lanes import Lanes, Times, make_lanes
 from penstock.solvers.memory import weight_bytes
 from penstock.solvers.memory_curve import MemoryProfile, Spans
@@ -231,12 +233,19 @@ def _ends(
         last = int(steps.end.max())
         return Ends(lane_ns, steps, reduced, last, (0, last), 1)
     batches = tables.allocation.num_micro_batches // unrolled.rounds
-    low, high = (
-        int(last_gradient_end(lanes.arrays, times.start, t * batches, (t + 1) * batches))
-        for t in (unrolled.first, unrolled.last)
-    )
-    steps = _steps_in_rows(tables, lanes, times)
-    return Ends(lane_ns, steps, reduced, int(lane_ns.max()), (low, high), unrolled.last - unrolled.first)
+    done = gradient_ends(lanes.arrays, times.start, batches, unrolled.rounds)[unrolled.first : unrolled.last + 1]
+    cycle = _cycle(done, unrolled.whole)
+    window = int(done[-1 - cycle]), int(done[-1])
+    return Ends(lane_ns, _steps_in_rows(tables, lanes, times), reduced, int(lane_ns.max()), window, cycle)
+
+
+def _cycle(done: np.ndarray, whole: int) -> int:
+    """After how many rounds the ends of rounds repeat; all of them, where none repeats before half of them."""
+    for k in range(whole, (len(done) - 1) // 2 + 1, whole):
+        apart = done[k:] - done[:-k]
+        if (apart == apart[0]).all():
+            return k
+    return len(done) - 1
 
 
 def _steps_behind(tables: Tables, lanes: Lanes, lane_ns: np.ndarray, bucket_end: np.ndarray) -> Spans:

@@ -25,11 +25,15 @@ from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import STEP, Orders, Pattern, Row
 from penstock.solvers.update_rules import UpdateRule, group_of, micro_batches_per_update, version_used
 
+MEASURED = 48
+"""At least so many micro-batches are measured: devices that start what they can may repeat only every few rounds."""
+
 
 class Unrolled(NamedTuple):
     """``rounds`` global batches as one step of a problem of their size.
 
-    The steady state is what happens from the end of the last backward of round ``first`` to that of round ``last``.
+    The steady state lies between the end of the last backward of round ``first`` and that of round ``last``. After
+    ``whole`` rounds the pattern and every round-robin replica are where they were.
     """
 
     problem: Problem
@@ -38,6 +42,7 @@ class Unrolled(NamedTuple):
     rounds: int
     first: int
     last: int
+    whole: int
 
 
 @lru_cache(maxsize=8)
@@ -52,8 +57,8 @@ def unroll(problem: Problem, allocation: Allocation, pattern: Pattern, rule: Upd
     depth = max(operation.shift for operation in pattern.operations) + 1
     deep = -(-depth * pattern.micro_batches_per_period // number)
     first = 2 * deep + 1
-    again = _rounds_until_again(allocation, pattern)
-    last = first + -(-max(2, 2 * deep) // again) * again
+    whole = _whole(allocation, pattern)
+    last = first + -(-max(2, 2 * deep, -(-MEASURED // number)) // whole) * whole
     rounds = last + deep + 1
     total = rounds * number
     rows = row_classes(problem.global_batch_size, number)[0][0]
@@ -65,7 +70,7 @@ def unroll(problem: Problem, allocation: Allocation, pattern: Pattern, rule: Upd
         own = _operations(pattern, total, alike)
         made.append(Row(tuple(devices), _with_steps(longer, own, rule, every)))
     orders = Orders(pattern.name, tuple(made), update_every=every)
-    return Unrolled(replace(problem, global_batch_size=total * rows), longer, orders, rounds, first, last)
+    return Unrolled(replace(problem, global_batch_size=total * rows), longer, orders, rounds, first, last, whole)
 
 
 def _check(allocation: Allocation, pattern: Pattern, rule: UpdateRule) -> None:
@@ -87,8 +92,7 @@ def _check(allocation: Allocation, pattern: Pattern, rule: UpdateRule) -> None:
             )
 
 
-def _rounds_until_again(allocation: Allocation, pattern: Pattern) -> int:
-    """After how many rounds every round-robin replica, and the pattern, is where it was: what is measured is whole."""
+def _whole(allocation: Allocation, pattern: Pattern) -> int:
     turns = [stage.replicas for stage in allocation.stages if stage.dispatch == "round_robin"]
     number = allocation.num_micro_batches
     return lcm(number, pattern.micro_batches_per_period, *turns) // number

@@ -24,13 +24,13 @@ def operation_ends(row: np.ndarray, table: np.ndarray, start: np.ndarray) -> np.
 
 
 @compiled
-def last_gradient_end(lanes: Any, start: np.ndarray, first: int, stop: int) -> int:
-    """The latest end of a gradient operation on the micro-batches from ``first`` to before ``stop``."""
-    latest = 0
+def gradient_ends(lanes: Any, start: np.ndarray, batches: int, rounds: int) -> np.ndarray:
+    """The latest end of a gradient operation of each global batch of ``batches`` micro-batches."""
+    latest = np.zeros(rounds, dtype=np.int64)
     for i in range(start.size):
-        kind = lanes.row[i] // 2 % KINDS
-        if first <= lanes.batch[i] < stop and kind in (BACKWARD, WEIGHT):
-            latest = max(latest, start[i] + lanes.table[lanes.row[i], DURATION])
+        kind, t = lanes.row[i] // 2 % KINDS, lanes.batch[i] // batches
+        if kind in (BACKWARD, WEIGHT):
+            latest[t] = max(latest[t], start[i] + lanes.table[lanes.row[i], DURATION])
     return latest
 
 

@@ -56,31 +56,34 @@ def test_steps_by_hand(rule: UpdateRule, first: str, second: str) -> None:
 
 
 def test_what_is_unrolled() -> None:
-    """5 samples in 2 micro-batches: all are as large as the larger; shift 1 and one period make one round deep."""
+    """5 samples in 2 micro-batches: all are as large as the larger. One round deep; 24 rounds are 48 micro-batches."""
     problem = make_problem([1, 1], nodes=(2,), global_batch_size=5)
     allocation, pattern = straight(problem, 2), _one_forward_one_backward()
     made = unroll(problem, allocation, pattern, "double_buffered")
-    assert (made.first, made.last, made.rounds) == (3, 5, 7)
-    assert made.allocation.num_micro_batches == 14
-    assert made.problem.global_batch_size == 14 * 3
+    assert (made.first, made.last, made.rounds) == (3, 27, 29)
+    assert made.allocation.num_micro_batches == 58
+    assert made.problem.global_batch_size == 58 * 3
     assert made.orders.update_every == (2, 2)
     assert unroll(problem, allocation, pattern, "weight_stashing").orders.update_every == (1, 1)
     for row in made.orders.rows:
-        assert np.bincount(row.operations[:, 0], minlength=STEP + 1).tolist() == [14, 14, 0, 0, 0, 7]
+        assert np.bincount(row.operations[:, 0], minlength=STEP + 1).tolist() == [58, 58, 0, 0, 0, 29]
 
 
-def test_deep_patterns_run_longer() -> None:
-    problem = make_problem([1], nodes=(1,), global_batch_size=2)
+@pytest.mark.parametrize(("batches", "numbers"), [(2, (9, 33, 38)), (8, (3, 9, 11)), (100, (3, 5, 7))])
+def test_how_long_is_judged(batches: int, numbers: tuple[int, int, int]) -> None:
+    """7 periods are 4, 1 and 1 global batches; 48 micro-batches are 24, 6 and 1."""
+    problem = make_problem([1], nodes=(1,), global_batch_size=batches)
     pattern = Pattern("deep", 3, 1, (PatternOperation(FORWARD, 0, 0, 0), PatternOperation(BACKWARD, 0, 1, 6)))
-    made = unroll(problem, straight(problem, 2), pattern, "double_buffered")
-    assert (made.first, made.last, made.rounds) == (9, 17, 22), "7 periods are 4 global batches of 2"
+    made = unroll(problem, straight(problem, batches), pattern, "double_buffered")
+    assert (made.first, made.last, made.rounds) == numbers
 
 
 def test_what_is_measured_is_whole_turns() -> None:
     problem = make_problem([1, 1], nodes=(4,), global_batch_size=4)
     allocation = chain([(1, [0, 1, 2]), (1, [3])], 4, dispatch="round_robin")
     made = unroll(problem, allocation, _one_forward_one_backward(), "weight_stashing")
-    assert (made.last - made.first) * 4 % 3 == 0
+    assert made.whole == 3
+    assert (made.last - made.first) % 3 == 0
     assert made.orders.update_every == (3, 1)
 
 
