@@ -42,7 +42,7 @@ from penstock.solvers.timeline import DeviceUse, Interval, Timeline, Track, Tran
 from penstock.solvers.utilisation import utilisation_ppm
 
 LONGEST_NS = 2**62 // SPEED
-"""An iteration has to be shorter for clocks of 64 bits."""
+"""A device's work in an iteration has to be less for clocks of 64 bits."""
 
 
 class Clocks(NamedTuple):
@@ -195,10 +195,11 @@ def _unreachable(problem: Problem, allocation: Allocation) -> str | None:
 
 def _run(problem: Problem, allocation: Allocation, lanes: _Lanes) -> Clocks:
     shared = _tables(problem, allocation, lanes.operations)
-    whole = int(shared.duration.sum()) + int(np.maximum(shared.flow_ns, 0).sum())
-    if whole >= LONGEST_NS:
+    work = int(shared.duration.sum(axis=1).reshape(len(allocation.pipelines), -1).sum(axis=0).max())
+    if work >= LONGEST_NS:
         raise UnsupportedRequest(
-            f"an iteration of up to {whole} ns is longer than can be counted where devices are shared: {LONGEST_NS} ns",
+            f"an iteration has {work} ns of work for a device, more than can be counted where it is shared: "
+            f"{LONGEST_NS} ns",
             remedy="check the units of the profile: nanoseconds",
         )
     start, end, sent, arrival, position = run_sharing(shared)

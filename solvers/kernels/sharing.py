@@ -20,7 +20,7 @@ WHOLE = 1_000_000
 """Utilisation of a whole processor."""
 
 NEVER = 2**62
-FLYING, TOUCHED, CHANGED = 0, 1, 2
+FLYING, TOUCHED, WAITING, CHANGED = 0, 1, 2, 3
 
 
 class Shared(NamedTuple):
@@ -43,8 +43,9 @@ class Shared(NamedTuple):
 
 class State(NamedTuple):
     """What changes. Of devices: clock, since when it is right, speed, next end; of lanes (one per stage): position,
-    whether it runs, clock at its end; of flows: queues from ``head`` to ``tail``. ``size`` counts what is on its way
-    and the touched lanes, whose next operation may be able to start, and says whether any transfer may.
+    whether it runs, clock at its end; of flows: queues from ``head`` to ``tail``. ``size`` counts what is on its way,
+    the touched lanes, whose next operation may be able to start, and the flows with something waiting, and says whether
+    any of that may start. A clock stands still, at 0, while nothing runs.
     """
 
     start: np.ndarray
@@ -69,6 +70,7 @@ class State(NamedTuple):
     fly_batch: np.ndarray
     touched: np.ndarray
     is_touched: np.ndarray
+    waiting: np.ndarray
     size: np.ndarray
 
 
@@ -87,7 +89,7 @@ def run_sharing(shared: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nda
         np.full((flows, batches), -1, dtype=np.int64),
         np.zeros(shared.num_devices, dtype=np.int64),
         np.zeros(shared.num_devices, dtype=np.int64),
-        np.full(shared.num_devices, SPEED, dtype=np.int64),
+        np.zeros(shared.num_devices, dtype=np.int64),
         np.full(shared.num_devices, NEVER, dtype=np.int64),
         np.zeros(stages, dtype=np.int64),
         np.zeros(stages, dtype=np.bool_),
@@ -103,7 +105,8 @@ def run_sharing(shared: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nda
         np.zeros(flows * batches + 1, dtype=np.int64),
         np.zeros(stages, dtype=np.int64),
         np.zeros(stages, dtype=np.bool_),
-        np.zeros(3, dtype=np.int64),
+        np.zeros(flows, dtype=np.int64),
+        np.zeros(4, dtype=np.int64),
     )
     _run(shared, state)
     return state.start, state.end, state.sent, state.arrival, state.position
@@ -168,8 +171,9 @@ def _set_speed(shared: Any, state: State, d: int) -> None:
             total += shared.share[s, state.position[s]]
             first = min(first, state.due[s]) if found else state.due[s]
             found = True
-    state.finish[d] = NEVER
-    if found:
+    if not found:
+        state.clock[d], state.speed[d], state.finish[d] = 0, 0, NEVER
+    else:
         speed = SPEED if total <= WHOLE else SPEED * WHOLE // total
         state.speed[d] = speed
         state.finish[d] = state.since[d] + max(0, -((state.clock[d] - first) // speed))
@@ -199,6 +203,9 @@ def _pass_on(shared: Any, state: State, flow: int, m: int, now: int) -> None:
             _arrive(state, flow, m)
         return
     at = state.tail[flow]
+    if at == state.head[flow]:
+        state.waiting[state.size[WAITING]] = flow
+        state.size[WAITING] += 1
     while at > state.head[flow] and state.ready[flow, at - 1] == now and state.queue[flow, at - 1] > m:
         state.queue[flow, at], state.ready[flow, at] = state.queue[flow, at - 1], now
         at -= 1
@@ -233,19 +240,24 @@ def _start_transfers(shared: Any, state: State, now: int) -> None:
         return
     state.size[CHANGED] = 0
     while True:
-        chosen, earliest = -1, NEVER
-        for flow in range(state.head.size):
-            if state.head[flow] == state.tail[flow] or state.ready[flow, state.head[flow]] >= earliest:
+        chosen, place, earliest = -1, -1, NEVER
+        for k in range(state.size[WAITING]):
+            flow = state.waiting[k]
+            ready = state.ready[flow, state.head[flow]]
+            if ready > earliest or (ready == earliest and flow > chosen):
                 continue
             free = True
             for r in range(shared.resource_start[flow], shared.resource_start[flow + 1]):
                 free = free and not state.taken[shared.resources[r]]
             if free:
-                chosen, earliest = flow, state.ready[flow, state.head[flow]]
+                chosen, place, earliest = flow, k, ready
         if chosen < 0:
             return
         m = state.queue[chosen, state.head[chosen]]
         state.head[chosen] += 1
+        if state.head[chosen] == state.tail[chosen]:
+            state.size[WAITING] -= 1
+            state.waiting[place] = state.waiting[state.size[WAITING]]
         for r in range(shared.resource_start[chosen], shared.resource_start[chosen + 1]):
             state.taken[shared.resources[r]] = True
         end = now + shared.flow_ns[chosen, m]

@@ -36,7 +36,7 @@ OPTIONS = (
         choices=("best", "climb", "1f1b", "afab"),
     ),
 )
-MOST_OPERATIONS = 4_000_000
+MOST_OPERATIONS = 2_000_000
 """Judged at most, over all proposals with one partition: a few seconds."""
 
 

@@ -291,7 +291,7 @@ def test_refuses_what_cannot_be_counted_or_connected() -> None:
     problem = make_problem([2**40], nodes=(1,), global_batch_size=8)
     allocation = straight_pipelines(problem, 1, 8)
     assert 2**62 // SPEED < 8 * 3 * 2**40
-    with pytest.raises(UnsupportedRequest, match="longer than can be counted"):
+    with pytest.raises(UnsupportedRequest, match="more than can be counted"):
         simulate_sharing(problem, allocation, advance_forward(problem, allocation))
     network = replace(make_problem([1, 1], nodes=(1, 1)).network, cables=())
     apart = make_problem([1, 1], boundary_bytes=1, network=network, shared=True, global_batch_size=1)
