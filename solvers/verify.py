@@ -65,7 +65,7 @@ def verify(
     return faults or _check_run(
         clock,
         lambda s, operations: copies_held(update_rule, allocation, s, operations),
-        lambda clock: check_steady_numbers(clock, allocation.num_micro_batches, (run.first, run.last, run.rounds)),
+        lambda clock: check_steady_numbers(clock, run),
     )
 
 

@@ -8,6 +8,7 @@ from penstock.schemas.program import FORWARD, RECOMPUTE
 from penstock.solvers.costs import update_ns
 from penstock.solvers.schedule import STEP
 from penstock.solvers.timeline import Track
+from penstock.solvers.unroll import Unrolled
 from penstock.solvers.verify_clock import Clock
 
 
@@ -25,29 +26,40 @@ def check_step_numbers(clock: Clock) -> list[str]:
     return faults + _check_edges(clock) + _check_uses(clock, (0, end), 1)
 
 
-def check_steady_numbers(clock: Clock, num_micro_batches: int, rounds: tuple[int, int, int]) -> list[str]:
-    """A run of ``rounds`` (first, last, all): the steady state between the last gradients of two global batches."""
-    first, last, count = rounds
+def check_steady_numbers(clock: Clock, run: Unrolled) -> list[str]:
+    """A run of several rounds: the steady state between the last gradients of two global batches, over whole cycles."""
     timeline = clock.timeline
-    done = np.zeros(count, dtype=np.int64)
+    num_micro_batches = run.allocation.num_micro_batches // run.rounds
+    done = np.zeros(run.rounds, dtype=np.int64)
     for track in timeline.tracks:
         kinds, _stages, batches = track.operations.T
         own = (kinds != FORWARD) & (kinds != RECOMPUTE) & (kinds != STEP)
         np.maximum.at(done, batches[own] // num_micro_batches, track.end_ns[own])
-    low, high = int(done[first]), int(done[last])
+    cycle = _cycle(done[run.first : run.last + 1], run.whole)
+    low, high = int(done[run.last - cycle]), int(done[run.last])
     faults = []
-    if (timeline.window_ns, timeline.rounds, timeline.window_rounds) != ((low, high), count, last - first):
+    if (timeline.window_ns, timeline.rounds, timeline.window_rounds) != ((low, high), run.rounds, cycle):
         faults.append(
             f"The timeline states a steady window {timeline.window_ns} of {timeline.window_rounds} global batches; "
-            f"it is {(low, high)} of {last - first}."
+            f"it is {(low, high)} of {cycle}."
         )
-    time = -(-(high - low) // (last - first))
+    time = -(-(high - low) // cycle)
     if timeline.time_per_global_batch_ns != time:
         faults.append(
             f"The timeline states {timeline.time_per_global_batch_ns} ns per global batch, but its steady window "
             f"gives {time} ns."
         )
-    return faults or _check_edges(clock) + _check_uses(clock, (low, high), last - first)
+    return faults or _check_edges(clock) + _check_uses(clock, (low, high), cycle)
+
+
+def _cycle(done: np.ndarray, whole: int) -> int:
+    """The fewest rounds, a multiple of ``whole``, after which the same gaps come again twice; else all of them."""
+    rounds = len(done) - 1
+    for cycle in range(whole, rounds // 2 + 1, whole):
+        gaps = done[cycle:] - done[:-cycle]
+        if (gaps == gaps[0]).all():
+            return cycle
+    return rounds
 
 
 def _last_end(clock: Clock) -> int:

@@ -117,13 +117,14 @@ def test_the_window_is_marked_in_text_svg_and_page(periodic: PlanFile) -> None:
     columns = 120 - margin
     first, last = (round(t * columns / picture.end_ns) for t in judgement.timeline.window_ns)
     assert (marks.index("[") - margin, marks.rindex("]") + 1 - margin) == (first, last)
-    assert any("steady state: 2 of the 7 global batches, from" in line for line in lines)
+    batches = f"{judgement.timeline.window_rounds} of the {judgement.timeline.rounds} global batches"
+    assert any(f"steady state: {batches}, from" in line for line in lines)
     svg = svg_timeline(picture)
     assert svg.count("steady state") == 2
     page = html_report(periodic, judgement.plan, judgement.problem, judgement.timeline, allocation=judgement.allocation)
     data = json.loads(re.search(r'id="timeline-predicted">(.*?)</script>', page).group(1))
     assert data["window_ns"] == list(judgement.timeline.window_ns)
-    assert "the steady state: 2 of the 7 global batches" in page
+    assert f"the steady state: {batches}" in page
 
 
 def test_a_flushed_step_has_no_window(several: PlanFile, averaging: PlanFile) -> None:

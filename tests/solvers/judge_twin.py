@@ -94,13 +94,22 @@ def run_periodic_twin(
     for (_lane, (kind, _s, m)), end in twin.end.items():
         if kind in GRADIENTS:
             done[m // number] = max(done[m // number], end)
-    twin.window = (done[made.first], done[made.last])
-    twin.window_rounds, twin.num_rounds = made.last - made.first, made.rounds
+    twin.window_rounds, twin.num_rounds = _cycle(done[made.first : made.last + 1], made.whole), made.rounds
+    twin.window = (done[made.last - twin.window_rounds], done[made.last])
     for lane, row in enumerate(made.orders.rows):
         for s, stage in enumerate(allocation.stages):
             if row.devices[0] in stage.devices:
                 twin.copies[s, lane] = _copies(twin, rule, s, lane)
     return twin
+
+
+def _cycle(done: list[int], whole: int) -> int:
+    """After how many rounds, at most half of them, all gaps come again; else all rounds."""
+    rounds = len(done) - 1
+    for k in range(whole, rounds // 2 + 1, whole):
+        if len({done[t + k] - done[t] for t in range(rounds + 1 - k)}) == 1:
+            return k
+    return rounds
 
 
 def _copies(twin: Twin, rule: UpdateRule, s: int, lane: int) -> int:

@@ -121,7 +121,10 @@ TIMES: dict[str, tuple[Callable[[Timeline], Timeline], str]] = {
         lambda t: replace(t, window_ns=(t.window_ns[0] + 1, t.window_ns[1])),
         "The timeline states a steady window",
     ),
-    "another number of rounds": (lambda t: replace(t, window_rounds=1), "The timeline states a steady window"),
+    "another number of rounds": (
+        lambda t: replace(t, window_rounds=t.window_rounds + 1),
+        "The timeline states a steady window",
+    ),
     "another time": (
         lambda t: replace(t, time_per_global_batch_ns=t.time_per_global_batch_ns - 1),
         "but its steady window gives",
@@ -274,7 +277,7 @@ def test_steps_and_versions_are_checked_row_by_row(name: str) -> None:
     allocation = chain([(1, [1]), (1, [0])], 1)
     operations = np.asarray([(kind, 1, m) for kind, m in row], dtype=np.int32)
     orders = Orders("odd", (Row((0,), operations),), update_every=(1, 1))
-    run = Unrolled(problem, chain([(1, [1]), (1, [0])], total), orders, total, 0, 1)
+    run = Unrolled(problem, chain([(1, [1]), (1, [0])], total), orders, total, 0, 1, 1)
     faults = check_versions(["n0/0", "n0/1"], allocation, run, rule)
     assert (
         faults == [sentence]
