@@ -9,9 +9,11 @@ last end, and only so many operations of the other direction can be there.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from penstock.solvers.costs import transfer
+from penstock.solvers.costs import Transfer, transfer
+from penstock.solvers.problem import NetworkRules
 from penstock.solvers.stage_times import StageTimes
 
 SERIAL, APART, FREE = "serial", "apart", "free"
@@ -33,7 +35,7 @@ def window_bound_ns(times: StageTimes) -> int:
     limits: list[int] = []
     for s in range(count):
         limits.append(min(times.in_flight(s), batches, *limits[-1:]))
-    kinds = [channel_kind(times, s) for s in range(count - 1)]
+    kinds = [_channel_kind(times, s) for s in range(count - 1)]
     ahead, through = _rates(times, kinds)
     best = 0
     for x in range(count):
@@ -66,18 +68,21 @@ def _rates(times: StageTimes, kinds: list[str]) -> tuple[list[int], list[int]]:
     return ahead, through
 
 
-def channel_kind(times: StageTimes, s: int) -> str:
-    """How the transfers of the edge behind a stage exclude each other."""
-    rules = times.problem.rules
+def channel_kind(rules: NetworkRules, out: Sequence[Transfer | None], back: Sequence[Transfer | None]) -> str:
+    """How the transfers of one edge exclude each other; ``out`` and ``back`` are those of each micro-batch size."""
     if not rules.shared:
         return {"half": SERIAL, "full": APART, "none": FREE}[rules.channel]
-    ways = []
-    for sender, direction in ((s, 0), (s + 1, 1)):
-        moves = [transfer(times.problem, times.allocation, sender, rows, direction) for rows, _ in times.classes]
-        ways.append(set.intersection(*(set(move.resources if move else ()) for move in moves)))
+    ways = [set.intersection(*(set(move.resources if move else ()) for move in moves)) for moves in (out, back)]
     if ways[0] & ways[1]:
         return SERIAL
     return APART if ways[0] and ways[1] else FREE
+
+
+def _channel_kind(times: StageTimes, s: int) -> str:
+    ways = []
+    for sender, direction in ((s, 0), (s + 1, 1)):
+        ways.append([transfer(times.problem, times.allocation, sender, rows, direction) for rows, _ in times.classes])
+    return channel_kind(times.problem.rules, *ways)
 
 
 def _last_end(times: StageTimes, batches: int, limits: list[int], x: int, rate: int) -> int:

@@ -16,6 +16,8 @@ import numpy as np
 
 from penstock.solvers.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.batches import Batch
+from penstock.solvers.batching import row_classes
+from penstock.solvers.costs import transfer
 from penstock.solvers.enumeration import Placement, Space
 from penstock.solvers.kernels.windows import APART, FREE, SERIAL, Chains, window_bounds
 from penstock.solvers.planners.proposal import shortage_of
@@ -69,8 +71,11 @@ def piece_of(problem: Problem, num_micro_batches: int, stage: Stage) -> Piece:
 
 def hop_of(problem: Problem, num_micro_batches: int, source: Stage, target: Stage) -> Hop:
     """The way from a stage to the next one and back."""
-    times = StageTimes(problem, single_pipeline((source, target), num_micro_batches), WHOLE_BACKWARDS)
-    return Hop(min(times.out[0], FAR_NS), min(times.back[1], FAR_NS), CHANNELS[channel_kind(times, 0)])
+    plan = single_pipeline((source, target), num_micro_batches)
+    sizes = [rows for rows, _count in row_classes(problem.global_batch_size, num_micro_batches)]
+    out, back = ([transfer(problem, plan, s, rows, s) for rows in sizes] for s in (0, 1))
+    there, home = (min(FAR_NS, *(move.duration_ns if move else 0 for move in moves)) for moves in (out, back))
+    return Hop(there, home, CHANNELS[channel_kind(problem.rules, out, back)])
 
 
 def chains_of(pieces: np.ndarray, hops: np.ndarray) -> Chains:

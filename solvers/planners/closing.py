@@ -35,7 +35,7 @@ def close(problem: Problem, allocation: Allocation, bound_ns: int, below_ns: int
         bound_ns = max(bound_ns, answer.bound_ns)
         if answer.orders is None:
             continue
-        trial = judged(problem, allocation, answer.orders, below_ns)
-        if isinstance(trial, Trial):
+        trial = judged(problem, allocation, answer.orders, below_ns).trial
+        if trial is not None:
             best, below_ns = trial, trial.value_ns
     return Closed(best, bound_ns, spent)

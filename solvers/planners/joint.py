@@ -113,7 +113,7 @@ class Search:
 
     def _judge(self, allocation: Allocation) -> Trial | None:
         self.judged += 1
-        trial = best_order(self.space.problem, allocation, self.value_ns)
+        trial = best_order(self.space.problem, allocation, self.value_ns).trial
         if trial is not None:
             self.best = trial
         return trial

@@ -1,9 +1,9 @@
 """Neighbourhood search from the best plans of a session: cuts, devices, stages, micro-batches, warm-ups.
 
-Every neighbour gets its proven bound (``chain_tables``); the one with the lowest bound is judged and looked around
-from next, so the search goes where a plan can still be better than the best, or nearly, and ends when there is none,
-or when it has made its number of steps. The bound is tight for most plans (BOUNDS 4.1), hence the walk is guided well. Plans
-that stay above their bound under every warm-up are reordered by CP-SAT, where they are small enough.
+Every neighbour gets its proven bound (``chain_tables``), and an estimate: the bound, as many times as the plan that it
+is near took its own. The one with the least estimate is judged and looked around from next, if its bound is below the
+best plan, or nearly; the search ends when there is none, or when it has made its number of steps. Plans that stay above
+their bound under every warm-up are reordered by CP-SAT, where they are small enough.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import count
+from typing import NamedTuple
 
 from penstock.solvers.allocation import Allocation, single_pipeline
 from penstock.solvers.batches import candidates, dapple_replicas
@@ -20,14 +22,15 @@ from penstock.solvers.planners.closing import close
 from penstock.solvers.planners.moves import even_stages, neighbours
 from penstock.solvers.planners.proposal import Proposal, unreachable
 from penstock.solvers.planners.session import Session
-from penstock.solvers.planners.trial import Trial, best_of, best_order
+from penstock.solvers.planners.trial import Outcome, Trial, best_of, best_order
 from penstock.solvers.problem import Problem
+from penstock.solvers.schedule import Orders, Schedule
 from penstock.solvers.schedules.early_backward import fitted
 
 NEVER = 2**62
-WORK = 40_000
+WORK = 24_000
 """Steps × devices × layers of a walk, about."""
-LEAST_STEPS, MOST_STEPS = 40, 200
+LEAST_STEPS, MOST_STEPS = 30, 200
 DETOUR = 16
 """Plans whose bound is up to 1/16 above the best plan are passed through."""
 MOST_OPERATIONS = 320
@@ -42,7 +45,7 @@ def polish(session: Session) -> Iterator[Proposal]:
     if best is None or best.update_rule != "synchronous":
         return
     walk = Walk(session.problem, best.value_ns)
-    for trial in walk.run([best.allocation] if _movable(best.allocation) else []):
+    for trial in walk.run(best.allocation if _movable(best.allocation) else None, best.schedule):
         yield _proposal(session.problem, trial)
         if session.done or session.deadline.passed:
             return
@@ -60,6 +63,15 @@ def _movable(allocation: Allocation) -> bool:
     return len(allocation.pipelines) == 1 and len(set(devices)) == len(devices) and by_rows
 
 
+class Item(NamedTuple):
+    """A plan to look at: what it may take, a number that breaks ties, its bound, itself."""
+
+    estimate_ns: int
+    number: int
+    bound_ns: int
+    plan: Allocation
+
+
 @dataclass
 class Walk:
     """One search. ``steps`` were made; ``value_ns`` is that of the best plan known."""
@@ -70,33 +82,41 @@ class Walk:
     best: Trial | None = None
     _tables: dict[int, PlanBounds] = field(default_factory=dict)
     _seen: set[Allocation] = field(default_factory=set)
-    _heap: list[tuple[int, int, Allocation]] = field(default_factory=list)
+    _heap: list[Item] = field(default_factory=list)
+    _numbers: Iterator[int] = field(default_factory=count)
 
-    def run(self, starts: list[Allocation]) -> Iterator[Trial]:
-        """Every improvement."""
-        numbers = sorted(batch.num_micro_batches for batch in candidates(self.problem, dapple_replicas(self.problem)))
-        shapes = dict.fromkeys([*(start.stages for start in starts), *even_stages(self.problem)])
-        self._add([single_pipeline(stages, number) for stages in shapes for number in numbers])
-        for start in starts:
-            self._add(list(neighbours(self.problem, start, numbers)))
-        most = min(MOST_STEPS, max(LEAST_STEPS, WORK // (self.problem.num_devices * self.problem.num_layers)))
-        judged: list[tuple[int, int, Allocation]] = []
-        while self._heap and self.steps < most:
-            bound_ns, number, plan = heapq.heappop(self._heap)
-            if bound_ns >= self._horizon_ns:
-                break
-            if unreachable(self.problem, plan) is not None:
-                continue
-            self.steps += 1
-            if bound_ns < self.value_ns:
-                judged.append((bound_ns, number, plan))
-                trial = best_order(self.problem, plan, self.value_ns)
-                if trial is not None:
-                    yield self._take(trial)
-            self._add(list(neighbours(self.problem, plan, numbers)))
+    def run(self, start: Allocation | None, schedule: Schedule) -> Iterator[Trial]:
+        """Every improvement on the plan to start from, if there is one, and on those with even stages."""
+        problem = self.problem
+        numbers = sorted(batch.num_micro_batches for batch in candidates(problem, dapple_replicas(problem)))
+        shapes = dict.fromkeys([*((start.stages,) if start else ()), *even_stages(problem)])
+        self._add([single_pipeline(stages, number) for stages in shapes for number in numbers], (1, 1))
+        if start is not None:
+            (bound_ns,) = self._bounds([start])
+            self._add(list(neighbours(problem, start, numbers)), (self.value_ns, bound_ns))
+        judged = []
+        for item in self._steps():
+            outcome = Outcome(item.estimate_ns)
+            if item.bound_ns < self.value_ns:
+                judged.append((item.bound_ns, item.number, item.plan))
+                outcome = best_order(problem, item.plan, self.value_ns)
+                if outcome.trial is not None:
+                    yield self._take(outcome.trial)
+            self._add(list(neighbours(problem, item.plan, numbers)), (outcome.value_ns, item.bound_ns))
         if self.best is not None:
-            yield from self._warm_up(self.best)
+            yield from self._warm_up(self.best.allocation, self.best.orders.warmup)
+        elif start is not None and isinstance(schedule, Orders) and schedule.warmup:
+            yield from self._warm_up(start, schedule.warmup)
         yield from self._reorder(sorted(judged))
+
+    def _steps(self) -> Iterator[Item]:
+        """The plan with the least estimate, again and again."""
+        most = min(MOST_STEPS, max(LEAST_STEPS, WORK // (self.problem.num_devices * self.problem.num_layers)))
+        while self._heap and self.steps < most:
+            item = heapq.heappop(self._heap)
+            if item.bound_ns < self._horizon_ns and unreachable(self.problem, item.plan) is None:
+                self.steps += 1
+                yield item
 
     @property
     def _horizon_ns(self) -> int:
@@ -107,37 +127,43 @@ class Walk:
         self.best, self.value_ns = trial, trial.value_ns
         return trial
 
-    def _add(self, plans: list[Allocation]) -> None:
-        """Put the new ones that may be better on the heap."""
+    def _add(self, plans: list[Allocation], ratio: tuple[int, int]) -> None:
+        """Put new plans that may be better on the heap; ``ratio``: value and bound of the plan that they are near."""
         fresh = [plan for plan in dict.fromkeys(plans) if plan not in self._seen and self._legal(plan)]
         self._seen.update(fresh)
-        for number in sorted({plan.num_micro_batches for plan in fresh}):
+        for plan, bound_ns in zip(fresh, self._bounds(fresh), strict=True):
+            if bound_ns < self._horizon_ns:
+                estimate_ns = bound_ns * ratio[0] // max(1, ratio[1])
+                heapq.heappush(self._heap, Item(estimate_ns, next(self._numbers), bound_ns, plan))
+
+    def _bounds(self, plans: list[Allocation]) -> list[int]:
+        found: dict[Allocation, int] = {}
+        for number in sorted({plan.num_micro_batches for plan in plans}):
             if number not in self._tables:
                 self._tables[number] = PlanBounds(self.problem, number)
-            group = [plan for plan in fresh if plan.num_micro_batches == number]
-            for plan, bound_ns in zip(group, self._tables[number].bounds(group), strict=True):
-                if bound_ns < self._horizon_ns:
-                    heapq.heappush(self._heap, (bound_ns, len(self._seen) + len(self._heap), plan))
+            group = [plan for plan in plans if plan.num_micro_batches == number]
+            found.update(zip(group, self._tables[number].bounds(group), strict=True))
+        return [found[plan] for plan in plans]
 
     def _legal(self, plan: Allocation) -> bool:
         """Enough samples for every replica, and pins kept."""
-        problem, count = self.problem, plan.num_micro_batches
-        least = problem.global_batch_size // count
+        problem = self.problem
+        least = problem.global_batch_size // plan.num_micro_batches
         if any(stage.replicas * problem.min_slice > least for stage in plan.stages):
             return False
         return not problem.pins or broken_pin(problem, plan) is None
 
-    def _warm_up(self, trial: Trial) -> Iterator[Trial]:
+    def _warm_up(self, allocation: Allocation, warmup: tuple[int, ...]) -> Iterator[Trial]:
         """One micro-batch more or less in flight on each stage, while that helps."""
         improved = True
         while improved:
             improved = False
-            for vector in list(_near(trial.orders.warmup)):
-                wanted = fitted(self.problem, trial.allocation, vector)
-                better = best_of(self.problem, trial.allocation, [wanted], self.value_ns)
+            for vector in list(_near(warmup)):
+                wanted = fitted(self.problem, allocation, vector)
+                better = best_of(self.problem, allocation, [wanted], self.value_ns).trial
                 if better is not None:
-                    trial, improved = self._take(better), True
-                    yield trial
+                    warmup, improved = better.orders.warmup, True
+                    yield self._take(better)
 
     def _reorder(self, plans: list[tuple[int, int, Allocation]]) -> Iterator[Trial]:
         """Other orders than warm-ups for the plans that may still be better, while the effort lasts."""
