@@ -151,7 +151,8 @@ def compare(
 ) -> Iterator[PlanComparison]:
     """Each planner with each schedule that it can be combined with, one row at a time as they finish.
 
-    ``auto`` comes last, with all schedules at once. A planner that cannot take the request has one row, which says why.
+    ``auto`` comes last, with all schedules at once; so has ``exact``, which makes its own. A planner that cannot take
+    the request has one row, which says why.
     Raises UnsupportedRequest for an unknown name, and where no planner goes with any of the schedules.
     """
     problem = to_problem(request)
@@ -176,7 +177,7 @@ def pairs(planners: Sequence[str], schedules: Sequence[str]) -> dict[str, list[s
     found = {}
     for name in planners or (*(name for name in PLANNERS if name != "auto"), "auto"):
         entry = resolve(name)
-        every = ["auto"] if name == "auto" and not schedules else list(entry.accepts)
+        every = ["auto"] if not schedules and (name == "auto" or not entry.accepts) else list(entry.accepts)
         own = [schedule for schedule in every if not schedules or schedule in schedules]
         if own:
             found[name] = own

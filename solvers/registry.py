@@ -296,6 +296,7 @@ PLANNERS: dict[str, Planner] = {
             "every planner in turn, the simple ones first; the best plan of all",
             ("auto",),
             tuple(SCHEDULES),
+            supports=frozenset({*get_args(UpdateRule), "heterogeneous", "recompute"}),
             options=auto.OPTIONS,
         ),
         Planner(
