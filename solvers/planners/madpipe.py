@@ -41,7 +41,8 @@ OPTIONS = (
     Option("width", 0, "replicas of every stage; 0 tries each number that divides the cluster", low=0),
 )
 PROMISING = 4
-"""Chains whose allocations with a special processor are searched."""
+ENOUGH_LABELS = 60_000
+"""Chains whose allocations with a special processor are searched, and after how many labels no further one is."""
 MAX_JUDGED = 24
 STEPS = 6
 WORTH_SEARCHING = 4
@@ -158,9 +159,13 @@ def _plans(problem: Problem, setups: list[Setup], special: bool) -> Iterator[Pla
     yield from _by_promise([plan for setup, found in ranked for plan in _made(problem, setup, [found])])
     if special:
         hopeless = [pair for pair in known if pair[1] is None]
+        spent = 0
         for setup, contiguous in [*ranked[:PROMISING], *hopeless[:PROMISING]]:
+            if spent > ENOUGH_LABELS:
+                break
             below = None if contiguous is None else contiguous.period_ns
             searched = portfolio(setup.chain, below)
+            spent += searched.labels
             note = "" if searched.exact else ROUNDED
             yield from (plan._replace(note=note) for plan in _by_promise(_made(problem, setup, list(searched.found))))
     for setup, found in ranked[:PROMISING]:

@@ -198,20 +198,23 @@ def _fixed(problem: Problem, cuts: tuple[int, ...], rows: int, width: int) -> np
 def _hops(problem: Problem, cuts: tuple[int, ...], groups: Sequence[Group], rows: int) -> np.ndarray:
     """(P, n + 1): both ways over each boundary between processors q - 1 and q, by the judge's own transfers.
 
-    Pairs whose widest and narrowest boundaries take the same times are alike, so each sort of pair is asked once.
+    Pairs whose widest and narrowest boundaries take the same times are alike, so each sort of pair is asked once, and
+    for each size of boundary once.
     """
     inner = cuts[1:-1]
     table = np.zeros((len(groups), len(cuts)), dtype=np.int64)
     if not inner:
         return table
     known: dict[tuple[int, ...], np.ndarray] = {}
-    size = [int(problem.forward_bytes[c - 1] + problem.backward_bytes[c - 1]) for c in inner]
-    probes = (inner[size.index(max(size))], inner[size.index(min(size))])
+    sizes = [(int(problem.forward_bytes[c - 1]), int(problem.backward_bytes[c - 1])) for c in inner]
+    cut_of = dict(zip(sizes, inner, strict=True))
+    probes = [cut_of[size] for size in (max(sizes, key=sum), min(sizes, key=sum))]
     for q in range(1, len(groups)):
         pair = groups[q - 1], groups[q]
         alike = tuple(_both_ways_ns(problem, cut, *pair, rows) for cut in probes)
         if alike not in known:
-            known[alike] = np.asarray([_both_ways_ns(problem, cut, *pair, rows) for cut in inner], dtype=np.int64)
+            each = {size: _both_ways_ns(problem, cut, *pair, rows) for size, cut in cut_of.items()}
+            known[alike] = np.asarray([each[size] for size in sizes], dtype=np.int64)
         table[q, 1:-1] = known[alike]
     return table
 

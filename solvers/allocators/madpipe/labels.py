@@ -25,8 +25,10 @@ MOST_LABELS = 2_000_000
 ROUNDED = (1, 500, 125, 32)
 """Parts of the period and the memory to which labels are rounded up, tried in this order; 1: not at all."""
 LOOSER = (1.02, 1.05, 1.1, 1.2, 1.4)
-SHARES = (1.0, 0.95, 0.9, 0.8)
-"""Target periods above the smallest, and parts of the memory, at which ``portfolio`` searches."""
+SHARES = (0.95, 0.9, 0.8)
+FEW_LABELS = 20_000
+"""Target periods above the smallest, and parts of the memory, at which ``portfolio`` searches besides; parts of the
+memory only if the first search was so small."""
 TOLERANCE = 10_000
 """The search ends when the period is known to 1/TOLERANCE."""
 
@@ -108,17 +110,15 @@ def special_optimum(
 
 
 def portfolio(chain: Chain, below_ns: int | None = None) -> Searched:
-    """Allocations worth a schedule: at the smallest period, at longer ones, and with some memory left free.
+    """Allocations worth a schedule: at the smallest period, at longer ones, and, if cheap, with memory left free.
 
     What the special processor needs is only bounded from below, so an allocation that a schedule can really keep may
     be one that promises less.
     """
-    searches = [
-        special_optimum(
-            replace(chain, available_bytes=int(chain.available_bytes * share)), below_ns=below_ns, extra=LOOSER
-        )
-        for share in SHARES
-    ]
+    searches = [special_optimum(chain, below_ns=below_ns, extra=LOOSER)]
+    if searches[0].labels <= FEW_LABELS:
+        less = [replace(chain, available_bytes=int(chain.available_bytes * share)) for share in SHARES]
+        searches += [special_optimum(each, below_ns=below_ns, extra=LOOSER) for each in less]
     distinct: dict[tuple[Part, ...], Found] = {}
     for search in searches:
         for found in search.found:
