@@ -21,6 +21,7 @@ from penstock.solvers.allocators.pipedream.placed import Settings, placed
 from penstock.solvers.allocators.pipedream.row import DeviceRow
 from penstock.solvers.batches import Batch, candidates
 from penstock.solvers.costs import stage_costs
+from penstock.solvers.pins import keep_pins
 from penstock.solvers.planners.options import Option
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.problem import Problem
@@ -129,12 +130,9 @@ class _Search:
             formulas = {each.allocation for each in self._formulas(batch)}
             found = self._partitions(batch, rule, False)
             return [self._flushed(each)._replace(always=each.allocation in formulas) for each in found]
-        return [
-            plan
-            for turns in self._turns
-            for found in self._partitions(batch, rule, turns)
-            for plan in self._stashing(found.allocation)
-        ]
+        partitions = [found.allocation for turns in self._turns for found in self._partitions(batch, rule, turns)]
+        kept = dict.fromkeys(keep_pins(self._problem, allocation) for allocation in partitions)
+        return [plan for allocation in kept if allocation is not None for plan in self._stashing(allocation)]
 
     def thinnest(self, rule: UpdateRule) -> list[_Plan]:
         """What needs least memory, for the judge to say what is lacking."""

@@ -10,7 +10,7 @@ import pytest
 from problems import make_problem
 
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.problem import Problem
+from penstock.solvers.problem import Pin, Problem
 from penstock.solvers.registry import PLANNERS
 from penstock.solvers.result import Candidate, Status
 from penstock.solvers.schedule import Orders, Pattern
@@ -153,3 +153,12 @@ def test_many_small_micro_batches_are_planned() -> None:
     for rules in (STASHING, BOTH - STASHING):
         problem = drawn(0, rules, micro_batch_sizes=(1,), global_batch_size=3_000)
         assert solved(problem, mode="paper", policy="A", dispatch="rows").allocation.num_micro_batches == 3_000
+
+
+@pytest.mark.parametrize("rules", [STASHING, BOTH - STASHING])
+def test_pins_to_one_device_are_kept(rules: frozenset[UpdateRule]) -> None:
+    """A first stage with replicas could not keep this pin."""
+    for seed in range(3):
+        problem = replace(drawn(seed, rules), pins=(Pin(0, 1, frozenset({3})),))
+        best = solved(problem)
+        assert all(stage.devices == (3,) for stage in best.allocation.stages if stage.first <= 1)

@@ -155,7 +155,7 @@ def partition(chain: Chain, levels: Sequence[Level], rules: Rules) -> Plan | Non
             rules.straight,
         )
         solved.append(choice)
-        work = value[:, :, level.machines]
+        work = np.ascontiguousarray(value[:, :, level.machines])
     best = int(work[0, -1])
     if best >= NEVER:
         return None

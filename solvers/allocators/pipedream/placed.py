@@ -72,19 +72,24 @@ def placed(problem: Problem, row: DeviceRow, layers: Layers, batch: Batch, setti
         counts,
         set_of,
         flight,
-        row.room_bytes[:, : len(counts)],
-        row.reduce_slope[:, : len(counts)],
-        row.reduce_fixed[:, : len(counts)],
+        _first(row.room_bytes, counts),
+        _first(row.reduce_slope, counts),
+        _first(row.reduce_fixed, counts),
         every,
         settings.turns,
-        row.hop_slope[:, : len(counts), : len(counts)],
-        row.hop_fixed[:, : len(counts), : len(counts)],
+        _first(row.hop_slope[:, : len(counts)], counts),
+        _first(row.hop_fixed[:, : len(counts)], counts),
         layers.boundary_bytes * batch.most_rows,
     )
     ends = [(int(value[-1, q, r]), q, r) for q in range(1, row.num_devices + 1) for r in range(len(counts))]
     return [
         Found(_trace(row, layers, batch, settings, choice, q, r), best) for best, q, r in sorted(ends) if best < NEVER
     ]
+
+
+def _first(table: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The entries of the first replica counts, laid out as the kernel was compiled for."""
+    return np.ascontiguousarray(table[..., : len(counts)])
 
 
 def _sets(kinds: np.ndarray, counts: np.ndarray, usable: np.ndarray) -> tuple[list[tuple[int, int]], np.ndarray]:
