@@ -80,7 +80,7 @@ def _toy(shared: bool, channel: Literal["half", "full"]) -> Problem:
         micro_batch_sizes=(1, 2),
         min_slice=1,
         memory=MemoryRules(1, 2, False, 0, True),
-        rules=NetworkRules(shared, channel, "nic", "hierarchical", 25_000_000, True),
+        rules=NetworkRules(shared, channel, "nic" if shared else "spp", "hierarchical", 25_000_000, True),
         recompute="auto",
         expected_error=0.1,
         update_rules=frozenset(get_args(UpdateRule)),
