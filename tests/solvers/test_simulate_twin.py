@@ -7,17 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from judge_twin import (
-    Twin,
-    run_periodic_twin,
-    run_twin,
-    twin_curve,
-    twin_misses_versions,
-    twin_use,
-    twin_versions,
-)
+from judge_twin import Twin, run_periodic_twin, run_twin
 from problems import as_operations
 from random_plans import random_allocation, random_orders, random_pattern, random_pipelines, random_problem
+from twin_measures import twin_curve, twin_misses_versions, twin_use, twin_versions
 
 from penstock.schemas.errors import InvalidPlan
 from penstock.solvers.schedule import Orders

@@ -1,0 +1,153 @@
+"""What the plain twin's run means: memory over time, weight versions, and each lane's share of the time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+from judge_twin import GRADIENTS, Twin, groups_of
+
+from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
+from penstock.solvers.costs import stage_costs, stage_rows
+from penstock.solvers.memory import static_bytes, weight_bytes
+from penstock.solvers.problem import Problem
+from penstock.solvers.schedule import STEP
+from penstock.solvers.update_rules import UpdateRule
+
+
+def twin_curve(twin: Twin, device: int) -> dict[int, int]:
+    """Bytes on a device from each time on at which something changes."""
+    events: dict[int, int] = {0: twin.problem.devices[device].context_bytes}
+
+    def add(start: int, end: int | None, size: int) -> None:
+        events[start] = events.get(start, 0) + size
+        if end is not None:
+            events[end] = events.get(end, 0) - size
+
+    lane = next(i for i, row in enumerate(twin.orders.rows) if device in row.devices)
+    add(0, None, twin_versions(twin, lane))
+    for s, stage in enumerate(twin.allocation.stages):
+        if device in stage.devices:
+            _stage_events(twin, lane, s, add)
+    level, curve = 0, {}
+    for t in sorted(events):
+        level += events[t]
+        curve[t] = level
+    return curve
+
+
+def twin_versions(twin: Twin, lane: int) -> int:
+    """Bytes of the weights that a lane keeps beside the current ones."""
+    held = [(s, copies) for (s, other), copies in twin.copies.items() if other == lane]
+    return sum((copies - 1) * weight_bytes(twin.problem, twin.allocation.stages[s])[1] for s, copies in held)
+
+
+def twin_misses_versions(twin: Twin, rule: UpdateRule) -> bool:
+    """Whether any operation of a periodic run needs a weight version that is not made yet, or not kept any more."""
+    return any(_misses_versions(twin, rule, s, lane, copies) for (s, lane), copies in twin.copies.items())
+
+
+def _misses_versions(twin: Twin, rule: UpdateRule, s: int, lane: int, copies: int) -> bool:
+    row = [(k, m) for k, own, m in twin.orders.rows[lane].operations.tolist() if own == s]
+    last = {m: i for i, (k, m) in enumerate(row) if k in GRADIENTS}
+    second_half = 2 * s >= len(twin.allocation.stages)
+    newest, taken = 0, {}
+    for i, (kind, m) in enumerate(row):
+        if kind == STEP:
+            newest += 1
+        if rule == "weight_stashing":
+            if kind == FORWARD:
+                taken[m] = newest
+            if len({newest, *(v for other, v in taken.items() if last[other] >= i)}) > copies:
+                return True
+        elif kind != STEP:
+            number = m // twin.rounds(s)
+            used = number if rule == "double_grouped" and second_half else max(0, number - 1)
+            if not newest - copies < used <= newest:
+                return True
+    return False
+
+
+def _stage_events(twin: Twin, lane: int, s: int, add) -> None:
+    problem, stage = twin.problem, twin.allocation.stages[s]
+    held = static_bytes(problem, stage)
+    add(0, None, held.parameters + held.optimizer)
+    own = [tuple(map(int, op)) for op in twin.orders.rows[lane].operations if op[1] == s]
+    steps = twin.updates[s, lane]
+    for number, gradients in twin.round_operations(lane, s).items():
+        end = steps[number][1] if number < len(steps) else None
+        add(min(twin.start[lane, op] for op in gradients), end, held.gradients)
+    apart = any(op[0] == RECOMPUTE for op in own)
+    for op in own:
+        kind, _s, m = op
+        if kind == STEP:
+            continue
+        rows = twin.rows[m]
+        cost = stage_costs(problem, stage, rows)
+        plain = stage_costs(problem, replace(stage, recompute=()), rows)
+        rebuilt = cost.workspace_bytes - plain.workspace_bytes
+        inside = rebuilt if kind == BACKWARD and not apart else 0
+        add(twin.start[lane, op], twin.end[lane, op], plain.workspace_bytes + inside)
+        if kind == FORWARD:
+            last = (WEIGHT, s, m) if (WEIGHT, s, m) in own else (BACKWARD, s, m)
+            release = twin.end[lane, last]
+            add(twin.start[lane, op], release, cost.kept_bytes)
+            opening = (RECOMPUTE, s, m) if apart else (INPUT, s, m)
+            if opening in own:
+                parts = sum(_stash(problem, stage, a, b, rows) for a, b in stage.recompute)
+                add(twin.start[lane, opening], release, parts)
+            _buffers(twin, lane, s, m, release, add)
+
+
+def _stash(problem: Problem, stage, first: int, last: int, rows: int) -> int:
+    kinds = {problem.devices[d].kind for d in stage.devices}
+    sums = [problem.costs(kind, stage_rows(stage, rows)).stash_bytes for kind in kinds]
+    return max(int(each[last + 1] - each[first]) for each in sums)
+
+
+def _buffers(twin: Twin, lane: int, s: int, m: int, release: int, add) -> None:
+    problem, stage = twin.problem, twin.allocation.stages[s]
+    if not problem.memory.count_buffers:
+        return
+    share = stage_rows(stage, twin.rows[m])
+    before, after = twin.allocation.previous(s), twin.allocation.next(s)
+    if before is not None and (before, 0, m) in twin.transfers:
+        add(twin.transfers[before, 0, m][0], release, int(problem.forward_bytes[stage.first - 1]) * share)
+    if after is not None and (after, 1, m) in twin.transfers:
+        add(twin.transfers[after, 1, m][0], release, int(problem.backward_bytes[stage.last]) * share)
+    if (s, 0, m) in twin.transfers:
+        made = twin.end[lane, (FORWARD, s, m)]
+        add(made, twin.transfers[s, 0, m][1], int(problem.forward_bytes[stage.last]) * share)
+    if (s, 1, m) in twin.transfers:
+        ends = [twin.end[lane, (k, s, m)] for k in (BACKWARD, INPUT) if (lane, (k, s, m)) in twin.end]
+        add(ends[0], twin.transfers[s, 1, m][1], int(problem.backward_bytes[stage.first - 1]) * share)
+
+
+def twin_use(twin: Twin, lane: int) -> tuple[int, int]:
+    """Per global batch in the window: time in which a lane computes, and does not while it communicates."""
+    held = {s for s, other in twin.updates if other == lane}
+    busy = [(t, twin.end[key]) for key, t in twin.start.items() if key[0] == lane]
+    if not twin.orders.update_every:
+        busy += [pair for (_s, other), each in twin.updates.items() if other == lane for pair in each]
+    groups = groups_of(twin.problem, twin.allocation, twin.rows[0])
+    active = []
+    for (s, number), each in twin.reductions.items():
+        own = [group for group in groups if group.stages[0] == s]
+        place = number % sum(len(group.buckets) for group in own)
+        stages = next(x.stages for x in own if 0 <= place - x.first_number < len(x.buckets))
+        if held & set(stages):
+            active.append(each)
+    mine = {op for own, op in twin.start if own == lane}
+    for (s, way, m), each in twin.transfers.items():
+        other = twin.allocation.next(s) if way == 0 else twin.allocation.previous(s)
+        if any((FORWARD, end, m) in mine for end in (s, other)):
+            active.append(each)
+    first, last = twin.window
+    edges = sorted({min(max(t, first), last) for pair in (*busy, *active) for t in pair} | {first, last})
+    computing = communicating = 0
+    for low, high in pairwise(edges):
+        if any(a <= low and high <= b for a, b in busy):
+            computing += high - low
+        elif any(a <= low and high <= b for a, b in active):
+            communicating += high - low
+    return computing // twin.window_rounds, communicating // twin.window_rounds
