@@ -31,8 +31,8 @@ MODE = Option(
     choices=("exhaustive", "paper"),
 )
 OPTIONS = (MODE, LAYOUT, DEPTH, WARMUP)
-MAX_JUDGED = 24
-MAX_CERTAIN = 8
+MAX_JUDGED = 32
+MAX_OPERATIONS = 30_000
 SHORT = 3
 
 
@@ -55,8 +55,17 @@ def wanted_by(options: Mapping[str, object], groups: int) -> Wanted:
     )
 
 
-def worth_judging(found: list[Found]) -> list[Found]:
-    """The most promising that may fit, and some that fit for certain; else those that lack least, for a reason."""
-    fitting = [each for each in found if each.missing_bytes <= 0]
-    certain = [each for each in fitting[MAX_JUDGED:] if each.buffers_missing_bytes <= 0]
-    return [*fitting[:MAX_JUDGED], *certain[:MAX_CERTAIN]] or found[:SHORT]
+def worth_judging(found: list[Found]) -> Iterator[Found]:
+    """The most promising that may fit, and some that fit for certain; else those that lack least, for a reason.
+
+    After ``MAX_OPERATIONS`` in one period of all of them only the next that fits for certain.
+    """
+    fitting = [each for each in found if each.missing_bytes <= 0] or found[:SHORT]
+    left = MAX_OPERATIONS
+    for number, each in enumerate(fitting):
+        if left > 0 and number < MAX_JUDGED:
+            left -= each.allocation.num_micro_batches * len(each.allocation.stages)
+            yield each
+        elif each.buffers_missing_bytes <= 0:
+            yield each
+            return

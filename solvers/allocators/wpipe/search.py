@@ -25,6 +25,8 @@ from penstock.solvers.schedules.wpipe import WarmUp, least_micro_batches
 MAX_PAIRS = 16
 MAX_BATCHES = 6
 MAX_POLISHED = 4
+MAX_OPERATIONS = 4096
+"""M × parts of a period: without a flush more micro-batches save no idle time, but take the judge longer."""
 ANY_BATCH = Batch(0, 0, 0)
 WORTH_EVENING = 4
 """Loads are evened where a device may run ahead by a quarter of a period."""
@@ -130,7 +132,7 @@ def _configurations(
 ) -> Iterator[Found]:
     found = [(layout, Links(problem, layout.places)) for layout in layouts(problem, depth, width, wanted.layout)]
     for policy in wanted.policies if depth > 1 else wanted.policies[:1]:
-        for batch in _batches(problem, depth, width, policy):
+        for batch in _short(_batches(problem, depth, width, policy), wanted.groups * depth):
             if found and _work_ns(problem, batch, found[0][0]) > limit_ns:
                 continue
             cuts: dict[object, tuple[int, ...]] = {}
@@ -169,6 +171,11 @@ def _levels(problem: Problem, wanted: Wanted) -> tuple[tuple[bool, ...], ...]:
     some = range(most + 1) if wanted.by_group else (0, most)
     every = tuple((True,) * n + (False,) * (most - n) for n in some)
     return {"never": every[:1], "auto": every, "always": every[-1:]}[problem.recompute]
+
+
+def _short(batches: list[Batch], parts: int) -> list[Batch]:
+    """The steps with few operations, and the one that needs least memory."""
+    return [b for b in batches if b.num_micro_batches * parts <= MAX_OPERATIONS or b == batches[-1]]
 
 
 def _work_ns(problem: Problem, batch: Batch, layout: Layout) -> int:
