@@ -163,6 +163,17 @@ def test_a_rule_that_the_request_does_not_allow_is_said(request_document: PlanRe
     )
 
 
+def test_a_broken_pin_is_said(request_document: PlanRequest) -> None:
+    file = _document(request_document, "double buffered")
+    pinned = PlanRequest.parse(
+        request_document.model_dump(mode="json") | {"pins": [{"layers": [0, 0], "devices": ["node0/3"]}]}
+    )
+    plan = file.plan.model_copy(update={"request_hash": pinned.content_hash()})
+    assert judge(PlanFile(plan=plan, request=pinned)).faults == (
+        "The plan breaks a pin: layers 0–0 are pinned to node0/3, but are held by node0/0.",
+    )
+
+
 def test_a_pattern_under_a_rule_with_a_flush_is_one_sentence(request_document: PlanRequest) -> None:
     file = _document(request_document, "double buffered")
     plan = file.plan.model_copy(update={"update_rule": "synchronous"})
