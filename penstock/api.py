@@ -157,8 +157,10 @@ def compare(
     """
     problem = to_problem(request)
     alone = one_device_ns(problem)
+    rules = frozenset(request.update_rules)
     for planner, own in pairs(planners, schedules).items():
-        for schedule in own:
+        fitting = [schedule for schedule in own if schedule == "auto" or SCHEDULES[schedule].supports & rules]
+        for schedule in fitting or own[:1]:
             asked = request.model_copy(update={"planner": planner, "schedule": schedule, "options": {}})
             started = time.monotonic()
             try:

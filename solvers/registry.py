@@ -140,6 +140,13 @@ class Planner:
                 f"the request allows {', '.join(sorted(update_rules))}",
                 remedy=f"allow it: update_rules {[*sorted(update_rules), own[0]]} (--update-rule {own[0]})",
             )
+        if schedule != "auto" and not SCHEDULES[schedule].supports & update_rules:
+            own = sorted(SCHEDULES[schedule].supports & self.supports)
+            raise UnsupportedRequest(
+                f"schedule {schedule!r} is for the update rule {' or '.join(own)}; "
+                f"the request allows {', '.join(sorted(update_rules))}",
+                remedy=f"allow it (--update-rule {own[0]}), or schedule auto",
+            )
         return checked(self.name, self.options, options)
 
     def _feasible(self, problem: Problem, schedule: str, values: Mapping[str, object], deadline: Deadline) -> bool:

@@ -57,6 +57,10 @@ class Draft(NamedTuple):
         return gpipe(problem, allocation, backward="lifo" if self.name == "gpipe-lifo" else "fifo")
 
 
+DRAFTED = ("early-backward", "pe", "gpipe", "model-parallel", "advance-forward")
+"""Schedules whose orders ``drafts`` makes for any allocation; the others come with their allocation."""
+
+
 def drafts(problem: Problem, allocation: Allocation, schedule: str, policy: str) -> list[Draft]:
     """Every order of one schedule that is worth judging for an allocation, each once."""
     stages = len(allocation.stages)

@@ -16,6 +16,7 @@ from penstock.solvers.allocation import Allocation
 from penstock.solvers.bounds import request_bound, schedule_bound
 from penstock.solvers.pins import broken_pin, keep_pins, keep_pins_of_schedule
 from penstock.solvers.planners.proposal import (
+    DRAFTED,
     Draft,
     Proposal,
     drafts,
@@ -152,6 +153,8 @@ class Session:
         if proposal.fixed is not None:
             if self.schedule in ("auto", proposal.fixed.name):
                 self._try_fixed(planner, proposal, proposal.fixed)
+            return
+        if self.schedule not in ("auto", *DRAFTED):
             return
         for allocation in recompute_variants(self.problem, proposal.allocation, schedules):
             if self.best is not None and work_bound_ns(self.problem, allocation) > self.best.value_ns:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 from problems import make_problem
 
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.solvers.planners.options import Option, checked
 from penstock.solvers.registry import ALLOCATORS, PLANNERS, SCHEDULES, resolve
+from penstock.solvers.update_rules import UpdateRule
 
 OPTIONS = (
     Option("by", "time", "help", choices=("time", "layers")),
@@ -18,15 +21,14 @@ OPTIONS = (
 
 
 def test_tables_describe_themselves() -> None:
-    assert list(PLANNERS) == ["auto", "dp", "gpipe", "model-parallel", "dapple"]
-    assert list(SCHEDULES) == ["early-backward", "gpipe", "model-parallel"]
-    assert list(ALLOCATORS) == ["data-parallel", "block-partition", "model-parallel", "dapple"]
+    assert next(iter(PLANNERS)) == "auto"
     for name, planner in PLANNERS.items():
         assert planner.name == name
         assert planner.cites
         assert planner.help
-        assert "synchronous" in planner.supports
+        assert planner.supports & set(get_args(UpdateRule))
         assert set(planner.accepts) <= set(SCHEDULES)
+        assert all(SCHEDULES[schedule].supports & planner.supports for schedule in planner.accepts)
         assert set(planner.schedules) <= {"auto", *SCHEDULES}
     for entry in (*ALLOCATORS.values(), *SCHEDULES.values()):
         assert entry.cites
@@ -35,6 +37,22 @@ def test_tables_describe_themselves() -> None:
     for entry in (*ALLOCATORS.values(), *SCHEDULES.values(), *PLANNERS.values()):
         assert len({option.name for option in entry.options}) == len(entry.options)
         assert all(option.help and option.fault(option.default) is None for option in entry.options)
+
+
+def test_every_update_rule_has_a_planner_and_every_schedule_too() -> None:
+    assert {rule for planner in PLANNERS.values() for rule in planner.supports} >= set(get_args(UpdateRule))
+    alone = {schedule for name, planner in PLANNERS.items() if name != "auto" for schedule in planner.accepts}
+    assert alone == set(SCHEDULES)
+
+
+def test_what_needs_another_update_rule_is_refused() -> None:
+    problem = make_problem([1, 1])
+    with pytest.raises(UnsupportedRequest, match="double_buffered only; the request allows synchronous") as refused:
+        PLANNERS["madpipe"].solve(problem)
+    assert "--update-rule double_buffered" in (refused.value.remedy or "")
+    with pytest.raises(UnsupportedRequest, match="'eager' is for the update rule weight_stashing") as refused:
+        PLANNERS["pipedream"].solve(problem, schedule="eager")
+    assert "--update-rule weight_stashing" in (refused.value.remedy or "")
 
 
 def test_unknown_planners_name_the_near_ones() -> None:
