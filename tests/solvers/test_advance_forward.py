@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -13,6 +14,7 @@ from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.program import BACKWARD, FORWARD
 from penstock.solvers.allocation import Allocation, Stage
 from penstock.solvers.problem import Problem
+from penstock.solvers.registry import PLANNERS
 from penstock.solvers.schedule import Orders
 from penstock.solvers.schedules.advance_forward import advance_forward, advances, climb, in_flight
 from penstock.solvers.schedules.early_backward import early_backward, policy_a, policy_b
@@ -126,6 +128,19 @@ def test_parallel_pipelines_have_rows_of_their_own() -> None:
     assert [set(row.operations[:, 1].tolist()) for row in orders.rows] == [{0}, {1}, {2}, {3}]
     assert orders.rows[0].operations[:, [0, 2]].tolist() == orders.rows[2].operations[:, [0, 2]].tolist()
     assert orders.warmup == (3, 1, 3, 1)
+
+
+def test_planners_of_flushed_steps_combine_with_it() -> None:
+    """The best δ of a planner's plan is no slower than its 1F1B."""
+    problem, _ = uniform(4, 12, 10, 20, 8)
+    problem = replace(problem, micro_batch_sizes=(1,))
+    times = {}
+    for schedule in ("advance-forward", "early-backward"):
+        found = PLANNERS["gpipe"].solve(problem, schedule=schedule, options={"stages": 4})
+        assert found.best is not None
+        assert found.best.schedule.name == schedule
+        times[schedule] = found.best.value_ns
+    assert times["advance-forward"] <= times["early-backward"]
 
 
 @pytest.mark.parametrize(
