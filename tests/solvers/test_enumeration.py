@@ -1,0 +1,134 @@
+"""Every plan of a small space once up to symmetry, counted before it is made."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise, permutations, product
+
+import numpy as np
+import pytest
+from problems import make_network, make_problem
+
+from penstock.solvers.enumeration import Space
+from penstock.solvers.kernels.windows import NEVER
+from penstock.solvers.planners.chain_tables import WHOLE_BACKWARDS, ChainTables, PlanBounds
+from penstock.solvers.planners.proposal import shortage_of
+from penstock.solvers.problem import Pin, Problem
+from penstock.solvers.stage_times import StageTimes
+from penstock.solvers.windows import window_bound_ns
+
+NODES = [(1,), (4,), (2, 2), (2, 1, 1), (3, 1), (1, 1, 1, 1), (2, 3)]
+
+
+def layers(count: int, seed: int = 0, **changes: object) -> Problem:
+    draw = np.random.default_rng(seed)
+    settings: dict[str, object] = {
+        "boundary_bytes": draw.integers(0, 900, count - 1).tolist(),
+        "parameter_bytes": draw.integers(0, 9_000, count).tolist(),
+        "nodes": (2, 2),
+        "between_bytes_per_s": 3 * 10**8,
+        "global_batch_size": 12,
+    }
+    return make_problem(draw.integers(100, 3_000, count).tolist(), **(settings | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("nodes", NODES, ids=str)
+def test_the_count_is_what_is_listed(nodes: tuple[int, ...]) -> None:
+    space = Space.of(layers(4, nodes=nodes, micro_batch_sizes=(1, 2)))
+    listed = sum(
+        len(list(space.placements(stages))) * len(space.partitions(stages))
+        for stages in range(1, space.most_stages + 1)
+    )
+    assert space.count() == len(space.batches) * listed
+
+
+@pytest.mark.parametrize("nodes", NODES, ids=str)
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_one_placement_stands_for_each_orbit(nodes: tuple[int, ...], stages: int) -> None:
+    problem = layers(5, nodes=nodes)
+    space = Space.of(problem)
+    found = list(space.placements(stages))
+    swaps = list(_symmetries(nodes))
+    orbits = set()
+    for held in product(range(stages + 1), repeat=problem.num_devices):
+        if set(range(stages)) <= set(held):
+            orbits.add(min(tuple(held[d] for d in swap) for swap in swaps))
+    assert len(found) == len(orbits)
+    listed = set()
+    for groups in found:
+        held = [stages] * problem.num_devices
+        for s, devices in enumerate(groups):
+            for d in devices:
+                held[d] = s
+        listed.add(min(tuple(held[d] for d in swap) for swap in swaps))
+    assert listed == orbits
+    assert len({space.orbit(groups) for groups in found}) == len(found)
+
+
+def _symmetries(nodes: tuple[int, ...]):
+    """Permutations of the devices that keep nodes together and their sizes."""
+    starts = np.concatenate(([0], np.cumsum(nodes))).tolist()
+    own = [range(low, high) for low, high in pairwise(starts)]
+    for order in permutations(range(len(nodes))):
+        if all(nodes[i] == nodes[j] for i, j in enumerate(order)):
+            for inside in product(*(permutations(own[j]) for j in order)):
+                yield [d for group in inside for d in group]
+
+
+def test_devices_and_nodes_that_differ_are_told_apart() -> None:
+    same = layers(3, nodes=(2, 2))
+    assert Space.of(same).nodes == ((((0, 1),), ((2, 3),)),)
+    memory = replace(same, devices=(replace(same.devices[0], memory_bytes=7), *same.devices[1:]))
+    assert Space.of(memory).nodes == ((((0,), (1,)),), (((2, 3),),))
+    pinned = replace(same, pins=(Pin(0, 0, frozenset({0, 1})),))
+    assert Space.of(pinned).nodes == ((((0, 1),),), (((2, 3),),))
+    wired = make_network((2, 2))
+    slower = wired.cables[1]._replace(bandwidth_bytes_per_s=1)
+    uneven = layers(3, network=replace(wired, cables=(wired.cables[0], slower)))
+    assert Space.of(uneven).nodes == ((((0, 1),),), (((2, 3),),))
+
+
+def test_a_measured_matrix_shows_which_devices_are_alike() -> None:
+    matrix = np.full((4, 4), 10**9, dtype=np.int64)
+    alike = layers(3, network=replace(make_network((2, 2)), matrix_bytes_per_s=matrix))
+    assert Space.of(alike).nodes == ((((0, 1),), ((2, 3),)),)
+    matrix = matrix.copy()
+    matrix[0, 2] = 5
+    assert Space.of(layers(3, network=replace(make_network((2, 2)), matrix_bytes_per_s=matrix))).count() > (
+        Space.of(alike).count()
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"channel": "full", "update_ns": 50},
+        {"channel": "none", "global_batch_size": 13, "micro_batch_sizes": (3,)},
+        {"stash_bytes": 500, "memory_bytes": 40_000},
+        {"kinds": ["fast", "cpu", "fast", "cpu"], "speed": {"fast": 2.0}},
+        {"shared": True, "latency_ns": 9},
+        {"transfer": "nic", "micro_batch_sizes": (5,)},
+    ],
+    ids=lambda changes: " ".join(changes) or "plain",
+)
+def test_bounds_of_many_plans_are_those_of_each(changes: dict[str, object]) -> None:
+    """The kernel against its twin, ``window_bound_ns``: as tight without a memory limit, never above the work's."""
+    space = Space.of(layers(5, 3, **changes))
+    for batch in space.batches:
+        tables = ChainTables(space, batch)
+        single = PlanBounds(space.problem, batch.num_micro_batches)
+        for stages in range(1, space.most_stages + 1):
+            partitions, placements = space.partitions(stages), list(space.placements(stages))
+            bounds = tables.bounds(partitions, placements)
+            for p, placement in enumerate(placements):
+                plans = [space.allocation(batch, firsts, placement) for firsts in partitions]
+                assert single.bounds(plans) == bounds[p].tolist()
+                for plan, bound in zip(plans, bounds[p].tolist(), strict=True):
+                    if bound == NEVER:
+                        assert shortage_of(space.problem, plan, (1,) * stages) is not None
+                        continue
+                    times = StageTimes(space.problem, plan, WHOLE_BACKWARDS)
+                    work = max(times.device_ns(d) for stage in plan.stages for d in stage.devices)
+                    twin = max(window_bound_ns(times), work)
+                    assert bound == twin or ("memory_bytes" in changes and bound <= twin)
