@@ -67,7 +67,7 @@ def parallel_pipelines(stages: tuple[Stage, ...], num_pipelines: int, num_micro_
 def sharing_makespan_ns(problem: Problem, allocation: Allocation, schedule: Schedule) -> int:
     """Only the time per global batch; UNREACHABLE_NS where nothing connects devices. Raises as ``simulate_sharing``."""
     lanes = _lanes(problem, allocation, schedule)
-    if _unreachable(problem, allocation) is not None:
+    if disconnected(problem, allocation) is not None:
         return UNREACHABLE_NS
     return -(-_run(problem, allocation, lanes).makespan_ns // len(allocation.pipelines))
 
@@ -80,7 +80,7 @@ def simulate_sharing(problem: Problem, allocation: Allocation, schedule: Schedul
     split backwards, and times that 64 bits cannot count.
     """
     lanes = _lanes(problem, allocation, schedule)
-    if (sentence := _unreachable(problem, allocation)) is not None:
+    if (sentence := disconnected(problem, allocation)) is not None:
         raise InvalidPlan(sentence, remedy="place the stages on devices that a link connects")
     clocks = _run(problem, allocation, lanes)
     iteration, batches = clocks.makespan_ns, len(allocation.pipelines)
@@ -183,7 +183,8 @@ def _check_row(problem: Problem, allocation: Allocation, s: int, operations: np.
         raise InvalidPlan(f"{where} runs B{m} before F{m}.")
 
 
-def _unreachable(problem: Problem, allocation: Allocation) -> str | None:
+def disconnected(problem: Problem, allocation: Allocation) -> str | None:
+    """Which stages cannot talk to each other, as a sentence; None when all can."""
     rows = row_classes(problem.global_batch_size, allocation.num_micro_batches)[0][0]
     for s in range(len(allocation.pipelines[0].stages)):
         for way in (0, 1):

@@ -18,6 +18,7 @@ from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import Orders
 from penstock.solvers.schedules.advance_forward import Advance, advance_forward, climb, deltas
+from penstock.solvers.sharing import disconnected, parallel_pipelines
 
 OPTIONS = (
     Option("stages", 0, "number of stages; 0: the partitioner's, and as many as the cluster allows", low=0),
@@ -49,7 +50,12 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
     mode: Mode = options["mode"]  # type: ignore[assignment]
     advance: Advance = options["advance"]  # type: ignore[assignment]
     found = partitions(problem, batches, int(str(options["stages"])))
-    ranked, before = best_partitions(problem, batches, found)
+    joined = [stages for stages in found if disconnected(problem, parallel_pipelines(stages, 1, 1)) is None]
+    if not joined:
+        allocation = parallel_pipelines(found[0], 1, batches[-1].num_micro_batches)
+        yield _proposal(problem, allocation, advance_forward(problem, allocation), "")
+        return
+    ranked, before = best_partitions(problem, batches, joined)
     for stages in ranked if tuning == "traverse" else ranked[:1]:
         tuner = Tuner(problem, batches, stages, int(str(options["pipelines"])), mode, before)
         yield from _settings(tuner, tuning, advance)
@@ -62,16 +68,21 @@ def _settings(tuner: Tuner, tuning: Tuning, advance: Advance) -> Iterator[Propos
         allocation = tuner.allocation(degrees)
         for orders in orders_of(tuner, allocation, advance):
             operations += sum(len(row.operations) for row in orders.rows)
-            yield Proposal(
-                allocation,
-                ("advance-forward",),
-                overlaps=(tuner.problem.rules.overlap_all_reduce,),
-                update_rule="elastic_averaging",
-                fixed=orders,
-                note=f"tuning {tuning}: {_count(number, 'setting')}, {_count(tuner.simulations, 'simulation')}",
-            )
+            note = f"tuning {tuning}: {_count(number, 'setting')}, {_count(tuner.simulations, 'simulation')}"
+            yield _proposal(tuner.problem, allocation, orders, note)
         if operations > MOST_OPERATIONS:
             break
+
+
+def _proposal(problem: Problem, allocation: Allocation, orders: Orders, note: str) -> Proposal:
+    return Proposal(
+        allocation,
+        ("advance-forward",),
+        overlaps=(problem.rules.overlap_all_reduce,),
+        update_rule="elastic_averaging",
+        fixed=orders,
+        note=note,
+    )
 
 
 def orders_of(tuner: Tuner, allocation: Allocation, advance: Advance) -> Iterator[Orders]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import penstock
@@ -221,6 +222,19 @@ def test_refuses_what_it_cannot_take() -> None:
         solve(replace(problem, pipeline_run=run), stages=4)
     assert list(proposals(replace(problem, update_rules=frozenset({"synchronous"})), {})) == []
     assert list(proposals(replace(problem, min_slice=9), {})) == []
+
+
+def test_says_which_devices_nothing_connects() -> None:
+    """Devices 0 and 1 reach each other over 2 alone: no pipeline in this order, but one stage."""
+    problem = a_problem(nodes=(3,))
+    matrix = np.asarray([[0, 0, 1], [0, 0, 1], [1, 1, 0]], dtype=np.int64) * 10**9
+    problem = replace(problem, network=replace(problem.network, matrix_bytes_per_s=matrix, resources=[], _ids={}))
+    apart = solve(problem, stages=3)
+    assert apart.status is Status.INFEASIBLE
+    assert "nothing connects" in apart.why
+    alone = solve(problem, pipelines=1)
+    assert alone.best is not None
+    assert len(alone.best.allocation.stages) == 1
 
 
 def test_one_device_and_one_layer() -> None:
