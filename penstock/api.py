@@ -214,7 +214,7 @@ def _row(
     bound = max((b.bound_ns for b in result.bounds if b.scope == REQUEST_SCOPE), default=None)
     return PlanComparison(
         planner=planner,
-        schedule=best.schedule.name if best else schedule,
+        schedule=best.schedule.name if best and schedule == "auto" else schedule,
         update_rule=best.update_rule if best else None,
         status=result.status.value,
         iteration_ns=best.value_ns if best else None,

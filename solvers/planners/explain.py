@@ -82,6 +82,8 @@ def why_nothing(session: Session, result: Result) -> str:
             return f"no plan: {session.disconnected}"
         if session.unpinned is not None:
             return f"no plan: {unkeepable_pin(session.problem) or f'in the last one tried, {session.unpinned}'}"
+        if session.proposed and session.schedule != "auto":
+            return f"no plan: nothing that was proposed for this request goes with schedule {session.schedule!r}"
         return (
             "no plan: no micro-batch of "
             f"{_sizes(session)} gives every replica min_slice = {session.problem.min_slice} samples"

@@ -85,6 +85,7 @@ class Session:
     shortage: Shortage | None = None
     disconnected: str | None = None
     unpinned: str | None = None
+    proposed: bool = False
     judged: int = 0
     unfinished: list[str] = field(default_factory=list)
     notes: dict[str, str] = field(default_factory=dict)
@@ -141,6 +142,7 @@ class Session:
         if proposal.note:
             self.notes[planner] = proposal.note
         schedules = proposal.schedules if self.schedule == "auto" else (self.schedule,)
+        self.proposed = True
         if self.problem.pins:
             kept = self._pinned(proposal)
             if kept is None:
@@ -255,7 +257,9 @@ class Session:
         rules = replace(self.problem.rules, overlap_all_reduce=best.overlap_all_reduce)
         judged = replace(self.problem, rules=rules)
         bounds = (self.bound, schedule_bound(judged, best.allocation, best.schedule, best.update_rule))
-        optimal = best.value_ns <= self.bound.bound_ns + self.bound.tolerance_ns
+        # A steady state whose cycle is longer than what was measured may be averaged a little too fast.
+        sound = all(best.value_ns >= bound.bound_ns for bound in bounds)
+        optimal = sound and best.value_ns <= self.bound.bound_ns + self.bound.tolerance_ns
         status = Status.OPTIMAL if optimal else Status.FEASIBLE
         return Result(status, why, best, bounds, None, self.deadline.seconds, unfinished)
 
