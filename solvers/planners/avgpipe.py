@@ -64,11 +64,13 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
 
 def _settings(tuner: Tuner, tuning: Tuning, advance: Advance) -> Iterator[Proposal]:
     operations = 0
+    simulated = tuning == "profile" and tuner.problem.pipeline_run is None
+    name = f"{tuning} by simulation" if simulated else tuning
     for number, degrees in enumerate(tuner.settings(tuning), start=1):
         allocation = tuner.allocation(degrees)
         for orders in orders_of(tuner, allocation, advance):
             operations += sum(len(row.operations) for row in orders.rows)
-            note = f"tuning {tuning}: {_count(number, 'setting')}, {_count(tuner.simulations, 'simulation')}"
+            note = f"tuning {name}: {_count(number, 'setting')}, {_count(tuner.simulations, 'simulation')}"
             yield _proposal(tuner.problem, allocation, orders, note)
         if operations > MOST_OPERATIONS:
             break

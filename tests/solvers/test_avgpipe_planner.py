@@ -110,7 +110,9 @@ def test_the_profile_finds_what_the_predictor_prefers() -> None:
     tuner = Tuner(problem, batches, stages, 4)
     (chosen,) = tuner.settings("profile")
     assert chosen == next(iter(tuner.settings("traverse")))
-    assert setting_of(solve(problem, tuning="profile", pipelines=4)) == chosen
+    found = solve(problem, tuning="profile", pipelines=4)
+    assert setting_of(found) == chosen
+    assert "tuning profile: 1 setting, " in found.why
     assert chosen.num_pipelines > 1
     printed = Tuner(problem, batches, stages, 4, "paper")
     assert printed.measured(batches[0]) == tuner.measured(batches[-1])
@@ -123,6 +125,7 @@ def test_a_simulated_profile_costs_one_run_per_number_of_micro_batches() -> None
     tuner = Tuner(problem, batches, stages, 4)
     next(iter(tuner.settings("profile")))
     assert tuner.simulations == len(batches) + 1
+    assert "tuning profile by simulation: 1 setting, " in solve(problem, tuning="profile", stages=4).why
     measured = tuner.measured(batches[-1])
     assert [rank.compute_ns for rank in measured.ranks] == [
         8 * 3 * sum([10, 12, 9, 11, 10, 8][stage.first : stage.last + 1]) + 3 * (stage.last + 1 - stage.first)
