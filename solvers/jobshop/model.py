@@ -16,7 +16,7 @@ from ortools.sat.python import cp_model
 from penstock.schemas.program import BACKWARD, FORWARD
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.batching import row_classes
-from penstock.solvers.costs import Transfer, buckets, transfer
+from penstock.solvers.costs import buckets, transfer
 from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import Orders
 from penstock.solvers.stage_times import StageTimes
@@ -125,7 +125,7 @@ class Model:
         for m, c in enumerate(self.size_class):
             made, needed = self.operations[kind, s, m], self.operations[kind, other, m]
             move = moves[c]
-            resources = [] if move is None else [("link", r) for r in self._channels(s, direction, move)]
+            resources = [] if move is None else [("link", r) for r in self.times.channels(s, direction, move)]
             size = 0 if move is None else self.units(move.duration_ns)
             if not resources or size == 0:
                 self.cp.add(needed.start >= made.end + size)
@@ -135,11 +135,8 @@ class Model:
             self.cp.add(needed.start >= step.end)
             self.transfers[direction, s, m] = step
 
-    def _channels(self, s: int, direction: int, move: Transfer) -> tuple[object, ...]:
-        return self.times.channels(s, direction, move)
-
     def _turn_round(self, s: int) -> None:
-        """On each stage a micro-batch's backward comes after its forward, on the last one straight after it."""
+        """A micro-batch's backward comes on each stage after its forward and its way round behind it."""
         for m in range(self.allocation.num_micro_batches):
             forward, backward = self.operations[FORWARD, s, m], self.operations[BACKWARD, s, m]
             self.cp.add(backward.start >= forward.end + self.units(self.times.rounds[s]))

@@ -68,8 +68,6 @@ class Search:
     space: Space
     effort: float
     best: Trial | None = None
-    judged: int = 0
-    solved: int = 0
     open: list[int] = field(default_factory=list)
 
     @property
@@ -112,7 +110,6 @@ class Search:
                 yield Found(trial, min([trial.value_ns, following, *rest]))
 
     def _judge(self, allocation: Allocation) -> Trial | None:
-        self.judged += 1
         trial = best_order(self.space.problem, allocation, self.value_ns).trial
         if trial is not None:
             self.best = trial
@@ -162,7 +159,6 @@ class Search:
                 return
             closed = close(self.space.problem, item.allocation, item.bound_ns, self.value_ns, min(EFFORT, self.effort))
             self.effort -= closed.spent
-            self.solved += 1
             if closed.bound_ns < (self.value_ns if closed.trial is None else closed.trial.value_ns):
                 self.open.append(closed.bound_ns)
             if closed.trial is not None:
