@@ -19,8 +19,8 @@ from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.allocators.block_partition import block_partition
 from penstock.solvers.allocators.madpipe.chain import Chain, Group
-from penstock.solvers.allocators.madpipe.contiguous import Found, contiguous_optimum, ladder
-from penstock.solvers.allocators.madpipe.labels import portfolio
+from penstock.solvers.allocators.madpipe.contiguous import Found, contiguous_optimum, ladder, thinnest
+from penstock.solvers.allocators.madpipe.labels import LOOSER, portfolio, special_optimum
 from penstock.solvers.allocators.madpipe.paper import first_phase
 from penstock.solvers.batches import Batch, candidates
 from penstock.solvers.costs import update_ns
@@ -29,7 +29,7 @@ from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import Pattern
 from penstock.solvers.schedules import inside_out, one_f_one_b_star
-from penstock.solvers.schedules.stage_line import StageLine
+from penstock.solvers.schedules.stage_line import ALL_BUFFERS, StageLine
 
 OPTIONS = (
     Option(
@@ -79,15 +79,12 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
     """
     refuse_kinds(problem)
     mode = str(options["mode"])
+    setups = _setups(problem, int(str(options["width"])))
+    plans = _paper_plans(problem, setups) if mode == "paper" else _plans(problem, setups, mode == "exact")
     any_plan = False
-    for lenient in (False, True):
-        seen = problem if not lenient else replace(problem, memory=replace(problem.memory, count_buffers=False))
-        setups = _setups(problem, seen, int(str(options["width"])))
-        for plan in _paper_plans(seen, setups) if mode == "paper" else _plans(seen, setups, mode == "exact"):
-            any_plan = True
-            yield _proposal(problem, plan)
-        if any_plan or not problem.memory.count_buffers:
-            break
+    for plan in plans:
+        any_plan = True
+        yield _proposal(problem, plan)
     if not any_plan:
         yield from (_proposal(problem, plan) for plan in _thinnest(problem, setups))
 
@@ -123,11 +120,11 @@ def groups_of(problem: Problem, width: int) -> tuple[Group, ...]:
     return tuple(tuple(order[i : i + width]) for i in range(0, len(order), width))
 
 
-def _setups(problem: Problem, seen: Problem, asked: int) -> list[Setup]:
+def _setups(problem: Problem, asked: int) -> list[Setup]:
     """Every chain that gives each replica ``min_slice`` rows, by the time of its work shared evenly."""
     tried = widths(problem, asked)
     made = [
-        Setup(batch, groups, Chain.of(seen, batch, groups))
+        Setup(batch, groups, Chain.of(problem, batch, groups))
         for width in tried
         for groups in [groups_of(problem, width)]
         for batch in candidates(problem, tried)
@@ -142,34 +139,58 @@ def _setups(problem: Problem, seen: Problem, asked: int) -> list[Setup]:
 
 
 def _plans(problem: Problem, setups: list[Setup], special: bool) -> Iterator[Plan]:
-    best = 0
+    known = _contiguous(setups)
+    optima = [_made(problem, setup, [found])[0] for setup, found in known if found is not None]
+    yield from _by_promise(optima)
+    promising = [pair for pair in known if pair[1] is not None][:PROMISING]
+    promising += [pair for pair in known if pair[1] is None][:PROMISING]
+    spent = 0
+    for setup, contiguous in promising if special else ():
+        if spent > ENOUGH_LABELS:
+            break
+        searched = portfolio(setup.chain, None if contiguous is None else contiguous.period_ns)
+        spent += searched.labels
+        note = "" if searched.exact else ROUNDED
+        yield from (plan._replace(note=note) for plan in _by_promise(_made(problem, setup, list(searched.found))))
+    for setup, contiguous in promising:
+        yield from _by_promise(_with_fewer_buffers(problem, setup, contiguous, special))
+    for setup, contiguous in promising:
+        if contiguous is not None:
+            yield from _by_promise(_made(problem, setup, ladder(setup.chain, contiguous.period_ns, STEPS)))
+
+
+def _contiguous(setups: list[Setup]) -> list[tuple[Setup, Found | None]]:
+    """Chains that may be worth it, each with its contiguous optimum, the best first, those without one last."""
+    best: int | None = None
     known: list[tuple[Setup, Found | None]] = []
     for setup in setups:
         least = setup.time_ns(setup.chain.least_period_ns())
-        if best and least > best + best // WORTH_SEARCHING:
+        if best is not None and least > best + best // WORTH_SEARCHING:
             break
         found = contiguous_optimum(setup.chain)
         known.append((setup, found))
         if found is not None:
-            best = min(best or 2**62, setup.time_ns(found.period_ns))
-    ranked = sorted(
-        ((setup, found) for setup, found in known if found is not None),
-        key=lambda pair: pair[0].time_ns(pair[1].period_ns),
-    )
-    yield from _by_promise([plan for setup, found in ranked for plan in _made(problem, setup, [found])])
-    if special:
-        hopeless = [pair for pair in known if pair[1] is None]
-        spent = 0
-        for setup, contiguous in [*ranked[:PROMISING], *hopeless[:PROMISING]]:
-            if spent > ENOUGH_LABELS:
-                break
-            below = None if contiguous is None else contiguous.period_ns
-            searched = portfolio(setup.chain, below)
-            spent += searched.labels
-            note = "" if searched.exact else ROUNDED
-            yield from (plan._replace(note=note) for plan in _by_promise(_made(problem, setup, list(searched.found))))
-    for setup, found in ranked[:PROMISING]:
-        yield from _by_promise(_made(problem, setup, ladder(setup.chain, found.period_ns, STEPS)))
+            reached = setup.time_ns(found.period_ns)
+            best = reached if best is None else min(best, reached)
+    return sorted(known, key=lambda pair: 2**62 if pair[1] is None else pair[0].time_ns(pair[1].period_ns))
+
+
+def _with_fewer_buffers(problem: Problem, setup: Setup, contiguous: Found | None, special: bool) -> list[Plan]:
+    """What may fit as its buffers are not all there at once, which the judge knows: shorter periods than so far."""
+    plans = []
+    for halves in range(ALL_BUFFERS) if problem.memory.count_buffers else ():
+        chain = Chain.of(problem, setup.batch, setup.groups, halves)
+        best = contiguous_optimum(chain)
+        if best is None or (contiguous is not None and best.period_ns >= contiguous.period_ns):
+            continue
+        longest = None if contiguous is None else contiguous.period_ns
+        found = [best, *ladder(chain, best.period_ns, STEPS, longest)]
+        if contiguous is None and (thin := thinnest(chain)) is not None:
+            found.append(thin)
+        if special:
+            found += special_optimum(chain, below_ns=best.period_ns, extra=LOOSER).found
+        plans += _made(problem, setup, found, halves)
+    return plans
 
 
 def _paper_plans(problem: Problem, setups: list[Setup]) -> Iterator[Plan]:
@@ -181,12 +202,12 @@ def _by_promise(plans: list[Plan]) -> list[Plan]:
     return sorted(plans, key=lambda plan: plan.expected_ns)[:MAX_JUDGED]
 
 
-def _made(problem: Problem, setup: Setup, found: list[Found]) -> list[Plan]:
-    """The allocations with the shortest patterns that there are for them."""
+def _made(problem: Problem, setup: Setup, found: list[Found], halves: int = ALL_BUFFERS) -> list[Plan]:
+    """The allocations with the shortest patterns that there are for them, memory counted as ``buffer_bytes`` says."""
     plans = []
     for each in found:
         allocation = allocated(setup, each)
-        line = StageLine.of(problem, allocation)
+        line = StageLine.of(problem, allocation, halves)
         if line.contiguous:
             period = one_f_one_b_star.minimal_period_ns(line)
             wanted = min(each.period_ns, line.alone_ns())

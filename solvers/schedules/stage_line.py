@@ -10,12 +10,14 @@ from dataclasses import dataclass, replace
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.program import BACKWARD, FORWARD
-from penstock.solvers.allocation import Allocation
+from penstock.solvers.allocation import Allocation, Stage
 from penstock.solvers.batching import row_classes
-from penstock.solvers.costs import UNREACHABLE_NS, stage_costs, transfer
+from penstock.solvers.costs import UNREACHABLE_NS, stage_costs, stage_rows, transfer
 from penstock.solvers.memory import activation_bytes, static_bytes, transient_bytes, weight_bytes
 from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import Pattern, PatternOperation
+
+ALL_BUFFERS = 2
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,11 @@ class StageLine:
         return max(1, sum((*self.forward_ns, *self.backward_ns, *self.hop_forward_ns, *self.hop_backward_ns)))
 
     @classmethod
-    def of(cls, problem: Problem, allocation: Allocation) -> StageLine:
-        """The line of a plan. Raises ``UnsupportedRequest`` for several pipelines or replicas that take turns."""
+    def of(cls, problem: Problem, allocation: Allocation, halves: int = ALL_BUFFERS) -> StageLine:
+        """The line of a plan; ``halves``: see ``buffer_bytes``.
+
+        Raises ``UnsupportedRequest`` for several pipelines or replicas that take turns.
+        """
         stages = allocation.stages
         if len(allocation.pipelines) > 1 or any(s.dispatch == "round_robin" and s.replicas > 1 for s in stages):
             raise UnsupportedRequest(
@@ -79,7 +84,7 @@ class StageLine:
             for direction in (0, 1)
         ]
         held = [static_bytes(problem, s).total + weight_bytes(problem, s)[1] for s in stages]
-        buffers = [transient_bytes(problem, s, rows) - c.workspace_bytes for s, c in zip(stages, costs, strict=True)]
+        buffers = [buffer_bytes(problem, stage, rows, halves) for stage in stages]
         groups = list(dict.fromkeys(stage.devices for stage in stages))
         return cls(
             forward_ns=tuple(c.forward_ns for c in costs),
@@ -99,6 +104,21 @@ class StageLine:
     def with_memory(self, available_bytes: int) -> StageLine:
         """The same line on processors of another size."""
         return replace(self, available_bytes=(available_bytes,) * (max(self.processor) + 1))
+
+
+def buffer_bytes(problem: Problem, stage: Stage, rows: int, halves: int) -> int:
+    """What a stage's buffers take besides the inputs of micro-batches in flight.
+
+    The gradient that a backward reads is there for certain. Of the other three (one input ahead, the output and the
+    gradient on their way), which are seldom there together, so many halves count.
+    """
+    if not problem.memory.count_buffers:
+        return 0
+    everything = transient_bytes(problem, stage, rows) - stage_costs(problem, stage, rows).workspace_bytes
+    certain = 0
+    if stage.last < problem.num_layers - 1:
+        certain = int(problem.backward_bytes[stage.last]) * stage_rows(stage, rows)
+    return certain + (everything - certain) * halves // ALL_BUFFERS
 
 
 def _hop_ns(problem: Problem, allocation: Allocation, stage: int, rows: int, direction: int) -> int:

@@ -20,11 +20,12 @@ from penstock.solvers.allocators.madpipe.contiguous import Found, Part, at_perio
 from penstock.solvers.allocators.madpipe.labels import TOLERANCE, special_optimum
 from penstock.solvers.allocators.madpipe.paper import first_phase
 from penstock.solvers.batches import batch_of
+from penstock.solvers.costs import stage_costs
 from penstock.solvers.kernels.madpipe_grid import grid
 from penstock.solvers.kernels.madpipe_labels import FOUND, NONE, SPECIAL, TOO_MANY, Rounding, special
 from penstock.solvers.memory import activation_bytes, static_bytes, transient_bytes, weight_bytes
 from penstock.solvers.schedules.one_f_one_b_star import minimal_period_ns
-from penstock.solvers.schedules.stage_line import StageLine
+from penstock.solvers.schedules.stage_line import StageLine, buffer_bytes
 
 EXACT = Rounding(1, 1, 1)
 
@@ -265,8 +266,8 @@ MEMORY_VARIANTS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("changes", MEMORY_VARIANTS, ids=lambda changes: " ".join(changes) or "plain")
-@pytest.mark.parametrize("width", [1, 2])
-def test_chain_counts_as_the_judge_does(changes: dict[str, Any], width: int) -> None:
+@pytest.mark.parametrize(("width", "halves"), [(1, 2), (2, 2), (1, 1), (2, 0)])
+def test_chain_counts_as_the_judge_does(changes: dict[str, Any], width: int, halves: int) -> None:
     """Every stage's load, transfers and bytes against ``StageLine`` and the memory functions of the judge."""
     settings: dict[str, Any] = {
         "boundary_bytes": [7, 2, 9, 4],
@@ -279,15 +280,16 @@ def test_chain_counts_as_the_judge_does(changes: dict[str, Any], width: int) -> 
     problem = make_problem([10, 20, 5, 40, 10], **(settings | changes))
     batch = batch_of(problem, 3)
     groups = [tuple(range(q * width, q * width + width)) for q in range(6 // width)]
-    chain = Chain.of(problem, batch, groups)
+    chain = Chain.of(problem, batch, groups, halves)
     assert chain.available_bytes == min(problem.capacity_bytes(d) for d in range(6)) - 13
     assert chain.most_in_flight == 5
     for k, j in itertools.combinations(range(chain.size + 1), 2):
         first, last = chain.cuts[k], chain.cuts[j] - 1
         for variant, again in enumerate(chain.again):
             stage = Stage(first, last, groups[0], recompute=((first, last),) if again else ())
-            fixed = static_bytes(problem, stage).total + weight_bytes(problem, stage)[1]
-            fixed += transient_bytes(problem, stage, 3)
+            fixed = plain_bytes = static_bytes(problem, stage).total + weight_bytes(problem, stage)[1]
+            fixed += stage_costs(problem, stage, 3).workspace_bytes + buffer_bytes(problem, stage, 3, halves)
+            assert halves < 2 or fixed == plain_bytes + transient_bytes(problem, stage, 3)
             for g in (0, 1, 4):
                 expected = fixed + g * activation_bytes(problem, stage, 3)
                 assert chain.bytes_of(k, j, variant, g) == expected

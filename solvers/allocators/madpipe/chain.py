@@ -23,6 +23,7 @@ from penstock.solvers.batches import Batch
 from penstock.solvers.batching import largest_slice
 from penstock.solvers.costs import UNREACHABLE_NS, transfer, transfer_ns
 from penstock.solvers.problem import Problem
+from penstock.solvers.schedules.stage_line import ALL_BUFFERS
 
 NEVER_NS = UNREACHABLE_NS // 2
 """C of a boundary between processors that nothing connects: longer than any period, and two of them do not wrap."""
@@ -81,8 +82,11 @@ class Chain:
         return int(self.load_ns[-1, -1]) + min(self.processors - 1, self.size) * slowest + 1
 
     @classmethod
-    def of(cls, problem: Problem, batch: Batch, groups: Sequence[Group]) -> Chain:
-        """The chain of a request on processors ``groups``, each of as many devices, all of one kind."""
+    def of(cls, problem: Problem, batch: Batch, groups: Sequence[Group], halves: int = ALL_BUFFERS) -> Chain:
+        """The chain of a request on processors ``groups``, each of as many devices, all of one kind.
+
+        ``halves``: which buffers count, as in ``stage_line.buffer_bytes``.
+        """
         cuts = (0, *(int(i) + 1 for i in np.flatnonzero(problem.cuttable)), problem.num_layers)
         width, rows = len(groups[0]), batch.most_rows
         share = largest_slice(rows, width)
@@ -100,7 +104,7 @@ class Chain:
             again=again,
             forward_ns=forward,
             load_ns=np.stack([plain + forward if each else plain for each in again]),
-            fixed_bytes=_fixed(problem, cuts, share, width),
+            fixed_bytes=_static(problem, cuts, width) + _buffers(problem, cuts, share, halves),
             kept_bytes=np.stack([received + (0 * stash if each else stash) for each in again]),
             work_bytes=np.stack([work + stash if each else work for each in again]),
             hop_ns=_hops(problem, cuts, groups, rows),
@@ -172,11 +176,8 @@ def _received(problem: Problem, cuts: tuple[int, ...], rows: int) -> np.ndarray:
     return sizes[:, None] if problem.memory.count_buffers else 0 * sizes[:, None]
 
 
-def _fixed(problem: Problem, cuts: tuple[int, ...], rows: int, width: int) -> np.ndarray:
-    """(n + 1, n + 1): weights in two versions, gradients, optimizer states, and buffers at both boundaries.
-
-    As ``memory.static_bytes`` and ``memory.transient_bytes`` have it, without workspace.
-    """
+def _static(problem: Problem, cuts: tuple[int, ...], width: int) -> np.ndarray:
+    """(n + 1, n + 1): weights in two versions, gradients, optimizer states (``memory.static_bytes``)."""
     at = np.asarray(cuts)
     weights, trained = _between(problem.parameter_bytes[at]), _between(problem.trainable_bytes[at])
     for _name, layers, size in problem.shared_parameters:
@@ -188,11 +189,15 @@ def _fixed(problem: Problem, cuts: tuple[int, ...], rows: int, width: int) -> np
     states = trained * rules.state_factor
     if rules.shard_states:
         states = -(-states // width)
-    fixed = np.asarray(weights + trained + trained * rules.gradient_factor + states)
-    if rules.count_buffers:
-        border = _crossing(problem, cuts, problem.forward_bytes + problem.backward_bytes, rows)
-        fixed = fixed + border[:, None] + border[None, :]
-    return fixed
+    return np.asarray(weights + trained + trained * rules.gradient_factor + states)
+
+
+def _buffers(problem: Problem, cuts: tuple[int, ...], rows: int, halves: int) -> np.ndarray:
+    """(n + 1, n + 1): ``stage_line.buffer_bytes`` of every stage."""
+    border = _crossing(problem, cuts, problem.forward_bytes + problem.backward_bytes, rows)
+    certain = _crossing(problem, cuts, problem.backward_bytes, rows)[None, :]
+    both = border[:, None] + border[None, :]
+    return np.asarray(certain + (both - certain) * halves // ALL_BUFFERS) * problem.memory.count_buffers
 
 
 def _hops(problem: Problem, cuts: tuple[int, ...], groups: Sequence[Group], rows: int) -> np.ndarray:

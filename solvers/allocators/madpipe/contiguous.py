@@ -6,6 +6,7 @@ because no group number does. So the answer is exact to the nanosecond by bisect
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from penstock.solvers.allocators.madpipe.chain import Chain
@@ -69,9 +70,9 @@ def contiguous_optimum(chain: Chain) -> Found | None:
     return best
 
 
-def ladder(chain: Chain, period_ns: int, steps: int) -> list[Found]:
+def ladder(chain: Chain, period_ns: int, steps: int, longest_ns: int | None = None) -> list[Found]:
     """Other allocations at longer periods, where stages keep fewer micro-batches; each once, the shortest first."""
-    longest = chain.longest_period_ns()
+    longest = chain.longest_period_ns() if longest_ns is None else longest_ns
     found: dict[tuple[Part, ...], Found] = {}
     for i in range(1, steps + 1):
         period = period_ns + (longest - period_ns) * i * i // (steps * steps)
@@ -79,3 +80,18 @@ def ladder(chain: Chain, period_ns: int, steps: int) -> list[Found]:
         if better is not None:
             found.setdefault(better.parts, better)
     return list(found.values())
+
+
+def thinnest(chain: Chain) -> Found | None:
+    """At the longest period the allocation that needs least memory, to 1/1000; None where none fits."""
+    longest = chain.longest_period_ns()
+    best = at_period(chain, longest)
+    low, high = 0, chain.available_bytes
+    while best is not None and (high - low) * 1000 > chain.available_bytes:
+        middle = (low + high) // 2
+        found = at_period(replace(chain, available_bytes=middle), longest)
+        if found is None:
+            low = middle
+        else:
+            best, high = found, middle
+    return best
