@@ -85,6 +85,27 @@ def test_never_worse_than_the_contiguous_optimum(memory: int) -> None:
         assert result.best.value_ns <= best * 1.001
 
 
+@pytest.mark.parametrize(
+    ("seed", "layers", "changes"),
+    [
+        (37, 6, {"memory_bytes": 15_196_466, "shared": True, "nodes": (2, 1)}),
+        (112, 6, {"memory_bytes": 13_073_978, "channel": "none"}),
+        (113, 5, {"memory_bytes": 5_512_633, "channel": "none"}),
+        (154, 4, {"memory_bytes": 8_408_162}),
+        (218, 5, {"memory_bytes": 10_039_244, "shared": True, "nodes": (2, 1), "workspace_bytes": 477_151}),
+        (337, 6, {"memory_bytes": 8_386_633, "shared": True, "latency_ns": 5_000}),
+    ],
+)
+def test_buffers_that_are_not_there_at_once_cost_nothing(seed: int, layers: int, changes: dict[str, Any]) -> None:
+    """Where the formula's four buffers a stage would forbid what the judge allows."""
+    problem = random_problem(seed, layers, **changes)
+    best = best_contiguous_ns(problem, 8)
+    result = solved(problem, width=1)
+    assert (result.best is None) == (best is None)
+    if best is not None and result.best is not None:
+        assert result.best.value_ns <= best * 1.001
+
+
 def test_a_special_processor_wins_where_memory_is_short() -> None:
     wins = 0
     for seed in range(8):
