@@ -349,8 +349,8 @@ def figure_11(seeds: range) -> Section:
         [
             Row("W of 1 to 16 stages, ms", "falls, then flat", " ".join(f"{w:.0f}" for w in slowest)),
             Row("W from 4 stages on", "stable", f"within {100 * spread:.1f} %", spread <= 0.05,
-                "the analytic V100 computes faster than the measured one, so all-reduces across servers weigh more: "
-                "with 8 stages each has a server of its own, with more some replicas are apart again"),
+                "all-reduces across servers weigh more than on the measured V100: W falls until each of 8 stages has a "
+                "server of its own; of more than 8 stages not all have more devices than layers: W is a layer's time"),
             Row("time of 1 to 16 stages, ms", "falls, then rises", " ".join(f"{t:.0f}" for t in taken)),
             Row("stages of the least time", "6", str(best), 4 <= best <= 10),
         ],

@@ -19,7 +19,8 @@ from penstock.solvers.allocators.spp.ordering import dense_bandwidths
 from penstock.solvers.batches import Batch
 from penstock.solvers.batching import largest_slice, row_classes
 from penstock.solvers.costs import UNREACHABLE_NS, all_reduce_ns
-from penstock.solvers.kernels.prm import WORD, Chain, adjacent_rates, sliced_rates
+from penstock.solvers.kernels.prm import WORD, Chain
+from penstock.solvers.kernels.prm_rates import adjacent_rates, sliced_rates
 from penstock.solvers.problem import Problem
 
 PROBE_BYTES = 2**40
