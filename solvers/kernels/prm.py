@@ -121,12 +121,14 @@ def _fill_begin(least_ns: np.ndarray, begin: np.ndarray, most_ns: int) -> None:
 
 @loop
 def _sweep(chain: Chain, masks: Masks, most_ns: int, w: int) -> bool:
-    """One word of the table; whether a next word is needed."""
+    """One word of the table; whether a next word is needed. A stage has a device and a layer at least."""
     devices, counts = chain.stage_of.shape
     layers = chain.least_ns.size - 1
     more = False
-    for i in range(devices - 1, -1, -1):
-        low, high = masks.begin[i]
+    for i in range(max(0, devices - WORD * w), devices):
+        _clear(masks.joined[i])
+    for i in range(devices - 1 - WORD * w, -1, -1):
+        low, high = masks.begin[i, 0], min(masks.begin[i, 1], layers - 1 - WORD * w)
         old_low, old_high = masks.band[w, i]
         masks.band[w, i, 0], masks.band[w, i, 1] = low, high
         _clear(masks.joined[i])

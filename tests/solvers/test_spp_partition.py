@@ -198,19 +198,32 @@ def test_the_kernel_is_its_plain_twin(seed: int, memory: bool) -> None:
         assert got == shown_by_recursion(chain, most_ns, 6)
 
 
-def test_beyond_one_word_of_stages() -> None:
-    """70 and more stages of one device each: block partition with the smallest largest block, by plain recursion."""
-    problem = random_problem(3, 150, 140, boundary_bytes=0, parameter_bytes=0, nodes=(140,), network=None)
-    work = np.diff(problem.costs("cpu", 8).forward_ns + problem.costs("cpu", 8).backward_ns) * 3
-    found = search(chain_for(problem, 140, (1,), unused=True), 140)
-    assert sorted(found) == list(range(1, 141))
-    best = np.concatenate(([0], np.full(len(work), 2**60)))
-    total = np.concatenate(([0], np.cumsum(work)))
-    for stages in range(1, 141):
-        best = np.asarray(
-            [min((max(best[i], total[j] - total[i]) for i in range(j)), default=2**60) for j in range(151)]
-        )
-        assert found[stages].value_ns == best[-1], stages
+@pytest.mark.parametrize("replicas", [(1,), (1, 2)])
+def test_beyond_one_word_of_stages(replicas: tuple[int, ...]) -> None:
+    """Up to 80 stages on 80 devices without traffic, by plain recursion over stages, devices and layers."""
+    layers, devices = 82, 80
+    changes: dict[str, Any] = {"boundary_bytes": 0, "parameter_bytes": 0, "nodes": (devices,), "network": None}
+    problem = random_problem(3, layers, devices, **changes)
+    found = search(chain_for(problem, devices, replicas, unused=True), devices)
+    assert sorted(found) == list(range(1, devices + 1))
+    total = {
+        r: 3 * (problem.costs("cpu", 8 // r).forward_ns + problem.costs("cpu", 8 // r).backward_ns) for r in replicas
+    }
+    block = {
+        r: np.where(np.tri(layers + 1, k=-1, dtype=bool).T, t[None, :] - t[:, None], 2**60) for r, t in total.items()
+    }
+    best = np.full((devices + 1, layers + 1), 2**60)
+    best[:, 0] = 0
+    for stages in range(1, devices + 1):
+        after = np.full_like(best, 2**60)
+        for r in replicas:
+            for i in range(r, devices + 1):
+                after[i] = np.minimum(after[i], np.maximum(best[i - r][:, None], block[r]).min(axis=0))
+        best = after
+        assert found[stages].value_ns == best[:, -1].min(), stages
+        for parts in found[stages].parts:
+            assert max(block[p.replicas][p.first, p.end] for p in parts) >= found[stages].value_ns
+            assert sum(p.replicas for p in parts) <= devices
 
 
 def test_a_limit_leaves_out_what_cannot_win() -> None:
