@@ -142,6 +142,7 @@ def _plans(problem: Problem, setups: list[Setup], special: bool) -> Iterator[Pla
     known = _contiguous(setups)
     optima = [_made(problem, setup, [found])[0] for setup, found in known if found is not None]
     yield from _by_promise(optima)
+    yield from _by_promise([_outwards(problem, plan) for plan in optima[:PROMISING]])
     promising = [pair for pair in known if pair[1] is not None][:PROMISING]
     promising += [pair for pair in known if pair[1] is None][:PROMISING]
     spent = 0
@@ -218,6 +219,12 @@ def _made(problem: Problem, setup: Setup, found: list[Found], halves: int = ALL_
             updates = max(update_ns(problem, stage) for stage in allocation.stages)
             plans.append(Plan(setup.time_ns(pattern.period_ns) + updates, allocation, pattern))
     return plans
+
+
+def _outwards(problem: Problem, plan: Plan) -> Plan:
+    """The same contiguous allocation under the inside-out pattern: as many in flight, transfers at other moments."""
+    pattern = inside_out.at_period(StageLine.of(problem, plan.allocation), plan.pattern.period_ns)
+    return plan if pattern is None else plan._replace(pattern=pattern)
 
 
 def allocated(setup: Setup, found: Found) -> Allocation:

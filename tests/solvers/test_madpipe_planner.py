@@ -205,6 +205,13 @@ def test_rounding_of_labels_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rough.best.value_ns >= exact.best.value_ns
 
 
+@pytest.mark.parametrize("schedule", ["1f1b-star", "inside-out"])
+def test_both_schedules_may_be_asked_for(schedule: str) -> None:
+    best = PLANNERS["madpipe"].solve(random_problem(4), schedule=schedule).best
+    assert best is not None
+    assert best.schedule.name == schedule
+
+
 def test_same_request_same_plan() -> None:
     problem = random_problem(7, memory_bytes=14_000_000, nodes=(2, 2))
     one, two = solved(problem).best, solved(problem).best
