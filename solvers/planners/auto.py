@@ -78,6 +78,9 @@ def run(session: Session, values: Mapping[str, object], planners: Mapping[str, K
                 session.judge_all(name, _under_gpipe(found) if name == "dapple" else found)
     if session.done or session.first_feasible or "synchronous" not in session.problem.update_rules:
         return
+    if session.deadline.passed:
+        session.unfinished.append("polish")
+        return
     if session.schedule == "auto" and "exact" not in excluded:
         with suppress(UnsupportedRequest):  # too many plans to list them
             session.judge_all("exact", exact.proposals(session.problem, checked("exact", exact.OPTIONS, {})))

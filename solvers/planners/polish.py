@@ -9,7 +9,7 @@ their bound under every warm-up are reordered by CP-SAT, where they are small en
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
@@ -44,11 +44,9 @@ def polish(session: Session) -> Iterator[Proposal]:
     best = session.best
     if best is None or best.update_rule != "synchronous":
         return
-    walk = Walk(session.problem, best.value_ns)
+    walk = Walk(session.problem, best.value_ns, lambda: session.done or session.deadline.passed)
     for trial in walk.run(best.allocation if _movable(best.allocation) else None, best.schedule):
         yield _proposal(session.problem, trial)
-        if session.done or session.deadline.passed:
-            return
 
 
 def _proposal(problem: Problem, trial: Trial) -> Proposal:
@@ -74,10 +72,11 @@ class Item(NamedTuple):
 
 @dataclass
 class Walk:
-    """One search. ``steps`` were made; ``value_ns`` is that of the best plan known."""
+    """One search. ``steps`` were made; ``value_ns`` is that of the best plan known; ``stopped``: enough."""
 
     problem: Problem
     value_ns: int
+    stopped: Callable[[], bool] = lambda: False
     steps: int = 0
     best: Trial | None = None
     _tables: dict[int, PlanBounds] = field(default_factory=dict)
@@ -112,7 +111,7 @@ class Walk:
     def _steps(self) -> Iterator[Item]:
         """The plan with the least estimate, again and again."""
         most = min(MOST_STEPS, max(LEAST_STEPS, WORK // (self.problem.num_devices * self.problem.num_layers)))
-        while self._heap and self.steps < most:
+        while self._heap and self.steps < most and not self.stopped():
             item = heapq.heappop(self._heap)
             if item.bound_ns < self._horizon_ns and unreachable(self.problem, item.plan) is None:
                 self.steps += 1
@@ -156,7 +155,7 @@ class Walk:
     def _warm_up(self, allocation: Allocation, warmup: tuple[int, ...]) -> Iterator[Trial]:
         """One micro-batch more or less in flight on each stage, while that helps."""
         improved = True
-        while improved:
+        while improved and not self.stopped():
             improved = False
             for vector in list(_near(warmup)):
                 wanted = fitted(self.problem, allocation, vector)
@@ -169,7 +168,7 @@ class Walk:
         """Other orders than warm-ups for the plans that may still be better, while the effort lasts."""
         effort = EFFORT
         for bound_ns, _number, plan in plans:
-            if bound_ns >= self.value_ns or effort <= 0:
+            if bound_ns >= self.value_ns or effort <= 0 or self.stopped():
                 return
             if 2 * len(plan.stages) * plan.num_micro_batches <= MOST_OPERATIONS:
                 closed = close(self.problem, plan, bound_ns, self.value_ns, effort)
