@@ -21,7 +21,7 @@ def why_found(session: Session) -> str:
     parts = [f"{best.planner}: {_shape(session, best)}"]
     if best.planner in session.notes:
         parts.append(session.notes[best.planner])
-    if len(best.allocation.stages) > 1:
+    if len(best.allocation.stages) > 1 and best.update_rule == "synchronous":
         ratio = activation_communication_ratio(session.problem, best.allocation)
         side = "at least" if ratio >= ACR_THRESHOLD else "below"
         parts.append(
