@@ -6,7 +6,7 @@ between stages on different processors. Several stages may share a processor, th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.program import BACKWARD, FORWARD
@@ -100,10 +100,6 @@ class StageLine:
             ),
             most_in_flight=allocation.num_micro_batches + 1,
         )
-
-    def with_memory(self, available_bytes: int) -> StageLine:
-        """The same line on processors of another size."""
-        return replace(self, available_bytes=(available_bytes,) * (max(self.processor) + 1))
 
 
 def buffer_bytes(problem: Problem, stage: Stage, rows: int, halves: int) -> int:

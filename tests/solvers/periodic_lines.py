@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from penstock.schemas.program import FORWARD
@@ -55,6 +56,11 @@ def random_line(draw: random.Random, most_stages: int = 7, shared: bool = False)
         numbers = {p: i for i, p in enumerate(dict.fromkeys(places))}
         places = [numbers[p] for p in places]
     return make_line(stages, hops, places, [draw.randint(1, 9) for _ in range(count)])
+
+
+def with_memory(line: StageLine, available_bytes: int) -> StageLine:
+    """The same line on processors of another size."""
+    return replace(line, available_bytes=(available_bytes,) * len(line.available_bytes))
 
 
 def faults(line: StageLine, pattern: Pattern, rounds: int = 12) -> list[str]:
