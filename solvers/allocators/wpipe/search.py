@@ -27,6 +27,8 @@ MAX_BATCHES = 6
 MAX_POLISHED = 4
 MAX_OPERATIONS = 4096
 """M × parts of a period: without a flush more micro-batches save no idle time, but take the judge longer."""
+MOST_JUDGED = 2**16
+"""M × parts of a period whose unrolled run, a dozen periods and more, keeps within ``MAX_OPERATIONS`` of programs."""
 ANY_BATCH = Batch(0, 0, 0)
 WORTH_EVENING = 4
 """Loads are evened where a device may run ahead by a quarter of a period."""
@@ -174,8 +176,9 @@ def _levels(problem: Problem, wanted: Wanted) -> tuple[tuple[bool, ...], ...]:
 
 
 def _short(batches: list[Batch], parts: int) -> list[Batch]:
-    """The steps with few operations, and the one that needs least memory."""
-    return [b for b in batches if b.num_micro_batches * parts <= MAX_OPERATIONS or b == batches[-1]]
+    """The steps with few operations, and of those that can be judged at all the one that needs least memory."""
+    possible = [b for b in batches if b.num_micro_batches * parts <= MOST_JUDGED]
+    return [b for b in possible if b.num_micro_batches * parts <= MAX_OPERATIONS or b == possible[-1]]
 
 
 def _work_ns(problem: Problem, batch: Batch, layout: Layout) -> int:
