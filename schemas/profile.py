@@ -139,7 +139,7 @@ class PipelineStageMeasurement(Part):
     send_ns: Nanoseconds
     receive_ns: Nanoseconds
     utilisation: tuple[Fraction, ...] = Field(description="φ: share of the processor used, in equal slices of a batch")
-    model_bytes: Bytes
+    model_bytes: Bytes = Field(description="parameters and gradients of one pipeline")
     optimizer_bytes: Bytes
     activation_bytes: Bytes = Field(description="per micro-batch in flight")
 

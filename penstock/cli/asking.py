@@ -98,7 +98,7 @@ def _option(text: str) -> tuple[str, Any]:
 
 def _documents(options: Mapping[str, Any]) -> dict[str, Any]:
     from penstock.examples import catalogue
-    from penstock.schemas.profile import ModelProfile
+    from penstock.schemas.profile import ModelProfile, PipelineProfile
     from penstock.schemas.topology import ClusterTopology
 
     found: dict[str, Any] = {}
@@ -106,6 +106,8 @@ def _documents(options: Mapping[str, Any]) -> dict[str, Any]:
         found["profile"] = read_document(ModelProfile, options["profile"])
     elif options["model"] is not None:
         found["profile"] = catalogue.profile(options["model"])
+    if options["pipeline_profile"] is not None:
+        found["pipeline_profile"] = read_document(PipelineProfile, options["pipeline_profile"])
     if options["topology"] is not None:
         found["topology"] = read_document(ClusterTopology, options["topology"])
     elif options["cluster"] is not None:

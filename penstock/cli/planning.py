@@ -22,6 +22,7 @@ Profile = Annotated[str | None, typer.Option("--profile", "-p", help="A profile 
 Topology = Annotated[str | None, typer.Option("--topology", "-t", help="A topology file, or - for standard input.")]
 Model = Annotated[str | None, typer.Option(help="A shipped profile by name, instead of --profile.")]
 Cluster = Annotated[str | None, typer.Option(help="A shipped topology, or NODESxDEVICESxKIND, instead of --topology.")]
+PipelineRun = Annotated[str | None, typer.Option("--pipeline-profile", help="A measured run, for avgpipe's tuning.")]
 Request = Annotated[str | None, typer.Option("--request", help="A plan request; other options override its fields.")]
 Batch = Annotated[int | None, typer.Option("--global-batch-size", "-b", help="Samples per step.")]
 MicroBatch = Annotated[list[int] | None, typer.Option("--micro-batch-size", help="A candidate; may be repeated.")]
@@ -68,6 +69,7 @@ def plan(
     max_plans: MaxPlans = None,
     update_rule: Rules = None,
     pin: Pins = None,
+    pipeline_profile: PipelineRun = None,
     seed: Seed = None,
     set_option: Settings = None,
     output: Annotated[
@@ -120,6 +122,7 @@ def compare(
     max_plans: MaxPlans = None,
     update_rule: Rules = None,
     pin: Pins = None,
+    pipeline_profile: PipelineRun = None,
     seed: Seed = None,
     set_option: Settings = None,
     as_json: AsJson = False,
