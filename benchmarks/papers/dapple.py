@@ -173,7 +173,7 @@ def table_v(quick: bool, profiles: Path | None) -> Section:
         for column, configuration in enumerate("abc"):
             if profiles is not None and model in TEXTS:
                 file, rows_profiled = TEXTS[model]
-                made = read_profile((profiles / file).read_text(), name=model, micro_batch_size=rows_profiled)
+                made = read_profile(next(profiles.rglob(file)).read_text(), name=model, micro_batch_size=rows_profiled)
                 topology = cluster(f"dapple-config-{configuration}")
                 problem = problem_of(made, topology, BATCHES[model], SLICES[model])
             else:
