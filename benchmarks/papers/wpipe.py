@@ -44,6 +44,7 @@ RULES: dict[str, UpdateRule] = {
     "gpipe": "synchronous",
 }
 ROOMY_BYTES = 2**44
+NEAR = 0.25
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 RESNEXTS = {200: (3, 24, 36, 3), 302: (3, 38, 56, 3), 500: (3, 64, 96, 3)}
 
@@ -260,7 +261,7 @@ def figure_9(quick: bool) -> Section:
 
 
 CAUSE_OF_FIGURE_9 = (
-    "the paper keeps buffered versions beside the weights in use (WPipe 2 S_m in all, 2BW 3); here what is allocated "
+    "in part: the paper keeps buffered versions beside the weights in use (WPipe 2 S_m in all, 2BW 3); here what is allocated "
     "counts, 1.5 and 2 (O-10)"
 )
 CAUSE_OF_FIGURE_8E = "recomputing, WPipe keeps the inputs of M + N - i micro-batches, which the paper leaves out (R-25)"
@@ -352,20 +353,23 @@ def figure_8() -> Section:
         (bert(768), "bert-768", "pipedream-2bw", 1.4, 512),
     ):
         place = ENV_1 if name in ("bert-192", "resnext-302") else ENV_2
-        ours, theirs = (planned(problem_of(model, place, batch, s), s) for s in ("wpipe", other))
+        ours = planned(problem_of(model, place, batch), "wpipe")
+        keeping = {"recompute": "never"} if other == "pipedream" else {}
+        theirs = planned(problem_of(model, place, batch, other, **keeping), other)
         rows.append(_compared(f"{name}, batch {batch}: WPipe / {other}", printed, ours, theirs))
     found = planned(problem_of(bert(768), ENV_2, 512, "gpipe"), "gpipe")
     fits = found.time_ns is not None
     got = found.shape() if fits else "does not fit"
     rows.append(Row("bert-768 on Env-2 by gpipe", "does not fit", got, not fits, CAUSE_OF_BERT_768 if fits else ""))
-    setup = "Each system's best plan: WPipe and 2BW by their planners with the paper's warm-up, GPipe over d:w and M."
+    setup = "Each system's best plan: WPipe and 2BW by their planners with the paper's warm-up, PipeDream by its own "
+    setup += "without recomputation, GPipe over d:w and M. A printed factor is met within a quarter."
     return Section("Figures 8 and 11: throughput", setup, rows)
 
 
-CAUSE_OF_FIGURE_8 = (
-    "memory makes the two groups uneven, and on the shared NIC all-reduces and transfers hold each other up; on bert-384 "
-    "either alone costs little"
-)
+CAUSES_OF_FIGURE_8 = {
+    "bert-384": "memory makes the groups uneven; all-reduces and transfers hold each other up on the shared NIC",
+    "bert-768": "not taken apart; the same two suspects as for bert-384",
+}
 CAUSE_OF_BERT_768 = "deep with recomputation it fits by the memory counted here; torch's GPipe may keep more"
 
 
@@ -374,8 +378,9 @@ def _compared(what: str, printed: float | None, ours: Judged, theirs: Judged) ->
     if ours.time_ns is None or theirs.time_ns is None:
         return Row(what, text, f"{ours.shape()} / {theirs.shape()}", ours.time_ns is not None)
     ratio = theirs.time_ns / ours.time_ns
-    note = "" if ratio >= 1 else CAUSE_OF_FIGURE_8
-    return Row(what, text, f"{ratio:.2f} ({ours.shape()} / {theirs.shape()})", ratio >= 1, note)
+    holds = ratio >= 1 if printed is None else abs(ratio / printed - 1) <= NEAR
+    note = "" if holds else CAUSES_OF_FIGURE_8.get(what.split(",")[0], "the sign holds; the factor not taken apart")
+    return Row(what, text, f"{ratio:.2f} ({ours.shape()} / {theirs.shape()})", holds, note)
 
 
 def figure_8_d_f() -> Section:
@@ -398,7 +403,7 @@ def figure_8_d_f() -> Section:
     return Section("Figures 8d and 8f", "WPipe on Env-2, the best w, M and layout for each depth.", rows)
 
 
-CAUSE_OF_FIGURE_8D = "more or smaller micro-batches make it fit; the paper does not say which M it held fixed"
+CAUSE_OF_FIGURE_8D = "2BW's planner finds micro-batches with which it fits; the paper does not state its M"
 
 
 def rule_for_d_and_w() -> Section:
