@@ -1,0 +1,129 @@
+"""Two parts of the model on each device, in a V, backwards split: ZB-V, V-half and V-min.
+
+ZB-V: Qi et al., ICLR 2024 (ALGORITHMS 7.6). V-half and V-min: Qi et al., "Pipeline parallelism with controllable
+memory", NeurIPS 2024: a *building block*, the operations of one micro-batch at unit times, is repeated every 6 units.
+Its *offsets* say how many units later each operation runs on the next rank that the micro-batch comes to; what a chunk
+keeps alive is as long as the block from its F to its W, so small offsets keep little and large ones hide the way.
+For equal times the offsets 1 keep about 1/3 of what 1F1B keeps, V-half's about 1/2, those of ZB-V as much.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import NamedTuple
+
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.schemas.program import FORWARD, INPUT, WEIGHT
+from penstock.solvers.allocation import Allocation
+from penstock.solvers.problem import Problem
+from penstock.solvers.schedule import Orders
+from penstock.solvers.schedules.chunks import Ranks, v_shaped
+
+PERIOD = 6
+"""F, I and W of both chunks, a unit each."""
+
+
+class Offsets(NamedTuple):
+    """Units from rank to rank: forwards down and up, gradients down and up."""
+
+    forward_down: int
+    forward_up: int
+    gradient_down: int
+    gradient_up: int
+
+
+V_MIN = Offsets(1, 1, 1, 1)
+V_HALF = Offsets(2, 1, 2, 1)
+V_ZERO = Offsets(4, 2, 4, 2)
+
+
+def zb_v(problem: Problem, allocation: Allocation) -> Orders:
+    """No bubble between a rank's first and last operation for equal times; p micro-batches' stages are kept.
+
+    Raises ``UnsupportedRequest`` for stages that are not in a V, and for fewer than 2 p micro-batches.
+    """
+    ranks, number = v_shaped(allocation, "zb-v"), allocation.num_micro_batches
+    p = len(ranks.stages)
+    if number < 2 * p:
+        raise UnsupportedRequest(
+            f"schedule 'zb-v' needs {2 * p} micro-batches, twice as many as ranks; there are {number}",
+            remedy=f"{2 * p} micro-batches, or schedule 'v-half'",
+        )
+    return ranks.orders("zb-v", [_zero_bubble(r, p, number, chunks) for r, chunks in enumerate(ranks.stages)])
+
+
+def _zero_bubble(rank: int, p: int, number: int, chunks: tuple[int, ...]) -> list[tuple[int, int, int]]:
+    row: list[tuple[int, int, int]] = []
+    done = {(kind, chunk): 0 for kind in (FORWARD, INPUT, WEIGHT) for chunk in (0, 1)}
+
+    def run(times: int, *operations: tuple[int, int]) -> None:
+        for kind, chunk in operations * times:
+            row.append((kind, chunks[chunk], done[kind, chunk]))
+            done[kind, chunk] += 1
+
+    down, up = (FORWARD, 0), (FORWARD, 1)
+    first, second = ((INPUT, 0), (WEIGHT, 0)), ((INPUT, 1), (WEIGHT, 1))
+    run(2 * (p - rank) - 1, down)
+    run(rank, up, down)
+    run(p - rank, up, *second)
+    while done[up] < done[down] or done[down] < number:
+        run(1 if done[down] < number else 0, down)
+        run(1, *first, up, *second)
+    run(rank, first[0], second[0])
+    run(p - rank, *first)
+    run(number - done[WEIGHT, 1], second[1])
+    run(number - done[WEIGHT, 0], first[1])
+    return row
+
+
+def v_half(problem: Problem, allocation: Allocation) -> Orders:
+    """About half of what 1F1B keeps. Raises ``UnsupportedRequest`` for stages that are not in a V."""
+    return repeated(v_shaped(allocation, "v-half"), "v-half", V_HALF, allocation.num_micro_batches)
+
+
+def v_min(problem: Problem, allocation: Allocation) -> Orders:
+    """About a third of what 1F1B keeps. Raises ``UnsupportedRequest`` for stages that are not in a V."""
+    return repeated(v_shaped(allocation, "v-min"), "v-min", V_MIN, allocation.num_micro_batches)
+
+
+def repeated(ranks: Ranks, name: str, offsets: Offsets, number: int) -> Orders:
+    """The building block with these offsets, once for each micro-batch; operations in the order of their times."""
+    rows = []
+    for block, (down, up) in zip(building_block(len(ranks.stages), offsets), ranks.stages, strict=True):
+        operations = ((FORWARD, down), (FORWARD, up), (INPUT, up), (INPUT, down), (WEIGHT, up), (WEIGHT, down))
+        timed = [
+            (start + PERIOD * m, kind, s, m)
+            for start, (kind, s) in zip(block, operations, strict=True)
+            for m in range(number)
+        ]
+        rows.append([operation for _start, *operation in sorted(timed)])
+    return ranks.orders(name, [[(kind, s, m) for kind, s, m in row] for row in rows])
+
+
+def building_block(p: int, offsets: Offsets) -> list[tuple[int, int, int, int, int, int]]:
+    """When each rank runs F down, F up, I of the upper chunk, I of the lower, W of the upper, W of the lower.
+
+    The turns at the ends wait as little as lets no rank do two things in one of the 6 units of a period.
+    """
+    down, up, back, home = offsets
+    reach = p - 1
+    for wait in product(range(PERIOD), repeat=3):
+        second = down * reach + 1 + wait[0]
+        third = second + up * reach + 1 + wait[1]
+        fourth = third + back * reach + 1 + wait[2]
+        starts = [
+            (down * r, second + up * (reach - r), third + back * r, fourth + home * (reach - r)) for r in range(p)
+        ]
+        if all(len({t % PERIOD for t in each}) == 4 for each in starts):
+            return [(*each, *_weights(each)) for each in starts]
+    raise AssertionError(f"offsets {offsets} leave no room in a period")
+
+
+def _weights(starts: tuple[int, int, int, int]) -> tuple[int, int]:
+    """When the weight gradients run: each in a unit that is left, as soon as possible together."""
+    _down, _up, upper, lower = starts
+    left = sorted(set(range(PERIOD)) - {t % PERIOD for t in starts})
+    pairs = [(left[0], left[1]), (left[1], left[0])]
+    waits = [((a - upper - 1) % PERIOD, (b - lower - 1) % PERIOD) for a, b in pairs]
+    first, second = min(waits, key=lambda each: (sum(each), each))
+    return upper + 1 + first, lower + 1 + second

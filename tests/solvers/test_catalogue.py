@@ -1,0 +1,327 @@
+"""Published schedules with several parts on a device or split backwards: letter by letter, spans, bubbles, peaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from problems import make_problem, straight
+
+from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
+from penstock.schemas.program import BACKWARD, FORWARD, INPUT, KINDS, WEIGHT
+from penstock.solvers.allocation import Allocation, Pipeline, Stage, single_pipeline
+from penstock.solvers.bounds import request_bound, schedule_bound
+from penstock.solvers.problem import Problem
+from penstock.solvers.schedule import Orders
+from penstock.solvers.schedules.early_backward import early_backward
+from penstock.solvers.schedules.interleaved import interleaved, looped_bfs
+from penstock.solvers.schedules.recomputed import recomputed
+from penstock.solvers.schedules.v_shape import (
+    PERIOD,
+    V_HALF,
+    V_MIN,
+    V_ZERO,
+    Offsets,
+    building_block,
+    v_half,
+    v_min,
+    zb_v,
+)
+from penstock.solvers.schedules.zero_bubble import zb_h1, zb_h2
+from penstock.solvers.simulate import simulate
+from penstock.solvers.timeline import Timeline
+from penstock.solvers.verify import verify
+from penstock.torch_csv import from_csv, to_csv
+
+Generator = Callable[[Problem, Allocation], Orders]
+TIMES = [(10, 10, 10), (20, 25, 15), (40, 50, 30), (20, 30, 10)]
+
+
+def loop(p: int, v: int, number: int, forward: int = 10, backward: int = 20) -> tuple[Problem, Allocation]:
+    """p ranks with v stages each, stage c p + r on rank r."""
+    problem = make_problem([forward] * (p * v), [backward] * (p * v), nodes=(p,), global_batch_size=number)
+    return problem, single_pipeline(tuple(Stage(s, s, (s % p,)) for s in range(p * v)), number)
+
+
+def vee(p: int, number: int, times: tuple[int, int, int] = (10, 10, 10)) -> tuple[Problem, Allocation]:
+    """p ranks, stages r and 2 p - 1 - r on rank r."""
+    forward, inputs, weights = ([each] * (2 * p) for each in times)
+    backward = [i + w for i, w in zip(inputs, weights, strict=True)]
+    problem = make_problem(forward, backward, weight_ns=weights, nodes=(p,), global_batch_size=number)
+    return problem, single_pipeline(tuple(Stage(s, s, (min(s, 2 * p - 1 - s),)) for s in range(2 * p)), number)
+
+
+def line(p: int, number: int, times: tuple[int, int, int] = (10, 10, 10)) -> tuple[Problem, Allocation]:
+    """A stage on each device."""
+    forward, inputs, weights = ([each] * p for each in times)
+    backward = [i + w for i, w in zip(inputs, weights, strict=True)]
+    problem = make_problem(forward, backward, weight_ns=weights, nodes=(p,), global_batch_size=number)
+    return problem, straight(problem, number)
+
+
+def judged(problem: Problem, allocation: Allocation, orders: Orders) -> Timeline:
+    timeline = simulate(problem, allocation, orders)
+    assert verify(problem, allocation, orders, timeline) == []
+    assert schedule_bound(problem, allocation, orders).bound_ns <= timeline.time_per_global_batch_ns
+    assert request_bound(problem).bound_ns <= timeline.time_per_global_batch_ns
+    return timeline
+
+
+def text(orders: Orders, rank: int, name: Callable[[int, int, int], str]) -> str:
+    return " ".join(name(*operation) for operation in orders.rows[rank].operations.tolist())
+
+
+def kept(orders: Orders) -> list[int]:
+    """The most micro-batches that each rank keeps, of all its stages, from F to B or W."""
+    change = np.asarray([1, -1, 0, -1, 0])
+    return [int(np.cumsum(change[row.operations[:, 0]]).max()) for row in orders.rows]
+
+
+def idle(timeline: Timeline) -> list[int]:
+    """Each rank's idle time between its first and its last operation."""
+    return [
+        int(track.end_ns[-1] - track.start_ns[0] - (track.end_ns - track.start_ns).sum()) for track in timeline.tracks
+    ]
+
+
+def test_interleaved_is_the_appendixs() -> None:
+    """ALGORITHMS appendix C: p = 2, v = 2, M = 4."""
+    orders = interleaved(*loop(2, 2, 4))
+    wanted = (
+        "F0.c0 F1.c0 F0.c1 F1.c1 F2.c0 B0.c1 F3.c0 B1.c1 F2.c1 B0.c0 F3.c1 B1.c0 B2.c1 B3.c1 B2.c0 B3.c0",
+        "F0.c0 F1.c0 F0.c1 B0.c1 F1.c1 B1.c1 F2.c0 B0.c0 F3.c0 B1.c0 F2.c1 B2.c1 F3.c1 B3.c1 B2.c0 B3.c0",
+    )
+    for rank, row in enumerate(wanted):
+        assert text(orders, rank, lambda kind, s, m: f"{KINDS[kind]}{m}.c{s // 2}") == row
+
+
+@pytest.mark.parametrize(
+    ("generator", "row"),
+    [
+        (zb_h1, "F0 F1 F2 B0 F3 B1 W0 F4 B2 W1 F5 B3 W2 F6 B4 W3 F7 B5 W4 B6 W5 B7 W6 W7"),
+        (zb_h2, "F0 F1 F2 F3 F4 B0 F5 B1 F6 B2 W0 F7 B3 W1 B4 W2 B5 W3 B6 W4 B7 W5 W6 W7"),
+    ],
+)
+def test_zero_bubble_is_the_appendixs(generator: Generator, row: str) -> None:
+    """ALGORITHMS appendix C: p = 4, M = 8, rank 1; B is our I."""
+    assert text(generator(*line(4, 8)), 1, lambda kind, _s, m: f"{'FBBW'[kind]}{m}") == row
+
+
+def test_zb_v_is_the_appendixs() -> None:
+    """ALGORITHMS appendix C: n = 2, M = 4; ' is the second chunk."""
+    orders = zb_v(*vee(2, 4))
+    wanted = (
+        "F0 F1 F2 F0' B0' W0' F1' B1' W1' F3 B0 W0 F2' B2' W2' B1 W1 F3' B3' W3' B2 W2 B3 W3",
+        "F0 F0' F1 F1' B0' W0' F2 B0 W0 F2' B1' W1' F3 B1 W1 F3' B2' W2' B2 B3' B3 W2 W3' W3",
+    )
+    for rank, row in enumerate(wanted):
+        assert text(orders, rank, lambda kind, s, m: f"{'FBBW'[kind]}{m}" + "'" * (s >= 2)) == row
+
+
+@pytest.mark.parametrize(("p", "v", "number"), [(2, 2, 4), (4, 2, 8), (4, 3, 8), (3, 4, 6), (4, 2, 16)])
+def test_interleaved_spans_and_peaks(p: int, v: int, number: int) -> None:
+    """ALGORITHMS 7.5, 5.7: M (F + B) + (p - 1) (F + B) / v, F and B of all chunks of a rank; the peaks in chunks."""
+    problem, allocation = loop(p, v, number)
+    orders, whole = interleaved(problem, allocation), 30 * v
+    assert judged(problem, allocation, orders).time_per_global_batch_ns == number * whole + (p - 1) * whole // v
+    assert kept(orders) == [min(number * v, 2 * (p - r - 1) + (v - 1) * p + 1) for r in range(p)]
+    broad = looped_bfs(problem, allocation)
+    assert judged(problem, allocation, broad).time_per_global_batch_ns == number * whole + (p - 1) * whole // v
+    assert kept(broad) == [number * v] * p
+
+
+def test_breadth_first_with_one_chunk_is_gpipe() -> None:
+    problem, allocation = loop(4, 1, 8)
+    assert judged(problem, allocation, looped_bfs(problem, allocation)).time_per_global_batch_ns == (8 + 3) * 30
+
+
+@pytest.mark.parametrize("times", TIMES)
+@pytest.mark.parametrize(("p", "number"), [(4, 8), (4, 12), (6, 12)])
+def test_zero_bubble_bubbles_and_peaks(p: int, number: int, times: tuple[int, int, int]) -> None:
+    """ALGORITHMS 7.6: the longest idle time of a rank, for H1 and H2, and micro-batches from F to W."""
+    problem, allocation = line(p, number, times)
+    forward, inputs, weights = times
+    for generator, late, most in ((zb_h1, 1, p), (zb_h2, 2, 2 * p - 1)):
+        orders = generator(problem, allocation)
+        timeline = judged(problem, allocation, orders)
+        assert max(idle(timeline)) == (p - 1) * max(0, forward + inputs - late * weights)
+        assert kept(orders) == [min(number, most)] * p
+
+
+@pytest.mark.parametrize(("p", "number"), [(2, 4), (4, 8), (4, 24), (6, 24), (9, 36)])
+def test_zb_v_has_no_bubble(p: int, number: int) -> None:
+    """ALGORITHMS 7.6: bubble 0 for equal times, 2 p chunks kept."""
+    problem, allocation = vee(p, number)
+    orders = zb_v(problem, allocation)
+    assert idle(judged(problem, allocation, orders)) == [0] * p
+    assert kept(orders) == [2 * p] * p
+
+
+@pytest.mark.parametrize("p", [2, 3, 4, 5, 8, 16])
+@pytest.mark.parametrize(("generator", "offsets"), [(v_half, V_HALF), (v_min, V_MIN)])
+def test_v_schedules_keep_half_and_a_third(p: int, generator: Generator, offsets: Offsets) -> None:
+    """A chunk is kept as long as the block from its F to its W, in periods; and a micro-batch more takes a period."""
+    number = 4 * p
+    orders = generator(*vee(p, number))
+    span = judged(*vee(p, number), orders).time_per_global_batch_ns
+    lives = [(block[5] + 1 - block[0], block[4] + 1 - block[1]) for block in building_block(p, offsets)]
+    assert all(peak <= sum(-(-life // PERIOD) for life in own) for peak, own in zip(kept(orders), lives, strict=True))
+    share = max(kept(orders)) / (2 * p)
+    assert share <= {v_half: 1 / 2, v_min: 1 / 3}[generator] + 2 / p
+    more = vee(p, number + 1)
+    assert judged(*more, generator(*more)).time_per_global_batch_ns - span == 10 * PERIOD
+
+
+def test_offsets_trade_room_for_time() -> None:
+    """V-min keeps least, ZB-V's offsets most; the more is kept, the shorter the step."""
+    problem, allocation = vee(8, 32, (10, 12, 8))
+    made = [generator(problem, allocation) for generator in (v_min, v_half, zb_v)]
+    assert [max(kept(orders)) for orders in made] == sorted(max(kept(orders)) for orders in made)
+    spans = [judged(problem, allocation, orders).time_per_global_batch_ns for orders in made]
+    assert spans == sorted(spans, reverse=True)
+
+
+@pytest.mark.parametrize("offsets", [V_MIN, V_HALF, V_ZERO])
+@pytest.mark.parametrize("p", range(1, 14))
+def test_a_building_block_does_one_thing_at_a_time(p: int, offsets: Offsets) -> None:
+    blocks = building_block(p, offsets)
+    for rank, (down, up, upper, lower, upper_weights, lower_weights) in enumerate(blocks):
+        assert len({t % PERIOD for t in blocks[rank]}) == PERIOD
+        assert down < up < upper < upper_weights
+        assert upper < lower < lower_weights
+        if rank:
+            assert down - blocks[rank - 1][0] == offsets.forward_down
+            assert blocks[rank - 1][1] - up == offsets.forward_up
+
+
+def test_offsets_that_meet_are_an_error() -> None:
+    with pytest.raises(AssertionError, match="leave no room"):
+        building_block(8, Offsets(1, 1, 2, 2))
+
+
+@pytest.mark.parametrize("number", range(1, 10))
+@pytest.mark.parametrize("generator", [zb_h1, zb_h2, v_half, v_min, looped_bfs])
+def test_any_number_of_micro_batches(generator: Generator, number: int) -> None:
+    problem, allocation = vee(4, number) if generator in (v_half, v_min) else line(4, number)
+    judged(problem, allocation, generator(problem, allocation))
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(UnsupportedRequest, match="groups of 4") as refused:
+        interleaved(*loop(4, 2, 6))
+    assert refused.value.remedy == "8 micro-batches, or schedule 'looped-bfs'"
+    with pytest.raises(UnsupportedRequest, match="'interleaved' needs stages in a loop"):
+        interleaved(*loop(4, 1, 4))
+    with pytest.raises(UnsupportedRequest, match="'zb-v' needs 8 micro-batches"):
+        zb_v(*vee(4, 7))
+    with pytest.raises(UnsupportedRequest, match="'v-min' needs stages in a V"):
+        v_min(*loop(2, 2, 4))
+    with pytest.raises(UnsupportedRequest, match="'looped-bfs' needs stages in a loop"):
+        looped_bfs(*vee(2, 4))
+    with pytest.raises(UnsupportedRequest, match="'zb-h1' needs stages with devices of their own"):
+        zb_h1(*vee(2, 4))
+    problem, allocation = line(2, 4)
+    turns = single_pipeline((Stage(0, 0, (0, 1), "round_robin"), Stage(1, 1, (2,))), 4)
+    with pytest.raises(UnsupportedRequest, match="replicas sharing rows"):
+        zb_h2(problem, turns)
+    halves = Allocation((Pipeline(allocation.stages, (0, 1)), Pipeline(allocation.stages, (2, 3))), 4)
+    with pytest.raises(UnsupportedRequest, match="one pipeline"):
+        looped_bfs(problem, halves)
+
+
+@pytest.mark.parametrize("generator", [interleaved, looped_bfs, zb_h1, zb_h2, zb_v, v_half, v_min])
+def test_torchs_csv_takes_them_and_gives_them_back(generator: Generator) -> None:
+    made = {interleaved: loop(4, 2, 8), looped_bfs: loop(4, 3, 8), zb_h1: line(4, 8), zb_h2: line(4, 8)}
+    problem, allocation = made.get(generator, vee(4, 8))
+    orders = generator(problem, allocation)
+    written = to_csv(allocation, orders)
+    found = from_csv(written, devices=range(4))
+    for row, other in zip(orders.rows, found.rows, strict=True):
+        assert row.devices == other.devices
+        assert np.array_equal(row.operations, other.operations)
+    span = simulate(problem, allocation, orders).time_per_global_batch_ns
+    assert simulate(problem, allocation, found).time_per_global_batch_ns == span
+    with pytest.raises(InvalidDocument, match="1FOO3"):
+        from_csv(written.replace("1F3", "1FOO3", 1), devices=range(4))
+
+
+def again(delay: int, recompute: bool) -> tuple[Problem, Allocation]:
+    """Four stages, F = 100, B = 200, transfers of ``delay``; the last stage, which awaits no gradient, keeps all."""
+    problem = make_problem([100] * 4, boundary_bytes=delay, nodes=(4,), channel="full", global_batch_size=64)
+    stages = tuple(Stage(s, s, (s,), recompute=((s, s),) if recompute and s < 3 else ()) for s in range(4))
+    return problem, single_pipeline(stages, 64)
+
+
+@pytest.mark.parametrize("generator", [zb_h1, zb_h2])
+def test_recomputation_stands_before_each_gradient(generator: Generator) -> None:
+    problem, allocation = again(10, True)
+    orders = recomputed(allocation, generator(problem, allocation))
+    for row in orders.rows:
+        kinds = row.operations.tolist()
+        for place, (kind, s, m) in enumerate(kinds):
+            if kind == INPUT and s < 3:
+                assert kinds[place - 1] == [KINDS.index("R"), s, m]
+    apart, together = (judged(problem, allocation, each) for each in (orders, generator(problem, allocation)))
+    assert apart.time_per_global_batch_ns <= together.time_per_global_batch_ns
+    plain = again(10, False)
+    untouched = generator(*plain)
+    same = recomputed(plain[1], untouched)
+    assert all(np.array_equal(a.operations, b.operations) for a, b in zip(same.rows, untouched.rows, strict=True))
+
+
+def test_recomputation_hides_in_the_wait_for_a_gradient() -> None:
+    """WPipe figure 13: where a transfer takes a forward's time or more, recomputing apart costs 5 % at most.
+
+    1F1B with S - i warm-up forwards waits for its gradients there; R inside of B would cost what it takes.
+    """
+    for delay in (100, 150):
+        plain = judged(*again(delay, False), early_backward(*again(delay, False))).time_per_global_batch_ns
+        problem, allocation = again(delay, True)
+        orders = early_backward(problem, allocation)
+        inside = judged(problem, allocation, orders).time_per_global_batch_ns
+        apart = judged(problem, allocation, recomputed(allocation, orders)).time_per_global_batch_ns
+        assert apart <= 1.05 * plain < inside
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_bounds_hold_for_drawn_costs(data: st.DataObject) -> None:
+    """Several stages on a device, split backwards: no bound above the judged time (``judged`` looks)."""
+    p, number = data.draw(st.integers(2, 4)), data.draw(st.integers(1, 9))
+    generator = data.draw(st.sampled_from([interleaved, looped_bfs, zb_h1, zb_h2, zb_v, v_half, v_min]))
+    stages = p if generator in (zb_h1, zb_h2) else 2 * p
+    number = {interleaved: p * number, zb_v: 2 * p + number}.get(generator, number)
+    cost = st.lists(st.integers(0, 9), min_size=stages, max_size=stages)
+    weights, inputs = data.draw(cost), data.draw(cost)
+    problem = make_problem(
+        data.draw(cost),
+        [i + w for i, w in zip(inputs, weights, strict=True)],
+        data.draw(st.integers(0, 5)),
+        data.draw(st.integers(0, 9)),
+        weight_ns=weights,
+        update_ns=data.draw(st.integers(0, 9)),
+        nodes=(p,),
+        channel=data.draw(st.sampled_from(["half", "full", "none"])),
+        shared=data.draw(st.booleans()),
+        global_batch_size=number,
+    )
+    place = (
+        (lambda s: s % p)
+        if generator in (interleaved, looped_bfs, zb_h1, zb_h2)
+        else (lambda s: min(s, stages - 1 - s))
+    )
+    allocation = single_pipeline(tuple(Stage(s, s, (place(s),)) for s in range(stages)), number)
+    judged(problem, allocation, generator(problem, allocation))
+
+
+def test_operations_are_each_there_once() -> None:
+    """Counted apart from the judge."""
+    problem, allocation = vee(3, 7)
+    for row in v_min(problem, allocation).rows:
+        operations = [tuple(each) for each in row.operations.tolist()]
+        assert len(set(operations)) == len(operations) == 2 * 3 * 7
+        assert {kind for kind, _s, _m in operations} == {FORWARD, INPUT, WEIGHT}
+        assert BACKWARD not in row.operations[:, 0]

@@ -1,0 +1,270 @@
+"""Overtaking: kernels against plain Python, room kept, every order runs; what it makes of published orders."""
+
+from __future__ import annotations
+
+import heapq
+import random
+
+import numpy as np
+import pytest
+from problems import as_operations, make_problem
+
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.schemas.program import FORWARD, INPUT, RECOMPUTE, WEIGHT
+from penstock.solvers.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.bounds import schedule_bound
+from penstock.solvers.kernels.construct import Jobs, run_construct
+from penstock.solvers.kernels.overtake import PARTS, Lists, run_overtaking
+from penstock.solvers.problem import Problem
+from penstock.solvers.schedule import Orders, Row
+from penstock.solvers.schedules import chained as chained_module
+from penstock.solvers.schedules.chained import Chained
+from penstock.solvers.schedules.overtaking import MOVERS, found_overtaking, overtaking
+from penstock.solvers.schedules.recomputed import recomputed
+from penstock.solvers.schedules.v_shape import v_half, v_min, zb_v
+from penstock.solvers.schedules.zero_bubble import zb_h1, zb_h2
+from penstock.solvers.simulate import simulate
+from penstock.solvers.verify import verify
+
+
+def twin_overtaking(lists: Lists, patience: int) -> list[int]:
+    """The kernel's rule in plain words: move the operation to the front of its list if the list then still fits."""
+    remaining = [list(range(low, high)) for low, high in zip(lists.lane_start[:-1], lists.lane_start[1:], strict=True)]
+    missing, ready = lists.waits_for.tolist(), [0] * len(lists.lane)
+    start = [0] * len(lists.lane)
+    free, held = [0] * len(remaining), [0] * len(remaining)
+    events = [(0, lane) for lane in range(len(remaining))]
+    while events:
+        now, lane = heapq.heappop(events)
+        if free[lane] > now:
+            continue
+        for place, op in enumerate(remaining[lane]):
+            if missing[op] or ready[op] > now:
+                continue
+            before = remaining[lane][:place]
+            soon = [max(ready[other], now) for other in before if not missing[other]]
+            waits = any((t - now) * PARTS < lists.duration_ns[op] * patience for t in soon)
+            fits = lists.taken[op] == 0 or peak_with(lists, held[lane], before, op) <= lists.room[lane]
+            if place and not (lists.movable[op] and fits and not waits):
+                continue
+            remaining[lane].remove(op)
+            start[op], free[lane] = now, now + int(lists.duration_ns[op])
+            held[lane] += int(lists.taken[op] - lists.freed[op])
+            heapq.heappush(events, (free[lane], lane))
+            for other, lag in zip(lists.behind[op].tolist(), lists.lag_ns[op].tolist(), strict=True):
+                if other >= 0:
+                    ready[other] = max(ready[other], free[lane] + lag)
+                    missing[other] -= 1
+                    if not missing[other]:
+                        heapq.heappush(events, (ready[other], int(lists.lane[other])))
+            break
+    assert not any(remaining), "a list is stuck"
+    return start
+
+
+def peak_with(lists: Lists, held: int, before: list[int], op: int) -> int:
+    """The peak of the operations before, while what ``op`` takes is kept all along."""
+    level = peak = held
+    for other in before:
+        level += int(lists.taken[other])
+        peak = max(peak, level)
+        level -= int(lists.freed[other])
+    return peak + int(lists.taken[op])
+
+
+def twin_construct(jobs: Jobs, number: int, patience: int) -> list[int]:
+    """The first of the ranking that is ready and has room."""
+    done = dict.fromkeys(jobs.ranking.ravel().tolist(), 0)
+    missing, ready = jobs.waits_for.tolist(), [0] * len(jobs.duration_ns)
+    start = [-1] * len(jobs.duration_ns)
+    free, held = [0] * len(jobs.room), [0] * len(jobs.room)
+    events = [(0, lane) for lane in range(len(jobs.room))]
+    while events:
+        now, lane = heapq.heappop(events)
+        if free[lane] > now:
+            continue
+        ranked = [(q, q * number + done[q]) for q in jobs.ranking[lane].tolist() if done[q] < number]
+        possible = [
+            (q, op)
+            for q, op in ranked
+            if not missing[op] and (not jobs.taken[op] or held[lane] + jobs.taken[op] + jobs.kept[q] <= jobs.room[lane])
+        ]
+        awaited = now + 2**60
+        for q, op in possible:
+            if ready[op] > now:
+                awaited = min(awaited, ready[op])
+            elif (awaited - now) * PARTS >= jobs.duration_ns[op] * patience:
+                done[q] += 1
+                start[op], free[lane] = now, now + int(jobs.duration_ns[op])
+                held[lane] += int(jobs.taken[op] - jobs.freed[op])
+                heapq.heappush(events, (free[lane], lane))
+                for other, lag in zip(jobs.behind[op].tolist(), jobs.lag_ns[op].tolist(), strict=True):
+                    if other >= 0:
+                        ready[other] = max(ready[other], free[lane] + lag)
+                        missing[other] -= 1
+                        if not missing[other]:
+                            heapq.heappush(events, (ready[other], int(jobs.lane[other // number])))
+                break
+    return start
+
+
+def drawn(rng: random.Random, shape: str, recompute: bool = False) -> tuple[Problem, Allocation]:
+    """Random costs, stashes and transfers on two to four ranks."""
+    p, number = rng.randint(2, 4), rng.randint(1, 8)
+    stages = p if shape == "line" else 2 * p
+    inputs, weights = ([rng.randint(0, 9) for _ in range(stages)] for _ in range(2))
+    problem = make_problem(
+        [rng.randint(1, 9) for _ in range(stages)],
+        [i + w for i, w in zip(inputs, weights, strict=True)],
+        rng.randint(0, 4),
+        rng.randint(0, 9),
+        weight_ns=weights,
+        stash_bytes=[rng.randint(1, 20) for _ in range(stages)],
+        nodes=(p,),
+        channel=rng.choice(["half", "full", "none"]),
+        shared=rng.random() < 0.4,
+        global_batch_size=number + rng.randint(0, number),
+    )
+    place = {"line": lambda s: s, "v": lambda s: min(s, stages - 1 - s), "loop": lambda s: s % p}[shape]
+    layers = [((s, s),) if recompute and rng.random() < 0.7 else () for s in range(stages)]
+    made = tuple(Stage(s, s, (place(s),), recompute=layers[s]) for s in range(stages))
+    return problem, single_pipeline(made, number)
+
+
+def published(problem: Problem, allocation: Allocation, shape: str) -> Orders:
+    return (zb_h1 if shape == "line" else v_half)(problem, allocation)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_kernel_is_its_twin(seed: int) -> None:
+    rng = random.Random(seed)
+    shape = rng.choice(["line", "v"])
+    problem, allocation = drawn(rng, shape, recompute=True)
+    orders = recomputed(allocation, published(problem, allocation, shape))
+    chained = Chained(problem, allocation)
+    room = [peak + rng.randint(0, 30) for peak in chained.peak_bytes(orders)]
+    lists, _codes = chained.lists(orders, rng.choice(MOVERS), room)
+    patience = rng.choice([0, 1, 2, 4, 9])
+    assert run_overtaking(lists, patience).tolist() == twin_overtaking(lists, patience)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_rankings_are_their_twin(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(seed)
+    problem, allocation = drawn(rng, rng.choice(["line", "v", "loop"]))
+    chained = Chained(problem, allocation)
+    chunks = len(chained.ranks.stages[0])
+    ranking = [(kind, chunk) for kind in (FORWARD, INPUT, WEIGHT) for chunk in range(chunks)]
+    rng.shuffle(ranking)
+    room = [sum(chained.taken_bytes(s) for s in own) + rng.randint(0, 40) for own in chained.ranks.stages]
+    seen = []
+
+    def both(jobs: Jobs, number: int, patience: int) -> np.ndarray:
+        start = run_construct(jobs, number, patience)
+        assert start.tolist() == twin_construct(jobs, number, patience)
+        seen.append(start)
+        return start
+
+    monkeypatch.setattr(chained_module, "run_construct", both)
+    for patience in (0, 2, 4):
+        made = chained.constructed(ranking, room, patience)
+        assert made is not None, "the oldest micro-batch always has its room"
+        assert all(peak <= free for peak, free in zip(chained.peak_bytes(made[1]), room, strict=True))
+    assert len(seen) == 3
+    assert chained.constructed(ranking, [0] * len(room), 0) is None
+
+
+@pytest.mark.parametrize("shape", ["line", "v", "loop"])
+@pytest.mark.parametrize("seed", range(12))
+def test_orders_found_run_and_keep_to_the_room(seed: int, shape: str) -> None:
+    rng = random.Random(seed)
+    problem, allocation = drawn(rng, shape)
+    chained = Chained(problem, allocation)
+    room = [rng.randint(1, 4) * sum(chained.taken_bytes(s) for s in own) for own in chained.ranks.stages]
+    found = found_overtaking(problem, allocation, room_bytes=room)
+    assert [each.time_ns for each in found] == sorted(each.time_ns for each in found)
+    for each in found[:4]:
+        assert chained.fits(each.orders, room)
+        timeline = simulate(problem, allocation, each.orders)
+        assert verify(problem, allocation, each.orders, timeline) == []
+        assert schedule_bound(problem, allocation, each.orders).bound_ns <= timeline.time_per_global_batch_ns
+        if problem.rules.channel == "none" and not problem.rules.shared:
+            ends = max(int(track.end_ns[-1]) for track in timeline.tracks)
+            assert each.time_ns == ends, "where transfers are mere delays, the judge agrees"
+
+
+def test_where_nothing_fits_the_least_is_kept() -> None:
+    problem, allocation = drawn(random.Random(1), "v")
+    chained = Chained(problem, allocation)
+    orders = overtaking(problem, allocation, room_bytes=[0] * len(chained.ranks.stages))
+    with pytest.raises(ValueError, match="room of"):
+        overtaking(problem, allocation, room_bytes=[0] * 9)
+    least = [sum(chained.taken_bytes(s) for s in own) for own in chained.ranks.stages]
+    assert chained.peak_bytes(orders) == least
+
+
+def test_memory_is_what_devices_have() -> None:
+    """Without ``room_bytes`` the devices' memory decides, and the judged peak stays below it."""
+    problem = make_problem(
+        [10] * 8,
+        [20] * 8,
+        5,
+        3,
+        weight_ns=[10] * 8,
+        stash_bytes=100,
+        memory_bytes=700,
+        nodes=(4,),
+        global_batch_size=12,
+    )
+    stages = tuple(Stage(s, s, (min(s, 7 - s),)) for s in range(8))
+    allocation = single_pipeline(stages, 12)
+    assert simulate(problem, allocation, overtaking(problem, allocation)).peak_memory_bytes <= 700
+    assert simulate(problem, allocation, zb_v(problem, allocation)).peak_memory_bytes > 700
+
+
+@pytest.mark.parametrize("generator", [zb_h1, zb_h2, zb_v, v_half, v_min])
+@pytest.mark.parametrize("transfer_ns", [0, 100])
+@pytest.mark.parametrize("equal", [True, False])
+def test_no_longer_than_published_in_the_same_room(generator, transfer_ns: int, equal: bool) -> None:
+    """The published order itself is never a candidate here: only what overtakes is."""
+    rng = random.Random(7)
+    p, number = 4, 12
+    stages = p if generator in (zb_h1, zb_h2) else 2 * p
+    forward, inputs, weights = ([1000 if equal else rng.randint(700, 1300) for _ in range(stages)] for _ in range(3))
+    problem = make_problem(
+        forward,
+        [i + w for i, w in zip(inputs, weights, strict=True)],
+        transfer_ns,
+        weight_ns=weights,
+        stash_bytes=1,
+        count_buffers=False,
+        nodes=(p,),
+        channel="full",
+        global_batch_size=number,
+    )
+    place = (lambda s: s) if stages == p else (lambda s: min(s, stages - 1 - s))
+    allocation = single_pipeline(tuple(Stage(s, s, (place(s),)) for s in range(stages)), number)
+    orders = generator(problem, allocation)
+    room = [max(Chained(problem, allocation).peak_bytes(orders))] * p
+    found = found_overtaking(problem, allocation, room_bytes=room)
+    best = min(simulate(problem, allocation, each.orders).time_per_global_batch_ns for each in found[:6])
+    assert best <= simulate(problem, allocation, orders).time_per_global_batch_ns
+
+
+def test_recomputation_overtakes_too() -> None:
+    """An R behind an operation that is not ready runs first."""
+    problem = make_problem([10, 10], [20, 20], 50, nodes=(2,), channel="full", stash_bytes=1, global_batch_size=2)
+    stages = (Stage(0, 0, (0,), recompute=((0, 0),)), Stage(1, 1, (1,)))
+    allocation = single_pipeline(stages, 2)
+    first = as_operations([(0, 0, 0), (0, 0, 1), (RECOMPUTE, 0, 0), (1, 0, 0), (RECOMPUTE, 0, 1), (1, 0, 1)])
+    second = as_operations([(FORWARD, 1, 0), (1, 1, 0), (FORWARD, 1, 1), (1, 1, 1)])
+    orders = Orders("by hand", (Row((0,), first), Row((1,), second)))
+    _time, made = Chained(problem, allocation).overtaken(orders, [10, 10], MOVERS[1], 0)
+    assert made.rows[0].operations[:, [0, 2]].tolist() == [[0, 0], [0, 1], [4, 0], [4, 1], [1, 0], [1, 1]]
+
+
+def test_devices_that_share_in_part_are_refused() -> None:
+    problem = make_problem([1] * 3, nodes=(3,))
+    stages = (Stage(0, 0, (0,)), Stage(1, 1, (0, 1)), Stage(2, 2, (2,)))
+    with pytest.raises(UnsupportedRequest, match="hold the same stages or none in common"):
+        overtaking(problem, single_pipeline(stages, 2))
