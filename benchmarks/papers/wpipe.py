@@ -261,8 +261,8 @@ def figure_9(quick: bool) -> Section:
 
 
 CAUSE_OF_FIGURE_9 = (
-    "in part: the paper keeps buffered versions beside the weights in use (WPipe 2 S_m in all, 2BW 3); here what is allocated "
-    "counts, 1.5 and 2 (O-10)"
+    "in part: the paper keeps buffered versions beside the weights in use (WPipe 2 S_m in all, 2BW 3); here what is "
+    "allocated counts, 1.5 and 2 (O-10)"
 )
 CAUSE_OF_FIGURE_8E = "recomputing, WPipe keeps the inputs of M + N - i micro-batches, which the paper leaves out (R-25)"
 

@@ -51,14 +51,14 @@ def judged(problem: Problem, allocation: Allocation, policy: WarmUp = "A") -> Ti
     return timeline
 
 
-def loop_of_appendix_a5(depth: int, number: int, i: int, lag: int) -> Iterator[tuple[int, int, int, int]]:
+def loop_of_appendix_a5(number: int, periods: int, lag: int) -> Iterator[tuple[int, int, int, int]]:
     """ALGORITHMS A.5, read off: for v = 0, 1, …: the forward of slot v, the backward of slot v - lag."""
 
     def slot(v: int) -> tuple[int, int, int]:
         period, rest = divmod(v, 2 * number)
         return period, rest // number, rest % number
 
-    for v in range(40 * number):
+    for v in range(2 * number * periods):
         period, group, m = slot(v)
         yield FORWARD, group, period, m
         if v >= lag:
@@ -93,7 +93,7 @@ def test_order_is_the_papers_loop(depth: int, number: int, policy: WarmUp) -> No
         lag = (depth - 1 - i) * (1 if policy == "A" else 2)
         own = [operation for operation in row if operation[0] != STEP]
         rounds = max(t for _k, _g, t, _m in own)
-        expected = [each for each in loop_of_appendix_a5(depth, number, i, lag) if each[2] <= rounds]
+        expected = [each for each in loop_of_appendix_a5(number, rounds + 3, lag) if each[2] <= rounds]
         assert own == expected[: len(own)]
 
 
