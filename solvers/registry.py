@@ -34,6 +34,7 @@ from penstock.solvers.planners import (
     model_parallel,
     pipedream,
     pipedream_2bw,
+    relax,
     spp,
     wpipe,
 )
@@ -359,6 +360,15 @@ PLANNERS: dict[str, Planner] = {
             ("pe", "early-backward"),
             ("pe", "early-backward", "gpipe"),
             options=spp.OPTIONS,
+        ),
+        Planner(
+            "relax",
+            relax.proposals,
+            "BOUNDS sections 2 and 3",
+            "the plans whose proven bound is least, by one search over all partitions, replicas and placements",
+            ("early-backward",),
+            ("early-backward",),
+            options=relax.OPTIONS,
         ),
         Planner(
             "pipedream",

@@ -95,7 +95,7 @@ def _end(
         forward, backward = chains.forward[n, q], chains.backward[n, q]
         longest = max(longest, forward)
         end = max(
-            end, head + _own(forward, backward, around[q], limit[q], max(before, forward), slowest, batches) + rest
+            end, head + own(forward, backward, around[q], limit[q], max(before, forward), slowest, batches) + rest
         )
         rest += backward
         slowest = max(slowest, backward)
@@ -104,7 +104,7 @@ def _end(
         out, back, channel = chains.out[n, q], chains.back[n, q + 1], chains.channel[n, q]
         inside = chains.forward[n, q + 1] + around[q + 1] + chains.backward[n, q + 1]
         if channel == SERIAL:
-            taken = _own(out, back, inside, batches, longest, slowest, batches)
+            taken = own(out, back, inside, batches, longest, slowest, batches)
         elif channel == APART:
             taken = (batches - 1) * max(longest, out, slowest, back) + out + inside + back
         else:
@@ -120,7 +120,7 @@ def _end(
 
 
 @inner
-def _own(forward: int, backward: int, around: int, limit: int, ahead: int, slowest: int, batches: int) -> int:
+def own(forward: int, backward: int, around: int, limit: int, ahead: int, slowest: int, batches: int) -> int:
     """From the first possible start on a resource to the end of its last backward."""
     ahead, slowest = max(ahead, forward), max(slowest, backward)
     before, behind = forward + around, around + backward

@@ -2,8 +2,9 @@
 
 All contained planners share one session: each proposal that one of them would judge alone is judged here, or
 ruled out by a proven bound, so ``auto`` is never worse than any of them. Planners whose update rules the request does
-not allow, and those that cannot take it, are left out. At last ``exact``, where the plans are few enough to be
-listed, and else ``polish``, a neighbourhood search from the best plan.
+not allow, and those that cannot take it, are left out. ``relax`` comes behind the planners of other kinds of plans,
+because its proof, which may end the search, does not speak of those. At last ``exact``, where the plans are few enough
+to be listed, and else ``polish``, a neighbourhood search from the best plan.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from penstock.solvers.planners import (
     model_parallel,
     pipedream,
     pipedream_2bw,
+    relax,
     spp,
     wpipe,
 )
@@ -48,6 +50,7 @@ CONTAINED: tuple[tuple[str, Proposals, tuple[Option, ...]], ...] = (
     ("wpipe", wpipe.proposals, wpipe.OPTIONS),
     ("avgpipe", avgpipe.proposals, avgpipe.OPTIONS),
     ("madpipe", madpipe.proposals, madpipe.OPTIONS),
+    ("relax", relax.proposals, relax.OPTIONS),
 )
 OPTIONS: tuple[Option, ...] = (
     Option("exclude", "", "contained planners to leave out, separated by commas; also 'exact' and 'polish'"),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from penstock.schemas.errors import InvalidPlan
+from penstock.schemas.program import BACKWARD
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.bounds import request_bound, schedule_bound
 from penstock.solvers.pins import broken_pin, keep_pins, keep_pins_of_schedule
@@ -98,13 +99,15 @@ class Session:
 
     @property
     def bound(self) -> Bound:
-        """Of the whole request; a planner's own proof while no plan outside its model is better."""
+        """Of the whole request; a planner's own proof where it speaks of plans such as the best one."""
         if self._bound is None:
             self._bound = request_bound(self.problem)
         proven = self._proven
         if proven is None or proven.bound_ns <= self._bound.bound_ns:
             return self._bound
-        return self._bound if self.best is not None and self.best.value_ns < proven.bound_ns else proven
+        if self.best is None or (self.best.value_ns >= proven.bound_ns and is_contiguous(self.best)):
+            return proven
+        return self._bound
 
     def prove(self, bound: Bound) -> None:
         """Take a planner's proof, when it says more than what is known."""
@@ -262,6 +265,17 @@ class Session:
         optimal = sound and best.value_ns <= self.bound.bound_ns + self.bound.tolerance_ns
         status = Status.OPTIMAL if optimal else Status.FEASIBLE
         return Result(status, why, best, bounds, None, self.deadline.seconds, unfinished)
+
+
+def is_contiguous(found: Candidate) -> bool:
+    """Whether planners' proofs speak of such plans: a flushed pipeline, stages apart, by rows, whole backwards."""
+    stages = found.allocation.stages
+    devices = [device for stage in stages for device in stage.devices]
+    apart = len(found.allocation.pipelines) == 1 and len(set(devices)) == len(devices)
+    by_rows = all(stage.dispatch == "rows" or stage.replicas == 1 for stage in stages)
+    if found.update_rule != "synchronous" or not isinstance(found.schedule, Orders) or not (apart and by_rows):
+        return False
+    return all((row.operations[:, 0] <= BACKWARD).all() for row in found.schedule.rows)
 
 
 def _key(value_ns: int, allocation: Allocation, schedule: Schedule) -> Key:

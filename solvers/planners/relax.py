@@ -1,0 +1,117 @@
+"""``relax``: a lower bound on every plan of one contiguous pipeline, and the plans that it belongs to (BOUNDS part I).
+
+The number of micro-batches whose bound is lowest is looked into first, until its plan's own bound is reached; its
+plans are judged under the usual warm-ups. Then the others, while their bounds are below the best plan. What no search
+could rule out keeps its bound; the least of all bounds, and of the best plan's time, is what is proven.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.allocators.block_partition import block_partition
+from penstock.solvers.batches import Batch, candidates, dapple_replicas
+from penstock.solvers.planners.options import Option
+from penstock.solvers.planners.proposal import Proposal, unreachable
+from penstock.solvers.planners.trial import Trial, best_order
+from penstock.solvers.problem import Problem
+from penstock.solvers.request_bound.links import Links
+from penstock.solvers.request_bound.places import allocations
+from penstock.solvers.request_bound.search import BatchSearch
+from penstock.solvers.result import REQUEST_SCOPE, Bound
+
+OPTIONS = (Option("effort", 40, "labels times grid points of all searches together, in millions", low=1),)
+MILLION = 1_000_000
+FURTHER = 4
+"""A first search goes up to 1/4 above the bound that is known."""
+NEVER_NS = 2**52
+"""No plan takes so long: 52 days."""
+MOST_DEVICES = 64
+
+
+@dataclass
+class Relaxation:
+    """One search. ``value_ns`` is that of the best plan so far; ``effort`` is the most that searches may spend."""
+
+    problem: Problem
+    effort: int
+    value_ns: int = NEVER_NS
+    best: Trial | None = None
+    searches: list[BatchSearch] = field(default_factory=list)
+
+    @property
+    def bound_ns(self) -> int:
+        """No plan in the model takes less."""
+        return min([self.value_ns, *(search.bound_ns for search in self.searches if not search.empty)])
+
+    @property
+    def bound(self) -> Bound:
+        """With its model."""
+        return Bound(REQUEST_SCOPE, model_of(self.problem, self.searches), self.bound_ns, "label search over all plans")
+
+    def run(self) -> Iterator[Trial]:
+        """The best plan after each search that leaves one."""
+        self.searches = self.searches_of(batches_of(self.problem))
+        while True:
+            spent = sum(search.steps for search in self.searches)
+            below = [s for s in self.searches if not s.closed and s.bound_ns < self.value_ns]
+            if not below or spent >= self.effort:
+                return
+            self._look(min(below, key=lambda search: search.bound_ns))
+            if self.best is not None:
+                yield self.best
+
+    def searches_of(self, batches: Iterable[Batch]) -> list[BatchSearch]:
+        """A search for each number of micro-batches."""
+        links = Links(self.problem)
+        return [BatchSearch(self.problem, batch, links) for batch in batches]
+
+    def _look(self, search: BatchSearch) -> None:
+        path = search.step(min(self.value_ns, search.bound_ns + search.bound_ns // FURTHER + 1))
+        for plan in () if path is None else allocations(self.problem, path, search.batch.num_micro_batches):
+            if unreachable(self.problem, plan) is None:
+                trial = best_order(self.problem, plan, self.value_ns).trial
+                if trial is not None:
+                    self.best, self.value_ns = trial, trial.value_ns
+
+
+def batches_of(problem: Problem) -> tuple[Batch, ...]:
+    """The numbers of micro-batches that the planners of one pipeline try."""
+    found = {*candidates(problem, dapple_replicas(problem)), *candidates(problem, (1, problem.num_devices))}
+    return tuple(sorted({*found, *candidates(problem)}))
+
+
+def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
+    """Ever better plans, each with what is proven by then.
+
+    Where nothing fits, the most stages and the smallest micro-batches, for the judge to say what is lacking. Raises
+    ``UnsupportedRequest`` for more devices than it can search.
+    """
+    if problem.num_devices > MOST_DEVICES:
+        raise UnsupportedRequest(
+            f"planner 'relax' searches plans on at most {MOST_DEVICES} devices; there are {problem.num_devices}",
+            remedy="planner auto, dapple or spp",
+        )
+    relaxation = Relaxation(problem, int(str(options["effort"])) * MILLION)
+    overlaps = (problem.rules.overlap_all_reduce,)
+    for trial in relaxation.run():
+        orders, proven = trial.orders, relaxation.bound
+        yield Proposal(trial.allocation, (orders.name,), overlaps=overlaps, fixed=orders, proven=proven)
+    if relaxation.best is None:
+        for batch in candidates(problem)[-1:]:
+            stages = min(problem.num_devices, int(problem.cuttable.sum()) + 1)
+            yield Proposal(block_partition(problem, batch, stages, by="parameters"), ("early-backward",), "A", overlaps)
+
+
+def model_of(problem: Problem, searches: list[BatchSearch]) -> str:
+    """What is covered, in words."""
+    numbers = ", ".join(str(number) for number in sorted({s.batch.num_micro_batches for s in searches}))
+    again = {"never": "no recomputation", "always": "every stage recomputing"}
+    network = "shared" if problem.rules.shared else f"private ({problem.rules.channel})"
+    return (
+        "one contiguous pipeline of stages on devices of their own, replicas by rows, whole backwards in any order, "
+        f"{again.get(problem.recompute, 'each stage recomputing in its backward or not')}, {numbers} micro-batches, "
+        f"any partition and placement; {network} network"
+    )
