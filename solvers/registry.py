@@ -25,6 +25,7 @@ from penstock.solvers.allocators.spp.plans import partitioned
 from penstock.solvers.planners import (
     auto,
     avgpipe,
+    chunked,
     dapple,
     dp,
     exact,
@@ -50,10 +51,14 @@ from penstock.solvers.schedules.eager import eager
 from penstock.solvers.schedules.early_backward import early_backward
 from penstock.solvers.schedules.gpipe import gpipe as all_forwards_first
 from penstock.solvers.schedules.inside_out import inside_out
+from penstock.solvers.schedules.interleaved import interleaved, looped_bfs
 from penstock.solvers.schedules.model_parallel import model_parallel as one_at_a_time
 from penstock.solvers.schedules.one_f_one_b_star import one_f_one_b_star
+from penstock.solvers.schedules.overtaking import overtaking
 from penstock.solvers.schedules.pipeline_execution import pipeline_execution
+from penstock.solvers.schedules.v_shape import v_half, v_min, zb_v
 from penstock.solvers.schedules.wpipe import wpipe as double_grouped
+from penstock.solvers.schedules.zero_bubble import zb_h1, zb_h2
 from penstock.solvers.update_rules import UpdateRule
 
 Proposals = Callable[[Problem, Mapping[str, object]], Iterator[Proposal]]
@@ -286,6 +291,40 @@ SCHEDULES: dict[str, Entry] = {
             Option("afab", False, "all forwards first"),
         ),
     ),
+    "interleaved": Entry(
+        interleaved,
+        "Megatron-LM (Narayanan et al., SC 2021), section 2.2.2",
+        "1F1B over several parts of the model on each device, micro-batches in groups",
+    ),
+    "looped-bfs": Entry(
+        looped_bfs,
+        "breadth-first pipeline parallelism (Lamy-Poirier, MLSys 2023)",
+        "all micro-batches through one of a device's parts, then the next",
+    ),
+    "zb-h1": Entry(
+        zb_h1,
+        "zero bubble (Qi et al., ICLR 2024)",
+        "1F1B with weight gradients apart and later, in the memory of 1F1B",
+    ),
+    "zb-h2": Entry(
+        zb_h2, "zero bubble (Qi et al., ICLR 2024)", "weight gradients apart, twice the forwards in advance"
+    ),
+    "zb-v": Entry(
+        zb_v,
+        "zero bubble (Qi et al., ICLR 2024)",
+        "two parts on each device in a V, weight gradients apart; no bubble for equal times, in the memory of 1F1B",
+    ),
+    "v-half": Entry(
+        v_half, "controllable memory (Qi et al., NeurIPS 2024)", "a V with about half of the activations of 1F1B"
+    ),
+    "v-min": Entry(
+        v_min, "controllable memory (Qi et al., NeurIPS 2024)", "a V with about a third of the activations of 1F1B"
+    ),
+    "overtaking": Entry(
+        overtaking,
+        "list scheduling (Graham, 1966) under memory limits",
+        "weight gradients apart, for unequal stages and transfers: what is ready overtakes, within the memory",
+    ),
     "model-parallel": Entry(
         one_at_a_time,
         "DAPPLE section VII",
@@ -351,6 +390,24 @@ PLANNERS: dict[str, Planner] = {
             ("early-backward",),
             ("early-backward", "gpipe"),
             options=hetpipe.OPTIONS,
+        ),
+        Planner(
+            "interleaved",
+            chunked.interleaved_proposals,
+            "Megatron-LM (Narayanan et al., SC 2021); breadth first (Lamy-Poirier, MLSys 2023)",
+            "several parts of the model on each device, in a loop",
+            ("interleaved", "looped-bfs"),
+            ("interleaved", "looped-bfs"),
+            options=chunked.INTERLEAVED,
+        ),
+        Planner(
+            "zero-bubble",
+            chunked.zero_bubble_proposals,
+            "zero bubble (Qi et al., ICLR 2024); controllable memory (Qi et al., NeurIPS 2024)",
+            "backwards in two parts, weight gradients where a device would idle; stages in a line or in a V",
+            ("zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "overtaking"),
+            ("zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "overtaking"),
+            options=chunked.ZERO_BUBBLE,
         ),
         Planner(
             "spp",

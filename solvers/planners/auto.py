@@ -17,6 +17,7 @@ from typing import Protocol
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.planners import (
     avgpipe,
+    chunked,
     dapple,
     dp,
     exact,
@@ -45,6 +46,8 @@ CONTAINED: tuple[tuple[str, Proposals, tuple[Option, ...]], ...] = (
     ("dapple", dapple.proposals, dapple.OPTIONS),
     ("spp", spp.proposals, spp.OPTIONS),
     ("hetpipe", hetpipe.proposals, hetpipe.OPTIONS),
+    ("interleaved", chunked.interleaved_proposals, chunked.INTERLEAVED),
+    ("zero-bubble", chunked.zero_bubble_proposals, chunked.ZERO_BUBBLE),
     ("pipedream", pipedream.proposals, pipedream.OPTIONS),
     ("pipedream-2bw", pipedream_2bw.proposals, pipedream_2bw.OPTIONS),
     ("wpipe", wpipe.proposals, wpipe.OPTIONS),

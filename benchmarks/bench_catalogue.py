@@ -1,0 +1,200 @@
+"""Zero-bubble and V-shaped schedules: their makespans and peaks, and what the overtaking generator makes of the room.
+
+For each published schedule, ranks p, micro-batches m, equal or drawn costs, transfers of 0 or 0.1 of a forward: the
+judged makespan, the work of the busiest rank, the largest peak of a rank in micro-batches of a whole rank's stages
+(1F1B's is p), and the best of the first orders of ``overtaking`` with exactly that peak as every rank's room. The
+published order itself is never among its candidates; in the column ``apart`` it also gives no list to start from.
+Prints a row for each case, then ``name value unit target ok|MISSED`` for what is wanted. ``--quick`` does p = 4 only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.solvers.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.network import Inside, Network
+from penstock.solvers.problem import Device, Measured, MemoryRules, NetworkRules, Problem
+from penstock.solvers.schedule import Orders
+from penstock.solvers.schedules.chained import Chained
+from penstock.solvers.schedules.interleaved import interleaved, looped_bfs
+from penstock.solvers.schedules.overtaking import found_overtaking
+from penstock.solvers.schedules.v_shape import v_half, v_min, zb_v
+from penstock.solvers.schedules.zero_bubble import zb_h1, zb_h2
+from penstock.solvers.simulate import makespan_ns
+
+UNIT = 1000
+STASH = 1000
+JUDGED = 6
+PUBLISHED = {"zb-h1": zb_h1, "zb-h2": zb_h2, "zb-v": zb_v, "v-half": v_half, "v-min": v_min}
+
+
+class Case(NamedTuple):
+    """One comparison: makespans of the published order and of the generator's, with and without its list."""
+
+    name: str
+    ranks: int
+    number: int
+    drawn: bool
+    transfer_ns: int
+    published_ns: int
+    work_ns: int
+    peak: float
+    found_ns: int
+    apart_ns: int
+    seconds: float
+
+
+def main() -> None:
+    """All cases, then the sums."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="only p = 4")
+    arguments = parser.parse_args()
+    _formulas()
+    print("schedule p m costs transfer | published work peak | overtaking apart | seconds")
+    cases = []
+    for case in _cases((4,) if arguments.quick else (4, 8, 16), (8, 16, 32, 64)):
+        costs = "drawn" if case.drawn else "equal"
+        print(
+            f"{case.name} {case.ranks} {case.number} {costs} {case.transfer_ns / UNIT:.1f} | {case.published_ns} "
+            f"{case.work_ns} {case.peak:.2f} | {case.found_ns} {case.apart_ns} | {case.seconds:.2f}",
+            flush=True,
+        )
+        cases.append(case)
+    _summary(cases)
+
+
+def _formulas() -> None:
+    """Spans of schedules for equal times against the formulas of ALGORITHMS 5.7, 7.5 and 7.6."""
+    wrong = 0
+    for p, m, v in ((4, 8, 2), (4, 64, 3), (8, 16, 2), (8, 64, 4), (16, 64, 2)):
+        problem, allocation = _plan(p * v, p, m, False, 0, "loop")
+        formula = 3 * UNIT * (m * v + p - 1)
+        for generator in (interleaved, looped_bfs):
+            wrong += makespan_ns(problem, allocation, generator(problem, allocation)) != formula
+    print(f"interleaved and breadth first off their formula {wrong} plans 0 {'ok' if wrong == 0 else 'MISSED'}")
+
+
+def _cases(ranks: tuple[int, ...], numbers: tuple[int, ...]) -> Iterator[Case]:
+    for p in ranks:
+        for m in numbers:
+            for drawn in (False, True):
+                for transfer_ns in (0, UNIT // 10):
+                    for name in PUBLISHED:
+                        if name != "zb-v" or m >= 2 * p:
+                            yield _case(name, p, m, drawn, transfer_ns)
+
+
+def _case(name: str, p: int, m: int, drawn: bool, transfer_ns: int) -> Case:
+    shape = "line" if name.startswith("zb-h") else "v"
+    stages = p if shape == "line" else 2 * p
+    problem, allocation = _plan(stages, p, m, drawn, transfer_ns, shape)
+    published = PUBLISHED[name](problem, allocation)
+    chained = Chained(problem, allocation)
+    peak = max(chained.peak_bytes(published))
+    began = time.process_time()
+    found = _best(problem, allocation, published, peak, ())
+    seconds = time.process_time() - began
+    own = {"zb-v": ("zb-v", "v-zero")}.get(name, (name,))
+    apart = _best(problem, allocation, published, peak, own)
+    work = problem.costs("unit", 1)
+    busy = [0] * p
+    for stage in allocation.stages:
+        i, j = stage.first, stage.last + 1
+        busy[stage.devices[0]] += int(
+            work.forward_ns[j] - work.forward_ns[i] + work.backward_ns[j] - work.backward_ns[i]
+        )
+    return Case(
+        name,
+        p,
+        m,
+        drawn,
+        transfer_ns,
+        makespan_ns(problem, allocation, published),
+        m * max(busy),
+        peak / STASH * p / stages,
+        found,
+        apart,
+        seconds,
+    )
+
+
+def _best(problem: Problem, allocation: Allocation, published: Orders, peak: int, without: tuple[str, ...]) -> int:
+    """The judged makespan of the generator's best order that is not the published one; -1 if there is none."""
+    room = [peak] * problem.num_devices
+    found = found_overtaking(problem, allocation, room_bytes=room, without=without)
+    chained = Chained(problem, allocation)
+    others = [each.orders for each in found if chained.fits(each.orders, room) and not _same(each.orders, published)]
+    return min((makespan_ns(problem, allocation, orders) for orders in others[:JUDGED]), default=-1)
+
+
+def _same(first: Orders, second: Orders) -> bool:
+    return all(
+        np.array_equal(one.operations, other.operations) for one, other in zip(first.rows, second.rows, strict=True)
+    )
+
+
+def _summary(cases: list[Case]) -> None:
+    for column in ("found_ns", "apart_ns"):
+        label = "" if column == "found_ns" else ", without the published list"
+        values = [getattr(case, column) for case in cases]
+        longer = sum(value < 0 or value > case.published_ns for value, case in zip(values, cases, strict=True))
+        uneven = [(v, c) for v, c in zip(values, cases, strict=True) if c.drawn or c.transfer_ns]
+        shorter = sum(0 <= value < case.published_ns for value, case in uneven)
+        ratios = [value / case.published_ns for value, case in zip(values, cases, strict=True) if value >= 0]
+        mean = float(np.exp(np.mean(np.log(ratios))))
+        print(f"longer than the published order{label} {longer} of-{len(cases)} 0 {'ok' if longer == 0 else 'MISSED'}")
+        half = len(uneven) // 2
+        good = "ok" if shorter >= half else "MISSED"
+        print(f"shorter with drawn costs or transfers{label} {shorter} of-{len(uneven)} {half} {good}")
+        print(f"geometric mean of the ratios{label} {mean:.4f} - 1 {'ok' if mean <= 1 else 'MISSED'}")
+        lost = Counter(c.name for v, c in zip(values, cases, strict=True) if v < 0 or v > c.published_ns)
+        print(f"longer by schedule{label}: {dict(lost)}")
+
+
+def _plan(stages: int, p: int, m: int, drawn: bool, transfer_ns: int, shape: str) -> tuple[Problem, Allocation]:
+    """One layer a stage; drawn costs are 0.7 to 1.3 of the unit, F, I and W apart, as the stages' stashes are not."""
+    rng = random.Random(stages)
+    forward, inputs, weights = (
+        np.asarray([rng.randint(7 * UNIT // 10, 13 * UNIT // 10) if drawn else UNIT for _ in range(stages)])
+        for _ in range(3)
+    )
+    place = {"line": lambda s: s, "v": lambda s: min(s, stages - 1 - s), "loop": lambda s: s % p}[shape]
+    allocation = single_pipeline(tuple(Stage(s, s, (place(s),)) for s in range(stages)), m)
+    none = np.zeros(stages, dtype=np.int64)
+    cuts = np.full(stages - 1, transfer_ns, dtype=np.int64)
+    names = tuple(f"n/{d}" for d in range(p))
+    problem = Problem(
+        layer_names=tuple(f"layer{s}" for s in range(stages)),
+        parameter_bytes=np.zeros(stages + 1, dtype=np.int64),
+        trainable_bytes=np.zeros(stages + 1, dtype=np.int64),
+        update_ns=np.zeros(stages + 1, dtype=np.int64),
+        forward_bytes=cuts,
+        backward_bytes=cuts,
+        boundary_tensors=tuple((("x", transfer_ns, transfer_ns),) for _ in range(stages - 1)),
+        cuttable=np.ones(stages - 1, dtype=bool),
+        shared_parameters=(),
+        measured={"unit": (Measured(1, forward, inputs + weights, weights, none + STASH, none),)},
+        linear=True,
+        kind_source={"unit": ("unit", 1.0)},
+        devices=tuple(Device(name, 0, "unit", 2**40, 0, None) for name in names),
+        network=Network(names, ("n",), (0,) * p, (Inside("pairs", 10**9, 0, True),), ()),
+        global_batch_size=m,
+        micro_batch_sizes=(1,),
+        min_slice=1,
+        memory=MemoryRules(1, 0, False, 0, False),
+        rules=NetworkRules(False, "full", "madpipe", "flat", 25_000_000, True),
+        recompute="never",
+        expected_error=0.0,
+    )
+    return problem, allocation
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""Several parts of the model on each device, or backwards in two parts: planners ``interleaved`` and ``zero-bubble``.
+
+Both try every depth, width, place and number of micro-batches that chain and cluster allow, the shortest expected
+first, and hand the judge whole orders. Recomputation, where the request wants it or memory asks for it, is of all
+stages, with operations of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import NamedTuple
+
+from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
+from penstock.solvers.allocation import Allocation, single_pipeline
+from penstock.solvers.allocators.chunks import Places, chunked, in_a_loop, in_a_v
+from penstock.solvers.allocators.wpipe.layouts import layouts
+from penstock.solvers.batches import Batch, candidates
+from penstock.solvers.costs import all_reduce_ns, stage_costs, transfer
+from penstock.solvers.planners.options import Option
+from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.problem import Problem
+from penstock.solvers.schedule import Orders
+from penstock.solvers.schedules.chained import Chained
+from penstock.solvers.schedules.interleaved import interleaved, looped_bfs
+from penstock.solvers.schedules.overtaking import found_overtaking, room_of
+from penstock.solvers.schedules.recomputed import recomputed
+from penstock.solvers.schedules.v_shape import v_half, v_min, zb_v
+from penstock.solvers.schedules.zero_bubble import zb_h1, zb_h2
+
+DEPTH = Option("depth", 0, "devices of a pipeline; 0 tries each depth that chain and cluster allow", low=0)
+CHUNKS = Option("chunks", 0, "parts of the model on each device; 0 tries 2 to 4", low=0)
+SHAPE = Option(
+    "shape",
+    "all",
+    "one part of the model on each device (line), or two, down the devices and back up (v)",
+    choices=("all", "line", "v"),
+)
+INTERLEAVED = (DEPTH, CHUNKS)
+ZERO_BUBBLE = (DEPTH, SHAPE)
+MOST_CHUNKS = 4
+MAX_SHAPES = 24
+MAX_OPERATIONS = 60_000
+MAX_OVERTAKING = 3
+OVERTAKING_OPERATIONS = 8_000
+Generator = Callable[[Problem, Allocation], Orders]
+LINE: tuple[Generator, ...] = (zb_h1, zb_h2)
+V_SHAPED: tuple[Generator, ...] = (zb_v, v_half, v_min)
+
+
+class Expected(NamedTuple):
+    """An allocation, and how long a step may take by the formulas for equal times."""
+
+    time_ns: int
+    allocation: Allocation
+
+
+def interleaved_proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
+    """Interleaved 1F1B, and breadth first, of the most promising shapes.
+
+    Raises ``UnsupportedRequest`` for fewer than two devices and for chains that are too short, ``InvalidDocument``
+    for a depth or a number of chunks that is not possible.
+    """
+    asked = int(str(options["chunks"]))
+    if asked == 1:
+        raise InvalidDocument("option 'chunks' is 1, which is no interleaving", remedy="2 or more, or planner 'dapple'")
+    numbers = [asked] if asked else list(range(2, MOST_CHUNKS + 1))
+
+    def shapes(batch: Batch, places: Places) -> Iterator[Allocation]:
+        for chunks in numbers:
+            with suppress(UnsupportedRequest):  # the chain is too short for so many parts
+                yield in_a_loop(problem, batch, places, chunks)
+
+    for allocation in _ranked(problem, int(str(options["depth"])), shapes, least=min(numbers)):
+        for generator in (interleaved, looped_bfs):
+            yield from _proposed(problem, allocation, generator)
+
+
+def zero_bubble_proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
+    """The published orders of the most promising shapes, and for the first of each shape what ``overtaking`` finds.
+
+    Raises as ``interleaved_proposals``.
+    """
+    shape = options["shape"]
+
+    def shapes(batch: Batch, places: Places) -> Iterator[Allocation]:
+        if shape != "v":
+            with suppress(UnsupportedRequest):  # the chain is too short
+                yield chunked(problem, batch, places, range(len(places)))
+        if shape != "line":
+            with suppress(UnsupportedRequest):
+                yield in_a_v(problem, batch, places)
+
+    left = {False: MAX_OVERTAKING, True: MAX_OVERTAKING}
+    for allocation in _ranked(problem, int(str(options["depth"])), shapes, least=2 if shape == "v" else 1):
+        v_shaped = len({stage.devices for stage in allocation.stages}) < len(allocation.stages)
+        for generator in V_SHAPED if v_shaped else LINE:
+            yield from _proposed(problem, allocation, generator)
+        if left[v_shaped] and 3 * allocation.num_micro_batches * len(allocation.stages) <= OVERTAKING_OPERATIONS:
+            left[v_shaped] -= 1
+            yield from _overtaking(problem, allocation)
+
+
+def _ranked(
+    problem: Problem, depth: int, shapes: Callable[[Batch, Places], Iterator[Allocation]], least: int
+) -> list[Allocation]:
+    """Allocations of every depth, width, place and number of micro-batches, the shortest expected first.
+
+    ``MAX_SHAPES`` of them, and no more than ``MAX_OPERATIONS`` micro-batches × stages after the first.
+    """
+    found: dict[Allocation, int] = {}
+    for ranks in _depths(problem, depth, least):
+        width = problem.num_devices // ranks
+        for batch in _batches(problem, ranks, width):
+            for layout in layouts(problem, ranks, width):
+                for allocation in shapes(batch, layout.places):
+                    found.setdefault(allocation, _expected_ns(problem, allocation, batch))
+    kept: list[Allocation] = []
+    spent = 0
+    for allocation in sorted(found, key=lambda each: found[each])[:MAX_SHAPES]:
+        spent += allocation.num_micro_batches * len(allocation.stages)
+        if kept and spent > MAX_OPERATIONS:
+            break
+        kept.append(allocation)
+    return kept
+
+
+def _depths(problem: Problem, asked: int, least: int) -> list[int]:
+    """Numbers of ranks, ``least`` parts on each."""
+    blocks = int(problem.cuttable.sum()) + 1
+    most = min(problem.num_devices, blocks // least)
+    if most < 2:
+        raise UnsupportedRequest(
+            f"this planner needs two devices and {2 * least} separable blocks of layers; there are "
+            f"{problem.num_devices} and {blocks}",
+            remedy="planner 'dapple' or 'dp'",
+        )
+    if asked and not 2 <= asked <= most:
+        raise InvalidDocument(
+            f"option 'depth' asks for {asked} devices in a pipeline; {problem.num_devices} devices and {blocks} "
+            f"separable blocks of layers allow 2 to {most}",
+            remedy=f"between 2 and {most}, or 0 for all of them",
+        )
+    return [asked] if asked else [ranks for ranks in range(2, most + 1) if _uses_all(problem, ranks, most)]
+
+
+def _uses_all(problem: Problem, ranks: int, most: int) -> bool:
+    """Whether one rank more would cost replicas: else that one takes its place."""
+    width = problem.num_devices // ranks
+    return ranks == most or problem.num_devices // (ranks + 1) < width
+
+
+def _batches(problem: Problem, ranks: int, width: int) -> list[Batch]:
+    """Candidates that feed all replicas; where sizes are free, also with micro-batches in groups of ``ranks``."""
+    found = dict.fromkeys(candidates(problem, (width,)))
+    if not problem.micro_batch_sizes:
+        for batch in list(found):
+            number = -(-batch.num_micro_batches // ranks) * ranks
+            if number <= problem.global_batch_size:
+                whole = problem.global_batch_size
+                found.setdefault(Batch(number, -(-whole // number), whole // number))
+    return [batch for batch in found if batch.replicas_fed(problem.min_slice) >= width]
+
+
+def _expected_ns(problem: Problem, allocation: Allocation, batch: Batch) -> int:
+    """M times the busiest rank, p - 1 waits for a part, transfers there and back, the longest all-reduce."""
+    work: dict[tuple[int, ...], int] = {}
+    part, way, reduced = 0, 0, 0
+    for s, stage in enumerate(allocation.stages):
+        cost = stage_costs(problem, stage, batch.most_rows)
+        work[stage.devices] = work.get(stage.devices, 0) + cost.forward_ns + cost.backward_ns
+        part = max(part, cost.forward_ns + cost.backward_ns)
+        for direction in (0, 1):
+            move = transfer(problem, allocation, s, batch.most_rows, direction)
+            way += move.duration_ns if move else 0
+        size = int(problem.trainable_bytes[stage.last + 1] - problem.trainable_bytes[stage.first])
+        reduced = max(reduced, all_reduce_ns(problem, size, stage.devices))
+    return batch.num_micro_batches * max(work.values()) + (len(work) - 1) * part + way + reduced
+
+
+def _proposed(problem: Problem, allocation: Allocation, generator: Generator) -> Iterator[Proposal]:
+    """The generator's order, with recomputation where the request wants it or memory asks for it."""
+    with suppress(UnsupportedRequest):  # too few micro-batches, or none that go into groups
+        orders = generator(problem, allocation)
+        if problem.recompute != "always":
+            yield _fixed(problem, allocation, orders)
+        if problem.recompute == "always" or (problem.recompute == "auto" and not _fits(problem, allocation, orders)):
+            again = _recomputing(allocation)
+            yield _fixed(problem, again, recomputed(again, orders))
+
+
+def _overtaking(problem: Problem, allocation: Allocation) -> Iterator[Proposal]:
+    found = [] if problem.recompute == "always" else found_overtaking(problem, allocation)[:MAX_OVERTAKING]
+    for each in found:
+        yield _fixed(problem, allocation, each.orders)
+    if problem.recompute == "always" or (
+        problem.recompute == "auto" and not any(_fits(problem, allocation, each.orders) for each in found)
+    ):
+        again = _recomputing(allocation)
+        for each in found_overtaking(problem, again)[:MAX_OVERTAKING]:
+            yield _fixed(problem, again, recomputed(again, each.orders))
+
+
+def _fits(problem: Problem, allocation: Allocation, orders: Orders) -> bool:
+    chained = Chained(problem, allocation)
+    return chained.fits(orders, room_of(problem, allocation, chained.ranks))
+
+
+def _recomputing(allocation: Allocation) -> Allocation:
+    stages = tuple(replace(stage, recompute=((stage.first, stage.last),)) for stage in allocation.stages)
+    return single_pipeline(stages, allocation.num_micro_batches)
+
+
+def _fixed(problem: Problem, allocation: Allocation, orders: Orders) -> Proposal:
+    return Proposal(allocation, (orders.name,), overlaps=(problem.rules.overlap_all_reduce,), fixed=orders)
