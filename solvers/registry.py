@@ -54,6 +54,7 @@ from penstock.solvers.schedules.inside_out import inside_out
 from penstock.solvers.schedules.interleaved import interleaved, looped_bfs
 from penstock.solvers.schedules.model_parallel import model_parallel as one_at_a_time
 from penstock.solvers.schedules.one_f_one_b_star import one_f_one_b_star
+from penstock.solvers.schedules.periodic_ilp import periodic_ilp
 from penstock.solvers.schedules.overtaking import overtaking
 from penstock.solvers.schedules.pipeline_execution import pipeline_execution
 from penstock.solvers.schedules.v_shape import v_half, v_min, zb_v
@@ -281,6 +282,14 @@ SCHEDULES: dict[str, Entry] = {
         "a pattern for stages that share processors, placed from the last stage outwards",
         supports=frozenset({"double_buffered"}),
     ),
+    "periodic-ilp": Entry(
+        periodic_ilp,
+        "MadPipe (Beaumont et al., 2022), section 4.4",
+        "the pattern of the smallest period of any allocation, by an integer program",
+        exact=True,
+        supports=frozenset({"double_buffered"}),
+        options=madpipe.PROGRAM_OPTIONS,
+    ),
     "advance-forward": Entry(
         advance_forward,
         "AvgPipe (Chen et al., PPoPP 2023), section 4.2, algorithm 1",
@@ -472,8 +481,8 @@ PLANNERS: dict[str, Planner] = {
             madpipe.proposals,
             "MadPipe (Beaumont et al., 2022)",
             "memory-aware stages with two weight versions, one processor may hold several; 1F1B* without a flush",
-            ("1f1b-star", "inside-out"),
-            ("1f1b-star", "inside-out"),
+            ("1f1b-star", "inside-out", "periodic-ilp"),
+            ("1f1b-star", "inside-out", "periodic-ilp"),
             supports=frozenset({"double_buffered", "recompute"}),
             options=madpipe.OPTIONS,
         ),

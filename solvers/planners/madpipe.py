@@ -2,8 +2,10 @@
 
 Every number of micro-batches and every uniform width (each stage on so many replicas, the paper's perspective) makes
 a chain of its own. On it: the exact contiguous optimum under 1F1B*, and allocations with a special processor at
-several target periods, whose patterns are placed from the inside out. The result is the best of all of them by the
-judge, hence never worse than the contiguous optimum. ``mode: paper`` has Algorithm 1's allocations only.
+several target periods, whose patterns are placed from the inside out, and then by the integer program of section 4.4
+where that may be shorter than what is known. (1F1B* is the program's optimum for contiguous ones.) The result is the
+best of all of them by the judge, hence never worse than the contiguous optimum. ``mode: paper`` has Algorithm 1's
+allocations only.
 
 .. [1] Beaumont, Eyraud-Dubois, Shilova, MadPipe: Memory Aware Dynamic Programming Algorithm for Pipelined Model
    Parallelism (2022).
@@ -11,8 +13,9 @@ judge, hence never worse than the contiguous optimum. ``mode: paper`` has Algori
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import NamedTuple
 
 from penstock.schemas.errors import UnsupportedRequest
@@ -23,7 +26,8 @@ from penstock.solvers.allocators.madpipe.contiguous import Found, contiguous_opt
 from penstock.solvers.allocators.madpipe.labels import LOOSER, portfolio, special_optimum
 from penstock.solvers.allocators.madpipe.paper import first_phase
 from penstock.solvers.batches import Batch, candidates
-from penstock.solvers.costs import update_ns
+from penstock.solvers.costs import UNREACHABLE_NS, update_ns
+from penstock.solvers.periodic_ilp import NODES, SOLVERS, solve
 from penstock.solvers.planners.options import Option
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.problem import Problem
@@ -31,6 +35,8 @@ from penstock.solvers.schedule import Pattern
 from penstock.solvers.schedules import inside_out, one_f_one_b_star
 from penstock.solvers.schedules.stage_line import ALL_BUFFERS, StageLine
 
+SOLVER = Option("solver", "highs", "of the integer program of a pattern", choices=SOLVERS)
+PROGRAM_OPTIONS = (SOLVER, Option("nodes", NODES, "of the program's search tree", low=1))
 OPTIONS = (
     Option(
         "mode",
@@ -39,12 +45,17 @@ OPTIONS = (
         choices=("exact", "contiguous", "paper"),
     ),
     Option("width", 0, "replicas of every stage; 0 tries each number that divides the cluster", low=0),
+    SOLVER,
+    Option("nodes", NODES, "of the program's search tree, for each allocation; 0: inside-out alone", low=0),
 )
 PROMISING = 4
 ENOUGH_LABELS = 60_000
 """Chains whose allocations with a special processor are searched, and after how many labels no further one is."""
 MAX_JUDGED = 24
 STEPS = 6
+MOST_PROGRAMS = 24
+MOST_STAGES = 24
+"""Allocations that have an integer program, and its size."""
 WORTH_SEARCHING = 4
 """A chain is searched unless even evenly shared work takes 1/4 longer than the best found."""
 ROUNDED = "there were too many labels to keep them exact: they were rounded up, and shorter periods may be missed"
@@ -71,6 +82,47 @@ class Plan(NamedTuple):
     note: str = ""
 
 
+@dataclass
+class Programs:
+    """The integer programs of a run: which ones are worth solving, and how many are left.
+
+    ``best_ns``: what a global batch takes under the best plan that fits for certain, by the period of its pattern.
+    """
+
+    problem: Problem
+    solver: str
+    nodes: int
+    left: int = MOST_PROGRAMS
+    best_ns: int = UNREACHABLE_NS
+    any_solved: bool = False
+
+    def note(self, plans: Iterable[Plan]) -> Iterator[Plan]:
+        """The same plans, remembered."""
+        for plan in plans:
+            self.best_ns = min(self.best_ns, plan.expected_ns)
+            yield plan
+
+    def solved(self, setup: Setup, found: Iterable[Found], halves: int = ALL_BUFFERS) -> Iterator[Plan]:
+        """Shorter patterns than those known, the least loaded allocations first; the first one may be as long.
+
+        Of contiguous allocations only that first one: no pattern is shorter than 1F1B*.
+        """
+        made = [allocated(setup, each) for each in found if self.nodes]
+        lines = [(StageLine.of(self.problem, allocation, halves), allocation) for allocation in made]
+        for line, allocation in sorted(lines, key=lambda pair: pair[0].load_bound_ns()):
+            rest_ns = self.best_ns - _updates_ns(self.problem, allocation)
+            below_ns = -(-rest_ns // setup.batch.num_micro_batches) + (not self.any_solved)
+            worth = line.load_bound_ns() < below_ns and not (line.contiguous and self.any_solved)
+            if not worth or line.size > MOST_STAGES or not self.left:
+                continue
+            self.left -= 1
+            answer = solve(line, below_ns=below_ns, solver=self.solver, nodes=self.nodes, seed=self.problem.seed)
+            if answer.pattern is not None:
+                self.any_solved = True
+                plan = _plan(self.problem, setup, allocation, answer.pattern)
+                yield from self.note([plan]) if halves == ALL_BUFFERS else [plan]
+
+
 def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
     """Contiguous plans of all chains, the best first; then special ones of the promising chains; then longer periods.
 
@@ -80,7 +132,11 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
     refuse_kinds(problem)
     mode = str(options["mode"])
     setups = _setups(problem, int(str(options["width"])))
-    plans = _paper_plans(problem, setups) if mode == "paper" else _plans(problem, setups, mode == "exact")
+    programs = Programs(problem, str(options["solver"]), int(str(options["nodes"])))
+    if mode == "paper":
+        plans = _paper_plans(problem, setups, programs)
+    else:
+        plans = _plans(problem, setups, programs, mode == "exact")
     any_plan = False
     for plan in plans:
         any_plan = True
@@ -138,12 +194,14 @@ def _setups(problem: Problem, asked: int) -> list[Setup]:
     return sorted(made, key=lambda setup: (setup.time_ns(setup.chain.least_period_ns()), len(setup.groups)))
 
 
-def _plans(problem: Problem, setups: list[Setup], special: bool) -> Iterator[Plan]:
+def _plans(problem: Problem, setups: list[Setup], programs: Programs, special: bool) -> Iterator[Plan]:
     known = _contiguous(setups)
     optima = [_made(problem, setup, [found])[0] for setup, found in known if found is not None]
-    yield from _by_promise(optima)
+    yield from programs.note(_by_promise(optima))
     yield from _by_promise([_outwards(problem, plan) for plan in optima[:PROMISING]])
     promising = [pair for pair in known if pair[1] is not None][:PROMISING]
+    for setup, contiguous in promising[:1]:
+        yield from programs.solved(setup, [] if contiguous is None else [contiguous])
     promising += [pair for pair in known if pair[1] is None][:PROMISING]
     spent = 0
     for setup, contiguous in promising if special else ():
@@ -152,9 +210,13 @@ def _plans(problem: Problem, setups: list[Setup], special: bool) -> Iterator[Pla
         searched = portfolio(setup.chain, None if contiguous is None else contiguous.period_ns)
         spent += searched.labels
         note = "" if searched.exact else ROUNDED
-        yield from (plan._replace(note=note) for plan in _by_promise(_made(problem, setup, list(searched.found))))
+        plans = programs.note(_by_promise(_made(problem, setup, list(searched.found))))
+        both = chain(plans, programs.solved(setup, searched.found))
+        yield from (plan._replace(note=note) for plan in both)
     for setup, contiguous in promising:
-        yield from _by_promise(_with_fewer_buffers(problem, setup, contiguous, special))
+        for halves, found in _with_fewer_buffers(problem, setup, contiguous, special):
+            yield from _by_promise(_made(problem, setup, found, halves))
+            yield from programs.solved(setup, found, halves)
     for setup, contiguous in promising:
         if contiguous is not None:
             yield from _by_promise(_made(problem, setup, ladder(setup.chain, contiguous.period_ns, STEPS)))
@@ -176,27 +238,29 @@ def _contiguous(setups: list[Setup]) -> list[tuple[Setup, Found | None]]:
     return sorted(known, key=lambda pair: 2**62 if pair[1] is None else pair[0].time_ns(pair[1].period_ns))
 
 
-def _with_fewer_buffers(problem: Problem, setup: Setup, contiguous: Found | None, special: bool) -> list[Plan]:
+def _with_fewer_buffers(
+    problem: Problem, setup: Setup, contiguous: Found | None, special: bool
+) -> Iterator[tuple[int, list[Found]]]:
     """What may fit as its buffers are not all there at once, which the judge knows: shorter periods than so far."""
-    plans = []
     for halves in range(ALL_BUFFERS) if problem.memory.count_buffers else ():
-        chain = Chain.of(problem, setup.batch, setup.groups, halves)
-        best = contiguous_optimum(chain)
+        roomier = Chain.of(problem, setup.batch, setup.groups, halves)
+        best = contiguous_optimum(roomier)
         if best is None or (contiguous is not None and best.period_ns >= contiguous.period_ns):
             continue
         longest = None if contiguous is None else contiguous.period_ns
-        found = [best, *ladder(chain, best.period_ns, STEPS, longest)]
-        if contiguous is None and (thin := thinnest(chain)) is not None:
+        found = [best, *ladder(roomier, best.period_ns, STEPS, longest)]
+        if contiguous is None and (thin := thinnest(roomier)) is not None:
             found.append(thin)
         if special:
-            found += special_optimum(chain, below_ns=best.period_ns, extra=LOOSER).found
-        plans += _made(problem, setup, found, halves)
-    return plans
+            found += special_optimum(roomier, below_ns=best.period_ns, extra=LOOSER).found
+        yield halves, found
 
 
-def _paper_plans(problem: Problem, setups: list[Setup]) -> Iterator[Plan]:
+def _paper_plans(problem: Problem, setups: list[Setup], programs: Programs) -> Iterator[Plan]:
     for setup in setups[:PROMISING]:
-        yield from _by_promise(_made(problem, setup, first_phase(setup.chain)))
+        found = first_phase(setup.chain)
+        yield from programs.note(_by_promise(_made(problem, setup, found)))
+        yield from programs.solved(setup, found)
 
 
 def _by_promise(plans: list[Plan]) -> list[Plan]:
@@ -216,9 +280,16 @@ def _made(problem: Problem, setup: Setup, found: list[Found], halves: int = ALL_
         else:
             pattern = inside_out.smallest(line)
         if pattern is not None:
-            updates = max(update_ns(problem, stage) for stage in allocation.stages)
-            plans.append(Plan(setup.time_ns(pattern.period_ns) + updates, allocation, pattern))
+            plans.append(_plan(problem, setup, allocation, pattern))
     return plans
+
+
+def _plan(problem: Problem, setup: Setup, allocation: Allocation, pattern: Pattern) -> Plan:
+    return Plan(setup.time_ns(pattern.period_ns) + _updates_ns(problem, allocation), allocation, pattern)
+
+
+def _updates_ns(problem: Problem, allocation: Allocation) -> int:
+    return max(update_ns(problem, stage) for stage in allocation.stages)
 
 
 def _outwards(problem: Problem, plan: Plan) -> Plan:

@@ -84,7 +84,7 @@ def at_period(line: StageLine, period_ns: int) -> Pattern | None:
     """The first of the orders that fits in memory at this period."""
     for backward_first in _orders(line.size):
         starts = _place(line, period_ns, backward_first)
-        if starts is not None and _fits(line, period_ns, starts):
+        if starts is not None and fits(line, period_ns, starts):
             shift = -(min(starts.forward_ns) // period_ns) * period_ns
             return as_pattern(
                 NAME, period_ns, [t + shift for t in starts.forward_ns], [t + shift for t in starts.backward_ns]
@@ -183,8 +183,8 @@ def peak_in_flight(line: StageLine, period_ns: int, starts: Starts) -> list[int]
     return [-((f - e) // period_ns) for f, e in zip(starts.forward_ns, ends, strict=True)]
 
 
-def _fits(line: StageLine, period_ns: int, starts: Starts) -> bool:
-    """Memory of every processor at its peak, which comes with the start of a forward."""
+def fits(line: StageLine, period_ns: int, starts: Starts) -> bool:
+    """Whether every processor has memory at its peak, which comes with the start of a forward."""
     ends = [t + d for t, d in zip(starts.backward_ns, line.backward_ns, strict=True)]
     if any(count > line.most_in_flight for count in peak_in_flight(line, period_ns, starts)):
         return False

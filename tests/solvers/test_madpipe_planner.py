@@ -205,7 +205,7 @@ def test_rounding_of_labels_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rough.best.value_ns >= exact.best.value_ns
 
 
-@pytest.mark.parametrize("schedule", ["1f1b-star", "inside-out"])
+@pytest.mark.parametrize("schedule", ["1f1b-star", "inside-out", "periodic-ilp"])
 def test_both_schedules_may_be_asked_for(schedule: str) -> None:
     best = PLANNERS["madpipe"].solve(random_problem(4), schedule=schedule).best
     assert best is not None
