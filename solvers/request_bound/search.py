@@ -29,7 +29,7 @@ from penstock.solvers.request_bound.links import Links
 from penstock.solvers.request_bound.pieces import make_pieces
 
 MOST_OF_A_STATE, LEAST_OF_A_STATE = 64, 4
-"""Labels of a state before they are merged; where a search is too long, the next one keeps a quarter."""
+"""Where a search is too long, the next one keeps a quarter of the labels of a state."""
 MOST_LABELS = 1 << 18
 EFFORT = 10_000_000
 """Labels times grid points of one search."""
@@ -64,6 +64,7 @@ class BatchSearch:
     """The plans of one number of micro-batches. No plan takes less than ``bound_ns``.
 
     ``closed``: the bound will not rise any more. ``empty``: there is no plan at all.
+    ``cap``: labels of a state before they are merged.
     """
 
     problem: Problem
@@ -72,7 +73,7 @@ class BatchSearch:
     closed: bool = False
     empty: bool = False
     steps: int = 0
-    _cap: int = MOST_OF_A_STATE
+    cap: int = MOST_OF_A_STATE
     _grid: list[tuple[int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -89,14 +90,14 @@ class BatchSearch:
             np.ascontiguousarray(grid[:, 0]),
             np.ascontiguousarray(grid[:, 1]),
             below_ns,
-            self._cap,
+            self.cap,
             MOST_LABELS,
             EFFORT // len(grid),
         )
         self.steps += int(steps) * len(grid)
         if status == TOO_MUCH:
-            self.closed = self._cap <= LEAST_OF_A_STATE and not self._grid
-            self._cap, self._grid = max(LEAST_OF_A_STATE, self._cap // 4), []
+            self.closed = self.cap <= LEAST_OF_A_STATE and not self._grid
+            self.cap, self._grid = max(LEAST_OF_A_STATE, self.cap // 4), []
             return None
         if status in (NONE, EMPTY):
             self.bound_ns = max(self.bound_ns, below_ns)

@@ -5,21 +5,32 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
+from itertools import combinations, product
 
 import numpy as np
 import pytest
-from problems import make_problem
+from problems import chain, make_problem
 
-from penstock.solvers.allocation import Allocation, single_pipeline
-from penstock.solvers.batches import Batch
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.batches import Batch, candidates
 from penstock.solvers.bounds import schedule_bound
 from penstock.solvers.enumeration import Space
+from penstock.solvers.jobshop import Question, solve
+from penstock.solvers.kernels.request_pool import ALONE, JOINED, SPANNING
+from penstock.solvers.kernels.request_steps import Pieces
 from penstock.solvers.kernels.windows import NEVER
-from penstock.solvers.planners.chain_tables import WHOLE_BACKWARDS, ChainTables
+from penstock.solvers.planners.chain_tables import WHOLE_BACKWARDS, ChainTables, hop_of, piece_of
 from penstock.solvers.planners.proposal import shortage_of, unreachable
 from penstock.solvers.planners.relax import NEVER_NS, Relaxation
-from penstock.solvers.problem import Problem
+from penstock.solvers.planners.session import is_contiguous
+from penstock.solvers.planners.trial import best_order
+from penstock.solvers.problem import Pin, Problem
+from penstock.solvers.registry import PLANNERS
+from penstock.solvers.request_bound.links import Links
+from penstock.solvers.request_bound.pieces import make_pieces
+from penstock.solvers.request_bound.search import Part, hop
+from penstock.solvers.stage_times import StageTimes
 
 EFFORT = 10**8
 
@@ -124,3 +135,173 @@ def variants(problem: Problem, plan: Allocation) -> Iterator[Allocation]:
         variant = single_pipeline(stages, plan.num_micro_batches)
         if shortage_of(problem, variant, (1,) * len(stages)) is None:
             yield variant
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_never_above_the_job_shop_of_any_plan(block: int) -> None:
+    """Every plan of tiny requests asked of CP-SAT, none left out because of a bound; no plan means no plan."""
+    for seed in range(10_000 + 25 * block, 10_025 + 25 * block):
+        problem = random_request(seed, 4, 3)
+        space = Space.of(problem)
+        if space.count() > 40:
+            continue
+        bound, some = proven_ns(problem, space)
+        found = [value for batch in space.batches for value in _optima(space, batch)]
+        assert bound <= min(found, default=NEVER_NS), seed
+        assert some or not found
+
+
+def _optima(space: Space, batch: Batch) -> Iterator[int]:
+    """The job shop's optimum of each plan."""
+    for stages in range(1, space.most_stages + 1):
+        for placement in space.placements(stages):
+            if max(map(len, placement)) > batch.replicas_fed(space.problem.min_slice):
+                continue
+            for firsts in space.partitions(stages):
+                for plan in variants(space.problem, space.allocation(batch, firsts, placement)):
+                    answer = solve(Question(space.problem, plan, _one_at_a_time_ns(space.problem, plan)))
+                    assert answer.proven
+                    if answer.orders is not None:
+                        yield answer.bound_ns
+
+
+def _one_at_a_time_ns(problem: Problem, plan: Allocation) -> int:
+    """Longer than any sensible order: everything one after the other."""
+    times = StageTimes(problem, plan, WHOLE_BACKWARDS)
+    work = sum(cost.forward_ns + cost.backward_ns + cost.recompute_ns for costs in times.costs for cost in costs)
+    moved = sum(sum(use.load_ns for use in uses) for uses in times.resources.values())
+    hops = plan.num_micro_batches * 2 * (sum(times.out) + sum(times.back))
+    return plan.num_micro_batches * work + moved + hops + sum(times.exposed) + sum(times.update)
+
+
+@pytest.mark.parametrize("seed", range(20_000, 20_016))
+def test_no_planner_has_a_better_plan(seed: int) -> None:
+    """``relax`` and ``auto`` among them; and the certificate is never above the plan that it comes with."""
+    problem = random_request(seed, 6, 4)
+    bound = None
+    for name in ("relax", "dp", "gpipe", "model-parallel", "dapple", "spp", "pipedream", "auto"):
+        try:
+            found = PLANNERS[name].solve(problem)
+        except UnsupportedRequest:
+            continue
+        if name == "relax":
+            relaxation = Relaxation(problem, EFFORT)
+            list(relaxation.run())
+            bound = relaxation.bound_ns
+        if found.best is None:
+            continue
+        assert found.bounds[0].bound_ns <= found.best.value_ns
+        if is_contiguous(found.best):
+            assert bound is not None
+            assert bound <= found.best.value_ns, name
+
+
+def test_one_micro_batch_does_not_idle_twice() -> None:
+    """BOUNDS section 7: the two idle windows add up only where they cannot be the same; with M = 1 they are."""
+    problem = make_problem([5, 7], [11, 13], [3], nodes=(2,), global_batch_size=1)
+    assert proven_ns(problem, Space.of(problem))[0] == 5 + 7 + 11 + 13
+    apart = replace(problem, pins=(Pin(0, 0, frozenset({0})), Pin(1, 1, frozenset({1}))))
+    plan = chain([(1, [0]), (1, [1])], 1)
+    assert schedule_bound(apart, plan, WHOLE_BACKWARDS).bound_ns == 5 + 7 + 11 + 13 + 2 * 3
+
+
+def test_backwards_before_a_stage_do_not_delay_its_all_reduce() -> None:
+    """BOUNDS section 7: the first stage's slow backwards come after those that the second one's gradients wait for."""
+    problem = make_problem(
+        [10, 10], [200, 10], [0], [0, 3_000], nodes=(3,), global_batch_size=4, channel="none", overlap_all_reduce=False
+    )
+    plan = chain([(1, [0]), (1, [1, 2])], 4)
+    optimum = solve(Question(problem, plan, 10**6)).bound_ns
+    assert optimum == best_order(problem, plan, 2**60).value_ns
+    assert schedule_bound(problem, plan, WHOLE_BACKWARDS).bound_ns <= optimum
+    bound, _some = proven_ns(problem, Space.of(problem))
+    assert bound <= min(_optima(Space.of(problem), Space.of(problem).batches[0]))
+
+
+def test_the_grid_is_refined_until_the_bound_is_the_plans_own() -> None:
+    """Rates of earlier stages count once the grid knows them."""
+    raised = 0
+    for seed in range(40):
+        problem = replace(random_request(seed, 6, 4), recompute="never")
+        for search in Relaxation(problem, EFFORT).searches_of(candidates(problem)):
+            path = None
+            first = 0
+            while not search.closed:
+                path = search.step(search.bound_ns * 2 + 10) or path
+                first = first or (search.bound_ns if path else 0)
+            raised += path is not None and first < search.bound_ns
+    assert raised > 0
+
+
+@pytest.mark.parametrize("seed", range(30_000, 30_020))
+def test_merged_labels_bound_too(seed: int) -> None:
+    problem = random_request(seed)
+    space = Space.of(problem)
+    for batch in space.batches:
+        (search,) = Relaxation(problem, EFFORT).searches_of([batch])
+        search.cap = 1
+        for _ in range(20):
+            search.step(search.bound_ns * 2 + 10)
+        if not search.empty:
+            assert search.bound_ns <= _least(space, batch)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_tables_are_those_of_the_stages(seed: int) -> None:
+    """On one node of equal devices every stage's times are exact, on others never above; so are the transfers."""
+    problem = random_request(seed)
+    one_node = len(problem.nodes()) == 1 and len({device.kind for device in problem.devices}) == 1
+    for batch in candidates(problem):
+        number = batch.num_micro_batches
+        pieces = make_pieces(problem, batch, Links(problem))
+        places = problem.num_devices
+        for r in range(1, pieces.limit.shape[1]):
+            for first, stop in combinations(range(problem.num_layers + 1), 2):
+                again = ((first, stop - 1),) if problem.recompute == "always" else ()
+                stage = Stage(first, stop - 1, tuple(range(places - r, places)), recompute=again)
+                real = piece_of(problem, number, stage)
+                at = (0, r, first, stop)
+                mine = [pieces.forward[at], pieces.backward[at], pieces.work[at], pieces.after[:, r, first, stop].min()]
+                theirs = [real.forward, real.backward, real.work, real.exposed + real.update]
+                assert all(a <= b for a, b in zip(mine, theirs, strict=True))
+                if one_node:
+                    assert mine[:3] == theirs[:3]
+                    assert pieces.after[0, r, first, stop] == theirs[3]
+                for target in range(1, places - r + 1) if stop < problem.num_layers else ():
+                    other = Stage(stop, stop, tuple(range(target)))
+                    assert _way_is_possible(problem, pieces, stage, other, number)
+
+
+def _way_is_possible(problem: Problem, pieces: Pieces, source: Stage, target: Stage, number: int) -> bool:
+    """Whether the table has a way between two stages that is no longer than the real one, and no less free."""
+    if target.replicas >= pieces.limit.shape[1]:
+        return True
+    real = hop_of(problem, number, source, target)
+    nodes = [problem.network.nodes_of(stage.devices) for stage in (source, target)]
+    spanning = [
+        len(held) > 1 and (pieces.spans or stage.replicas > pieces.node_size)
+        for held, stage in zip(nodes, (source, target), strict=True)
+    ]
+    same_node = not any(spanning) and nodes[0] == nodes[1] and len(nodes[0]) == 1
+    placed = SPANNING if spanning[0] else JOINED if same_node else ALONE
+    first = Part(source.first, source.last + 1, source.replicas, placed, 0)
+    second = Part(target.first, target.last + 1, target.replicas, SPANNING if spanning[1] else ALONE, 0)
+    out, back, channel = hop(pieces, first, second)
+    return out <= real.out and back <= real.back and channel >= real.channel
+
+
+def test_more_devices_than_it_can_search_are_refused() -> None:
+    with pytest.raises(UnsupportedRequest, match="at most 64 devices"):
+        PLANNERS["relax"].solve(make_problem([1, 1], nodes=(65,)))
+
+
+def test_an_optimum_is_claimed_of_plans_that_the_proof_speaks_of() -> None:
+    found = PLANNERS["relax"].solve(make_problem([4, 4, 4, 4], boundary_bytes=1, nodes=(2,), global_batch_size=8))
+    assert found.status == "optimal"
+    assert found.bounds[0].model.startswith("one contiguous pipeline")
+    assert found.best is not None
+    assert is_contiguous(found.best)
+    plan = found.best.allocation
+    twice = single_pipeline((plan.stages[0], replace(plan.stages[-1], devices=plan.stages[0].devices)), 8)
+    assert not is_contiguous(replace(found.best, allocation=twice))
+    assert not is_contiguous(replace(found.best, update_rule="double_buffered"))

@@ -1,0 +1,190 @@
+"""The bound over all plans of one contiguous pipeline: how far the best plan is above it, how long the search takes.
+
+DAPPLE's models on its configurations A, B and C: private half-duplex channels, without and with so little memory that
+it binds, and the shared network; by planner ``relax`` alone and, with ``--auto``, by ``auto``. Then random chains on
+larger clusters. CPU time, kernels warm. With ``--profiles DIR`` DAPPLE's published profile texts serve. Prints
+``name value unit target ok|MISSED`` for each row that has a target.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from penstock.convert import to_problem
+from penstock.examples.catalogue import cluster, profile
+from penstock.importers.pipedream import read_profile
+from penstock.schemas.profile import ModelProfile
+from penstock.schemas.request import NetworkModel, PlanRequest
+from penstock.solvers.network import Cable, Inside, Network
+from penstock.solvers.planners.relax import MILLION, Relaxation
+from penstock.solvers.problem import Device, Measured, MemoryRules, NetworkRules, Problem
+from penstock.solvers.registry import PLANNERS
+
+MODELS = {
+    "vgg-19": ("vgg-19-pbs-32", 32, 1024),
+    "gnmt-16": ("gnmt-32-pbs-64-simplified", 64, 1024),
+    "bert-48": ("bert-48-pbs-2", 2, 64),
+    "xlnet-36": ("xlnet-36-pbs-1", 1, 128),
+    "amoebanet-36": ("amoeba-36-pbs-1", 1, 128),
+}
+CLUSTERS = ("dapple-config-a", "dapple-config-b", "dapple-config-c")
+Sharing = Literal["private", "shared"]
+
+
+class Case(NamedTuple):
+    """A request and what it is called."""
+
+    name: str
+    problem: Problem
+
+
+def main() -> None:
+    """Every class, then size."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--profiles", type=Path, help="folder with DAPPLE's profile texts")
+    parser.add_argument("--auto", action="store_true", help="the best plan of auto, not of relax alone")
+    arguments = parser.parse_args()
+    planner = "auto" if arguments.auto else "relax"
+    PLANNERS[planner].solve(_request(profile("bert-48"), CLUSTERS[0], 64, "private"))
+    classes: list[tuple[str, Sharing, bool, float, float]] = [
+        ("private", "private", False, 0.1, 3.0),
+        ("private, binding memory", "private", True, 2.0, 8.0),
+        ("shared", "shared", False, 5.0, float("inf")),
+    ]
+    for name, sharing, tight, typical, most in classes:
+        gaps, slowest = [], 0.0
+        for case in _cases(sharing, tight, arguments.profiles):
+            gap, seconds = _solved(case, planner)
+            gaps += [] if gap is None else [gap]
+            slowest = max(slowest, seconds)
+        _row(f"{name}: median gap", median(gaps), "%", typical)
+        _row(f"{name}: largest gap", max(gaps), "%", most)
+        _row(f"{name}: bound at 16 devices, all micro-batch numbers, slowest", slowest, "s", 5.0)
+    for nodes, layers, target, seconds in (
+        ((8,) * 4, 50, 5.0, 10.0),
+        ((8,) * 8, 50, 1.0, 10.0),
+        ((8,) * 8, 100, 1.0, 10.0),
+    ):
+        _size(nodes, layers, target, seconds)
+
+
+def _cases(sharing: Sharing, tight: bool, folder: Path | None) -> Iterator[Case]:
+    for name, (text, rows, batch) in MODELS.items():
+        model = profile(name)
+        if folder is not None:
+            model = read_profile((folder / f"{text}.txt").read_text(), name=name, micro_batch_size=rows)
+        for topology in CLUSTERS:
+            problem = _request(model, topology, batch, sharing)
+            yield Case(f"{name} {topology[-1].upper()}", _tightened(problem) if tight else problem)
+
+
+def _request(model: ModelProfile, topology: str, batch: int, sharing: Sharing) -> Problem:
+    network = NetworkModel(sharing=sharing, transfer="spp") if sharing == "private" else NetworkModel()
+    return to_problem(
+        PlanRequest(
+            profile=model,
+            topology=cluster(topology),
+            global_batch_size=batch,
+            network=network,
+            recompute="never",
+        )
+    )
+
+
+def _tightened(problem: Problem) -> Problem:
+    """Memory such that the in-flight limits bind: 2.5 even shares of the states, and a micro-batch's stash."""
+    rules = problem.memory
+    states = int(problem.parameter_bytes[-1]) * (1 + rules.gradient_factor + rules.state_factor)
+    rows = min(point.rows for points in problem.measured.values() for point in points)
+    stash = int(problem.costs(problem.devices[0].kind, rows).stash_bytes[-1])
+    memory = int(2.5 * states / problem.num_devices) + stash + rules.headroom_bytes
+    devices = tuple(replace(d, memory_bytes=memory + d.context_bytes) for d in problem.devices)
+    return replace(problem, devices=devices)
+
+
+def _solved(case: Case, planner: str) -> tuple[float | None, float]:
+    """The gap of the planner's plan to the bound in percent, None without a plan, and the seconds of the search."""
+    began = time.thread_time()
+    relaxation = Relaxation(case.problem, 40 * MILLION)
+    for _trial in relaxation.run():
+        pass
+    seconds = time.thread_time() - began
+    found = PLANNERS[planner].solve(case.problem)
+    if found.best is None:
+        print(f"  {case.name}: {found.status}", flush=True)
+        return None, seconds
+    bound = max(found.bounds[0].bound_ns, min(relaxation.bound_ns, found.best.value_ns))
+    gap = 100 * (found.best.value_ns / bound - 1)
+    stages = len(found.best.allocation.stages)
+    print(f"  {case.name}: {gap:.2f} %, {stages} stages by {found.best.planner}, search {seconds:.2f} s", flush=True)
+    return gap, seconds
+
+
+def _size(nodes: tuple[int, ...], layers: int, target: float, most_seconds: float) -> None:
+    """A random chain with one number of micro-batches."""
+    problem = _chain(nodes, layers)
+    began = time.thread_time()
+    relaxation = Relaxation(problem, 100 * MILLION)
+    for _trial in relaxation.run():
+        pass
+    seconds = time.thread_time() - began
+    label = f"{layers} layers on {len(nodes)}x{nodes[0]} devices"
+    _row(f"{label}: gap", 100 * (relaxation.value_ns / relaxation.bound_ns - 1), "%", target)
+    _row(f"{label}: search", seconds, "s", most_seconds)
+
+
+def _chain(nodes: tuple[int, ...], layers: int) -> Problem:
+    draw = np.random.default_rng(layers + len(nodes))
+    forward = np.exp(draw.normal(14.5, 0.4, layers)).astype(np.int64)
+    parameters = np.exp(draw.normal(16.5, 0.6, layers)).astype(np.int64)
+    boundary = np.exp(draw.normal(11.5, 0.3, layers - 1)).astype(np.int64)
+    count = sum(nodes)
+    names = tuple(f"n{i}/{j}" for i, size in enumerate(nodes) for j in range(size))
+    hosts = tuple(f"n{i}" for i in range(len(nodes)))
+    node_of = tuple(i for i, size in enumerate(nodes) for _ in range(size))
+    prefix = np.concatenate(([0], np.cumsum(parameters)))
+    return Problem(
+        layer_names=tuple(f"layer{i}" for i in range(layers)),
+        parameter_bytes=prefix,
+        trainable_bytes=prefix,
+        update_ns=np.zeros(layers + 1, dtype=np.int64),
+        forward_bytes=boundary,
+        backward_bytes=boundary,
+        boundary_tensors=tuple((("x", int(b), int(b)),) for b in boundary),
+        cuttable=np.ones(layers - 1, dtype=bool),
+        shared_parameters=(),
+        measured={"gpu": (Measured(1, forward, 2 * forward, forward, 0 * forward, 0 * forward),)},
+        linear=True,
+        kind_source={"gpu": ("gpu", 1.0)},
+        devices=tuple(Device(name, node_of[d], "gpu", 2**50, 0, None) for d, name in enumerate(names)),
+        network=Network(
+            names,
+            hosts,
+            node_of,
+            (Inside("pairs", 130 * 10**9, 0, False),) * len(nodes),
+            tuple(Cable(host, "switch", 3_125_000_000, 0, False) for host in hosts),
+        ),
+        global_batch_size=16 * count,
+        micro_batch_sizes=(count,),
+        min_slice=1,
+        memory=MemoryRules(1, 2, False, 0, True),
+        rules=NetworkRules(False, "half", "spp", "flat", 25_000_000, False),
+        recompute="never",
+        expected_error=0.0,
+    )
+
+
+def _row(name: str, value: float, unit: str, target: float) -> None:
+    print(f"{name} {value:.3g} {unit} {target} {'ok' if value <= target else 'MISSED'}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
