@@ -182,7 +182,9 @@ class _Stages:
         if problem.rules.overlap_all_reduce:
             slowest = np.max([np.diff(cost.backward_ns) for costs in self.costs for cost in costs], axis=0)
             lead = _prefix(slowest)
-        exposures(problem.trainable_bytes, lead, problem.rules.bucket_bytes, rate * (1 - 1e-12), latency, table)
+        exposures(
+            np.array(problem.trainable_bytes), lead, problem.rules.bucket_bytes, rate * (1 - 1e-12), latency, table
+        )
         return table
 
 
