@@ -14,7 +14,7 @@ from penstock.schemas.plan import PlanFile
 
 @pytest.fixture(scope="module")
 def answer() -> penstock.Answer:
-    return penstock.plan("bert-48", "dapple-config-a", global_batch_size=64)
+    return penstock.plan("bert-48", "dapple-config-a", global_batch_size=64, planner="dapple")
 
 
 def test_a_plan_passes_the_judge_and_carries_his_time(answer: penstock.Answer) -> None:
@@ -37,7 +37,7 @@ def test_bounds_of_both_scopes_are_below_the_plan(answer: penstock.Answer) -> No
 def test_the_same_request_gives_the_same_bytes_in_another_process(answer: penstock.Answer) -> None:
     code = (
         "import penstock, sys\n"
-        "answer = penstock.plan('bert-48', 'dapple-config-a', global_batch_size=64)\n"
+        "answer = penstock.plan('bert-48', 'dapple-config-a', global_batch_size=64, planner='dapple')\n"
         "sys.stdout.buffer.write(answer.file.plan.canonical_json())"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)

