@@ -22,7 +22,7 @@ from penstock.solvers.request_bound.places import allocations
 from penstock.solvers.request_bound.search import BatchSearch
 from penstock.solvers.result import REQUEST_SCOPE, Bound
 
-OPTIONS = (Option("effort", 40, "labels times grid points of all searches together, in millions", low=1),)
+OPTIONS = (Option("effort", 30, "labels times grid points of all searches together, in millions", low=1),)
 MILLION = 1_000_000
 FURTHER = 4
 """A first search goes up to 1/4 above the bound that is known."""
