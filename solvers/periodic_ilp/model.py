@@ -15,13 +15,15 @@ import pulp
 from pulp.apis.coin_api import pulp_cbc_path
 
 from penstock.solvers.periodic_ilp.path import Step, rivals
+from penstock.solvers.periodic_ilp.silence import silence
 from penstock.solvers.schedules.stage_line import StageLine
 
 OPTIMAL = pulp.LpSolutionOptimal
 FOUND = pulp.LpSolutionIntegerFeasible
 IMPOSSIBLE = pulp.LpSolutionInfeasible
 GAP = 1e-7
-"""Of rho, at which a pattern counts as the best."""
+TOLERANCE = 1e-9
+"""Of rho, at which a pattern counts as the best; of constraints."""
 
 
 @dataclass(eq=False)
@@ -123,10 +125,19 @@ def ask(model: Model, solver: str, nodes: int, seed: int) -> tuple[int, float]:
     """
     if solver == "highs":
         options = {"mip_max_nodes": nodes, "random_seed": seed, "mip_rel_gap": GAP, "parallel": "off"}
-        model.lp.solve(HighsWithNodes(msg=False, threads=1, **options))
+        options |= {"mip_feasibility_tolerance": TOLERANCE, "primal_feasibility_tolerance": TOLERANCE}
+        with silence():
+            model.lp.solve(HighsWithNodes(msg=False, threads=1, **options))
     else:
         limits = {"maxNodes": nodes, "gapRel": GAP, "threads": 1}
-        model.lp.solve(pulp.COIN_CMD(path=pulp_cbc_path, msg=False, options=[f"randomCbcSeed {seed}"], **limits))
+        model.lp.solve(
+            pulp.COIN_CMD(
+                path=pulp_cbc_path,
+                msg=False,
+                options=[f"randomCbcSeed {seed}", f"primalTolerance {TOLERANCE}"],
+                **limits,
+            )
+        )
     worth = int(model.lp.sol_status)
     if worth == OPTIMAL:
         return worth, float(model.rho.value())

@@ -30,18 +30,20 @@ class Answer(NamedTuple):
 def solve(
     line: StageLine, *, below_ns: int | None = None, solver: str = "highs", nodes: int = NODES, seed: int = 0
 ) -> Answer:
-    """The pattern of the smallest period; ``below_ns``: only shorter ones are wanted.
+    """The pattern of the smallest period; ``below_ns``: only ones shorter by a millionth part are wanted.
 
-    Within the model: a processor runs one operation at a time, a pair of processors has one transfer at a time in
-    either direction. ``nodes``: of the search tree, after which the best pattern so far is the answer. The same
-    question has the same answer: one thread, a seed, no clock.
+    ``Answer.proven`` holds to that part too. Within the model: a processor runs one operation at a time, a pair of
+    processors has one transfer at a time in either direction. ``nodes``: of the search tree, after which the best
+    pattern so far is the answer. The same question has the same answer: one thread, a seed, no clock.
     """
     path = path_of(line)
     least = max(1, *(sum(path[i].duration_ns for i in own) for own in rivals(path)))
-    longest = line.alone_ns() if below_ns is None else min(line.alone_ns(), below_ns - 1)
+    longest = line.alone_ns()
+    if below_ns is not None:
+        longest = min(longest, below_ns - 1 - below_ns // ROUNDING)
     room, most = _room(line)
     if longest < least or min(most) < 1:
-        return Answer(None, longest + 1, True)
+        return Answer(None, max(least, longest + 1), True)
 
     from penstock.solvers.periodic_ilp.model import FOUND, IMPOSSIBLE, OPTIMAL, Model, ask
 
@@ -49,15 +51,19 @@ def solve(
     model.build()
     status, rho = ask(model, solver, nodes, seed % 2**31)
     if status == IMPOSSIBLE:
-        return Answer(None, longest + 1, True)
-    bound = max(least, int(least / rho * (1 - 1 / ROUNDING)))
+        return Answer(None, max(least, _rounded_down(longest + 1)), True)
+    bound = max(least, _rounded_down(least / rho))
     pattern = None
     if status in (OPTIMAL, FOUND):
         counts = {pair: round(count.value()) for pair, count in model.counts.items()}
         pattern = _pattern(line, path, counts, least)
-    if pattern is None or pattern.period_ns > longest:
+    if pattern is None or (below_ns is not None and pattern.period_ns >= below_ns):
         return Answer(None, bound, False)
     return Answer(pattern, min(bound, pattern.period_ns), status == OPTIMAL)
+
+
+def _rounded_down(bound_ns: float) -> int:
+    return int(bound_ns * (1 - 1 / ROUNDING))
 
 
 def _room(line: StageLine) -> tuple[list[int], list[int]]:

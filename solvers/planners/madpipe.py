@@ -103,7 +103,7 @@ class Programs:
             yield plan
 
     def solved(self, setup: Setup, found: Iterable[Found], halves: int = ALL_BUFFERS) -> Iterator[Plan]:
-        """Shorter patterns than those known, the least loaded allocations first; the first one may be as long.
+        """Shorter patterns than those known, the least loaded allocations first; the first one may be of any length.
 
         Of contiguous allocations only that first one: no pattern is shorter than 1F1B*.
         """
@@ -111,9 +111,9 @@ class Programs:
         lines = [(StageLine.of(self.problem, allocation, halves), allocation) for allocation in made]
         for line, allocation in sorted(lines, key=lambda pair: pair[0].load_bound_ns()):
             rest_ns = self.best_ns - _updates_ns(self.problem, allocation)
-            below_ns = -(-rest_ns // setup.batch.num_micro_batches) + (not self.any_solved)
-            worth = line.load_bound_ns() < below_ns and not (line.contiguous and self.any_solved)
-            if not worth or line.size > MOST_STAGES or not self.left:
+            below_ns = -(-rest_ns // setup.batch.num_micro_batches) if self.any_solved else None
+            known = below_ns is not None and (line.contiguous or line.load_bound_ns() >= below_ns)
+            if known or line.size > MOST_STAGES or not self.left:
                 continue
             self.left -= 1
             answer = solve(line, below_ns=below_ns, solver=self.solver, nodes=self.nodes, seed=self.problem.seed)

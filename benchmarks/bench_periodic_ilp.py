@@ -1,0 +1,247 @@
+"""The periodic ILP: how long a proof takes, and what MadPipe's plans gain by it on fresh chains.
+
+Prints ``name value unit target ok|MISSED`` for each row; times are of this process, HiGHS on one thread. The joint
+optimum is over every way to put layers on processors; fresh chains are in the paper's own model, 50 layers, at 12 GB/s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.solvers.allocators.madpipe.chain import Chain
+from penstock.solvers.allocators.madpipe.contiguous import Found, contiguous_optimum
+from penstock.solvers.allocators.madpipe.labels import portfolio
+from penstock.solvers.periodic_ilp import solve
+from penstock.solvers.schedules import inside_out
+from penstock.solvers.schedules.one_f_one_b_star import chain_loads, groups
+from penstock.solvers.schedules.stage_line import StageLine
+
+TARGETS_S = {4: 3.0, 6: 3.0, 8: 3.0, 10: 3.0, 12: 3.0, 16: 8.0}
+MILLION = 10**6
+LAYERS = 50
+
+
+def invented_line(count: int, shared: int, seed: int, *, tight: bool) -> StageLine:
+    """Stages of about equal work, ``shared`` of them, no neighbours, on processor 0, which has room for some."""
+    draw = np.random.default_rng(seed)
+    special: list[int] = []
+    while len(special) < shared:
+        special = []
+        for s in draw.permutation(count).tolist():
+            if len(special) < shared and all(abs(s - other) > 1 for other in special):
+                special.append(s)
+    own = iter(range(1, count))
+    processor = [0 if s in special else next(own) for s in range(count)]
+    load = draw.uniform(0.75, 1.0, count)
+    load[special] /= shared
+    hops = [int(h * MILLION) for h in draw.uniform(0.03, 0.3, count - 1)]
+    kept = draw.uniform(0.5, 1.0, count) * np.exp(-0.1 * np.arange(count)) * MILLION
+    line = StageLine(
+        forward_ns=tuple(int(f) for f in load * MILLION / 3),
+        backward_ns=tuple(int(b) for b in load * MILLION * 2 / 3),
+        hop_forward_ns=tuple(hops),
+        hop_backward_ns=tuple(hops),
+        processor=tuple(processor),
+        fixed_bytes=(0,) * count,
+        kept_bytes=tuple(int(k) for k in kept),
+        work_bytes=(0,) * count,
+        available_bytes=(0,) * (max(processor) + 1),
+        most_in_flight=MILLION,
+    )
+    room = [0.0] * len(line.available_bytes)
+    for s, group in enumerate(groups(chain_loads(line), line.load_bound_ns())[::2]):
+        if processor[s] == 0:
+            room[0] += kept[s] * (group - 1)
+        else:
+            room[processor[s]] = kept[s] * max(1, group - int(tight and draw.random() < 0.3))
+    largest = float(kept[special].max())
+    room[0] = max(room[0] + largest * (0.6 if tight else 1.3), largest)
+    return replace(line, available_bytes=tuple(int(r) for r in room))
+
+
+def speed(counts: list[int], seeds: int) -> None:
+    """Lines of every size: the longest time until the proof, and how much shorter than inside-out the pattern is."""
+    for count in counts:
+        seconds, unproven, gains = [], 0, []
+        for seed in range(seeds):
+            for tight in (False, True):
+                line = invented_line(count, 2 if count < 8 else 3, seed, tight=tight)
+                began = time.process_time()
+                answer = solve(line)
+                seconds.append(time.process_time() - began)
+                unproven += not answer.proven
+                found = inside_out.smallest(line)
+                if found is not None and answer.pattern is not None:
+                    gains.append(answer.pattern.period_ns / found.period_ns)
+        row(f"{count} stages, longest of {len(seconds)}", max(seconds), "s", TARGETS_S[count])
+        row(f"{count} stages, not proven", unproven, "lines", 0)
+        print(f"{count} stages, period over inside-out's, geometric mean {_mean(gains):.3f} x", flush=True)
+
+
+def fresh_chain(seed: int, processors: int, memory: float, count: int = LAYERS) -> Chain:
+    """Layers by the generator's rules, in the paper's own model; ``memory`` times an even share on each processor."""
+    draw = np.random.default_rng(seed)
+    place = np.linspace(0, 1, count)
+    load = np.exp(draw.normal(0, 0.45, count)) * (1.3 - 0.6 * place) * 10 * MILLION
+    inputs = np.exp(draw.normal(0, 0.3, count + 1)) * np.exp(-2.5 * np.linspace(0, 1, count + 1)) * 400 * MILLION
+    weights = np.exp(draw.normal(0, 0.5, count)) * np.exp(2.5 * place) * 1.5 * MILLION
+    forward, backward, weight, activation = (
+        values.astype(np.int64).tolist() for values in (load / 3, load * 2 / 3, weights, inputs)
+    )
+    return Chain.of_layers(
+        forward,
+        backward,
+        weight,
+        activation,
+        bandwidth_bytes_per_s=12_000 * MILLION,
+        memory_bytes=int((3 * sum(weight) + sum(activation[:count])) * memory / processors),
+        processors=processors,
+    )
+
+
+def line_on(chain: Chain, bounds: Sequence[int], places: Sequence[int]) -> StageLine:
+    """Stages between these boundaries of a chain on these processors."""
+    spans = list(pairwise(bounds))
+    forward = [int(chain.forward_ns[after] - chain.forward_ns[first]) for first, after in spans]
+    hops = tuple(int(chain.hop_ns[-1, after]) // 2 for _first, after in spans[:-1])
+    return StageLine(
+        tuple(forward),
+        tuple(chain.load(*span) - f for span, f in zip(spans, forward, strict=True)),
+        hops,
+        hops,
+        tuple(places),
+        tuple(int(chain.fixed_bytes[span]) for span in spans),
+        tuple(int(chain.kept_bytes[0, first, after]) for first, after in spans),
+        (0,) * len(spans),
+        (chain.available_bytes,) * (max(places) + 1),
+        chain.most_in_flight,
+    )
+
+
+def line_of_found(chain: Chain, found: Found) -> StageLine:
+    """Of a search: normal stages on processors of their own, special ones on one."""
+    own = iter(range(1, len(found.parts) + 1))
+    places = [0 if part.special else next(own) for part in found.parts]
+    numbers = {place: number for number, place in enumerate(dict.fromkeys(places))}
+    return line_on(chain, [0, *(part.after for part in found.parts)], [numbers[place] for place in places])
+
+
+class Gain(NamedTuple):
+    """Shortest periods in ns of one case, None where there is none: contiguous, by list scheduling, by the program."""
+
+    contiguous: int | None
+    listed: int | None
+    solved: int | None
+    unproven: int
+    allocations: int
+
+
+def shortest(chain: Chain) -> Gain:
+    """The contiguous optimum, and the best pattern of every allocation that the planner's search finds."""
+    optimum = contiguous_optimum(chain)
+    contiguous = None if optimum is None else optimum.period_ns
+    listed, solved, unproven = contiguous, contiguous, 0
+    searched = portfolio(chain, contiguous).found
+    for found in searched:
+        line = line_of_found(chain, found)
+        pattern = inside_out.smallest(line, below_ns=listed)
+        listed = listed if pattern is None else pattern.period_ns
+        answer = solve(line, below_ns=solved)
+        solved = solved if answer.pattern is None else answer.pattern.period_ns
+        unproven += not answer.proven
+    return Gain(contiguous, listed, solved, unproven, len(searched))
+
+
+def fresh(seeds: Sequence[int]) -> None:
+    """MadPipe's final periods against the exact contiguous optimum."""
+    gains = [
+        shortest(fresh_chain(seed, processors, memory))
+        for seed in seeds
+        for processors in (4, 8)
+        for memory in (1.6, 2.5, 4.0, 8.0)
+    ]
+    for name, periods in (("inside-out", [g.listed for g in gains]), ("integer program", [g.solved for g in gains])):
+        both = [(p, g.contiguous) for p, g in zip(periods, gains, strict=True) if p and g.contiguous]
+        ratios = [p / c for p, c in both]
+        shorter = sum(r < 1 for r in ratios)
+        row(f"{name} over contiguous, geometric mean of {len(ratios)} cases", _mean(ratios), "x", 0.97)
+        print(f"{name}: shorter than contiguous in {shorter}, at least {min(ratios):.3f} x", flush=True)
+    alone = sum(g.solved is not None and g.contiguous is None for g in gains)
+    print(f"only with a special processor {alone} of {len(gains)} cases, {sum(g.allocations for g in gains)} programs")
+    none = [g for g in gains if g.solved is None]
+    row("no plan, yet the search does not refute every allocation", sum(g.allocations > 0 for g in none), "cases", 0)
+    print(f"no allocation fits in {sum(g.allocations == 0 for g in none)} cases", flush=True)
+    row("programs that were not proven", sum(g.unproven for g in gains), "programs", 0)
+
+
+def joint_optimum(chain: Chain) -> int | None:
+    """The smallest period of any allocation and pattern: every way to put layers on processors, each with its program.
+
+    Neighbouring layers on one processor are one stage. Least loaded first; only shorter patterns than known are asked
+    for. That is what the integer program of MadPipe's reference [1] decides.
+    """
+    lines = []
+    for places in _layouts(chain.size, chain.processors):
+        bounds = [0, *(i for i in range(1, chain.size) if places[i] != places[i - 1]), chain.size]
+        lines.append(line_on(chain, bounds, [places[i] for i in bounds[:-1]]))
+    best: int | None = None
+    for line in sorted(lines, key=lambda line: line.load_bound_ns()):
+        if best is not None and line.load_bound_ns() >= best:
+            break
+        answer = solve(line, below_ns=best)
+        assert answer.proven
+        best = best if answer.pattern is None else answer.pattern.period_ns
+    return best
+
+
+def _layouts(layers: int, processors: int) -> Iterator[tuple[int, ...]]:
+    """The processor of each layer, processors numbered as they appear."""
+    found: list[tuple[int, ...]] = [(0,)]
+    for _ in range(layers - 1):
+        found = [(*way, place) for way in found for place in range(min(max(way) + 2, processors))]
+    yield from found
+
+
+def joint(seeds: Sequence[int]) -> None:
+    """MadPipe's gap to the optimum over all allocations and patterns."""
+    gaps, missing = [], 0
+    for seed in seeds:
+        for layers, processors in ((6, 2), (7, 3), (8, 3)):
+            for memory in (1.6, 2.5, 4.0):
+                chain = fresh_chain(seed, processors, memory, layers)
+                best, ours = joint_optimum(chain), shortest(chain).solved
+                if best is not None and ours is not None:
+                    gaps.append(ours / best)
+                missing += best is not None and ours is None
+    print(f"MadPipe over the joint optimum, geometric mean of {len(gaps)} cases {_mean(gaps):.4f} x", flush=True)
+    print(f"equal in {sum(gap < 1.0001 for gap in gaps)}, at most {max(gaps):.3f} x, none found {missing}", flush=True)
+
+
+def row(name: str, value: float, unit: str, target: float) -> None:
+    """A line of the report."""
+    print(f"{name} {value:.3g} {unit} {target} {'ok' if value <= target else 'MISSED'}", flush=True)
+
+
+def _mean(values: list[float]) -> float:
+    return float(np.exp(np.mean(np.log(values))))
+
+
+def main() -> None:
+    """Speed, the joint optimum, then fresh chains."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="two seeds")
+    arguments = parser.parse_args()
+    speed(list(TARGETS_S), 2 if arguments.quick else 5)
+    joint(range(1000, 1001 if arguments.quick else 1005))
+    fresh(range(1000, 1001 if arguments.quick else 1005))
+
+
+if __name__ == "__main__":
+    main()
