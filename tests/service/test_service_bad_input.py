@@ -72,7 +72,7 @@ def test_a_wrong_field_is_named(http: httpx.Client, path: str, value: Any, words
         pytest.param(
             {"planner": "gpipe", "schedule": "early-bakward"},
             "unsupported-request",
-            "does not combine with schedule 'early-bakward'",
+            "no schedule 'early-bakward'",
             "did you mean 'early-backward'",
             id="schedule",
         ),
