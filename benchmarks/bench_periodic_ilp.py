@@ -134,7 +134,7 @@ def line_of_found(chain: Chain, found: Found) -> StageLine:
 
 
 class Gain(NamedTuple):
-    """Shortest periods in ns of one case, None where there is none: contiguous, by list scheduling, by the program."""
+    """Shortest periods in ns of one case, None where there is none: contiguous, by list scheduling, by the ILP."""
 
     contiguous: int | None
     listed: int | None
@@ -167,25 +167,25 @@ def fresh(seeds: Sequence[int]) -> None:
         for processors in (4, 8)
         for memory in (1.6, 2.5, 4.0, 8.0)
     ]
-    for name, periods in (("inside-out", [g.listed for g in gains]), ("integer program", [g.solved for g in gains])):
+    for name, periods in (("inside-out", [g.listed for g in gains]), ("periodic ILP", [g.solved for g in gains])):
         both = [(p, g.contiguous) for p, g in zip(periods, gains, strict=True) if p and g.contiguous]
         ratios = [p / c for p, c in both]
         shorter = sum(r < 1 for r in ratios)
         row(f"{name} over contiguous, geometric mean of {len(ratios)} cases", _mean(ratios), "x", 0.97)
         print(f"{name}: shorter than contiguous in {shorter}, at least {min(ratios):.3f} x", flush=True)
     alone = sum(g.solved is not None and g.contiguous is None for g in gains)
-    print(f"only with a special processor {alone} of {len(gains)} cases, {sum(g.allocations for g in gains)} programs")
+    print(f"only with a special processor {alone} of {len(gains)} cases, {sum(g.allocations for g in gains)} ILPs")
     none = [g for g in gains if g.solved is None]
     row("no plan, yet the search does not refute every allocation", sum(g.allocations > 0 for g in none), "cases", 0)
     print(f"no allocation fits in {sum(g.allocations == 0 for g in none)} cases", flush=True)
-    row("programs that were not proven", sum(g.unproven for g in gains), "programs", 0)
+    row("periodic ILPs that were not proven", sum(g.unproven for g in gains), "ILPs", 0)
 
 
 def joint_optimum(chain: Chain) -> int | None:
-    """The smallest period of any allocation and pattern: every way to put layers on processors, each with its program.
+    """The smallest period of any allocation and pattern: every way to put layers on processors, each with its ILP.
 
     Neighbouring layers on one processor are one stage. Least loaded first; only shorter patterns than known are asked
-    for. That is what the integer program of MadPipe's reference [1] decides.
+    for. That is what the ILP of MadPipe's reference [1] decides.
     """
     lines = []
     for places in _layouts(chain.size, chain.processors):

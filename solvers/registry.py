@@ -54,8 +54,8 @@ from penstock.solvers.schedules.inside_out import inside_out
 from penstock.solvers.schedules.interleaved import interleaved, looped_bfs
 from penstock.solvers.schedules.model_parallel import model_parallel as one_at_a_time
 from penstock.solvers.schedules.one_f_one_b_star import one_f_one_b_star
-from penstock.solvers.schedules.periodic_ilp import periodic_ilp
 from penstock.solvers.schedules.overtaking import overtaking
+from penstock.solvers.schedules.periodic_ilp import periodic_ilp
 from penstock.solvers.schedules.pipeline_execution import pipeline_execution
 from penstock.solvers.schedules.v_shape import v_half, v_min, zb_v
 from penstock.solvers.schedules.wpipe import wpipe as double_grouped
@@ -285,10 +285,10 @@ SCHEDULES: dict[str, Entry] = {
     "periodic-ilp": Entry(
         periodic_ilp,
         "MadPipe (Beaumont et al., 2022), section 4.4",
-        "the pattern of the smallest period of any allocation, by an integer program",
+        "the pattern of the smallest period of any allocation, by the periodic ILP",
         exact=True,
         supports=frozenset({"double_buffered"}),
-        options=madpipe.PROGRAM_OPTIONS,
+        options=madpipe.ILP_OPTIONS,
     ),
     "advance-forward": Entry(
         advance_forward,

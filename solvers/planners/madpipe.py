@@ -2,8 +2,8 @@
 
 Every number of micro-batches and every uniform width (each stage on so many replicas, the paper's perspective) makes
 a chain of its own. On it: the exact contiguous optimum under 1F1B*, and allocations with a special processor at
-several target periods, whose patterns are placed from the inside out, and then by the integer program of section 4.4
-where that may be shorter than what is known. (1F1B* is the program's optimum for contiguous ones.) The result is the
+several target periods, whose patterns are placed from the inside out, and then by the periodic ILP of section 4.4
+where that may be shorter than what is known. (1F1B* is the ILP's optimum for contiguous ones.) The result is the
 best of all of them by the judge, hence never worse than the contiguous optimum. ``mode: paper`` has Algorithm 1's
 allocations only.
 
@@ -35,8 +35,8 @@ from penstock.solvers.schedule import Pattern
 from penstock.solvers.schedules import inside_out, one_f_one_b_star
 from penstock.solvers.schedules.stage_line import ALL_BUFFERS, StageLine
 
-SOLVER = Option("solver", "highs", "of the integer program of a pattern", choices=SOLVERS)
-PROGRAM_OPTIONS = (SOLVER, Option("nodes", NODES, "of the program's search tree", low=1))
+SOLVER = Option("solver", "highs", "of the periodic ILP", choices=SOLVERS)
+ILP_OPTIONS = (SOLVER, Option("nodes", NODES, "of the periodic ILP's search tree", low=1))
 OPTIONS = (
     Option(
         "mode",
@@ -46,16 +46,16 @@ OPTIONS = (
     ),
     Option("width", 0, "replicas of every stage; 0 tries each number that divides the cluster", low=0),
     SOLVER,
-    Option("nodes", NODES, "of the program's search tree, for each allocation; 0: inside-out alone", low=0),
+    Option("nodes", NODES, "of the periodic ILP's search tree, for each allocation; 0: inside-out alone", low=0),
 )
 PROMISING = 4
 ENOUGH_LABELS = 60_000
 """Chains whose allocations with a special processor are searched, and after how many labels no further one is."""
 MAX_JUDGED = 24
 STEPS = 6
-MOST_PROGRAMS = 24
+MOST_SOLVED = 24
 MOST_STAGES = 24
-"""Allocations that have an integer program, and its size."""
+"""Allocations whose periodic ILP is solved, and its stages."""
 WORTH_SEARCHING = 4
 """A chain is searched unless even evenly shared work takes 1/4 longer than the best found."""
 ROUNDED = "there were too many labels to keep them exact: they were rounded up, and shorter periods may be missed"
@@ -83,8 +83,8 @@ class Plan(NamedTuple):
 
 
 @dataclass
-class Programs:
-    """The integer programs of a run: which ones are worth solving, and how many are left.
+class SecondPhase:
+    """The periodic ILPs of a run: which ones are worth solving, and how many are left.
 
     ``best_ns``: what a global batch takes under the best plan that fits for certain, by the period of its pattern.
     """
@@ -92,7 +92,7 @@ class Programs:
     problem: Problem
     solver: str
     nodes: int
-    left: int = MOST_PROGRAMS
+    left: int = MOST_SOLVED
     best_ns: int = UNREACHABLE_NS
     any_solved: bool = False
 
@@ -132,11 +132,11 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
     refuse_kinds(problem)
     mode = str(options["mode"])
     setups = _setups(problem, int(str(options["width"])))
-    programs = Programs(problem, str(options["solver"]), int(str(options["nodes"])))
+    second = SecondPhase(problem, str(options["solver"]), int(str(options["nodes"])))
     if mode == "paper":
-        plans = _paper_plans(problem, setups, programs)
+        plans = _paper_plans(problem, setups, second)
     else:
-        plans = _plans(problem, setups, programs, mode == "exact")
+        plans = _plans(problem, setups, second, mode == "exact")
     any_plan = False
     for plan in plans:
         any_plan = True
@@ -194,14 +194,14 @@ def _setups(problem: Problem, asked: int) -> list[Setup]:
     return sorted(made, key=lambda setup: (setup.time_ns(setup.chain.least_period_ns()), len(setup.groups)))
 
 
-def _plans(problem: Problem, setups: list[Setup], programs: Programs, special: bool) -> Iterator[Plan]:
+def _plans(problem: Problem, setups: list[Setup], second: SecondPhase, special: bool) -> Iterator[Plan]:
     known = _contiguous(setups)
     optima = [_made(problem, setup, [found])[0] for setup, found in known if found is not None]
-    yield from programs.note(_by_promise(optima))
+    yield from second.note(_by_promise(optima))
     yield from _by_promise([_outwards(problem, plan) for plan in optima[:PROMISING]])
     promising = [pair for pair in known if pair[1] is not None][:PROMISING]
     for setup, contiguous in promising[:1]:
-        yield from programs.solved(setup, [] if contiguous is None else [contiguous])
+        yield from second.solved(setup, [] if contiguous is None else [contiguous])
     promising += [pair for pair in known if pair[1] is None][:PROMISING]
     spent = 0
     for setup, contiguous in promising if special else ():
@@ -210,13 +210,13 @@ def _plans(problem: Problem, setups: list[Setup], programs: Programs, special: b
         searched = portfolio(setup.chain, None if contiguous is None else contiguous.period_ns)
         spent += searched.labels
         note = "" if searched.exact else ROUNDED
-        plans = programs.note(_by_promise(_made(problem, setup, list(searched.found))))
-        both = chain(plans, programs.solved(setup, searched.found))
+        plans = second.note(_by_promise(_made(problem, setup, list(searched.found))))
+        both = chain(plans, second.solved(setup, searched.found))
         yield from (plan._replace(note=note) for plan in both)
     for setup, contiguous in promising:
         for halves, found in _with_fewer_buffers(problem, setup, contiguous, special):
             yield from _by_promise(_made(problem, setup, found, halves))
-            yield from programs.solved(setup, found, halves)
+            yield from second.solved(setup, found, halves)
     for setup, contiguous in promising:
         if contiguous is not None:
             yield from _by_promise(_made(problem, setup, ladder(setup.chain, contiguous.period_ns, STEPS)))
@@ -256,11 +256,11 @@ def _with_fewer_buffers(
         yield halves, found
 
 
-def _paper_plans(problem: Problem, setups: list[Setup], programs: Programs) -> Iterator[Plan]:
+def _paper_plans(problem: Problem, setups: list[Setup], second: SecondPhase) -> Iterator[Plan]:
     for setup in setups[:PROMISING]:
         found = first_phase(setup.chain)
-        yield from programs.note(_by_promise(_made(problem, setup, found)))
-        yield from programs.solved(setup, found)
+        yield from second.note(_by_promise(_made(problem, setup, found)))
+        yield from second.solved(setup, found)
 
 
 def _by_promise(plans: list[Plan]) -> list[Plan]:

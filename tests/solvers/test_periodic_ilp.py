@@ -272,7 +272,7 @@ def test_the_schedule_says_what_it_cannot_do() -> None:
     assert SCHEDULES["periodic-ilp"].build is periodic_ilp
 
 
-def test_the_planner_is_never_worse_with_programs() -> None:
+def test_the_planner_is_never_worse_with_the_ilp() -> None:
     """Against inside-out alone; strictly better somewhere, and the same with either solver."""
     better = 0
     for seed in range(10):
