@@ -1,10 +1,10 @@
 """``auto``: every planner in turn, the simple ones first, so that a plan is there within a second.
 
-All contained planners share one session: each proposal that one of them would judge alone is judged here, or
-ruled out by a proven bound, so ``auto`` is never worse than any of them. Planners whose update rules the request does
-not allow, and those that cannot take it, are left out. ``relax`` comes behind the planners of other kinds of plans,
-because its proof, which may end the search, does not speak of those. At last ``exact``, where the plans are few enough
-to be listed, and else ``polish``, a neighbourhood search from the best plan.
+All contained planners share one session: each proposal that one of them would judge alone is judged here, or ruled
+out by a proven bound, so ``auto`` is never worse than any of them that ``exclude`` lets in. Planners whose update
+rules the request does not allow, and those that cannot take it, are left out. ``relax`` comes behind the planners of
+other kinds of plans, because its proof, which may end the search, does not speak of those. At last ``exact``, where
+the plans are few enough to be listed, and else ``polish``, a neighbourhood search from the best plan.
 """
 
 from __future__ import annotations
@@ -55,8 +55,15 @@ CONTAINED: tuple[tuple[str, Proposals, tuple[Option, ...]], ...] = (
     ("madpipe", madpipe.proposals, madpipe.OPTIONS),
     ("relax", relax.proposals, relax.OPTIONS),
 )
+RANKS_CANNOT_RUN = "hetpipe,zero-bubble"
+"""Planners of synchronous plans with several pipelines or split backwards, which the executor does not take yet."""
 OPTIONS: tuple[Option, ...] = (
-    Option("exclude", "", "contained planners to leave out, separated by commas; also 'exact' and 'polish'"),
+    Option(
+        "exclude",
+        RANKS_CANNOT_RUN,
+        "contained planners to leave out, separated by commas; also 'exact' and 'polish'; by default those whose plans "
+        "`penstock run` does not take yet",
+    ),
 )
 
 

@@ -13,6 +13,7 @@ from test_exact import instance
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.allocation import Allocation, Stage
 from penstock.solvers.pins import broken_pin
+from penstock.solvers.planners.auto import RANKS_CANNOT_RUN
 from penstock.solvers.planners.moves import even_stages, neighbours
 from penstock.solvers.planners.polish import Walk
 from penstock.solvers.planners.session import Deadline, Session
@@ -106,7 +107,7 @@ def replace_stages(plan: Allocation, stages: tuple[Stage, ...]) -> Allocation:
 def test_pins_min_slice_and_memory_are_kept() -> None:
     problem = instance(3, 10, 4, min_slice=4, stash_bytes=10**6, memory_bytes=120_000_000, recompute="auto")
     problem = replace(problem, pins=(Pin(0, 1, frozenset({2, 3})),))
-    result = PLANNERS["auto"].solve(problem, options={"exclude": "exact"})
+    result = PLANNERS["auto"].solve(problem, options={"exclude": f"exact,{RANKS_CANNOT_RUN}"})
     assert result.best is not None
     assert broken_pin(problem, result.best.allocation) is None
     assert all(4 * stage.replicas <= 12 for stage in result.best.allocation.stages)
@@ -119,7 +120,7 @@ def test_auto_is_proven_where_exact_is_contained_and_no_worse_without_exclusions
     problem = instance(seed, 9)
     heard: list[Candidate] = []
     full = PLANNERS["auto"].solve(problem, on_incumbent=heard.append)
-    bare = PLANNERS["auto"].solve(problem, options={"exclude": "exact,polish"})
+    bare = PLANNERS["auto"].solve(problem, options={"exclude": f"exact,polish,{RANKS_CANNOT_RUN}"})
     assert full.best is not None
     assert bare.best is not None
     assert full.best.value_ns <= bare.best.value_ns
