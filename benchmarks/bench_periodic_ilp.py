@@ -10,7 +10,7 @@ import argparse
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +18,10 @@ import numpy as np
 from penstock.solvers.allocators.madpipe.chain import Chain
 from penstock.solvers.allocators.madpipe.contiguous import Found, contiguous_optimum
 from penstock.solvers.allocators.madpipe.labels import portfolio
+from penstock.solvers.network import Inside, Network
 from penstock.solvers.periodic_ilp import solve
+from penstock.solvers.problem import Device, Measured, MemoryRules, NetworkRules, Problem
+from penstock.solvers.registry import PLANNERS
 from penstock.solvers.schedules import inside_out
 from penstock.solvers.schedules.one_f_one_b_star import chain_loads, groups
 from penstock.solvers.schedules.stage_line import StageLine
@@ -26,6 +29,7 @@ from penstock.solvers.schedules.stage_line import StageLine
 TARGETS_S = {4: 3.0, 6: 3.0, 8: 3.0, 10: 3.0, 12: 3.0, 16: 8.0}
 MILLION = 10**6
 LAYERS = 50
+BANDWIDTH_BYTES_PER_S = 12_000 * MILLION
 
 
 def invented_line(count: int, shared: int, seed: int, *, tight: bool) -> StageLine:
@@ -85,24 +89,70 @@ def speed(counts: list[int], seeds: int) -> None:
         print(f"{count} stages, period over inside-out's, geometric mean {_mean(gains):.3f} x", flush=True)
 
 
-def fresh_chain(seed: int, processors: int, memory: float, count: int = LAYERS) -> Chain:
-    """Layers by the generator's rules, in the paper's own model; ``memory`` times an even share on each processor."""
+class Layers(NamedTuple):
+    """Forward and backward ns, weight bytes, and the bytes of the tensor before each layer and behind the last."""
+
+    forward: list[int]
+    backward: list[int]
+    weights: list[int]
+    inputs: list[int]
+
+    def memory_bytes(self, processors: int, memory: float) -> int:
+        """``memory`` times an even share of three copies of the weights and one micro-batch's activations."""
+        return int((3 * sum(self.weights) + sum(self.inputs[:-1])) * memory / processors)
+
+
+def fresh_layers(seed: int, count: int) -> Layers:
+    """By the generator's rules: work and activations shrink along the chain, weights grow, all unevenly."""
     draw = np.random.default_rng(seed)
     place = np.linspace(0, 1, count)
     load = np.exp(draw.normal(0, 0.45, count)) * (1.3 - 0.6 * place) * 10 * MILLION
     inputs = np.exp(draw.normal(0, 0.3, count + 1)) * np.exp(-2.5 * np.linspace(0, 1, count + 1)) * 400 * MILLION
     weights = np.exp(draw.normal(0, 0.5, count)) * np.exp(2.5 * place) * 1.5 * MILLION
-    forward, backward, weight, activation = (
-        values.astype(np.int64).tolist() for values in (load / 3, load * 2 / 3, weights, inputs)
-    )
+    return Layers(*(values.astype(np.int64).tolist() for values in (load / 3, load * 2 / 3, weights, inputs)))
+
+
+def fresh_chain(seed: int, processors: int, memory: float, count: int = LAYERS) -> Chain:
+    """In the paper's own model (section 4.1)."""
+    layers = fresh_layers(seed, count)
     return Chain.of_layers(
-        forward,
-        backward,
-        weight,
-        activation,
-        bandwidth_bytes_per_s=12_000 * MILLION,
-        memory_bytes=int((3 * sum(weight) + sum(activation[:count])) * memory / processors),
+        *layers,
+        bandwidth_bytes_per_s=BANDWIDTH_BYTES_PER_S,
+        memory_bytes=layers.memory_bytes(processors, memory),
         processors=processors,
+    )
+
+
+def fresh_problem(seed: int, processors: int, memory: float) -> Problem:
+    """As a request, without transfer buffers: each layer's stash is its input."""
+    layers = fresh_layers(seed, LAYERS)
+    names = tuple(f"gpu{d}" for d in range(processors))
+    weights = np.concatenate(([0], np.cumsum(layers.weights)))
+    forward, backward, inputs = (np.asarray(each) for each in (layers.forward, layers.backward, layers.inputs))
+    sent = inputs[1:-1]
+    return Problem(
+        layer_names=tuple(f"layer{i}" for i in range(LAYERS)),
+        parameter_bytes=weights,
+        trainable_bytes=weights,
+        update_ns=np.zeros(LAYERS + 1, dtype=np.int64),
+        forward_bytes=sent,
+        backward_bytes=sent,
+        boundary_tensors=tuple((("x", int(size), int(size)),) for size in sent),
+        cuttable=np.ones(LAYERS - 1, dtype=bool),
+        shared_parameters=(),
+        measured={"gpu": (Measured(1, forward, backward, backward // 2, inputs[:-1], 0 * forward),)},
+        linear=True,
+        kind_source={"gpu": ("gpu", 1.0)},
+        devices=tuple(Device(name, 0, "gpu", layers.memory_bytes(processors, memory), 0, None) for name in names),
+        network=Network(names, ("node",), (0,) * processors, (Inside("pairs", BANDWIDTH_BYTES_PER_S, 0, False),), ()),
+        global_batch_size=2 * processors,
+        micro_batch_sizes=(1,),
+        min_slice=1,
+        memory=MemoryRules(1, 0, False, 0, False),
+        rules=NetworkRules(False, "half", "madpipe", "flat", 25 * MILLION, False),
+        recompute="never",
+        expected_error=0.0,
+        update_rules=frozenset({"double_buffered"}),
     )
 
 
@@ -163,9 +213,7 @@ def fresh(seeds: Sequence[int]) -> None:
     """MadPipe's final periods against the exact contiguous optimum."""
     gains = [
         shortest(fresh_chain(seed, processors, memory))
-        for seed in seeds
-        for processors in (4, 8)
-        for memory in (1.6, 2.5, 4.0, 8.0)
+        for seed, processors, memory in product(seeds, (4, 8), (1.6, 2.5, 4.0, 8.0))
     ]
     for name, periods in (("inside-out", [g.listed for g in gains]), ("periodic ILP", [g.solved for g in gains])):
         both = [(p, g.contiguous) for p, g in zip(periods, gains, strict=True) if p and g.contiguous]
@@ -179,6 +227,29 @@ def fresh(seeds: Sequence[int]) -> None:
     row("no plan, yet the search does not refute every allocation", sum(g.allocations > 0 for g in none), "cases", 0)
     print(f"no allocation fits in {sum(g.allocations == 0 for g in none)} cases", flush=True)
     row("periodic ILPs that were not proven", sum(g.unproven for g in gains), "ILPs", 0)
+
+
+def judged(seeds: Sequence[int]) -> None:
+    """The planner's whole answer, simulated, against its answer with contiguous allocations alone."""
+    ratios, worse, alone, neither = [], 0, 0, 0
+    for seed, processors, memory in product(seeds, (4, 8), (1.6, 2.5, 4.0, 8.0)):
+        problem = fresh_problem(seed, processors, memory)
+        both, contiguous = (
+            PLANNERS["madpipe"].solve(problem, options={"width": 1, "mode": mode}).best
+            for mode in ("exact", "contiguous")
+        )
+        if both is not None and contiguous is not None:
+            ratios.append(both.value_ns / contiguous.value_ns)
+        worse += contiguous is not None and (both is None or both.value_ns > contiguous.value_ns)
+        alone += both is not None and contiguous is None
+        neither += both is None and contiguous is None
+    row(f"judged plans over contiguous ones, geometric mean of {len(ratios)} cases", _mean(ratios), "x", 0.97)
+    row("judged plans worse than contiguous ones", worse, "cases", 0)
+    shorter = sum(r < 1 for r in ratios)
+    print(
+        f"judged: shorter in {shorter}, at least {min(ratios):.3f} x; only with a special processor {alone}, ", end=""
+    )
+    print(f"no plan {neither}", flush=True)
 
 
 def joint_optimum(chain: Chain) -> int | None:
@@ -241,6 +312,7 @@ def main() -> None:
     speed(list(TARGETS_S), 2 if arguments.quick else 5)
     joint(range(1000, 1001 if arguments.quick else 1005))
     fresh(range(1000, 1001 if arguments.quick else 1005))
+    judged(range(1000, 1001 if arguments.quick else 1005))
 
 
 if __name__ == "__main__":

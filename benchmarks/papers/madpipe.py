@@ -8,7 +8,7 @@ processors of 3 … 16 GB, links of 12 and 24 GB/s.
 The baseline is the paper's: PipeDream's straight dynamic program, then 1F1B* with the smallest period that really fits.
 Its memory rule, "at most P activations", is read in two ways: P on every stage (ALGORITHMS 4.5), and P - s + 1 on stage
 s, which is what PipeDream's own schedule keeps without transfers. MadPipe is what this library's planner proposes: the
-exact contiguous optimum, and allocations with a special processor, whose patterns are placed from the inside out.
+exact contiguous optimum, and allocations with a special processor, whose patterns are the periodic program's.
 Periods are those of patterns that fit; a sample is judged besides.
 """
 
@@ -36,6 +36,7 @@ from penstock.solvers.allocators.madpipe.labels import TOLERANCE, portfolio, spe
 from penstock.solvers.allocators.madpipe.paper import first_phase
 from penstock.solvers.kernels.madpipe_labels import FOUND, Rounding, special
 from penstock.solvers.network import Inside, Network
+from penstock.solvers.periodic_ilp import solve
 from penstock.solvers.problem import Device, Measured, Problem
 from penstock.solvers.registry import PLANNERS
 from penstock.solvers.schedules import inside_out
@@ -288,7 +289,7 @@ def _special_is_optimistic() -> Row:
         processors=2,
     )
     found = special_optimum(chain, tight=False).found[0]
-    pattern = inside_out.smallest(_line(chain, found))
+    pattern = solve(_line(chain, found)).pattern
     tight = special_optimum(chain).found[0]
     valid = 0.0 if pattern is None else pattern.period_ns / 1e9
     good = abs(valid - 9.25) < 0.001 and abs(found.period_ns / 1e9 - 6) < 0.001
@@ -353,8 +354,11 @@ def _case(name: str, processors: int, memory_gb: int, bandwidth_gb: int, folder:
     searched = portfolio(chain, below)
     periods = [] if contiguous is None else [contiguous.period_ns]
     for found in searched.found:
-        pattern = inside_out.smallest(_line(chain, found), below_ns=min(periods, default=None))
+        line = _line(chain, found)
+        pattern = inside_out.smallest(line, below_ns=min(periods, default=None))
         periods += [] if pattern is None else [pattern.period_ns]
+        answer = solve(line, below_ns=min(periods, default=None))
+        periods += [] if answer.pattern is None else [answer.pattern.period_ns]
     partitions = [_pipedream(chain, position) for position in (False, True)]
     valid = [None if found is None else minimal_period_ns(_line(chain, found)) for found in partitions]
     return Case(
