@@ -65,8 +65,8 @@ def main() -> None:
 
 def _run(problem: Problem) -> Run:
     exact, seconds = _solve(problem, "exact", {})
-    auto, auto_seconds = _solve(problem, "auto", {"exclude": f"exact,{RANKS_CANNOT_RUN}"})
-    plain, _ = _solve(problem, "auto", {"exclude": f"exact,polish,{RANKS_CANNOT_RUN}"})
+    auto, auto_seconds = _solve(problem, "auto", {"exclude": f"exact,interleaved,{RANKS_CANNOT_RUN}"})
+    plain, _ = _solve(problem, "auto", {"exclude": f"exact,polish,interleaved,{RANKS_CANNOT_RUN}"})
     return Run(exact, _value(auto), _value(plain), seconds, auto_seconds)
 
 
@@ -103,8 +103,8 @@ def _report(network: str, runs: list[Run]) -> None:
 
 def _polished(model: str, topology: str, batch: int) -> None:
     problem = to_problem(PlanRequest(profile=profile(model), topology=cluster(topology), global_batch_size=batch))
-    plain, before = _solve(problem, "auto", {"exclude": f"exact,polish,{RANKS_CANNOT_RUN}"})
-    polished, after = _solve(problem, "auto", {"exclude": f"exact,{RANKS_CANNOT_RUN}"})
+    plain, before = _solve(problem, "auto", {"exclude": f"exact,polish,interleaved,{RANKS_CANNOT_RUN}"})
+    polished, after = _solve(problem, "auto", {"exclude": f"exact,interleaved,{RANKS_CANNOT_RUN}"})
     gain = 100 * (1 - _value(polished) / _value(plain))
     name = f"polishing {model} on {topology}"
     _row(f"{name}: gain", gain, "%", None, True)

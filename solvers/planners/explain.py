@@ -29,12 +29,18 @@ def why_found(session: Session) -> str:
         )
     bound = session.bound.bound_ns
     if best.value_ns <= bound + session.bound.tolerance_ns:
-        parts.append("it meets the lower bound of the request")
+        parts.append(f"it meets the lower bound of {_covered(session)}")
     elif bound > 0:
-        parts.append(f"{100 * (best.value_ns / bound - 1):.2f} % above the lower bound of the request")
+        parts.append(f"{100 * (best.value_ns / bound - 1):.2f} % above the lower bound of {_covered(session)}")
     if session.unfinished:
         parts.append(f"{_limit(session)} came before {', '.join(dict.fromkeys(session.unfinished))} had finished")
     return "; ".join(parts)
+
+
+def _covered(session: Session) -> str:
+    """Which plans of the request its bound speaks of, in a few words."""
+    model = session.bound.model.split(",")[0]
+    return "the request" if model == "every plan" else f"plans of {model}"
 
 
 def _shape(session: Session, best: Candidate) -> str:
