@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+from chains import chain, star
 
 from penstock.solvers.allocation import Allocation, Stage, single_pipeline
-from penstock.solvers.network import Inside, Network
-from penstock.solvers.problem import Device, Measured, MemoryRules, NetworkRules, Problem
+from penstock.solvers.problem import MemoryRules, NetworkRules, Problem
 from penstock.solvers.schedule import Orders
 from penstock.solvers.schedules.chained import Chained
 from penstock.solvers.schedules.interleaved import interleaved, looped_bfs
@@ -167,31 +167,19 @@ def _plan(stages: int, p: int, m: int, drawn: bool, transfer_ns: int, shape: str
     )
     place = {"line": lambda s: s, "v": lambda s: min(s, stages - 1 - s), "loop": lambda s: s % p}[shape]
     allocation = single_pipeline(tuple(Stage(s, s, (place(s),)) for s in range(stages)), m)
-    none = np.zeros(stages, dtype=np.int64)
-    cuts = np.full(stages - 1, transfer_ns, dtype=np.int64)
-    names = tuple(f"n/{d}" for d in range(p))
-    problem = Problem(
-        layer_names=tuple(f"layer{s}" for s in range(stages)),
-        parameter_bytes=np.zeros(stages + 1, dtype=np.int64),
-        trainable_bytes=np.zeros(stages + 1, dtype=np.int64),
-        update_ns=np.zeros(stages + 1, dtype=np.int64),
-        forward_bytes=cuts,
-        backward_bytes=cuts,
-        boundary_tensors=tuple((("x", transfer_ns, transfer_ns),) for _ in range(stages - 1)),
-        cuttable=np.ones(stages - 1, dtype=bool),
-        shared_parameters=(),
-        measured={"unit": (Measured(1, forward, inputs + weights, weights, none + STASH, none),)},
-        linear=True,
-        kind_source={"unit": ("unit", 1.0)},
-        devices=tuple(Device(name, 0, "unit", 2**40, 0, None) for name in names),
-        network=Network(names, ("n",), (0,) * p, (Inside("pairs", 10**9, 0, True),), ()),
-        global_batch_size=m,
-        micro_batch_sizes=(1,),
-        min_slice=1,
-        memory=MemoryRules(1, 0, False, 0, False),
+    problem = chain(
+        star((p,), 10**9, 0),
+        forward,
+        np.full(stages - 1, transfer_ns, dtype=np.int64),
+        np.zeros(stages, dtype=np.int64),
+        batch=m,
+        sizes=(1,),
         rules=NetworkRules(False, "full", "madpipe", "flat", 25_000_000, True),
-        recompute="never",
-        expected_error=0.0,
+        backward_ns=inputs + weights,
+        weight_ns=weights,
+        stash_bytes=np.full(stages, STASH),
+        memory_bytes=2**40,
+        memory=MemoryRules(1, 0, False, 0, False),
     )
     return problem, allocation
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import time
 
 import numpy as np
+from chains import chain, star, unequal
 
 from penstock.solvers.allocators.dapple.placement import POLICIES
 from penstock.solvers.allocators.dapple.search import Rules, search
 from penstock.solvers.allocators.dapple.tables import shape
 from penstock.solvers.batches import Batch, batch_of
-from penstock.solvers.network import Cable, Inside, Network
-from penstock.solvers.problem import Device, Measured, MemoryRules, NetworkRules, Problem
+from penstock.solvers.problem import NetworkRules, Problem
 from penstock.solvers.registry import PLANNERS
 
 REPETITIONS = 3
@@ -65,44 +65,18 @@ def _same_value(name: str, problem: Problem) -> None:
 
 def _instance(layers: int, nodes: tuple[int, ...], batch: int, seed: int = 0) -> Problem:
     """A chain of unequal layers on servers of 25 GB/s inside and 3 GB/s between."""
-    draw = np.random.default_rng(seed)
-    forward = np.exp(draw.normal(14.5, 0.4, layers)).astype(np.int64)
-    parameters = np.exp(draw.normal(16.5, 0.6, layers)).astype(np.int64)
-    boundary = np.exp(draw.normal(13.5, 0.3, layers - 1)).astype(np.int64)
-    measured = Measured(1, forward, 2 * forward, forward, boundary.max() + 0 * forward, 0 * forward)
-    names = tuple(f"n{i}/{j}" for i, size in enumerate(nodes) for j in range(size))
-    hosts = tuple(f"n{i}" for i in range(len(nodes)))
-    node_of = tuple(i for i, size in enumerate(nodes) for _ in range(size))
-    network = Network(
-        names,
-        hosts,
-        node_of,
-        (Inside("pairs", 25 * 10**9, 0, True),) * len(nodes),
-        tuple(Cable(host, "switch", 3 * 10**9, 0, True) for host in hosts),
-    )
-    prefix = np.concatenate(([0], np.cumsum(parameters)))
-    return Problem(
-        layer_names=tuple(f"layer{i}" for i in range(layers)),
-        parameter_bytes=prefix,
-        trainable_bytes=prefix,
-        update_ns=np.zeros(layers + 1, dtype=np.int64),
-        forward_bytes=boundary,
-        backward_bytes=boundary,
-        boundary_tensors=tuple((("x", int(b), int(b)),) for b in boundary),
-        cuttable=np.ones(layers - 1, dtype=bool),
-        shared_parameters=(),
-        measured={"V100": (measured,)},
-        linear=True,
-        kind_source={"V100": ("V100", 1.0)},
-        devices=tuple(Device(n, node_of[d], "V100", 16 * 10**9, 0, None) for d, n in enumerate(names)),
-        network=network,
-        global_batch_size=batch,
-        micro_batch_sizes=(),
-        min_slice=1,
-        memory=MemoryRules(1, 2, False, 0, True),
+    forward, sent, parameters = unequal(layers, seed)
+    return chain(
+        star(nodes, 25 * 10**9, 3 * 10**9),
+        forward,
+        sent,
+        parameters,
+        batch=batch,
+        sizes=(),
         rules=NetworkRules(False, "half", "nic", "hierarchical", 25_000_000, True),
+        stash_bytes=np.full(layers, sent.max()),
+        memory_bytes=16 * 10**9,
         recompute="auto",
-        expected_error=0.0,
     )
 
 

@@ -14,13 +14,13 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 import numpy as np
+from chains import NO_BUCKETS, chain, star
 
 from penstock.convert import to_problem
 from penstock.examples.catalogue import cluster, profile
 from penstock.schemas.request import PlanRequest
-from penstock.solvers.network import Cable, Inside, Network
 from penstock.solvers.planners.auto import RANKS_CANNOT_RUN
-from penstock.solvers.problem import Device, Measured, MemoryRules, NetworkRules, Problem
+from penstock.solvers.problem import MemoryRules, NetworkRules, Problem
 from penstock.solvers.registry import PLANNERS
 from penstock.solvers.result import Result, Status
 from penstock.solvers.warm import warm
@@ -125,38 +125,18 @@ def instance(seed: int, number: int, shared: bool) -> Problem:
     parameters = (np.exp(draw.normal(0, 0.8, LAYERS)) * np.linspace(0.3, 2, LAYERS) * weight).astype(np.int64)
     size = float(draw.choice([500, 2000, 6000])) * 1000 / 12
     sent = (np.exp(draw.normal(0, 0.4, LAYERS - 1)) * np.linspace(2, 0.5, LAYERS - 1) * size).astype(np.int64)
-    nothing = np.zeros(LAYERS, dtype=np.int64)
-    names = tuple(f"n{d // 2}/{d % 2}" for d in range(4))
     between = int(draw.choice([1, 3, 10])) * 10**9
-    inside = Inside("pairs", 10**10, 0, True)
-    return Problem(
-        layer_names=tuple(f"layer{i}" for i in range(LAYERS)),
-        parameter_bytes=np.concatenate(([0], np.cumsum(parameters))),
-        trainable_bytes=np.concatenate(([0], np.cumsum(parameters))),
-        update_ns=np.zeros(LAYERS + 1, dtype=np.int64),
-        forward_bytes=sent,
-        backward_bytes=sent,
-        boundary_tensors=tuple((("x", int(b), int(b)),) for b in sent),
-        cuttable=np.ones(LAYERS - 1, dtype=bool),
-        shared_parameters=(),
-        measured={"gpu": (Measured(1, forward, 2 * forward, nothing, nothing, nothing),)},
-        linear=True,
-        kind_source={"gpu": ("gpu", 1.0)},
-        devices=tuple(Device(name, d // 2, "gpu", 2**45, 0, None) for d, name in enumerate(names)),
-        network=Network(
-            names,
-            ("n0", "n1"),
-            (0, 0, 1, 1),
-            (inside, inside),
-            (Cable("n0", "switch", between, 0, True), Cable("n1", "switch", between, 0, True)),
-        ),
-        global_batch_size=12 * number,
-        micro_batch_sizes=(12,),
-        min_slice=1,
+    return chain(
+        star((2, 2), 10**10, between),
+        forward,
+        sent,
+        parameters,
+        batch=12 * number,
+        sizes=(12,),
+        rules=NetworkRules(shared, "half", "nic" if shared else "spp", "flat", NO_BUCKETS, False),
+        weight_ns=np.zeros(LAYERS, dtype=np.int64),
+        memory_bytes=2**45,
         memory=MemoryRules(1, 0, False, 0, True),
-        rules=NetworkRules(shared, "half", "nic" if shared else "spp", "flat", 2**60, False),
-        recompute="never",
-        expected_error=0.0,
     )
 
 

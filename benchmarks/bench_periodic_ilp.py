@@ -13,14 +13,14 @@ from dataclasses import replace
 from itertools import pairwise, product
 from typing import NamedTuple
 
+import chains
 import numpy as np
 
 from penstock.solvers.allocators.madpipe.chain import Chain
 from penstock.solvers.allocators.madpipe.contiguous import Found, contiguous_optimum
 from penstock.solvers.allocators.madpipe.labels import portfolio
-from penstock.solvers.network import Inside, Network
 from penstock.solvers.periodic_ilp import solve
-from penstock.solvers.problem import Device, Measured, MemoryRules, NetworkRules, Problem
+from penstock.solvers.problem import MemoryRules, NetworkRules, Problem
 from penstock.solvers.registry import PLANNERS
 from penstock.solvers.schedules import inside_out
 from penstock.solvers.schedules.one_f_one_b_star import chain_loads, groups
@@ -126,32 +126,20 @@ def fresh_chain(seed: int, processors: int, memory: float, count: int = LAYERS) 
 def fresh_problem(seed: int, processors: int, memory: float) -> Problem:
     """As a request, without transfer buffers: each layer's stash is its input."""
     layers = fresh_layers(seed, LAYERS)
-    names = tuple(f"gpu{d}" for d in range(processors))
-    weights = np.concatenate(([0], np.cumsum(layers.weights)))
     forward, backward, inputs = (np.asarray(each) for each in (layers.forward, layers.backward, layers.inputs))
-    sent = inputs[1:-1]
-    return Problem(
-        layer_names=tuple(f"layer{i}" for i in range(LAYERS)),
-        parameter_bytes=weights,
-        trainable_bytes=weights,
-        update_ns=np.zeros(LAYERS + 1, dtype=np.int64),
-        forward_bytes=sent,
-        backward_bytes=sent,
-        boundary_tensors=tuple((("x", int(size), int(size)),) for size in sent),
-        cuttable=np.ones(LAYERS - 1, dtype=bool),
-        shared_parameters=(),
-        measured={"gpu": (Measured(1, forward, backward, backward // 2, inputs[:-1], 0 * forward),)},
-        linear=True,
-        kind_source={"gpu": ("gpu", 1.0)},
-        devices=tuple(Device(name, 0, "gpu", layers.memory_bytes(processors, memory), 0, None) for name in names),
-        network=Network(names, ("node",), (0,) * processors, (Inside("pairs", BANDWIDTH_BYTES_PER_S, 0, False),), ()),
-        global_batch_size=2 * processors,
-        micro_batch_sizes=(1,),
-        min_slice=1,
-        memory=MemoryRules(1, 0, False, 0, False),
+    return chains.chain(
+        chains.star((processors,), BANDWIDTH_BYTES_PER_S, 0, full_duplex=False),
+        forward,
+        inputs[1:-1],
+        np.asarray(layers.weights),
+        batch=2 * processors,
+        sizes=(1,),
         rules=NetworkRules(False, "half", "madpipe", "flat", 25 * MILLION, False),
-        recompute="never",
-        expected_error=0.0,
+        backward_ns=backward,
+        weight_ns=backward // 2,
+        stash_bytes=inputs[:-1],
+        memory_bytes=layers.memory_bytes(processors, memory),
+        memory=MemoryRules(1, 0, False, 0, False),
         update_rules=frozenset({"double_buffered"}),
     )
 

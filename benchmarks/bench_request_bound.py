@@ -16,17 +16,16 @@ from pathlib import Path
 from statistics import median
 from typing import Literal, NamedTuple
 
-import numpy as np
+from chains import chain, star, unequal
 
 from penstock.convert import to_problem
 from penstock.examples.catalogue import cluster, profile
 from penstock.importers.pipedream import read_profile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import NetworkModel, PlanRequest
-from penstock.solvers.network import Cable, Inside, Network
 from penstock.solvers.planners.relax import MILLION, Relaxation
 from penstock.solvers.planners.session import is_contiguous
-from penstock.solvers.problem import Device, Measured, MemoryRules, NetworkRules, Problem
+from penstock.solvers.problem import NetworkRules, Problem
 from penstock.solvers.registry import PLANNERS
 
 MODELS = {
@@ -145,43 +144,16 @@ def _size(nodes: tuple[int, ...], layers: int, target: float, most_seconds: floa
 
 
 def _chain(nodes: tuple[int, ...], layers: int) -> Problem:
-    draw = np.random.default_rng(layers + len(nodes))
-    forward = np.exp(draw.normal(14.5, 0.4, layers)).astype(np.int64)
-    parameters = np.exp(draw.normal(16.5, 0.6, layers)).astype(np.int64)
-    boundary = np.exp(draw.normal(13.5, 0.4, layers - 1)).astype(np.int64)
-    count = sum(nodes)
-    names = tuple(f"n{i}/{j}" for i, size in enumerate(nodes) for j in range(size))
-    hosts = tuple(f"n{i}" for i in range(len(nodes)))
-    node_of = tuple(i for i, size in enumerate(nodes) for _ in range(size))
-    prefix = np.concatenate(([0], np.cumsum(parameters)))
-    return Problem(
-        layer_names=tuple(f"layer{i}" for i in range(layers)),
-        parameter_bytes=prefix,
-        trainable_bytes=prefix,
-        update_ns=np.zeros(layers + 1, dtype=np.int64),
-        forward_bytes=boundary,
-        backward_bytes=boundary,
-        boundary_tensors=tuple((("x", int(b), int(b)),) for b in boundary),
-        cuttable=np.ones(layers - 1, dtype=bool),
-        shared_parameters=(),
-        measured={"gpu": (Measured(1, forward, 2 * forward, forward, 0 * forward, 0 * forward),)},
-        linear=True,
-        kind_source={"gpu": ("gpu", 1.0)},
-        devices=tuple(Device(name, node_of[d], "gpu", 2**50, 0, None) for d, name in enumerate(names)),
-        network=Network(
-            names,
-            hosts,
-            node_of,
-            (Inside("pairs", 130 * 10**9, 0, False),) * len(nodes),
-            tuple(Cable(host, "switch", 3_125_000_000, 0, False) for host in hosts),
-        ),
-        global_batch_size=16 * count,
-        micro_batch_sizes=(count,),
-        min_slice=1,
-        memory=MemoryRules(1, 2, False, 0, True),
+    forward, sent, parameters = unequal(layers, layers + len(nodes), boundary_spread=0.4)
+    devices = sum(nodes)
+    return chain(
+        star(nodes, 130 * 10**9, 3_125_000_000, full_duplex=False),
+        forward,
+        sent,
+        parameters,
+        batch=16 * devices,
+        sizes=(devices,),
         rules=NetworkRules(False, "half", "spp", "flat", 25_000_000, False),
-        recompute="never",
-        expected_error=0.0,
     )
 
 

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
+from chains import chain, star
 
 from penstock.schemas.program import BACKWARD, FORWARD
 from penstock.solvers.allocation import Allocation, Stage, single_pipeline
-from penstock.solvers.network import Cable, Inside, Network
-from penstock.solvers.problem import Device, Measured, MemoryRules, NetworkRules, Problem
+from penstock.solvers.problem import NetworkRules, Problem
 from penstock.solvers.schedule import Orders, Pattern, PatternOperation, Row, Schedule
 from penstock.solvers.simulate import makespan_ns, simulate
 from penstock.solvers.unroll import unroll
@@ -105,40 +105,18 @@ def _case(stages: int, batches: int, network: str) -> Case:
 
 def _problem(forward: np.ndarray, boundary: np.ndarray, batches: int, network: str) -> Problem:
     count = len(forward)
-    measured = Measured(1, forward, 2 * forward, forward, 1000 * forward, 0 * forward)
-    names = tuple(f"n{i // 8}/{i % 8}" for i in range(count))
-    hosts = tuple(f"n{i}" for i in range(-(-count // 8)))
-    prefix = np.arange(count + 1, dtype=np.int64) * 1_000_000
-    return Problem(
-        layer_names=tuple(f"layer{i}" for i in range(count)),
-        parameter_bytes=prefix,
-        trainable_bytes=prefix,
-        update_ns=0 * prefix,
-        forward_bytes=boundary,
-        backward_bytes=boundary,
-        boundary_tensors=tuple((("x", int(b), int(b)),) for b in boundary),
-        cuttable=np.ones(count - 1, dtype=bool),
-        shared_parameters=(),
-        measured={"gpu": (measured,)},
-        linear=True,
-        kind_source={"gpu": ("gpu", 1.0)},
-        devices=tuple(Device(name, i // 8, "gpu", 2**50, 0, None) for i, name in enumerate(names)),
-        network=Network(
-            names,
-            hosts,
-            tuple(i // 8 for i in range(count)),
-            (Inside("ports", 10**9, 0, True),) * len(hosts),
-            tuple(Cable(host, "switch", 2 * 10**9, 0, True) for host in hosts),
-        ),
-        global_batch_size=batches,
-        micro_batch_sizes=(1,),
-        min_slice=1,
-        memory=MemoryRules(1, 2, False, 0, True),
+    servers = tuple(min(8, count - first) for first in range(0, count, 8))
+    return chain(
+        star(servers, 10**9, 2 * 10**9, form="ports"),
+        forward,
+        boundary,
+        np.full(count, 1_000_000),
+        batch=batches,
+        sizes=(1,),
         rules=NetworkRules(
             network == "shared", "half" if network == "half" else "full", "madpipe", "flat", 25 * 10**6, True
         ),
-        recompute="never",
-        expected_error=0.0,
+        stash_bytes=1000 * forward,
     )
 
 

@@ -13,13 +13,13 @@ import sys
 import time
 
 import numpy as np
+from chains import chain, star, unequal
 
 from penstock.solvers.allocators.spp.ordering import Graph, device_order, graph_of, merged
 from penstock.solvers.allocators.spp.partition import pruned_replicas, search, stages_that_fit
 from penstock.solvers.allocators.spp.tables import chain_of, windows
 from penstock.solvers.batches import batch_of
-from penstock.solvers.network import Cable, Inside, Network
-from penstock.solvers.problem import Device, Measured, MemoryRules, NetworkRules, Problem
+from penstock.solvers.problem import NetworkRules, Problem
 
 MICRO_BATCHES = 32
 FIRST_CALL = """
@@ -90,43 +90,18 @@ def _partition(layers: int, nodes: tuple[int, ...], target: float) -> None:
 
 def _instance(layers: int, nodes: tuple[int, ...]) -> Problem:
     """A chain of unequal layers on servers of 25 GB/s inside and 3 GB/s between, in SPP's network."""
-    draw = np.random.default_rng(0)
-    forward = np.exp(draw.normal(14.5, 0.4, layers)).astype(np.int64)
-    parameters = np.exp(draw.normal(16.5, 0.6, layers)).astype(np.int64)
-    boundary = np.exp(draw.normal(13.5, 0.3, layers - 1)).astype(np.int64)
-    measured = Measured(1, forward, 2 * forward, forward, boundary.max() + 0 * forward, 0 * forward)
-    names = tuple(f"n{i}/{j}" for i, size in enumerate(nodes) for j in range(size))
-    hosts = tuple(f"n{i}" for i in range(len(nodes)))
-    node_of = tuple(i for i, size in enumerate(nodes) for _ in range(size))
-    prefix = np.concatenate(([0], np.cumsum(parameters)))
-    return Problem(
-        layer_names=tuple(f"layer{i}" for i in range(layers)),
-        parameter_bytes=prefix,
-        trainable_bytes=prefix,
-        update_ns=np.zeros(layers + 1, dtype=np.int64),
-        forward_bytes=boundary,
-        backward_bytes=boundary,
-        boundary_tensors=tuple((("x", int(b), int(b)),) for b in boundary),
-        cuttable=np.ones(layers - 1, dtype=bool),
-        shared_parameters=(),
-        measured={"V100": (measured,)},
-        linear=True,
-        kind_source={"V100": ("V100", 1.0)},
-        devices=tuple(Device(n, node_of[d], "V100", 2**40, 0, None) for d, n in enumerate(names)),
-        network=Network(
-            names,
-            hosts,
-            node_of,
-            (Inside("pairs", 25 * 10**9, 0, True),) * len(nodes),
-            tuple(Cable(host, "switch", 3 * 10**9, 0, True) for host in hosts),
-        ),
-        global_batch_size=MICRO_BATCHES * len(names),
-        micro_batch_sizes=(len(names),),
-        min_slice=1,
-        memory=MemoryRules(1, 2, False, 0, True),
+    forward, sent, parameters = unequal(layers, 0)
+    devices = sum(nodes)
+    return chain(
+        star(nodes, 25 * 10**9, 3 * 10**9),
+        forward,
+        sent,
+        parameters,
+        batch=MICRO_BATCHES * devices,
+        sizes=(devices,),
         rules=NetworkRules(False, "half", "spp", "flat", 25_000_000, False),
-        recompute="never",
-        expected_error=0.0,
+        stash_bytes=np.full(layers, sent.max()),
+        memory_bytes=2**40,
     )
 
 
