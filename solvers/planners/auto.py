@@ -15,22 +15,6 @@ from difflib import get_close_matches
 from typing import Protocol
 
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.planners import (
-    avgpipe,
-    chunked,
-    dapple,
-    dp,
-    exact,
-    gpipe,
-    hetpipe,
-    madpipe,
-    model_parallel,
-    pipedream,
-    pipedream_2bw,
-    relax,
-    spp,
-    wpipe,
-)
 from penstock.solvers.planners.options import Option, checked
 from penstock.solvers.planners.polish import polish
 from penstock.solvers.planners.proposal import Proposal
@@ -39,22 +23,23 @@ from penstock.solvers.problem import Problem
 
 Proposals = Callable[[Problem, Mapping[str, object]], Iterator[Proposal]]
 
-CONTAINED: tuple[tuple[str, Proposals, tuple[Option, ...]], ...] = (
-    ("dp", dp.proposals, dp.OPTIONS),
-    ("gpipe", gpipe.proposals, gpipe.OPTIONS),
-    ("model-parallel", model_parallel.proposals, model_parallel.OPTIONS),
-    ("dapple", dapple.proposals, dapple.OPTIONS),
-    ("spp", spp.proposals, spp.OPTIONS),
-    ("hetpipe", hetpipe.proposals, hetpipe.OPTIONS),
-    ("interleaved", chunked.interleaved_proposals, chunked.INTERLEAVED),
-    ("zero-bubble", chunked.zero_bubble_proposals, chunked.ZERO_BUBBLE),
-    ("pipedream", pipedream.proposals, pipedream.OPTIONS),
-    ("pipedream-2bw", pipedream_2bw.proposals, pipedream_2bw.OPTIONS),
-    ("wpipe", wpipe.proposals, wpipe.OPTIONS),
-    ("avgpipe", avgpipe.proposals, avgpipe.OPTIONS),
-    ("madpipe", madpipe.proposals, madpipe.OPTIONS),
-    ("relax", relax.proposals, relax.OPTIONS),
+CONTAINED = (
+    "dp",
+    "gpipe",
+    "model-parallel",
+    "dapple",
+    "spp",
+    "hetpipe",
+    "interleaved",
+    "zero-bubble",
+    "pipedream",
+    "pipedream-2bw",
+    "wpipe",
+    "avgpipe",
+    "madpipe",
+    "relax",
 )
+"""Planners in the order in which they are asked; ``exact`` and ``polish`` follow."""
 RANKS_CANNOT_RUN = "hetpipe,zero-bubble"
 """Planners of synchronous plans with several pipelines or split backwards, which the executor does not take yet."""
 OPTIONS: tuple[Option, ...] = (
@@ -71,6 +56,14 @@ class Known(Protocol):
     """What ``auto`` asks of an entry of the planners' table."""
 
     @property
+    def proposals(self) -> Proposals | None:
+        """What it proposes."""
+
+    @property
+    def options(self) -> tuple[Option, ...]:
+        """Its settings."""
+
+    @property
     def supports(self) -> frozenset[str]:
         """Update rules and request features."""
 
@@ -82,12 +75,12 @@ class Known(Protocol):
 def run(session: Session, values: Mapping[str, object], planners: Mapping[str, Known]) -> None:
     """Judge what each planner of ``CONTAINED`` proposes with its default options, then search on from the best."""
     excluded = _excluded(str(values["exclude"]))
-    for name, proposals, options in CONTAINED:
+    for name in CONTAINED:
         entry = planners[name]
         asked = session.schedule == "auto" or session.schedule in entry.accepts
         if name not in excluded and asked and entry.supports & session.problem.update_rules:
             with suppress(UnsupportedRequest):  # what this planner cannot take, another may
-                found = proposals(session.problem, checked(name, options, {}))
+                found = _proposed(name, entry, session.problem)
                 session.judge_all(name, _under_gpipe(found) if name == "dapple" else found)
     if session.done or session.first_feasible or "synchronous" not in session.problem.update_rules:
         return
@@ -96,14 +89,20 @@ def run(session: Session, values: Mapping[str, object], planners: Mapping[str, K
         return
     if session.schedule == "auto" and "exact" not in excluded:
         with suppress(UnsupportedRequest):  # too many plans to list them
-            session.judge_all("exact", exact.proposals(session.problem, checked("exact", exact.OPTIONS, {})))
+            session.judge_all("exact", _proposed("exact", planners["exact"], session.problem))
     if session.schedule in ("auto", "early-backward") and "polish" not in excluded and not session.done:
         session.judge_all("polish", polish(session))
 
 
+def _proposed(name: str, entry: Known, problem: Problem) -> Iterator[Proposal]:
+    """What a planner proposes with its default options."""
+    assert entry.proposals is not None
+    return entry.proposals(problem, checked(name, entry.options, {}))
+
+
 def _excluded(names: str) -> set[str]:
     """The planners named. Raises ``UnsupportedRequest`` for one that is not contained."""
-    known = {name for name, _proposals, _options in CONTAINED} | {"exact", "polish"}
+    known = {*CONTAINED, "exact", "polish"}
     excluded = {name.strip() for name in names.split(",") if name.strip()}
     for name in sorted(excluded - known):
         near = get_close_matches(name, known, n=1)
