@@ -21,12 +21,12 @@ import numpy as np
 from penstock.solvers.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.batches import Batch
 from penstock.solvers.bounds import schedule_bound
+from penstock.solvers.closing import Closed, close
 from penstock.solvers.costs import boundary_bytes, stage_rows
 from penstock.solvers.enumeration import Placement, Space
 from penstock.solvers.memory import activation_bytes, static_bytes, transient_bytes
 from penstock.solvers.pins import broken_pin
 from penstock.solvers.planners.chain_tables import WHOLE_BACKWARDS, ChainTables
-from penstock.solvers.planners.closing import close
 from penstock.solvers.planners.proposal import shortage_of, unreachable
 from penstock.solvers.planners.trial import Trial, best_order
 from penstock.solvers.problem import Problem
@@ -157,14 +157,21 @@ class Search:
             if self.effort <= 0:
                 self.open.append(item.bound_ns)
                 return
-            closed = close(self.space.problem, item.allocation, item.bound_ns, self.value_ns, min(EFFORT, self.effort))
-            self.effort -= closed.spent
-            if closed.bound_ns < (self.value_ns if closed.trial is None else closed.trial.value_ns):
-                self.open.append(closed.bound_ns)
-            if closed.trial is not None:
-                self.best = closed.trial
+            closed = self._close(item)
+            bound_ns = max(item.bound_ns, closed.bound.bound_ns)
+            if bound_ns < closed.value_ns:
+                self.open.append(bound_ns)
+            if closed.schedule is not None:
+                self.best = Trial(closed.value_ns, item.allocation, closed.schedule)
                 rest = (each.bound_ns for each in survivors[at + 1 :])
-                yield Found(closed.trial, min([closed.trial.value_ns, *self.open, *rest]))
+                yield Found(self.best, min([closed.value_ns, *self.open, *rest]))
+
+    def _close(self, item: Item) -> Closed:
+        problem, effort = self.space.problem, min(EFFORT, self.effort)
+        overlap = problem.rules.overlap_all_reduce
+        closed = close(problem, item.allocation, None, overlap=overlap, value_ns=self.value_ns, effort=effort)
+        self.effort -= closed.spent
+        return closed
 
 
 def surely_fits(problem: Problem, allocation: Allocation, stage: Stage) -> bool:

@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from penstock.solvers.allocation import Allocation, single_pipeline
 from penstock.solvers.batches import candidates, dapple_replicas
+from penstock.solvers.closing import close
 from penstock.solvers.pins import broken_pin
 from penstock.solvers.planners.chain_tables import PlanBounds
-from penstock.solvers.planners.closing import close
 from penstock.solvers.planners.moves import even_stages, neighbours
 from penstock.solvers.planners.proposal import Proposal, unreachable
 from penstock.solvers.planners.session import Session
@@ -171,10 +171,18 @@ class Walk:
             if bound_ns >= self.value_ns or effort <= 0 or self.stopped():
                 return
             if 2 * len(plan.stages) * plan.num_micro_batches <= MOST_OPERATIONS:
-                closed = close(self.problem, plan, bound_ns, self.value_ns, effort)
+                closed = close(
+                    self.problem,
+                    plan,
+                    None,
+                    overlap=self.problem.rules.overlap_all_reduce,
+                    value_ns=self.value_ns,
+                    effort=effort,
+                    stopped=self.stopped,
+                )
                 effort -= closed.spent
-                if closed.trial is not None:
-                    yield self._take(closed.trial)
+                if closed.schedule is not None:
+                    yield self._take(Trial(closed.value_ns, plan, closed.schedule))
 
 
 def _near(warmup: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

@@ -10,11 +10,9 @@ import pytest
 from problems import make_problem
 
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.bounds import schedule_bound
+from penstock.solvers.closing import close
 from penstock.solvers.enumeration import Space
 from penstock.solvers.pins import broken_pin
-from penstock.solvers.planners.chain_tables import WHOLE_BACKWARDS
-from penstock.solvers.planners.closing import close
 from penstock.solvers.planners.joint import Search, surely_fits
 from penstock.solvers.planners.trial import best_order
 from penstock.solvers.problem import Pin, Problem
@@ -59,11 +57,9 @@ def test_the_optimum_is_that_of_every_configuration(seed: int) -> None:
                 plan = space.allocation(space.batches[0], firsts, placement)
                 first = best_order(problem, plan, 2**60).trial
                 assert first is not None
-                lowest = schedule_bound(problem, plan, WHOLE_BACKWARDS).bound_ns
-                closed = close(problem, plan, lowest, first.value_ns, 20.0)
-                value = first.value_ns if closed.trial is None else closed.trial.value_ns
-                assert closed.bound_ns >= value
-                values.append(value)
+                closed = close(problem, plan, first.orders, overlap=False, value_ns=first.value_ns, effort=20.0)
+                assert closed.bound.bound_ns >= closed.value_ns
+                values.append(closed.value_ns)
     assert len(values) == space.count() == 111
     result = PLANNERS["exact"].solve(problem)
     assert result.status is Status.OPTIMAL

@@ -15,9 +15,9 @@ from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.program import BACKWARD, FORWARD
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.bounds import schedule_bound
+from penstock.solvers.closing import close
 from penstock.solvers.jobshop import Question, model, solve
 from penstock.solvers.planners.chain_tables import WHOLE_BACKWARDS
-from penstock.solvers.planners.closing import close
 from penstock.solvers.planners.trial import best_order
 from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import Orders, Row
@@ -122,10 +122,10 @@ def test_as_judged_is_the_best_of_every_order(seed: int) -> None:
     assert judged.orders is not None
     assert makespan_ns(problem, plan, judged.orders) == found
     assert solve(Question(problem, plan, found - 1, 0, as_judged=True)).orders is None
-    closed = close(problem, plan, 0, 10 * found, 10.0)
-    assert closed.bound_ns == found
-    assert closed.trial is not None
-    assert closed.trial.value_ns == found
+    closed = close(problem, plan, None, overlap=True, value_ns=10 * found, effort=10.0)
+    assert closed.bound.bound_ns == found
+    assert closed.schedule is not None
+    assert closed.value_ns == found == makespan_ns(problem, plan, closed.schedule)
 
 
 def _values(problem: Problem, plan: Allocation):
