@@ -93,7 +93,7 @@ def judge(file: PlanFile) -> Judgement:
         faults = check_allocation(problem, allocation, rule)
         faults = faults or check_rule(problem, allocation, schedule, rule)
         if isinstance(schedule, Orders) and not faults:
-            faults = check_rows(problem, allocation, schedule)
+            faults = check_rows(problem, allocation, schedule, rule)
         if faults:
             return Judgement(file.plan, None, tuple(faults), problem, allocation, schedule)
         timeline = simulate(problem, allocation, schedule, overlap=overlap, update_rule=rule)

@@ -1,8 +1,8 @@
 """Which stages add up their gradients together, and the chains of buckets in which they do (ALGORITHMS 1.6).
 
 Layers are cut at every stage boundary of every pipeline: a *group* is a run of layers that one stage of each pipeline
-holds, on all their devices. With one pipeline the groups are its stages. A group's buckets form a *chain*; a stage
-that accumulates ``every`` micro-batches before it steps goes through its chain once a *round*.
+holds, on all their devices, each once. With one pipeline the groups are its stages. A group's buckets form a *chain*;
+a stage that accumulates ``every`` micro-batches before it steps goes through its chain once a *round*.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def reduction_groups(allocation: Allocation) -> tuple[Group, ...]:
     groups = []
     for first, stop in zip(cuts, behind, strict=True):
         stages = tuple(low + bisect_right(each, first) for low, each in zip(below, begins, strict=True))
-        devices = tuple(d for s in stages for d in allocation.stages[s].devices)
+        devices = tuple(dict.fromkeys(d for s in stages for d in allocation.stages[s].devices))
         groups.append(Group(first, stop - 1, stages, devices))
     return tuple(sorted(groups, key=lambda group: (group.stages[0], -group.first)))
 

@@ -12,7 +12,8 @@ or nothing but time (``none``).
 Gradients are added up by groups: a run of layers between stage boundaries of any pipeline, over all devices of the
 stages that hold it (``reductions``). The buckets of a group run one after the other, each from when the last backward
 of every lane of every stage of the group has passed its layers, over the resources of the group's ring (in a private
-network over links of their own). Pipelines have devices of their own; each runs its range of the micro-batches.
+network over links of their own); a device that holds the layers in several pipelines is in the ring once. Each pipeline
+runs its range of the micro-batches; pipelines may share devices, whose rows then mix their operations.
 
 The one tie rule: at one instant first everything that ends is ended; then waiting transfers and buckets start in
 the order of (ready time, stage, direction, micro-batch or bucket), direction 0 forward, 1 backward, 2 all-reduce with
@@ -106,8 +107,8 @@ def simulate(
 
     ``overlap`` says whether all-reduces run beside the last backward (None: as the request's rules say).
     Raises InvalidPlan where operations are missing, doubled or wait for each other in a circle, devices are not
-    connected or in two pipelines, or schedule and update rule do not go together; UnsupportedRequest for periodic
-    schedules of several pipelines.
+    connected, or schedule and update rule do not go together; UnsupportedRequest for periodic schedules of several
+    pipelines.
     """
     if update_rule == "elastic_averaging":
         return simulate_sharing(problem, allocation, schedule)
@@ -170,8 +171,6 @@ def _judged(
         )
     overlap = problem.rules.overlap_all_reduce if overlap is None else overlap
     if isinstance(schedule, Orders):
-        if len(allocation.pipelines) > 1:
-            _refuse_shared_devices(problem, allocation)
         return Judged(cost_tables(problem, allocation, overlap), schedule, None)
     if len(allocation.pipelines) > 1:
         raise UnsupportedRequest(
@@ -183,19 +182,6 @@ def _judged(
     every = unrolled.orders.update_every
     tables = cost_tables(unrolled.problem, unrolled.allocation, overlap, every)
     return Judged(tables, unrolled.orders, unrolled)
-
-
-def _refuse_shared_devices(problem: Problem, allocation: Allocation) -> None:
-    found: dict[int, int] = {}
-    for s, stage in enumerate(allocation.stages):
-        own = allocation.pipeline_of[s]
-        for device in stage.devices:
-            if found.setdefault(device, own) != own:
-                raise InvalidPlan(
-                    f"Device {problem.devices[device].name} is in pipelines {found[device]} and {own} of one "
-                    "synchronous plan.",
-                    remedy="give each pipeline devices of its own",
-                )
 
 
 def _run(tables: Tables, lanes: Lanes, record: bool) -> tuple[Times, np.ndarray, np.ndarray]:

@@ -89,18 +89,7 @@ def check_rule(problem: Problem, allocation: Allocation, schedule: Schedule, upd
         return [f"Schedule {schedule.name} is one flushed step; {update_rule} updates need a periodic schedule."]
     if schedule.update_every:
         return [f"Schedule {schedule.name} has optimizer steps in its rows, which only unrolled patterns have."]
-    shared = _in_several_pipelines(allocation) if update_rule == "synchronous" else {}
-    return [
-        f"Device {problem.devices[d].name} is in {n} pipelines; those of one flushed step need devices of their own."
-        for d, n in sorted(shared.items())
-    ]
-
-
-def _in_several_pipelines(allocation: Allocation) -> dict[int, int]:
-    """Devices that several pipelines use, and how many do."""
-    used = [{device for stage in pipeline.stages for device in stage.devices} for pipeline in allocation.pipelines]
-    users = Counter(device for devices in used for device in devices)
-    return {device: count for device, count in users.items() if count > 1}
+    return []
 
 
 def _check_pattern(allocation: Allocation, pattern: Pattern) -> list[str]:
@@ -214,12 +203,14 @@ def _check_stage(problem: Problem, allocation: Allocation, s: int, stage: Stage)
     return faults
 
 
-def check_rows(problem: Problem, allocation: Allocation, orders: Orders) -> list[str]:
+def check_rows(
+    problem: Problem, allocation: Allocation, orders: Orders, update_rule: UpdateRule = "synchronous"
+) -> list[str]:
     """Faults of the schedule's rows: who is in them, and every operation of their stages once.
 
-    A device that several pipelines share stands in a row for each of them.
+    A device has one row; where pipelines average, one for each of them that uses it.
     """
-    shared = bool(_in_several_pipelines(allocation))
+    shared = update_rule == "elastic_averaging"
     holds: dict[Place, set[int]] = {}
     for s, stage in enumerate(allocation.stages):
         for device in stage.devices:
@@ -231,7 +222,7 @@ def check_rows(problem: Problem, allocation: Allocation, orders: Orders) -> list
         return faults
     names = [device.name for device in problem.devices]
     if None in of_row:
-        return [f"Row {of_row.index(None)} mixes pipelines; a device that pipelines share has a row for each of them."]
+        return [f"Row {of_row.index(None)} mixes pipelines; where they average, a device has a row for each of them."]
     faults += [f"Device {names[d]} is in {count} rows." for (d, _p), count in Counter(placed).items() if count > 1]
     faults += [f"Device {names[d]} holds no stage, but is in a row." for d, _p in sorted(set(placed) - set(holds))]
     faults += [f"Device {names[d]} holds a stage, but is in no row." for d, _p in sorted(set(holds) - set(placed))]

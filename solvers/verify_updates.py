@@ -49,7 +49,7 @@ def groups_of(allocation: Allocation) -> tuple[Group, ...]:
     found = []
     for low, high in pairwise([*edges, allocation.stages[-1].last + 1]):
         held = tuple(offset + bisect_right(own, low) - 1 for own, offset in zip(firsts, offsets, strict=True))
-        devices = tuple(d for s in held for d in allocation.stages[s].devices)
+        devices = tuple(dict.fromkeys(d for s in held for d in allocation.stages[s].devices))
         if len(devices) > 1:
             found.append(Group(low, high - 1, held, devices))
     return tuple(found)

@@ -131,7 +131,7 @@ def groups_of(problem: Problem, allocation: Allocation, rows: int) -> list[Group
     found = []
     for stages, run in groupby(range(problem.num_layers), key=held):
         layers = list(run)
-        devices = tuple(d for s in stages for d in allocation.stages[s].devices)
+        devices = tuple({d: s for s in stages for d in allocation.stages[s].devices})
         whole = Stage(layers[0], layers[-1], devices)
         found.append(Group(layers[0], layers[-1], stages, buckets(problem, whole, rows), 0))
     behind = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from itertools import pairwise
 
 from problems import as_operations, make_problem
@@ -77,10 +78,28 @@ def random_pipelines(rng: random.Random, problem: Problem) -> Allocation:
     return Allocation(tuple(pipelines), batches)
 
 
-def _random_stages(rng: random.Random, problem: Problem, free: list[int]) -> tuple[Stage, ...]:
+def random_crossing_pipelines(rng: random.Random, problem: Problem) -> Allocation:
+    """Two or three pipelines over the same groups of devices, as Chimera's directions are."""
+    count = rng.randint(2, min(3, problem.global_batch_size))
+    batches = rng.randint(count, min(8, problem.global_batch_size))
+    starts = [0, *sorted(rng.sample(range(1, batches), count - 1)), batches]
+    groups: list[tuple[int, ...]] = []
+    free = list(range(problem.num_devices))
+    pipelines = []
+    for low, high in pairwise(starts):
+        stages = _random_stages(rng, problem, free, groups)
+        groups += [stage.devices for stage in stages if stage.devices not in groups]
+        free = [d for d in free if all(d not in devices for devices in groups)]
+        pipelines.append(Pipeline(stages, (low, high - 1)))
+    return Allocation(tuple(pipelines), batches)
+
+
+def _random_stages(
+    rng: random.Random, problem: Problem, free: list[int], held: Sequence[tuple[int, ...]] = ()
+) -> tuple[Stage, ...]:
     cuts = [i for i in range(1, problem.num_layers) if rng.random() < 0.6]
     bounds = [0, *cuts, problem.num_layers]
-    groups: list[tuple[int, ...]] = []
+    groups = list(held)
     rng.shuffle(free)
     stages = []
     for first, stop in pairwise(bounds):

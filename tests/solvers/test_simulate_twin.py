@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from judge_twin import Twin, run_periodic_twin, run_twin
 from problems import as_operations
-from random_plans import random_allocation, random_orders, random_pattern, random_pipelines, random_problem
+from random_plans import (
+    random_allocation,
+    random_crossing_pipelines,
+    random_orders,
+    random_pattern,
+    random_pipelines,
+    random_problem,
+)
 from twin_measures import twin_curve, twin_misses_versions, twin_use, twin_versions
 
 from penstock.schemas.errors import InvalidPlan
+from penstock.solvers.allocation import Allocation
+from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import Orders
 from penstock.solvers.simulate import makespan_ns, simulate
 from penstock.solvers.timeline import Timeline
@@ -64,13 +74,16 @@ def test_kernels_equal_the_twin(seed: int) -> None:
     assert verify(problem, allocation, orders, timeline, overlap=overlap) == []
 
 
+@pytest.mark.parametrize("make", [random_pipelines, random_crossing_pipelines])
 @pytest.mark.parametrize("seed", range(200))
-def test_kernels_equal_the_twin_on_several_pipelines(seed: int) -> None:
+def test_kernels_equal_the_twin_on_several_pipelines(
+    seed: int, make: Callable[[random.Random, Problem], Allocation]
+) -> None:
     rng = random.Random(seed)
     problem = random_problem(rng)
     while min(problem.num_devices, problem.global_batch_size) < 2:
         problem = random_problem(rng)
-    allocation = random_pipelines(rng, problem)
+    allocation = make(rng, problem)
     orders = random_orders(rng, allocation)
     overlap = rng.choice([None, True, False])
     twin = run_twin(problem, allocation, orders, overlap)

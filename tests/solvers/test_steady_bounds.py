@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from problems import chain, gpipe, make_problem, straight
-from random_plans import random_orders, random_pattern, random_pipelines, random_problem
+from random_plans import random_crossing_pipelines, random_orders, random_pattern, random_pipelines, random_problem
 
 from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT
@@ -86,13 +87,16 @@ def _counted_in_flight(row: Row, s: int) -> int:
     return most
 
 
+@pytest.mark.parametrize("make", [random_pipelines, random_crossing_pipelines])
 @pytest.mark.parametrize("seed", range(200))
-def test_bounds_stay_below_random_plans_of_several_pipelines(seed: int) -> None:
+def test_bounds_stay_below_random_plans_of_several_pipelines(
+    seed: int, make: Callable[[random.Random, Problem], Allocation]
+) -> None:
     rng = random.Random(seed)
     problem = random_problem(rng)
     while min(problem.num_devices, problem.global_batch_size) < 2:
         problem = random_problem(rng)
-    allocation = random_pipelines(rng, problem)
+    allocation = make(rng, problem)
     orders = random_orders(rng, allocation)
     taken = simulate(problem, allocation, orders).time_per_global_batch_ns
     assert 0 <= schedule_bound(problem, allocation, orders).bound_ns <= taken

@@ -92,13 +92,11 @@ def test_a_step_waits_for_every_group_of_its_stage() -> None:
     assert any("stage 3" in fault for fault in verify(problem, allocation, orders, replace(timeline, updates=early)))
 
 
-def test_pipelines_that_share_a_device_need_to_average() -> None:
-    problem, allocation, orders, timeline = _good()
+def test_a_device_of_two_pipelines_has_one_row_in_a_flushed_step() -> None:
+    problem, allocation, _orders, timeline = _good()
     second = replace_device(allocation.pipelines[1], 1)
     shared = Allocation((allocation.pipelines[0], second), 4)
-    assert verify(problem, shared, orders, timeline) == [
-        "Device n0/1 is in 2 pipelines; those of one flushed step need devices of their own."
-    ]
+    assert verify(problem, shared, gpipe(shared), timeline) == ["Device n0/1 is in 2 rows."]
 
 
 def replace_device(pipeline: Pipeline, device: int) -> Pipeline:
