@@ -103,7 +103,7 @@ def _case(name: str, p: int, m: int, drawn: bool, transfer_ns: int) -> Case:
     seconds = time.process_time() - began
     own = {"zb-v": ("zb-v", "v-zero")}.get(name, (name,))
     apart = _best(problem, allocation, published, peak, own)
-    work = problem.costs("unit", 1)
+    work = problem.costs(problem.devices[0].kind, 1)
     busy = [0] * p
     for stage in allocation.stages:
         i, j = stage.first, stage.last + 1

@@ -27,6 +27,7 @@ from penstock.solvers.planners import (
 )
 from penstock.solvers.planners.options import Option
 from penstock.solvers.schedules.advance_forward import advance_forward
+from penstock.solvers.schedules.chimera import chimera
 from penstock.solvers.schedules.eager import eager
 from penstock.solvers.schedules.early_backward import early_backward
 from penstock.solvers.schedules.gpipe import gpipe as all_forwards_first
@@ -207,6 +208,11 @@ SCHEDULES: dict[str, Entry] = {
     ),
     "v-min": Entry(
         v_min, "controllable memory (Qi et al., NeurIPS 2024)", "a V with about a third of the activations of 1F1B"
+    ),
+    "chimera": Entry(
+        chimera,
+        "Chimera (Li and Hoefler, SC 2021)",
+        "pipelines in opposite directions over the same devices, each filling the other's bubbles",
     ),
     "overtaking": Entry(
         overtaking,

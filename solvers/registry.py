@@ -217,6 +217,15 @@ PLANNERS: dict[str, Planner] = {
             options=chunked.ZERO_BUBBLE,
         ),
         Planner(
+            "chimera",
+            chunked.chimera_proposals,
+            "Chimera (Li and Hoefler, SC 2021)",
+            "pipelines in opposite directions over the same devices, which hold two copies of the model or more",
+            ("chimera",),
+            ("chimera",),
+            options=chunked.CHIMERA,
+        ),
+        Planner(
             "spp",
             spp.proposals,
             "SPP (Luo et al., INFOCOM 2022)",

@@ -1,4 +1,4 @@
-"""Several parts of the model on each device: in a loop (interleaved 1F1B) or in a V (zero bubble).
+"""Several parts of the model on each device: in a loop (interleaved 1F1B), in a V (zero bubble), both ways (Chimera).
 
 What counts is the work of a device, so the largest sum of a rank's parts is made small: from parts that are even by
 themselves, cuts move as long as that makes the busiest rank less busy. Ties: fewer nanoseconds on the ranks as busy
@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.allocation import Allocation, Pipeline, Stage, single_pipeline
 from penstock.solvers.allocators.block_partition import smallest_largest
 from penstock.solvers.batches import Batch
 from penstock.solvers.batching import largest_slice
@@ -34,18 +34,57 @@ def in_a_v(problem: Problem, batch: Batch, places: Places) -> Allocation:
     return chunked(problem, batch, places, ranks + ranks[::-1])
 
 
+def both_ways(problem: Problem, batch: Batch, places: Places, pairs: int) -> Allocation:
+    """Chimera's pipelines: ``pairs`` down the D ranks, each a D / pairs ranks further on, and as many back up.
+
+    All are cut alike; a rank holds parts as far from the turns as others do, whose sums are made even, and each
+    pipeline takes as many micro-batches, or one more. Raises ``UnsupportedRequest`` for an odd number of ranks or
+    one that 2 pairs do not divide, fewer micro-batches than pipelines, and a short chain.
+    """
+    depth, number = len(places), batch.num_micro_batches
+    if depth % (2 * pairs) or number < 2 * pairs:
+        raise UnsupportedRequest(
+            f"{2 * pairs} pipelines, half in each direction, over {depth} ranks with {number} micro-batches: they have "
+            "to divide the ranks, and each takes a micro-batch at least",
+            remedy="an even number of ranks and pairs 1",
+        )
+    apart = depth // pairs
+    alike = [[d for k in range(depth) if _from_turn(k, apart) == c for d in places[k]] for c in range(apart // 2)]
+    loads = np.stack([_loads(problem, batch, tuple(devices), len(places[0])) for devices in alike])
+    bounds = even_sums(loads, _cuttable(problem, depth), [_from_turn(s, apart) for s in range(depth)])
+    pipelines, first = [], 0
+    for q in range(2 * pairs):
+        taken = number // (2 * pairs) + (q < number % (2 * pairs))
+        ranks = range(depth) if q % 2 == 0 else range(depth - 1, -1, -1)
+        held = [places[(rank + q // 2 * apart) % depth] for rank in ranks]
+        stages = tuple(Stage(i, j - 1, devices) for (i, j), devices in zip(pairwise(bounds), held, strict=True))
+        pipelines.append(Pipeline(stages, (first, first + taken - 1)))
+        first += taken
+    return Allocation(tuple(pipelines), number)
+
+
+def _from_turn(place: int, apart: int) -> int:
+    """Ranks and stages with the same number meet: rank r holds stages r and D - 1 - r, and those D / pairs further."""
+    return min(place % apart, apart - 1 - place % apart)
+
+
 def chunked(problem: Problem, batch: Batch, places: Places, rank_of: Sequence[int]) -> Allocation:
     """One part on each rank of ``rank_of``, in the order of the model."""
-    blocks = int(problem.cuttable.sum()) + 1
-    if len(rank_of) > blocks:
-        raise UnsupportedRequest(
-            f"{len(rank_of)} parts need as many separable blocks of layers; there are {blocks}",
-            remedy="fewer devices in a pipeline, or fewer parts on each",
-        )
-    loads = np.stack([_loads(problem, batch, devices) for devices in places])
-    bounds = even_sums(loads, problem.cuttable, rank_of)
+    loads = np.stack([_loads(problem, batch, devices, len(devices)) for devices in places])
+    bounds = even_sums(loads, _cuttable(problem, len(rank_of)), rank_of)
     stages = tuple(Stage(i, j - 1, places[r]) for r, (i, j) in zip(rank_of, pairwise(bounds), strict=True))
     return single_pipeline(stages, batch.num_micro_batches)
+
+
+def _cuttable(problem: Problem, parts: int) -> np.ndarray:
+    """Where the chain may be cut into so many parts. Raises ``UnsupportedRequest`` for a short chain."""
+    blocks = int(problem.cuttable.sum()) + 1
+    if parts > blocks:
+        raise UnsupportedRequest(
+            f"{parts} parts need as many separable blocks of layers; there are {blocks}",
+            remedy="fewer devices in a pipeline, or fewer parts on each",
+        )
+    return problem.cuttable
 
 
 def even_sums(loads: np.ndarray, cuttable: np.ndarray, rank_of: Sequence[int]) -> list[int]:
@@ -90,8 +129,8 @@ def _score(sums: list[int]) -> tuple[int, int]:
     return max(sums), sum(each * each for each in sums)
 
 
-def _loads(problem: Problem, batch: Batch, devices: tuple[int, ...]) -> np.ndarray:
-    """Prefix sums of what a layer takes on the slowest of a rank's devices; (L + 1,)."""
-    rows = largest_slice(batch.most_rows, len(devices))
+def _loads(problem: Problem, batch: Batch, devices: tuple[int, ...], replicas: int) -> np.ndarray:
+    """Prefix sums of what a layer takes on the slowest of the devices, one of so many replicas; (L + 1,)."""
+    rows = largest_slice(batch.most_rows, replicas)
     each = [problem.costs(kind, rows) for kind in sorted({problem.devices[d].kind for d in devices})]
     return np.asarray(np.max([costs.forward_ns + costs.backward_ns for costs in each], axis=0), dtype=np.int64)

@@ -32,6 +32,7 @@ CONTAINED = (
     "hetpipe",
     "interleaved",
     "zero-bubble",
+    "chimera",
     "pipedream",
     "pipedream-2bw",
     "wpipe",
@@ -40,7 +41,7 @@ CONTAINED = (
     "relax",
 )
 """Planners in the order in which they are asked; ``exact`` and ``polish`` follow."""
-RANKS_CANNOT_RUN = "hetpipe,zero-bubble"
+RANKS_CANNOT_RUN = "hetpipe,zero-bubble,chimera"
 """Planners of synchronous plans with several pipelines or split backwards, which the executor does not take yet."""
 OPTIONS: tuple[Option, ...] = (
     Option(

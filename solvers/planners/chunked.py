@@ -1,8 +1,8 @@
-"""Several parts of the model on each device, or backwards in two parts: planners ``interleaved`` and ``zero-bubble``.
+"""Several parts of the model on each device, or backwards in two parts.
 
-Both try every depth, width, place and number of micro-batches that chain and cluster allow, the shortest expected
-first, and hand the judge whole orders. Recomputation, where the request wants it or memory asks for it, is of all
-stages, with operations of its own.
+Planners ``interleaved``, ``zero-bubble`` and ``chimera`` try every depth, width, place and number of micro-batches that
+chain and cluster allow, the shortest expected first, and hand the judge whole orders. Recomputation, where the request
+wants it or memory asks for it, is of all stages, with operations of its own.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
-from penstock.solvers.allocation import Allocation, single_pipeline
-from penstock.solvers.allocators.chunks import Places, chunked, in_a_loop, in_a_v
+from penstock.solvers.allocation import Allocation
+from penstock.solvers.allocators.chunks import Places, both_ways, chunked, in_a_loop, in_a_v
 from penstock.solvers.allocators.wpipe.layouts import layouts
 from penstock.solvers.batches import Batch, candidates
 from penstock.solvers.costs import all_reduce_ns, stage_costs, transfer
@@ -23,6 +23,7 @@ from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import Orders
 from penstock.solvers.schedules.chained import Chained
+from penstock.solvers.schedules.chimera import chimera
 from penstock.solvers.schedules.interleaved import interleaved, looped_bfs
 from penstock.solvers.schedules.overtaking import found_overtaking, room_of
 from penstock.solvers.schedules.recomputed import recomputed
@@ -37,7 +38,9 @@ SHAPE = Option(
     "one part of the model on each device (line), or two, down the devices and back up (v)",
     choices=("all", "line", "v"),
 )
+PAIRS = Option("pairs", 0, "pipelines in each direction; 0 tries every number that goes into the depth", low=0)
 INTERLEAVED = (DEPTH, CHUNKS)
+CHIMERA = (DEPTH, PAIRS)
 ZERO_BUBBLE = (DEPTH, SHAPE)
 MOST_CHUNKS = 4
 MAX_SHAPES = 24
@@ -102,15 +105,43 @@ def zero_bubble_proposals(problem: Problem, options: Mapping[str, object]) -> It
             yield from _overtaking(problem, allocation)
 
 
+def chimera_proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
+    """Pipelines in both directions over the same devices, of the most promising shapes.
+
+    Raises as ``interleaved_proposals``, and ``UnsupportedRequest`` where no depth goes with the number of pipelines.
+    """
+    asked = int(str(options["pairs"]))
+
+    def shapes(batch: Batch, places: Places) -> Iterator[Allocation]:
+        for pairs in [asked] if asked else range(1, len(places) // 2 + 1):
+            with suppress(UnsupportedRequest):  # pairs that do not go into the depth, or too few micro-batches
+                yield both_ways(problem, batch, places, pairs)
+
+    found = _ranked(problem, int(str(options["depth"])), shapes, least=1, step=2 * max(1, asked))
+    if not found:
+        raise UnsupportedRequest(
+            f"no depth and number of micro-batches feed {2 * max(1, asked)} pipelines, half in each direction",
+            remedy="pairs 1 and at least two micro-batches, or planner 'interleaved'",
+        )
+    for allocation in found:
+        orders = chimera(problem, allocation)
+        if problem.recompute != "always":
+            yield _fixed(problem, allocation, orders)
+        if problem.recompute != "never":
+            again = _recomputing(allocation)
+            yield _fixed(problem, again, recomputed(again, orders))
+
+
 def _ranked(
-    problem: Problem, depth: int, shapes: Callable[[Batch, Places], Iterator[Allocation]], least: int
+    problem: Problem, depth: int, shapes: Callable[[Batch, Places], Iterator[Allocation]], least: int, step: int = 1
 ) -> list[Allocation]:
     """Allocations of every depth, width, place and number of micro-batches, the shortest expected first.
 
-    ``MAX_SHAPES`` of them, and no more than ``MAX_OPERATIONS`` micro-batches × stages after the first.
+    ``MAX_SHAPES`` of them, of depths that are multiples of ``step``, and no more than ``MAX_OPERATIONS`` micro-batches
+    × stages after the first.
     """
     found: dict[Allocation, int] = {}
-    for ranks in _depths(problem, depth, least):
+    for ranks in _depths(problem, depth, least, step):
         width = problem.num_devices // ranks
         for batch in _batches(problem, ranks, width):
             for layout in layouts(problem, ranks, width):
@@ -126,29 +157,32 @@ def _ranked(
     return kept
 
 
-def _depths(problem: Problem, asked: int, least: int) -> list[int]:
-    """Numbers of ranks, ``least`` parts on each."""
+def _depths(problem: Problem, asked: int, least: int, step: int) -> list[int]:
+    """Numbers of ranks, multiples of ``step``, ``least`` parts on each."""
     blocks = int(problem.cuttable.sum()) + 1
-    most = min(problem.num_devices, blocks // least)
-    if most < 2:
+    most = min(problem.num_devices, blocks // least) // step * step
+    fewest = max(2, step)
+    if most < fewest:
         raise UnsupportedRequest(
-            f"this planner needs two devices and {2 * least} separable blocks of layers; there are "
+            f"this planner needs {fewest} devices and {fewest * least} separable blocks of layers; there are "
             f"{problem.num_devices} and {blocks}",
             remedy="planner 'dapple' or 'dp'",
         )
-    if asked and not 2 <= asked <= most:
+    if asked and (not fewest <= asked <= most or asked % step):
+        multiples = f", multiples of {step}" if step > 1 else ""
         raise InvalidDocument(
             f"option 'depth' asks for {asked} devices in a pipeline; {problem.num_devices} devices and {blocks} "
-            f"separable blocks of layers allow 2 to {most}",
-            remedy=f"between 2 and {most}, or 0 for all of them",
+            f"separable blocks of layers allow {fewest} to {most}{multiples}",
+            remedy=f"between {fewest} and {most}{multiples}, or 0 for all of them",
         )
-    return [asked] if asked else [ranks for ranks in range(2, most + 1) if _uses_all(problem, ranks, most)]
+    every = range(fewest, most + 1, step)
+    return [asked] if asked else [ranks for ranks in every if _uses_all(problem, ranks, most, step)]
 
 
-def _uses_all(problem: Problem, ranks: int, most: int) -> bool:
-    """Whether one rank more would cost replicas: else that one takes its place."""
+def _uses_all(problem: Problem, ranks: int, most: int, step: int) -> bool:
+    """Whether more ranks would cost replicas: else they take its place."""
     width = problem.num_devices // ranks
-    return ranks == most or problem.num_devices // (ranks + 1) < width
+    return ranks == most or problem.num_devices // (ranks + step) < width
 
 
 def _batches(problem: Problem, ranks: int, width: int) -> list[Batch]:
@@ -164,19 +198,23 @@ def _batches(problem: Problem, ranks: int, width: int) -> list[Batch]:
 
 
 def _expected_ns(problem: Problem, allocation: Allocation, batch: Batch) -> int:
-    """M times the busiest rank, p - 1 waits for a part, transfers there and back, the longest all-reduce."""
+    """The busiest rank, p - 1 waits for a part, transfers there and back, the longest all-reduce.
+
+    Several pipelines fill each other's waits.
+    """
     work: dict[tuple[int, ...], int] = {}
     part, way, reduced = 0, 0, 0
     for s, stage in enumerate(allocation.stages):
         cost = stage_costs(problem, stage, batch.most_rows)
-        work[stage.devices] = work.get(stage.devices, 0) + cost.forward_ns + cost.backward_ns
+        number = len(allocation.micro_batches(s))
+        work[stage.devices] = work.get(stage.devices, 0) + number * (cost.forward_ns + cost.backward_ns)
         part = max(part, cost.forward_ns + cost.backward_ns)
         for direction in (0, 1):
             move = transfer(problem, allocation, s, batch.most_rows, direction)
             way += move.duration_ns if move else 0
         size = int(problem.trainable_bytes[stage.last + 1] - problem.trainable_bytes[stage.first])
         reduced = max(reduced, all_reduce_ns(problem, size, stage.devices))
-    return batch.num_micro_batches * max(work.values()) + (len(work) - 1) * part + way + reduced
+    return max(work.values()) + ((len(work) - 1) * part + way) // len(allocation.pipelines) + reduced
 
 
 def _proposed(problem: Problem, allocation: Allocation, generator: Generator) -> Iterator[Proposal]:
@@ -208,8 +246,14 @@ def _fits(problem: Problem, allocation: Allocation, orders: Orders) -> bool:
 
 
 def _recomputing(allocation: Allocation) -> Allocation:
-    stages = tuple(replace(stage, recompute=((stage.first, stage.last),)) for stage in allocation.stages)
-    return single_pipeline(stages, allocation.num_micro_batches)
+    pipelines = tuple(
+        replace(
+            pipeline,
+            stages=tuple(replace(stage, recompute=((stage.first, stage.last),)) for stage in pipeline.stages),
+        )
+        for pipeline in allocation.pipelines
+    )
+    return Allocation(pipelines, allocation.num_micro_batches)
 
 
 def _fixed(problem: Problem, allocation: Allocation, orders: Orders) -> Proposal:

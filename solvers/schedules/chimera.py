@@ -1,0 +1,107 @@
+"""Chimera: pipelines in opposite directions over the same devices (Li and Hoefler, SC 2021; ALGORITHMS 7.7).
+
+Symbols: D -> groups of devices, as many as stages; N -> micro-batches; f -> half the pipelines: so many go down the
+groups, so many go up. Each micro-batch goes through one of the pipelines.
+
+The order is laid out at unit times, F = B = 1: whenever a device is free it starts a ready operation, backward before
+forward, then of the highest stage, then of the first pipeline; micro-batches of a stage in turn. A forward on stage s
+starts only while fewer than D - s of its pipeline, and than D / 2f, are in flight there. The paper gives figures
+instead of such a rule; this one has their spans, 2 N + D / f - 2 units wherever D divides N: bubbles of D / f - 2, for
+N > D too, where the paper lets a basic unit of D micro-batches begin in the bubbles of the one before. At most D
+micro-batches are in flight on a device, for f = 1 from D / 2 + 1 on the last ones.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.schemas.program import BACKWARD, FORWARD
+from penstock.solvers.allocation import Allocation
+from penstock.solvers.problem import Problem
+from penstock.solvers.schedule import Orders, Row
+
+
+class _Line(NamedTuple):
+    """The forwards or the backwards of a stage; micro-batches from ``first`` on, ``number`` of them."""
+
+    kind: int
+    stage: int
+    place: int
+    pipeline: int
+    first: int
+    number: int
+    most: int
+
+
+def chimera(problem: Problem, allocation: Allocation) -> Orders:
+    """The order of every group of devices.
+
+    Raises ``UnsupportedRequest`` for pipelines that do not all lie once on each of the same groups of devices, and
+    where replicas take turns.
+    """
+    groups = _groups(allocation)
+    lines = _lines(allocation)
+    of_group: list[list[int]] = [[] for _ in groups]
+    for number, line in enumerate(lines):
+        of_group[groups[allocation.stages[line.stage].devices]].append(number)
+    for own in of_group:
+        own.sort(key=lambda k: (lines[k].kind == FORWARD, -lines[k].place, lines[k].pipeline))
+    ready = [line.number if line.kind == FORWARD and line.place == 0 else 0 for line in lines]
+    done = [0] * len(lines)
+    rows: list[list[tuple[int, int, int]]] = [[] for _ in groups]
+    while any(done[k] < line.number for k, line in enumerate(lines)):
+        chosen = [next((k for k in own if _starts(lines, ready, done, k)), None) for own in of_group]
+        started = [(g, k) for g, k in enumerate(chosen) if k is not None]
+        for g, k in started:
+            line = lines[k]
+            rows[g].append((line.kind, line.stage, line.first + done[k]))
+            done[k] += 1
+        for _g, k in started:
+            if (after := _behind(allocation, lines[k])) is not None:
+                ready[after] += 1
+    made = (np.asarray(row, dtype=np.int32).reshape(-1, 3) for row in rows)
+    return Orders("chimera", tuple(Row(devices, row) for devices, row in zip(groups, made, strict=True)))
+
+
+def _groups(allocation: Allocation) -> dict[tuple[int, ...], int]:
+    """The groups of devices with their numbers, in the order of the first pipeline's stages."""
+    groups = {stage.devices: g for g, stage in enumerate(allocation.pipelines[0].stages)}
+    held = [[stage.devices for stage in pipeline.stages] for pipeline in allocation.pipelines]
+    devices = [device for group in groups for device in group]
+    turns = any(stage.dispatch != "rows" and stage.replicas > 1 for stage in allocation.stages)
+    same = all(len(each) == len(groups) and set(each) == set(groups) for each in held)
+    if len(held) < 2 or turns or not same or len(set(devices)) < len(devices):
+        raise UnsupportedRequest(
+            "schedule 'chimera' needs two pipelines or more that each have one stage on every one of the same groups "
+            "of devices, replicas sharing rows",
+            remedy="planner 'chimera', which makes such plans",
+        )
+    return groups
+
+
+def _lines(allocation: Allocation) -> list[_Line]:
+    """Line 2 s + kind, for stage number s."""
+    depth, count = len(allocation.pipelines[0].stages), len(allocation.pipelines)
+    found = []
+    for s, q in enumerate(allocation.pipeline_of):
+        batches, place = allocation.micro_batches(s), s - q * depth
+        most = max(1, min(depth - place, depth // count))
+        found += [_Line(kind, s, place, q, batches.start, len(batches), most) for kind in (FORWARD, BACKWARD)]
+    return found
+
+
+def _starts(lines: list[_Line], ready: list[int], done: list[int], k: int) -> bool:
+    """Whether a line's next micro-batch is there, and may be taken in."""
+    return done[k] < ready[k] and (lines[k].kind == BACKWARD or done[k] - done[k + 1] < lines[k].most)
+
+
+def _behind(allocation: Allocation, line: _Line) -> int | None:
+    """The line in which a micro-batch is ready one unit later."""
+    if line.kind == BACKWARD:
+        before = allocation.previous(line.stage)
+        return None if before is None else 2 * before + BACKWARD
+    after = allocation.next(line.stage)
+    return 2 * line.stage + BACKWARD if after is None else 2 * after + FORWARD
