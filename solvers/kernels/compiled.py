@@ -20,3 +20,6 @@ loop: Any = numba.njit(**_WITHOUT_COUNTS)
 
 inner: Any = numba.njit(**_WITHOUT_COUNTS, forceinline=True)
 """A step of such a loop."""
+
+beside: Any = numba.njit(cache=True, error_model="numpy", nogil=True)
+"""May allocate, and runs beside other threads: the door of a batch, whose plans have nothing to do with each other."""
