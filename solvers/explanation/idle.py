@@ -1,0 +1,148 @@
+"""Where the time goes in which a device does not compute: the bubble, split by what the device waits for.
+
+A gap before an operation belongs to the transfer of its input from when that was produced, and before that to the
+stages that produce it; but while another operation of the row has all that it needs, the gap is the order's, or
+memory's, where that operation is a forward whose activations would not fit beside the device's peak. A gap before an
+update belongs to the all-reduces. What is before a device's first work fills the pipeline, what is after its last work
+drains it. Every nanosecond is in one part: with ``busy_ns`` they add up to the time looked at.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
+from penstock.solvers.batching import row_classes
+from penstock.solvers.explanation.run import Run
+from penstock.solvers.memory import activation_bytes
+from penstock.solvers.schedule import STEP
+
+NEVER = np.iinfo(np.int64).max
+OWN_INPUTS = ((FORWARD, (BACKWARD, INPUT, RECOMPUTE)), (INPUT, (WEIGHT,)), (RECOMPUTE, (BACKWARD, INPUT)))
+"""What of a row which of its operations on the same micro-batch need."""
+
+
+class Idle(NamedTuple):
+    """Devices that run the same rows, and their time in the run or, of a periodic plan, in its steady window."""
+
+    devices: tuple[int, ...]
+    busy_ns: int
+    fill_ns: int
+    drain_ns: int
+    transfer_ns: int
+    all_reduce_ns: int
+    other_stages_ns: int
+    order_ns: int
+    memory_ns: int
+
+    @property
+    def idle_ns(self) -> int:
+        """All of it but the computing."""
+        return sum(self[2:])
+
+
+def idle_split(run: Run) -> tuple[Idle, ...]:
+    """One entry for the devices of each row (where pipelines share devices: of all their rows)."""
+    rows: dict[tuple[int, ...], list[int]] = {}
+    for lane, devices in enumerate(run.lane_devices):
+        rows.setdefault(devices, []).append(lane)
+    ready = _ready_ns(run)
+    return tuple(_split(run, devices, lanes, ready) for devices, lanes in rows.items())
+
+
+def _split(run: Run, devices: tuple[int, ...], lanes: list[int], ready: np.ndarray) -> Idle:
+    first, last = run.timeline.window_ns
+    nodes = [np.arange(run.lane_start[lane], run.lane_start[lane + 1]) for lane in lanes]
+    updates = [u for u in range(run.first_update, run.count) if run.lane(u) in lanes]
+    own = np.concatenate([*nodes, np.asarray(updates, dtype=np.int64)])
+    own = own[np.lexsort((own, run.end[own], run.start[own]))]
+    reached = np.concatenate(([0], np.maximum.accumulate(run.end[own])))
+    gaps = np.flatnonzero(run.start[own] > reached[:-1])
+    parts = dict.fromkeys(Idle._fields[2:], 0)
+    waiting = {lane: _later(run, lane, ready) for lane in lanes}
+    for g in gaps.tolist():
+        node, low, high = int(own[g]), int(reached[g]), int(run.start[own[g]])
+        for name, a, b in [("fill_ns", low, high)] if g == 0 else _parts(run, devices, node, low, ready, waiting):
+            parts[name] += max(0, min(b, last) - max(a, first))
+    parts["drain_ns"] += max(0, last - max(first, int(reached[-1])))
+    return Idle(devices, last - first - sum(parts.values()), **parts)
+
+
+def _parts(
+    run: Run,
+    devices: tuple[int, ...],
+    node: int,
+    low: int,
+    ready: np.ndarray,
+    waiting: dict[int, tuple[np.ndarray, np.ndarray]],
+) -> list[tuple[str, int, int]]:
+    """The gap from ``low`` until ``node`` begins, in pieces with their names."""
+    high, lane = int(run.start[node]), run.lane(node)
+    assert lane is not None
+    if run.what(node) == "update":
+        return [("all_reduce_ns", low, high)]
+    produced = high
+    if (sent := [each for each in run.inputs(node) if run.what(each) == "transfer"]) and run.end[sent[0]] == high:
+        makers = run.producers(run.stage(sent[0]), run.detail(sent[0]), run.number(sent[0]))
+        produced = min(high, max(low, *(int(run.end[maker]) for maker in makers)))
+    earliest, which = (array[node - run.lane_start[lane] + 1] for array in waiting[lane])
+    turn = min(produced, max(low, int(earliest)))
+    name = "memory_ns" if turn < produced and _is_too_large(run, devices, int(which)) else "order_ns"
+    return [("other_stages_ns", low, turn), (name, turn, produced), ("transfer_ns", produced, high)]
+
+
+def _is_too_large(run: Run, devices: tuple[int, ...], node: int) -> bool:
+    """Whether ``node`` is a forward whose activations do not fit beside the devices' peak."""
+    if run.kind[node] != FORWARD:
+        return False
+    stage = run.allocation.stages[run.stage_of[node]]
+    rows = row_classes(run.problem.global_batch_size, run.allocation.num_micro_batches)[-1][0]
+    more = activation_bytes(run.problem, stage, rows)
+    uses = run.timeline.uses
+    return any(uses[d].memory.total + more > run.problem.capacity_bytes(d) for d in devices)
+
+
+def _ready_ns(run: Run) -> np.ndarray:
+    """When each operation had all that it needs but its device."""
+    count, number = len(run.allocation.stages), run.allocation.num_micro_batches
+    kind, stage, batch = run.kind, run.stage_of, run.batch
+    end = run.end[: run.first_transfer]
+    arrival = np.zeros((2, count, number), dtype=np.int64)
+    made = np.zeros((2, count, number), dtype=np.int64)
+    for way, kinds in ((0, (FORWARD,)), (1, (BACKWARD, INPUT))):
+        which = np.isin(kind, kinds)
+        np.maximum.at(made[way], (stage[which], batch[which]), end[which])
+        for s in range(count):
+            source = run.allocation.previous(s) if way == 0 else run.allocation.next(s)
+            if source is not None:
+                arrival[way, s] = made[way, source]
+    moved = run.timeline.transfers
+    for way in (0, 1):
+        own = moved.direction == way
+        arrival[way, moved.stage[own] + 1 - 2 * way, moved.micro_batch[own]] = moved.end_ns[own]
+    found = np.zeros(len(kind), dtype=np.int64)
+    for way, kinds in ((0, (FORWARD,)), (1, (BACKWARD, INPUT))):
+        which = np.isin(kind, kinds)
+        found[which] = arrival[way, stage[which], batch[which]]
+    for low, high in pairwise(run.lane_start.tolist()):
+        row = slice(low, high)
+        for needed, kinds in OWN_INPUTS:
+            before = np.zeros((count, number), dtype=np.int64)
+            gives = kind[row] == needed
+            before[stage[row][gives], batch[row][gives]] = end[row][gives]
+            takes = np.isin(kind[row], kinds)
+            found[row][takes] = np.maximum(found[row][takes], before[stage[row][takes], batch[row][takes]])
+    found[kind == STEP] = NEVER
+    return found
+
+
+def _later(run: Run, lane: int, ready: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each place of a row: when the first of the operations from there on was ready, and which one that is."""
+    low, high = int(run.lane_start[lane]), int(run.lane_start[lane + 1])
+    own = np.concatenate((ready[low:high], [NEVER]))
+    least = np.minimum.accumulate(own[::-1])[::-1]
+    place = np.where(own == least, np.arange(len(own)), len(own))
+    return least, low + np.minimum.accumulate(place[::-1])[::-1]

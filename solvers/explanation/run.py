@@ -1,0 +1,314 @@
+"""A judged run as *nodes*: everything that took time, and what each of them may have waited for.
+
+Nodes are numbered: first the operations of all rows, then transfers, all-reduces of buckets, and the updates that
+stand in no row. What each may wait for is what the judge's docstring says (``simulate``): an operation for its device
+and its input; a transfer for its producers and its channel or links; a bucket for the gradients of its layers, the
+bucket before it and its links; an update for its device and the buckets of its stage's groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property
+from typing import Literal, NamedTuple, TypeVar
+
+import numpy as np
+
+from penstock.schemas.program import BACKWARD, FORWARD, INPUT, WEIGHT
+from penstock.solvers.batching import row_classes
+from penstock.solvers.costs import transfer
+from penstock.solvers.problem import Problem
+from penstock.solvers.result import Candidate
+from penstock.solvers.schedule import STEP, Pattern
+from penstock.solvers.tables import Tables, cost_tables
+from penstock.solvers.timeline import Interval
+from penstock.solvers.unroll import unroll
+
+What = Literal["operation", "transfer", "all-reduce", "update"]
+Because = Literal["start", "input", "device", "order", "channel", "gradients", "bucket", "reduction"]
+"""Why something began when it did and not earlier: nothing came before; its input arrived; its device was busy; its
+device had other work first although this was ready; a channel or link was taken; the gradients of its layers came;
+the bucket before it ended; the all-reduce ended."""
+
+Whole = TypeVar("Whole", int, np.ndarray)
+
+GRADIENTS = (BACKWARD, INPUT, WEIGHT)
+
+
+class Cause(NamedTuple):
+    """A node that may have kept another one waiting until ``until_ns``."""
+
+    node: int
+    because: Because
+
+
+class Run:
+    """The nodes of a plan's timeline. Times are those of the whole run, which for a periodic plan has many rounds."""
+
+    def __init__(self, problem: Problem, plan: Candidate) -> None:
+        self.plan = plan
+        self.timeline = plan.timeline
+        self.allocation = plan.allocation
+        self.shares_processors = plan.update_rule == "elastic_averaging"
+        self.problem = replace(problem, rules=replace(problem.rules, overlap_all_reduce=plan.overlap_all_reduce))
+        self.every = (plan.allocation.num_micro_batches,) * len(plan.allocation.stages)
+        self.periodic = isinstance(plan.schedule, Pattern)
+        if isinstance(plan.schedule, Pattern):
+            made = unroll(problem, plan.allocation, plan.schedule, plan.update_rule)
+            self.problem = replace(made.problem, rules=self.problem.rules)
+            self.allocation, self.every = made.allocation, made.orders.update_every
+        tracks, moved = self.timeline.tracks, self.timeline.transfers
+        self.lane_devices = tuple(track.devices for track in tracks)
+        self.lane_start = np.concatenate(([0], np.cumsum([len(track.start_ns) for track in tracks]))).astype(np.int64)
+        operations = np.concatenate([track.operations for track in tracks]).astype(np.int64)
+        self.kind, self.stage_of, self.batch = operations.T
+        updates = () if self.periodic else self.timeline.updates
+        reduced = self.timeline.reductions
+        rest = np.array([each[2:] for each in (*reduced, *updates)], dtype=np.int64).reshape(-1, 2)
+        self.start = np.concatenate([*(t.start_ns for t in tracks), moved.start_ns, rest[:, 0]])
+        self.end = np.concatenate([*(t.end_ns for t in tracks), moved.end_ns, rest[:, 1]])
+        sizes = [len(operations), len(moved.start_ns), len(reduced), len(updates)]
+        self.first_transfer, self.first_reduction, self.first_update, self.count = np.cumsum(sizes).tolist()
+
+    # ---- what a node is ------------------------------------------------------------------------------------------
+
+    def what(self, node: int) -> What:
+        """The sort of node."""
+        if node < self.first_transfer:
+            return "update" if self.kind[node] == STEP else "operation"
+        if node < self.first_reduction:
+            return "transfer"
+        return "all-reduce" if node < self.first_update else "update"
+
+    def stage(self, node: int) -> int:
+        """The stage that computes, sends or updates; of an all-reduce the lowest one that takes part."""
+        if node < self.first_transfer:
+            return int(self.stage_of[node])
+        if node < self.first_reduction:
+            return int(self.timeline.transfers.stage[node - self.first_transfer])
+        return self._interval(node).stage
+
+    def number(self, node: int) -> int:
+        """The micro-batch, or the number of the bucket; -1 for an update."""
+        if node < self.first_transfer:
+            return -1 if self.kind[node] == STEP else int(self.batch[node])
+        if node < self.first_reduction:
+            return int(self.timeline.transfers.micro_batch[node - self.first_transfer])
+        return self._interval(node).bucket
+
+    def detail(self, node: int) -> int:
+        """An operation's kind, a transfer's direction; 0 for the others."""
+        if node < self.first_transfer:
+            return int(self.kind[node])
+        return int(self.timeline.transfers.direction[node - self.first_transfer]) if node < self.first_reduction else 0
+
+    def lane(self, node: int) -> int | None:
+        """The row that an operation or update stands in, or follows."""
+        if node < self.first_transfer:
+            return int(np.searchsorted(self.lane_start, node, side="right")) - 1
+        return self._update_lanes[node - self.first_update] if node >= self.first_update else None
+
+    def _interval(self, node: int) -> Interval:
+        intervals, first = self.timeline.reductions, self.first_reduction
+        if node >= self.first_update:
+            intervals, first = self.timeline.updates, self.first_update
+        return intervals[node - first]
+
+    # ---- what it may have waited for -----------------------------------------------------------------------------
+
+    def causes(self, node: int) -> Iterator[Cause]:
+        """What ended (or had its gradients ready) when ``node`` began; of several, the device's own work first."""
+        if node < self.first_transfer:
+            yield from self._before_operation(node)
+        elif node < self.first_reduction:
+            yield from self._before_transfer(node)
+        elif node < self.first_update:
+            yield from self._before_bucket(node)
+        else:
+            yield from self._before_update(node)
+
+    def _before_operation(self, node: int) -> Iterator[Cause]:
+        lane, at = self.lane(node), self.start[node]
+        assert lane is not None
+        inputs = self.inputs(node)
+        if node > self.lane_start[lane] and self.end[node - 1] == at:
+            ready = max((int(self.end[each]) for each in inputs), default=0)
+            yield Cause(node - 1, "order" if inputs and ready <= self.start[node - 1] else "device")
+        for each in inputs:
+            if self.end[each] == at:
+                yield Cause(each, "reduction" if self.kind[node] == STEP else "input")
+
+    def inputs(self, node: int) -> list[int]:
+        """What an operation needs from elsewhere: a transfer, the neighbours' operations, or a round's last buckets."""
+        kind, s, m = int(self.kind[node]), int(self.stage_of[node]), int(self.batch[node])
+        if kind == STEP:
+            return self._last_buckets(s, m // self.every[s])
+        if kind not in (FORWARD, BACKWARD, INPUT):
+            return []
+        way = 0 if kind == FORWARD else 1
+        source = self.allocation.previous(s) if way == 0 else self.allocation.next(s)
+        if source is None:
+            return []
+        sent = self._sent.get((source, way, m))
+        return [sent] if sent is not None else self.producers(source, way, m)
+
+    def producers(self, s: int, way: int, m: int) -> list[int]:
+        """The operations of a stage, on all its rows, that make its output or the gradient of its input."""
+        return [i for kind in ((FORWARD,) if way == 0 else (BACKWARD, INPUT)) for i in self._made(kind, s, m)]
+
+    def _before_transfer(self, node: int) -> Iterator[Cause]:
+        at = self.start[node]
+        for each in self.producers(self.stage(node), self.detail(node), self.number(node)):
+            if self.end[each] == at:
+                yield Cause(each, "input")
+        yield from self._holders(node)
+
+    def _before_bucket(self, node: int) -> Iterator[Cause]:
+        chains, reductions = self.tables.chains, self.tables.reductions
+        place = node - self.first_reduction
+        g, bucket, at = int(reductions.group[place]), int(reductions.bucket[place]), int(self.start[node])
+        size = int(chains.start[g + 1] - chains.start[g])
+        update_round = (place - int(chains.run_start[g])) // size
+        for s in range(len(self.allocation.stages)):
+            for k in range(int(chains.member_start[s]), int(chains.member_start[s + 1])):
+                if chains.member_group[k] != g:
+                    continue
+                first = 4 * (int(chains.member_lead[k]) + bucket - int(chains.start[g]))
+                for last in self._last_gradients(s, update_round):
+                    column = (2 if self.kind[last] == WEIGHT else 0) + int(self.batch[last] >= self.tables.flows.cut)
+                    if self.end[last] - chains.lead_ns[first + column] == at:
+                        yield Cause(last, "gradients")
+        if bucket > chains.start[g] and self.end[node - 1] == at:
+            yield Cause(node - 1, "bucket")
+        yield from self._holders(node)
+
+    def _before_update(self, node: int) -> Iterator[Cause]:
+        lane, at = self.lane(node), self.start[node]
+        assert lane is not None
+        if (last := int(self.lane_start[lane + 1]) - 1) >= self.lane_start[lane] and self.end[last] == at:
+            yield Cause(last, "device")
+        for other in range(self.first_update, self.count):
+            if other != node and self.lane(other) == lane and self.end[other] == at:
+                yield Cause(other, "device")
+        for each in self._last_buckets(self.stage(node), 0):
+            if self.end[each] == at:
+                yield Cause(each, "reduction")
+
+    def _last_buckets(self, s: int, update_round: int) -> list[int]:
+        """The last bucket of each of the stage's groups in a round."""
+        if self.shares_processors or not self.timeline.reductions:
+            return []
+        chains, found = self.tables.chains, []
+        for g in chains.member_group[chains.member_start[s] : chains.member_start[s + 1]].tolist():
+            size = int(chains.start[g + 1] - chains.start[g])
+            if size:
+                found.append(self.first_reduction + int(chains.run_start[g]) + (update_round + 1) * size - 1)
+        return found
+
+    def _last_gradients(self, s: int, update_round: int) -> list[int]:
+        """The last gradient operation of a round on each row of a stage."""
+        found = []
+        for low, high in zip(self.lane_start[:-1].tolist(), self.lane_start[1:].tolist(), strict=True):
+            own = (self.stage_of[low:high] == s) & (self.batch[low:high] // self.every[s] == update_round)
+            own &= (self.kind[low:high] == BACKWARD) | (self.kind[low:high] == WEIGHT)
+            if (at := np.flatnonzero(own)).size:
+                found.append(low + int(at[-1]))
+        return found
+
+    def _holders(self, node: int) -> Iterator[Cause]:
+        """Transfers and buckets that let go of a resource of ``node`` when it began."""
+        needed = self.resources(node)
+        if not needed:
+            return
+        order, ends = self._by_end
+        at = self.start[node]
+        for k in range(int(np.searchsorted(ends, at, side="left")), int(np.searchsorted(ends, at, side="right"))):
+            other = int(order[k])
+            if other != node and needed & self.resources(other):
+                yield Cause(other, "channel")
+
+    def resources(self, node: int) -> frozenset[object]:
+        """Links of the shared network, or the private channel that a transfer or a bucket occupies."""
+        if node >= self.first_reduction:
+            g = int(self.tables.reductions.group[node - self.first_reduction])
+            return self._resources_of_user(len(self.tables.flows.flow_ns) + g)
+        s, way = self.stage(node), self.detail(node)
+        if self.shares_processors:
+            return self._shared_resources(s, way, self.number(node))
+        late = int(self.number(node) >= self.tables.flows.cut)
+        return self._resources_of_user(int(self.tables.flows.flow_of[(s * 2 + way) * 2 + late]))
+
+    def _resources_of_user(self, user: int) -> frozenset[object]:
+        flows = self.tables.flows
+        return frozenset(flows.resources[flows.resource_start[user] : flows.resource_start[user + 1]].tolist())
+
+    def _shared_resources(self, s: int, way: int, m: int) -> frozenset[object]:
+        """As ``sharing`` has it: the channel between two devices is the same for all pipelines."""
+        k, rules = s % len(self.allocation.pipelines[0].stages), self.problem.rules
+        classes = row_classes(self.problem.global_batch_size, self.allocation.num_micro_batches)
+        if rules.shared:
+            move = transfer(self.problem, self.allocation, k, classes[0][0], way)
+            return frozenset(move.resources if move else ())
+        if rules.channel == "half":
+            return frozenset({("edge", k - way)})
+        return frozenset({("edge", k - way, way)}) if rules.channel == "full" else frozenset()
+
+    # ---- where things stand --------------------------------------------------------------------------------------
+
+    @cached_property
+    def tables(self) -> Tables:
+        """The judge's own tables of the run."""
+        every = self.every if self.periodic else ()
+        return cost_tables(self.problem, self.allocation, self.plan.overlap_all_reduce, every)
+
+    @cached_property
+    def _sent(self) -> dict[tuple[int, int, int], int]:
+        moved = self.timeline.transfers
+        keys = zip(moved.stage.tolist(), moved.direction.tolist(), moved.micro_batch.tolist(), strict=True)
+        return {key: self.first_transfer + j for j, key in enumerate(keys)}
+
+    @cached_property
+    def _codes(self) -> tuple[np.ndarray, np.ndarray]:
+        codes = np.asarray(self._code(self.kind, self.stage_of, self.batch))
+        order = np.argsort(codes, kind="stable")
+        return order, codes[order]
+
+    def _code(self, kind: Whole, stage: Whole, batch: Whole) -> Whole:
+        """One number for an operation."""
+        count, number = len(self.allocation.stages), self.allocation.num_micro_batches
+        code: Whole = (kind * count + stage) * number + batch
+        return code
+
+    def _made(self, kind: int, s: int, m: int) -> list[int]:
+        order, codes = self._codes
+        code = self._code(kind, s, m)
+        low, high = np.searchsorted(codes, code, side="left"), np.searchsorted(codes, code, side="right")
+        return [int(i) for i in order[low:high]]
+
+    @cached_property
+    def _by_end(self) -> tuple[np.ndarray, np.ndarray]:
+        """Transfers and buckets by their ends."""
+        nodes = np.arange(self.first_transfer, self.first_update)
+        order = nodes[np.argsort(self.end[nodes], kind="stable")]
+        return order, self.end[order]
+
+    @cached_property
+    def _update_lanes(self) -> list[int]:
+        """The row of each update: those of a stage stand in the order of its rows."""
+        holds = [set(self.stage_of[low:high].tolist()) for low, high in self._lane_ranges]
+        turn: dict[int, int] = {}
+        found = []
+        for update in self.timeline.updates:
+            if self.shares_processors:
+                lanes = [lane for lane, stages in enumerate(holds) if update.stage in stages]
+            else:
+                devices = set(self.allocation.stages[update.stage].devices)
+                lanes = [lane for lane, own in enumerate(self.lane_devices) if devices & set(own)]
+            found.append(lanes[turn.get(update.stage, 0)])
+            turn[update.stage] = turn.get(update.stage, 0) + 1
+        return found
+
+    @property
+    def _lane_ranges(self) -> list[tuple[int, int]]:
+        return list(zip(self.lane_start[:-1].tolist(), self.lane_start[1:].tolist(), strict=True))
