@@ -16,6 +16,7 @@ from penstock.solvers.bounds import request_bound, schedule_bound
 from penstock.solvers.problem import Problem
 from penstock.solvers.result import Candidate
 from penstock.solvers.schedule import Orders, Pattern, PatternOperation, Row
+from penstock.solvers.schedules.chimera import chimera
 from penstock.solvers.sharing import parallel_pipelines
 from penstock.solvers.simulate import simulate
 from penstock.solvers.update_rules import UpdateRule
@@ -23,8 +24,7 @@ from penstock.solvers.update_rules import UpdateRule
 EVERY_RULE = ["synchronous", "weight_stashing", "double_buffered", "double_grouped", "elastic_averaging"]
 
 
-@pytest.fixture
-def request_document() -> PlanRequest:
+def _request() -> PlanRequest:
     """Four layers on four devices, eight samples in a global batch."""
     layer = {"forward_ns": 1000, "backward_ns": 2100, "stash_bytes": 8}
     cut = [{"name": "x", "bytes_per_sample": 4, "gradient_bytes_per_sample": 2}]
@@ -50,6 +50,11 @@ def request_document() -> PlanRequest:
     )
 
 
+@pytest.fixture
+def request_document() -> PlanRequest:
+    return _request()
+
+
 def _pattern(stages: int, split: bool = False) -> Pattern:
     """Two micro-batches per period, the second one's operations right behind the first one's."""
     found = []
@@ -73,6 +78,12 @@ def _two_pipelines() -> Allocation:
     return Allocation((Pipeline(_straight((0,), (1,)), (0, 4)), Pipeline(unlike, (5, 7))), 8)
 
 
+def _both_ways() -> Allocation:
+    """Two groups of two devices, two pipelines in each direction over them, as Chimera's."""
+    down, up = _straight((0, 2), (1, 3)), _straight((1, 3), (0, 2))
+    return Allocation(tuple(Pipeline((down, up)[q % 2], (2 * q, 2 * q + 1)) for q in range(4)), 8)
+
+
 def _flushed(allocation: Allocation) -> Orders:
     """All forwards, then all backwards, a row for each stage."""
     rows = []
@@ -89,6 +100,7 @@ PLANS: dict[str, tuple[UpdateRule, Allocation, Orders | Pattern]] = {
     "split backwards": ("double_buffered", single_pipeline(_straight((0,), (1,)), 4), _pattern(2, split=True)),
     "double grouped": ("double_grouped", single_pipeline(_straight((0,), (1,), (0,), (1,)), 2), _pattern(4)),
     "several pipelines": ("synchronous", _two_pipelines(), _flushed(_two_pipelines())),
+    "both ways": ("synchronous", _both_ways(), chimera(to_problem(_request()), _both_ways())),
     "pipelines on shared devices": (
         "elastic_averaging",
         parallel_pipelines(_straight((0,), (1,)), 3, 4),
@@ -143,9 +155,10 @@ def test_weight_versions_stand_in_the_prediction(request_document: PlanRequest) 
     """Two copies of one layer's 100 bytes; of a group without delay one."""
     versions = {
         name: [use.memory.versions_bytes for use in _document(request_document, name).plan.prediction.devices]
-        for name in ("double buffered", "double grouped", "several pipelines")
+        for name in ("double buffered", "double grouped", "several pipelines", "both ways")
     }
-    assert versions == {"double buffered": [100] * 4, "double grouped": [100] * 2, "several pipelines": [0] * 4}
+    none = {"several pipelines": [0] * 4, "both ways": [0] * 4}
+    assert versions == {"double buffered": [100] * 4, "double grouped": [100] * 2} | none
 
 
 @pytest.mark.parametrize("name", PLANS)

@@ -187,6 +187,20 @@ def test_pipelines_in_opposite_directions_by_hand() -> None:
     assert verify(problem, allocation, orders, timeline) == []
 
 
+def test_a_circle_through_both_directions_is_named() -> None:
+    """Each device waits for what the other would do next in the other direction."""
+    problem = make_problem([10, 10], nodes=(2,), global_batch_size=2)
+    allocation = _pipelines([(1, [0]), (1, [1])], [(1, [1]), (1, [0])], batches=[1, 1])
+    rows = (
+        [(FORWARD, 3, 1), (BACKWARD, 3, 1), (FORWARD, 0, 0), (BACKWARD, 0, 0)],
+        [(FORWARD, 1, 0), (BACKWARD, 1, 0), (FORWARD, 2, 1), (BACKWARD, 2, 1)],
+    )
+    orders = Orders("crossing", tuple(Row((d,), as_operations(row)) for d, row in enumerate(rows)))
+    circle = "n0/0 waits in F1 of stage 3 for F1 of stage 2, while n0/1 waits in F0 of stage 1 for F0 of stage 0"
+    with pytest.raises(InvalidPlan, match=circle):
+        simulate(problem, allocation, orders)
+
+
 def test_layers_that_a_device_holds_twice_are_reduced_on_it_for_nothing() -> None:
     """Both pipelines have layer 1 on d1, which adds up its gradients itself; layer 0 is on d0 and d2."""
     problem = make_problem([10, 10], parameter_bytes=[30, 40], nodes=(3,), global_batch_size=2)
