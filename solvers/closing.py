@@ -21,7 +21,6 @@ from penstock.solvers.simulate import makespan_ns, simulate
 from penstock.solvers.stage_times import StageTimes
 from penstock.solvers.update_rules import UpdateRule
 
-
 WHOLE_BACKWARDS = Orders("any order of whole backwards", ())
 
 
@@ -71,7 +70,7 @@ def close(
         )
         if best.bound.bound_ns >= best.value_ns or best.spent >= effort or stopped():
             break
-        if as_judged and not question.judgeable:
+        if as_judged and not question.shop().judgeable:
             break
         answer = jobshop.solve(question)
         best = best._replace(bound=_raised(best.bound, answer.bound_ns), spent=best.spent + answer.spent)

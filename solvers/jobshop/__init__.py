@@ -1,11 +1,12 @@
-"""One flushed step of a given allocation as a job shop, by CP-SAT: a proven bound and an order for each device.
+"""One flushed step of a given allocation as a job shop, by CP-SAT: a proven bound and an order for each row.
 
-ALGORITHMS 7.8, SOLVERS C. What runs on a device excludes each other, so do the transfers on a channel or link; the
-micro-batches of one size run in index order, which loses nothing, because they are alike. The solution's times are
-not used: the judge times its orders by his own rules, so where the model delays a transfer on purpose, which the
-judge never does, the judged value may be above the bound.
+ALGORITHMS 7.8, SOLVERS C. The operations of a row exclude each other (``shop``), so do the transfers on a channel or
+link (``model``); memory limits what is in flight (``room``), all-reduces and updates follow (``reductions``). What is
+alike runs in index order, which loses nothing. The solution's times are not used: the judge times its orders by his own
+rules, so where the model delays a transfer on purpose, which the judge never does, the judged value may be above the
+bound (``as_judged`` closes that gap for the plainest plans).
 """
 
-from penstock.solvers.jobshop.solve import EFFORT, Answer, Question, solve
+from penstock.solvers.jobshop.solve import EFFORT, NAME, Answer, Question, never, solve
 
-__all__ = ["EFFORT", "Answer", "Question", "solve"]
+__all__ = ["EFFORT", "NAME", "Answer", "Question", "never", "solve"]

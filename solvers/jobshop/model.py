@@ -1,29 +1,31 @@
 """The variables and constraints of one step: ALGORITHMS 7.8.
 
 Times are in units of ``unit_ns``, durations rounded down: every real schedule, with its starts rounded down too, is a
-solution, so what is proven here bounds the real ones. The unit is 1 ns unless the horizon would not fit.
+solution, so what is proven here bounds the real ones. The unit is 1 ns unless the horizon would not fit. Bytes are
+rounded down likewise, what is held and what there is room for.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 from ortools.sat.python import cp_model
 
-from penstock.schemas.program import BACKWARD, FORWARD
-from penstock.solvers.allocation import Allocation
-from penstock.solvers.batching import row_classes
-from penstock.solvers.costs import buckets, transfer
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders
-from penstock.solvers.stage_times import StageTimes
+from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
+from penstock.solvers.costs import transfer
+from penstock.solvers.jobshop.reductions import Chain, chains
+from penstock.solvers.jobshop.room import Limit, Room, in_flight_limits, rooms
+from penstock.solvers.jobshop.shop import Operation, Shop
 
 MOST_UNITS = 2**50
-Key = tuple[int, int, int]
-"""(kind of operation or direction of transfer, stage, micro-batch)."""
+MOST_BYTE_UNITS = 2**16
+"""Of a row's room: sums of times and bytes have to fit in 64 bits."""
+Values = dict[int, int]
+"""A value for each variable, by its index."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,164 +40,239 @@ class Step:
         """Start plus duration."""
         return self.start + self.size
 
+    def start_in(self, values: Values) -> int:
+        """Its start."""
+        return values[self.start.index]
+
+    def end_in(self, values: Values) -> int:
+        """Its end."""
+        return values[self.start.index] + self.size
+
 
 @dataclass(eq=False)
 class Model:
-    """One allocation's step that takes at most ``horizon`` units; ``operations`` and ``transfers`` by key."""
+    """A shop's step that takes at most ``horizon`` units.
 
-    problem: Problem
-    allocation: Allocation
+    ``transfers`` by (direction, sending stage, micro-batch), ``reductions`` by (lowest stage of the group, number);
+    ``defined`` are variables that follow from others, in the order in which they can be computed.
+    """
+
+    shop: Shop
     horizon: int
     unit_ns: int
     cp: cp_model.CpModel = field(default_factory=cp_model.CpModel)
-    operations: dict[Key, Step] = field(default_factory=dict)
-    transfers: dict[Key, Step] = field(default_factory=dict)
+    steps: dict[Operation, Step] = field(default_factory=dict)
+    transfers: dict[tuple[int, int, int], Step] = field(default_factory=dict)
     reductions: dict[tuple[int, int], Step] = field(default_factory=dict)
-    users: dict[object, list[Any]] = field(default_factory=lambda: defaultdict(list))
+    defined: list[tuple[Any, Callable[[Values], int]]] = field(default_factory=list)
+    makespan: Any = None
+    _users: dict[object, list[Any]] = field(default_factory=lambda: defaultdict(list))
 
-    def __post_init__(self) -> None:
-        self.times = StageTimes(self.problem, self.allocation, Orders("any order", ()))
-        classes = row_classes(self.problem.global_batch_size, self.allocation.num_micro_batches)
-        self.size_class = [c for c, (_rows, count) in enumerate(classes) for _ in range(count)]
-        self.groups = [[m for m, c in enumerate(self.size_class) if c == k] for k in range(len(classes))]
-        self.rows = [rows for rows, _count in classes]
-
-    @property
-    def stages(self) -> range:
-        """Stage numbers."""
-        return range(len(self.allocation.stages))
+    def build(self) -> None:
+        """All constraints."""
+        shop = self.shop
+        self.makespan = self.cp.new_int_var(0, self.horizon, "makespan")
+        for each in shop.operations:
+            self.steps[each] = self._operate(each)
+        for s in range(len(shop.allocation.stages)):
+            for direction in (0, 1):
+                self._send(s, direction)
+        self._follow()
+        self._index_order()
+        limits = in_flight_limits(shop)
+        for limit in limits:
+            self._hold(limit)
+        for room in rooms(shop, limits):
+            self._share(room)
+        for chain in chains(shop):
+            self._reduce(chain)
+        self._finish()
+        for intervals in self._users.values():
+            self.cp.add_no_overlap(intervals)
 
     def units(self, duration_ns: int) -> int:
         """A duration, rounded down."""
         return duration_ns // self.unit_ns
 
-    def build(self) -> Any:
-        """All constraints; the variable of the makespan."""
-        makespan = self.cp.new_int_var(0, self.horizon, "makespan")
-        for s in self.stages:
-            for m in range(self.allocation.num_micro_batches):
-                self._operate(s, m)
-        for s in self.stages:
-            for direction in (0, 1):
-                self._send(s, direction)
-            self._turn_round(s)
-            self._index_order(s)
-            self._hold(s)
-            self._finish(s, makespan)
-        for intervals in self.users.values():
-            self.cp.add_no_overlap(intervals)
-        return makespan
-
-    def _operate(self, s: int, m: int) -> None:
-        """Forward and backward between head and tail; the k-th of its size after the k before it."""
-        times, c = self.times, self.size_class[m]
-        cost = times.costs[s][c]
-        before = self.groups[c].index(m)
-        after = len(self.groups[c]) - 1 - before
-        head, tail = self.units(times.heads[s]), self.units(times.tails[s])
-        around, first = self.units(times.rounds[s]), self.units(times.forward[s])
-        forward, backward = self.units(cost.forward_ns), self.units(cost.backward_ns + cost.recompute_ns)
-        behind = around + self.units(times.backward[s]) + tail
-        self.operations[FORWARD, s, m] = self._step(
-            head + before * forward, self.horizon - behind - after * forward, forward, [("device", s)]
-        )
-        self.operations[BACKWARD, s, m] = self._step(
-            head + first + around + before * backward, self.horizon - tail - after * backward, backward, [("device", s)]
-        )
-
     def _step(self, low: int, latest_end: int, size: int, resources: list[object]) -> Step:
+        """A step that has its resources to itself, if it takes time at all."""
         if latest_end - size < low:
-            self.cp.add(self.cp.new_constant(0) == 1)
+            self.cp.add_bool_or([])
         start = self.cp.new_int_var(low, max(low, latest_end - size), "")
-        step = Step(start, size)
         if size > 0 and resources:
             interval = self.cp.new_fixed_size_interval_var(start, size, "")
             for resource in resources:
-                self.users[resource].append(interval)
-        return step
+                self._users[resource].append(interval)
+        return Step(start, size)
+
+    def _operate(self, each: Operation) -> Step:
+        """Between head and tail; the k-th of those alike after the k before it."""
+        shop, s = self.shop, each.stage
+        times, size = shop.times, self.units(shop.duration_ns(each))
+        before, behind = shop.place[each.micro_batch]
+        head, tail = self.units(times.heads[s]), self.units(times.tails[s])
+        first, around, gradient = map(self.units, (times.forward[s], times.rounds[s], times.backward[s]))
+        if each.kind == FORWARD:
+            tail += gradient + around
+        elif each.kind == RECOMPUTE:
+            head, tail = head + first, tail + gradient
+        else:
+            head += first + around
+        if each.kind == WEIGHT:
+            head, tail = head + gradient, self.units(times.exposed[s]) + self.units(times.update[s])
+        return self._step(head + before * size, self.horizon - tail - behind * size, size, [("row", each.row)])
 
     def _send(self, s: int, direction: int) -> None:
         """What stage ``s`` makes is carried to the next (0) or previous (1) stage, on all resources at once."""
-        allocation = self.allocation
+        shop = self.shop
+        allocation, ends = shop.allocation, shop.forwards if direction == 0 else shop.gradients
         other = allocation.next(s) if direction == 0 else allocation.previous(s)
         if other is None:
             return
-        kind = FORWARD if direction == 0 else BACKWARD
-        moves = [transfer(self.problem, allocation, s, rows, direction) for rows in self.rows]
-        for m, c in enumerate(self.size_class):
-            made, needed = self.operations[kind, s, m], self.operations[kind, other, m]
-            move = moves[c]
-            resources = [] if move is None else [("link", r) for r in self.times.channels(s, direction, move)]
+        moves = [transfer(shop.problem, allocation, s, rows, direction) for rows, _count in shop.times.classes]
+        for m in allocation.micro_batches(s):
+            move = moves[shop.size_class[m]]
             size = 0 if move is None else self.units(move.duration_ns)
-            if not resources or size == 0:
-                self.cp.add(needed.start >= made.end + size)
+            links = () if move is None or size == 0 else shop.times.channels(s, direction, move)
+            made, needed = [self.steps[each] for each in ends[s, m]], [self.steps[each] for each in ends[other, m]]
+            if links:
+                carried = self._step(0, self.horizon, size, [("link", link) for link in links])
+                self.transfers[direction, s, m] = carried
+                self._precede(made, [carried])
+                self._precede([carried], needed)
+            else:
+                self._precede(made, needed, size)
+
+    def _precede(self, sooner: list[Step], later: list[Step], lag: int = 0) -> None:
+        for a, b in product(sooner, later):
+            self.cp.add(b.start >= a.end + lag)
+
+    def _follow(self) -> None:
+        """On each row: recomputation behind the forward, gradients behind that and the way round, weights at last."""
+        for each in self.shop.operations:
+            if each.kind not in (BACKWARD, INPUT):
                 continue
-            step = self._step(0, self.horizon, size, list(resources))
-            self.cp.add(step.start >= made.end)
-            self.cp.add(needed.start >= step.end)
-            self.transfers[direction, s, m] = step
+            own, forward = self.steps[each], self.steps[each._replace(kind=FORWARD)]
+            self._precede([forward], [own], self.units(self.shop.times.rounds[each.stage]))
+            if self.shop.apart(each):
+                again = self.steps[each._replace(kind=RECOMPUTE)]
+                self._precede([forward], [again])
+                self._precede([again], [own])
+            if each.kind == INPUT:
+                self._precede([own], [self.steps[each._replace(kind=WEIGHT)]])
 
-    def _turn_round(self, s: int) -> None:
-        """A micro-batch's backward comes on each stage after its forward and its way round behind it."""
-        for m in range(self.allocation.num_micro_batches):
-            forward, backward = self.operations[FORWARD, s, m], self.operations[BACKWARD, s, m]
-            self.cp.add(backward.start >= forward.end + self.units(self.times.rounds[s]))
+    def _index_order(self) -> None:
+        """What is alike in index order: exchanging two that are alike changes nothing."""
+        behind = {a: b for group in self.shop.groups for a, b in pairwise(group)}
+        for each, step in self.steps.items():
+            if each.micro_batch in behind:
+                self._precede([step], [self.steps[each._replace(micro_batch=behind[each.micro_batch])]])
+        for (direction, s, m), step in self.transfers.items():
+            if m in behind:
+                self._precede([step], [self.transfers[direction, s, behind[m]]])
 
-    def _index_order(self, s: int) -> None:
-        """Micro-batches of one size in index order: exchanging two that are alike changes nothing."""
-        for group in self.groups:
-            for a, b in pairwise(group):
-                for kind in (FORWARD, BACKWARD):
-                    self.cp.add(self.operations[kind, s, b].start >= self.operations[kind, s, a].end)
-                for direction in (0, 1):
-                    if (direction, s, a) in self.transfers:
-                        self.cp.add(self.transfers[direction, s, b].start >= self.transfers[direction, s, a].end)
-
-    def _hold(self, s: int) -> None:
-        """At most as many micro-batches between forward and backward as memory holds here and at every stage before.
-
-        Of one size and so in index order: F(m + K) waits for B(m). Of two sizes: at most K at any time.
-        """
-        limit, count = min(map(self.times.in_flight, range(s + 1))), self.allocation.num_micro_batches
-        if limit >= count:
+    def _hold(self, limit: Limit) -> None:
+        """At most so many between forward and release; where all are alike F(m + K) waits for the release of m."""
+        shop = self.shop
+        forwards = [each for each in shop.of_row[limit.row] if each.kind == FORWARD]
+        if limit.most >= len(forwards):
             return
-        pairs = [(self.operations[FORWARD, s, m], self.operations[BACKWARD, s, m]) for m in range(count)]
-        if len(self.groups) == 1:
-            for m in range(count - limit):
-                self.cp.add(pairs[m + limit][0].start >= pairs[m][1].end)
+        if len({shop.group_of[each.micro_batch] for each in forwards}) == 1:
+            for m, each in enumerate(forwards[limit.most :]):
+                self._precede([self.steps[shop.release(forwards[m])]], [self.steps[each]])
             return
-        held = []
-        for forward, backward in pairs:
-            length = self.cp.new_int_var(0, self.horizon, "")
-            held.append(self.cp.new_interval_var(forward.start, length, backward.end, ""))
-        self.cp.add_cumulative(held, [1] * count, limit)
+        held = [self._between(self.steps[each], self.steps[shop.release(each)]) for each in forwards]
+        self.cp.add_cumulative(held, [1] * len(held), limit.most)
 
-    def _finish(self, s: int, makespan: Any) -> None:
-        """All-reduce and update follow the last backward; buckets are a chain and take their ring's links."""
-        update = self.units(self.times.update[s])
-        last = [self.operations[BACKWARD, s, group[-1]] for group in self.groups]
-        chain = [buckets(self.problem, self.allocation.stages[s], rows) for rows in self.rows]
-        if not self.problem.rules.shared or not chain[0]:
-            exposed = self.units(self.times.exposed[s])
-            for backward in last:
-                self.cp.add(makespan >= backward.end + exposed + update)
-        else:
-            before: Step | None = None
-            for number, each in enumerate(zip(*chain, strict=True)):
-                resources: list[object] = [("link", r) for r in each[0].resources]
-                step = self._step(0, self.horizon - update, self.units(each[0].duration_ns), resources)
-                lead = -(-max(bucket.lead_ns for bucket in each) // self.unit_ns)
-                for backward in last:
-                    self.cp.add(step.start >= backward.end - lead)
-                if before is not None:
-                    self.cp.add(step.start >= before.end)
-                self.reductions[s, number] = before = step
-            assert before is not None
-            self.cp.add(makespan >= before.end + update)
-            for backward in last:
-                self.cp.add(makespan >= backward.end + update)
-        if self.allocation.previous(s) is None:
+    def _between(self, first: Step, last: Step, after: bool = False) -> Any:
+        """The interval from a step's start (``after``: its end) to the end of another."""
+        begin, begin_in = (first.end, first.end_in) if after else (first.start, first.start_in)
+        length = self.cp.new_int_var(0, self.horizon, "")
+        self.defined.append((length, lambda values: last.end_in(values) - begin_in(values)))
+        return self.cp.new_interval_var(begin, length, last.end, "")
+
+    def _share(self, room: Room) -> None:
+        """Stashes, buffers, workspaces and gradients of a row, at every instant."""
+        unit = 1 + max(0, room.free_bytes) // MOST_BYTE_UNITS
+        held: list[tuple[Any, int]] = []
+        for each in self.shop.of_row[room.row]:
+            held += [(interval, size // unit) for interval, size in self._held(room, each) if size >= unit]
+        for s, size in room.gradient_bytes:
+            if size >= unit:
+                held.append((self._from_first_gradient(room.row, s), size // unit))
+        if room.free_bytes < 0:
+            self.cp.add_bool_or([])
+        elif held:
+            intervals, sizes = zip(*held, strict=True)
+            self.cp.add_cumulative(intervals, sizes, room.free_bytes // unit)
+
+    def _held(self, room: Room, each: Operation) -> list[tuple[Any, int]]:
+        """What an operation begins to hold, as intervals and bytes."""
+        shop, step, held = self.shop, self.steps[each], room.held(self.shop, each)
+        apart, found = shop.apart(each), []
+        release = self.steps[shop.release(each)]
+        working = held.workspace + (held.rebuilt_inside if each.kind == BACKWARD and not apart else 0)
+        if working and step.size:
+            found.append((self.cp.new_fixed_size_interval_var(step.start, step.size, ""), working))
+        if held.rebuilt_whole and (each.kind == RECOMPUTE or (each.kind == INPUT and not apart)):
+            found.append((self._between(step, release), held.rebuilt_whole))
+        if each.kind not in (FORWARD, BACKWARD, INPUT):
+            return found
+        direction = 0 if each.kind == FORWARD else 1
+        if direction == 0 and held.stash:
+            found.append((self._between(step, release), held.stash))
+        if received := (held.received_input, held.received_gradient)[direction]:
+            sender = shop.allocation.previous(each.stage) if direction == 0 else shop.allocation.next(each.stage)
+            carried = self.transfers.get((direction, -1 if sender is None else sender, each.micro_batch))
+            found.append((self._between(carried or step, release), received))
+        sent, out = (held.sent_output, held.sent_gradient)[direction], (direction, each.stage, each.micro_batch)
+        if sent and out in self.transfers:
+            found.append((self._between(step, self.transfers[out], after=True), sent))
+        return found
+
+    def _from_first_gradient(self, row: int, s: int) -> Any:
+        """From the first gradient operation of a stage to the horizon."""
+        starts = [
+            self.steps[each] for each in self.shop.of_row[row] if each.stage == s and each.kind in (BACKWARD, INPUT)
+        ]
+        first = self.cp.new_int_var(0, self.horizon, "")
+        length = self.cp.new_int_var(0, self.horizon, "")
+        self.cp.add_min_equality(first, [step.start for step in starts])
+        self.defined.append((first, lambda values: min(step.start_in(values) for step in starts)))
+        self.defined.append((length, lambda values: self.horizon - values[first.index]))
+        return self.cp.new_interval_var(first, length, self.horizon, "")
+
+    def _reduce(self, chain: Chain) -> None:
+        """Buckets one after the other, in a shared network on their ring's links; then the updates of their stages."""
+        shop, update = self.shop, self.units(max(self.shop.times.update[s] for s in chain.stages))
+        if not shop.problem.rules.shared:
+            for place, ends in chain.ends.items():
+                rest = self.units(chain.exposed_ns(place)) + update
+                for each in ends:
+                    self.cp.add(self.makespan >= self.steps[each].end + rest)
             return
-        tail = self.units(self.times.tails[s])
-        for backward in last:
-            self.cp.add(makespan >= backward.end + tail)
+        before: list[Step] = []
+        for number, bucket in enumerate(chain.buckets):
+            resources: list[object] = [("link", link) for link in bucket.resources]
+            step = self._step(0, self.horizon - update, self.units(bucket.duration_ns), resources)
+            self._precede(before, [step])
+            for place, ends in chain.ends.items():
+                self._precede(
+                    [self.steps[each] for each in ends], [step], -chain.lead_ns[place][number] // self.unit_ns
+                )
+            self.reductions[chain.stages[0], chain.number + number] = step
+            before = [step]
+        self.cp.add(self.makespan >= before[0].end + update)
+
+    def _finish(self) -> None:
+        """A row's updates follow all its operations; a gradient has its way back before it."""
+        shop, times = self.shop, self.shop.times
+        for row, operations in enumerate(shop.of_row):
+            update = sum(self.units(times.update[s]) for s in shop.stages_of(row))
+            for each in operations:
+                if shop.place[each.micro_batch][1] > 0:
+                    continue
+                rest = update
+                if each.kind in (BACKWARD, INPUT):
+                    rest = max(rest, self.units(times.tails[each.stage]))
+                self.cp.add(self.makespan >= self.steps[each].end + rest)

@@ -20,7 +20,7 @@ from penstock.solvers.registry import PLANNERS
 from penstock.solvers.result import REQUEST_SCOPE, Status
 from penstock.solvers.simulate import simulate
 
-ONE_PIPELINE = "exact,hetpipe,interleaved,zero-bubble"
+ONE_PIPELINE = "exact,chimera,hetpipe,interleaved,zero-bubble"
 """What ``auto`` leaves out to find plans of the kind that ``exact`` lists, without its help."""
 
 

@@ -92,7 +92,7 @@ def test_a_plan_that_fits_is_never_below_the_job_shop(seed: int) -> None:
     value = timeline.time_per_global_batch_ns
     for as_judged in (False, True):
         question = Question(exact, plan, value, 0, as_judged)
-        if as_judged and not question.judgeable:
+        if as_judged and not question.shop().judgeable:
             continue
         answer = solve(question)
         assert answer.proven
