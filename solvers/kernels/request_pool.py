@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.solvers.kernels.compiled import compiled, inner, loop
+from penstock.solvers.kernels.compiled import inner, loop
 
 STOP, REPLICAS, PLACED, VARIANT = range(4)
 """Columns of what made a label: the stage's end, its devices, where they are, its variant."""
@@ -18,7 +18,7 @@ JOINED, ALONE, SPANNING = range(3)
 class Pool(NamedTuple):
     """Labels in lists: ``head`` and ``held``, how many there are, by state, ``next`` by label.
 
-    ``free`` (2,): the first label never used, the last one freed.
+    ``free`` (2,): the first label never used, the last one freed. ``ends``: the column of a label's value.
     """
 
     label: np.ndarray
@@ -28,10 +28,10 @@ class Pool(NamedTuple):
     head: np.ndarray
     held: np.ndarray
     free: np.ndarray
+    ends: int
 
 
-@compiled
-def make_pool(most_labels: int, width: int, states: int) -> Pool:
+def make_pool(most_labels: int, width: int, states: int, ends: int) -> Pool:
     """Empty lists, and room for labels of so many numbers."""
     return Pool(
         np.empty((most_labels, width), np.int64),
@@ -41,7 +41,16 @@ def make_pool(most_labels: int, width: int, states: int) -> Pool:
         np.full(states, -1, np.int32),
         np.zeros(states, np.int32),
         np.array([0, -1]),
+        ends,
     )
+
+
+@loop
+def clear(pool: Pool) -> None:
+    """Forget all labels."""
+    pool.head[:] = -1
+    pool.held[:] = 0
+    pool.free[0], pool.free[1] = 0, -1
 
 
 @loop
@@ -126,8 +135,7 @@ def _merge(
         if nearest < 0 or apart < least:
             nearest, least = label, apart
         label = pool.next[label]
-    end = 2 * ((width - 2) // 3)
-    if fresh[end] < pool.label[nearest, end]:
+    if fresh[pool.ends] < pool.label[nearest, pool.ends]:
         _sign(pool, nearest, parent, stop, replicas, placed, variant)
     for k in range(width):
         pool.label[nearest, k] = min(pool.label[nearest, k], fresh[k])

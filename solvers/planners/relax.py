@@ -51,25 +51,25 @@ class Relaxation:
         """With its model."""
         return Bound(REQUEST_SCOPE, model_of(self.problem, self.searches), self.bound_ns, "label search over all plans")
 
-    def run(self) -> Iterator[Trial]:
-        """The best plan after each search that leaves one."""
+    def run(self) -> Iterator[None]:
+        """All searches; comes up for air after every counted piece of work, so that it can be left."""
         self.searches = self.searches_of(batches_of(self.problem))
         while True:
             spent = sum(search.steps for search in self.searches)
             below = [s for s in self.searches if not s.closed and s.bound_ns < self.value_ns]
             if not below or spent >= self.effort:
                 return
-            self._look(min(below, key=lambda search: search.bound_ns))
-            if self.best is not None:
-                yield self.best
+            yield from self._look(min(below, key=lambda search: search.bound_ns))
+            yield
 
     def searches_of(self, batches: Iterable[Batch]) -> list[BatchSearch]:
         """A search for each number of micro-batches."""
         links = Links(self.problem)
         return [BatchSearch(self.problem, batch, links) for batch in batches]
 
-    def _look(self, search: BatchSearch) -> None:
-        path = search.step(min(self.value_ns, search.bound_ns + search.bound_ns // FURTHER + 1))
+    def _look(self, search: BatchSearch) -> Iterator[None]:
+        below_ns = min(self.value_ns, search.bound_ns + search.bound_ns // FURTHER + 1)
+        path = yield from search.step(below_ns)
         for plan in () if path is None else allocations(self.problem, path, search.batch.num_micro_batches):
             if unreachable(self.problem, plan) is None:
                 trial = best_order(self.problem, plan, self.value_ns).trial
@@ -96,9 +96,10 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
         )
     relaxation = Relaxation(problem, int(str(options["effort"])) * MILLION)
     overlaps = (problem.rules.overlap_all_reduce,)
-    for trial in relaxation.run():
-        orders, proven = trial.orders, relaxation.bound
-        yield Proposal(trial.allocation, (orders.name,), overlaps=overlaps, fixed=orders, proven=proven)
+    for _piece in relaxation.run():
+        if relaxation.best is not None:
+            orders, proven = relaxation.best.orders, relaxation.bound
+            yield Proposal(relaxation.best.allocation, (orders.name,), overlaps=overlaps, fixed=orders, proven=proven)
     if relaxation.best is None:
         for batch in candidates(problem)[-1:]:
             stages = min(problem.num_devices, int(problem.cuttable.sum()) + 1)

@@ -36,6 +36,7 @@ def make_pieces(problem: Problem, batch: Batch, links: Links) -> Pieces:
     after = np.zeros((2, most + 1, *plain.shape[2:]), dtype=np.int64)
     for r, stages in enumerate(each, start=1):
         after[:, r] = np.minimum(stages.after(), FAR_NS)
+    shape = _shapes(most, links)
     return Pieces(
         forward=tables[0],
         backward=tables[1],
@@ -46,14 +47,35 @@ def make_pieces(problem: Problem, batch: Batch, links: Links) -> Pieces:
         rate=links.rates(rows, most),
         latency_ns=links.latencies(),
         channel=links.channels(),
-        least_forward=_prefix(np.min([stages.least(0) for stages in each], axis=0)),
-        least_backward=_prefix(np.min([stages.least(1) for stages in each], axis=0)),
+        least_forward=_quickest([stages.least(0) for stages in each], problem.num_devices),
+        least_backward=_quickest([stages.least(1) for stages in each], problem.num_devices),
         least_work=_prefix(np.min([r * stages.least(2) for r, stages in enumerate(each, start=1)], axis=0)),
+        shape=shape,
+        shapes=int(shape.max()) + 1,
         batches=batch.num_micro_batches,
         devices=problem.num_devices,
         node_size=links.node_size,
         spans=links.spans,
     )
+
+
+def _quickest(each: list[np.ndarray], devices: int) -> np.ndarray:
+    """(devices + 1, L + 1) prefix sums over layers; row g: each layer as quick as on any number of replicas up to g."""
+    least = np.minimum.accumulate(np.stack(each), axis=0)
+    rows = [np.zeros_like(least[0]), *(least[min(g, len(each)) - 1] for g in range(1, devices + 1))]
+    return np.stack([_prefix(row) for row in rows])
+
+
+def _shapes(most: int, links: Links) -> np.ndarray:
+    """(most + 1, node + 1) numbers of the pairs of replicas and devices of a node run, -1 where there is none."""
+    table = np.full((most + 1, links.node_size + 1), -1, dtype=np.int64)
+    number = 0
+    for r in range(1, most + 1):
+        spanning = r > links.node_size or (links.spans and r > 1)
+        for run in [*([0] if spanning else []), *range(r, links.node_size + 1)]:
+            table[r, run] = number
+            number += 1
+    return table
 
 
 def _sent(problem: Problem) -> np.ndarray:

@@ -7,14 +7,16 @@ there is one, its value is; the plan's own rates are then added to the grid, unt
 from __future__ import annotations
 
 import math
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
 
 from penstock.solvers.batches import Batch
-from penstock.solvers.kernels.request_labels import EMPTY, FOUND, NONE, TOO_MUCH, search
-from penstock.solvers.kernels.request_pool import JOINED, SPANNING
+from penstock.solvers.kernels.request_grid import Point, make_grid, make_reach
+from penstock.solvers.kernels.request_labels import CUT, PARENT, STOP, VALUE, Work, advance
+from penstock.solvers.kernels.request_pool import JOINED, SPANNING, make_pool
 from penstock.solvers.kernels.request_steps import (
     AMONG_SPANNING,
     FROM_SPANNING,
@@ -31,9 +33,11 @@ from penstock.solvers.request_bound.pieces import make_pieces
 MOST_OF_A_STATE, LEAST_OF_A_STATE = 64, 4
 """Where a search is too long, the next one keeps a quarter of the labels of a state."""
 MOST_LABELS = 1 << 18
-EFFORT = 10_000_000
-"""Labels times grid points of one search."""
-MOST_POINTS = 16
+EFFORT = 20_000_000
+"""Points of labels of one search."""
+PIECE = 2_000_000
+"""Of those, between two moments at which a search may be left."""
+MOST_POINTS = 24
 """Of the grid, beside the one that stands for knowing nothing."""
 
 
@@ -74,44 +78,75 @@ class BatchSearch:
     empty: bool = False
     steps: int = 0
     cap: int = MOST_OF_A_STATE
-    _grid: list[tuple[int, int]] = field(default_factory=list)
+    _points: list[Point] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """The first bound is the work of all layers, shared by all devices."""
         self.pieces = make_pieces(self.problem, self.batch, self.links)
         self.bound_ns = -(-int(self.pieces.least_work[-1]) // self.problem.num_devices)
 
-    def step(self, below_ns: int) -> Path | None:
-        """Raise the bound, at most to ``below_ns``; the plan that it belongs to, if it is below."""
-        pieces = self.pieces
-        grid = np.asarray([(0, 0), *self._grid], dtype=np.int64)
-        status, value, stages, steps = search(
-            pieces,
-            np.ascontiguousarray(grid[:, 0]),
-            np.ascontiguousarray(grid[:, 1]),
-            below_ns,
-            self.cap,
-            MOST_LABELS,
-            EFFORT // len(grid),
-        )
-        self.steps += int(steps) * len(grid)
-        if status == TOO_MUCH:
-            self.closed = self.cap <= LEAST_OF_A_STATE and not self._grid
-            self.cap, self._grid = max(LEAST_OF_A_STATE, self.cap // 4), []
+    def step(self, below_ns: int) -> Generator[None, None, Path | None]:
+        """Raise the bound, at most to ``below_ns``; the plan that it belongs to, if it is below.
+
+        Comes up for air after every counted piece of work, so that it can be left.
+        """
+        search = _Search(self.pieces, self._points, below_ns, self.cap)
+        while search.at > 0 and search.steps < EFFORT:
+            search.go_on()
+            yield
+        self.steps += search.steps
+        if search.at > 0:
+            self.closed = self.cap <= LEAST_OF_A_STATE and not self._points
+            self.cap, self._points = max(LEAST_OF_A_STATE, self.cap // 4), []
             return None
-        if status in (NONE, EMPTY):
+        path = search.path()
+        if path is None:
             self.bound_ns = max(self.bound_ns, below_ns)
-            self.closed = self.empty = status == EMPTY
+            self.closed = self.empty = not search.work.best[CUT]
             return None
-        assert status == FOUND
-        self.bound_ns = max(self.bound_ns, int(value))
-        path = _path(stages.tolist())
-        chains = chains_of(pieces, path)
-        known = list(self._grid)
-        if plan_bound_ns(chains, pieces.batches) > value:
-            self._grid = _refined(known, _rates(chains))
-        self.closed = self._grid == known
+        value = int(search.work.best[VALUE])
+        self.bound_ns = max(self.bound_ns, value)
+        chains = chains_of(self.pieces, path)
+        known = list(self._points)
+        if plan_bound_ns(chains, self.pieces.batches) > value:
+            self._points = _refined(known, _rates(chains, self.pieces.batches))
+        self.closed = self._points == known
         return path
+
+
+class _Search:
+    """One search for a plan below a limit, from the last layer (``at``) to the first."""
+
+    def __init__(self, pieces: Pieces, points: list[Point], below_ns: int, cap: int) -> None:
+        self.pieces, self.cap = pieces, cap
+        self.grid = make_grid(points, pieces.batches)
+        whole, early = self.grid.forward.size, self.grid.early_forward.size
+        width, layers = whole + 2 * early + 2, pieces.sent.shape[1] - 1
+        states = (pieces.devices + 1) * pieces.shapes
+        self.work = Work(
+            stages=make_pool(MOST_LABELS, width, (layers + 1) * states, whole + early),
+            hops=make_pool(MOST_LABELS, width, states, whole + early),
+            best=np.array([below_ns, -1, 0, 0, 0, 0, 0]),
+            reach=make_reach(self.grid),
+            fresh=np.zeros(width, np.int64),
+        )
+        self.at, self.steps = layers, 0
+
+    def go_on(self) -> None:
+        """A piece of the search; where labels have no room it has taken all its effort."""
+        self.at, steps = advance(self.pieces, self.grid, self.work, self.cap, self.at, PIECE)
+        self.steps = EFFORT if steps < 0 else self.steps + steps
+
+    def path(self) -> Path | None:
+        """The plan below the limit, from the first stage on."""
+        best, stages = self.work.best, self.work.stages
+        if best[PARENT] < 0:
+            return None
+        made, at = [best[STOP:CUT].tolist()], int(best[PARENT]) - 1
+        while at >= 0:
+            made.append(stages.made[at].tolist())
+            at = int(stages.parent[at])
+        return _path(made)
 
 
 def _path(stages: list[list[int]]) -> Path:
@@ -169,24 +204,20 @@ def plan_bound_ns(chains: Chains, batches: int) -> int:
     return int(bounds[0])
 
 
-def _rates(chains: Chains) -> list[tuple[int, int]]:
-    """The longest forward and backward step so far, after each stage and channel of a plan."""
-    found, forward, backward = [], 0, 0
+def _rates(chains: Chains, batches: int) -> list[Point]:
+    """The longest steps and the least limit so far, after each stage and channel of a plan."""
+    found, forward, backward, limit = [], 0, 0, batches
     out, back = chains.out[0], np.append(chains.back[0][1:], 0)
     for s in range(chains.forward.shape[1]):
         forward, backward = max(forward, int(chains.forward[0, s])), max(backward, int(chains.backward[0, s]))
-        found.append((forward, backward))
+        limit = min(limit, int(chains.limit[0, s]))
+        found.append((forward, backward, limit))
         if chains.channel[0, s] != FREE:
             forward, backward = max(forward, int(out[s])), max(backward, int(back[s]))
-            found.append((forward, backward))
+            found.append((forward, backward, limit))
     return found
 
 
-def _refined(known: list[tuple[int, int]], rates: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The plan's rates and those known points that make a rising chain with them, the newest kept first."""
-    fresh = sorted(set(rates) - {(0, 0)})
-    for point in known:
-        rising = all((point[0] <= f and point[1] <= b) or (point[0] >= f and point[1] >= b) for f, b in fresh)
-        if rising and point not in fresh and len(fresh) < MOST_POINTS:
-            fresh.append(point)
-    return sorted(fresh[:MOST_POINTS])
+def _refined(known: list[Point], rates: list[Point]) -> list[Point]:
+    """The plan's rates and the known points, the newest first, as many as there may be."""
+    return list(dict.fromkeys([*rates, *known]))[:MOST_POINTS]
