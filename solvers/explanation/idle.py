@@ -129,11 +129,11 @@ def _ready_ns(run: Run) -> np.ndarray:
         found[which] = arrival[way, stage[which], batch[which]]
     for low, high in pairwise(run.lane_start.tolist()):
         row = slice(low, high)
-        for needed, kinds in OWN_INPUTS:
+        for needed, those in OWN_INPUTS:
             before = np.zeros((count, number), dtype=np.int64)
             gives = kind[row] == needed
             before[stage[row][gives], batch[row][gives]] = end[row][gives]
-            takes = np.isin(kind[row], kinds)
+            takes = np.isin(kind[row], those)
             found[row][takes] = np.maximum(found[row][takes], before[stage[row][takes], batch[row][takes]])
     found[kind == STEP] = NEVER
     return found

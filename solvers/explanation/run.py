@@ -69,7 +69,7 @@ class Run:
         self.start = np.concatenate([*(t.start_ns for t in tracks), moved.start_ns, rest[:, 0]])
         self.end = np.concatenate([*(t.end_ns for t in tracks), moved.end_ns, rest[:, 1]])
         sizes = [len(operations), len(moved.start_ns), len(reduced), len(updates)]
-        self.first_transfer, self.first_reduction, self.first_update, self.count = np.cumsum(sizes).tolist()
+        self.first_transfer, self.first_reduction, self.first_update, self.count = map(int, np.cumsum(sizes))
 
     # ---- what a node is ------------------------------------------------------------------------------------------
 
@@ -110,10 +110,9 @@ class Run:
         return self._update_lanes[node - self.first_update] if node >= self.first_update else None
 
     def _interval(self, node: int) -> Interval:
-        intervals, first = self.timeline.reductions, self.first_reduction
-        if node >= self.first_update:
-            intervals, first = self.timeline.updates, self.first_update
-        return intervals[node - first]
+        if node < self.first_update:
+            return self.timeline.reductions[node - self.first_reduction]
+        return self.timeline.updates[node - self.first_update]
 
     # ---- what it may have waited for -----------------------------------------------------------------------------
 

@@ -1,0 +1,340 @@
+"""Changed requests: other links, memory, devices, micro-batches, recomputation or speed, one at a time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
+from penstock.solvers.allocation import Allocation, Stage
+from penstock.solvers.network import Cable, Inside, Network
+from penstock.solvers.problem import Measured, Problem
+from penstock.solvers.remedies import extended
+from penstock.solvers.result import Candidate
+
+MOST = 10_000
+"""No factor above this, and none below its inverse."""
+FACTOR = re.compile(r"\d{1,9}(\.\d{1,9}|/\d{1,9})?")
+
+
+class Change(NamedTuple):
+    """A changed problem. ``retimes``: the plan itself can still be judged there, in its own order.
+
+    ``allocation``: the plan's, where the change is one of it (micro-batches, recomputation).
+    """
+
+    name: str
+    sentence: str
+    problem: Problem
+    retimes: bool
+    allocation: Allocation | None = None
+
+
+def change(problem: Problem, plan: Candidate, text: str) -> Change:
+    """The change that ``text`` names: ``bandwidth=2``, ``memory=1/2``, ``devices=+8``, ``micro-batches=2``, ….
+
+    Raises InvalidDocument for text that names none, UnsupportedRequest for one that this request cannot have.
+    """
+    name, equals, value = text.partition("=")
+    if not equals or name not in CHANGES:
+        raise InvalidDocument(
+            f"{text!r} is no change to try",
+            remedy=f"one of {', '.join(f'{key}={CHANGES[key].example}' for key in CHANGES)}",
+        )
+    return CHANGES[name].make(problem, plan, value.strip())
+
+
+def default_changes(problem: Problem, plan: Candidate) -> list[str]:
+    """What is asked when nothing is named: the usual suspects, as far as this request can have them."""
+    node = sum(1 for device in problem.devices if device.node == problem.devices[-1].node)
+    asked = ["bandwidth=1/2", "bandwidth=2", "bandwidth=4", "memory=1/2", "memory=2"]
+    asked += [f"devices=-{node}"] if node < problem.num_devices else []
+    asked += [f"devices=+{node}"]
+    asked += ["micro-batches=1/2", "micro-batches=2"]
+    asked += ["recompute=never", "recompute=here", "recompute=everywhere", "speed=2"]
+    return [text for text in asked if _is_possible(problem, plan, text)]
+
+
+def _is_possible(problem: Problem, plan: Candidate, text: str) -> bool:
+    try:
+        change(problem, plan, text)
+    except UnsupportedRequest:
+        return False
+    return True
+
+
+# ---- links -----------------------------------------------------------------------------------------------------------
+
+
+def with_network(
+    problem: Problem, bandwidth: Fraction = Fraction(1), latency: Fraction = Fraction(1), link: str | None = None
+) -> Problem:
+    """All links, or the one named, so many times as wide and so many times as late."""
+    old = problem.network
+
+    def wide(bytes_per_s: int) -> int:
+        return max(1, int(bytes_per_s * bandwidth)) if bytes_per_s else 0
+
+    def changed(each: Cable) -> Cable:
+        return each._replace(
+            bandwidth_bytes_per_s=wide(each.bandwidth_bytes_per_s), latency_ns=int(each.latency_ns * latency)
+        )
+
+    def inside(each: Inside | None) -> Inside | None:
+        if each is None:
+            return None
+        return each._replace(
+            bandwidth_bytes_per_s=wide(each.bandwidth_bytes_per_s), latency_ns=int(each.latency_ns * latency)
+        )
+
+    cables = tuple(changed(c) if link in (None, cable_name(c)) else c for c in old.cables)
+    insides = tuple(
+        inside(each) if link in (None, node) else each for node, each in zip(old.node_names, old.insides, strict=True)
+    )
+    matrix, late = old.matrix_bytes_per_s, old.matrix_latency_ns
+    if matrix is not None:
+        scaled = np.array([[wide(int(v)) for v in row] for row in matrix.tolist()], dtype=np.int64)
+        late = None if late is None else np.array([[int(v * latency) for v in row] for row in late.tolist()], np.int64)
+        matrix = scaled
+    network = Network(old.device_names, old.node_names, old.node_of, insides, cables, matrix, late)
+    return replace(problem, network=network)
+
+
+def cable_name(cable: Cable) -> str:
+    """How a link between two places is called."""
+    return f"{cable.a} – {cable.b}"
+
+
+def link_of(network: Network, resource: int) -> str | None:
+    """The link that a resource is a direction or a port of: a cable, or a node's inside; None for pairs of a matrix."""
+    name = network.resources[resource].name
+    for cable in network.cables:
+        if name in (f"{cable.a}→{cable.b}", f"{cable.b}→{cable.a}"):
+            return cable_name(cable)
+    places = {f"{node}→": node for node in network.node_names}
+    places |= {f"{d}→": network.node_names[n] for d, n in zip(network.device_names, network.node_of, strict=True)}
+    return None if network.matrix_bytes_per_s is not None else places[name[: name.index("→") + 1]]
+
+
+def _bandwidth(problem: Problem, _plan: Candidate, value: str) -> Change:
+    factor = _factor("bandwidth", value)
+    return Change(f"bandwidth={value}", f"links {_times(factor)} as wide", with_network(problem, factor), True)
+
+
+def _latency(problem: Problem, _plan: Candidate, value: str) -> Change:
+    factor = _factor("latency", value, least=Fraction(0))
+    changed = with_network(problem, latency=factor)
+    return Change(f"latency={value}", "no latency" if factor == 0 else f"latency × {_words(factor)}", changed, True)
+
+
+# ---- devices ---------------------------------------------------------------------------------------------------------
+
+
+def with_memory(problem: Problem, factor: Fraction, devices: frozenset[int] | None = None) -> Problem:
+    """All devices, or these, with so many times their memory."""
+    return replace(
+        problem,
+        devices=tuple(
+            replace(device, memory_bytes=int(device.memory_bytes * factor))
+            if devices is None or d in devices
+            else device
+            for d, device in enumerate(problem.devices)
+        ),
+    )
+
+
+def with_speed(problem: Problem, factor: Fraction) -> Problem:
+    """Every device computes so many times as fast."""
+    sources = {kind: (source, speed * float(factor)) for kind, (source, speed) in problem.kind_source.items()}
+    return replace(problem, kind_source=sources, _costs={})
+
+
+def with_layers(problem: Problem, first: int, last: int, factor: Fraction) -> Problem:
+    """Computing layers ``first`` to ``last`` takes so many times as long."""
+    scale = np.ones(problem.num_layers, dtype=bool)
+    scale[:first] = scale[last + 1 :] = False
+
+    def changed(values: np.ndarray) -> np.ndarray:
+        return np.where(scale, values * factor.numerator // factor.denominator, values)
+
+    names = ("forward_ns", "backward_ns", "weight_ns")
+
+    def scaled(point: Measured) -> Measured:
+        times: dict[str, Any] = {name: changed(getattr(point, name)) for name in names}
+        return replace(point, **times)
+
+    measured = {kind: tuple(map(scaled, points)) for kind, points in problem.measured.items()}
+    return replace(problem, measured=measured, _costs={})
+
+
+def without_devices(problem: Problem, count: int) -> Problem:
+    """The problem without its last ``count`` devices, and without the nodes that lose all of theirs."""
+    kept = problem.devices[:-count]
+    nodes = sorted({device.node for device in kept})
+    number = {node: i for i, node in enumerate(nodes)}
+    old = problem.network
+    gone = {d.name for d in problem.devices[-count:]} | {
+        name for node, name in enumerate(old.node_names) if node not in number
+    }
+    size = len(kept)
+    network = Network(
+        device_names=old.device_names[:size],
+        node_names=tuple(old.node_names[node] for node in nodes),
+        node_of=tuple(number[node] for node in old.node_of[:size]),
+        insides=tuple(old.insides[node] for node in nodes),
+        cables=tuple(c for c in old.cables if c.a not in gone and c.b not in gone),
+        matrix_bytes_per_s=None if old.matrix_bytes_per_s is None else old.matrix_bytes_per_s[:size, :size],
+        matrix_latency_ns=None if old.matrix_latency_ns is None else old.matrix_latency_ns[:size, :size],
+    )
+    return replace(problem, network=network, devices=tuple(replace(d, node=number[d.node]) for d in kept))
+
+
+def with_devices(problem: Problem, count: int) -> Problem | None:
+    """The problem with ``count`` more devices: copies of the last node, or devices in it; None where neither can be."""
+    network, last = problem.network, problem.devices[-1].node
+    size = sum(1 for device in problem.devices if device.node == last)
+    if network.matrix_bytes_per_s is not None:
+        return None
+    hung_on = any(network.node_names[last] in (cable.a, cable.b) for cable in network.cables)
+    if hung_on and count % size == 0:
+        return extended(problem, count // size)
+    wired = any(problem.devices[-1].name in (cable.a, cable.b) for cable in network.cables)
+    if network.insides[last] is None or wired:
+        return None
+    model = problem.devices[-1]
+    more = tuple(replace(model, name=f"{model.name}+{i}") for i in range(1, count + 1))
+    wider = Network(
+        network.device_names + tuple(device.name for device in more),
+        network.node_names,
+        network.node_of + (last,) * count,
+        network.insides,
+        network.cables,
+    )
+    return replace(problem, network=wider, devices=problem.devices + more)
+
+
+def _devices(problem: Problem, plan: Candidate, value: str) -> Change:
+    try:
+        count = int(value)
+    except ValueError:
+        raise InvalidDocument(f"devices={value!r} is no number", remedy="devices=+8 or devices=-8") from None
+    if count == 0 or abs(count) > MOST:
+        raise InvalidDocument(f"devices={value} changes nothing that can be tried", remedy="devices=+8 or devices=-8")
+    if count < 0:
+        if -count >= problem.num_devices:
+            raise UnsupportedRequest(f"there are {problem.num_devices} devices; {-count} cannot be taken away")
+        used = {d for stage in plan.allocation.stages for d in stage.devices}
+        changed = without_devices(problem, -count)
+        sentence = f"{-count} device{'s' if count < -1 else ''} less"
+        return Change(f"devices={count}", sentence, changed, max(used) < changed.num_devices)
+    wider = with_devices(problem, count)
+    if wider is None:
+        raise UnsupportedRequest(
+            f"how {count} more devices would be connected cannot be told from this topology",
+            remedy="write the larger topology and plan for it",
+        )
+    return Change(f"devices=+{count}", f"{count} more device{'s' if count > 1 else ''}", wider, True)
+
+
+def _memory(problem: Problem, _plan: Candidate, value: str) -> Change:
+    factor = _factor("memory", value)
+    return Change(f"memory={value}", f"{_times(factor)} the memory", with_memory(problem, factor), True)
+
+
+def _speed(problem: Problem, _plan: Candidate, value: str) -> Change:
+    factor = _factor("speed", value)
+    return Change(f"speed={value}", f"devices {_times(factor)} as fast", with_speed(problem, factor), True)
+
+
+# ---- the plan --------------------------------------------------------------------------------------------------------
+
+
+def _micro_batches(problem: Problem, plan: Candidate, value: str) -> Change:
+    factor = _factor("micro-batches", value)
+    number = plan.allocation.num_micro_batches * factor
+    if number.denominator > 1 or not 1 <= number <= problem.global_batch_size:
+        raise UnsupportedRequest(
+            f"{_words(factor)} times {plan.allocation.num_micro_batches} micro-batches cannot be made of "
+            f"{problem.global_batch_size} samples",
+            remedy="a factor that leaves a whole number of micro-batches with at least a sample each",
+        )
+    size = -(-problem.global_batch_size // int(number))
+    changed = replace(problem, micro_batch_sizes=(size,), min_slice=min(size, problem.min_slice))
+    allocation = _in_micro_batches(plan.allocation, int(number)) if len(plan.allocation.pipelines) == 1 else None
+    return Change(f"micro-batches={value}", f"{number} micro-batches", changed, False, allocation)
+
+
+def _in_micro_batches(allocation: Allocation, number: int) -> Allocation:
+    (pipeline,) = allocation.pipelines
+    return Allocation((replace(pipeline, micro_batches=(0, number - 1)),), number)
+
+
+Where = Literal["never", "here", "everywhere"]
+
+
+def _recompute(problem: Problem, plan: Candidate, value: str) -> Change:
+    if value not in ("never", "here", "everywhere"):
+        raise InvalidDocument(f"recompute={value!r} is not known", remedy="recompute=never, here or everywhere")
+    fullest = fullest_device(problem, plan)
+
+    def changed(stage: Stage) -> Stage:
+        if value == "here" and fullest not in stage.devices:
+            return stage
+        return replace(stage, recompute=() if value == "never" else ((stage.first, stage.last),))
+
+    pipelines = tuple(replace(p, stages=tuple(changed(s) for s in p.stages)) for p in plan.allocation.pipelines)
+    allocation = replace(plan.allocation, pipelines=pipelines)
+    rule: Literal["never", "auto", "always"] = {"never": "never", "here": "auto", "everywhere": "always"}[value]  # type: ignore[assignment]
+    sentence = f"recompute {value}"
+    if value == "here":
+        sentence = f"recompute on {problem.devices[fullest].name}, the fullest device"
+    return Change(f"recompute={value}", sentence, replace(problem, recompute=rule), False, allocation)
+
+
+def fullest_device(problem: Problem, plan: Candidate) -> int:
+    """The device that has least left of what it has, relatively."""
+    uses = plan.timeline.uses
+    return max(uses, key=lambda d: (Fraction(uses[d].memory.total, max(1, problem.devices[d].memory_bytes)), -d))
+
+
+# ---- words -----------------------------------------------------------------------------------------------------------
+
+
+class _Named(NamedTuple):
+    make: Callable[[Problem, Candidate, str], Change]
+    example: str
+
+
+CHANGES = {
+    "bandwidth": _Named(_bandwidth, "2"),
+    "latency": _Named(_latency, "0"),
+    "memory": _Named(_memory, "1/2"),
+    "devices": _Named(_devices, "+8"),
+    "micro-batches": _Named(_micro_batches, "2"),
+    "recompute": _Named(_recompute, "never|here|everywhere"),
+    "speed": _Named(_speed, "2"),
+}
+
+
+def _factor(name: str, value: str, least: Fraction = Fraction(1, MOST)) -> Fraction:
+    try:
+        factor = Fraction(value if FACTOR.fullmatch(value) else "")
+    except (ValueError, ZeroDivisionError):
+        raise InvalidDocument(f"{name}={value!r} is no factor", remedy=f"{name}=2, {name}=0.5 or {name}=1/2") from None
+    if not least <= factor <= MOST:
+        raise InvalidDocument(f"{name}={value} is not between {_words(least)} and {MOST}")
+    return factor
+
+
+def _words(factor: Fraction) -> str:
+    return str(factor) if factor.denominator <= 16 else f"{float(factor):g}"
+
+
+def _times(factor: Fraction) -> str:
+    known = {Fraction(1, 4): "a quarter", Fraction(1, 2): "half", Fraction(2): "twice"}
+    return known.get(factor, f"{_words(factor)} times")

@@ -1,0 +1,102 @@
+"""The best order of a given allocation, without a planner: what its schedules draft, judged."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from penstock.schemas.errors import InvalidPlan
+from penstock.solvers.allocation import Allocation
+from penstock.solvers.planners.proposal import DRAFTED, drafts, recompute_variants
+from penstock.solvers.problem import Problem
+from penstock.solvers.result import Candidate, Shortage
+from penstock.solvers.schedule import Orders
+from penstock.solvers.simulate import simulate
+from penstock.solvers.timeline import Timeline
+
+USUAL = ("early-backward", "gpipe")
+"""Schedules that are tried where the plan's own cannot be drafted for any allocation."""
+
+
+class Drafted(NamedTuple):
+    """The quickest order that fits and, where none does, the one that lacks least memory; ``why``: nothing runs."""
+
+    plan: Candidate | None
+    shortage: Shortage | None = None
+    why: str = ""
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is a plan that can be run."""
+        return self.plan is not None and self.shortage is None
+
+
+def best_order(
+    problem: Problem,
+    allocation: Allocation,
+    schedules: tuple[str, ...],
+    *,
+    overlap: bool = True,
+    recompute: bool = True,
+) -> Drafted:
+    """Judge every draft of ``schedules``; with ``recompute``, also where the request lets stages recompute."""
+    found: Drafted | None = None
+    why = ""
+    for variant in _variants(problem, allocation, schedules, recompute):
+        for name in schedules:
+            for draft in drafts(problem, variant, name, "best"):
+                orders = draft.orders(problem, variant)
+                try:
+                    timeline = simulate(problem, variant, orders, overlap=overlap)
+                except InvalidPlan as error:
+                    why = why or error.detail
+                    continue
+                plan = Candidate("by-hand", variant, orders, timeline, overlap)
+                judged = Drafted(plan, largest_shortage(problem, variant, timeline))
+                found = judged if found is None or _key(judged) < _key(found) else found
+    return found or Drafted(None, None, why)
+
+
+def schedules_of(plan: Candidate) -> tuple[str, ...]:
+    """The plan's own schedule where it can be drafted for any allocation, else the usual ones."""
+    return (plan.schedule.name,) if plan.schedule.name in DRAFTED else USUAL
+
+
+def can_be_drafted(plan: Candidate) -> bool:
+    """Whether the plan is one flushed pipeline whose stages have devices of their own."""
+    devices = [d for stage in plan.allocation.stages for d in stage.devices]
+    apart = len(plan.allocation.pipelines) == 1 and len(set(devices)) == len(devices)
+    return apart and isinstance(plan.schedule, Orders) and plan.update_rule == "synchronous"
+
+
+def shortages(problem: Problem, allocation: Allocation, timeline: Timeline) -> tuple[Shortage, ...]:
+    """The devices whose simulated peak exceeds their memory, the one that lacks most first."""
+    found = []
+    for device, use in timeline.uses.items():
+        needed, available = use.memory.total, problem.capacity_bytes(device)
+        if needed > available:
+            stage = next(s for s in allocation.stages if device in s.devices)
+            found.append(Shortage(stage.first, stage.last, device, needed, available))
+    return tuple(sorted(found, key=lambda short: (-short.missing_bytes, short.device)))
+
+
+def largest_shortage(problem: Problem, allocation: Allocation, timeline: Timeline) -> Shortage | None:
+    """The worst of ``shortages``."""
+    return next(iter(shortages(problem, allocation, timeline)), None)
+
+
+def _variants(
+    problem: Problem, allocation: Allocation, schedules: tuple[str, ...], recompute: bool
+) -> list[Allocation]:
+    if not recompute or problem.recompute == "never":
+        return [allocation]
+    pipelines = tuple(
+        replace(p, stages=tuple(replace(stage, recompute=()) for stage in p.stages)) for p in allocation.pipelines
+    )
+    plain = replace(allocation, pipelines=pipelines)
+    return list(dict.fromkeys((allocation, *recompute_variants(problem, plain, schedules))))
+
+
+def _key(drafted: Drafted) -> tuple[int, int]:
+    assert drafted.plan is not None
+    return (drafted.shortage.missing_bytes if drafted.shortage else 0), drafted.plan.value_ns

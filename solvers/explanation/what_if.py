@@ -1,0 +1,124 @@
+"""What a change of the request would do to the time: the plan re-timed, drafted anew, or planned anew.
+
+*Re-timed*: the plan's own order, judged in the changed request. *Re-drafted*: its stages on its devices, with the best
+order that its schedule drafts there. *Re-planned*: a planner's answer to the changed request, of a bounded number of
+plans. The quickest that fits in memory counts, of equals the first of these. All numbers are the judge's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Literal, NamedTuple
+
+from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
+from penstock.solvers.bounds import request_bound
+from penstock.solvers.explanation.changes import Change, change
+from penstock.solvers.explanation.drafting import best_order, can_be_drafted, largest_shortage, schedules_of
+from penstock.solvers.planners.session import Deadline, Session
+from penstock.solvers.problem import Problem
+from penstock.solvers.result import Candidate, Shortage
+from penstock.solvers.simulate import simulate
+
+How = Literal["as it is", "re-timed", "re-drafted", "re-planned", "none"]
+Replan = Callable[[Problem], Candidate | None]
+"""A planner's best plan for a problem; None where it finds none."""
+
+
+class Row(NamedTuple):
+    """One change and what comes of it. ``plan`` is None where nothing that was tried fits: ``why`` says so.
+
+    ``headroom_bytes``: the least that a device has left. ``bound_ns``: what no plan of the changed request can beat.
+    """
+
+    name: str
+    sentence: str
+    how: How
+    plan: Candidate | None
+    headroom_bytes: int | None
+    bound_ns: int
+    why: str = ""
+
+
+def what_if(problem: Problem, plan: Candidate, asked: Sequence[str], replan: Replan | None) -> Iterator[Row]:
+    """A row for each change, as they are found; first the plan as it is."""
+    short = largest_shortage(problem, plan.allocation, plan.timeline)
+    yield Row(
+        "",
+        "as it is",
+        "as it is",
+        plan,
+        headroom(problem, plan),
+        request_bound(problem).bound_ns,
+        _lacks(problem, short),
+    )
+    for text in asked:
+        yield tried(change(problem, plan, text), plan, replan)
+
+
+def tried(changed: Change, plan: Candidate, replan: Replan | None) -> Row:
+    """The best of what can be done in a changed problem."""
+    problem, found = changed.problem, []
+    why = ""
+    if changed.retimes:
+        with suppress(InvalidPlan):  # devices that nothing connects any more
+            retimed = retime(problem, plan)
+            short = largest_shortage(problem, retimed.allocation, retimed.timeline)
+            why = _lacks(problem, short)
+            found += [("re-timed", retimed)] if short is None else []
+    if can_be_drafted(plan) and (changed.retimes or changed.allocation is not None):
+        allocation = changed.allocation or plan.allocation
+        fixed = changed.name.startswith("recompute")
+        drafted = best_order(
+            problem, allocation, schedules_of(plan), overlap=plan.overlap_all_reduce, recompute=not fixed
+        )
+        why = why or drafted.why or _lacks(problem, drafted.shortage)
+        found += [("re-drafted", drafted.plan)] if drafted.fits and drafted.plan is not None else []
+    if replan is not None and (planned := replan(problem)) is not None:
+        found.append(("re-planned", planned))
+    bound = request_bound(problem).bound_ns
+    if not found:
+        return Row(changed.name, changed.sentence, "none", None, None, bound, why or "no plan was found for it")
+    how, best = min(found, key=lambda each: each[1].value_ns)
+    return Row(changed.name, changed.sentence, how, best, headroom(problem, best), bound)  # type: ignore[arg-type]
+
+
+def retime(problem: Problem, plan: Candidate) -> Candidate:
+    """The plan's own order in another problem. Raises as ``simulate``."""
+    timeline = simulate(
+        problem, plan.allocation, plan.schedule, overlap=plan.overlap_all_reduce, update_rule=plan.update_rule
+    )
+    return Candidate(plan.planner, plan.allocation, plan.schedule, timeline, plan.overlap_all_reduce, plan.update_rule)
+
+
+def headroom(problem: Problem, plan: Candidate) -> int:
+    """What the fullest device has left, in bytes; negative where it overflows."""
+    return min(problem.capacity_bytes(d) - use.memory.total for d, use in plan.timeline.uses.items())
+
+
+def planned_by(planner: str, max_plans: int) -> Replan:
+    """A planner with its default options and a bounded number of plans. Raises UnsupportedRequest for its name."""
+    from penstock.solvers.planners.options import checked
+    from penstock.solvers.registry import resolve
+
+    entry = resolve(planner)
+
+    def replan(problem: Problem) -> Candidate | None:
+        with suppress(UnsupportedRequest):  # what this planner cannot take has no plan of it
+            if entry.proposals is None:
+                return entry.solve(problem, max_plans=max_plans).best
+            session = Session(problem, Deadline(None), max_plans=max_plans)
+            session.judge_all(entry.name, entry.proposals(problem, checked(entry.name, entry.options, {})))
+            return session.best
+        return None
+
+    return replan
+
+
+def _lacks(problem: Problem, short: Shortage | None) -> str:
+    if short is None:
+        return ""
+    return (
+        f"layers {short.first_layer}–{short.last_layer} need {short.needed_bytes} bytes on "
+        f"{problem.devices[short.device].name}, which has {short.available_bytes}: {short.missing_bytes} are missing"
+    )
