@@ -32,10 +32,8 @@ def window_bound_ns(times: StageTimes) -> int:
     """The largest over all stages x of the end of its last backward, its exposed all-reduce and its update."""
     batches = times.allocation.num_micro_batches
     count = len(times.allocation.stages)
-    limits: list[int] = []
-    for s in range(count):
-        limits.append(min(times.in_flight(s), batches, *limits[-1:]))
-    kinds = [_channel_kind(times, s) for s in range(count - 1)]
+    limits = effective_limits(times)
+    kinds = channel_kinds(times)
     ahead, through = _rates(times, kinds)
     best = 0
     for x in range(count):
@@ -54,6 +52,19 @@ def window_bound_ns(times: StageTimes) -> int:
                 slowest = max(slowest, times.back[q + 1])
         best = max(best, end + times.exposed[x] + times.update[x])
     return best
+
+
+def effective_limits(times: StageTimes) -> list[int]:
+    """How many micro-batches each stage can have in flight: in flight on a stage is in flight on those before it."""
+    limits: list[int] = []
+    for s in range(len(times.forward)):
+        limits.append(min(times.in_flight(s), times.allocation.num_micro_batches, *limits[-1:]))
+    return limits
+
+
+def channel_kinds(times: StageTimes) -> list[str]:
+    """How the transfers of each edge exclude each other."""
+    return [_channel_kind(times, s) for s in range(len(times.forward) - 1)]
 
 
 def _rates(times: StageTimes, kinds: list[str]) -> tuple[list[int], list[int]]:

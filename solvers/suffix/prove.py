@@ -1,0 +1,73 @@
+"""Proving how short a given allocation's step can be: the exact suffix search of BOUNDS Part II."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.allocation import Allocation
+from penstock.solvers.problem import Problem
+from penstock.solvers.schedule import Orders, Row
+from penstock.solvers.stage_times import StageTimes
+from penstock.solvers.suffix.line import line_of
+from penstock.solvers.suffix.search import Search
+
+EFFORT = 4_000_000
+"""States; about a million are made in a second."""
+
+
+class Answer(NamedTuple):
+    """No step takes less than ``bound_ns``. ``orders``: the best of the model's orders within what was asked for.
+
+    ``proven``: the bound is the optimum of the model, or no step is as short as asked for. ``spent``: states made.
+    """
+
+    bound_ns: int
+    orders: Orders | None
+    proven: bool
+    spent: int
+
+
+def takes(times: StageTimes) -> bool:
+    """Whether the model knows such a step: whole backwards, one pipeline, stages with devices of their own."""
+    return times.stages_apart and not times.split
+
+
+def prove(problem: Problem, allocation: Allocation, at_most_ns: int, effort: int = EFFORT) -> Answer:
+    """Is there a step of at most ``at_most_ns``, with whole backwards in any order? And how short can one be?
+
+    Channels carry in any order in the model, micro-batches of two sizes count as small ones, and transfers of different
+    edges do not meet (``line_of`` proves the relaxation): the orders are for the judge to time. ``effort`` counts
+    states; the answer is the same on every machine. Raises UnsupportedRequest where ``takes`` is false.
+    """
+    times = StageTimes(problem, allocation, Orders("any order of whole backwards", ()))
+    if not takes(times):
+        raise UnsupportedRequest(
+            "The suffix search takes one pipeline whose stages have devices of their own that share micro-batches by "
+            "rows, with whole backwards.",
+            remedy="use schedule_bound, which bounds every plan",
+        )
+    found = Search(line_of(times), effort).run(at_most_ns)
+    orders = None if found.actions is None else _orders(allocation, found.actions)
+    return Answer(found.bound_ns, orders, found.proven, found.spent)
+
+
+def _orders(allocation: Allocation, actions: tuple[int, ...]) -> Orders:
+    """Each stage's forwards and backwards as they were scheduled; transfers go as they come."""
+    stages = len(allocation.stages)
+    count = [0] * (2 * stages)
+    rows: list[list[tuple[int, int, int]]] = [[] for _ in range(stages)]
+    for action in actions:
+        if action < 2 * stages:
+            kind, s = divmod(action, stages)
+            rows[s].append((kind, s, count[action]))
+            count[action] += 1
+    return Orders(
+        "suffix-search",
+        tuple(
+            Row(stage.devices, np.asarray(row, dtype=np.int32))
+            for stage, row in zip(allocation.stages, rows, strict=True)
+        ),
+    )
