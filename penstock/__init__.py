@@ -5,6 +5,7 @@ The Python API is resolved lazily: importing the package, as every rank does, lo
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,15 +15,22 @@ if TYPE_CHECKING:
     from penstock.api import plan as plan
     from penstock.api import programs as programs
     from penstock.api import solve as solve
+    from penstock.explaining import explain as explain
+    from penstock.solvers.explanation.layout import Layout as Layout
 
-_API = ("Answer", "compare", "judge", "plan", "programs", "solve")
+_API = {
+    **dict.fromkeys(("Answer", "compare", "judge", "plan", "programs", "solve"), "penstock.api"),
+    "explain": "penstock.explaining",
+    "Layout": "penstock.solvers.explanation.layout",
+}
+"""Where each name of the Python API is."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in _API:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}; it has {', '.join(_API)}")
     try:
-        from penstock import api
+        return getattr(import_module(_API[name]), name)
     except ModuleNotFoundError as error:
         from penstock.schemas.errors import MissingExtra
 
@@ -32,7 +40,6 @@ def __getattr__(name: str) -> Any:
             f"penstock.{name} needs {error.name!r}, which is not installed",
             remedy="pip install 'penstock[solvers]'",
         ) from None
-    return getattr(api, name)
 
 
 def __dir__() -> list[str]:

@@ -1,114 +1,175 @@
-"""What a plan does and what limits it, in sentences made from the judge's numbers alone."""
+"""``penstock explain`` in the terminal: sentences, the critical path, the bubble, what would help, another layout."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from penstock.report.words import amount, duration, percent, ranges
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from penstock.cli.show import shown_devices
+from penstock.report.words import amount, duration, percent
 
 if TYPE_CHECKING:
-    from penstock.api import Judgement
-    from penstock.schemas.plan import DevicePrediction, Plan, Stage
-    from penstock.solvers.timeline import Timeline
+    from penstock.cli.show import Screen
+    from penstock.schemas import explanation as wire
+    from penstock.solvers.explanation.layout import Layout
+
+MAX_SEGMENTS = 16
+MAX_IDLE = 16
+SPANS = {
+    "step": "one step",
+    "iteration": "one iteration",
+    "cycle": "the critical cycle",
+    "window": "the steady window",
+}
 
 
-def sentences(judgement: Judgement, timeline: Timeline) -> Iterator[str]:
-    """The shape, the busiest device, where the rest of the time goes, memory, and the bounds."""
-    plan = judgement.plan
-    assert plan.prediction is not None
-    total = plan.prediction.time_per_global_batch_ns
-    stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
-    yield _shape(plan, stages)
-    busiest = max(plan.prediction.devices, key=lambda use: use.busy_ns)
-    holder = next(number for number, stage in enumerate(stages) if busiest.device in stage.devices)
-    yield (
-        f"The busiest device is {busiest.device} (stage {holder}, layers {ranges(stages[holder].layers)}): it computes "
-        f"for {duration(busiest.busy_ns)} of {duration(total)} ({percent(busiest.busy_ns / total)})."
-    )
-    yield _rest(plan.prediction.bubble, timeline, busiest)
-    yield _memory(plan.prediction.devices)
-    yield from _bounds(plan, total)
-    yield _advice(plan, busiest, timeline, total)
+def layout_of(
+    cuts: str | None, replicas: str | None, devices: str | None, schedule: str | None, micro_batches: int | None
+) -> Layout | None:
+    """The layout that options describe; None without ``--cuts``. Raises typer.BadParameter for what says nothing."""
+    from penstock.solvers.explanation.layout import Layout
 
-
-def _shape(plan: Plan, stages: list[Stage]) -> str:
-    counts = [len(stage.devices) for stage in stages]
-    shape = f"{len(stages)} stage{'s' if len(stages) > 1 else ''}"
-    if len(plan.pipelines) > 1:
-        shape += f" in {len(plan.pipelines)} pipelines"
-    if len(set(counts)) > 1:
-        shape += f", replicated {':'.join(str(count) for count in counts)}"
-    elif counts[0] > 1:
-        shape += f", {'each ' if len(stages) > 1 else ''}on {counts[0]} devices"
-    batches = f"{plan.num_micro_batches} micro-batches of at most {plan.micro_batch_size} samples"
-    cut = f"{plan.planner} cut the model into {shape}."
-    if plan.schedule.pattern is not None:
-        return (
-            f"{cut} {batches[0].upper()}{batches[1:]} make a global batch; they follow each other without a flush in "
-            f"the {plan.schedule.name} order, with {plan.update_rule} updates."
-        )
-    if plan.update_rule == "elastic_averaging":
-        return (
-            f"{cut} In each iteration every pipeline takes a global batch of {batches} in the {plan.schedule.name} "
-            "order, and then they average."
-        )
-    return f"{cut} Each step runs {batches} in the {plan.schedule.name} order."
-
-
-def _rest(bubble: float, timeline: Timeline, busiest: DevicePrediction) -> str:
-    if timeline.window_rounds < timeline.rounds:
-        return (
-            f"Per global batch it waits for transfers or all-reduces alone for {duration(busiest.communication_ns)} "
-            f"and idles for {duration(busiest.idle_ns)}, measured over {timeline.window_rounds} global batches of the "
-            f"steady state. All devices together do not compute {percent(bubble)} of the time."
-        )
-    return (
-        f"It waits for transfers or all-reduces alone for {duration(busiest.communication_ns)} and idles for "
-        f"{duration(busiest.idle_ns)}; filling the pipeline takes {duration(timeline.fill_ns)}, draining it "
-        f"{duration(timeline.drain_ns)}. All devices together do not compute {percent(bubble)} of the time."
+    if cuts is None:
+        if any(given is not None for given in (replicas, devices, schedule, micro_batches)):
+            raise typer.BadParameter("a layout needs its cuts", param_hint="--cuts")
+        return None
+    if micro_batches is not None and micro_batches < 1:
+        raise typer.BadParameter(f"{micro_batches} is no number of micro-batches", param_hint="--micro-batches")
+    return Layout(
+        cuts=tuple(_parts(cuts)),
+        replicas=tuple(_number(text) for text in _parts(replicas or "")),
+        devices=tuple(tuple(_parts(stage)) for stage in devices.split(";")) if devices else (),
+        schedule=schedule,
+        num_micro_batches=micro_batches,
     )
 
 
-def _memory(devices: tuple[DevicePrediction, ...]) -> str:
-    fullest = max(devices, key=lambda use: use.peak_memory_bytes / max(use.memory_bytes, 1))
-    parts = fullest.memory.model_dump()
-    name, largest = max(parts.items(), key=lambda item: int(item[1]))
-    return (
-        f"The fullest device is {fullest.device}: {amount(fullest.peak_memory_bytes)} of "
-        f"{amount(fullest.memory_bytes)}, most of it {name.removesuffix('_bytes')} ({amount(largest)})."
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal() or len(text) > 9:
+        raise typer.BadParameter(f"{text!r} is no number of devices", param_hint="--replicas")
+    return int(text)
+
+
+def show_explanation(screen: Screen, found: wire.Explanation) -> None:
+    """All of it, the sentences first; of a layout that was asked for, the comparison alone."""
+    if found.layout is not None:
+        _show_layout(screen, found.layout)
+        if found.what_ifs:
+            screen.table(_what_ifs(found.what_ifs))
+        return
+    for sentence in found.sentences:
+        screen.say(sentence)
+    screen.say()
+    screen.say(f"{found.binds[:1].upper()}{found.binds[1:]}.")
+    if found.helps:
+        screen.say(f"Of what was tried, this helps most: {found.helps}.")
+    _show_path(screen, found.path)
+    _show_idle(screen, found.idle)
+    if found.sensitivities:
+        screen.say("what each would give, one at a time")
+        screen.table(_sensitivities(found.sensitivities))
+    if found.what_ifs:
+        screen.say("what if")
+        screen.table(_what_ifs(found.what_ifs))
+
+
+def _table(*heads: tuple[str, bool]) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for head, numeric in heads:
+        table.add_column(head, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
+    return table
+
+
+def _show_path(screen: Screen, path: wire.Path) -> None:
+    parts = [f"{_name(share)} {percent(share.share)}" for share in path.shares[:5]]
+    batches = f" ({path.global_batches} global batches)" if path.global_batches > 1 else ""
+    screen.say(
+        f"critical path of {SPANS[path.span]}{batches}: {path.links} links, {duration(path.length_ns)}: "
+        + ", ".join(parts)
     )
+    table = _table(("from", True), ("for", True), ("where", False), ("what", False), ("not earlier, because", False))
+    half = MAX_SEGMENTS // 2
+    shown = list(path.segments)
+    cut = len(shown) > MAX_SEGMENTS
+    for segment in [*shown[:half], None, *shown[-half:]] if cut else shown:
+        if segment is None:
+            table.add_row("…", "", f"{len(shown) - 2 * half} more", "", "")
+            continue
+        where = f"stage {segment.stage}" + (f" ({shown_devices(segment.devices)})" if segment.devices else "")
+        table.add_row(duration(segment.start_ns), duration(segment.length_ns), where, segment.text, segment.because)
+    screen.table(table)
 
 
-def _bounds(plan: Plan, total: int) -> Iterator[str]:
-    for c in plan.certificates:
-        whose = "No plan of this request" if c.scope == "all plans of this request" else "No order of this allocation"
-        consequence = (
-            f"so at most {percent(1 - c.bound_ns / total)} of the time could be saved"
-            if c.gap > 0
-            else "so this one cannot be beaten there"
+def _name(share: wire.PathShare) -> str:
+    if share.what == "transfer":
+        return f"transfers between stages {share.stage} and {share.stage + 1}"
+    what = {"operation": "computing", "all-reduce": "all-reduces", "update": "updates"}[share.what]
+    return f"{what} of stage {share.stage}"
+
+
+IDLE_PARTS = ("fill", "drain", "transfer", "all_reduce", "other_stages", "order", "memory")
+
+
+def _show_idle(screen: Screen, idle: Sequence[wire.IdleOut]) -> None:
+    """One row per device; a part that is nowhere has no column."""
+    parts = [part for part in IDLE_PARTS if any(getattr(each, f"{part}_ns") for each in idle)]
+    names = {"all_reduce": "all-reduce", "other_stages": "other stages"}
+    table = _table(("devices", False), ("computing", True), *((names.get(part, part), True) for part in parts))
+    for each in idle[:MAX_IDLE]:
+        shares = [percent(getattr(each, f"{part}_ns") / max(1, each.whole_ns)) for part in parts]
+        table.add_row(shown_devices(each.devices), percent(each.busy_ns / max(1, each.whole_ns)), *shares)
+    if len(idle) > MAX_IDLE:
+        table.add_row(f"… {len(idle) - MAX_IDLE} more")
+    screen.say("where the devices' time goes; idle time by what they wait for")
+    screen.table(table)
+
+
+def _sensitivities(found: Sequence[wire.SensitivityOut]) -> Table:
+    table = _table(("change", False), ("time", True), ("of ours", True), ("how", False))
+    for each in found:
+        table.add_row(each.sentence, duration(each.time_ns), percent(each.ratio), each.how)
+    return table
+
+
+def _what_ifs(rows: Sequence[wire.WhatIf]) -> Table:
+    table = _table(
+        ("change", False), ("time", True), ("of ours", True), ("room left", True), ("bound", True), ("how", False),
+        ("plan", False),
+    )  # fmt: skip
+    for row in rows:
+        table.add_row(
+            row.sentence,
+            duration(row.time_ns) if row.time_ns is not None else "–",
+            percent(row.ratio) if row.ratio is not None else "–",
+            amount(row.headroom_bytes) if row.headroom_bytes is not None else "–",
+            duration(row.bound_ns),
+            row.how if row.time_ns is not None else "does not fit",
+            row.shape if row.time_ns is not None else row.why,
         )
-        yield f"{whose} ({c.model}) takes less than {duration(c.bound_ns)} ({c.method}), {consequence}."
+    return table
 
 
-def _advice(plan: Plan, busiest: DevicePrediction, timeline: Timeline, total: int) -> str:
-    """The largest loss, and what makes it smaller."""
-    assert plan.prediction is not None
-    edges = 0 if timeline.window_rounds < timeline.rounds else timeline.fill_ns + timeline.drain_ns
-    edges //= timeline.window_rounds
-    losses = {
-        "fill": edges,
-        "communication": busiest.communication_ns,
-        "imbalance": total - min(use.busy_ns for use in plan.prediction.devices) - edges,
-    }
-    worst = max(losses, key=lambda name: losses[name])
-    if losses[worst] <= 0.05 * total:
-        return "Nothing stands out: no single loss is above 5 % of the time."
-    if worst == "fill":
-        return (
-            "The largest loss is filling and draining: more micro-batches (a larger global batch, or a smaller "
-            "micro-batch size) would spread it over more work."
-        )
-    if worst == "communication":
-        return "The largest loss is communication on the busiest device: faster links or fewer replicas would help."
-    return "The largest loss is imbalance: the least loaded device waits for the others; finer layers would help."
+def _show_layout(screen: Screen, layout: wire.LayoutComparison) -> None:
+    screen.say(f"{layout.sentence[:1].upper()}{layout.sentence[1:]}.")
+    if layout.theirs is None:
+        return
+    table = _table(("", False), ("theirs", True), ("ours", True))
+    theirs, ours = layout.theirs, layout.ours
+    for name, show in (("time_ns", duration), ("bubble", percent), ("peak_memory_bytes", amount)):
+        table.add_row(name.removesuffix("_ns").removesuffix("_bytes").replace("_", " "),
+                      show(getattr(theirs, name)), show(getattr(ours, name)))  # fmt: skip
+    table.add_row("memory left", amount(theirs.headroom_bytes), amount(ours.headroom_bytes))
+    table.add_row("no order takes less than", duration(theirs.bound_ns), duration(ours.bound_ns))
+    for each in layout.differences:
+        table.add_row(f"on the path: {each.name}", duration(each.theirs_ns), duration(each.ours_ns))
+    screen.table(table)
+    screen.say(f"theirs  {theirs.stages}")
+    screen.say(f"ours    {ours.stages}")

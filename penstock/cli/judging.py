@@ -57,19 +57,61 @@ def simulate(
         print_json(judgement.plan.prediction)
     screen = Screen.of(quiet=as_json)
     show_plan(screen, file.request, judgement)
-    _say_faults(judgement)
+    _say(judgement.faults)
 
 
-def explain(plan: PlanPath) -> None:
-    """Say in a few sentences what a plan does, what limits it, and what would help."""
-    judgement, timeline = _judged(read_plan(plan))
-    from penstock.cli.explaining import sentences
+def explain(
+    plan: PlanPath,
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--what-if",
+            help="A change to try: bandwidth=2, latency=0, memory=1/2, devices=+8, micro-batches=2, recompute=here, "
+            "speed=2; may be repeated. 'default' is the usual table, 'none' is none.",
+        ),
+    ] = None,
+    planner: Annotated[
+        str | None, typer.Option(help="Plan anew for every change; without it only where the plan itself cannot tell.")
+    ] = None,
+    max_plans: Annotated[int, typer.Option("--max-plans", help="Plans that are judged for a change.")] = 20,
+    cuts: Annotated[
+        str | None, typer.Option(help="Why not this layout: where its stages begin, by layer number or name: 12,24,36.")
+    ] = None,
+    replicas: Annotated[str | None, typer.Option(help="Devices of each stage of that layout: 2,2,2,2.")] = None,
+    devices: Annotated[
+        str | None, typer.Option(help="The devices themselves, a semicolon between stages: a/0,a/1;b/0.")
+    ] = None,
+    schedule: Annotated[str | None, typer.Option(help="The schedule of that layout; else the plan's.")] = None,
+    micro_batches: Annotated[
+        int | None, typer.Option("--micro-batches", help="The micro-batches of that layout; else the plan's.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the explanation as JSON.")] = False,
+) -> None:
+    """Say what a plan's time is made of, what binds it, what would help, and why not another layout."""
+    file = read_plan(plan)
+    from penstock.cli.explaining import layout_of, show_explanation
     from penstock.cli.show import Screen
+    from penstock.explaining import DEFAULT
+    from penstock.explaining import explain as explained
 
-    screen = Screen.of()
-    for sentence in sentences(judgement, timeline):
-        screen.say(sentence)
-    _say_faults(judgement)
+    screen = Screen.of(quiet=as_json)
+    layout = layout_of(cuts, replicas, devices, schedule, micro_batches)
+    asked = what_if or [DEFAULT if layout is None else "none"]
+    try:
+        found = explained(
+            file,
+            what_if=[text for text in asked if text != "none"],
+            planner=planner,
+            max_plans=max_plans,
+            layout=layout,
+            on_progress=screen.progress,
+        )
+    finally:
+        screen.done()
+    if as_json:
+        print_json(found)
+    show_explanation(screen, found)
+    _say(found.faults)
 
 
 def report(
@@ -102,19 +144,15 @@ def report(
 
 def _judged(file: PlanFile) -> tuple[Judgement, Timeline]:
     """The judgement of a plan that can be simulated. Raises InvalidPlan for any other."""
-    from penstock import api
-    from penstock.schemas.errors import Fault, InvalidPlan
+    from penstock.explaining import judged
 
-    judgement = api.judge(file)
-    if judgement.timeline is None:
-        raise InvalidPlan(
-            "the plan cannot be simulated", faults=tuple(Fault("plan", sentence) for sentence in judgement.faults)
-        )
+    judgement = judged(file).judgement
+    assert judgement.timeline is not None
     return judgement, judgement.timeline
 
 
-def _say_faults(judgement: Judgement) -> None:
-    for fault in judgement.faults:
+def _say(faults: tuple[str, ...]) -> None:
+    for fault in faults:
         print(f"penstock: {fault}", file=sys.stderr)
-    if judgement.faults:
+    if faults:
         raise typer.Exit(1)

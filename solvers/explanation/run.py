@@ -47,7 +47,7 @@ class Run:
     """The nodes of a plan's timeline. Times are those of the whole run, which for a periodic plan has many rounds."""
 
     def __init__(self, problem: Problem, plan: Candidate) -> None:
-        self.plan = plan
+        self.plan, self.plan_problem = plan, problem
         self.timeline = plan.timeline
         self.allocation = plan.allocation
         self.shares_processors = plan.update_rule == "elastic_averaging"
@@ -226,6 +226,13 @@ class Run:
             other = int(order[k])
             if other != node and needed & self.resources(other):
                 yield Cause(other, "channel")
+
+    def network_resources(self, node: int) -> frozenset[int]:
+        """Those of ``resources`` that are the shared network's own, by their numbers there."""
+        own = self.resources(node)
+        if self.shares_processors:
+            return frozenset(each for each in own if isinstance(each, int))
+        return frozenset(self.tables.resource_ids[each] for each in own if isinstance(each, int))
 
     def resources(self, node: int) -> frozenset[object]:
         """Links of the shared network, or the private channel that a transfer or a bucket occupies."""

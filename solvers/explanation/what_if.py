@@ -15,7 +15,8 @@ from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.solvers.bounds import request_bound
 from penstock.solvers.explanation.changes import Change, change
 from penstock.solvers.explanation.drafting import best_order, can_be_drafted, largest_shortage, schedules_of
-from penstock.solvers.planners.session import Deadline, Session
+from penstock.solvers.planners.deadline import Deadline
+from penstock.solvers.planners.session import Session
 from penstock.solvers.problem import Problem
 from penstock.solvers.result import Candidate, Shortage
 from penstock.solvers.simulate import simulate
@@ -40,31 +41,35 @@ class Row(NamedTuple):
     why: str = ""
 
 
-def what_if(problem: Problem, plan: Candidate, asked: Sequence[str], replan: Replan | None) -> Iterator[Row]:
-    """A row for each change, as they are found; first the plan as it is."""
+def what_if(
+    problem: Problem, plan: Candidate, asked: Sequence[str], replan: Replan, replan_all: bool = False
+) -> Iterator[Row]:
+    """A row for each change, as they are found; first the plan as it is.
+
+    Without ``replan_all`` plans are made anew only where the plan itself says little: with other devices, and where it
+    can be neither re-timed nor re-drafted.
+    """
     short = largest_shortage(problem, plan.allocation, plan.timeline)
-    yield Row(
-        "",
-        "as it is",
-        "as it is",
-        plan,
-        headroom(problem, plan),
-        request_bound(problem).bound_ns,
-        _lacks(problem, short),
-    )
-    for text in asked:
-        yield tried(change(problem, plan, text), plan, replan)
+    bound = request_bound(problem).bound_ns
+    room = headroom(problem, plan)
+    yield Row("", "as it is", "as it is", plan, room, bound, lacks(problem, short))
+    if replan_all and (again := replan(problem)) is not None:
+        yield Row("", "as it is, planned anew", "re-planned", again, headroom(problem, again), bound)
+    changes = [change(problem, plan, text) for text in asked]
+    for changed in changes:
+        yield tried(changed, plan, replan, replan_all or changed.name.startswith("devices"))
 
 
-def tried(changed: Change, plan: Candidate, replan: Replan | None) -> Row:
+def tried(changed: Change, plan: Candidate, replan: Replan, replans: bool) -> Row:
     """The best of what can be done in a changed problem."""
-    problem, found = changed.problem, []
+    problem = changed.problem
+    found: list[tuple[How, Candidate]] = []
     why = ""
     if changed.retimes:
         with suppress(InvalidPlan):  # devices that nothing connects any more
             retimed = retime(problem, plan)
             short = largest_shortage(problem, retimed.allocation, retimed.timeline)
-            why = _lacks(problem, short)
+            why = lacks(problem, short)
             found += [("re-timed", retimed)] if short is None else []
     if can_be_drafted(plan) and (changed.retimes or changed.allocation is not None):
         allocation = changed.allocation or plan.allocation
@@ -72,15 +77,15 @@ def tried(changed: Change, plan: Candidate, replan: Replan | None) -> Row:
         drafted = best_order(
             problem, allocation, schedules_of(plan), overlap=plan.overlap_all_reduce, recompute=not fixed
         )
-        why = why or drafted.why or _lacks(problem, drafted.shortage)
+        why = why or drafted.why or lacks(problem, drafted.shortage)
         found += [("re-drafted", drafted.plan)] if drafted.fits and drafted.plan is not None else []
-    if replan is not None and (planned := replan(problem)) is not None:
+    if (replans or not found) and (planned := replan(problem)) is not None:
         found.append(("re-planned", planned))
     bound = request_bound(problem).bound_ns
     if not found:
         return Row(changed.name, changed.sentence, "none", None, None, bound, why or "no plan was found for it")
     how, best = min(found, key=lambda each: each[1].value_ns)
-    return Row(changed.name, changed.sentence, how, best, headroom(problem, best), bound)  # type: ignore[arg-type]
+    return Row(changed.name, changed.sentence, how, best, headroom(problem, best), bound)
 
 
 def retime(problem: Problem, plan: Candidate) -> Candidate:
@@ -115,7 +120,8 @@ def planned_by(planner: str, max_plans: int) -> Replan:
     return replan
 
 
-def _lacks(problem: Problem, short: Shortage | None) -> str:
+def lacks(problem: Problem, short: Shortage | None) -> str:
+    """Which stage lacks how much on which device, as a sentence; empty without a shortage."""
     if short is None:
         return ""
     return (

@@ -210,11 +210,13 @@ def test_simulate_refuses_what_has_no_meaning(plan: str, capsys: pytest.CaptureF
     assert "the plan cannot be simulated" in capsys.readouterr().err
 
 
-def test_explain_is_short_and_names_the_busiest_device(plan: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", plan]) == 0
+def test_explain_without_what_ifs_is_short_and_names_what_binds(plan: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", plan, "--what-if", "none"]) == 0
     out = capsys.readouterr().out
-    assert "busiest device" in out
-    assert 4 <= len(out.splitlines()) <= 16
+    for words in ("busiest device", "binds", "critical path of one step", "time goes", "10 % less time"):
+        assert words in out
+    assert len(out.splitlines()) <= 60
+    assert all(len(line) <= 110 for line in out.splitlines() if "ms" in line and line.startswith(" "))
 
 
 def test_report_writes_one_file(plan: str, tmp_path: Path) -> None:

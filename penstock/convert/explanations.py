@@ -1,0 +1,192 @@
+"""Explanations out: paths, splits, sensitivities and what-ifs of the core become documents with names and words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+from penstock.schemas import explanation as wire
+from penstock.schemas.program import KINDS
+from penstock.solvers.allocation import Allocation
+from penstock.solvers.bounds import schedule_bound
+from penstock.solvers.explanation.binding import Sensitivity
+from penstock.solvers.explanation.critical_path import CriticalPath, Step, critical_path
+from penstock.solvers.explanation.idle import Idle
+from penstock.solvers.explanation.layout import Compared
+from penstock.solvers.explanation.run import Because
+from penstock.solvers.explanation.what_if import Row, headroom
+from penstock.solvers.problem import Problem
+from penstock.solvers.result import Candidate
+
+MAX_SEGMENTS = 500
+SHOWN_OPERATIONS = 6
+
+BECAUSE: dict[Because, str] = {
+    "start": "nothing comes before",
+    "input": "its input arrives",
+    "device": "device busy",
+    "order": "ready, but other work comes first",
+    "channel": "link taken",
+    "gradients": "its gradients arrive",
+    "bucket": "bucket before it",
+    "reduction": "all-reduce ends",
+}
+
+
+def to_path(problem: Problem, plan: Candidate, path: CriticalPath) -> wire.Path:
+    """The chain, its neighbouring links on one device taken together."""
+    found = list(_segments(problem, plan.allocation, path))
+    return wire.Path(
+        span=path.span,
+        global_batches=path.rounds,
+        length_ns=path.length_ns,
+        links=len(path.steps),
+        shares=tuple(
+            wire.PathShare(what=s.what, stage=s.place, length_ns=s.length_ns, share=s.length_ns / path.length_ns)
+            for s in path.shares()
+        ),
+        segments=tuple(found[:MAX_SEGMENTS]),
+    )
+
+
+def _segments(problem: Problem, allocation: Allocation, path: CriticalPath) -> Iterator[wire.PathSegment]:
+    def alike(step: Step) -> tuple[object, ...]:
+        return (step.what, step.stage, step.devices, step.detail if step.what == "transfer" else 0)
+
+    for _key, group in groupby((step for step in path.steps if step.length_ns), key=alike):
+        steps = list(group)
+        first = steps[0]
+        yield wire.PathSegment(
+            what=first.what,
+            stage=first.stage,
+            devices=tuple(problem.devices[d].name for d in first.devices),
+            text=_text(allocation, steps),
+            links=len(steps),
+            start_ns=first.start_ns,
+            length_ns=sum(step.length_ns for step in steps),
+            because=BECAUSE[first.because],
+        )
+
+
+def _text(allocation: Allocation, steps: Sequence[Step]) -> str:
+    first = steps[0]
+    numbers = [step.number for step in steps]
+    if first.what == "operation":
+        named = [f"{KINDS[step.detail]}{step.number}" for step in steps]
+        if len(named) > SHOWN_OPERATIONS:
+            named = [*named[: SHOWN_OPERATIONS - 1], "…", named[-1]]
+        return " ".join(named)
+    if first.what == "transfer":
+        sent = "activations" if first.detail == 0 else "gradients"
+        return f"{sent} of {_listed(numbers)} to stage {first.stage + 1 - 2 * first.detail}"
+    if first.what == "all-reduce":
+        return f"gradients of stage {first.stage}, {len(steps)} bucket{'s' if len(steps) > 1 else ''}"
+    return "optimizer step"
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return f"micro-batch {numbers[0]}" if len(numbers) == 1 else f"micro-batches {numbers[0]} … {numbers[-1]}"
+
+
+def to_idle(problem: Problem, plan: Candidate, idle: Idle) -> wire.IdleOut:
+    """One entry of the split bubble."""
+    parts = idle._asdict()
+    parts["devices"] = tuple(problem.devices[d].name for d in idle.devices)
+    first, last = plan.timeline.window_ns
+    return wire.IdleOut(whole_ns=last - first, global_batches=plan.timeline.window_rounds, **parts)
+
+
+def to_sensitivity(plan: Candidate, found: Sensitivity) -> wire.SensitivityOut:
+    """One sensitivity beside the plan's time."""
+    ratio = found.time_ns / plan.value_ns
+    return wire.SensitivityOut(
+        thing=found.thing, sentence=found.sentence, time_ns=found.time_ns, ratio=ratio, how=found.how
+    )
+
+
+def to_what_if(plan: Candidate, row: Row) -> wire.WhatIf:
+    """One row of the table."""
+    best = row.plan
+    return wire.WhatIf(
+        name=row.name,
+        sentence=row.sentence,
+        how=row.how,
+        time_ns=best.value_ns if best else None,
+        ratio=best.value_ns / plan.value_ns if best else None,
+        headroom_bytes=row.headroom_bytes,
+        bound_ns=row.bound_ns,
+        shape=shape(best) if best else "",
+        why=row.why,
+    )
+
+
+def shape(plan: Candidate) -> str:
+    """A plan in a few words: stages, replicas, micro-batches, schedule."""
+    stages = plan.allocation.stages
+    counts = [len(stage.devices) for stage in stages]
+    shown = ":".join(map(str, counts)) if len(counts) <= 8 else f"{counts[0]}:…:{counts[-1]}"
+    again = sum(1 for stage in stages if stage.recompute)
+    kind = f"{len(stages)} stage{'s' if len(stages) > 1 else ''} on {shown}"
+    recomputing = f", {again} recompute" if again else ""
+    return f"{kind}{recomputing}, M = {plan.allocation.num_micro_batches}, {plan.schedule.name}"
+
+
+def to_layout(problem: Problem, ours: Candidate, compared: Compared) -> wire.LayoutComparison:
+    """Both layouts side by side."""
+    theirs, bound = compared.drafted.plan, compared.bound
+    own = schedule_bound(problem, ours.allocation, ours.schedule, ours.update_rule).bound_ns
+    return wire.LayoutComparison(
+        fits=compared.drafted.fits,
+        sentence=compared.sentence,
+        ours=_side(problem, ours, own),
+        theirs=None if theirs is None or bound is None else _side(problem, theirs, bound.bound_ns),
+        differences=tuple(
+            wire.DifferenceOut(name=d.name, theirs_ns=d.theirs_ns, ours_ns=d.ours_ns) for d in compared.differences
+        ),
+    )
+
+
+def _side(problem: Problem, plan: Candidate, bound_ns: int) -> wire.LayoutSide:
+    path = critical_path(problem, plan)
+    on_path = dict.fromkeys(("transfer", "all-reduce"), 0)
+    for share in path.shares():
+        if share.what in on_path:
+            on_path[share.what] += share.length_ns // path.rounds
+    layers = ", ".join(f"{s.first}–{s.last} × {len(s.devices)}" for s in plan.allocation.stages)
+    return wire.LayoutSide(
+        stages=f"{shape(plan)} (layers {layers})",
+        time_ns=plan.value_ns,
+        bubble=plan.timeline.bubble,
+        peak_memory_bytes=plan.timeline.peak_memory_bytes,
+        headroom_bytes=headroom(problem, plan),
+        transfers_ns=on_path["transfer"],
+        all_reduces_ns=on_path["all-reduce"],
+        bound_ns=bound_ns,
+    )
+
+
+class Gain(NamedTuple):
+    """A change and the time that it leads to."""
+
+    sentence: str
+    time_ns: int
+
+
+REALISTIC = ("bandwidth=2", "memory=2", "devices=+", "micro-batches=", "recompute=")
+
+
+def most_helpful(plan: Candidate, rows: Sequence[Row], found: Sequence[Sensitivity]) -> str:
+    """What somebody could really do and helps most: of the what-ifs, or of a link, memory or a stage."""
+    gains = [
+        Gain(f"{row.sentence} ({row.how})", row.plan.value_ns)
+        for row in rows
+        if row.plan is not None and row.name.startswith(REALISTIC)
+    ]
+    gains += [
+        Gain(f"{s.sentence} ({s.how})", s.time_ns) for s in found if s.thing in ("link", "cut", "memory", "stage")
+    ]
+    best = min(gains, key=lambda gain: gain.time_ns, default=None)
+    if best is None or best.time_ns >= plan.value_ns:
+        return ""
+    return f"{best.sentence}: {100 * (1 - best.time_ns / plan.value_ns):.1f} % less time"

@@ -1,0 +1,131 @@
+"""``penstock.explain``: why a plan takes the time that it takes, what would help, and why not another layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from penstock.api import Answer, Judgement, judge
+from penstock.convert.explanations import most_helpful, to_idle, to_layout, to_path, to_sensitivity, to_what_if
+from penstock.report.sentences import sentences
+from penstock.schemas.errors import Fault, InvalidDocument, InvalidPlan
+from penstock.schemas.explanation import Explanation
+from penstock.schemas.plan import PlanFile
+from penstock.solvers.explanation.binding import binding, sensitivities
+from penstock.solvers.explanation.changes import default_changes
+from penstock.solvers.explanation.critical_path import path_of_run
+from penstock.solvers.explanation.drafting import shortages
+from penstock.solvers.explanation.idle import idle_split
+from penstock.solvers.explanation.layout import Layout, compare_layout
+from penstock.solvers.explanation.run import Run
+from penstock.solvers.explanation.what_if import Replan, lacks, planned_by, what_if
+from penstock.solvers.problem import Problem
+from penstock.solvers.registry import PLANNERS
+from penstock.solvers.result import Candidate
+
+MAX_WHAT_IFS = 64
+MAX_PLANS = 20
+DEFAULT = "default"
+"""Stands for the usual table among what-ifs."""
+
+
+class Judged(NamedTuple):
+    """A plan that was judged, as the core knows it."""
+
+    judgement: Judgement
+    problem: Problem
+    plan: Candidate
+
+
+def explain(
+    plan: PlanFile | Answer | str | Path,
+    *,
+    what_if: Sequence[str] = (DEFAULT,),
+    planner: str | None = None,
+    max_plans: int = MAX_PLANS,
+    layout: Layout | None = None,
+    on_progress: Callable[[str], None] = lambda _words: None,
+) -> Explanation:
+    """Explain a plan file, by value or by its path. Raises InvalidPlan where it cannot be simulated.
+
+    ``what_if``: changes to try, such as ``bandwidth=2``, ``devices=+8``, ``recompute=here``; ``default`` stands for the
+    usual ones. ``planner``: plan anew for every change, with so many plans at most; else only where the plan itself
+    cannot be judged with other devices. ``layout``: cuts of one's own, to be judged beside the plan.
+    """
+    _check(what_if, max_plans)
+    file = plan.file if isinstance(plan, Answer) else plan if isinstance(plan, PlanFile) else PlanFile.read(plan)
+    found = judged(file)
+    return explanation(file, found, what_if, planner, max_plans, layout, on_progress)
+
+
+def judged(file: PlanFile) -> Judged:
+    """The judgement of a plan that can be simulated. Raises InvalidPlan for any other."""
+    judgement = judge(file)
+    if judgement.timeline is None or judgement.allocation is None or judgement.schedule is None:
+        raise InvalidPlan(
+            "the plan cannot be simulated", faults=tuple(Fault("plan", sentence) for sentence in judgement.faults)
+        )
+    given = file.plan
+    best = Candidate(
+        given.planner,
+        judgement.allocation,
+        judgement.schedule,
+        judgement.timeline,
+        given.overlap_all_reduce,
+        given.update_rule,
+    )
+    return Judged(judgement, judgement.problem, best)
+
+
+def explanation(
+    file: PlanFile,
+    found: Judged,
+    asked: Sequence[str],
+    planner: str | None,
+    max_plans: int,
+    layout: Layout | None,
+    on_progress: Callable[[str], None],
+) -> Explanation:
+    """As ``explain``, of a plan that was judged already."""
+    judgement, problem, plan = found
+    assert judgement.timeline is not None
+    on_progress("the critical path")
+    run = Run(problem, plan)
+    path, idle = path_of_run(run), idle_split(run)
+    compared = None if layout is None else to_layout(problem, plan, compare_layout(problem, plan, layout))
+    on_progress("sensitivities")
+    sensible = list(sensitivities(run, path))
+    rows = []
+    changes = [text for name in asked for text in (default_changes(problem, plan) if name == DEFAULT else [name])]
+    for row in what_if(problem, plan, changes, _replan(plan, planner, max_plans), planner is not None):
+        rows.append(row)
+        on_progress(f"what if … ({len(rows)} of {len(changes) + 1 + (planner is not None)}): {row.sentence}")
+    overfull = tuple(lacks(problem, short) for short in shortages(problem, plan.allocation, plan.timeline))
+    return Explanation(
+        plan_hash=file.plan.content_hash(),
+        valid=not judgement.faults,
+        faults=judgement.faults,
+        time_ns=plan.value_ns,
+        sentences=(*overfull, *sentences(judgement, judgement.timeline)),
+        binds=binding(problem, plan, path, idle).sentence,
+        helps=most_helpful(plan, rows, sensible),
+        path=to_path(problem, plan, path),
+        idle=tuple(to_idle(problem, plan, each) for each in idle),
+        sensitivities=tuple(to_sensitivity(plan, each) for each in sensible),
+        what_ifs=tuple(to_what_if(plan, row) for row in rows) if changes else (),
+        layout=compared,
+    )
+
+
+def _replan(plan: Candidate, planner: str | None, max_plans: int) -> Replan:
+    """The planner asked for; else ``relax`` for plans with a flush, for others the one that made the plan."""
+    own = plan.planner if plan.planner in PLANNERS else "auto"
+    return planned_by(planner or ("relax" if plan.update_rule == "synchronous" else own), max_plans)
+
+
+def _check(asked: Sequence[str], max_plans: int) -> None:
+    if len(asked) > MAX_WHAT_IFS:
+        raise InvalidDocument(f"{len(asked)} changes are more than {MAX_WHAT_IFS}", remedy="ask in several turns")
+    if not 1 <= max_plans <= 10_000:
+        raise InvalidDocument(f"max_plans {max_plans} is not between 1 and 10000")

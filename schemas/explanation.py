@@ -1,0 +1,136 @@
+"""Why a plan takes the time that it takes, what binds it, what would help, and how another layout compares."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from penstock.schemas.document import Part
+from penstock.schemas.quantities import ContentHash, Count, Name, Nanoseconds, PositiveCount
+
+What = Literal["operation", "transfer", "all-reduce", "update"]
+
+
+class PathShare(Part):
+    """What all links of one sort take of the critical path."""
+
+    what: What
+    stage: Count = Field(description="of a transfer the stage before the cut")
+    length_ns: Nanoseconds
+    share: float
+
+
+class PathSegment(Part):
+    """Neighbouring links of the critical path on one device, or one transfer, all-reduce or update."""
+
+    what: What
+    stage: Count
+    devices: tuple[Name, ...] = Field(description="that compute; none for transfers and all-reduces")
+    text: str = Field(description="the operations, as schedules write them, or what is sent")
+    links: PositiveCount
+    start_ns: Nanoseconds
+    length_ns: Nanoseconds
+    because: str = Field(description="why it did not begin earlier")
+
+
+class Path(Part):
+    """The chain that decides when the plan ends; its segments' lengths add up to ``length_ns``."""
+
+    span: Literal["step", "iteration", "cycle", "window"] = Field(
+        description="one flushed step, one iteration of pipelines that average, the critical cycle of a periodic plan, "
+        "or its steady window where it has no cycle"
+    )
+    global_batches: PositiveCount = Field(description="how many pass in it")
+    length_ns: Nanoseconds
+    links: Count
+    shares: tuple[PathShare, ...]
+    segments: tuple[PathSegment, ...] = Field(description="the first ones, if there are very many")
+
+
+class IdleOut(Part):
+    """Devices with the same rows: busy time and idle time by what they wait for; they add up to ``whole_ns``."""
+
+    devices: tuple[Name, ...]
+    whole_ns: Nanoseconds = Field(description="one step; of a periodic plan its steady window")
+    global_batches: PositiveCount
+    busy_ns: Nanoseconds
+    fill_ns: Nanoseconds
+    drain_ns: Nanoseconds
+    transfer_ns: Nanoseconds
+    all_reduce_ns: Nanoseconds
+    other_stages_ns: Nanoseconds = Field(description="what they need is still computed by other stages")
+    order_ns: Nanoseconds = Field(description="another operation of the row could have run")
+    memory_ns: Nanoseconds = Field(description="a forward could have run, had its activations fitted")
+
+
+class SensitivityOut(Part):
+    """The plan with one thing changed."""
+
+    thing: str
+    sentence: str
+    time_ns: Nanoseconds
+    ratio: float = Field(description="of the plan's own time")
+    how: str
+
+
+class WhatIf(Part):
+    """A changed request, and the best that was found for it."""
+
+    name: str = Field(description="as it is asked for; empty: as it is")
+    sentence: str
+    how: Literal["as it is", "re-timed", "re-drafted", "re-planned", "none"]
+    time_ns: Nanoseconds | None
+    ratio: float | None = Field(description="of the plan's own time")
+    headroom_bytes: int | None = Field(description="the least that a device has left; negative: what it lacks")
+    bound_ns: Nanoseconds = Field(description="no plan of the changed request takes less")
+    shape: str = ""
+    why: str = ""
+
+
+class LayoutSide(Part):
+    """One of two layouts that are compared, by the judge; times per global batch."""
+
+    stages: str
+    time_ns: Nanoseconds
+    bubble: float
+    peak_memory_bytes: Count
+    headroom_bytes: int
+    transfers_ns: Nanoseconds = Field(description="on the critical path")
+    all_reduces_ns: Nanoseconds = Field(description="on the critical path")
+    bound_ns: Nanoseconds = Field(description="no order of this allocation takes less")
+
+
+class DifferenceOut(Part):
+    """A part of the two critical paths, per global batch; the differences add up to that of the times."""
+
+    name: str
+    theirs_ns: int
+    ours_ns: int
+
+
+class LayoutComparison(Part):
+    """A layout of one's own beside the plan; ``theirs`` is null where it cannot run at all."""
+
+    fits: bool
+    sentence: str
+    ours: LayoutSide
+    theirs: LayoutSide | None
+    differences: tuple[DifferenceOut, ...]
+
+
+class Explanation(Part):
+    """What the judge can say of a plan beyond its numbers."""
+
+    plan_hash: ContentHash
+    valid: bool
+    faults: tuple[str, ...]
+    time_ns: PositiveCount = Field(description="per global batch")
+    sentences: tuple[str, ...]
+    binds: str
+    helps: str = Field(description="the change, of those tried, that helps most; empty where none does")
+    path: Path
+    idle: tuple[IdleOut, ...]
+    sensitivities: tuple[SensitivityOut, ...]
+    what_ifs: tuple[WhatIf, ...] = ()
+    layout: LayoutComparison | None = None

@@ -1,0 +1,178 @@
+"""What binds a plan: a stage, a link or memory; and what each would give if there were more of it.
+
+*Sensitivities* are re-timings of the plan's own order by the judge with one thing changed: a stage that computes in
+nine tenths of the time, a link twice as wide, transfers or all-reduces for nothing, no latency. More memory is tried on
+the devices of the fullest stage, with the best order that then fits. At most ``STAGES`` stages and ``LINKS`` links are
+tried, those that take most of the critical path and carry most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from fractions import Fraction
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from penstock.schemas.errors import InvalidPlan
+from penstock.solvers.explanation.changes import fullest_device, link_of, with_layers, with_memory, with_network
+from penstock.solvers.explanation.critical_path import CriticalPath
+from penstock.solvers.explanation.drafting import best_order, can_be_drafted, schedules_of
+from penstock.solvers.explanation.idle import Idle
+from penstock.solvers.explanation.run import Run
+from penstock.solvers.problem import Problem
+from penstock.solvers.result import Candidate
+from penstock.solvers.schedule import Orders
+from penstock.solvers.simulate import makespan_ns
+
+STAGES, LINKS = 4, 3
+LESS = Fraction(9, 10)
+MORE_MEMORY = Fraction(3, 2)
+
+Thing = Literal["stage", "link", "cut", "transfers", "all-reduces", "latency", "memory"]
+
+
+class Sensitivity(NamedTuple):
+    """One thing changed and the time that the plan then takes; ``place``: a stage, or the stage before a cut."""
+
+    thing: Thing
+    sentence: str
+    time_ns: int
+    how: Literal["re-timed", "re-drafted"]
+    place: int = -1
+
+
+class Binding(NamedTuple):
+    """What binds, as a sentence; ``place`` is the stage, or the stage before the cut."""
+
+    thing: Literal["stage", "transfers", "all-reduces", "memory"]
+    place: int
+    sentence: str
+
+
+def sensitivities(run: Run, path: CriticalPath) -> Iterator[Sensitivity]:
+    """What each change would give, stages first."""
+    problem, plan = run.plan_problem, run.plan
+    shares = path.shares()
+    for share in [share for share in shares if share.what == "operation"][:STAGES]:
+        stage = plan.allocation.stages[share.place]
+        changed = with_layers(problem, stage.first, stage.last, LESS)
+        yield _timed("stage", f"stage {share.place} computes in 10 % less time", changed, plan, share.place)
+    yield from _links(run, path)
+    moved = [share for share in shares if share.what == "transfer"]
+    if len(run.timeline.transfers.start_ns):
+        free = replace(problem, forward_bytes=0 * problem.forward_bytes, backward_bytes=0 * problem.backward_bytes)
+        yield _timed("transfers", "transfers take no time", free, plan, moved[0].place if moved else -1)
+    if run.timeline.reductions:
+        yield _timed(
+            "all-reduces",
+            "all-reduces take no time",
+            replace(problem, trainable_bytes=0 * problem.trainable_bytes),
+            plan,
+        )
+    if any(c.latency_ns for c in problem.network.cables) or any(i and i.latency_ns for i in problem.network.insides):
+        yield _timed("latency", "links have no latency", with_network(problem, latency=Fraction(0)), plan)
+    if (more := _more_memory(problem, plan)) is not None:
+        yield more
+
+
+def _timed(thing: Thing, sentence: str, problem: Problem, plan: Candidate, place: int = -1) -> Sensitivity:
+    time = makespan_ns(
+        problem, plan.allocation, plan.schedule, overlap=plan.overlap_all_reduce, update_rule=plan.update_rule
+    )
+    return Sensitivity(thing, sentence, time, "re-timed", place)
+
+
+def _links(run: Run, path: CriticalPath) -> Iterator[Sensitivity]:
+    """Links of a shared network by what they carry; in a private one the channels between stages."""
+    problem, plan = run.plan_problem, run.plan
+    if not problem.rules.shared:
+        for share in [share for share in path.shares() if share.what == "transfer"][:LINKS]:
+            cut = plan.allocation.stages[share.place].last
+            half = np.ones(problem.num_layers - 1, dtype=np.int64)
+            half[cut] = 2
+            changed = replace(
+                problem, forward_bytes=problem.forward_bytes // half, backward_bytes=problem.backward_bytes // half
+            )
+            sentence = f"the channel between stages {share.place} and {share.place + 1} is twice as wide"
+            yield _timed("cut", sentence, changed, plan, share.place)
+        return
+    for link in _busiest_links(run)[:LINKS]:
+        changed = with_network(problem, Fraction(2), link=link)
+        yield _timed("link", f"{link} is twice as wide", changed, plan)
+
+
+def _busiest_links(run: Run) -> list[str]:
+    """Links of the shared network by the time that their busiest direction carries something, the busiest first."""
+    carried: dict[int, int] = {}
+    for node in range(run.first_transfer, run.first_update):
+        for resource in run.network_resources(node):
+            carried[resource] = carried.get(resource, 0) + int(run.end[node] - run.start[node])
+    busiest: dict[str, int] = {}
+    for resource, time in carried.items():
+        link = link_of(run.problem.network, resource)
+        if link is not None:
+            busiest[link] = max(busiest.get(link, 0), time)
+    return [link for link, _time in sorted(busiest.items(), key=lambda item: (-item[1], item[0]))]
+
+
+def _more_memory(problem: Problem, plan: Candidate) -> Sensitivity | None:
+    """Half as much memory again on the devices of the fullest stage: do more micro-batches in flight help?"""
+    if not can_be_drafted(plan):
+        return None
+    device = fullest_device(problem, plan)
+    s, stage = next((s, stage) for s, stage in enumerate(plan.allocation.stages) if device in stage.devices)
+    roomier = with_memory(problem, MORE_MEMORY, frozenset(stage.devices))
+    with suppress(InvalidPlan):
+        found = best_order(roomier, plan.allocation, schedules_of(plan), overlap=plan.overlap_all_reduce)
+        if found.fits and found.plan is not None:
+            best = min(plan, found.plan, key=lambda each: each.value_ns)
+            deeper = _depth(best, s)
+            before = _depth(plan, s)
+            flying = f" (K of stage {s}: {before} → {deeper})" if before and deeper and deeper != before else ""
+            sentence = f"the devices of stage {s} have 1.5 times the memory{flying}"
+            return Sensitivity("memory", sentence, best.value_ns, "re-drafted", s)
+    return None
+
+
+def _depth(plan: Candidate, s: int) -> int | None:
+    if isinstance(plan.schedule, Orders) and s < len(plan.schedule.warmup):
+        return plan.schedule.warmup[s]
+    return None
+
+
+def binding(problem: Problem, plan: Candidate, path: CriticalPath, idle: tuple[Idle, ...]) -> Binding:
+    """The stage, the cut or the all-reduces that take most of the critical path; memory where it makes devices idle.
+
+    Memory binds where devices wait for it longer than any transfer or all-reduce takes on the path.
+    """
+    shares = path.shares()
+    largest = shares[0] if shares else None
+    moved = max((share.length_ns for share in shares if share.what in ("transfer", "all-reduce")), default=0)
+    held = max(idle, key=lambda each: each.memory_ns)
+    span = plan.timeline.window_ns[1] - plan.timeline.window_ns[0]
+    if held.memory_ns > max(moved, span // 20):
+        device = problem.devices[held.devices[0]].name
+        s = next(s for s, stage in enumerate(plan.allocation.stages) if held.devices[0] in stage.devices)
+        share = 100 * held.memory_ns / span
+        return Binding(
+            "memory", s, f"memory of {device} (stage {s}) binds: it idles {share:.0f} % of the time for want of it"
+        )
+    if largest is None:
+        return Binding("stage", 0, "nothing takes any time")
+    part = f"{100 * largest.length_ns / path.length_ns:.0f} % of the critical path"
+    if largest.what == "transfer":
+        after = largest.place + 1
+        sentence = f"the link between stages {largest.place} and {after} binds: its transfers are {part}"
+        return Binding("transfers", largest.place, sentence)
+    if largest.what == "all-reduce":
+        return Binding("all-reduces", largest.place, f"the all-reduces of stage {largest.place} bind: they are {part}")
+    stage = plan.allocation.stages[largest.place]
+    what = "updates" if largest.what == "update" else "computing"
+    return Binding(
+        "stage",
+        largest.place,
+        f"stage {largest.place} (layers {stage.first}–{stage.last}) binds: its {what} is {part}",
+    )

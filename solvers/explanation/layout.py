@@ -1,0 +1,221 @@
+"""Why not this layout: cuts of somebody's own, judged beside the plan, and what makes them slower or impossible.
+
+Both critical paths add up to their plans' times, so the difference of the times is the sum of the differences of what
+is on the paths: computing of the stage that takes most of it, computing elsewhere (filling and draining), transfers,
+all-reduces, updates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import pairwise
+from typing import NamedTuple
+
+from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
+from penstock.solvers.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.bounds import schedule_bound
+from penstock.solvers.explanation.critical_path import CriticalPath, critical_path
+from penstock.solvers.explanation.drafting import USUAL, Drafted, best_order, schedules_of
+from penstock.solvers.planners.proposal import DRAFTED, unreachable
+from penstock.solvers.problem import Problem
+from penstock.solvers.result import Bound, Candidate
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What somebody would do: where each stage but the first begins, by layer number or name, and the rest if given.
+
+    ``devices``: the names of each stage's; else the request's devices in their order, ``replicas`` to each stage, or
+    as evenly as can be. ``schedule`` and ``num_micro_batches`` are else the plan's.
+    """
+
+    cuts: tuple[str, ...]
+    replicas: tuple[int, ...] = ()
+    devices: tuple[tuple[str, ...], ...] = ()
+    schedule: str | None = None
+    num_micro_batches: int | None = None
+
+
+class Difference(NamedTuple):
+    """A part of the critical path, per global batch, in theirs and in ours."""
+
+    name: str
+    theirs_ns: int
+    ours_ns: int
+
+    @property
+    def more_ns(self) -> int:
+        """What theirs takes more."""
+        return self.theirs_ns - self.ours_ns
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Their layout as it was judged; without a plan nothing of it can run."""
+
+    drafted: Drafted
+    bound: Bound | None
+    differences: tuple[Difference, ...]
+    sentence: str
+
+
+def compare_layout(problem: Problem, ours: Candidate, layout: Layout) -> Compared:
+    """Judge a layout beside the plan. Raises InvalidDocument for one that is none, UnsupportedRequest for schedules."""
+    allocation = allocation_of(problem, ours, layout)
+    if layout.schedule is not None and layout.schedule not in DRAFTED:
+        near = get_close_matches(layout.schedule, DRAFTED, n=1)
+        raise UnsupportedRequest(
+            f"schedule {layout.schedule!r} cannot be drafted for cuts of one's own",
+            remedy=f"one of {', '.join(DRAFTED)}" + (f"; did you mean {near[0]!r}?" if near else ""),
+        )
+    if (broken := unreachable(problem, allocation)) is not None:
+        return Compared(Drafted(None, None, broken), None, (), f"it cannot run: {broken}")
+    usual = schedules_of(ours) if ours.update_rule == "synchronous" else USUAL
+    schedules = usual if layout.schedule is None else (layout.schedule,)
+    drafted = best_order(problem, allocation, schedules, overlap=ours.overlap_all_reduce)
+    if drafted.plan is None:
+        return Compared(drafted, None, (), f"it cannot run: {drafted.why}")
+    theirs = drafted.plan
+    bound = schedule_bound(problem, theirs.allocation, theirs.schedule, theirs.update_rule)
+    found = differences(critical_path(problem, theirs), theirs, critical_path(problem, ours), ours)
+    return Compared(drafted, bound, found, _sentence(problem, drafted, ours, found))
+
+
+def allocation_of(problem: Problem, ours: Candidate, layout: Layout) -> Allocation:
+    """The stages that a layout means. Raises InvalidDocument naming each mistake."""
+    starts = [0, *_starts(problem, layout.cuts)]
+    devices = _devices(problem, layout, len(starts))
+    number = layout.num_micro_batches or ours.allocation.num_micro_batches
+    if not 1 <= number <= problem.global_batch_size:
+        raise _wrong("/num_micro_batches", f"{problem.global_batch_size} samples cannot be {number} micro-batches")
+    bounds = [*starts, problem.num_layers]
+    stages = tuple(Stage(a, b - 1, own) for (a, b), own in zip(pairwise(bounds), devices, strict=True))
+    return single_pipeline(stages, number)
+
+
+def _starts(problem: Problem, cuts: Sequence[str]) -> list[int]:
+    """Layer numbers. A name stands for the layer that begins a stage."""
+    starts, before = [], 0
+    for place, cut in enumerate(cuts):
+        layer = _layer(problem, cut, place)
+        where = f"/cuts/{place}"
+        if layer >= problem.num_layers:
+            raise _wrong(where, f"there is no layer {layer}; the last one is {problem.num_layers - 1}")
+        if layer <= before:
+            raise _wrong(where, f"stage {place + 1} would begin with layer {layer}, stage {place} with layer {before}")
+        if not problem.cuttable[layer - 1]:
+            names = problem.layer_names[layer - 1], problem.layer_names[layer]
+            raise _wrong(where, f"the profile allows no cut between {names[0]!r} and {names[1]!r}")
+        starts.append(layer)
+        before = layer
+    return starts
+
+
+def _layer(problem: Problem, cut: str, place: int) -> int:
+    text = cut.strip()
+    if text.isdecimal() and len(text) < 10:
+        return int(text)
+    found = [layer for layer, name in enumerate(problem.layer_names) if name == text]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise _wrong(f"/cuts/{place}", f"layers {found} are all called {text!r}; give a number")
+    near = get_close_matches(text, problem.layer_names, n=1)
+    remedy = f"did you mean {near[0]!r}?" if near else f"layers are called like {problem.layer_names[0]!r}"
+    raise _wrong(f"/cuts/{place}", f"no layer is called {text!r}", remedy)
+
+
+def _devices(problem: Problem, layout: Layout, stages: int) -> list[tuple[int, ...]]:
+    if layout.devices:
+        return _named_devices(problem, layout, stages)
+    if stages > problem.num_devices:
+        raise _wrong("/cuts", f"{stages} stages need as many devices; there are {problem.num_devices}")
+    share, more = divmod(problem.num_devices, stages)
+    replicas = layout.replicas or tuple(share + 1 if s < more else share for s in range(stages))
+    if len(replicas) != stages:
+        raise _wrong("/replicas", f"{len(replicas)} counts for {stages} stages")
+    if min(replicas) < 1 or sum(replicas) > problem.num_devices:
+        raise _wrong("/replicas", f"{list(replicas)} replicas of {problem.num_devices} devices cannot be")
+    found, first = [], 0
+    for count in replicas:
+        found.append(tuple(range(first, first + count)))
+        first += count
+    return found
+
+
+def _named_devices(problem: Problem, layout: Layout, stages: int) -> list[tuple[int, ...]]:
+    number_of = {device.name: d for d, device in enumerate(problem.devices)}
+    if len(layout.devices) != stages:
+        raise _wrong("/devices", f"devices of {len(layout.devices)} stages are given, but there are {stages}")
+    if layout.replicas and layout.replicas != tuple(map(len, layout.devices)):
+        raise _wrong("/replicas", f"{list(layout.replicas)} are not the numbers of devices that are given")
+    seen: set[str] = set()
+    for s, names in enumerate(layout.devices):
+        for name in names:
+            if name not in number_of:
+                near = get_close_matches(name, number_of, n=1)
+                remedy = f"did you mean {near[0]!r}?" if near else f"they are called like {problem.devices[0].name!r}"
+                raise _wrong(f"/devices/{s}", f"the topology has no device {name!r}", remedy)
+            if name in seen:
+                raise _wrong(f"/devices/{s}", f"device {name!r} is given twice")
+            seen.add(name)
+        if not names:
+            raise _wrong(f"/devices/{s}", f"stage {s} has no device")
+    return [tuple(number_of[name] for name in names) for names in layout.devices]
+
+
+def _wrong(where: str, what: str, remedy: str | None = None) -> InvalidDocument:
+    return InvalidDocument(f"the layout is none: {what}", faults=(Fault(where, what, "layout"),), remedy=remedy)
+
+
+def differences(
+    theirs: CriticalPath, their_plan: Candidate, ours: CriticalPath, our_plan: Candidate
+) -> tuple[Difference, ...]:
+    """What is on the paths, part by part; of plans without a flush per global batch, rounded down."""
+    found = []
+    parts = _parts(theirs), _parts(ours)
+    for name in parts[0]:
+        found.append(Difference(name, parts[0][name], parts[1][name]))
+    rest = [plan.value_ns - sum(part.values()) for plan, part in zip((their_plan, our_plan), parts, strict=True)]
+    return (*found, Difference("rounding", *rest)) if any(rest) else tuple(found)
+
+
+def _parts(path: CriticalPath) -> dict[str, int]:
+    shares = path.shares()
+    computing = [share.length_ns for share in shares if share.what == "operation"]
+    amounts = {
+        "computing of the binding stage": max(computing, default=0),
+        "computing elsewhere (filling and draining)": sum(computing) - max(computing, default=0),
+        "transfers": sum(share.length_ns for share in shares if share.what == "transfer"),
+        "all-reduces": sum(share.length_ns for share in shares if share.what == "all-reduce"),
+        "updates": sum(share.length_ns for share in shares if share.what == "update"),
+    }
+    return {name: amount // path.rounds for name, amount in amounts.items()}
+
+
+def _sentence(problem: Problem, drafted: Drafted, ours: Candidate, found: tuple[Difference, ...]) -> str:
+    theirs, short = drafted.plan, drafted.shortage
+    assert theirs is not None
+    more = theirs.value_ns - ours.value_ns
+    share = f"{100 * abs(more) / ours.value_ns:.1f} %"
+    if more == 0:
+        pace = "it takes exactly as long"
+    else:
+        side = [d for d in found if (d.more_ns > 0) == (more > 0) and d.more_ns]
+        reasons = sorted(side, key=lambda d: -abs(d.more_ns))[:2]
+        reason = " and ".join(f"{_percent(d.more_ns, ours.value_ns)} {d.name}" for d in reasons)
+        pace = f"it takes {share} {'longer' if more > 0 else 'less'}" + (f": {reason}" if reason else "")
+    if short is None:
+        return pace
+    device = problem.devices[short.device].name
+    s = next(s for s, stage in enumerate(theirs.allocation.stages) if short.device in stage.devices)
+    return (
+        f"it does not fit: stage {s} (layers {short.first_layer}–{short.last_layer}) needs {short.needed_bytes} bytes "
+        f"on {device}, which has {short.available_bytes}: {short.missing_bytes} are missing; with enough memory {pace}"
+    )
+
+
+def _percent(nanoseconds: int, whole: int) -> str:
+    return f"{100 * nanoseconds / whole:+.1f} %"
