@@ -5,8 +5,8 @@ Scope ``schedule of this allocation``: the largest of
 * head, work and tail of a device: it cannot begin before a first micro-batch has come through the stages before it,
   has to do its work, and what it does last has to travel back; then reductions and updates follow;
 * load of a link or channel, between the earliest start and the shortest rest of what it carries;
-* windows (``windows.py``; BOUNDS section 2): where every stage has devices of its own, also what a stage must
-  idle while the first micro-batch goes round, and the limit that memory sets on micro-batches in flight;
+* windows (``windows.py``, ``split_windows.py``; BOUNDS section 2 and Part II): what a stage, or a device with several,
+  must idle while the first micro-batch goes round, and the limit that memory sets on micro-batches in flight;
 * for a periodic plan, whose global batches overlap, what each of them loads devices, links and reductions with, and
   the way round that micro-batches in flight share (``steady_times.py``);
 * for pipelines that average on shared devices, the processor time of all they do.
@@ -31,6 +31,7 @@ from penstock.solvers.kernels.sharing import WHOLE
 from penstock.solvers.problem import Problem
 from penstock.solvers.result import REQUEST_SCOPE, SCHEDULE_SCOPE, Bound
 from penstock.solvers.schedule import Pattern, Schedule
+from penstock.solvers.split_windows import shared_device_ns, split_bound_ns
 from penstock.solvers.stage_times import StageTimes
 from penstock.solvers.steady_times import SteadyTimes
 from penstock.solvers.update_rules import UpdateRule
@@ -107,8 +108,12 @@ def schedule_bound(
         "load of a link or channel": max((times.resource_ns(r) for r in times.resources), default=0),
         "head, work and tail of a device": max(times.device_ns(device) for device in used),
     }
-    if times.stages_apart and not times.split:
+    if times.stages_apart:
         bounds["head, work, windows and tail of a stage"] = window_bound_ns(times)
+        if times.split:
+            bounds["head, work, windows and tail of a split stage"] = split_bound_ns(times)
+    else:
+        bounds["head, window, work and tail of a device"] = max(shared_device_ns(times, device) for device in used)
     return _largest(bounds, f"this allocation, any order of its operations, {_kind(problem, times)}")
 
 

@@ -1,7 +1,13 @@
-"""Closing one allocation: a better order of its operations, or the proof that there is none (ALGORITHMS 7.8).
+"""Closing one allocation: a better order of its operations, or the proof that there is none.
 
-First in the plain job shop, whose orders mostly run as fast under the judge; where they do not, and the model knows the
-judge's rules, under these.
+What is asked, in this order, each for a counted part of the effort, until the bound is reached:
+
+* plans of at most ``FEW`` operations: CP-SAT at once;
+* larger ones: the suffix search for whole backwards of stages apart (``suffix``), then CP-SAT (ALGORITHMS 7.8), up to
+  ``MANY`` operations;
+* where the model's optimum runs longer under the judge, and the model knows his rules, CP-SAT under these.
+
+Every order is timed by the judge; a bound speaks of any order of the same operations.
 """
 
 from __future__ import annotations
@@ -10,8 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from penstock.schemas.program import BACKWARD
-from penstock.solvers import jobshop
+from penstock.solvers import jobshop, suffix
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.bounds import schedule_bound
 from penstock.solvers.problem import Problem
@@ -19,9 +24,14 @@ from penstock.solvers.result import SCHEDULE_SCOPE, Bound
 from penstock.solvers.schedule import Orders, Schedule
 from penstock.solvers.simulate import makespan_ns, simulate
 from penstock.solvers.stage_times import StageTimes
+from penstock.solvers.timeline import Timeline
 from penstock.solvers.update_rules import UpdateRule
 
-WHOLE_BACKWARDS = Orders("any order of whole backwards", ())
+FEW, MANY = 160, 5_000
+STATES = 600_000
+"""States of the suffix search that count as one unit of effort."""
+SEARCHED = (0.1, 0.6)
+"""Of the effort that is left, for the suffix search, one after the other."""
 
 
 class Closed(NamedTuple):
@@ -48,40 +58,109 @@ def close(
     value_ns: int,
     effort: float,
     update_rule: UpdateRule = "synchronous",
-    stopped: Callable[[], bool] = lambda: False,
+    stopped: Callable[[], bool] = jobshop.never,
     on_better: Listener | None = None,
 ) -> Closed:
     """An order of the allocation that takes less than ``value_ns`` and fits, and what no order is below.
 
     ``schedule`` is the best judged order known, which takes ``value_ns`` (None: none is known, backwards are whole); it
-    says which operations there are. ``effort`` is about in seconds of one core, but counted; ``stopped`` is asked
-    between pieces of work. Patterns, and pipelines that average, get their analytic bound and nothing else.
+    says which operations there are. ``effort`` is about in seconds of one core, but counted. ``stopped`` is asked
+    between pieces of work, and beside CP-SAT's, which it ends. Patterns, and pipelines that average, get their analytic
+    bound and nothing else.
     """
     if problem.rules.overlap_all_reduce != overlap:
         problem = replace(problem, rules=replace(problem.rules, overlap_all_reduce=overlap))
-    known = WHOLE_BACKWARDS if schedule is None else schedule
-    bound = schedule_bound(problem, allocation, known, update_rule)
-    best = Closed(None, value_ns, bound, 0.0)
-    if update_rule != "synchronous" or not isinstance(known, Orders) or not _takes(problem, allocation, known):
+    known = jobshop.whole_backwards(allocation) if schedule is None else schedule
+    best = Closed(None, value_ns, schedule_bound(problem, allocation, known, update_rule), 0.0)
+    if update_rule != "synchronous" or not isinstance(known, Orders):
         return best
-    for as_judged in (False, True):
+    closing = _Closing(problem, allocation, known, schedule is not None, effort, stopped, on_better, best)
+    closing.run()
+    return closing.best
+
+
+class _Closing:
+    def __init__(
+        self,
+        problem: Problem,
+        allocation: Allocation,
+        orders: Orders,
+        judged: bool,
+        effort: float,
+        stopped: Callable[[], bool],
+        on_better: Listener | None,
+        best: Closed,
+    ) -> None:
+        self.problem, self.allocation, self.orders, self.judged = problem, allocation, orders, judged
+        self.effort, self.stopped, self.on_better, self.best = effort, stopped, on_better, best
+
+    def run(self) -> None:
+        """Ask all that apply."""
+        operations = sum(len(row.operations) for row in self.orders.rows)
+        if operations > FEW:
+            self._search_suffixes()
+        if operations <= MANY:
+            for as_judged in (False, True):
+                self._order(as_judged)
+
+    @property
+    def _left(self) -> float:
+        """Effort, where something is open."""
+        if self.best.bound.bound_ns >= self.best.value_ns or self.stopped():
+            return 0.0
+        return max(0.0, self.effort - self.best.spent)
+
+    def _search_suffixes(self) -> None:
+        """First shortly: a search cannot be stopped, and mostly a short one is enough."""
+        if not suffix.takes(StageTimes(self.problem, self.allocation, self.orders)):
+            return
+        for part in SEARCHED:
+            states = int(part * self._left * STATES)
+            if states == 0:
+                return
+            answer = suffix.prove(self.problem, self.allocation, self.best.value_ns - 1, states)
+            self._note(answer.bound_ns, "exact suffix search", answer.spent / STATES)
+            if answer.orders is not None:
+                self._offer(answer.orders)
+            if answer.proven:
+                return
+
+    def _order(self, as_judged: bool) -> None:
+        if self._left <= 0:
+            return
+        hint = self._known_step()
+        at_most = self.best.value_ns - (hint is None)
+        bound_ns = self.best.bound.bound_ns
         question = jobshop.Question(
-            problem, allocation, best.value_ns - 1, best.bound.bound_ns, as_judged, effort - best.spent
+            self.problem, self.allocation, at_most, bound_ns, as_judged, self._left, self.orders
         )
-        if best.bound.bound_ns >= best.value_ns or best.spent >= effort or stopped():
-            break
         if as_judged and not question.shop().judgeable:
-            break
-        answer = jobshop.solve(question)
-        best = best._replace(bound=_raised(best.bound, answer.bound_ns), spent=best.spent + answer.spent)
-        if answer.orders is None:
-            continue
-        found_ns = value_if_it_fits(problem, allocation, answer.orders, best.value_ns)
-        if found_ns is not None:
-            best = best._replace(schedule=answer.orders, value_ns=found_ns)
-            if on_better is not None:
-                on_better(answer.orders, found_ns)
-    return best
+            return
+        answer = jobshop.solve(question, hint, stopped=self.stopped, on_orders=self._offer)
+        self._note(answer.bound_ns, "job shop by CP-SAT", answer.spent)
+        if answer.orders is not None:
+            self._offer(answer.orders)
+
+    def _known_step(self) -> Timeline | None:
+        """The best known order's step, for CP-SAT to begin with."""
+        orders = self.best.schedule or self.orders
+        if self.best.schedule is None and not self.judged:
+            return None
+        timeline = simulate(self.problem, self.allocation, orders)
+        return timeline if timeline.time_per_global_batch_ns == self.best.value_ns else None
+
+    def _note(self, bound_ns: int, method: str, spent: float) -> None:
+        bound = self.best.bound
+        if bound_ns > bound.bound_ns:
+            bound = Bound(SCHEDULE_SCOPE, bound.model, bound_ns, method)
+        self.best = self.best._replace(bound=bound, spent=self.best.spent + spent)
+
+    def _offer(self, orders: Orders) -> None:
+        value_ns = value_if_it_fits(self.problem, self.allocation, orders, self.best.value_ns)
+        if value_ns is not None:
+            self.best = self.best._replace(schedule=orders, value_ns=value_ns)
+            if self.on_better is not None:
+                self.on_better(orders, value_ns)
 
 
 def value_if_it_fits(problem: Problem, allocation: Allocation, orders: Orders, below_ns: int) -> int | None:
@@ -91,14 +170,3 @@ def value_if_it_fits(problem: Problem, allocation: Allocation, orders: Orders, b
         return None
     uses = simulate(problem, allocation, orders).uses
     return value_ns if all(use.memory.total <= problem.capacity_bytes(d) for d, use in uses.items()) else None
-
-
-def _takes(problem: Problem, allocation: Allocation, orders: Orders) -> bool:
-    whole = all((row.operations[:, 0] <= BACKWARD).all() for row in orders.rows)
-    return whole and StageTimes(problem, allocation, orders).stages_apart
-
-
-def _raised(bound: Bound, bound_ns: int) -> Bound:
-    if bound_ns <= bound.bound_ns:
-        return bound
-    return Bound(SCHEDULE_SCOPE, bound.model, bound_ns, "job shop by CP-SAT")

@@ -42,6 +42,7 @@ class StageTimes:
         count = range(len(allocation.stages))
         self.forward = [min(c.forward_ns for c in costs) for costs in self.costs]
         self.backward = [min(self._gradient_ns(s, c) for c in range(len(self.classes))) for s in count]
+        self.weight = [min(c.weight_ns for c in costs) for costs in self.costs]
         self.out = [self._hop(s, 0) for s in count]
         self.back = [self._hop(s, 1) for s in count]
         self.update = [update_ns(problem, stage) for stage in allocation.stages]
@@ -214,19 +215,23 @@ class StageTimes:
         return min(use.head_ns for use in uses) + load + min(use.tail_ns for use in uses)
 
     def in_flight(self, s: int) -> int:
-        """The most micro-batches that a stage alone on its devices can have between F and B; at least 1.
+        """The most micro-batches that a stage alone on its devices can have between F and B (split: W); at least 1.
 
-        When as many are in flight as ever, a backward comes next, and at its start are there: all that the stage
-        holds for the step, each one's stash and received input, the gradient that it reads, and its workspace.
+        When as many are in flight as ever, a backward (split: a W) ends it, and at its start are there: all that the
+        stage holds for the step, each one's stash and received input, the gradient that it reads, and its workspace.
         """
         stage, problem = self.allocation.stages[s], self.problem
         free = min(problem.capacity_bytes(d) - problem.devices[d].context_bytes for d in stage.devices)
         free -= static_bytes(problem, stage).total
-        each = min(self._flight_bytes(s, c) for c in range(len(self.classes)))
+        each = self.flight_bytes(s)
         free -= min(self._received_gradient(s, rows) for rows, _ in self.classes)
-        if self.backward[s] > 0:
+        if (self.weight[s] if self.split else self.backward[s]) > 0:
             free -= min(self._workspace(s, c) for c in range(len(self.classes)))
         return 2**31 if each == 0 else max(1, free // each)
+
+    def flight_bytes(self, s: int) -> int:
+        """What a micro-batch between F and the end of its gradient holds at least: its stash and received input."""
+        return min(self._flight_bytes(s, c) for c in range(len(self.classes)))
 
     def _received_gradient(self, s: int, rows: int) -> int:
         after = self.allocation.next(s)

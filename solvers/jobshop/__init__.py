@@ -7,6 +7,7 @@ rules, so where the model delays a transfer on purpose, which the judge never do
 bound (``as_judged`` closes that gap for the plainest plans).
 """
 
+from penstock.solvers.jobshop.shop import whole_backwards
 from penstock.solvers.jobshop.solve import EFFORT, NAME, Answer, Question, never, solve
 
-__all__ = ["EFFORT", "NAME", "Answer", "Question", "never", "solve"]
+__all__ = ["EFFORT", "NAME", "Answer", "Question", "never", "solve", "whole_backwards"]
