@@ -187,7 +187,7 @@ def _judged(
 def _run(tables: Tables, lanes: Lanes, record: bool) -> tuple[Times, np.ndarray, np.ndarray]:
     """Starts (empty without ``record`` where no events were needed), when each lane ends, and bucket starts."""
     flows, chains, arrays = tables.flows, tables.chains, lanes.arrays
-    if _goes_in_order(tables, lanes):
+    if goes_in_order(tables, lanes):
         queued = tables.problem.rules.channel == "full"
         position, lane_ns, start, sent, order, bucket_start = run_in_order(flows, chains, arrays, queued, record)
     else:
@@ -197,7 +197,7 @@ def _run(tables: Tables, lanes: Lanes, record: bool) -> tuple[Times, np.ndarray,
     return Times(start, sent, order), lane_ns, bucket_start
 
 
-def _goes_in_order(tables: Tables, lanes: Lanes) -> bool:
+def goes_in_order(tables: Tables, lanes: Lanes) -> bool:
     """Whether channels carry transfers in program order, and no step waits (no ties: what sends takes time)."""
     rules = tables.problem.rules
     if rules.shared or rules.channel == "half" or not lanes.one_lane_per_stage:

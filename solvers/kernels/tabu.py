@@ -1,0 +1,183 @@
+"""Tabu search over the orders of a plan's rows, every one timed by the judge's own kernels (BOUNDS Part II, 3).
+
+A step times one order. Of the swaps on a critical path some are tried, the best one is made, and its pair may not
+change places back for some moves. After long without a better order the search goes back to the best one and on from
+there by some swaps at random.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from penstock.solvers.kernels.compiled import compiled, inner
+from penstock.solvers.kernels.events import run_events
+from penstock.solvers.kernels.inorder import run_in_order
+from penstock.solvers.kernels.tabu_path import (
+    KINDS,
+    Run,
+    Search,
+    change,
+    critical_swaps,
+    draw,
+    mark,
+    may_swap,
+    prepare,
+)
+from penstock.solvers.tables import LINES, STAGE
+
+TRIED = 4
+"""Swaps that are tried for a move."""
+SHORTEST, TENURES = 3, 6
+"""Moves for which a pair may not change back: 3 to 8."""
+MOST_KICKED = 16
+NEVER = 2**62
+
+
+@compiled
+def search_orders(
+    flows: Any, chains: Any, lanes: Any, update_ns: np.ndarray, in_order: bool, queued: bool, search: Search, steps: int
+) -> tuple[int, int]:
+    """Search on from the order that the lanes hold, and leave the best one in them; its time, and the steps taken."""
+    prepare(lanes, search)
+    value, last, run = judge(flows, chains, lanes, update_ns, in_order, queued)
+    best, best_row, best_batch = value, lanes.row.copy(), lanes.batch.copy()
+    tried, move, since = 1, 0, 0
+    search.until[:] = 0
+    patience = max(64, steps // 8)
+    while tried < steps:
+        move += 1
+        count = critical_swaps(flows, lanes, search, run, last)
+        chosen, value = -1, NEVER
+        next_last, next_run = last, run
+        for k in range(min(count, TRIED)):
+            at = k + draw(search, count - k)
+            i = search.candidates[at]
+            search.candidates[at] = search.candidates[k]
+            key = _key(lanes, search, i)
+            swap(lanes, search, i)
+            found, its_last, its_run = judge(flows, chains, lanes, update_ns, in_order, queued)
+            tried += 1
+            if found < value and (search.until[key] <= move or found < best):
+                chosen, value, next_last, next_run = i, found, its_last, its_run
+            swap(lanes, search, i)
+        if chosen >= 0:
+            swap(lanes, search, chosen)
+            search.until[_key(lanes, search, chosen)] = move + SHORTEST + draw(search, TENURES)
+            last, run = next_last, next_run
+        if value < best:
+            best, since = value, tried
+            best_row[:] = lanes.row
+            best_batch[:] = lanes.batch
+        elif chosen < 0 or tried - since > patience:
+            lanes.row[:] = best_row
+            lanes.batch[:] = best_batch
+            prepare(lanes, search)
+            tried += _kick(flows, chains, lanes, update_ns, in_order, queued, search)
+            value, last, run = judge(flows, chains, lanes, update_ns, in_order, queued)
+            tried += 1
+            since = tried
+    lanes.row[:] = best_row
+    lanes.batch[:] = best_batch
+    prepare(lanes, search)
+    return best, tried
+
+
+@compiled
+def _kick(
+    flows: Any, chains: Any, lanes: Any, update_ns: np.ndarray, in_order: bool, queued: bool, search: Search
+) -> int:
+    """Some swaps at random that leave an order which can run; how many orders were timed."""
+    tried = 0
+    if lanes.row.size < 2:
+        return tried
+    for _ in range(MOST_KICKED):
+        i = draw(search, lanes.row.size - 1)
+        if lanes.slot_lane[lanes.row[i] // LINES] != lanes.slot_lane[lanes.row[i + 1] // LINES]:
+            continue
+        if draw(search, 2) == 0 or not may_swap(lanes, search, i):
+            continue
+        swap(lanes, search, i)
+        tried += 1
+        if judge(flows, chains, lanes, update_ns, in_order, queued)[0] == NEVER:
+            swap(lanes, search, i)
+    return tried
+
+
+@inner
+def _key(lanes: Any, search: Search, i: int) -> int:
+    """Where it stands until when operations i and i + 1 may not change places."""
+    batches = search.place.shape[2]
+    first = lanes.row[i] * batches + lanes.batch[i]
+    second = lanes.row[i + 1] * batches + lanes.batch[i + 1]
+    return (first * 1000003 + second * 7919) & (search.until.size - 1)
+
+
+@inner
+def swap(lanes: Any, search: Search, i: int) -> None:
+    """Operations i and i + 1 of a lane change places."""
+    lanes.row[i], lanes.row[i + 1] = lanes.row[i + 1], lanes.row[i]
+    lanes.batch[i], lanes.batch[i + 1] = lanes.batch[i + 1], lanes.batch[i]
+    first, second = lanes.row[i] // LINES, lanes.row[i + 1] // LINES
+    lane = lanes.slot_lane[first]
+    before = search.level[i - 1] if i > lanes.lane_start[lane] else 0
+    search.level[i] = before + change(lanes.row[i] // 2 % KINDS, search.weight[first])
+    mark(lanes, search, i)
+    mark(lanes, search, i + 1)
+    if first != second:
+        if lanes.last_gradient[lanes.round_start[first]] == i + 1:
+            lanes.last_gradient[lanes.round_start[first]] = i
+        if lanes.last_gradient[lanes.round_start[second]] == i:
+            lanes.last_gradient[lanes.round_start[second]] = i + 1
+    elif lanes.last_gradient[lanes.round_start[first]] == i:
+        lanes.last_gradient[lanes.round_start[first]] = i + 1
+    elif lanes.last_gradient[lanes.round_start[first]] == i + 1:
+        lanes.last_gradient[lanes.round_start[first]] = i
+
+
+@compiled
+def judge(
+    flows: Any, chains: Any, lanes: Any, update_ns: np.ndarray, in_order: bool, queued: bool
+) -> tuple[int, int, Run]:
+    """The makespan of the lanes' order, NEVER if it cannot run, an operation that it waits for last, and all starts."""
+    if in_order:
+        position, lane_ns, start, sent, order, bucket_start = run_in_order(flows, chains, lanes, queued, True)
+    else:
+        position, lane_ns, start, sent, order, bucket_start = run_events(flows, chains, lanes)
+    run = Run(start, sent, order)
+    for lane in range(position.size):
+        if position[lane] < lanes.lane_start[lane + 1]:
+            return NEVER, -1, run
+    value, last = 0, -1
+    done = np.zeros(lanes.slot_lane.size, dtype=np.bool_)
+    for lane in range(position.size):
+        t, cause = lane_ns[lane], lanes.lane_start[lane + 1] - 1
+        while True:
+            slot = _next_step(lanes, done, lane)
+            if slot < 0:
+                break
+            done[slot] = True
+            s = lanes.table[slot * LINES, STAGE]
+            for k in range(chains.member_start[s], chains.member_start[s + 1]):
+                g = chains.member_group[k]
+                if chains.start[g] < chains.start[g + 1]:
+                    reduced = bucket_start[chains.run_start[g + 1] - 1] + chains.bucket_ns[chains.start[g + 1] - 1]
+                    if reduced > t:
+                        t, cause = reduced, lanes.last_gradient[lanes.round_start[slot]]
+            t += update_ns[s]
+        if t > value:
+            value, last = t, cause
+    return value, last, run
+
+
+@inner
+def _next_step(lanes: Any, done: np.ndarray, lane: int) -> int:
+    """Of a lane's slots that have not stepped yet, the one whose last gradient stands first; -1: none."""
+    chosen = -1
+    for slot in range(done.size):
+        if lanes.slot_lane[slot] == lane and not done[slot]:
+            place = lanes.last_gradient[lanes.round_start[slot]]
+            if chosen < 0 or place < lanes.last_gradient[lanes.round_start[chosen]]:
+                chosen = slot
+    return chosen

@@ -1,0 +1,96 @@
+"""The tabu search: its values are the judge's, it never gets worse, it fits memory, and it is exact on tiny plans."""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+from itertools import combinations, product
+
+import numpy as np
+import pytest
+from line_cases import random_line
+from problems import as_operations, gpipe, warmup_orders
+from random_plans import random_allocation, random_orders, random_problem
+from test_bounds import _with_just_enough_memory
+
+from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
+from penstock.schemas.program import BACKWARD, FORWARD
+from penstock.solvers.allocation import Allocation
+from penstock.solvers.problem import Problem
+from penstock.solvers.schedule import Orders, Row
+from penstock.solvers.simulate import makespan_ns, simulate
+from penstock.solvers.stage_times import StageTimes
+from penstock.solvers.tabu import improve
+from penstock.solvers.windows import effective_limits
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_orders_get_no_worse_and_still_fit(seed: int) -> None:
+    """Split backwards, recomputations, several stages on a device, replicas in turn, several pipelines, any network."""
+    rng = random.Random(seed)
+    problem = random_problem(rng)
+    allocation = random_allocation(rng, problem)
+    orders = random_orders(rng, allocation)
+    timeline = simulate(problem, allocation, orders)
+    tight = _with_just_enough_memory(problem, timeline)
+    for given in (problem, tight):
+        found = improve(given, allocation, orders, steps=300, seed=seed)
+        after = simulate(given, allocation, found.orders)
+        assert found.value_ns == after.time_per_global_batch_ns <= timeline.time_per_global_batch_ns
+        assert found.steps >= 300
+        for device, use in after.uses.items():
+            assert given is problem or use.memory.total <= given.capacity_bytes(device)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_tiny_plans_reach_the_best_of_all_orders(seed: int) -> None:
+    problem, plan = random_line(1000 + seed, most_batches=3)
+    best = min(_values(problem, plan))
+    start = warmup_orders(plan, effective_limits(StageTimes(problem, plan, gpipe(plan))))
+    found = improve(problem, plan, start, steps=4000, seed=seed)
+    assert found.value_ns == best
+
+
+def _values(problem: Problem, plan: Allocation):
+    """The judge's time of every order that can run within the limits in flight."""
+    limits = effective_limits(StageTimes(problem, plan, gpipe(plan)))
+    each = [list(_interleavings(s, plan.num_micro_batches, limits[s])) for s in range(len(plan.stages))]
+    for rows in product(*each):
+        orders = Orders("any", tuple(Row(plan.stages[s].devices, row) for s, row in enumerate(rows)))
+        with suppress(InvalidPlan):  # rows that wait for each other in a circle
+            yield makespan_ns(problem, plan, orders)
+
+
+def _interleavings(s: int, batches: int, limit: int):
+    for places in combinations(range(2 * batches), batches):
+        row, forwards = [], 0
+        for i in range(2 * batches):
+            if i in places:
+                row.append((FORWARD, s, forwards))
+                forwards += 1
+            else:
+                row.append((BACKWARD, s, i - forwards))
+            if not 0 <= 2 * forwards - i - 1 <= limit:
+                break
+        else:
+            yield as_operations(row)
+
+
+def test_the_same_seed_gives_the_same_order() -> None:
+    problem, plan = random_line(7)
+    first, second = (improve(problem, plan, gpipe(plan), steps=500, seed=3) for _ in range(2))
+    assert first.value_ns == second.value_ns
+    for one, two in zip(first.orders.rows, second.orders.rows, strict=True):
+        assert np.array_equal(one.operations, two.operations)
+
+
+def test_it_stops_when_told_to() -> None:
+    problem, plan = random_line(7)
+    assert improve(problem, plan, gpipe(plan), steps=10**9, stopped=lambda: True).steps == 0
+
+
+def test_rows_with_steps_are_refused() -> None:
+    problem, plan = random_line(7)
+    stepping = Orders("stepping", gpipe(plan).rows, update_every=(1,) * len(plan.stages))
+    with pytest.raises(UnsupportedRequest, match="optimizer steps"):
+        improve(problem, plan, stepping, steps=1)
