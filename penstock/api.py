@@ -28,7 +28,7 @@ from penstock.solvers.lowering import lower
 from penstock.solvers.pins import broken_pin
 from penstock.solvers.problem import Problem
 from penstock.solvers.registry import PLANNERS, SCHEDULES, resolve
-from penstock.solvers.result import REQUEST_SCOPE, Candidate, Result
+from penstock.solvers.result import REQUEST_SCOPE, Candidate, Progress, Result
 from penstock.solvers.schedule import Orders, Schedule
 from penstock.solvers.simulate import simulate
 from penstock.solvers.timeline import Timeline
@@ -50,13 +50,28 @@ class Judgement:
     schedule: Schedule | None = None
 
 
-def solve(request: PlanRequest, on_incumbent: Callable[[Plan], None] | None = None) -> ResultOut:
-    """Answer a request. Raises InvalidDocument or UnsupportedRequest; ``infeasible`` is an answer, not an error."""
+def solve(
+    request: PlanRequest,
+    on_incumbent: Callable[[Plan], None] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    workers: int | None = None,
+) -> ResultOut:
+    """Answer a request. Raises InvalidDocument or UnsupportedRequest; ``infeasible`` is an answer, not an error.
+
+    ``on_incumbent`` hears of every better plan, ``on_progress`` also of bounds and of the planners at work.
+    ``workers``: processes for a large request, by default as many as processors; the plan does not depend on it.
+    """
     problem = to_problem(request)
-    return to_result(problem, request, _solve(problem, request, on_incumbent))
+    return to_result(problem, request, _solve(problem, request, on_incumbent, on_progress, workers))
 
 
-def _solve(problem: Problem, request: PlanRequest, on_incumbent: Callable[[Plan], None] | None = None) -> Result:
+def _solve(
+    problem: Problem,
+    request: PlanRequest,
+    on_incumbent: Callable[[Plan], None] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    workers: int | None = None,
+) -> Result:
     refuse_unsupported(request)
     entry = resolve(request.planner)
 
@@ -72,6 +87,8 @@ def _solve(problem: Problem, request: PlanRequest, on_incumbent: Callable[[Plan]
         gap=request.termination.gap,
         options=request.options,
         on_incumbent=tell,
+        on_progress=on_progress,
+        workers=workers,
     )
 
 
@@ -147,7 +164,10 @@ def programs(file: PlanFile) -> list[Program]:
 
 
 def compare(
-    request: PlanRequest, planners: Sequence[str] = (), schedules: Sequence[str] = ()
+    request: PlanRequest,
+    planners: Sequence[str] = (),
+    schedules: Sequence[str] = (),
+    workers: int | None = None,
 ) -> Iterator[PlanComparison]:
     """Each planner with each schedule that it can be combined with, one row at a time as they finish.
 
@@ -164,7 +184,7 @@ def compare(
             asked = request.model_copy(update={"planner": planner, "schedule": schedule, "options": {}})
             started = time.monotonic()
             try:
-                result = _solve(problem, asked)
+                result = _solve(problem, asked, workers=workers)
             except UnsupportedRequest as error:
                 yield _refused(planner, error)
                 break
@@ -310,9 +330,18 @@ def find_topology(given: str | Path | ClusterTopology) -> ClusterTopology:
 
 
 def plan(
-    profile: str | Path | ModelProfile, topology: str | Path | ClusterTopology, *, global_batch_size: int, **more: Any
+    profile: str | Path | ModelProfile,
+    topology: str | Path | ClusterTopology,
+    *,
+    global_batch_size: int,
+    workers: int | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    **more: Any,
 ) -> Answer:
-    """Plan a model for a cluster. ``more``: any field of PlanRequest (``planner="dapple"``, ``recompute="always"``)."""
+    """Plan a model for a cluster. ``more``: any field of PlanRequest (``planner="dapple"``, ``recompute="always"``).
+
+    ``workers`` and ``on_progress`` are those of ``solve``.
+    """
     request = PlanRequest.parse(
         {
             "profile": find_profile(profile),
@@ -322,12 +351,13 @@ def plan(
         },
         units=True,
     )
-    return Answer(solve(request), request)
+    return Answer(solve(request, on_progress=on_progress, workers=workers), request)
 
 
 __all__ = [
     "Answer",
     "Judgement",
+    "Progress",
     "compare",
     "find_profile",
     "find_topology",

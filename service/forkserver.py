@@ -106,7 +106,7 @@ class Forkserver:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,
-                env={**os.environ, "NUMBA_THREADING_LAYER": "workqueue"},
+                env={**os.environ, "NUMBA_THREADING_LAYER": "workqueue", "OPENBLAS_NUM_THREADS": "1"},
             )
         self._control = ours
 

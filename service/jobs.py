@@ -205,20 +205,22 @@ class JobQueue:
         """Keep the best plan so far, and tell those who watch."""
         assert plan.prediction is not None
         value_ns = plan.prediction.time_per_global_batch_ns
-        bound_ns = _request_bound(plan.certificates)
         values: dict[str, Any] = {"incumbent": plan.canonical_json(), "incumbent_ns": value_ns}
-        if bound_ns is not None:
-            values["bound_ns"] = bound_ns
+        self._progress(claim, values, {"planner": plan.planner, "schedule": plan.schedule.name})
+
+    def progress(self, claim: Claim, bound_ns: int, working: list[str]) -> None:
+        """Tell those who watch of the bound for plans of the best one's kind, and of who is at work."""
+        self._progress(claim, {"bound_ns": bound_ns}, {"working": working})
+
+    def _progress(self, claim: Claim, values: dict[str, Any], data: dict[str, Any]) -> None:
         with self._database.write() as connection:
             if not connection.execute(jobs.update().where(*_held(claim)).values(**values)).rowcount:
                 return
-            data = {
-                "incumbent_ns": value_ns,
-                "bound_ns": bound_ns,
-                "planner": plan.planner,
-                "schedule": plan.schedule.name,
-            }
-            _tell(connection, claim.job_id, "progress", data)
+            row = connection.execute(
+                sa.select(jobs.c.incumbent_ns, jobs.c.bound_ns).where(jobs.c.id == claim.job_id)
+            ).one()
+            known = {"incumbent_ns": row.incumbent_ns, "bound_ns": row.bound_ns, "gap": _gap(*row)}
+            _tell(connection, claim.job_id, "progress", {**known, **data})
         self._publish(f"job:{claim.job_id}")
 
     def finish(
@@ -330,6 +332,10 @@ def _keep_answer(connection: sa.Connection, claim: Claim) -> None:
         connection.execute(
             answers.insert().values(cache_key=claim.cache_key, job_id=claim.job_id, body=body, created_ms=now_ms())
         )
+
+
+def _gap(value_ns: int | None, bound_ns: int | None) -> float | None:
+    return value_ns / bound_ns - 1 if value_ns is not None and bound_ns else None
 
 
 def _held(claim: Claim) -> tuple[sa.ColumnElement[bool], ...]:

@@ -18,9 +18,10 @@ from penstock.service.judging import ProgramCache
 from penstock.service.notifier import Notifier
 from penstock.service.planning import Planning
 from penstock.service.runs import Runs
-from penstock.service.settings import Settings, available_processors
+from penstock.service.settings import Settings
 from penstock.service.store import Store
 from penstock.service.worker import Worker
+from penstock.solvers.processors import available_processors
 
 
 class Service:
@@ -47,6 +48,7 @@ class Service:
             lease_s=settings.lease_s,
             solve_grace_s=settings.solve_grace_s,
             kill_grace_s=settings.kill_grace_s,
+            workers=settings.solve_workers or max(1, available_processors() // max(1, settings.slots)),
         )
         self.planning = Planning(self.store, self.queue, max_solve_s=settings.max_solve_s, nudge=self.worker.nudge)
         self.programs = ProgramCache(self.store.plan_file)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,6 +11,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from penstock.schemas.document import faults_of
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
+from penstock.solvers.processors import available_processors
 
 
 class Settings(BaseSettings):
@@ -31,13 +31,16 @@ class Settings(BaseSettings):
         le=256,
         description="solves at a time; by default half the processors",
     )
+    solve_workers: int = Field(
+        default=0, ge=0, le=256, description="processes of one solve; 0: the processors divided by the slots"
+    )
     solve_entry: str = Field(default="penstock.api:solve", description="module:function that answers a plan request")
     compare_entry: str = "penstock.api:compare"
     lease_s: float = Field(default=30.0, gt=0, description="a worker that is silent for longer has lost its job")
     max_attempts: int = Field(default=3, ge=1)
     max_solve_s: float = Field(default=3600.0, gt=0, description="longest limit, and that of a request that names none")
     solve_grace_s: float = Field(
-        default=5.0, ge=0, description="from the request's limit until the child is terminated"
+        default=1.5, ge=0, description="from the request's limit until the child is terminated"
     )
     kill_grace_s: float = Field(default=2.0, ge=0, description="from SIGTERM to SIGKILL")
     max_body_bytes: int = Field(default=64 * 2**20, ge=1024)
@@ -80,13 +83,3 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def available_processors() -> int:
-    """Processors that this process may use: its affinity, and the quota of its control group where there is one."""
-    count = len(os.sched_getaffinity(0))
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-    except (OSError, ValueError):
-        return count
-    return count if quota == "max" else max(1, min(count, int(quota) // int(period)))

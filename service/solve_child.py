@@ -1,9 +1,9 @@
 """One task in one process: the only place where planners run for the service.
 
-The protocol is one line of JSON in, lines of JSON out, over a pipe. In: ``{"task": "solve" | "compare", "entry":
-"module:function", …}``. Out: ``incumbent`` and ``row`` as they are found, then ``result``, or ``error`` with the
-problem details, or ``crash`` with a traceback for the service's log. The same entry serves a child of the forkserver
-(a socket) and ``python -m penstock.service.solve_child`` (standard input and output).
+The protocol is one line of JSON in, lines of JSON out, over a pipe. In: ``{"task": one of TASKS, "entry":
+"module:function", …}``. Out: ``incumbent``, ``progress`` and ``row`` as they are found, then ``result``, or ``error``
+with the problem details, or ``crash`` with a traceback for the service's log. The same entry serves a child of the
+forkserver (a socket) and ``python -m penstock.service.solve_child`` (standard input and output).
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ import json
 import sys
 import traceback
 from collections.abc import Callable
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from penstock.schemas.errors import InvalidPlan, PenstockError
 from penstock.schemas.jobs import PlanComparison, ProblemDetails, ResultOut
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.request import PlanRequest
+
+if TYPE_CHECKING:
+    from penstock.solvers.result import Progress
 
 Send = Callable[[dict[str, Any]], None]
 
@@ -45,10 +48,32 @@ def _solve(entry: Callable[..., ResultOut], task: dict[str, Any], send: Send) ->
     def tell(plan: Plan) -> None:
         send({"kind": "incumbent", "plan": plan.model_dump(mode="json")})
 
-    result = entry(request, tell)
+    result = entry(request, tell, Steps(send), task.get("workers", 1))
     if result.plan is not None:
         refuse_unsound(PlanFile(plan=result.plan, request=request))
     send({"kind": "result", "result": result.model_dump(mode="json")})
+
+
+class Steps:
+    """Sends progress when it is worth a row in the database: a bound that closes a quarter of the gap, a new best time.
+
+    A count of steps, not a clock, so that none is late: of a search with n digits it is about 8 n.
+    """
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._value_ns: int | None = None
+        self._bound_ns = 0
+
+    def __call__(self, progress: Progress) -> None:
+        """Hear of the progress of a solve."""
+        value_ns, bound_ns = progress.value_ns, progress.bound.bound_ns
+        open_ns = bound_ns if value_ns is None else value_ns - self._bound_ns
+        if value_ns == self._value_ns and 4 * (bound_ns - self._bound_ns) < max(open_ns, 1):
+            return
+        self._value_ns, self._bound_ns = value_ns, bound_ns
+        working = list(progress.working)
+        self._send({"kind": "progress", "bound_ns": bound_ns, "working": working})
 
 
 def _compare(entry: Callable[..., Any], task: dict[str, Any], send: Send) -> None:
@@ -59,7 +84,16 @@ def _compare(entry: Callable[..., Any], task: dict[str, Any], send: Send) -> Non
     send({"kind": "result", "result": None})
 
 
-TASKS: dict[str, Callable[[Callable[..., Any], dict[str, Any], Send], None]] = {"solve": _solve, "compare": _compare}
+def _explain(entry: Callable[..., Any], task: dict[str, Any], send: Send) -> None:
+    found = entry(PlanFile.model_validate(task["file"]), **task["how"])
+    send({"kind": "result", "result": found.model_dump(mode="json")})
+
+
+TASKS: dict[str, Callable[[Callable[..., Any], dict[str, Any], Send], None]] = {
+    "solve": _solve,
+    "compare": _compare,
+    "explain": _explain,
+}
 
 
 def refuse_unsound(file: PlanFile) -> None:

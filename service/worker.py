@@ -50,7 +50,7 @@ class Solve:
 
 
 class Worker:
-    """``slots`` threads, each with one solve at a time."""
+    """``slots`` threads, each with one solve at a time; ``workers``: processes of a solve."""
 
     def __init__(
         self,
@@ -63,9 +63,11 @@ class Worker:
         lease_s: float,
         solve_grace_s: float,
         kill_grace_s: float,
+        workers: int,
     ) -> None:
         self._queue, self._store, self._forkserver = queue, store, forkserver
         self._entry = entry
+        self._processes = workers
         self._beat_s = lease_s / 3
         self._solve_grace_s, self._kill_grace_s = solve_grace_s, kill_grace_s
         self._owner = f"{socket.gethostname()}:{os.getpid()}:{new_id()[-6:]}"[-64:]
@@ -141,7 +143,8 @@ class Worker:
         deadline = started + claim.limit_ms / 1000 + self._solve_grace_s
         solve = Solve(claim, request, started, deadline, wake)
         child = self._forkserver.spawn()
-        task = {"task": "solve", "entry": self._entry, "request": request.model_dump(mode="json")}
+        document = request.model_dump(mode="json")
+        task = {"task": "solve", "entry": self._entry, "request": document, "workers": self._processes}
         try:
             send(child, task)
             for message in self._messages(solve, child):
@@ -182,6 +185,8 @@ class Worker:
             case "incumbent":
                 solve.best = Plan.model_validate(message["plan"])
                 self._queue.report(solve.claim, solve.best)
+            case "progress":
+                self._queue.progress(solve.claim, message["bound_ns"], message["working"])
             case "result":
                 solve.result = ResultOut.model_validate(message["result"])
             case "error":

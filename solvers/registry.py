@@ -31,14 +31,19 @@ from penstock.solvers.planners import (
     spp,
     wpipe,
 )
-from penstock.solvers.planners.auto import Proposals
+from penstock.solvers.planners.deadline import Deadline
 from penstock.solvers.planners.explain import why_found, why_nothing
 from penstock.solvers.planners.options import Option, Value, checked
-from penstock.solvers.planners.session import Deadline, Session
+from penstock.solvers.planners.session import Session
+from penstock.solvers.portfolio.crew import Crew, Here, crew_of, is_small
+from penstock.solvers.portfolio.rounds import Tasks
+from penstock.solvers.portfolio.tasks import Ask, Proposals, Remedy, Setting
 from penstock.solvers.problem import Problem
-from penstock.solvers.remedies import find_remedy
-from penstock.solvers.result import Candidate, Result, Status
+from penstock.solvers.result import Candidate, Progress, Result, Status
 from penstock.solvers.update_rules import UpdateRule
+
+MOST_WORKERS = 8
+"""Beyond that many processes each of them would have little left to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,30 +74,46 @@ class Planner:
         gap: float = 0.0,
         options: Mapping[str, object] | None = None,
         on_incumbent: Callable[[Candidate], None] | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
+        workers: int | None = None,
     ) -> Result:
         """The best plan found, judged and verified, with its bounds; or why there is none, and what would help.
 
-        ``max_plans``: plans that each planner may have judged. ``on_incumbent`` hears of every improvement.
-        Raises ``UnsupportedRequest`` and ``InvalidDocument`` as ``check`` does, and where the planner cannot take
-        the request.
+        ``max_plans``: plans that each planner may have judged. ``on_incumbent`` hears of every improvement,
+        ``on_progress`` of these, of bounds, and of who is at work. ``workers``: processes for a large request, by
+        default as many as processors; the answer does not depend on it. Raises ``UnsupportedRequest`` and
+        ``InvalidDocument`` as ``check`` does, and where the planner cannot take the request.
         """
         values = self.check(problem.update_rules, schedule, options or {})
         session = Session(problem, Deadline(time_limit_ns), gap, schedule, on_incumbent, max_plans=max_plans)
-        self.run(session, values)
-        if session.best is not None:
-            return session.result(self.name, why_found(session))
-        found = session.result(self.name, "")
-        if found.status is Status.INFEASIBLE and found.shortage is not None:
-            remedy = find_remedy(problem, lambda changed: self._feasible(changed, schedule, values, session.deadline))
-            found = replace(found, shortage=replace(found.shortage, remedy=remedy))
-        return replace(found, why=why_nothing(session, found), seconds=session.deadline.seconds)
+        session.on_progress = on_progress
+        if self.proposals is None and not is_small(problem):
+            auto.first_plan(session, values, PLANNERS)
+        most = MOST_WORKERS if self.proposals is None else 1
+        with crew_of(Setting.of(session, PLANNERS), workers, most) as crew:
+            self._ask(session, values, crew)
+            if session.best is not None:
+                return session.result(self.name, why_found(session) + auto.beside(session))
+            found = session.result(self.name, "")
+            if found.status is Status.INFEASIBLE and found.shortage is not None:
+                remedies = Tasks(session, [Remedy(self.name, values)])
+                remedies.run(crew)
+                found = replace(found, shortage=replace(found.shortage, remedy=remedies.remedy))
+        why = why_nothing(session, found) + auto.beside(session)
+        return replace(found, why=why, seconds=session.deadline.seconds)
 
     def run(self, session: Session, values: Mapping[str, object]) -> None:
-        """Judge every proposal in a session; ``values`` are all options (``options.checked``)."""
-        if self.proposals is not None:
-            session.judge_all(self.name, self.proposals(session.problem, values))
+        """Judge every proposal in a session, in this process; ``values`` are all options (``options.checked``)."""
+        self._ask(session, values, Here(Setting.of(session, PLANNERS)))
+
+    def _ask(self, session: Session, values: Mapping[str, object], crew: Crew) -> None:
+        if self.proposals is None:
+            auto.run(session, values, PLANNERS, crew)
             return
-        auto.run(session, values, PLANNERS)
+        alone = Tasks(session, [Ask(self.name, values)])
+        alone.run(crew)
+        if alone.refused:
+            raise alone.refused[0]
 
     def check(
         self, update_rules: frozenset[UpdateRule], schedule: str, options: Mapping[str, object]
@@ -119,7 +140,8 @@ class Planner:
             )
         return checked(self.name, self.options, options)
 
-    def _feasible(self, problem: Problem, schedule: str, values: Mapping[str, object], deadline: Deadline) -> bool:
+    def feasible(self, problem: Problem, schedule: str, values: Mapping[str, object], deadline: Deadline) -> bool:
+        """Whether it finds a plan that fits, in this process."""
         session = Session(problem, deadline, schedule=schedule, first_feasible=True)
         with suppress(UnsupportedRequest):  # a remedy that the planner cannot take is none
             self.run(session, values)

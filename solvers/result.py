@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.schedule import Schedule
@@ -70,6 +70,19 @@ class Candidate:
     def value_ns(self) -> int:
         """Time per global batch, by the judge."""
         return self.timeline.time_per_global_batch_ns
+
+
+class Progress(NamedTuple):
+    """How far a solve is: the best plan's time, the bound that holds for plans of its kind, who is at work."""
+
+    value_ns: int | None
+    bound: Bound
+    working: tuple[str, ...]
+
+    @property
+    def gap(self) -> float | None:
+        """Value / bound - 1."""
+        return None if self.value_ns is None or self.bound.bound_ns <= 0 else self.value_ns / self.bound.bound_ns - 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,6 +15,7 @@ from penstock.cli.documents import STANDARD, print_json, refuse_unwritable, writ
 if TYPE_CHECKING:
     from penstock.cli.show import Screen
     from penstock.schemas.plan import Plan
+    from penstock.solvers.result import Progress
 
 EXIT_CODES = {"optimal": 0, "feasible": 2, "infeasible": 3, "time_limit": 4}
 
@@ -41,6 +42,10 @@ Pins = Annotated[
 ]
 Seed = Annotated[int | None, typer.Option(help="Seed of every random choice.")]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="option=value of the planner; may be repeated.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(min=1, help="Processes for a large request; by default as many as processors. The plan is the same."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
 
 
@@ -72,6 +77,7 @@ def plan(
     pipeline_profile: PipelineRun = None,
     seed: Seed = None,
     set_option: Settings = None,
+    workers: Workers = None,
     output: Annotated[
         str | None, typer.Option("--output", "-o", help="Where the plan goes; - is standard output.")
     ] = None,
@@ -85,13 +91,15 @@ def plan(
     Exits with 0 when the plan is proven optimal, 2 when it is not, 3 when there is none, 4 when time ran out first.
     """
     asked = request_of(context.params)
+    one_thread()
     from penstock import api
     from penstock.cli.show import Screen, show_result
     from penstock.schemas.plan import PlanFile
 
     refuse_unwritable(output)
     screen = Screen.of(quiet=as_json or output == STANDARD)
-    result = api.solve(asked, on_incumbent=_reporter(screen))
+    reporter = Reporter(screen)
+    result = api.solve(asked, reporter.incumbent, reporter.progress, workers)
     if result.plan is not None:
         write_document(PlanFile(plan=result.plan, request=asked), output)
     if as_json and output != STANDARD:
@@ -125,6 +133,7 @@ def compare(
     pipeline_profile: PipelineRun = None,
     seed: Seed = None,
     set_option: Settings = None,
+    workers: Workers = None,
     as_json: AsJson = False,
 ) -> None:
     """Ask every planner the same question, and show their answers side by side.
@@ -132,12 +141,13 @@ def compare(
     Planners whose update rule changes the mathematics of training take part once it is allowed: --update-rule all.
     """
     asked = request_of({**context.params, "planner": None, "schedule": None})
+    one_thread()
     from penstock import api
     from penstock.cli.show import Screen, show_comparison
 
     screen = Screen.of(quiet=as_json)
     rows = []
-    for row in api.compare(asked, tuple(planner or ()), tuple(schedule or ())):
+    for row in api.compare(asked, tuple(planner or ()), tuple(schedule or ()), workers):
         rows.append(row)
         screen.progress(f"{row.planner} with {row.schedule}: {row.status}" if row.schedule else f"not {row.planner}")
     screen.done()
@@ -146,15 +156,31 @@ def compare(
     show_comparison(screen, rows)
 
 
-def _reporter(screen: Screen) -> Callable[[Plan], None]:
-    """Says each better plan as it is found."""
-    from penstock.report.words import duration
+def one_thread() -> None:
+    """Keep numpy from starting threads, which integers have no use for: a process with one thread may fork."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-    started = time.monotonic()
 
-    def tell(plan: Plan) -> None:
-        if plan.prediction is not None:
-            took = duration(plan.prediction.time_per_global_batch_ns)
-            screen.progress(f"after {time.monotonic() - started:.1f} s: {plan.planner} finds {took} per global batch")
+class Reporter:
+    """A line of progress: the best plan's time and whose it is, the bound, the gap, who is at work."""
 
-    return tell
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+        self._started = time.monotonic()
+        self._planner = ""
+
+    def incumbent(self, plan: Plan) -> None:
+        """A better plan was found."""
+        self._planner = plan.planner
+
+    def progress(self, progress: Progress) -> None:
+        """Something is new."""
+        from penstock.report.words import duration, percent
+
+        best = "no plan yet"
+        if progress.value_ns is not None:
+            best = f"{duration(progress.value_ns)} by {self._planner}"
+        bound = f"bound {duration(progress.bound.bound_ns)}"
+        gap = "" if progress.gap is None else f", gap {percent(progress.gap)}"
+        working = f"; {', '.join(progress.working)}" if progress.working else ""
+        self._screen.progress(f"{time.monotonic() - self._started:.1f} s: {best}, {bound}{gap}{working}")

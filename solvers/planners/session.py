@@ -1,21 +1,20 @@
 """One solve: judges proposals, keeps the best plan that fits, and makes the result with its proof.
 
 Every number comes from ``simulate``; a planner's own estimate decides only what is judged, and in which order.
-Ties: time per global batch, fewest devices, then the allocation's layers and devices, then fewest warm-up forwards.
+Ties go as ``ranking`` says.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from penstock.schemas.errors import InvalidPlan
-from penstock.schemas.program import BACKWARD
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.bounds import request_bound, schedule_bound
 from penstock.solvers.pins import broken_pin, keep_pins, keep_pins_of_schedule
+from penstock.solvers.planners.deadline import Deadline
 from penstock.solvers.planners.proposal import (
     DRAFTED,
     Draft,
@@ -26,12 +25,13 @@ from penstock.solvers.planners.proposal import (
     unreachable,
     work_bound_ns,
 )
+from penstock.solvers.planners.ranking import Key, excess_of, is_contiguous, key_of, may_lack
+from penstock.solvers.portfolio.outcome import Closing, Found, Outcome
 from penstock.solvers.problem import Problem
-from penstock.solvers.result import Bound, Candidate, Result, Shortage, Status
-from penstock.solvers.schedule import Orders, Schedule
+from penstock.solvers.result import Bound, Candidate, Progress, Result, Shortage, Status
+from penstock.solvers.schedule import Schedule
 from penstock.solvers.schedules.early_backward import fitted
 from penstock.solvers.simulate import makespan_ns, simulate
-from penstock.solvers.timeline import Timeline
 from penstock.solvers.update_rules import UpdateRule
 from penstock.solvers.verify import verify
 
@@ -46,33 +46,14 @@ class Attempt(NamedTuple):
     update_rule: UpdateRule
 
 
-Key = tuple[int, int, tuple[object, ...], int, str]
-
-
-class Deadline:
-    """When to stop, on a monotonic clock; without a limit it never comes."""
-
-    def __init__(self, limit_ns: int | None, clock: Callable[[], int] = time.monotonic_ns) -> None:
-        self._clock = clock
-        self._start = clock()
-        self._limit_ns = limit_ns
-
-    @property
-    def passed(self) -> bool:
-        """Whether the limit has been reached."""
-        return self._limit_ns is not None and self._clock() - self._start >= self._limit_ns
-
-    @property
-    def seconds(self) -> float:
-        """Since the start."""
-        return (self._clock() - self._start) / 1e9
-
-
 @dataclass
 class Session:
     """The state of a solve. ``first_feasible``: stop at the first plan that fits (to try remedies).
 
     ``max_plans``: how many plans of one planner are judged; a count, so the answer is the same on every machine.
+    ``ceiling_ns``: the least time of plans known elsewhere. What is judged does not depend on plans known already, here
+    or there, but for those that are proven to take longer (``portfolio``). ``beside``: the best plan that is mentioned
+    only; ``lost``: planners whose process died, and of what.
     """
 
     problem: Problem
@@ -80,8 +61,12 @@ class Session:
     gap: float = 0.0
     schedule: str = "auto"
     on_incumbent: Callable[[Candidate], None] | None = None
+    on_bound: Callable[[Bound], None] | None = None
+    on_progress: Callable[[Progress], None] | None = None
     first_feasible: bool = False
     max_plans: int | None = None
+    ceiling_ns: Callable[[], int | None] = lambda: None
+    whole: Bound | None = None
     best: Candidate | None = None
     shortage: Shortage | None = None
     disconnected: str | None = None
@@ -90,29 +75,41 @@ class Session:
     judged: int = 0
     unfinished: list[str] = field(default_factory=list)
     notes: dict[str, str] = field(default_factory=dict)
+    beside: Found | None = None
+    lost: dict[str, str] = field(default_factory=dict)
+    announced_ns: int | None = None
     _key: Key | None = None
     _seen: set[object] = field(default_factory=set)
     _kept: list[Schedule] = field(default_factory=list)
-    _bound: Bound | None = None
-    _proven: Bound | None = None
+    proven: Bound | None = None
+    _closings: list[Closing] = field(default_factory=list)
     _limit: int | None = None
+
+    @property
+    def every_plan(self) -> Bound:
+        """Of all plans of the request, whatever their kind."""
+        if self.whole is None:
+            self.whole = request_bound(self.problem)
+        return self.whole
 
     @property
     def bound(self) -> Bound:
         """Of the whole request; a planner's own proof where it speaks of plans such as the best one."""
-        if self._bound is None:
-            self._bound = request_bound(self.problem)
-        proven = self._proven
-        if proven is None or proven.bound_ns <= self._bound.bound_ns:
-            return self._bound
-        if self.best is None or (self.best.value_ns >= proven.bound_ns and is_contiguous(self.best)):
+        return self._best_bound(self.best, self.proven)
+
+    def _best_bound(self, best: Candidate | None, proven: Bound | None) -> Bound:
+        if proven is None or proven.bound_ns <= self.every_plan.bound_ns:
+            return self.every_plan
+        if best is None or (best.value_ns >= proven.bound_ns and is_contiguous(best)):
             return proven
-        return self._bound
+        return self.every_plan
 
     def prove(self, bound: Bound) -> None:
         """Take a planner's proof, when it says more than what is known."""
-        if self._proven is None or bound.bound_ns > self._proven.bound_ns:
-            self._proven = bound
+        if self.proven is None or bound.bound_ns > self.proven.bound_ns:
+            self.proven = bound
+            if self.on_bound is not None:
+                self.on_bound(bound)
 
     @property
     def done(self) -> bool:
@@ -120,6 +117,90 @@ class Session:
         if self.best is None:
             return False
         return self.first_feasible or self.best.value_ns <= self.bound.bound_ns * (1.0 + self.gap)
+
+    def enough(self, *, one_pipeline: bool) -> bool:
+        """Whether a search can be spared: a proof for one contiguous pipeline spares only those for such plans."""
+        if self.best is None:
+            return False
+        value_ns, good_enough = self.best.value_ns, 1.0 + self.gap
+        if self.first_feasible or value_ns <= self.every_plan.bound_ns * good_enough:
+            return True
+        if self.proven is None or not one_pipeline:
+            return False
+        return value_ns <= self.proven.bound_ns * (good_enough if is_contiguous(self.best) else 1.0)
+
+    def outcome(self, planner: str) -> Outcome:
+        """What came of one planner's search in a session of its own."""
+        return Outcome(
+            found=None if self.best is None else Found.of(self.best),
+            proven=self.proven,
+            shortage=self.shortage,
+            disconnected=self.disconnected,
+            unpinned=self.unpinned,
+            proposed=self.proposed,
+            judged=self.judged,
+            unfinished=planner in self.unfinished,
+            note=self.notes.get(planner, ""),
+        )
+
+    def take(self, name: str, outcome: Outcome, *, beside: bool = False) -> None:
+        """Take over what a task has found, proven or met; ``beside``: its plans are mentioned only."""
+        if outcome.unfinished:
+            self.unfinished.append(name)
+        if outcome.lost is not None:
+            self.lost[name] = outcome.lost
+        self.judged += outcome.judged
+        found = outcome.found
+        if beside:
+            if found is not None and (self.beside is None or found.value_ns < self.beside.value_ns):
+                self.beside = found
+            return
+        if outcome.proven is not None:
+            self.prove(outcome.proven)
+        if outcome.closing is not None:
+            self._closings.append(outcome.closing)
+        if outcome.shortage is not None:
+            self._note(outcome.shortage)
+        if outcome.note:
+            self.notes[name] = outcome.note
+        self.disconnected = outcome.disconnected or self.disconnected
+        self.unpinned = outcome.unpinned or self.unpinned
+        self.proposed = self.proposed or outcome.proposed
+        if found is not None:
+            self.offer(found)
+
+    def offer(self, found: Found) -> None:
+        """Make a plan the best one if it is; ties go to the earlier. It is judged again."""
+        key = key_of(found.value_ns, found.allocation, found.schedule)
+        if self._key is None or key < self._key:
+            self.best, self._key = self._judged(found), key
+            self._announce(self.best)
+
+    def announce(self, found: Found) -> None:
+        """Tell of a plan that is better than all that was told, before it is its turn to be taken."""
+        if self.announced_ns is None or found.value_ns < self.announced_ns:
+            self._announce(self._judged(found))
+
+    def _announce(self, candidate: Candidate) -> None:
+        if self.announced_ns is None or candidate.value_ns < self.announced_ns:
+            self.announced_ns = candidate.value_ns
+            if self.on_incumbent is not None:
+                self.on_incumbent(candidate)
+
+    def _judged(self, found: Found) -> Candidate:
+        """The plan with its timeline. Raises ``InvalidPlan`` where it is not what was said of it (our bug)."""
+        timeline = simulate(
+            self.problem, found.allocation, found.schedule, overlap=found.overlap, update_rule=found.update_rule
+        )
+        if timeline.time_per_global_batch_ns != found.value_ns or excess_of(self.problem, found.allocation, timeline):
+            raise InvalidPlan(f"{found.planner!r} told of a plan that the judge finds slower or too large")
+        return Candidate(found.planner, found.allocation, found.schedule, timeline, found.overlap, found.update_rule)
+
+    def progress(self, proven: Iterable[Bound], working: tuple[str, ...]) -> Progress:
+        """How far it is, with proofs that are not taken yet."""
+        known = [each for each in (self.proven, *proven) if each is not None]
+        highest = max(known, key=lambda bound: bound.bound_ns, default=None)
+        return Progress(self.announced_ns, self._best_bound(self.best, highest), working)
 
     def judge_all(self, planner: str, proposals: Iterable[Proposal]) -> None:
         """Judge proposals in order until the limit, or until nothing better is needed."""
@@ -162,12 +243,19 @@ class Session:
         if self.schedule not in ("auto", *DRAFTED):
             return
         for allocation in recompute_variants(self.problem, proposal.allocation, schedules):
-            if self.best is not None and work_bound_ns(self.problem, allocation) > self.best.value_ns:
+            if self._surpassed(work_bound_ns(self.problem, allocation)):
                 continue
             for schedule in schedules:
                 for draft in drafts(self.problem, allocation, schedule, proposal.policy):
                     for overlap in proposal.overlaps:
                         self._try(planner, allocation, draft, overlap)
+
+    def _surpassed(self, bound_ns: int) -> bool:
+        """Whether a better plan is known, here or elsewhere, than a bound allows."""
+        elsewhere_ns = self.ceiling_ns()
+        if elsewhere_ns is not None and bound_ns > elsewhere_ns:
+            return True
+        return self.best is not None and bound_ns > self.best.value_ns
 
     def _pinned(self, proposal: Proposal) -> Proposal | None:
         """The proposal with its devices changed so that it keeps the pins."""
@@ -188,7 +276,8 @@ class Session:
             short = shortage_of(self.problem, allocation, attempt.warmup)
             if short is None:
                 orders = attempt.orders(self.problem, allocation)
-                short = self._accept(Attempt(planner, allocation, orders, overlap, "synchronous"))
+                plan = Attempt(planner, allocation, orders, overlap, "synchronous")
+                short = self._accept(plan, memory=may_lack(self.problem, allocation, attempt))
             if short is None:
                 return
             fewer = self._fewer(allocation, attempt, short)
@@ -206,26 +295,31 @@ class Session:
                 return
             self._seen.add(mark)
             self._kept.append(schedule)
-            short = self._accept(plan)
+            short = self._accept(plan, memory=self.best is None)
             if short is not None:
                 self._note(short)
 
-    def _accept(self, plan: Attempt) -> Shortage | None:
-        """Take the plan if it fits and is better; the shortage when it does not fit."""
+    def _accept(self, plan: Attempt, *, memory: bool) -> Shortage | None:
+        """Take the plan if it fits and is better; the shortage when it does not fit.
+
+        ``memory``: whether what it lacks has to be known of a plan that is not better.
+        """
         self.judged += 1
         how: dict[str, Any] = {"overlap": plan.overlap, "update_rule": plan.update_rule}
         value = makespan_ns(self.problem, plan.allocation, plan.schedule, **how)
-        key = _key(value, plan.allocation, plan.schedule)
-        if self._key is not None and key >= self._key:
+        key = key_of(value, plan.allocation, plan.schedule)
+        worse = self._key is not None and key >= self._key
+        if worse and not memory:
             return None
         timeline = simulate(self.problem, plan.allocation, plan.schedule, **how)
-        short = _over(self.problem, plan.allocation, timeline)
-        if short is not None:
+        short = excess_of(self.problem, plan.allocation, timeline)
+        if short is not None or worse:
             return short
         self.best = Candidate(plan.planner, plan.allocation, plan.schedule, timeline, plan.overlap, plan.update_rule)
         self._key = key
         if self.on_incumbent is not None:
             self.on_incumbent(self.best)
+        self.announced_ns = value
         return None
 
     def _fewer(self, allocation: Allocation, draft: Draft, short: Shortage) -> Draft | None:
@@ -259,38 +353,11 @@ class Session:
             raise InvalidPlan(f"planner {name!r} made a plan that does not verify: " + "; ".join(faults[:3]))
         rules = replace(self.problem.rules, overlap_all_reduce=best.overlap_all_reduce)
         judged = replace(self.problem, rules=rules)
-        bounds = (self.bound, schedule_bound(judged, best.allocation, best.schedule, best.update_rule))
+        analytic = schedule_bound(judged, best.allocation, best.schedule, best.update_rule)
+        closed = [closing.bound for closing in self._closings if closing.speaks_of(best)]
+        bounds = (self.bound, max((analytic, *closed), key=lambda bound: bound.bound_ns))
         # A steady state whose cycle is longer than what was measured may be averaged a little too fast.
         sound = all(best.value_ns >= bound.bound_ns for bound in bounds)
         optimal = sound and best.value_ns <= self.bound.bound_ns + self.bound.tolerance_ns
         status = Status.OPTIMAL if optimal else Status.FEASIBLE
         return Result(status, why, best, bounds, None, self.deadline.seconds, unfinished)
-
-
-def is_contiguous(found: Candidate) -> bool:
-    """Whether planners' proofs speak of such plans: a flushed pipeline, stages apart, by rows, whole backwards."""
-    stages = found.allocation.stages
-    devices = [device for stage in stages for device in stage.devices]
-    apart = len(found.allocation.pipelines) == 1 and len(set(devices)) == len(devices)
-    by_rows = all(stage.dispatch == "rows" or stage.replicas == 1 for stage in stages)
-    if found.update_rule != "synchronous" or not isinstance(found.schedule, Orders) or not (apart and by_rows):
-        return False
-    return all((row.operations[:, 0] <= BACKWARD).all() for row in found.schedule.rows)
-
-
-def _key(value_ns: int, allocation: Allocation, schedule: Schedule) -> Key:
-    stages = tuple((s.first, s.last, s.devices, s.dispatch, s.recompute) for s in allocation.stages)
-    used = len({d for s in allocation.stages for d in s.devices})
-    warmup = sum(schedule.warmup) if isinstance(schedule, Orders) else 0
-    return value_ns, used, (stages, allocation.num_micro_batches), warmup, schedule.name
-
-
-def _over(problem: Problem, allocation: Allocation, timeline: Timeline) -> Shortage | None:
-    """The device whose simulated peak exceeds its memory most; None when all fit."""
-    worst: Shortage | None = None
-    for device, use in timeline.uses.items():
-        needed, available = use.memory.total, problem.capacity_bytes(device)
-        if needed > available and (worst is None or needed - available > worst.missing_bytes):
-            stage = next(s for s in allocation.stages if device in s.devices)
-            worst = Shortage(stage.first, stage.last, device, needed, available)
-    return worst

@@ -86,6 +86,6 @@ ENTRIES = {
 }
 
 
-def entry(request: PlanRequest, tell: Tell) -> ResultOut:
+def entry(request: PlanRequest, tell: Tell, on_progress: object, workers: int) -> ResultOut:
     """The solver that the seed stands for, or the real one."""
     return ENTRIES.get(request.seed, solve)(request, tell)

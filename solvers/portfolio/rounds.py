@@ -1,0 +1,108 @@
+"""One round of tasks: what they tell is announced at once, and put together in the order of the tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.planners.session import Session
+from penstock.solvers.portfolio.crew import Crew
+from penstock.solvers.portfolio.outcome import Found, Outcome
+from penstock.solvers.portfolio.tasks import Task
+from penstock.solvers.result import Bound
+
+EARLY = ("relax",)
+"""Processes begin these first: their bound tells everybody how far there is to go."""
+
+
+@dataclass
+class Tasks:
+    """A round of a session. ``_next`` is the first task that has not been put together with those before it."""
+
+    session: Session
+    tasks: Sequence[Task]
+    _outcomes: dict[int, Outcome] = field(default_factory=dict)
+    _found: dict[int, Found] = field(default_factory=dict)
+    _proven: dict[int, Bound] = field(default_factory=dict)
+    _working: dict[int, None] = field(default_factory=dict)
+    _next: int = 0
+
+    def run(self, crew: Crew) -> None:
+        """Do the tasks; afterwards the session knows what they found, and which were cut off."""
+        crew.work(self)
+        for number in range(self._next, len(self.tasks)):
+            if self._needed(number):
+                cut_off = Outcome(self._found.get(number), self._proven.get(number), unfinished=True)
+                self._take(number, self._outcomes.get(number, cut_off))
+
+    @property
+    def refused(self) -> list[UnsupportedRequest]:
+        """What tasks could not take."""
+        return [outcome.refused for outcome in self._outcomes.values() if outcome.refused is not None]
+
+    @property
+    def remedy(self) -> str | None:
+        """What was found to help."""
+        return next((each.remedy for each in self._outcomes.values() if each.remedy is not None), None)
+
+    @property
+    def urgent(self) -> list[int]:
+        """By number, but what gives a bound first."""
+        return sorted(range(len(self.tasks)), key=lambda number: self.tasks[number].name not in EARLY)
+
+    def wanted(self, number: int) -> bool:
+        """Whether a task may still matter, by what the tasks before the first open one have found."""
+        return number not in self._outcomes and self._needed(number)
+
+    def best_ns(self) -> int | None:
+        """The least time known, unless the answer might depend on when it was known."""
+        return self.session.announced_ns if self._shared else None
+
+    def started(self, number: int) -> None:
+        """A task has begun."""
+        self._working[number] = None
+        self._progress()
+
+    def hear(self, number: int, message: Found | Bound | Outcome) -> None:
+        """Announce a plan or a bound; take up what has ended."""
+        if isinstance(message, Found):
+            self._found[number] = message
+            if not self.tasks[number].beside and (self._shared or number == self._next):
+                self.session.announce(message)
+        elif isinstance(message, Bound):
+            self._proven[number] = message
+        else:
+            if message.lost is not None:
+                message = replace(message, found=self._found.get(number), proven=self._proven.get(number))
+            self._outcomes[number] = message
+            self._working.pop(number, None)
+            self._advance()
+        self._progress()
+
+    @property
+    def _shared(self) -> bool:
+        session = self.session
+        return session.gap == 0 and session.max_plans is None and not session.first_feasible
+
+    def _needed(self, number: int) -> bool:
+        return not self.session.enough(one_pipeline=self.tasks[number].one_pipeline)
+
+    def _advance(self) -> None:
+        """Take up the outcomes of all tasks before the first open one; what is not wanted any more is left out."""
+        while self._next < len(self.tasks):
+            if self._needed(self._next):
+                outcome = self._outcomes.get(self._next)
+                if outcome is None:
+                    return
+                self._take(self._next, outcome)
+            self._next += 1
+
+    def _take(self, number: int, outcome: Outcome) -> None:
+        task = self.tasks[number]
+        self.session.take(task.name, outcome, beside=task.beside)
+
+    def _progress(self) -> None:
+        if self.session.on_progress is not None:
+            names = tuple(self.tasks[number].name for number in self._working)
+            self.session.on_progress(self.session.progress(self._proven.values(), names))

@@ -1,0 +1,223 @@
+"""Tasks: a planner's search, the neighbourhood of a plan, the closing of one allocation, the search for a remedy.
+
+Each is a small picklable value; ``run`` does it, in this process or in another, and tells what it finds on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.closing import close
+from penstock.solvers.planners.deadline import Deadline
+from penstock.solvers.planners.options import Option
+from penstock.solvers.planners.polish import polish
+from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.planners.session import Session
+from penstock.solvers.portfolio.outcome import Closing, Found, Outcome
+from penstock.solvers.problem import Problem
+from penstock.solvers.remedies import find_remedy
+from penstock.solvers.result import Bound
+from penstock.solvers.schedule import Orders
+
+Proposals = Callable[[Problem, Mapping[str, object]], Iterator[Proposal]]
+
+
+class Known(Protocol):
+    """What a portfolio asks of an entry of the planners' table."""
+
+    @property
+    def proposals(self) -> Proposals | None:
+        """What it proposes."""
+
+    @property
+    def options(self) -> tuple[Option, ...]:
+        """Its settings."""
+
+    @property
+    def supports(self) -> frozenset[str]:
+        """Update rules and request features."""
+
+    @property
+    def accepts(self) -> tuple[str, ...]:
+        """Schedules that may be asked for."""
+
+    def feasible(self, problem: Problem, schedule: str, values: Mapping[str, object], deadline: Deadline) -> bool:
+        """Whether it finds a plan that fits."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all tasks of a solve have in common; fields as in ``Session``."""
+
+    problem: Problem
+    deadline: Deadline
+    gap: float
+    schedule: str
+    max_plans: int | None
+    first_feasible: bool
+    every_plan: Bound | None
+    planners: Mapping[str, Known]
+
+    @classmethod
+    def of(cls, session: Session, planners: Mapping[str, Known]) -> Setting:
+        """That of a session."""
+        s = session
+        bound = None if s.first_feasible else s.every_plan
+        return cls(s.problem, s.deadline, s.gap, s.schedule, s.max_plans, s.first_feasible, bound, planners)
+
+    def session(self, link: Link) -> Session:
+        """A session for one task."""
+        return Session(
+            self.problem,
+            self.deadline,
+            self.gap,
+            self.schedule,
+            on_incumbent=lambda candidate: link.found(Found.of(candidate)),
+            on_bound=link.proven,
+            first_feasible=self.first_feasible,
+            max_plans=self.max_plans,
+            ceiling_ns=link.best_ns,
+            whole=self.every_plan,
+        )
+
+
+class Link(Protocol):
+    """A task's line to whoever gave it."""
+
+    def best_ns(self) -> int | None:
+        """The least time known of any plan; None where nothing is shared."""
+
+    def found(self, found: Found) -> None:
+        """A better plan than the task's last one."""
+
+    def proven(self, bound: Bound) -> None:
+        """A better bound than the task's last one."""
+
+
+class Task(Protocol):
+    """``name`` says who is at work; ``one_pipeline``: all its plans are of the kind of ``is_contiguous``."""
+
+    @property
+    def name(self) -> str:
+        """Of the planner or the phase."""
+
+    @property
+    def one_pipeline(self) -> bool:
+        """Whether a proof for one contiguous pipeline makes it needless."""
+
+    @property
+    def beside(self) -> bool:
+        """Whether its plans are only mentioned."""
+
+    def run(self, setting: Setting, link: Link) -> Outcome:
+        """Do it."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A planner's proposals, judged; ``under_gpipe``: also in GPipe's order."""
+
+    name: str
+    values: Mapping[str, object]
+    under_gpipe: bool = False
+    one_pipeline: bool = False
+    beside: bool = False
+
+    def run(self, setting: Setting, link: Link) -> Outcome:
+        """Until its end, the limit, or the gap."""
+        session = setting.session(link)
+        entry = setting.planners[self.name]
+        assert entry.proposals is not None
+        try:
+            found = entry.proposals(setting.problem, self.values)
+            session.judge_all(self.name, _also_under_gpipe(found) if self.under_gpipe else found)
+        except UnsupportedRequest as refused:
+            return replace(session.outcome(self.name), refused=refused)
+        return session.outcome(self.name)
+
+
+def _also_under_gpipe(proposals: Iterator[Proposal]) -> Iterator[Proposal]:
+    for proposal in proposals:
+        yield proposal
+        if len(proposal.allocation.stages) > 1:
+            yield proposal._replace(schedules=("gpipe",))
+
+
+@dataclass(frozen=True)
+class Polish:
+    """Neighbourhood search from a plan; ``proven``: what is known of all plans of its kind."""
+
+    start: Found
+    proven: Bound | None
+    name: str = "polish"
+    one_pipeline: bool = False
+    beside: bool = False
+
+    def run(self, setting: Setting, link: Link) -> Outcome:
+        """Until its end, the limit, or the gap."""
+        session = setting.session(link)
+        session.offer(self.start)
+        if self.proven is not None:
+            session.prove(self.proven)
+        session.judge_all(self.name, polish(session))
+        return session.outcome(self.name)
+
+
+@dataclass(frozen=True)
+class Close:
+    """A better order of a plan's allocation, or the proof that there is none; ``effort`` as in ``close``."""
+
+    start: Found
+    effort: float
+    name: str = "closing"
+    one_pipeline: bool = False
+    beside: bool = False
+
+    def run(self, setting: Setting, link: Link) -> Outcome:
+        """Until its end, its effort, or the limit. A schedule that was asked for is not exchanged."""
+        start = self.start
+        best: list[Found] = []
+
+        def better(orders: Orders, value_ns: int) -> None:
+            best[:] = [replace(start, planner=self.name, schedule=orders, value_ns=value_ns)]
+            link.found(best[0])
+
+        closed = close(
+            setting.problem,
+            start.allocation,
+            start.schedule,
+            overlap=start.overlap,
+            value_ns=start.value_ns,
+            effort=self.effort,
+            update_rule=start.update_rule,
+            stopped=lambda: setting.deadline.passed,
+            on_better=better if setting.schedule == "auto" else None,
+        )
+        return Outcome(
+            found=best[0] if best else None,
+            closing=Closing(start, closed.bound),
+            unfinished=setting.deadline.passed,
+        )
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """The first change that makes a request feasible for a planner with these options."""
+
+    planner: str
+    values: Mapping[str, object]
+    name: str = "remedy"
+    one_pipeline: bool = False
+    beside: bool = False
+
+    def run(self, setting: Setting, link: Link) -> Outcome:
+        """Until one works, or the limit."""
+        entry, deadline = setting.planners[self.planner], setting.deadline
+
+        def feasible(changed: Problem) -> bool:
+            return not deadline.passed and entry.feasible(changed, setting.schedule, self.values, deadline)
+
+        return Outcome(remedy=find_remedy(setting.problem, feasible), unfinished=deadline.passed)
