@@ -16,6 +16,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from penstock.schemas.agents import AgentOut
 from penstock.schemas.document import Document
 from penstock.schemas.errors import Fault, PenstockError, Unreachable
+from penstock.schemas.explanation import Explanation
 from penstock.schemas.jobs import (
     DocumentStored,
     EventPage,
@@ -141,6 +142,34 @@ class Client:
         params = {"planner": list(planners), "schedule": list(schedules)}
         answer = self._answer("POST", "/v1/plans:compare", request, params=params, patient=True)
         return TypeAdapter(list[PlanComparison]).validate_json(answer.content)
+
+    def explain(
+        self,
+        file: PlanFile,
+        *,
+        what_if: Sequence[str] = (),
+        planner: str | None = None,
+        max_plans: int = 20,
+        cuts: Sequence[str] = (),
+        replicas: Sequence[int] = (),
+        devices: Sequence[Sequence[str]] = (),
+        schedule: str | None = None,
+        micro_batches: int | None = None,
+    ) -> Explanation:
+        """What a plan's time is made of and what would help; with ``cuts``, why not that layout."""
+        params = {
+            "what_if": list(what_if),
+            "planner": planner,
+            "max_plans": max_plans,
+            "cut": list(cuts),
+            "replicas": list(replicas),
+            "devices": [",".join(names) for names in devices],
+            "schedule": schedule,
+            "micro_batches": micro_batches,
+        }
+        given = {name: value for name, value in params.items() if value is not None}
+        answer = self._answer("POST", "/v1/plans:explain", file, params=given, patient=True)
+        return Explanation.model_validate_json(answer.content)
 
     # ---- documents -----------------------------------------------------------------------------------------------
 

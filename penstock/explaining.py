@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields as dataclass_fields
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from penstock.api import Answer, Judgement, judge
 from penstock.convert.explanations import most_helpful, to_idle, to_layout, to_path, to_sensitivity, to_what_if
+from penstock.report.page import html_report
 from penstock.report.sentences import sentences
 from penstock.schemas.errors import Fault, InvalidDocument, InvalidPlan
 from penstock.schemas.explanation import Explanation
 from penstock.schemas.plan import PlanFile
+from penstock.schemas.trace import Trace
 from penstock.solvers.explanation.binding import binding, sensitivities
 from penstock.solvers.explanation.changes import default_changes
 from penstock.solvers.explanation.critical_path import path_of_run
@@ -21,7 +24,6 @@ from penstock.solvers.explanation.layout import Layout, compare_layout
 from penstock.solvers.explanation.run import Run
 from penstock.solvers.explanation.what_if import Replan, lacks, planned_by, what_if
 from penstock.solvers.problem import Problem
-from penstock.solvers.registry import PLANNERS
 from penstock.solvers.result import Candidate
 
 MAX_WHAT_IFS = 64
@@ -44,19 +46,34 @@ def explain(
     what_if: Sequence[str] = (DEFAULT,),
     planner: str | None = None,
     max_plans: int = MAX_PLANS,
-    layout: Layout | None = None,
+    layout: Layout | Mapping[str, Any] | None = None,
     on_progress: Callable[[str], None] = lambda _words: None,
 ) -> Explanation:
     """Explain a plan file, by value or by its path. Raises InvalidPlan where it cannot be simulated.
 
     ``what_if``: changes to try, such as ``bandwidth=2``, ``devices=+8``, ``recompute=here``; ``default`` stands for the
-    usual ones. ``planner``: plan anew for every change, with so many plans at most; else only where the plan itself
-    cannot be judged with other devices. ``layout``: cuts of one's own, to be judged beside the plan.
+    usual ones. ``planner``: plan anew for every change, with so many plans at most; else ``relax`` does where the plan
+    itself cannot tell, if it is one with a flush. ``layout``: cuts of one's own, or the fields of a
+    ``Layout``, to be judged beside the plan.
     """
     _check(what_if, max_plans)
     file = plan.file if isinstance(plan, Answer) else plan if isinstance(plan, PlanFile) else PlanFile.read(plan)
     found = judged(file)
-    return explanation(file, found, what_if, planner, max_plans, layout, on_progress)
+    given = layout_of(layout) if isinstance(layout, Mapping) else layout
+    return explanation(file, found, what_if, planner, max_plans, given, on_progress)
+
+
+def layout_of(fields: Mapping[str, Any]) -> Layout:
+    """A layout from plain data; cuts may be numbers. Raises InvalidDocument for a field that a layout has not."""
+    if unknown := sorted(set(fields) - {field.name for field in dataclass_fields(Layout)}):
+        raise InvalidDocument(f"a layout has no field {unknown[0]!r}")
+    return Layout(
+        cuts=tuple(map(str, fields.get("cuts", ()))),
+        replicas=tuple(map(int, fields.get("replicas", ()))),
+        devices=tuple(tuple(names) for names in fields.get("devices", ())),
+        schedule=fields.get("schedule"),
+        num_micro_batches=fields.get("num_micro_batches"),
+    )
 
 
 def judged(file: PlanFile) -> Judged:
@@ -118,10 +135,28 @@ def explanation(
     )
 
 
-def _replan(plan: Candidate, planner: str | None, max_plans: int) -> Replan:
-    """The planner asked for; else ``relax`` for plans with a flush, for others the one that made the plan."""
-    own = plan.planner if plan.planner in PLANNERS else "auto"
-    return planned_by(planner or ("relax" if plan.update_rule == "synchronous" else own), max_plans)
+def page(file: PlanFile, trace: Trace | None = None) -> str:
+    """The HTML report of a plan with its explanation. Raises InvalidPlan where it cannot be simulated."""
+    found = judged(file)
+    judgement = found.judgement
+    assert judgement.timeline is not None
+    return html_report(
+        file,
+        judgement.plan,
+        judgement.problem,
+        judgement.timeline,
+        allocation=judgement.allocation,
+        trace=trace,
+        faults=judgement.faults,
+        explanation=explanation(file, found, (), None, 1, None, lambda _words: None),
+    )
+
+
+def _replan(plan: Candidate, planner: str | None, max_plans: int) -> Replan | None:
+    """The planner asked for; else ``relax``, which is quick, for plans with a flush, and none for the others."""
+    if planner is None and plan.update_rule != "synchronous":
+        return None
+    return planned_by(planner or "relax", max_plans)
 
 
 def _check(asked: Sequence[str], max_plans: int) -> None:

@@ -89,21 +89,9 @@ def lowered(file: PlanFile) -> Lowered:
 
 def report(file: PlanFile, trace: Trace | None = None) -> str:
     """The plan's page. Raises InvalidPlan when it cannot be simulated."""
-    from penstock.report.page import html_report
+    from penstock.explaining import page
 
-    judgement = _judge(file)
-    timeline = judgement.timeline
-    if timeline is None:
-        raise InvalidPlan(f"the plan cannot be simulated: {judgement.faults[0]}")
-    return html_report(
-        file,
-        judgement.plan,
-        judgement.problem,
-        timeline,
-        allocation=judgement.allocation,
-        trace=trace,
-        faults=judgement.faults,
-    )
+    return page(file, trace)
 
 
 class ProgramCache:

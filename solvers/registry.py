@@ -93,7 +93,7 @@ class Planner:
         with crew_of(Setting.of(session, PLANNERS), workers, most) as crew:
             self._ask(session, values, crew)
             if session.best is not None:
-                return session.result(self.name, why_found(session) + auto.beside(session))
+                return session.result(self.name, why_found(session, self.proposals is None) + auto.beside(session))
             found = session.result(self.name, "")
             if found.status is Status.INFEASIBLE and found.shortage is not None:
                 remedies = Tasks(session, [Remedy(self.name, values)])

@@ -10,6 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from penstock.cli.show import shown_devices
+from penstock.report.explained import PARTS, SPANS, share_name
 from penstock.report.words import amount, duration, percent
 
 if TYPE_CHECKING:
@@ -19,12 +20,6 @@ if TYPE_CHECKING:
 
 MAX_SEGMENTS = 16
 MAX_IDLE = 16
-SPANS = {
-    "step": "one step",
-    "iteration": "one iteration",
-    "cycle": "the critical cycle",
-    "window": "the steady window",
-}
 
 
 def layout_of(
@@ -89,7 +84,7 @@ def _table(*heads: tuple[str, bool]) -> Table:
 
 
 def _show_path(screen: Screen, path: wire.Path) -> None:
-    parts = [f"{_name(share)} {percent(share.share)}" for share in path.shares[:5]]
+    parts = [f"{share_name(share)} {percent(share.share)}" for share in path.shares[:5]]
     batches = f" ({path.global_batches} global batches)" if path.global_batches > 1 else ""
     screen.say(
         f"critical path of {SPANS[path.span]}{batches}: {path.links} links, {duration(path.length_ns)}: "
@@ -108,21 +103,10 @@ def _show_path(screen: Screen, path: wire.Path) -> None:
     screen.table(table)
 
 
-def _name(share: wire.PathShare) -> str:
-    if share.what == "transfer":
-        return f"transfers between stages {share.stage} and {share.stage + 1}"
-    what = {"operation": "computing", "all-reduce": "all-reduces", "update": "updates"}[share.what]
-    return f"{what} of stage {share.stage}"
-
-
-IDLE_PARTS = ("fill", "drain", "transfer", "all_reduce", "other_stages", "order", "memory")
-
-
 def _show_idle(screen: Screen, idle: Sequence[wire.IdleOut]) -> None:
     """One row per device; a part that is nowhere has no column."""
-    parts = [part for part in IDLE_PARTS if any(getattr(each, f"{part}_ns") for each in idle)]
-    names = {"all_reduce": "all-reduce", "other_stages": "other stages"}
-    table = _table(("devices", False), ("computing", True), *((names.get(part, part), True) for part in parts))
+    parts = [part for part in PARTS if any(getattr(each, f"{part}_ns") for each in idle)]
+    table = _table(("devices", False), ("computing", True), *((PARTS[part], True) for part in parts))
     for each in idle[:MAX_IDLE]:
         shares = [percent(getattr(each, f"{part}_ns") / max(1, each.whole_ns)) for part in parts]
         table.add_row(shown_devices(each.devices), percent(each.busy_ns / max(1, each.whole_ns)), *shares)

@@ -122,24 +122,15 @@ def report(
     """Write one HTML file with timeline, memory, stages and bounds that needs no network."""
     refuse_unwritable(output)
     file = read_plan(plan)
-    judgement, timeline = _judged(file)
-    from penstock.report.page import html_report
+    from penstock.explaining import page
     from penstock.schemas.trace import Trace
 
     measured = None if trace is None else read_document(Trace, trace)
-    page = html_report(
-        file,
-        judgement.plan,
-        judgement.problem,
-        timeline,
-        allocation=judgement.allocation,
-        trace=measured,
-        faults=judgement.faults,
-    )
+    text = page(file, measured)
     if output == STANDARD:
-        sys.stdout.write(page)
+        sys.stdout.write(text)
     else:
-        Path(output).write_text(page, encoding="utf-8")
+        Path(output).write_text(text, encoding="utf-8")
 
 
 def _judged(file: PlanFile) -> tuple[Judgement, Timeline]:

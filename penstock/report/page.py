@@ -12,9 +12,12 @@ from importlib.resources import files
 from typing import Any
 
 from penstock.report.cluster_map import cluster_map
+from penstock.report.explained import explained, marks
 from penstock.report.payload import payload
 from penstock.report.picture import NAMES, Picture, Window, picture_of_timeline, picture_of_trace
+from penstock.report.tables import table
 from penstock.report.words import amount, duration, percent, ranges
+from penstock.schemas.explanation import Explanation
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.topology import ClusterTopology
@@ -35,8 +38,12 @@ def html_report(
     allocation: Allocation | None = None,
     trace: Trace | None = None,
     faults: Sequence[str] = (),
+    explanation: Explanation | None = None,
 ) -> str:
-    """The page. ``plan`` is the judged plan of ``file``, ``allocation`` its own; a ``trace`` adds the measured one."""
+    """The page. ``plan`` is the judged plan of ``file``, ``allocation`` its own; a ``trace`` adds the measured one.
+
+    With its ``explanation`` the critical path is marked on the timeline and stands in tables below.
+    """
     profile, topology = file.request.profile, file.request.topology
     assert isinstance(profile, ModelProfile)
     assert isinstance(topology, ClusterTopology)
@@ -47,8 +54,15 @@ def html_report(
         f'<p class="faint">{escape(_subtitle(plan))}</p>',
         "".join(f'<p class="fault">{escape(fault)}</p>' for fault in faults),
         _figures(plan, trace),
-        _figure("timeline-predicted", "Predicted timeline", payload(picture, "predicted"), picture.window),
+        _figure(
+            "timeline-predicted",
+            "Predicted timeline",
+            payload(picture, "predicted", marks(explanation, plan, picture) if explanation else ()),
+            picture.window,
+        ),
     ]
+    if explanation is not None:
+        sections.append(explained(explanation))
     if trace is not None:
         measured = picture_of_trace(trace, plan)
         sections.append(_figure("timeline-measured", "Measured timeline", payload(measured, "measured")))
@@ -125,13 +139,14 @@ def _figure(name: str, title: str, data: dict[str, Any], window: Window | None =
         else ""
     )
     steady = f"The line under the lanes is the {window}; all shares and times are measured there. " if window else ""
+    path = "The critical path is marked in red. " if data["path"] else ""
     return (
         f'<h2>{escape(title)}</h2>\n<figure data-timeline="{name}">\n<ul class="legend">{legend}</ul>\n'
         f'<canvas class="timeline" tabindex="0" role="img" aria-label="{escape(title)}; its blocks stand in the table '
         'of operations below"></canvas>\n<p class="about" role="status" aria-live="polite"></p>\n'
-        f'<canvas class="memory"></canvas>\n<figcaption>{steady}Drag to move, Ctrl + wheel or double click to zoom. '
-        "Keys: ← → move, + − zoom, 0 everything, ↑ ↓ device (its memory is drawn below), n p next and previous block."
-        f"{merged}</figcaption>\n</figure>\n"
+        f'<canvas class="memory"></canvas>\n<figcaption>{path}{steady}Drag to move, Ctrl + wheel or double click '
+        "to zoom. Keys: ← → move, + − zoom, 0 everything, ↑ ↓ device (its memory is drawn below), n p next and "
+        f"previous block.{merged}</figcaption>\n</figure>\n"
         f'<script type="application/json" id="{name}">{_embedded(data)}</script>'
     )
 
@@ -139,16 +154,6 @@ def _figure(name: str, title: str, data: dict[str, Any], window: Window | None =
 def _embedded(data: dict[str, Any]) -> str:
     """JSON that no HTML parser can mistake for markup."""
     return json.dumps(data, separators=(",", ":"), ensure_ascii=True).replace("<", "\\u003c").replace("&", "\\u0026")
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[int] = ()) -> str:
-    def cells(tag: str, values: Sequence[str]) -> str:
-        return "".join(
-            f"<{tag}{' class=number' if i in numeric else ''}>{escape(value)}</{tag}>" for i, value in enumerate(values)
-        )
-
-    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{cells("th", heads)}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _stages(plan: Plan, profile: ModelProfile) -> str:
@@ -175,7 +180,7 @@ def _stages(plan: Plan, profile: ModelProfile) -> str:
             )
             number += 1
     heads = ["stage", "layers", "names", "parameters", "devices", "replicas", "dispatch", "recompute", "K (warm-up)"]
-    return "<h2>Stages</h2>" + _table(heads, rows, numeric=(3, 5, 8))
+    return "<h2>Stages</h2>" + table(heads, rows, numeric=(3, 5, 8))
 
 
 def _devices(plan: Plan) -> str:
@@ -197,7 +202,7 @@ def _devices(plan: Plan) -> str:
         for use in plan.prediction.devices[:MAX_TABLE_ROWS]
     ]
     heads = ["device", "computing", "communicating", "idle", "peak memory", "has", *parts]
-    return "<h2>Devices</h2>" + _table(heads, rows, numeric=range(1, len(heads))) + _cut(len(plan.prediction.devices))
+    return "<h2>Devices</h2>" + table(heads, rows, numeric=range(1, len(heads))) + _cut(len(plan.prediction.devices))
 
 
 def _certificates(plan: Plan) -> str:
@@ -210,7 +215,7 @@ def _certificates(plan: Plan) -> str:
     return (
         "<h2>Certificates</h2><p>No plan within the scope takes less time than the bound; the gap says by how much "
         "this plan is above it.</p>"
-        + _table(["scope", "of which plans", "bound", "gap", "tolerance", "method"], rows, numeric=(2, 3, 4))
+        + table(["scope", "of which plans", "bound", "gap", "tolerance", "method"], rows, numeric=(2, 3, 4))
     )
 
 
@@ -233,8 +238,8 @@ def _operations(picture: Picture) -> str:
             times = [duration(float(value[i])) for value in (blocks.start_ns, blocks.end_ns)]
             rows.append([lane.device, NAMES[letter], str(blocks.stage[i]), number, *times])
     heads = ["device", "operation", "stage", "micro-batch", "start", "end"]
-    table = _table(heads, rows, numeric=(2, 3, 4, 5))
-    return f"<h2>Operations</h2><details><summary>The timeline as a table</summary>{table}{_cut(total)}</details>"
+    shown = table(heads, rows, numeric=(2, 3, 4, 5))
+    return f"<h2>Operations</h2><details><summary>The timeline as a table</summary>{shown}{_cut(total)}</details>"
 
 
 def _cut(count: int) -> str:

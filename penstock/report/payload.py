@@ -6,7 +6,8 @@ gap can be negative) and lasts ``length[i]``. Above ``MAX_BLOCKS`` blocks a stri
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,8 +18,17 @@ MOST_COLUMNS = 4_000
 MAX_CURVE_POINTS = 1_000
 
 
-def payload(picture: Picture, title: str) -> dict[str, Any]:
-    """The picture as JSON data."""
+class Mark(NamedTuple):
+    """A part of the critical path: the lane, 1 where it is communication, and from when to when."""
+
+    lane: int
+    communication: int
+    start_ns: int
+    end_ns: int
+
+
+def payload(picture: Picture, title: str, path: Sequence[Mark] = ()) -> dict[str, Any]:
+    """The picture as JSON data, with the critical path as marks on its lanes."""
     strips = picture.strips
     is_merged = picture.num_blocks > MAX_BLOCKS
     if is_merged:
@@ -35,6 +45,7 @@ def payload(picture: Picture, title: str) -> dict[str, Any]:
         "merged": is_merged,
         "num_blocks": picture.num_blocks,
         "names": NAMES,
+        "path": [list(mark) for mark in path],
         "strips": [{"compute": _blocks(s.compute), "communication": _blocks(s.communication)} for s in strips],
         "lanes": [_lane(lane) for lane in picture.lanes],
     }

@@ -102,6 +102,7 @@ class TimelineView {
     this.drawn = 0;
     const last = Math.min(this.data.lanes.length, this.top + this.lanesShown);
     for (let lane = this.top; lane < last; lane++) this.drawLane(pen, lane);
+    this.drawPath(pen, last);
     if (this.data.window_ns) this.drawWindow(pen);
     this.drawAxis(pen);
     if (this.selected) this.drawSelection(pen);
@@ -135,6 +136,17 @@ class TimelineView {
         pen.fillStyle = "BI".includes(blocks.kind[i]) ? "#000000" : "#ffffff";
         pen.fillText(String(blocks.number(i)), left + 3, y + height / 2, width - 4);
       }
+    }
+  }
+
+  drawPath(pen, last) {
+    pen.fillStyle = this.style.getPropertyValue("--limit");
+    const height = this.laneHeight, thin = Math.max(2, Math.round(height * 0.16));
+    for (const [lane, communication, start, end] of this.data.path) {
+      if (lane < this.top || lane >= last || end < this.from || start > this.to) continue;
+      const left = Math.max(this.x(start), LANE_LABEL_PX), right = Math.min(this.x(end), this.width);
+      const y = (lane - this.top) * height;
+      pen.fillRect(left, communication ? y + height - thin - 1 : y + 1, Math.max(right - left, 1), communication ? thin : 3);
     }
   }
 

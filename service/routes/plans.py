@@ -11,6 +11,7 @@ from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.sse import EventSourceResponse, format_sse_event
 
+from penstock.schemas.explanation import Explanation
 from penstock.schemas.jobs import (
     EventPage,
     JobOut,
@@ -223,6 +224,59 @@ def _compare(service: Service, asked: PlanRequest, planners: list[str], schedule
     if problem is not None:
         return problem_response(problem)
     return json_response(json.dumps([told["row"] for told in rows]).encode())
+
+
+@router.post(
+    "/plans:explain",
+    response_model=Explanation,
+    responses=problems(413, 415, 422),
+    openapi_extra=takes(PlanFile, tiny_plan_file()),
+)
+async def explain(
+    file: File,
+    service: Access,
+    what_if: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006
+    planner: str | None = None,
+    max_plans: Annotated[int, Query(ge=1, le=10_000)] = 20,
+    cut: Annotated[list[str], Query(max_length=1024)] = [],  # noqa: B006
+    replicas: Annotated[list[int], Query(max_length=1024)] = [],  # noqa: B006
+    devices: Annotated[list[str], Query(max_length=1024)] = [],  # noqa: B006
+    schedule: str | None = None,
+    micro_batches: Annotated[int | None, Query(ge=1, le=MAX_WIRE_INTEGER)] = None,
+) -> Response:
+    """What a plan's time is made of, what binds it, and what would help; 422 when it cannot be simulated.
+
+    `what_if` names changes to try (`bandwidth=2`, `devices=+8`, …; `default` the usual ones), `planner` who plans anew
+    for them. With `cut` (layers or their names, where stages begin) the answer compares a layout of one's own, whose
+    `replicas` or `devices` (one entry a stage, names separated by commas), `schedule` and `micro_batches` may be given.
+    """
+    layout = None
+    if cut:
+        layout = {
+            "cuts": cut,
+            "replicas": replicas,
+            "devices": [[name for name in names.split(",") if name] for names in devices],
+            "schedule": schedule,
+            "num_micro_batches": micro_batches,
+        }
+    how = {"what_if": what_if, "planner": planner, "max_plans": max_plans, "layout": layout}
+    return await run_sync(_explain, service, file, how, limiter=service.heavy)
+
+
+def _explain(service: Service, file: PlanFile, how: dict[str, Any]) -> Response:
+    task = {
+        "task": "explain",
+        "entry": "penstock.explaining:explain",
+        "file": file.model_dump(mode="json"),
+        "how": how,
+    }
+    told: list[dict[str, Any]] = []
+    problem = run_task(
+        service.forkserver, task, service.settings.max_solve_s, lambda m: told.append(m) if "result" in m else None
+    )
+    if problem is not None:
+        return problem_response(problem)
+    return json_response(json.dumps(told[-1]["result"]).encode())
 
 
 async def _settled(service: Service, job_id: str, wait_s: float) -> JobOut:

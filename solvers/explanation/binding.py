@@ -74,7 +74,7 @@ def sensitivities(run: Run, path: CriticalPath) -> Iterator[Sensitivity]:
         )
     if any(c.latency_ns for c in problem.network.cables) or any(i and i.latency_ns for i in problem.network.insides):
         yield _timed("latency", "links have no latency", with_network(problem, latency=Fraction(0)), plan)
-    if (more := _more_memory(problem, plan)) is not None:
+    if (more := more_memory(problem, plan)) is not None:
         yield more
 
 
@@ -118,7 +118,7 @@ def _busiest_links(run: Run) -> list[str]:
     return [link for link, _time in sorted(busiest.items(), key=lambda item: (-item[1], item[0]))]
 
 
-def _more_memory(problem: Problem, plan: Candidate) -> Sensitivity | None:
+def more_memory(problem: Problem, plan: Candidate) -> Sensitivity | None:
     """Half as much memory again on the devices of the fullest stage: do more micro-batches in flight help?"""
     if not can_be_drafted(plan):
         return None

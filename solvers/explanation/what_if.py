@@ -42,7 +42,7 @@ class Row(NamedTuple):
 
 
 def what_if(
-    problem: Problem, plan: Candidate, asked: Sequence[str], replan: Replan, replan_all: bool = False
+    problem: Problem, plan: Candidate, asked: Sequence[str], replan: Replan | None, replan_all: bool = False
 ) -> Iterator[Row]:
     """A row for each change, as they are found; first the plan as it is.
 
@@ -53,14 +53,14 @@ def what_if(
     bound = request_bound(problem).bound_ns
     room = headroom(problem, plan)
     yield Row("", "as it is", "as it is", plan, room, bound, lacks(problem, short))
-    if replan_all and (again := replan(problem)) is not None:
+    if replan is not None and replan_all and (again := replan(problem)) is not None:
         yield Row("", "as it is, planned anew", "re-planned", again, headroom(problem, again), bound)
     changes = [change(problem, plan, text) for text in asked]
     for changed in changes:
         yield tried(changed, plan, replan, replan_all or changed.name.startswith("devices"))
 
 
-def tried(changed: Change, plan: Candidate, replan: Replan, replans: bool) -> Row:
+def tried(changed: Change, plan: Candidate, replan: Replan | None, replans: bool) -> Row:
     """The best of what can be done in a changed problem."""
     problem = changed.problem
     found: list[tuple[How, Candidate]] = []
@@ -79,13 +79,19 @@ def tried(changed: Change, plan: Candidate, replan: Replan, replans: bool) -> Ro
         )
         why = why or drafted.why or lacks(problem, drafted.shortage)
         found += [("re-drafted", drafted.plan)] if drafted.fits and drafted.plan is not None else []
-    if (replans or not found) and (planned := replan(problem)) is not None:
+    if replan is not None and (replans or not found) and (planned := replan(problem)) is not None:
         found.append(("re-planned", planned))
     bound = request_bound(problem).bound_ns
     if not found:
-        return Row(changed.name, changed.sentence, "none", None, None, bound, why or "no plan was found for it")
+        return Row(changed.name, changed.sentence, "none", None, None, bound, why or _nothing(replan))
     how, best = min(found, key=lambda each: each[1].value_ns)
     return Row(changed.name, changed.sentence, how, best, headroom(problem, best), bound)
+
+
+def _nothing(replan: Replan | None) -> str:
+    if replan is None:
+        return "its order cannot be kept, and no planner was named to plan anew"
+    return "the planner found no plan"
 
 
 def retime(problem: Problem, plan: Candidate) -> Candidate:

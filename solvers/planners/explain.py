@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.solvers.batching import row_classes
+from penstock.solvers.explanation.hints import hints
 from penstock.solvers.pins import unkeepable_pin
 from penstock.solvers.planners.session import Session
 from penstock.solvers.result import Candidate, Result, Status
@@ -14,8 +15,11 @@ from penstock.solvers.schedules.early_backward import ACR_THRESHOLD, activation_
 SHOWN = 8
 
 
-def why_found(session: Session) -> str:
-    """The best plan's shape, who found it, its activation communication ratio, and its distance from the bound."""
+def why_found(session: Session, closely: bool = False) -> str:
+    """The best plan's shape, who found it, its activation communication ratio, and its distance from the bound.
+
+    ``closely``: also what binds it and what would help most (``explanation.hints``).
+    """
     best = session.best
     assert best is not None
     parts = [f"{best.planner}: {_shape(session, best)}"]
@@ -32,6 +36,8 @@ def why_found(session: Session) -> str:
         parts.append(f"it meets the lower bound of {_covered(session)}")
     elif bound > 0:
         parts.append(f"{100 * (best.value_ns / bound - 1):.2f} % above the lower bound of {_covered(session)}")
+    if closely and not session.deadline.passed:
+        parts += hints(session.problem, best)
     if session.unfinished:
         parts.append(f"{_limit(session)} came before {', '.join(dict.fromkeys(session.unfinished))} had finished")
     return "; ".join(parts)

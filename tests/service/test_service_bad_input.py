@@ -232,6 +232,7 @@ SUBJECTS = {
     "/v1/plans:validate": tiny_request(),
     "/v1/plans:verify": tiny_plan_file(),
     "/v1/plans:simulate": tiny_plan_file(),
+    "/v1/plans:explain": tiny_plan_file(),
     "/v1/profiles": tiny_profile(),
     "/v1/topologies": tiny_topology(),
 }

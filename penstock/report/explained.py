@@ -1,0 +1,116 @@
+"""The page's section on why the plan takes its time, and the critical path as marks on the timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from penstock.report.payload import Mark
+from penstock.report.picture import Picture, stage_devices
+from penstock.report.tables import table
+from penstock.report.words import duration, percent
+from penstock.schemas.explanation import Explanation, Path, PathShare
+from penstock.schemas.plan import Plan
+
+MAX_ROWS = 60
+SPANS = {
+    "step": "one step",
+    "iteration": "one iteration",
+    "cycle": "the critical cycle",
+    "window": "the steady window",
+}
+"""What a critical path leads through."""
+PARTS = {
+    "fill": "fill",
+    "drain": "drain",
+    "transfer": "transfers",
+    "all_reduce": "all-reduces",
+    "other_stages": "other stages",
+    "order": "order",
+    "memory": "memory",
+}
+"""What devices wait for, and its heading."""
+
+
+def share_name(share: PathShare) -> str:
+    """What a part of the critical path is."""
+    if share.what == "transfer":
+        return f"transfers between stages {share.stage} and {share.stage + 1}"
+    what = {"operation": "computing", "all-reduce": "all-reduces", "update": "updates"}[share.what]
+    return f"{what} of stage {share.stage}"
+
+
+def marks(found: Explanation, plan: Plan, picture: Picture) -> tuple[Mark, ...]:
+    """The path on the lanes of the devices that compute, or of the sending stage's first device."""
+    lanes = {lane.device: number for number, lane in enumerate(picture.lanes)}
+    stages = stage_devices(plan)
+    made = []
+    for segment in found.path.segments:
+        computes = bool(segment.devices)
+        for device in segment.devices or stages[segment.stage][:1]:
+            end = segment.start_ns + segment.length_ns
+            made.append(Mark(lanes[device], 0 if computes else 1, segment.start_ns, end))
+    return tuple(made)
+
+
+def explained(found: Explanation) -> str:
+    """What binds, the critical path, the bubble and what each change would give."""
+    helps = f" Of what was tried, this helps most: {found.helps}." if found.helps else ""
+    return (
+        f"<h2>What the time is made of</h2><p>{escape(found.binds[:1].upper() + found.binds[1:])}.{escape(helps)}</p>"
+        + _path(found.path)
+        + _idle(found)
+        + _sensitivities(found)
+    )
+
+
+def _path(path: Path) -> str:
+    batches = f", {path.global_batches} global batches" if path.global_batches > 1 else ""
+    shares = [[share_name(share), duration(share.length_ns), percent(share.share)] for share in path.shares]
+    rows = [
+        [
+            duration(s.start_ns),
+            duration(s.length_ns),
+            f"stage {s.stage}" + (f" ({_some(s.devices)})" if s.devices else ""),
+            s.text,
+            s.because,
+        ]
+        for s in path.segments[:MAX_ROWS]
+    ]
+    more = (
+        f'<p class="hint">{MAX_ROWS} of {len(path.segments)} parts are shown.</p>'
+        if len(path.segments) > MAX_ROWS
+        else ""
+    )
+    heads = ["from", "for", "where", "what", "not earlier, because"]
+    return (
+        f"<h2>Critical path</h2><p>The chain that decides when {SPANS[path.span]} ends: {path.links} links that add up "
+        f"to {duration(path.length_ns)}{batches}.</p>"
+        + table(["part", "time", "share"], shares, numeric=(1, 2))
+        + f"<details><summary>Link by link</summary>{table(heads, rows, numeric=(0, 1))}{more}</details>"
+    )
+
+
+def _some(devices: Sequence[str]) -> str:
+    return " ".join(devices) if len(devices) <= 3 else f"{devices[0]} … {devices[-1]}"
+
+
+def _idle(found: Explanation) -> str:
+    parts = [part for part in PARTS if any(getattr(each, f"{part}_ns") for each in found.idle)]
+    rows = [
+        [
+            _some(each.devices),
+            percent(each.busy_ns / max(1, each.whole_ns)),
+            *(percent(getattr(each, f"{part}_ns") / max(1, each.whole_ns)) for part in parts),
+        ]
+        for each in found.idle[:MAX_ROWS]
+    ]
+    heads = ["devices", "computing", *(PARTS[part] for part in parts)]
+    return "<h2>Bubble</h2><p>Idle time by what devices wait for.</p>" + table(
+        heads, rows, numeric=range(1, len(heads))
+    )
+
+
+def _sensitivities(found: Explanation) -> str:
+    rows = [[each.sentence, duration(each.time_ns), percent(each.ratio), each.how] for each in found.sensitivities]
+    return "<h2>What each would give</h2>" + table(["change", "time", "of this plan's", "how"], rows, numeric=(1, 2))
