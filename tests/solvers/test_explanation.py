@@ -1,0 +1,291 @@
+"""Changes, what-ifs, sensitivities and layouts: every row is what another simulation of the changed request gives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from problems import chain, early_backward, make_network, make_problem, straight
+
+from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
+from penstock.solvers.allocation import Allocation
+from penstock.solvers.explanation.binding import binding, sensitivities
+from penstock.solvers.explanation.changes import change, default_changes, link_of
+from penstock.solvers.explanation.critical_path import path_of_run
+from penstock.solvers.explanation.hints import hints
+from penstock.solvers.explanation.idle import idle_split
+from penstock.solvers.explanation.layout import Layout, allocation_of, compare_layout
+from penstock.solvers.explanation.run import Run
+from penstock.solvers.explanation.what_if import planned_by, retime, what_if
+from penstock.solvers.problem import Problem
+from penstock.solvers.result import Candidate
+from penstock.solvers.schedules.early_backward import early_backward as drafted
+from penstock.solvers.simulate import makespan_ns, simulate
+
+COSTS = [10, 20, 30, 40]
+
+
+def small(**how: object) -> Problem:
+    given: dict[str, object] = {
+        "boundary_bytes": 8, "parameter_bytes": 16, "stash_bytes": 10, "update_ns": 1, "nodes": (2, 2),
+        "global_batch_size": 8, "latency_ns": 2, "shared": True,
+    }  # fmt: skip
+    return make_problem(COSTS, **{**given, **how})  # type: ignore[arg-type]
+
+
+def judged(problem: Problem, allocation: Allocation | None = None) -> Candidate:
+    allocation = allocation or chain([(2, [0, 1]), (2, [2, 3])], 4)
+    orders = early_backward(allocation)
+    return Candidate("test", allocation, orders, simulate(problem, allocation, orders))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_what_ifs_are_what_another_simulation_gives(shared: bool) -> None:
+    """The changed problems are built here from scratch."""
+    plan = judged(small(shared=shared))
+    asked = ["bandwidth=2", "bandwidth=1/2", "latency=0", "memory=2", "speed=2", "devices=+2"]
+    network = {"inside_bytes_per_s": 2 * 10**9, "between_bytes_per_s": 2 * 10**9}
+    slow = {"inside_bytes_per_s": 10**9 // 2, "between_bytes_per_s": 10**9 // 2}
+    same = (
+        small(shared=shared, **network), small(shared=shared, **slow), small(shared=shared, latency_ns=0),
+        small(shared=shared, memory_bytes=2**41), small(shared=shared, kinds=["fast"] * 4, speed={"fast": 2.0}),
+        small(shared=shared, nodes=(2, 2, 2)),
+    )  # fmt: skip
+    rows = list(what_if(small(shared=shared), plan, asked, None))
+    assert [row.name for row in rows] == ["", *asked]
+    for row, problem in zip(rows[1:], same, strict=True):
+        own = makespan_ns(problem, plan.allocation, plan.schedule)
+        assert row.plan is not None
+        assert row.plan.value_ns == makespan_ns(problem, row.plan.allocation, row.plan.schedule)
+        assert row.plan.value_ns <= own
+        assert row.how == ("re-timed" if row.plan.value_ns == own else "re-drafted")
+        peak = max(use.memory.total for use in row.plan.timeline.uses.values())
+        assert row.headroom_bytes == problem.devices[0].memory_bytes - peak
+
+
+def test_fewer_devices_and_other_micro_batches_are_planned_anew() -> None:
+    problem = make_problem([100] * 4, boundary_bytes=1, nodes=(1, 1), global_batch_size=8)
+    plan = judged(problem, chain([(2, [0]), (2, [1])], 4))
+    asked = ["devices=-1", "devices=+2", "micro-batches=2"]
+    fewer, more, batches = list(what_if(problem, plan, asked, planned_by("relax", 10)))[1:]
+    assert (fewer.how, more.how, batches.how) == ("re-planned", "re-planned", "re-drafted")
+    assert fewer.plan is not None
+    assert more.plan is not None
+    assert batches.plan is not None
+    assert {d for stage in fewer.plan.allocation.stages for d in stage.devices} == {0}
+    assert fewer.plan.value_ns > plan.value_ns > more.plan.value_ns
+    assert batches.plan.allocation.num_micro_batches == 8
+    assert batches.plan.allocation.stages == plan.allocation.stages
+    assert [row.how for row in what_if(problem, plan, ["devices=-1"], None)] == ["as it is", "none"]
+
+
+def test_too_little_memory_says_which_stage_lacks_how_much() -> None:
+    problem = small(memory_bytes=256)
+    plan = judged(problem)
+    row = list(what_if(problem, plan, ["memory=1/8"], None))[1]
+    assert (row.how, row.plan) == ("none", None)
+    worst = max(plan.timeline.uses.values(), key=lambda use: use.memory.total).memory.total
+    assert f"need {worst} bytes" in row.why
+    assert f"{worst - 32} are missing" in row.why
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "words"),
+    [
+        ("bandwith=2", InvalidDocument, "no change to try"),
+        ("bandwidth", InvalidDocument, "no change to try"),
+        ("bandwidth=0", InvalidDocument, "not between"),
+        ("bandwidth=-1", InvalidDocument, "no factor"),
+        ("bandwidth=1/0", InvalidDocument, "no factor"),
+        ("memory=1e99999999", InvalidDocument, "no factor"),
+        ("speed=nan", InvalidDocument, "no factor"),
+        ("devices=0", InvalidDocument, "changes nothing"),
+        ("devices=many", InvalidDocument, "no number"),
+        ("devices=-4", UnsupportedRequest, "cannot be taken away"),
+        ("micro-batches=1/3", UnsupportedRequest, "cannot be made"),
+        ("micro-batches=4", UnsupportedRequest, "cannot be made"),
+        ("recompute=maybe", InvalidDocument, "not known"),
+    ],
+)
+def test_changes_that_are_none_are_refused(text: str, error: type[Exception], words: str) -> None:
+    problem = small()
+    with pytest.raises(error, match=words):
+        change(problem, judged(problem), text)
+
+
+def test_the_default_changes_are_those_that_can_be() -> None:
+    problem = small()
+    assert default_changes(problem, judged(problem))[5:9] == [
+        "devices=-2", "devices=+2", "micro-batches=1/2", "micro-batches=2",
+    ]  # fmt: skip
+    alone = small(nodes=(4,), shared=False)
+    matrix = np.full((4, 4), 10**9) * ~np.eye(4, dtype=bool)
+    wired = replace(alone, network=replace(alone.network, matrix_bytes_per_s=matrix))
+    named = default_changes(wired, judged(wired))
+    assert not any(name.startswith("devices") for name in named)
+
+
+@pytest.mark.parametrize("nodes", [(2, 2), (4,), (1, 3)])
+def test_devices_that_come_can_go_again(nodes: tuple[int, ...]) -> None:
+    """One or a node of them; every remaining pair has the route that it had."""
+    problem = small(nodes=nodes)
+    plan = judged(problem)
+    for count in {1, nodes[-1]}:
+        wider = change(problem, plan, f"devices=+{count}").problem
+        assert wider.num_devices == 4 + count
+        assert all(wider.network.bandwidth(0, d) > 0 for d in range(1, wider.num_devices))
+        back = change(wider, plan, f"devices=-{count}").problem
+        assert [d.name for d in back.devices] == [d.name for d in problem.devices]
+        assert back.network.node_names == problem.network.node_names
+        assert back.network.cables == problem.network.cables
+        assert makespan_ns(back, plan.allocation, plan.schedule) == plan.value_ns
+
+
+@pytest.mark.parametrize("form", ["pairs", "ports", "bus"])
+def test_every_resource_is_of_a_link(form: str) -> None:
+    network = make_network((2, 2), form=form)  # type: ignore[arg-type]
+    for u in range(4):
+        for v in range(4):
+            if u != v:
+                route = network.route(u, v)
+                assert route is not None
+                names = {link_of(network, resource) for resource in route.resources}
+                assert names == ({f"n{u // 2}"} if u // 2 == v // 2 else {"n0 – switch", "n1 – switch"})
+
+
+def test_sensitivities_are_other_simulations() -> None:
+    """A stage in nine tenths of its time; both cables; transfers of nothing; gradients of nothing; no latency."""
+    problem = small()
+    plan = judged(problem)
+    run = Run(problem, plan)
+    found = {each.sentence: each.time_ns for each in sensitivities(run, path_of_run(run))}
+    first = make_problem(
+        [9, 18, 30, 40], [18, 36, 60, 80], 8, 16, update_ns=1, nodes=(2, 2), global_batch_size=8, latency_ns=2,
+        shared=True, weight_ns=[9, 18, 30, 40],
+    )  # fmt: skip
+    for sentence, changed in {
+        "stage 0 computes in 10 % less time": first,
+        "transfers take no time": small(boundary_bytes=0),
+        "all-reduces take no time": small(trainable_bytes=0),
+        "links have no latency": small(latency_ns=0),
+        "n0 is twice as wide": None,
+        "n0 – switch is twice as wide": None,
+    }.items():
+        assert sentence in found or changed is None
+        if changed is not None:
+            assert found[sentence] == makespan_ns(changed, plan.allocation, plan.schedule), sentence
+    links = [name for name in found if name.endswith("twice as wide")]
+    assert links
+    assert all(found[name] <= plan.value_ns for name in links)
+
+
+def test_what_binds() -> None:
+    """A heavy stage; a slow link; memory that keeps one micro-batch in flight where three would hide the way back."""
+
+    def sentence(problem: Problem, plan: Candidate) -> str:
+        run = Run(problem, plan)
+        return binding(problem, plan, path_of_run(run), idle_split(run)).sentence
+
+    heavy = make_problem([10, 90], nodes=(2,), global_batch_size=4)
+    assert "stage 1 (layers 1–1) binds" in sentence(heavy, judged(heavy, straight(heavy, 4)))
+    slow = make_problem([10, 10], boundary_bytes=500, nodes=(2,), global_batch_size=4)
+    assert "the link between stages 0 and 1 binds" in sentence(slow, judged(slow, straight(slow, 4)))
+    tight = make_problem([10, 10], stash_bytes=10, nodes=(2,), global_batch_size=4, memory_bytes=19)
+    allocation = straight(tight, 4)
+    orders = drafted(tight, allocation, warmup=(1, 1))
+    plan = Candidate("test", allocation, orders, simulate(tight, allocation, orders))
+    assert "memory of n0/0 (stage 0) binds" in sentence(tight, plan)
+    said = hints(tight, plan)
+    assert "memory of n0/0" in said[0]
+    assert "half as much memory again" in said[1]
+
+
+# ---- layouts ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_layout_is_judged_beside_the_plan() -> None:
+    """Differences of the parts of the paths add up to that of the times."""
+    problem = small()
+    ours = judged(problem)
+    for layout in (Layout(("1",)), Layout(("1", "2", "3")), Layout(("3",), replicas=(1, 3)), Layout(())):
+        compared = compare_layout(problem, ours, layout)
+        theirs = compared.drafted.plan
+        assert theirs is not None
+        assert compared.bound is not None
+        assert compared.drafted.fits
+        assert theirs.value_ns == makespan_ns(problem, theirs.allocation, theirs.schedule) >= compared.bound.bound_ns
+        assert sum(each.more_ns for each in compared.differences) == theirs.value_ns - ours.value_ns
+        assert ("longer" in compared.sentence) == (theirs.value_ns > ours.value_ns)
+
+
+def test_the_plans_own_layout_takes_as_long() -> None:
+    problem = small()
+    allocation = chain([(2, [0, 1]), (2, [2, 3])], 4)
+    orders = drafted(problem, allocation)
+    ours = Candidate("test", allocation, orders, simulate(problem, allocation, orders))
+    compared = compare_layout(problem, ours, Layout(("2",), devices=(("n0/0", "n0/1"), ("n1/0", "n1/1"))))
+    assert compared.drafted.plan is not None
+    assert compared.drafted.plan.allocation == allocation
+    assert compared.drafted.plan.value_ns <= ours.value_ns
+
+
+def test_a_layout_that_does_not_fit_names_stage_and_bytes() -> None:
+    problem = small(memory_bytes=200)
+    compared = compare_layout(problem, judged(problem), Layout(("3",), replicas=(1, 1), num_micro_batches=1))
+    short = compared.drafted.shortage
+    assert short is not None
+    assert not compared.drafted.fits
+    assert short.missing_bytes == short.needed_bytes - 200
+    assert f"stage 0 (layers 0–2) needs {short.needed_bytes} bytes on n0/0, which has 200" in compared.sentence
+    assert "with enough memory it takes" in compared.sentence
+
+
+@pytest.mark.parametrize(
+    ("layout", "words"),
+    [
+        (Layout(("2", "2")), "stage 2 would begin with layer 2, stage 1 with layer 2"),
+        (Layout(("0",)), "stage 1 would begin with layer 0"),
+        (Layout(("4",)), "there is no layer 4; the last one is 3"),
+        (Layout(("layer9",)), "no layer is called 'layer9'"),
+        (Layout(("1", "2"), replicas=(1, 1)), "2 counts for 3 stages"),
+        (Layout(("1",), replicas=(3, 3)), "cannot be"),
+        (Layout(("1",), devices=(("n0/0",),)), "devices of 1 stages are given"),
+        (Layout(("1",), devices=(("n0/0",), ("n0/0",))), "given twice"),
+        (Layout(("1",), devices=(("n0/0",), ("n7/0",))), "no device 'n7/0'"),
+        (Layout(("1",), num_micro_batches=9), "cannot be 9 micro-batches"),
+    ],
+)
+def test_layouts_that_are_none_are_refused(layout: Layout, words: str) -> None:
+    problem = small()
+    with pytest.raises(InvalidDocument) as caught:
+        compare_layout(problem, judged(problem), layout)
+    assert words in str(caught.value)
+
+
+def test_more_stages_than_devices_and_forbidden_cuts_are_refused() -> None:
+    problem = make_problem([1] * 6, nodes=(2,), cuttable=[True, True, False, True, True])
+    ours = judged(problem, chain([(3, [0]), (3, [1])], 4))
+    with pytest.raises(InvalidDocument, match="3 stages need as many devices; there are 2"):
+        compare_layout(problem, ours, Layout(("1", "2")))
+    with pytest.raises(InvalidDocument, match="no cut between 'layer2' and 'layer3'"):
+        compare_layout(problem, ours, Layout(("3",)))
+    with pytest.raises(UnsupportedRequest, match="cannot be drafted"):
+        compare_layout(problem, ours, Layout(("1",), schedule="zb-v"))
+
+
+def test_names_are_cuts_and_devices_are_shared_evenly() -> None:
+    problem = make_problem([1] * 7, nodes=(7,))
+    stages = allocation_of(problem, judged(problem, chain([(7, [0])], 4)), Layout(("layer2", "5"))).stages
+    assert [(stage.first, stage.last, len(stage.devices)) for stage in stages] == [(0, 1, 3), (2, 4, 2), (5, 6, 2)]
+    assert all(a.last + 1 == b.first for a, b in pairwise(stages))
+
+
+def test_a_plan_is_its_own_retiming() -> None:
+    problem = small()
+    plan = judged(problem)
+    assert retime(problem, plan).value_ns == plan.value_ns
+    twice = retime(change(problem, plan, "speed=2").problem, plan)
+    assert Fraction(twice.value_ns, plan.value_ns) >= Fraction(1, 2)
