@@ -281,9 +281,25 @@ def _check_row(
             faults.append(
                 f"Stage {s} in {where}: forward and backward do not run exactly once for each of {len(expected)} "
                 f"micro-batches (F {len(forward)}, B {len(backward)}, I {len(gradient)}, W {len(weight)}, "
-                f"R {len(again)})."
+                f"R {len(again)}){_first_wrong(expected, per_kind)}."
             )
     return faults
+
+
+def _first_wrong(expected: np.ndarray, per_kind: list[np.ndarray]) -> str:
+    """The first operation of a stage that is missing, doubled or too much, as the end of a sentence."""
+    forward, backward, gradient, weight, again = per_kind
+    gradients = np.sort(np.concatenate((backward, gradient)))
+    pairs = (("F", expected, forward), ("B", expected, gradients), ("W", gradient, weight), ("R", expected, again))
+    for letter, want, have in pairs if again.size else pairs[:-1]:
+        for wrong, what in (
+            (np.setdiff1d(want, have), "is missing"),
+            (np.setdiff1d(have, want), "has nothing to do there"),
+            (have[1:][have[1:] == have[:-1]], "is there twice"),
+        ):
+            if wrong.size:
+                return f": {letter}{wrong[0]} {what}"
+    return ""
 
 
 def _check_tracks(problem: Problem, orders: Orders, timeline: Timeline) -> list[str]:

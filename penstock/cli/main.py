@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import judging, planning, profiling, running, serving
+from penstock.cli import judging, planning, profiling, running, schedules, serving
 from penstock.schemas.errors import MissingExtra, PenstockError
 
 USAGE = 64
@@ -37,11 +37,14 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 importing = typer.Typer(help="Read what other tools write.", no_args_is_help=True)
+exporting = typer.Typer(help="Write what other tools read.", no_args_is_help=True)
 app.add_typer(importing, name="import")
+app.add_typer(exporting, name="export")
 planning.register(app)
 judging.register(app)
 profiling.register(app, importing)
 running.register(app)
+schedules.register(importing, exporting)
 serving.register(app)
 
 
