@@ -60,7 +60,7 @@ class Chain(NamedTuple):
     stage: np.ndarray
     hop: np.ndarray
     warmup: np.ndarray
-    count: int
+    stages: int
     batches: int
     cut: int
     channel: int
@@ -99,23 +99,23 @@ def private_makespans(
 @loop
 def _makespan(chain: Chain, walk: Walk) -> int:
     _begin(chain, walk)
-    head, waiting = 0, chain.count
+    head, waiting = 0, chain.stages
     while True:
         while waiting > 0:
             s = walk.visit[head]
-            head = head + 1 if head + 1 < chain.count else 0
+            head = head + 1 if head + 1 < chain.stages else 0
             waiting -= 1
             walk.listed[s] = False
             woken = _run(chain, walk, s)
             if chain.channel == HALF:
                 woken |= _send(chain, walk, s - 1, s) if s > 0 else 0
-                woken |= _send(chain, walk, s, s) if s + 1 < chain.count else 0
+                woken |= _send(chain, walk, s, s) if s + 1 < chain.stages else 0
             for way in range(3):
                 other = s + way - 1
                 if woken & (1 << way) and not walk.listed[other]:
                     walk.listed[other] = True
                     tail = head + waiting
-                    walk.visit[tail if tail < chain.count else tail - chain.count] = other
+                    walk.visit[tail if tail < chain.stages else tail - chain.stages] = other
                     waiting += 1
         other = _send_earliest(chain, walk) if chain.channel == HALF else -1
         if other < 0:
@@ -124,7 +124,7 @@ def _makespan(chain: Chain, walk: Walk) -> int:
         walk.visit[head] = other
         waiting = 1
     last = 0
-    for s in range(chain.count):
+    for s in range(chain.stages):
         if walk.done[s] < chain.batches:
             return NEVER
         last = max(last, walk.time[s] + chain.stage[s, BEHIND_NS])
@@ -133,14 +133,14 @@ def _makespan(chain: Chain, walk: Walk) -> int:
 
 @inner
 def _begin(chain: Chain, walk: Walk) -> None:
-    for s in range(chain.count):
+    for s in range(chain.stages):
         walk.time[s] = walk.ahead[s] = walk.done[s] = 0
         walk.visit[s] = s
         walk.listed[s] = True
         for way in range(2):
             walk.here[way, s] = walk.made[way, s] = walk.sent[way, s] = walk.free[way, s] = 0
     walk.here[0, 0] = chain.batches
-    walk.here[1, chain.count - 1] = chain.batches
+    walk.here[1, chain.stages - 1] = chain.batches
 
 
 @inner
@@ -153,7 +153,7 @@ def _run(chain: Chain, walk: Walk, s: int) -> int:
     """Run a stage until it blocks; bits of the stages that received something: 1 the one before, 4 the one behind."""
     woken = 0
     t = walk.time[s]
-    last = chain.count - 1
+    last = chain.stages - 1
     while walk.done[s] < chain.batches:
         if _forward_is_next(chain, walk, s):
             m = walk.ahead[s]
@@ -256,7 +256,7 @@ def _next_backward(chain: Chain, walk: Walk, s: int) -> int:
 def _send_earliest(chain: Chain, walk: Walk) -> int:
     """Take the earliest of all waiting transfers; the stage that receives it, -1 when there is none."""
     first, edge, way = NEVER, -1, 0
-    for e in range(chain.count - 1):
+    for e in range(chain.stages - 1):
         for w in range(2):
             if walk.sent[w, e] < walk.made[w, e] and walk.ready[w, e, walk.sent[w, e]] < first:
                 first, edge, way = walk.ready[w, e, walk.sent[w, e]], e, w

@@ -47,7 +47,7 @@ class Plan(NamedTuple):
     stage_ns: np.ndarray
     hop_ns: np.ndarray
     warmup: np.ndarray
-    count: int
+    stages: int
     batches: int
     cut: int
 
@@ -130,17 +130,17 @@ def _conflicts(wants: Any, plan: Plan, state: State, number: int) -> None:
     """The masks of all users of a plan, by way of who uses each link."""
     words = state.running.size
     for again in range(2):
-        for s in range(plan.count):
+        for s in range(plan.stages):
             for k in range(4):
                 user = 4 * s + k
                 for w in range(words if again else 0):
                     state.mask[user, w] = 0
-                if s + 1 < plan.count:
+                if s + 1 < plan.stages:
                     place = 4 * plan.hop[s] + k
                     _visit(
                         state, wants.hop_links, wants.hop_start[place], wants.hop_start[place + 1], user, number, again
                     )
-            user = 4 * plan.count + s
+            user = 4 * plan.stages + s
             for w in range(words if again else 0):
                 state.mask[user, w] = 0
             p = plan.piece[s]
@@ -175,19 +175,19 @@ def _makespan(wants: Any, plan: Plan, state: State) -> int:
             code = state.event_code[0]
             pop_time(state.event_time, state.event_code, state.size[EVENTS])
             state.size[EVENTS] -= 1
-            if code < plan.count:
+            if code < plan.stages:
                 _end_operation(plan, state, code, t)
-            elif code < 6 * plan.count:
-                _end_transfer(wants, plan, state, code - plan.count, t)
+            elif code < 6 * plan.stages:
+                _end_transfer(wants, plan, state, code - plan.stages, t)
             else:
-                s = code - 6 * plan.count
-                _wait(plan, state, 4 * plan.count + s, state.bucket_ready[s], s)
+                s = code - 6 * plan.stages
+                _wait(plan, state, 4 * plan.stages + s, state.bucket_ready[s], s)
         if state.size[CHANGED] > 0:
             state.size[CHANGED] = 0
             _start_transfers(wants, plan, state, t)
         _start_operations(wants, plan, state, t)
     last = 0
-    for s in range(plan.count):
+    for s in range(plan.stages):
         if state.done[s] < plan.batches:
             return NEVER
         last = max(last, max(state.time[s], state.reduced[s]) + plan.stage_ns[s, UPDATE_NS])
@@ -200,16 +200,16 @@ def _begin(wants: Any, plan: Plan, state: State) -> None:
         state.size[k] = 0
     for w in range(state.running.size):
         state.running[w] = 0
-    for user in range(5 * plan.count):
-        state.made[user] = state.sent[user] = plan.cut if user < 4 * plan.count and user & 1 else 0
-    for s in range(plan.count):
+    for user in range(5 * plan.stages):
+        state.made[user] = state.sent[user] = plan.cut if user < 4 * plan.stages and user & 1 else 0
+    for s in range(plan.stages):
         state.time[s] = state.reduced[s] = state.ahead[s] = state.done[s] = 0
         state.busy[s] = False
         state.is_touched[s] = False
         state.bucket[s] = wants.bucket_start[plan.piece[s]]
         for m in range(plan.batches):
             state.arrived[0, s, m] = s == 0
-            state.arrived[1, s, m] = s == plan.count - 1
+            state.arrived[1, s, m] = s == plan.stages - 1
         _touch(state, s)
 
 
@@ -246,7 +246,7 @@ def _start_operations(wants: Any, plan: Plan, state: State, t: int) -> None:
             b = state.bucket[s]
             if b < wants.bucket_start[plan.piece[s] + 1]:
                 state.bucket_ready[s] = end - wants.lead_ns[2 * b + (m >= plan.cut)]
-                _later(state, state.bucket_ready[s], 6 * plan.count + s)
+                _later(state, state.bucket_ready[s], 6 * plan.stages + s)
     state.size[TOUCHED] = 0
 
 
@@ -261,7 +261,7 @@ def _end_operation(plan: Plan, state: State, s: int, t: int) -> None:
     state.busy[s] = False
     _touch(state, s)
     other = s + 1 if forward else s - 1
-    if other < 0 or other == plan.count:
+    if other < 0 or other == plan.stages:
         return
     edge, way = min(s, other), 0 if forward else 1
     late = 1 if m >= plan.cut else 0
@@ -279,8 +279,8 @@ def _end_operation(plan: Plan, state: State, s: int, t: int) -> None:
 @inner
 def _wait(plan: Plan, state: State, user: int, ready: int, m: int) -> None:
     """Put a user's next transfer among those that wait: (ready time, stage, direction, micro-batch or chain)."""
-    if user >= 4 * plan.count:
-        rank = 4 * (user - 4 * plan.count) + 2
+    if user >= 4 * plan.stages:
+        rank = 4 * (user - 4 * plan.stages) + 2
     else:
         way = (user >> 1) & 1
         rank = 4 * ((user >> 2) + way) + way
@@ -314,19 +314,19 @@ def _start_transfers(wants: Any, plan: Plan, state: State, t: int) -> None:
             state.waiting[k - 1] = state.waiting[k]
         state.size[WAITING] -= 1
         state.running[user >> 6] |= np.uint64(1) << np.uint64(user & 63)
-        if user >= 4 * plan.count:
-            takes = wants.bucket_ns[state.bucket[user - 4 * plan.count]]
+        if user >= 4 * plan.stages:
+            takes = wants.bucket_ns[state.bucket[user - 4 * plan.stages]]
         else:
             takes = plan.hop_ns[user >> 2, user & 3]
-        _later(state, t + takes, plan.count + user)
+        _later(state, t + takes, plan.stages + user)
 
 
 @inner
 def _end_transfer(wants: Any, plan: Plan, state: State, user: int, t: int) -> None:
     state.running[user >> 6] ^= np.uint64(1) << np.uint64(user & 63)
     state.size[CHANGED] = 1
-    if user >= 4 * plan.count:
-        s = user - 4 * plan.count
+    if user >= 4 * plan.stages:
+        s = user - 4 * plan.stages
         state.bucket[s] += 1
         b = state.bucket[s]
         state.reduced[s] = t
@@ -334,7 +334,7 @@ def _end_transfer(wants: Any, plan: Plan, state: State, user: int, t: int) -> No
             late = 1 if plan.batches - 1 >= plan.cut else 0
             ready = max(t, state.time[s] - wants.lead_ns[2 * b + late])
             state.bucket_ready[s] = ready
-            _later(state, ready, 6 * plan.count + s)
+            _later(state, ready, 6 * plan.stages + s)
         return
     m = state.sent[user]
     state.sent[user] = m + 1

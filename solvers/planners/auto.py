@@ -52,6 +52,8 @@ EFFORT = 1.0
 """Of closing a plan, without a time limit."""
 SHARE = 8
 """With one, 1/8 of it."""
+POLISHING = 3
+"""Times the effort of closing a plan, for the neighbourhood search."""
 CLOSED_TWICE = 2
 """Plans that are closed: the best of the planners, and what the neighbourhood search makes of it."""
 OPTIONS: tuple[Option, ...] = (
@@ -83,7 +85,7 @@ def run(session: Session, values: Mapping[str, object], planners: Mapping[str, K
         start = Found.of(session.best)
         following: list[Task] = []
         if not closed and "polish" not in excluded and _polishable(session):
-            following.append(Polish(start, session.proven))
+            following.append(Polish(start, session.proven, POLISHING * _effort(session)))
         if "closing" not in excluded and start.allocation not in closed:
             following.append(Close(start, _effort(session)))
         closed.add(start.allocation)

@@ -1,7 +1,7 @@
-"""Proven bounds of many plans at once: every stage and every hop is costed once, then looked up.
+"""Proven bounds of all plans of a small space: every stage and every hop is costed once, then looked up.
 
 The numbers are those of ``StageTimes``, the bound is that of ``windows`` (BOUNDS section 2) with each stage's work.
-``PlanBounds`` takes any plans, ``ChainTables`` all plans of a small space.
+``bulk.Catalogue`` takes any plans.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from penstock.solvers.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.allocation import Stage, single_pipeline
 from penstock.solvers.batches import Batch
 from penstock.solvers.batching import row_classes
 from penstock.solvers.costs import transfer
@@ -93,45 +92,6 @@ def bounds_of(chains: Chains, num_micro_batches: int) -> np.ndarray:
     scratch = np.zeros((2, stages), dtype=np.int64)
     window_bounds(chains, num_micro_batches, bounds, scratch[0], scratch[1])
     return bounds
-
-
-class PlanBounds:
-    """Bounds of any plans of one number of micro-batches: one pipeline, each stage on devices of its own."""
-
-    def __init__(self, problem: Problem, num_micro_batches: int) -> None:
-        self.problem = problem
-        self.num_micro_batches = num_micro_batches
-        self._pieces: dict[Stage, Piece] = {}
-        self._hops: dict[tuple[int, tuple[int, ...], tuple[int, ...]], Hop] = {}
-
-    def bounds(self, plans: Sequence[Allocation]) -> list[int]:
-        """Each plan's bound, in ns."""
-        found = [0] * len(plans)
-        by_length: dict[int, list[int]] = {}
-        for i, plan in enumerate(plans):
-            by_length.setdefault(len(plan.stages), []).append(i)
-        for members in by_length.values():
-            pieces = np.asarray([[self._piece(stage) for stage in plans[i].stages] for i in members], dtype=np.int64)
-            hops = np.asarray([self._hops_behind(plans[i].stages) for i in members], dtype=np.int64)
-            values = bounds_of(chains_of(pieces, hops), self.num_micro_batches)
-            for i, value in zip(members, values.tolist(), strict=True):
-                found[i] = value
-        return found
-
-    def _piece(self, stage: Stage) -> Piece:
-        if stage not in self._pieces:
-            self._pieces[stage] = piece_of(self.problem, self.num_micro_batches, stage)
-        return self._pieces[stage]
-
-    def _hops_behind(self, stages: tuple[Stage, ...]) -> list[Hop]:
-        behind = [self._hop(a, b) for a, b in pairwise(stages)]
-        return [*behind, Hop(0, 0, FREE)]
-
-    def _hop(self, source: Stage, target: Stage) -> Hop:
-        key = (target.first, source.devices, target.devices)
-        if key not in self._hops:
-            self._hops[key] = hop_of(self.problem, self.num_micro_batches, source, target)
-        return self._hops[key]
 
 
 class ChainTables:

@@ -11,9 +11,9 @@ from typing import Protocol
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.closing import close
+from penstock.solvers.neighbourhood import search
 from penstock.solvers.planners.deadline import Deadline
 from penstock.solvers.planners.options import Option
-from penstock.solvers.planners.polish import polish
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.planners.session import Session
 from penstock.solvers.portfolio.outcome import Closing, Found, Outcome
@@ -148,10 +148,11 @@ def _also_under_gpipe(proposals: Iterator[Proposal]) -> Iterator[Proposal]:
 
 @dataclass(frozen=True)
 class Polish:
-    """Neighbourhood search from a plan; ``proven``: what is known of all plans of its kind."""
+    """Neighbourhood search from a plan; ``proven``: what is known of all plans of its kind; ``effort`` of ``search``."""
 
     start: Found
     proven: Bound | None
+    effort: float
     name: str = "polish"
     one_pipeline: bool = False
     beside: bool = False
@@ -162,7 +163,7 @@ class Polish:
         session.offer(self.start)
         if self.proven is not None:
             session.prove(self.proven)
-        session.judge_all(self.name, polish(session))
+        session.judge_all(self.name, search(session, self.effort))
         return session.outcome(self.name)
 
 

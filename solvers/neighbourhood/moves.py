@@ -1,4 +1,4 @@
-"""The neighbours of a plan: one cut, one device, one stage or the micro-batches changed."""
+"""Small moves: the plans that differ from one by a cut, a run of cuts, a device, a stage or its recomputation."""
 
 from __future__ import annotations
 
@@ -8,29 +8,26 @@ from itertools import combinations, pairwise
 
 import numpy as np
 
-from penstock.solvers.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.allocation import Stage
 from penstock.solvers.problem import Problem
 
 STEPS = (1, 2, 4, 8)
 """How many cuttable positions a cut moves at a time."""
 REACH = 3
 """Devices move to stages and change places with stages at most so far away."""
-
+RUN = 12
+"""Cuts that move together at most."""
 MOST_STAGES = 64
 """Of the plans that are made here; others have as many as they have."""
 
 Stages = tuple[Stage, ...]
 
 
-def neighbours(problem: Problem, plan: Allocation, numbers: Sequence[int]) -> Iterator[Allocation]:
-    """Plans that differ by one move; ``numbers``: the numbers of micro-batches to choose from, ascending."""
+def moved(problem: Problem, stages: Stages) -> Iterator[Stages]:
+    """The stages after each small move; some occur more than once."""
     cuts = np.flatnonzero(problem.cuttable).tolist()
-    for stages in _moved(problem, plan.stages, cuts):
-        yield single_pipeline(as_asked(problem, stages), plan.num_micro_batches)
-    at = sorted({*numbers, plan.num_micro_batches}).index(plan.num_micro_batches)
-    known = sorted({*numbers, plan.num_micro_batches})
-    for number in known[max(0, at - 1) : at] + known[at + 1 : at + 2]:
-        yield single_pipeline(plan.stages, number)
+    for made in _moved(problem, stages, cuts):
+        yield as_asked(problem, made)
 
 
 def even_stages(problem: Problem) -> Iterator[Stages]:
@@ -54,6 +51,7 @@ def as_asked(problem: Problem, stages: Stages) -> Stages:
 
 def _moved(problem: Problem, stages: Stages, cuts: list[int]) -> Iterator[Stages]:
     yield from _other_cuts(stages, cuts)
+    yield from _other_runs(stages, cuts)
     yield from _other_devices(problem, stages)
     yield from _merged(stages)
     yield from _split(stages, cuts)
@@ -67,6 +65,22 @@ def _other_cuts(stages: Stages, cuts: list[int]) -> Iterator[Stages]:
         for step in (sign * size for size in STEPS for sign in (-1, 1)):
             if 0 <= at + step < len(cuts) and one.first <= cuts[at + step] < two.last:
                 yield _with(stages, s, (_layers(one, one.first, cuts[at + step]), _layers(two, cuts[at + step] + 1)))
+
+
+def _other_runs(stages: Stages, cuts: list[int]) -> Iterator[Stages]:
+    """Two or more neighbouring cuts one place forwards or back: a block goes from a stage to one further on."""
+    at = [cuts.index(stage.last) for stage in stages[:-1]]
+    for s in range(len(at)):
+        for stop in range(s + 2, min(len(at), s + RUN) + 1):
+            for step in (-1, 1):
+                new = [k + step for k in at[s:stop]]
+                low = at[s - 1] if s else -1
+                high = at[stop] if stop < len(at) else len(cuts)
+                if low < new[0] and new[-1] < high:
+                    lasts = [*(cuts[k] for k in new), stages[stop].last]
+                    firsts = [stages[s].first, *(last + 1 for last in lasts[:-1])]
+                    parts = zip(stages[s : stop + 1], firsts, lasts, strict=True)
+                    yield _with(stages, s, tuple(_layers(*part) for part in parts), len(lasts))
 
 
 def _other_devices(problem: Problem, stages: Stages) -> Iterator[Stages]:

@@ -1,0 +1,76 @@
+"""``auto`` as a whole: pins and memory kept, proofs of its parts, schedules that are asked for, exclusions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from test_exact import instance
+
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.pins import broken_pin
+from penstock.solvers.planners.auto import RANKS_CANNOT_RUN
+from penstock.solvers.planners.deadline import Deadline
+from penstock.solvers.planners.session import Session
+from penstock.solvers.problem import Pin
+from penstock.solvers.registry import PLANNERS
+from penstock.solvers.result import Candidate, Status
+from penstock.solvers.schedule import Orders
+
+
+def test_pins_min_slice_and_memory_are_kept() -> None:
+    problem = instance(3, 10, 4, min_slice=4, stash_bytes=10**6, memory_bytes=120_000_000, recompute="auto")
+    problem = replace(problem, pins=(Pin(0, 1, frozenset({2, 3})),))
+    result = PLANNERS["auto"].solve(problem, options={"exclude": f"exact,{RANKS_CANNOT_RUN}"})
+    assert result.best is not None
+    assert broken_pin(problem, result.best.allocation) is None
+    assert all(4 * stage.replicas <= 12 for stage in result.best.allocation.stages)
+    for device, use in result.best.timeline.uses.items():
+        assert use.memory.total <= problem.capacity_bytes(device)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_auto_is_proven_where_exact_is_contained_and_no_worse_without_exclusions(seed: int) -> None:
+    problem = instance(seed, 9)
+    heard: list[Candidate] = []
+    full = PLANNERS["auto"].solve(problem, on_incumbent=heard.append)
+    bare = PLANNERS["auto"].solve(problem, options={"exclude": f"exact,polish,{RANKS_CANNOT_RUN}"})
+    assert full.best is not None
+    assert bare.best is not None
+    assert full.best.value_ns <= bare.best.value_ns
+    assert heard[-1].value_ns == full.best.value_ns
+    exact = PLANNERS["exact"].solve(problem)
+    assert exact.best is not None
+    assert full.best.value_ns <= exact.best.value_ns
+    if full.best.value_ns == exact.best.value_ns:
+        assert full.status is Status.OPTIMAL
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "early-backward"])
+def test_a_schedule_that_is_asked_for_is_kept(schedule: str) -> None:
+    found: Any = PLANNERS["auto"].solve(instance(1, 8), schedule=schedule).best
+    assert found is not None
+    assert isinstance(found.schedule, Orders)
+    assert found.schedule.name == schedule
+
+
+def test_exclusions_have_to_exist() -> None:
+    with pytest.raises(UnsupportedRequest, match="contains no 'dappel'") as refused:
+        PLANNERS["auto"].solve(instance(0, 4), options={"exclude": "dappel"})
+    assert "dapple" in str(refused.value.remedy)
+
+
+def test_a_session_keeps_the_stronger_proof_until_a_plan_outside_it_is_better() -> None:
+    problem = instance(0, 6)
+    exact = PLANNERS["exact"].solve(problem)
+    assert exact.best is not None
+    session = Session(problem, Deadline(None))
+    base = session.bound
+    session.prove(exact.bounds[0])
+    assert session.bound == exact.bounds[0]
+    session.prove(base)
+    assert session.bound == exact.bounds[0]
+    session.prove(replace(base, bound_ns=exact.best.value_ns + 1))
+    session.best = exact.best
+    assert session.bound == base

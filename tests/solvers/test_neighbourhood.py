@@ -1,0 +1,243 @@
+"""The neighbourhood search: legal moves and repairs, the judge's times, improvements only, the same every time."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import combinations, pairwise
+from typing import Any
+
+import pytest
+from problems import chain, make_problem
+from test_exact import instance
+
+from penstock.solvers.allocation import Allocation, single_pipeline
+from penstock.solvers.bounds import schedule_bound
+from penstock.solvers.neighbourhood.moves import Stages, even_stages, moved
+from penstock.solvers.neighbourhood.recut import recuts
+from penstock.solvers.neighbourhood.repair import Repairs
+from penstock.solvers.neighbourhood.scores import Scores
+from penstock.solvers.neighbourhood.search import SECOND, Search, search
+from penstock.solvers.pins import broken_pin
+from penstock.solvers.planners.deadline import Deadline
+from penstock.solvers.planners.options import checked
+from penstock.solvers.planners.session import Session
+from penstock.solvers.planners.trial import Trial, best_order
+from penstock.solvers.problem import Pin, Problem
+from penstock.solvers.registry import PLANNERS
+from penstock.solvers.schedule import Orders
+from penstock.solvers.schedules.early_backward import early_backward
+from penstock.solvers.simulate import makespan_ns, simulate
+
+NEVER = 2**60
+
+
+def check(problem: Problem, stages: Stages) -> None:
+    """All layers once, in order, cut where that is allowed; no device twice."""
+    assert stages[0].first == 0
+    assert stages[-1].last == problem.num_layers - 1
+    for one, two in pairwise(stages):
+        assert one.last + 1 == two.first
+        assert problem.cuttable[one.last]
+    devices = [d for stage in stages for d in stage.devices]
+    assert len(set(devices)) == len(devices)
+    assert all(stage.devices == tuple(sorted(stage.devices)) and stage.replicas for stage in stages)
+    for stage in stages:
+        assert stage.recompute in ((), ((stage.first, stage.last),))
+
+
+@pytest.mark.parametrize("recompute", ["never", "auto", "always"])
+def test_moves_are_legal_and_all_different_ones_occur(recompute: str) -> None:
+    problem = instance(0, 8, recompute=recompute, cuttable=[True, True, False, True, True, True, True])
+    start = chain([(2, [0]), (3, [1, 2]), (3, [3])], 4).stages
+    if recompute == "always":
+        start = tuple(replace(s, recompute=((s.first, s.last),)) for s in start)
+    found = list(moved(problem, start))
+    for stages in found:
+        check(problem, stages)
+        for stage in stages:
+            assert recompute != "never" or not stage.recompute
+            assert recompute != "always" or stage.recompute
+    assert {len(stages) for stages in found} == {2, 3, 4}
+    assert any({d for s in stages for d in s.devices} != {0, 1, 2, 3} for stages in found)
+    shapes = {tuple((s.first, s.last) for s in stages) for stages in found}
+    assert ((0, 1), (2, 5), (6, 7)) in shapes
+    assert ((0, 0), (1, 3), (4, 7)) in shapes
+    assert ((0, 2), (3, 4), (5, 7)) not in shapes
+
+
+def test_even_stages_share_layers_and_devices() -> None:
+    problem = instance(0, 12)
+    shapes = list(even_stages(problem))
+    assert [len(stages) for stages in shapes] == [1, 2, 3, 4]
+    for stages in shapes:
+        check(problem, stages)
+    assert [stage.last - stage.first + 1 for stage in shapes[1]] == [6, 6]
+
+
+def test_repairs_of_a_small_window_are_all_ways_to_cut_it() -> None:
+    problem = instance(0, 8, cuttable=[True, True, False, True, True, True, True])
+    start = chain([(2, [0]), (3, [1, 2]), (3, [3])], 4).stages
+    found = list(Repairs(problem, 1000).of(start, 1, 3, random.Random(0)))
+    for stages in found:
+        check(problem, stages)
+        assert stages[0] == start[0]
+    rows = ((1, 2, 3), (3, 2, 1))
+    wanted = {
+        (cuts, tuple(tuple(sorted(row[i:j])) for i, j in pairwise((0, *places, 3))))
+        for count in range(3)
+        for cuts in combinations((3, 4, 5, 6), count)
+        for places in combinations((1, 2), count)
+        for row in rows
+    }
+    assert {(tuple(s.last for s in each[1:-1]), tuple(s.devices for s in each[1:])) for each in found} == wanted
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_drawn_repairs_are_legal_and_follow_the_seed(seed: int) -> None:
+    problem = instance(seed, 20, cuttable=[i % 3 != 1 for i in range(19)], nodes=(4, 4))
+    start = chain([(6, [0, 1]), (6, [2, 3, 4]), (8, [5, 6, 7])], 4).stages
+    repairs = Repairs(problem, 40)
+    found = list(repairs.of(start, 0, 3, random.Random(seed)))
+    assert found == list(repairs.of(start, 0, 3, random.Random(seed)))
+    assert len(set(found)) > 30
+    for stages in found:
+        check(problem, stages)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_scores_are_the_judges(shared: bool) -> None:
+    """Of every small move: each time is the judge's, the least of them is the value, the bound is below it."""
+    problem = instance(2, 9, 4, shared=shared, stash_bytes=10**6, memory_bytes=150_000_000)
+    start = chain([(5, [0, 1]), (4, [2, 3])], 4).stages
+    scores = Scores(problem)
+    found = scores.fresh([(4, stages) for stages in moved(problem, start)], NEVER)
+    assert found == sorted(found, key=lambda score: score.value_ns)
+    assert not scores.fresh([score.plan for score in found], NEVER)
+    for score in found[::4]:
+        plan = single_pipeline(score.plan[1], 4)
+        for value, vector in score.warmups:
+            assert makespan_ns(problem, plan, early_backward(problem, plan, warmup=vector)) == value
+        assert score.value_ns == min(value for value, _vector in score.warmups)
+        assert score.bound_ns <= score.value_ns
+        trial = scores.fitting(score, NEVER)
+        if trial is not None:
+            uses = simulate(problem, plan, trial.orders).uses
+            assert all(use.memory.total <= problem.capacity_bytes(d) for d, use in uses.items())
+            usual = best_order(problem, plan, NEVER).trial
+            assert usual is not None
+            assert trial.value_ns <= usual.value_ns
+
+
+def searched(problem: Problem, start: Trial | None, effort: float = 1.0) -> list[Trial]:
+    value_ns = NEVER if start is None else start.value_ns
+    found = Search(problem, value_ns, int(effort * SECOND))
+    return list(found.run(None, None) if start is None else found.run(start.allocation, start.orders))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_search_only_improves_and_is_repeatable(seed: int) -> None:
+    problem = instance(seed, 10, 4, recompute="auto", stash_bytes=10**6, memory_bytes=150_000_000)
+    first = best_order(problem, chain([(5, [0, 1]), (5, [2, 3])], 4), NEVER).trial
+    assert first is not None
+    runs = [searched(problem, first) for _ in range(2)]
+    values = [trial.value_ns for trial in runs[0]]
+    assert values == sorted(set(values), reverse=True)
+    assert all(value < first.value_ns for value in values)
+    assert [(t.value_ns, t.allocation) for t in runs[0]] == [(t.value_ns, t.allocation) for t in runs[1]]
+    for trial in runs[0]:
+        assert makespan_ns(problem, trial.allocation, trial.orders) == trial.value_ns
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("shared", [False, True])
+def test_from_nothing_it_finds_the_joint_optimum(seed: int, shared: bool) -> None:
+    """Nine layers on two nodes of two devices, whole backwards: what ``exact`` finds by listing all plans."""
+    problem = instance(seed, 9, 8, shared=shared)
+    exact = PLANNERS["exact"].solve(problem).best
+    assert exact is not None
+    found = searched(problem, None)[-1].value_ns
+    if shared:  # a job shop's order is reached by no warm-up now and then
+        assert found <= exact.value_ns * 1.01
+    else:
+        assert found == exact.value_ns
+
+
+def test_a_plan_that_is_nearly_best_is_mended() -> None:
+    """One cut off the optimum: the search finds it back."""
+    problem = instance(14, 12, 8)
+    best = PLANNERS["exact"].solve(problem).best
+    assert best is not None
+    stages = best.allocation.stages
+    assert len(stages) == 2
+    shifted = (replace(stages[0], last=stages[0].last - 1), replace(stages[1], first=stages[1].first - 1))
+    first = best_order(problem, single_pipeline(shifted, best.allocation.num_micro_batches), NEVER).trial
+    assert first is not None
+    assert first.value_ns > best.value_ns
+    assert searched(problem, first)[-1].value_ns == best.value_ns
+
+
+def test_recuts_of_parts_keep_the_order_and_only_improve() -> None:
+    """Interleaved parts, one cut of which is put off: the search moves cuts, and never the order."""
+    problem = make_problem([30, 10, 20, 30, 10, 20, 20, 20], None, 1, 8, nodes=(2,), global_batch_size=8)
+    session = Session(problem, Deadline(None))
+    planner = PLANNERS["interleaved"]
+    assert planner.proposals is not None
+    session.judge_all("interleaved", planner.proposals(problem, checked("interleaved", planner.options, {"chunks": 2})))
+    best: Any = session.best
+    stages = list(best.allocation.stages)
+    k = next(s for s, stage in enumerate(stages[:-1]) if stage.last > stage.first)
+    stages[k : k + 2] = [
+        replace(stages[k], last=stages[k].last - 1),
+        replace(stages[k + 1], first=stages[k + 1].first - 1),
+    ]
+    worse = Allocation(
+        (replace(best.allocation.pipelines[0], stages=tuple(stages)),), best.allocation.num_micro_batches
+    )
+    value = makespan_ns(problem, worse, best.schedule)
+    assert value > best.value_ns
+    found = list(recuts(problem, worse, best.schedule, True, value))
+    values = [each for _plan, each in found]
+    assert values == sorted(set(values), reverse=True)
+    assert values[-1] <= best.value_ns
+    for plan, each in found:
+        assert makespan_ns(problem, plan, best.schedule) == each
+        assert [s.devices for s in plan.stages] == [s.devices for s in stages]
+
+
+@pytest.mark.parametrize("planner", ["interleaved", "zero-bubble", "gpipe"])
+def test_the_door_yields_plans_that_a_session_takes(planner: str) -> None:
+    problem = instance(1, 8, 4)
+    session = Session(problem, Deadline(None))
+    entry = PLANNERS[planner]
+    assert entry.proposals is not None
+    session.judge_all(planner, entry.proposals(problem, checked(planner, entry.options, {})))
+    assert session.best is not None
+    before = session.best.value_ns
+    judged = session.judged
+    values = []
+    for proposal in search(session, 0.5):
+        assert isinstance(proposal.fixed, Orders)
+        values.append(makespan_ns(problem, proposal.allocation, proposal.fixed))
+        bound = schedule_bound(problem, proposal.allocation, proposal.fixed)
+        assert values[-1] >= bound.bound_ns
+    assert values == sorted(set(values), reverse=True)
+    assert all(value < before for value in values)
+    assert session.judged == judged
+
+
+def test_a_stopped_search_ends() -> None:
+    problem = instance(1, 12, 8)
+    first = best_order(problem, chain([(6, [0]), (6, [1])], 8), NEVER).trial
+    assert first is not None
+    found = Search(problem, first.value_ns, SECOND, stopped=lambda: True)
+    assert list(found.run(first.allocation, first.orders)) == []
+
+
+def test_pins_are_kept() -> None:
+    problem = replace(instance(3, 10, 4, min_slice=4), pins=(Pin(0, 1, frozenset({2, 3})),))
+    first = best_order(problem, chain([(5, [2, 3]), (5, [0, 1])], 4), NEVER).trial
+    assert first is not None
+    for trial in searched(problem, first):
+        assert broken_pin(problem, trial.allocation) is None
+        assert all(4 * stage.replicas <= 12 for stage in trial.allocation.stages)
