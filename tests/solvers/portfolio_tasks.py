@@ -1,0 +1,86 @@
+"""Tasks that come late, hang, die and fail, for the portfolio to deal with. A module, so that processes can load it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.portfolio.outcome import Found, Outcome
+from penstock.solvers.portfolio.tasks import Link, Setting
+from penstock.solvers.result import Bound
+
+
+@dataclass(frozen=True)
+class Late:
+    """Tells of plans, each after a while, but of none that is worse than what is known elsewhere."""
+
+    name: str
+    plans: tuple[Found, ...]
+    delay_s: float = 0.0
+    proven: Bound | None = None
+    one_pipeline: bool = False
+    beside: bool = False
+
+    def run(self, setting: Setting, link: Link) -> Outcome:
+        """Tell."""
+        best: Found | None = None
+        for plan in self.plans:
+            time.sleep(self.delay_s)
+            known_ns = link.best_ns()
+            if known_ns is not None and plan.value_ns > known_ns:
+                continue
+            if best is None or plan.value_ns < best.value_ns:
+                best = plan
+                link.found(plan)
+        if self.proven is not None:
+            link.proven(self.proven)
+        return Outcome(best, self.proven, judged=len(self.plans), proposed=True)
+
+
+@dataclass(frozen=True)
+class Hanging(Late):
+    """Tells, and never ends; ``pid_file`` gets its process."""
+
+    pid_file: str = ""
+
+    def run(self, setting: Setting, link: Link) -> Outcome:
+        """Tell, and hang."""
+        super().run(setting, link)
+        if self.pid_file:
+            with Path(self.pid_file).open("a") as file:
+                file.write(f"{os.getpid()}\n")
+        while True:
+            time.sleep(60)
+
+
+@dataclass(frozen=True)
+class Dying(Late):
+    """Tells, and ends as a broken native library does."""
+
+    def run(self, setting: Setting, link: Link) -> Outcome:
+        """Tell, and die."""
+        super().run(setting, link)
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+
+@dataclass(frozen=True)
+class Failing(Late):
+    """Has a fault of its own."""
+
+    def run(self, setting: Setting, link: Link) -> Outcome:
+        """Fail."""
+        raise ZeroDivisionError("a fault in a task")
+
+
+@dataclass(frozen=True)
+class Refusing(Late):
+    """Takes no request."""
+
+    def run(self, setting: Setting, link: Link) -> Outcome:
+        """Refuse."""
+        return Outcome(refused=UnsupportedRequest("not this one", remedy="another"))

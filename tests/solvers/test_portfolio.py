@@ -1,0 +1,313 @@
+"""The portfolio: one answer whatever the number of processes and their speed; limits, deaths, and no orphans."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import psutil
+import pytest
+from portfolio_tasks import Dying, Failing, Hanging, Late, Refusing
+from problems import make_problem
+from test_planners import random_problem
+
+from penstock.solvers.planners.deadline import Deadline
+from penstock.solvers.planners.session import Session
+from penstock.solvers.portfolio import crew
+from penstock.solvers.portfolio.crew import Crew, Here, Workers
+from penstock.solvers.portfolio.outcome import Found
+from penstock.solvers.portfolio.rounds import Tasks
+from penstock.solvers.portfolio.tasks import Ask, Setting
+from penstock.solvers.problem import Problem
+from penstock.solvers.registry import PLANNERS
+from penstock.solvers.result import REQUEST_SCOPE, Bound, Candidate, Progress, Status
+from penstock.solvers.update_rules import UpdateRule
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def problem() -> Problem:
+    return random_problem(5)
+
+
+@pytest.fixture(scope="module")
+def plans(problem: Problem) -> list[Found]:
+    """Plans of different planners, the slowest first."""
+    heard: list[Candidate] = []
+    for name in ("gpipe", "dapple", "interleaved"):
+        PLANNERS[name].solve(problem, on_incumbent=heard.append)
+    found = {plan.value_ns: plan for plan in map(Found.of, heard)}
+    return [found[value_ns] for value_ns in sorted(found, reverse=True)]
+
+
+@pytest.fixture
+def forking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork although numpy keeps a thread, which waits: fresh interpreters would take a second each."""
+    monkeypatch.setattr(crew, "one_thread", lambda: True)
+
+
+def session_of(problem: Problem, limit_s: float | None = None, **settings: Any) -> Session:
+    return Session(problem, Deadline(None if limit_s is None else int(limit_s * 1e9)), **settings)
+
+
+def run(session: Session, tasks: Sequence[Any], workers: int) -> Tasks:
+    """With so many processes; 0: in this one."""
+    setting = Setting.of(session, PLANNERS)
+    hands: Crew = Workers(setting, workers) if workers else Here(setting)
+    round_ = Tasks(session, tasks)
+    with hands as ready:
+        round_.run(ready)
+    assert not [p for p in psutil.Process().children() if p.status() != psutil.STATUS_ZOMBIE]
+    return round_
+
+
+def plain(value: Any) -> Any:
+    """All that a plan says, as tuples: what pickles say besides is which parts were one object."""
+    if isinstance(value, np.ndarray):
+        return value.tolist().__repr__()
+    if is_dataclass(value):
+        return tuple(plain(getattr(value, field.name)) for field in fields(value))
+    if isinstance(value, tuple | list):
+        return tuple(plain(each) for each in value)
+    return value
+
+
+def answer(session: Session) -> tuple[object, ...]:
+    best = None if session.best is None else plain(Found.of(session.best))
+    return best, session.proven, tuple(session.unfinished), session.judged, session.beside
+
+
+def orders_of_delays() -> list[tuple[float, ...]]:
+    return [(0.0, 0.0, 0.0, 0.0), (0.08, 0.04, 0.0, 0.0), (0.0, 0.0, 0.04, 0.08)]
+
+
+@pytest.mark.usefixtures("forking")
+@pytest.mark.parametrize("gap", [0.0, 0.5])
+def test_the_answer_depends_on_neither_workers_nor_delays(problem: Problem, plans: list[Found], gap: float) -> None:
+    """Ties go to the earlier task; with a gap the first task that reaches it decides, whatever others have found."""
+    best, tied = plans[-1], replace(plans[-1], planner="tied")
+    bound = Bound(REQUEST_SCOPE, "one contiguous pipeline", best.value_ns * 2 // 3, "told")
+    shares = (tuple(plans[:2]), (*plans[1:-1], best), (tied, best), (plans[0], plans[-1]))
+    answers = set()
+    for workers in (0, 1, 2, 4):
+        for delays in orders_of_delays():
+            tasks = [Late(f"task {i}", shares[i], delays[i], bound if i == 2 else None) for i in range(4)]
+            session = session_of(problem, gap=gap)
+            session.whole = replace(session.every_plan, bound_ns=plans[1].value_ns * 7 // 10)
+            run(session, tasks, workers)
+            best_found = session.best
+            assert best_found is not None
+            answers.add((best_found.planner, best_found.value_ns, None if gap else answer(session)))
+    assert len(answers) == 1
+    assert answers.pop()[0] == best.planner or gap
+
+
+@pytest.mark.usefixtures("forking")
+def test_auto_gives_the_same_bytes_with_any_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed, changes in ((0, {}), (1, {"memory_bytes": 60_000_000})):
+        problem = replace(random_problem(seed, 6, **changes), update_rules=frozenset(get_args(UpdateRule)))
+        found = set()
+        for workers in (1, 2, 4):
+            monkeypatch.setattr(crew, "SMALL", 0)
+            how: dict[str, Any] = {"workers": workers, "time_limit_ns": 10**12, "options": {"exclude": "closing"}}
+            result = PLANNERS["auto"].solve(problem, **how)
+            assert result.best is not None
+            assert not result.unfinished
+            found.add((plain(Found.of(result.best)), result.why, result.bounds, result.status))
+        monkeypatch.setattr(crew, "SMALL", 10**9)
+        result = PLANNERS["auto"].solve(problem, options={"exclude": "closing"})
+        assert result.best is not None
+        found.add((plain(Found.of(result.best)), result.why, result.bounds, result.status))
+        assert len(found) == 1
+
+
+@pytest.mark.usefixtures("forking")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_hangs_is_ended_at_the_limit_and_its_best_plan_kept(
+    problem: Problem, plans: list[Found], workers: int
+) -> None:
+    session = session_of(problem, limit_s=1.0)
+    tasks = [Late("slow", (plans[0],)), Hanging("hanging", (plans[-1],)), Hanging("deaf", ())]
+    run(session, tasks, workers)
+    assert session.best is not None
+    assert session.best.value_ns == plans[-1].value_ns
+    assert session.unfinished == ["hanging", "deaf"]
+
+
+def test_a_limit_that_has_passed_asks_nobody(problem: Problem, plans: list[Found]) -> None:
+    session = session_of(problem, limit_s=0.0)
+    run(session, [Late("late", (plans[0],))], 0)
+    assert (session.best, session.unfinished) == (None, ["late"])
+
+
+@pytest.mark.usefixtures("forking")
+def test_a_process_that_dies_is_named_and_the_others_go_on(problem: Problem, plans: list[Found]) -> None:
+    session = session_of(problem)
+    run(session, [Dying("dying", (plans[1],)), Late("living", (plans[0],)), Dying("dead", ())], 1)
+    assert session.best is not None
+    assert session.best.value_ns == plans[1].value_ns
+    assert session.unfinished == ["dying", "dead"]
+    assert session.lost == {"dying": "signal 9", "dead": "signal 9"}
+
+
+@pytest.mark.usefixtures("forking")
+def test_a_fault_in_a_task_is_raised_with_its_traceback(problem: Problem) -> None:
+    with pytest.raises(RuntimeError, match="failing met an error of its own") as fault:
+        run(session_of(problem), [Failing("failing", ())], 2)
+    assert "a fault in a task" in str(fault.value)
+
+
+def test_fresh_interpreters_take_refuse_and_tell(problem: Problem, plans: list[Found]) -> None:
+    """Without forking, as in a process with threads."""
+    session = session_of(problem)
+    round_ = run(session, [Late("late", tuple(plans)), Refusing("refusing", ())], 2)
+    assert session.best is not None
+    assert session.best.value_ns == plans[-1].value_ns
+    assert [str(refused.remedy) for refused in round_.refused] == ["another"]
+
+
+@pytest.mark.usefixtures("forking")
+def test_progress_tells_of_plans_bounds_and_planners_at_work(problem: Problem, plans: list[Found]) -> None:
+    bound = Bound(REQUEST_SCOPE, "one contiguous pipeline", plans[-1].value_ns // 2, "told")
+    heard: list[Progress] = []
+    session = session_of(problem, on_progress=heard.append)
+    session.whole = replace(session.every_plan, bound_ns=1)
+    run(session, [Late("first", tuple(plans[:1]), proven=bound), Late("second", tuple(plans), 0.02)], 2)
+    assert {name for progress in heard for name in progress.working} == {"first", "second"}
+    values = [progress.value_ns for progress in heard if progress.value_ns is not None]
+    assert values == sorted(values, reverse=True)
+    assert values[-1] == plans[-1].value_ns
+    assert bound in [progress.bound for progress in heard]
+    assert heard[-1].gap is not None
+
+
+def test_a_proof_for_one_pipeline_spares_only_those_planners(problem: Problem, plans: list[Found]) -> None:
+    """Contract of bounds: it is never used to stop the search for plans of other kinds."""
+    contiguous = next(plan for plan in plans if plan.planner == "dapple")
+    bound = Bound(REQUEST_SCOPE, "one contiguous pipeline", contiguous.value_ns, "told")
+    session = session_of(problem)
+    session.whole = replace(session.every_plan, bound_ns=1)
+    spared = Failing("spared", (), one_pipeline=True)
+    run(session, [Late("proving", (contiguous,), proven=bound), spared, Late("other", (plans[-1],))], 0)
+    assert session.best is not None
+    assert session.best.value_ns == plans[-1].value_ns
+
+
+SOLVING = """
+import os, sys
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+sys.path.insert(0, {here!r})
+from portfolio_tasks import Hanging
+from test_portfolio import run, session_of
+from test_planners import random_problem
+run(session_of(random_problem(5)), [Hanging("one", (), pid_file={pids!r}), Hanging("two", (), pid_file={pids!r})], 2)
+"""
+
+
+@pytest.mark.parametrize("forks", [True, False], ids=["forked", "launched"])
+def test_no_process_outlives_a_parent_that_is_killed(tmp_path: Path, forks: bool) -> None:
+    pids = tmp_path / "pids"
+    code = SOLVING.format(here=str(HERE), pids=str(pids))
+    if not forks:
+        code = code.replace(
+            "run(", "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()\nrun(", 1
+        )
+    parent = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "OPENBLAS_NUM_THREADS": "1"})
+    try:
+        workers = _until(lambda: _listed(pids, 2))
+        assert all(worker.ppid() == parent.pid for worker in workers)
+        parent.send_signal(signal.SIGKILL)
+    finally:
+        parent.kill()
+        parent.wait()
+    assert psutil.wait_procs(workers, 10)[1] == []
+
+
+def _listed(pids: Path, count: int) -> list[psutil.Process] | None:
+    numbers = pids.read_text().split() if pids.exists() else []
+    return [psutil.Process(int(number)) for number in numbers] if len(numbers) == count else None
+
+
+def _until(ready: Callable[[], list[psutil.Process] | None]) -> list[psutil.Process]:
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
+        if (found := ready()) is not None:
+            return found
+        time.sleep(0.05)
+    raise AssertionError("the workers did not come up")
+
+
+@pytest.mark.parametrize("how", [{"max_plans": 3}, {"schedule": "gpipe"}, {"gap": 0.2}], ids=str)
+def test_auto_is_never_worse_than_a_planner_with_the_same_limits(how: dict[str, Any]) -> None:
+    problem = random_problem(2, 6, memory_bytes=70_000_000)
+    best = PLANNERS["auto"].solve(problem, options={"runnable": False}, **how).best
+    assert best is not None
+    for name, planner in PLANNERS.items():
+        if how.get("schedule", "auto") in ("auto", *planner.accepts) and name not in ("auto", "exact"):
+            if "synchronous" not in planner.supports:
+                continue
+            alone = planner.solve(problem, **how).best
+            least = alone.value_ns if alone is not None else best.value_ns
+            assert best.value_ns <= least * (1 + how.get("gap", 0.0))
+
+
+@dataclass
+class Knowing:
+    """A link to somebody who knows a plan of this time."""
+
+    value_ns: int
+
+    def best_ns(self) -> int:
+        return self.value_ns
+
+    def found(self, found: Found) -> None:
+        """Heard by nobody."""
+
+    def proven(self, bound: Bound) -> None:
+        """Heard by nobody."""
+
+
+def test_what_is_judged_does_not_depend_on_what_is_known() -> None:
+    """A better plan that is known rules out by proofs only: the best of the others stays the same."""
+    for seed in range(3):
+        problem = random_problem(seed, 6, memory_bytes=50_000_000)
+        dapple = PLANNERS["dapple"]
+        alone = dapple.solve(problem).best
+        assert alone is not None
+        asked = Ask("dapple", dapple.check(problem.update_rules, "auto", {}))
+        outcome = asked.run(Setting.of(session_of(problem), PLANNERS), Knowing(alone.value_ns))
+        assert plain(outcome.found) == plain(Found.of(alone))
+
+
+def test_not_runnable_plans_are_mentioned_only() -> None:
+    """Split backwards fill the bubble of this pipeline; ranks cannot run them yet."""
+    problem = make_problem(
+        [1_000_000] * 4, nodes=(4,), parameter_bytes=50_000_000, global_batch_size=4, inside_bytes_per_s=10**8
+    )
+    runnable = PLANNERS["auto"].solve(problem)
+    every = PLANNERS["auto"].solve(problem, options={"runnable": False})
+    assert runnable.best is not None
+    assert every.best is not None
+    assert every.best.planner == "zero-bubble"
+    gain = f"{100 * (1 - every.best.value_ns / runnable.best.value_ns):.2f} % less"
+    assert f"a plan of zero-bubble, which ranks cannot run yet, takes {gain}" in runnable.why
+    assert "ranks cannot run" not in every.why
+
+
+def test_a_closed_plan_has_its_proof_in_the_certificate() -> None:
+    result = PLANNERS["auto"].solve(random_problem(4, 5, global_batch_size=4))
+    assert result.best is not None
+    assert result.bounds[1].bound_ns <= result.best.value_ns
+    without = PLANNERS["auto"].solve(random_problem(4, 5, global_batch_size=4), options={"exclude": "closing"})
+    assert without.best is not None
+    assert result.best.value_ns <= without.best.value_ns
+    assert result.status in (Status.OPTIMAL, Status.FEASIBLE)
