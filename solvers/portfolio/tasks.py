@@ -148,7 +148,7 @@ def _also_under_gpipe(proposals: Iterator[Proposal]) -> Iterator[Proposal]:
 
 @dataclass(frozen=True)
 class Polish:
-    """Neighbourhood search from a plan; ``proven``: what is known of all plans of its kind; ``effort`` of ``search``."""
+    """Neighbourhood search from a plan; ``proven``: what is known of all plans of its kind; ``effort`` as there."""
 
     start: Found
     proven: Bound | None
