@@ -2,7 +2,8 @@
 
 The number of micro-batches whose bound is lowest is looked into first, until its plan's own bound is reached; its
 plans are judged under the usual warm-ups. Then the others, while their bounds are below the best plan. What no search
-could rule out keeps its bound; the least of all bounds, and of the best plan's time, is what is proven.
+could rule out keeps its bound; the least of all bounds, and of the best plan's time, is what is proven. At last the
+plans with the least bounds are reordered, to come down to them.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.allocation import Allocation
 from penstock.solvers.allocators.block_partition import block_partition
 from penstock.solvers.batches import Batch, candidates, dapple_replicas
+from penstock.solvers.closing import close
 from penstock.solvers.planners.options import Option
 from penstock.solvers.planners.proposal import Proposal, unreachable
 from penstock.solvers.planners.trial import Trial, best_order
@@ -20,6 +23,7 @@ from penstock.solvers.problem import Problem
 from penstock.solvers.request_bound.links import Links
 from penstock.solvers.request_bound.places import allocations
 from penstock.solvers.request_bound.search import BatchSearch
+from penstock.solvers.request_bound.warm_ups import climb
 from penstock.solvers.result import REQUEST_SCOPE, Bound
 
 OPTIONS = (Option("effort", 30, "labels times grid points of all searches together, in millions", low=1),)
@@ -28,18 +32,24 @@ FURTHER = 4
 """A first search goes up to 1/4 above the bound that is known."""
 NEVER_NS = 2**52
 """No plan takes so long: 52 days."""
-MOST_DEVICES = 64
+MOST_DEVICES = 256
+PLANS, WARM_UPS, ORDERS, OF_A_PLAN = 8, 400, 0.4, 0.2
+"""So many plans are reordered, under so many warm-ups each, and by so much of the job shop's effort, all and each."""
 
 
 @dataclass
 class Relaxation:
-    """One search. ``value_ns`` is that of the best plan so far; ``effort`` is the most that searches may spend."""
+    """One search. ``value_ns`` is that of the best plan so far; ``effort`` is the most that searches may spend.
+
+    ``plans``: those that bounds belong to, each with its own.
+    """
 
     problem: Problem
     effort: int
     value_ns: int = NEVER_NS
     best: Trial | None = None
     searches: list[BatchSearch] = field(default_factory=list)
+    plans: dict[Allocation, int] = field(default_factory=dict)
 
     @property
     def bound_ns(self) -> int:
@@ -52,7 +62,12 @@ class Relaxation:
         return Bound(REQUEST_SCOPE, model_of(self.problem, self.searches), self.bound_ns, "label search over all plans")
 
     def run(self) -> Iterator[None]:
-        """All searches; comes up for air after every counted piece of work, so that it can be left."""
+        """All searches, then better orders; comes up for air after every counted piece of work, to be left there."""
+        yield from self.prove()
+        yield from self._reorder()
+
+    def prove(self) -> Iterator[None]:
+        """All searches."""
         self.searches = self.searches_of(batches_of(self.problem))
         while True:
             spent = sum(search.steps for search in self.searches)
@@ -72,9 +87,35 @@ class Relaxation:
         path = yield from search.step(below_ns)
         for plan in () if path is None else allocations(self.problem, path, search.batch.num_micro_batches):
             if unreachable(self.problem, plan) is None:
-                trial = best_order(self.problem, plan, self.value_ns).trial
-                if trial is not None:
-                    self.best, self.value_ns = trial, trial.value_ns
+                self.plans[plan] = search.own_bound_ns
+                self._take(best_order(self.problem, plan, self.value_ns).trial)
+
+    def _take(self, trial: Trial | None) -> None:
+        if trial is not None and trial.value_ns < self.value_ns:
+            self.best, self.value_ns = trial, trial.value_ns
+
+    def _reorder(self) -> Iterator[None]:
+        """The plans with the least bounds again: more warm-ups, then any order."""
+        plans = sorted(self.plans.items(), key=lambda each: each[1])[:PLANS]
+        for plan, bound_ns in plans:
+            start = best_order(self.problem, plan, NEVER_NS).trial if bound_ns < self.value_ns else None
+            if start is not None:
+                self._take(climb(self.problem, start, bound_ns, WARM_UPS))
+                yield
+        effort = ORDERS
+        for plan, bound_ns in plans:
+            if effort > 0 and self.bound_ns < self.value_ns and bound_ns < self.value_ns:
+                effort -= self._close(plan, min(effort, OF_A_PLAN))
+                yield
+
+    def _close(self, plan: Allocation, effort: float) -> float:
+        """Ask the job shop for an order of a plan that beats the best; the effort that it took."""
+        known = self.best.orders if self.best is not None and self.best.allocation == plan else None
+        overlap = self.problem.rules.overlap_all_reduce
+        found = close(self.problem, plan, known, overlap=overlap, value_ns=self.value_ns, effort=effort)
+        if found.schedule is not None:
+            self._take(Trial(found.value_ns, plan, found.schedule))
+        return found.spent
 
 
 def batches_of(problem: Problem) -> tuple[Batch, ...]:
@@ -84,9 +125,9 @@ def batches_of(problem: Problem) -> tuple[Batch, ...]:
 
 
 def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
-    """Ever better plans, each with what is proven by then.
+    """Ever better plans, each with what is proven by then; the same again where only the bound rose.
 
-    Where nothing fits, the most stages and the smallest micro-batches, for the judge to say what is lacking. Raises
+    While nothing fits, the most stages and the smallest micro-batches, for the judge to say what is lacking. Raises
     ``UnsupportedRequest`` for more devices than it can search.
     """
     if problem.num_devices > MOST_DEVICES:
@@ -96,14 +137,18 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
         )
     relaxation = Relaxation(problem, int(str(options["effort"])) * MILLION)
     overlaps = (problem.rules.overlap_all_reduce,)
+    plain = [
+        Proposal(block_partition(problem, batch, stages, by="parameters"), ("early-backward",), "A", overlaps)
+        for batch in candidates(problem)[-1:]
+        for stages in [min(problem.num_devices, int(problem.cuttable.sum()) + 1)]
+    ]
     for _piece in relaxation.run():
-        if relaxation.best is not None:
-            orders, proven = relaxation.best.orders, relaxation.bound
-            yield Proposal(relaxation.best.allocation, (orders.name,), overlaps=overlaps, fixed=orders, proven=proven)
-    if relaxation.best is None:
-        for batch in candidates(problem)[-1:]:
-            stages = min(problem.num_devices, int(problem.cuttable.sum()) + 1)
-            yield Proposal(block_partition(problem, batch, stages, by="parameters"), ("early-backward",), "A", overlaps)
+        best = relaxation.best
+        if best is None:
+            yield from (proposal._replace(proven=relaxation.bound) for proposal in plain)
+        else:
+            names = (best.orders.name,)
+            yield Proposal(best.allocation, names, overlaps=overlaps, fixed=best.orders, proven=relaxation.bound)
 
 
 def model_of(problem: Problem, searches: list[BatchSearch]) -> str:

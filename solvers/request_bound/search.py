@@ -68,7 +68,7 @@ class BatchSearch:
     """The plans of one number of micro-batches. No plan takes less than ``bound_ns``.
 
     ``closed``: the bound will not rise any more. ``empty``: there is no plan at all.
-    ``cap``: labels of a state before they are merged.
+    ``cap``: labels of a state before they are merged. ``own_bound_ns``: of the plan last found, by itself.
     """
 
     problem: Problem
@@ -78,6 +78,7 @@ class BatchSearch:
     empty: bool = False
     steps: int = 0
     cap: int = MOST_OF_A_STATE
+    own_bound_ns: int = 0
     _points: list[Point] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -108,7 +109,8 @@ class BatchSearch:
         self.bound_ns = max(self.bound_ns, value)
         chains = chains_of(self.pieces, path)
         known = list(self._points)
-        if plan_bound_ns(chains, self.pieces.batches) > value:
+        self.own_bound_ns = plan_bound_ns(chains, self.pieces.batches)
+        if self.own_bound_ns > value:
             self._points = _refined(known, _rates(chains, self.pieces.batches))
         self.closed = self._points == known
         return path

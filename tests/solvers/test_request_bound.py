@@ -302,8 +302,8 @@ def _way_is_possible(problem: Problem, pieces: Pieces, source: Stage, target: St
 
 
 def test_more_devices_than_it_can_search_are_refused() -> None:
-    with pytest.raises(UnsupportedRequest, match="at most 64 devices"):
-        PLANNERS["relax"].solve(make_problem([1, 1], nodes=(65,)))
+    with pytest.raises(UnsupportedRequest, match="at most 256 devices"):
+        PLANNERS["relax"].solve(make_problem([1, 1], nodes=(257,)))
 
 
 def test_an_optimum_is_claimed_of_plans_that_the_proof_speaks_of() -> None:
