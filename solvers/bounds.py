@@ -11,11 +11,12 @@ Scope ``schedule of this allocation``: the largest of
   the way round that micro-batches in flight share (``steady_times.py``);
 * for pipelines that average on shared devices, the processor time of all they do.
 
-Scope ``all plans of this request``: the work of all layers at their cheapest is shared by all devices at best (load),
-and one slice has to pass through every layer forwards and backwards (fill). Load holds for every plan: several stages
-per device, several pipelines, replicas, recomputation, split backwards, any order and any update rule only add. Only
-where measured pipelines may share a processor, of which each uses a part, it counts with the smallest part. Fill holds
-where every allowed update rule has a flush.
+Scope ``all plans of this request``: of every plan, the work of all layers at their cheapest, shared by all devices at
+best (load), and one slice that has to pass through every layer forwards and backwards (fill). Load holds for every
+plan: several stages per device, several pipelines, replicas, recomputation, split backwards, any order and any update
+rule only add. Only where measured pipelines may share a processor, of which each uses a part, it counts with the
+smallest part. Fill holds where every allowed update rule has a flush. Of plans of one pipeline, also what devices wait
+before their first and behind their last micro-batch, for transfers, and for all-reduces (``all_plans``).
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from fractions import Fraction
 
 import numpy as np
 
+from penstock.solvers.all_plans.kinds import EVERY_PLAN, ONE_PIPELINE, applies
+from penstock.solvers.all_plans.load import load_ns
+from penstock.solvers.all_plans.search import Search
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.batching import row_classes
 from penstock.solvers.costs import stage_costs, update_ns
@@ -38,32 +42,28 @@ from penstock.solvers.update_rules import UpdateRule
 from penstock.solvers.utilisation import rank_share, utilisation_ppm
 from penstock.solvers.windows import window_bound_ns
 
+__all__ = ["applies", "one_pipeline_bound", "request_bound", "schedule_bound"]
+
 
 def request_bound(problem: Problem) -> Bound:
     """No plan of the request, under any update rule that it allows, takes less time than this."""
-    load = _load_ns(problem)
+    load = load_ns(problem, _least_share(problem) if "elastic_averaging" in problem.update_rules else Fraction(1))
     path = _path_ns(problem) if problem.update_rules <= {"synchronous"} else 0
     method = "load: all work at its cheapest, on all devices" if load >= path else "fill: one slice through all layers"
-    return Bound(REQUEST_SCOPE, "every plan, in any network", max(load, path), method)
+    return Bound(REQUEST_SCOPE, f"{EVERY_PLAN}, in any network", max(load, path), method)
 
 
-def _load_ns(problem: Problem) -> int:
-    """Every sample passes every layer, at best as cheaply as in the best measurement; ceil(total / devices).
+def one_pipeline_bound(problem: Problem) -> Bound:
+    """No flushed plan of one pipeline, its replicas by rows, its backwards whole, takes less time than this.
 
-    A layer's time over its samples is smallest at a measured size: between two of them the time is linear in the
-    samples, below the smallest it is constant or proportional, above the largest proportional, and always rounded up.
+    A device may hold any number of stages, which may recompute, in any place and any order; for every number of
+    micro-batches that the request allows. ``applies`` says whether a plan is one of these.
     """
-    total = Fraction(int(problem.update_ns[-1]))
-    share = _least_share(problem) if "elastic_averaging" in problem.update_rules else 1
-    used = {problem.kind_source[device.kind] for device in problem.devices}
-    for layer in range(problem.num_layers):
-        cheapest = min(
-            Fraction(int(point.forward_ns[layer] + point.backward_ns[layer]), point.rows) / Fraction(speed)
-            for source, speed in used
-            for point in problem.measured[source]
-        )
-        total += problem.global_batch_size * cheapest * share
-    return -int(-total // problem.num_devices)
+    known = max(load_ns(problem, Fraction(1)), _path_ns(problem))
+    network = "shared" if problem.rules.shared else f"private ({problem.rules.channel})"
+    model = f"{ONE_PIPELINE}, any stages on any devices, replicas by rows, whole backwards; {network} network"
+    method = "label search over the devices' lowest layers"
+    return Bound(REQUEST_SCOPE, model, Search(problem).bound_ns(known), method)
 
 
 def _path_ns(problem: Problem) -> int:

@@ -1,0 +1,44 @@
+"""Of which plans a bound speaks: the words that its model begins with, and whether a plan is one of those."""
+
+from __future__ import annotations
+
+from penstock.schemas.program import INPUT, RECOMPUTE, WEIGHT
+from penstock.solvers.allocation import Allocation
+from penstock.solvers.result import REQUEST_SCOPE, Bound, Candidate
+from penstock.solvers.schedule import Orders, Schedule
+from penstock.solvers.update_rules import UpdateRule
+
+EVERY_PLAN = "every plan"
+ONE_PIPELINE = "every plan of one pipeline"
+CONTIGUOUS = "one contiguous pipeline"
+
+
+def applies(bound: Bound, candidate: Candidate) -> bool:
+    """Whether the plan is one of those that the bound speaks of."""
+    if bound.scope != REQUEST_SCOPE:
+        return True
+    plan = candidate.allocation, candidate.schedule, candidate.update_rule
+    if bound.model.startswith(ONE_PIPELINE):
+        return is_one_pipeline(*plan)
+    if bound.model.startswith(CONTIGUOUS):
+        return is_one_pipeline(*plan) and _apart(candidate.allocation) and RECOMPUTE not in _kinds(candidate.schedule)
+    return bound.model.startswith(EVERY_PLAN)
+
+
+def is_one_pipeline(allocation: Allocation, schedule: Schedule, update_rule: UpdateRule) -> bool:
+    """A flushed pipeline, replicas by rows, whole backwards; devices may hold several stages, which may recompute."""
+    if update_rule != "synchronous" or len(allocation.pipelines) > 1 or {INPUT, WEIGHT} & _kinds(schedule):
+        return False
+    return all(stage.dispatch == "rows" or stage.replicas == 1 for stage in allocation.stages)
+
+
+def _apart(allocation: Allocation) -> bool:
+    """Whether every stage has devices of its own."""
+    devices = [device for stage in allocation.stages for device in stage.devices]
+    return len(set(devices)) == len(devices)
+
+
+def _kinds(schedule: Schedule) -> set[int]:
+    if isinstance(schedule, Orders):
+        return {kind for row in schedule.rows for kind in set(row.operations[:, 0].tolist())}
+    return {operation.kind for operation in schedule.operations}

@@ -1,0 +1,330 @@
+"""The bounds of all plans: never above what any plan takes, of whatever kind; the label search against a plain twin."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+from problems import make_network, make_problem
+from random_plans import random_allocation, random_orders, random_problem
+from test_request_bound import random_request
+
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.all_plans.kinds import applies, is_one_pipeline
+from penstock.solvers.all_plans.options import Holding, Numbers, numbers_of, options_of
+from penstock.solvers.all_plans.search import Piece, Search
+from penstock.solvers.all_plans.slices import Slices
+from penstock.solvers.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.bounds import one_pipeline_bound, request_bound
+from penstock.solvers.jobshop import Question, solve
+from penstock.solvers.kernels.all_plans import Labels, Terms, least_cost
+from penstock.solvers.problem import Problem
+from penstock.solvers.registry import PLANNERS
+from penstock.solvers.result import REQUEST_SCOPE, Bound, Candidate
+from penstock.solvers.simulate import makespan_ns
+
+NEVER = 2**60
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_never_above_random_plans_of_one_pipeline(block: int) -> None:
+    """Stages on any devices, several on some of them, in any order that runs."""
+    seen = 0
+    for seed in range(40 * block, 40 * block + 40):
+        rng = random.Random(seed)
+        problem = random_problem(rng) if seed % 2 else random_request(seed, 6, 4)
+        problem = replace(problem, micro_batch_sizes=())
+        bound = max(one_pipeline_bound(problem).bound_ns, request_bound(problem).bound_ns)
+        for _ in range(4):
+            drawn = random_allocation(rng, problem)
+            stages = tuple(replace(stage, dispatch="rows") for stage in drawn.stages)
+            allocation = single_pipeline(stages, drawn.num_micro_batches)
+            orders = random_orders(rng, allocation)
+            if is_one_pipeline(allocation, orders, "synchronous"):
+                seen += 1
+                assert bound <= makespan_ns(problem, allocation, orders), seed
+    assert seen > 40
+
+
+@pytest.mark.parametrize("seed", range(50_000, 50_008))
+def test_never_above_any_planners_plan(seed: int) -> None:
+    """Every planner of plans with a flush, each with its schedules: contiguous, interleaved, V, split, pipelines."""
+    rng = random.Random(seed)
+    problem = replace(random_request(seed, 6, 3), min_slice=rng.choice([1, 1, 2]))
+    if rng.random() < 0.6:
+        problem = replace(problem, micro_batch_sizes=())
+    bounds = one_pipeline_bound(problem), request_bound(problem)
+    for name, planner in PLANNERS.items():
+        if name in ("auto", "exact") or "synchronous" not in planner.supports:
+            continue
+        for schedule in planner.schedules:
+            try:
+                best = planner.solve(problem, schedule=schedule, max_plans=8).best
+            except UnsupportedRequest:
+                continue
+            for bound in bounds:
+                if best is not None and applies(bound, best):
+                    assert bound.bound_ns <= best.value_ns, (name, schedule, bound)
+
+
+@pytest.mark.parametrize("seed", range(14))
+def test_never_above_the_job_shop_of_any_plan(seed: int) -> None:
+    """All plans of tiny requests, every stage on any devices, none left out; CP-SAT orders each."""
+    problem = tiny_request(seed)
+    optima = [
+        solve(Question(problem, allocation, 10**4, effort=2.0)).bound_ns for allocation in every_allocation(problem)
+    ]
+    assert request_bound(problem).bound_ns <= one_pipeline_bound(problem).bound_ns <= min(optima)
+
+
+def tiny_request(seed: int) -> Problem:
+    """Two or three layers on one to three devices, up to three samples."""
+    rng = random.Random(seed)
+    layers, nodes = rng.choice([(2, (1, 1)), (2, (2,)), (3, (1, 1)), (3, (2,)), (2, (2, 1)), (2, (3,))])
+    return make_problem(
+        [rng.randint(1, 9) for _ in range(layers)],
+        [rng.randint(1, 18) for _ in range(layers)],
+        [rng.randint(0, 8) for _ in range(layers - 1)],
+        [rng.choice([0, 6, 40]) for _ in range(layers)],
+        update_ns=rng.randint(0, 3),
+        nodes=nodes,
+        global_batch_size=rng.randint(1, 3),
+        micro_batch_sizes=(),
+        shared=rng.random() < 0.5,
+        channel=rng.choice(["half", "full", "none"]),
+        transfer=rng.choice(["nic", "spp", "dapple", "madpipe"]),
+        overlap_all_reduce=rng.random() < 0.5,
+        bucket_bytes=rng.choice([1, 10**6]),
+        count_buffers=False,
+    )
+
+
+def every_allocation(problem: Problem) -> Iterator[Allocation]:
+    """Every partition, every set of devices for every stage, every number of micro-batches."""
+    sets = [tuple(d for d in range(problem.num_devices) if mask >> d & 1) for mask in range(1, 2**problem.num_devices)]
+    for cut in product((False, True), repeat=problem.num_layers - 1):
+        bounds = [0, *(i + 1 for i, each in enumerate(cut) if each), problem.num_layers]
+        for held in product(sets, repeat=len(bounds) - 1):
+            stages = tuple(Stage(i, j - 1, d) for (i, j), d in zip(pairwise(bounds), held, strict=True))
+            for number in range(1, problem.global_batch_size + 1):
+                yield single_pipeline(stages, number)
+
+
+def test_the_label_search_finds_what_listing_finds() -> None:
+    """Random terms of up to four layers and devices: every choice of options and new devices, listed."""
+    rng = random.Random(7)
+    differ = 0
+    for _ in range(60):
+        terms = random_terms(rng)
+        for devices in range(1, len(terms.behind)):
+            expected = min(_listed(terms, devices), NEVER)
+            assert least_cost(terms, _room(terms, devices, 64), devices, NEVER) == expected
+            assert least_cost(terms, _room(terms, devices, 1), devices, NEVER) <= expected
+            differ += expected < NEVER
+            if expected < NEVER:
+                assert least_cost(terms, _room(terms, devices, 64), devices, expected) == expected
+                assert least_cost(terms, _room(terms, devices, 64), devices, expected + 1) == expected
+    assert differ > 60
+
+
+def random_terms(rng: random.Random) -> Terms:
+    layers, devices = rng.randint(1, 4), rng.randint(1, 4)
+    ranges = options_of(devices)
+    count, draw = len(ranges), np.random.default_rng(rng.randint(0, 10**6))
+
+    def table(*shape: int) -> np.ndarray:
+        return draw.integers(0, 20, shape)
+
+    behind = np.maximum.accumulate(table(devices + 1, layers), axis=0)
+    weight = rng.choice([0, 1, 2])
+    return Terms(
+        least=np.asarray([each.least for each in ranges]),
+        most=np.asarray([each.most for each in ranges]),
+        forward=table(count, layers),
+        gradient=table(count, layers),
+        work=table(count, layers),
+        behind=behind,
+        update=table(layers),
+        cuttable=np.asarray([True, *(rng.random() < 0.8 for _ in range(layers - 1))]),
+        out=table(count, count, layers),
+        back=table(count, count, layers),
+        out_same=table(count, count, layers),
+        back_same=table(count, count, layers),
+        closed=draw.random((count, count, layers)) < 0.2,
+        closed_same=draw.random((count, count, layers)) < 0.2,
+        rest_weight=weight,
+        update_weight=2 - weight,
+    )
+
+
+def _room(terms: Terms, devices: int, cap: int) -> Labels:
+    shape = (2, devices + 1, len(terms.work))
+    return Labels(
+        np.zeros((*shape, cap), dtype=np.int64),
+        np.zeros((*shape, cap), dtype=np.int64),
+        np.zeros(shape, dtype=np.int64),
+    )
+
+
+def _listed(terms: Terms, devices: int) -> int:
+    """Each device's wait before its first and behind its last operation, added up over every choice."""
+    options, layers = terms.work.shape
+    choices = [(o, new) for o in range(options) for new in range(int(terms.most[o]) + 1)]
+    return min([NEVER, *(_cost(terms, devices, plan) for plan in product(choices, repeat=layers))])
+
+
+def _cost(terms: Terms, devices: int, plan: tuple[tuple[int, int], ...]) -> int:
+    used, head, cost = 0, 0, 0
+    rest = 0
+    for layer, (o, new) in enumerate(plan):
+        number = max(new, int(terms.least[o]))
+        done = used == devices
+        if layer == 0 and (new == 0 or number != new):
+            return NEVER
+        if layer and not done:
+            before = plan[layer - 1][0]
+            if not terms.cuttable[layer] and (o != before or new):
+                return NEVER
+            if (terms.closed if new else terms.closed_same)[before, o, layer]:
+                return NEVER
+            head += int((terms.out if new else terms.out_same)[before, o, layer])
+            rest += int((terms.back if new else terms.back_same)[before, o, layer])
+        used += new
+        if used > devices or (not done and number > used):
+            return NEVER
+        if done:
+            number = int(terms.least[o])
+        rest = max(rest, int(terms.behind[number, layer]))
+        cost += 2 * int(terms.work[o, layer]) + terms.update_weight * number * int(terms.update[layer])
+        cost += new * (2 * head + terms.rest_weight * rest)
+        head += int(terms.forward[o, layer])
+        rest += int(terms.gradient[o, layer])
+    return cost if used == devices else NEVER
+
+
+@pytest.mark.parametrize("seed", range(60_000, 60_040))
+def test_more_devices_and_faster_links_never_raise_the_bounds(seed: int) -> None:
+    """Of small requests the bisection ends at the very ns, but larger ranges of devices may be merged differently."""
+    rng = random.Random(seed)
+    layers, inside, between = rng.randint(1, 5), rng.choice([10**9, 10**8]), rng.choice([10**8, 3 * 10**7])
+    how = {
+        "global_batch_size": rng.randint(1, 8),
+        "micro_batch_sizes": rng.choice([(), (1,), (2,)]),
+        "shared": rng.random() < 0.5,
+        "channel": rng.choice(["half", "full", "none"]),
+        "transfer": rng.choice(["nic", "spp", "madpipe"]),
+        "update_ns": rng.randint(0, 3),
+    }
+    how["micro_batch_sizes"] = tuple(size for size in how["micro_batch_sizes"] if size <= how["global_batch_size"])
+    layer = [rng.randint(1, 30) for _ in range(layers)]
+    sent, parameters = [rng.randint(0, 12) for _ in range(layers - 1)], [rng.randint(0, 40) for _ in range(layers)]
+
+    def bounds(nodes: tuple[int, ...], faster: int) -> tuple[int, int]:
+        network = make_network(nodes, inside_bytes_per_s=inside * faster, between_bytes_per_s=between * faster)
+        problem = make_problem(layer, None, sent, parameters, network=network, **how)
+        return request_bound(problem).bound_ns, one_pipeline_bound(problem).bound_ns
+
+    plain = bounds((1, 1), 1)
+    assert bounds((1, 1), 3) <= plain
+    for more in ((1, 1, 1), (1, 1, 1, 1)):
+        assert bounds(more, 1) <= plain
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_times_of_slices_are_the_least_of_their_range(seed: int) -> None:
+    rng = random.Random(seed)
+    problem = random_request(seed)
+    slices = Slices(problem)
+    least = rng.randint(1, 6)
+    most = least + rng.randint(0, 6)
+    times = slices.times(least, most, 60)
+    for rows in range(least, most + 1):
+        for kind in {device.kind for device in problem.devices}:
+            costs = problem.costs(kind, rows)
+            forward, backward = np.diff(costs.forward_ns), np.diff(costs.backward_ns)
+            assert (times.forward <= forward).all()
+            assert (times.backward <= backward).all()
+            assert (times.work * rows <= (forward + backward) * 60).all()
+            assert (times.backward_work * rows <= backward * 60).all()
+    one = slices.times(most, most, most)
+    exact = [np.diff(problem.costs(kind, most).forward_ns) for kind in {device.kind for device in problem.devices}]
+    assert (one.forward == np.min(exact, axis=0)).all()
+
+
+def test_pieces_hold_for_each_of_their_numbers() -> None:
+    """What is proven of a range of numbers of micro-batches is proven of each of them."""
+    proven = 0
+    for seed in range(12):
+        problem = replace(random_request(seed, 5, 4), micro_batch_sizes=(), global_batch_size=8)
+        together = Piece(Holding(problem), Numbers(2, 4))
+        for time_ns in (20, 60, 150, 300):
+            if together.proves(time_ns):
+                proven += 1
+                assert all(Piece(Holding(problem), Numbers(n, n)).proves(time_ns) for n in (2, 3, 4))
+    assert proven > 5
+
+
+def test_what_is_proven_once_is_proven_below() -> None:
+    for seed in range(10):
+        problem = replace(random_request(seed, 5, 4), micro_batch_sizes=())
+        search = Search(problem)
+        known = request_bound(problem).bound_ns
+        bound = search.bound_ns(known)
+        assert Search(problem).proves(bound) or bound == known
+        assert all(Search(problem).proves(t) for t in range(known, bound, max(1, (bound - known) // 5)))
+
+
+def test_numbers_of_micro_batches_are_those_of_the_request() -> None:
+    problem = make_problem([1], global_batch_size=12, micro_batch_sizes=())
+    assert numbers_of(problem) == [Numbers(1, 12)]
+    assert numbers_of(replace(problem, min_slice=5)) == [Numbers(1, 2)]
+    assert numbers_of(replace(problem, micro_batch_sizes=(2, 5))) == [Numbers(3, 3), Numbers(6, 6)]
+    assert numbers_of(replace(problem, micro_batch_sizes=(2, 5), min_slice=3)) == [Numbers(3, 3)]
+
+
+def test_slow_devices_count_as_what_they_are_worth() -> None:
+    """A device that is three times as fast does three parts in four of the work."""
+    problem = make_problem(
+        [30, 60], [60, 120], nodes=(2,), kinds=["cpu", "fast"], speed={"fast": 3.0}, global_batch_size=4
+    )
+    assert request_bound(problem).bound_ns == 4 * 270 // 3 * 3 // 4
+
+
+def test_a_bound_is_for_plans_of_its_kind() -> None:
+    """Contiguous plans are plans of one pipeline, which are plans; not the other way round."""
+    problem = make_problem([5, 5, 5], boundary_bytes=1, parameter_bytes=9, nodes=(2,), global_batch_size=4)
+    line = PLANNERS["gpipe"].solve(problem).best
+    turned = PLANNERS["interleaved"].solve(make_problem([5] * 4, nodes=(2,), global_batch_size=4)).best
+    split = PLANNERS["zero-bubble"].solve(problem).best
+    assert line is not None
+    assert turned is not None
+    assert split is not None
+    every, one = request_bound(problem), one_pipeline_bound(problem)
+    contiguous = Bound(REQUEST_SCOPE, "one contiguous pipeline of stages", 1, "label search")
+    found = {name: _kinds(plan, every, one, contiguous) for name, plan in (("l", line), ("t", turned), ("s", split))}
+    assert found == {"l": (True, True, True), "t": (True, True, False), "s": (True, False, False)}
+
+
+def _kinds(plan: Candidate, *bounds: Bound) -> tuple[bool, ...]:
+    return tuple(applies(bound, plan) for bound in bounds)
+
+
+def test_small_slices_cost_what_they_were_measured_at() -> None:
+    """Half the work takes as long with one sample as with two: either the slices are large, or the way is short."""
+    problem = make_problem([20] * 4, [40] * 4, 0, 0, measured_rows=2, linear=False, nodes=(1,) * 4, global_batch_size=8)
+    problem = replace(problem, micro_batch_sizes=())
+    assert request_bound(problem).bound_ns == 4 * 4 * 60 // 4
+    assert one_pipeline_bound(problem).bound_ns >= 240
+
+
+def test_devices_wait_for_the_first_micro_batch() -> None:
+    """A slow network leaves no choice: four devices in a line, with heads of 0, 10, 20, 30 ns and tails of 0 to 60."""
+    problem = make_problem(
+        [10] * 4, [20] * 4, 0, 10**6, nodes=(1,) * 4, global_batch_size=8, micro_batch_sizes=(1,), channel="none"
+    )
+    assert request_bound(problem).bound_ns == 240
+    assert one_pipeline_bound(problem).bound_ns == 240 + (0 + 30 + 60 + 90) // 4
