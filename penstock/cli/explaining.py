@@ -135,7 +135,7 @@ def _what_ifs(rows: Sequence[wire.WhatIf]) -> Table:
             percent(row.ratio) if row.ratio is not None else "–",
             amount(row.headroom_bytes) if row.headroom_bytes is not None else "–",
             duration(row.bound_ns),
-            row.how if row.time_ns is not None else "does not fit",
+            row.how if row.time_ns is not None else "–",
             row.shape if row.time_ns is not None else row.why,
         )
     return table

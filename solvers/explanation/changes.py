@@ -23,9 +23,9 @@ FACTOR = re.compile(r"\d{1,9}(\.\d{1,9}|/\d{1,9})?")
 
 
 class Change(NamedTuple):
-    """A changed problem. ``retimes``: the plan itself can still be judged there, in its own order.
+    """A changed problem. ``retimes``: the plan can still be judged there, in its own order.
 
-    ``allocation``: the plan's, where the change is one of it (micro-batches, recomputation).
+    ``allocation``: the plan's, changed, where the change is one of it (micro-batches, recomputation).
     """
 
     name: str
@@ -293,7 +293,7 @@ def _recompute(problem: Problem, plan: Candidate, value: str) -> Change:
     sentence = f"recompute {value}"
     if value == "here":
         sentence = f"recompute on {problem.devices[fullest].name}, the fullest device"
-    return Change(f"recompute={value}", sentence, replace(problem, recompute=rule), False, allocation)
+    return Change(f"recompute={value}", sentence, replace(problem, recompute=rule), True, allocation)
 
 
 def fullest_device(problem: Problem, plan: Candidate) -> int:

@@ -18,6 +18,7 @@ from penstock.solvers.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.bounds import schedule_bound
 from penstock.solvers.explanation.critical_path import CriticalPath, critical_path
 from penstock.solvers.explanation.drafting import USUAL, Drafted, best_order, schedules_of
+from penstock.solvers.pins import broken_pin
 from penstock.solvers.planners.proposal import DRAFTED, unreachable
 from penstock.solvers.problem import Problem
 from penstock.solvers.result import Bound, Candidate
@@ -70,8 +71,8 @@ def compare_layout(problem: Problem, ours: Candidate, layout: Layout) -> Compare
             f"schedule {layout.schedule!r} cannot be drafted for cuts of one's own",
             remedy=f"one of {', '.join(DRAFTED)}" + (f"; did you mean {near[0]!r}?" if near else ""),
         )
-    if (broken := unreachable(problem, allocation)) is not None:
-        return Compared(Drafted(None, None, broken), None, (), f"it cannot run: {broken}")
+    if (apart := unreachable(problem, allocation)) is not None:
+        return Compared(Drafted(None, None, apart), None, (), f"it cannot run: {apart}")
     usual = schedules_of(ours) if ours.update_rule == "synchronous" else USUAL
     schedules = usual if layout.schedule is None else (layout.schedule,)
     drafted = best_order(problem, allocation, schedules, overlap=ours.overlap_all_reduce)
@@ -80,7 +81,9 @@ def compare_layout(problem: Problem, ours: Candidate, layout: Layout) -> Compare
     theirs = drafted.plan
     bound = schedule_bound(problem, theirs.allocation, theirs.schedule, theirs.update_rule)
     found = differences(critical_path(problem, theirs), theirs, critical_path(problem, ours), ours)
-    return Compared(drafted, bound, found, _sentence(problem, drafted, ours, found))
+    broken = broken_pin(problem, allocation)
+    pinned = "" if broken is None else f"; and it breaks a pin: {broken}"
+    return Compared(drafted, bound, found, _sentence(problem, drafted, ours, found) + pinned)
 
 
 def allocation_of(problem: Problem, ours: Candidate, layout: Layout) -> Allocation:

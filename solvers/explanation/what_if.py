@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Literal, NamedTuple
 
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
+from penstock.solvers.allocation import Allocation
 from penstock.solvers.bounds import request_bound
 from penstock.solvers.explanation.changes import Change, change
 from penstock.solvers.explanation.drafting import best_order, can_be_drafted, largest_shortage, schedules_of
@@ -67,7 +68,7 @@ def tried(changed: Change, plan: Candidate, replan: Replan | None, replans: bool
     why = ""
     if changed.retimes:
         with suppress(InvalidPlan):  # devices that nothing connects any more
-            retimed = retime(problem, plan)
+            retimed = retime(problem, plan, changed.allocation)
             short = largest_shortage(problem, retimed.allocation, retimed.timeline)
             why = lacks(problem, short)
             found += [("re-timed", retimed)] if short is None else []
@@ -94,12 +95,13 @@ def _nothing(replan: Replan | None) -> str:
     return "the planner found no plan"
 
 
-def retime(problem: Problem, plan: Candidate) -> Candidate:
-    """The plan's own order in another problem. Raises as ``simulate``."""
+def retime(problem: Problem, plan: Candidate, recomputing: Allocation | None = None) -> Candidate:
+    """The plan's own order in another problem, or with other stages ``recomputing``. Raises as ``simulate``."""
+    allocation = recomputing or plan.allocation
     timeline = simulate(
-        problem, plan.allocation, plan.schedule, overlap=plan.overlap_all_reduce, update_rule=plan.update_rule
+        problem, allocation, plan.schedule, overlap=plan.overlap_all_reduce, update_rule=plan.update_rule
     )
-    return Candidate(plan.planner, plan.allocation, plan.schedule, timeline, plan.overlap_all_reduce, plan.update_rule)
+    return Candidate(plan.planner, allocation, plan.schedule, timeline, plan.overlap_all_reduce, plan.update_rule)
 
 
 def headroom(problem: Problem, plan: Candidate) -> int:

@@ -11,7 +11,7 @@ from service_process import Server
 
 import penstock
 from penstock.client import Client
-from penstock.schemas.errors import InvalidDocument, InvalidPlan, UnsupportedRequest
+from penstock.schemas.errors import InvalidDocument, InvalidPlan, PenstockError, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
 from penstock.service.samples import tiny_plan_file
 
@@ -42,7 +42,7 @@ def test_the_service_says_what_the_python_api_says(client: Client, file: PlanFil
         ({"what_if": ["memory=1e999999999"]}, InvalidDocument, "no factor"),
         ({"what_if": ["devices=-2"]}, UnsupportedRequest, "cannot be taken away"),
         ({"what_if": ["speed=2"], "planner": "daple"}, UnsupportedRequest, "dapple"),
-        ({"max_plans": 0}, InvalidDocument, "max_plans"),
+        ({"max_plans": 0}, PenstockError, "/query/max_plans"),
     ],
 )
 def test_what_cannot_be_explained_is_refused(

@@ -20,7 +20,7 @@ from penstock.solvers.explanation.idle import idle_split
 from penstock.solvers.explanation.layout import Layout, allocation_of, compare_layout
 from penstock.solvers.explanation.run import Run
 from penstock.solvers.explanation.what_if import planned_by, retime, what_if
-from penstock.solvers.problem import Problem
+from penstock.solvers.problem import Pin, Problem
 from penstock.solvers.result import Candidate
 from penstock.solvers.schedules.early_backward import early_backward as drafted
 from penstock.solvers.simulate import makespan_ns, simulate
@@ -281,6 +281,23 @@ def test_names_are_cuts_and_devices_are_shared_evenly() -> None:
     stages = allocation_of(problem, judged(problem, chain([(7, [0])], 4)), Layout(("layer2", "5"))).stages
     assert [(stage.first, stage.last, len(stage.devices)) for stage in stages] == [(0, 1, 3), (2, 4, 2), (5, 6, 2)]
     assert all(a.last + 1 == b.first for a, b in pairwise(stages))
+
+
+def test_recomputation_is_retimed_in_the_plans_own_order() -> None:
+    """One stage computes four forwards of 100 a second time."""
+    problem = make_problem([10, 20, 30, 40], stash_bytes=10, nodes=(2,), global_batch_size=4)
+    allocation = chain([(4, [0])], 4)
+    plan = judged(problem, allocation)
+    never, here = list(what_if(problem, plan, ["recompute=never", "recompute=here"], None))[1:]
+    assert never.plan is not None
+    assert here.plan is not None
+    assert (never.plan.value_ns, never.how) == (plan.value_ns, "re-timed")
+    assert (here.plan.value_ns, here.how) == (plan.value_ns + 4 * 100, "re-timed")
+
+
+def test_a_layout_that_breaks_a_pin_is_told_so() -> None:
+    problem = replace(small(), pins=(Pin(0, 1, frozenset({3})),))
+    assert "breaks a pin" in compare_layout(problem, judged(problem), Layout(("2",))).sentence
 
 
 def test_a_plan_is_its_own_retiming() -> None:
