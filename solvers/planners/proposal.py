@@ -127,13 +127,20 @@ def _recomputing(allocation: Allocation, numbers: set[int]) -> Allocation:
     return Allocation(tuple(pipelines), allocation.num_micro_batches)
 
 
-def work_bound_ns(problem: Problem, allocation: Allocation) -> int:
-    """A proven bound, cheap: no stage starts before the first forwards reach it, nor ends before they come back."""
+def whole_backwards_bound_ns(problem: Problem, allocation: Allocation) -> int:
+    """No order of whole backwards takes less; cheap. Of several pipelines it says nothing: 0.
+
+    A stage begins when the first forward has come to it, and its last gradient has to go back to the first stage; of
+    replicas that take turns, one computes at least its share.
+    """
     classes = row_classes(problem.global_batch_size, allocation.num_micro_batches)
     head, bound = 0, 0
     for stage in allocation.stages:
         costs = [(stage_costs(problem, stage, rows), count) for rows, count in classes]
-        busy = sum(count * (c.forward_ns + c.backward_ns + c.recompute_ns) for c, count in costs)
+        each = [(c.forward_ns + c.backward_ns + c.recompute_ns, count) for c, count in costs]
+        busy = sum(takes * count for takes, count in each)
+        if stage.dispatch == "round_robin":
+            busy = -(-allocation.num_micro_batches // stage.replicas) * min(takes for takes, _count in each)
         bound = max(bound, head + busy)
         head += min(c.forward_ns + c.backward_ns for c, _ in costs)
     return bound if len(allocation.pipelines) == 1 else 0

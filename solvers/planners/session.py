@@ -23,7 +23,7 @@ from penstock.solvers.planners.proposal import (
     recompute_variants,
     shortage_of,
     unreachable,
-    work_bound_ns,
+    whole_backwards_bound_ns,
 )
 from penstock.solvers.planners.ranking import Key, excess_of, is_contiguous, key_of, may_lack
 from penstock.solvers.portfolio.outcome import Closing, Found, Outcome
@@ -243,7 +243,7 @@ class Session:
         if self.schedule not in ("auto", *DRAFTED):
             return
         for allocation in recompute_variants(self.problem, proposal.allocation, schedules):
-            if self._surpassed(work_bound_ns(self.problem, allocation)):
+            if self._surpassed(whole_backwards_bound_ns(self.problem, allocation)):
                 continue
             for schedule in schedules:
                 for draft in drafts(self.problem, allocation, schedule, proposal.policy):

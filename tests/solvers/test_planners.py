@@ -13,7 +13,7 @@ from problems import chain, make_problem
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.solvers.batches import candidates
 from penstock.solvers.planners.deadline import Deadline
-from penstock.solvers.planners.proposal import shortage_of, unreachable, work_bound_ns
+from penstock.solvers.planners.proposal import shortage_of, unreachable, whole_backwards_bound_ns
 from penstock.solvers.planners.session import Session
 from penstock.solvers.problem import Problem
 from penstock.solvers.registry import PLANNERS, Planner
@@ -358,7 +358,7 @@ def test_quick_bounds_hold() -> None:
             assert best is not None
             assert isinstance(best.schedule, Orders)
             if best.schedule.warmup:  # these are for whole backwards, one stage on a device
-                assert work_bound_ns(problem, best.allocation) <= best.value_ns
+                assert whole_backwards_bound_ns(problem, best.allocation) <= best.value_ns
                 assert shortage_of(problem, best.allocation, best.schedule.warmup) is None
 
 
