@@ -2,9 +2,10 @@
 
 What is asked, in this order, each for a counted part of the effort, until the bound is reached:
 
-* plans of at most ``FEW`` operations: CP-SAT at once;
-* larger ones: the suffix search for whole backwards of stages apart (``suffix``), then CP-SAT (ALGORITHMS 7.8), up to
-  ``MANY`` operations;
+* tabu search from the order that is known (BOUNDS Part II, section 3): the shorter the known step, the sooner is the
+  rest done (section 4);
+* for plans of more than ``FEW`` operations the suffix search, which takes whole backwards of stages apart (``suffix``);
+* for plans of at most ``MANY`` operations CP-SAT (ALGORITHMS 7.8);
 * where the model's optimum runs longer under the judge, and the model knows his rules, CP-SAT under these.
 
 Every order is timed by the judge; a bound speaks of any order of the same operations.
@@ -14,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from penstock.solvers import jobshop, suffix
+from penstock.solvers import jobshop, suffix, tabu
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.bounds import schedule_bound
 from penstock.solvers.problem import Problem
@@ -32,6 +33,10 @@ STATES = 600_000
 """States of the suffix search that count as one unit of effort."""
 SEARCHED = (0.1, 0.6)
 """Of the effort that is left, for the suffix search, one after the other."""
+MOVED = 6_000_000
+"""Operations of the orders that tabu search times that count as one unit of effort."""
+MOVING, ROUNDS = 0.25, 4
+"""Of the effort, for tabu search; in so many rounds."""
 
 
 class Closed(NamedTuple):
@@ -97,6 +102,8 @@ class _Closing:
     def run(self) -> None:
         """Ask all that apply."""
         operations = sum(len(row.operations) for row in self.orders.rows)
+        if self.judged:
+            self._move(operations)
         if operations > FEW:
             self._search_suffixes()
         if operations <= MANY:
@@ -109,6 +116,18 @@ class _Closing:
         if self.best.bound.bound_ns >= self.best.value_ns or self.stopped():
             return 0.0
         return max(0.0, self.effort - self.best.spent)
+
+    def _move(self, operations: int) -> None:
+        """In rounds from the best order, each with a seed of its own."""
+        steps = int(MOVING * self._left * MOVED) // (max(1, operations) * ROUNDS)
+        for turn in range(ROUNDS if steps else 0):
+            if self._left <= 0:
+                return
+            orders, seed = self.best.schedule or self.orders, self.problem.seed + turn
+            how: dict[str, Any] = {"steps": steps, "seed": seed, "stopped": self.stopped}
+            found = tabu.improve(self.problem, self.allocation, orders, **how)
+            self._note(0, "", found.steps * operations / MOVED)
+            self._offer(found.orders)
 
     def _search_suffixes(self) -> None:
         """First shortly: a search cannot be stopped, and mostly a short one is enough."""
