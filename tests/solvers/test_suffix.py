@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-import pytest
-from line_cases import random_line
+import random
+from itertools import pairwise
 
+import pytest
+from line_cases import limited_line, random_line
+from problems import chain, make_problem, warmup_orders
+from random_plans import random_allocation, random_orders, random_problem
+from suffix_twin import best_period_of_one, plain_optimum, plain_table
+from test_bounds import _with_just_enough_memory
+
+from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
+from penstock.schemas.program import BACKWARD, FORWARD
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.jobshop import Question, solve
 from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import Orders
-from penstock.solvers.simulate import makespan_ns
+from penstock.solvers.simulate import makespan_ns, simulate
 from penstock.solvers.stage_times import StageTimes
-from penstock.solvers.suffix import prove
-from penstock.solvers.suffix.line import line_of
+from penstock.solvers.suffix import prove, takes
+from penstock.solvers.suffix.line import line_of, suffix_line
 from penstock.solvers.suffix.search import Search
+from penstock.solvers.windows import effective_limits
 
 FAR = 10**7
 
@@ -40,3 +50,126 @@ def test_the_search_finds_the_cp_sat_optimum(seed: int) -> None:
     assert makespan_ns(problem, plan, answer.orders) >= best
     none = prove(problem, plan, best - 1, 10**6)
     assert (none.bound_ns, none.orders, none.proven) == (best, None, True)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_search_is_its_plain_twin(seed: int) -> None:
+    """Any operation next, no bound, no value asked for."""
+    problem, plan = random_line(seed, most_batches=4)
+    line = line_of(StageTimes(problem, plan, Orders("any", ())))
+    assert prove(problem, plan, FAR, 10**6).bound_ns == plain_optimum(line, plan.num_micro_batches)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_is_proven_of_suffixes_holds_for_every_number(seed: int) -> None:
+    """phi_s(n) is at most the optimum of n micro-batches alone on the suffix from s."""
+    problem, plan = random_line(200 + seed, most_batches=4)
+    batches = plan.num_micro_batches
+    search = search_of(problem, plan)
+    analytic = search.line.phi.copy()
+    search.run(FAR)
+    for s in range(len(plan.stages)):
+        for n in range(1, batches + 1):
+            best = plain_optimum(suffix_line(search.line, s), n)
+            assert analytic[s, n] <= search.line.phi[s, n] <= best
+            if s > 0:
+                assert search.line.phi[s, n] == best
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_table_is_its_plain_twin(seed: int) -> None:
+    line = search_of(*random_line(seed)).line
+    assert line.phi.tolist() == plain_table(line)
+
+
+@pytest.mark.parametrize("effort", [0, 1, 10, 100, 400])
+@pytest.mark.parametrize("seed", range(24))
+def test_a_starved_search_never_says_too_much(seed: int, effort: int) -> None:
+    problem, plan = random_line(seed)
+    best = optimum(problem, plan)
+    for at_most in (FAR, best, best - 1):
+        answer = prove(problem, plan, at_most, effort)
+        assert answer.bound_ns <= best
+        assert answer.spent <= effort
+        if answer.proven:
+            assert answer.bound_ns == best
+        assert answer.orders is None or answer.proven
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_proof_is_below_whatever_the_judge_says(seed: int) -> None:
+    """Uneven micro-batches, all-reduces, updates, shared networks, recomputation: never above a plan that fits."""
+    rng = random.Random(seed)
+    problem = random_problem(rng)
+    plan = random_allocation(rng, problem)
+    orders = random_orders(rng, plan)
+    kinds = {int(kind) for row in orders.rows for kind in row.operations[:, 0]}
+    if not takes(StageTimes(problem, plan, Orders("any", ()))) or not kinds <= {FORWARD, BACKWARD}:
+        return
+    timeline = simulate(problem, plan, orders)
+    tight = _with_just_enough_memory(problem, timeline)
+    assert prove(tight, plan, FAR, 10**5).bound_ns <= timeline.time_per_global_batch_ns
+
+
+def test_all_reduces_and_updates_of_unequal_length_are_part_of_the_optimum() -> None:
+    for seed in range(40):
+        rng = random.Random(seed)
+        stages, batches = rng.randint(1, 3), rng.randint(2, 5)
+        problem = make_problem(
+            [rng.randint(1, 20) for _ in range(stages)],
+            [rng.randint(1, 30) for _ in range(stages)],
+            [rng.randint(1, 20) for _ in range(stages - 1)],
+            [rng.randint(0, 60) for _ in range(stages)],
+            update_ns=[rng.randint(0, 40) for _ in range(stages)],
+            nodes=(2 * stages,),
+            global_batch_size=2 * batches,
+            micro_batch_sizes=(2,),
+            overlap_all_reduce=rng.random() < 0.5,
+            transfer="spp",
+        )
+        plan = chain([(1, [2 * s, 2 * s + 1]) for s in range(stages)], batches)
+        answer = prove(problem, plan, FAR, 10**6)
+        assert answer.proven
+        assert answer.bound_ns == optimum(problem, plan)
+
+
+def test_what_it_cannot_take_is_refused() -> None:
+    problem = make_problem([1, 1], nodes=(1,), global_batch_size=4)
+    with pytest.raises(UnsupportedRequest, match="devices of their own"):
+        prove(problem, chain([(1, [0]), (1, [0])], 4), FAR)
+
+
+def test_more_micro_batches_may_cost_less_than_the_bottleneck_each() -> None:
+    """BOUNDS Part II, 1: T(M) >= T(M') + (M - M') x bottleneck is false; so is that T's second difference is >= 0."""
+    values = []
+    for batches in range(1, 9):
+        problem, plan = limited_line([28, 13], [9, 34], [30], [30], [2, 1], batches)
+        values.append(prove(problem, plan, FAR, 10**6).bound_ns)
+    assert values == [144, 191, 288, 345, 442, 499, 596, 653]
+    bottleneck = 30 + 30
+    grown = [after - before for before, after in pairwise(values)]
+    assert min(grown) < bottleneck
+    assert values[3] < values[2] + bottleneck
+    assert any(after < before for before, after in pairwise(grown))
+
+
+def test_the_best_period_of_one_micro_batch_is_no_lower_bound() -> None:
+    """There two micro-batches come round every 154 ns; where all are alike, no period of one is as short as 77."""
+    problem, plan = limited_line([28, 13], [9, 34], [30], [30], [2, 1], 8)
+    eight = prove(problem, plan, FAR, 10**6).bound_ns
+    problem, plan = limited_line([28, 13], [9, 34], [30], [30], [2, 1], 4)
+    four = prove(problem, plan, FAR, 10**6).bound_ns
+    assert (eight - four) == 4 * 77
+    assert best_period_of_one(forward=(28, 13), backward=(9, 34), out=30, home=30, limits=(2, 1)) > 77
+
+
+def test_warm_ups_that_the_stages_before_cannot_feed_deadlock() -> None:
+    """The reason for the clamp on limits: in flight on a stage is in flight on those before it."""
+    problem, plan = limited_line([10, 10], [10, 10], [5], [5], [1, 3], 4)
+    with pytest.raises(InvalidPlan, match="deadlock"):
+        simulate(problem, plan, warmup_orders(plan, [1, 3]))
+    times = StageTimes(problem, plan, Orders("any", ()))
+    assert [times.in_flight(0), times.in_flight(1)] == [1, 3]
+    assert effective_limits(times) == [1, 1]
+    clamped = warmup_orders(plan, effective_limits(times))
+    assert prove(problem, plan, FAR, 10**6).bound_ns == simulate(problem, plan, clamped).time_per_global_batch_ns
