@@ -1,0 +1,207 @@
+"""``auto`` beside each of its planners with the same limit, its gaps, its first plan, and how limits are kept.
+
+DAPPLE's models on its configurations A, B and C: nobody is better than ``auto`` where it asks all planners, and the gap
+of its plans to the bound of their allocation; then the gap to the bound of all plans of one pipeline, in the settings
+of BOUNDS section 4.3. ``limits``: how long after its limit each planner answers on large requests. With ``--profiles
+DIR`` DAPPLE's published profile texts serve. Prints Markdown tables, and ``name value unit target ok|MISSED`` for each
+row that has a target.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command line does: a process with one thread may fork
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal, NamedTuple
+
+from penstock.convert import to_problem
+from penstock.examples.catalogue import cluster, profile
+from penstock.importers.pipedream import read_profile
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.schemas.profile import ModelProfile
+from penstock.schemas.request import NetworkModel, PlanRequest
+from penstock.solvers.planners.ranking import is_contiguous
+from penstock.solvers.problem import Problem
+from penstock.solvers.registry import PLANNERS
+from penstock.solvers.result import Result
+
+MODELS = {
+    "vgg-19": ("vgg-19-pbs-32", 32, 1024),
+    "gnmt-16": ("gnmt-32-pbs-64-simplified", 64, 1024),
+    "bert-48": ("bert-48-pbs-2", 2, 64),
+    "xlnet-36": ("xlnet-36-pbs-1", 1, 128),
+    "amoebanet-36": ("amoeba-36-pbs-1", 1, 128),
+}
+CLUSTERS = ("dapple-config-a", "dapple-config-b", "dapple-config-c")
+OTHER_KINDS = "hetpipe,interleaved,zero-bubble,chimera"
+LIMITS_S = (0.0, 0.1, 1.0, 5.0)
+Sharing = Literal["private", "shared"]
+SECTIONS = ("planners", "gaps", "limits")
+
+
+class Case(NamedTuple):
+    """A request and what it is called."""
+
+    name: str
+    problem: Problem
+
+
+class Measured(NamedTuple):
+    """An answer, when it came, and when its first plan did; in seconds."""
+
+    result: Result | None
+    seconds: float
+    first_s: float | None
+
+
+def main() -> None:
+    """The sections that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--profiles", type=Path, help="folder with DAPPLE's profile texts")
+    parser.add_argument("--limit", type=float, default=30.0, help="seconds for each solve")
+    parser.add_argument("--quick", action="store_true", help="one model, and limits of at most a second")
+    parser.add_argument("--only", choices=SECTIONS, action="append", help="one section; may be repeated")
+    arguments = parser.parse_args()
+    models = {"bert-48": MODELS["bert-48"]} if arguments.quick else MODELS
+    wanted = arguments.only or SECTIONS
+    if "planners" in wanted:
+        _planners(list(_cases(models, "shared", False, arguments.profiles)), arguments.limit)
+    if "gaps" in wanted:
+        for name, sharing, tight, typical, most in (
+            ("private", "private", False, 0.1, 3.0),
+            ("private, binding memory", "private", True, 2.0, 8.0),
+            ("shared", "shared", False, 5.0, None),
+        ):
+            _gaps(name, list(_cases(models, sharing, tight, arguments.profiles)), arguments.limit, typical, most)
+    if "limits" in wanted:
+        _limits([limit for limit in LIMITS_S if limit <= 1.0 or not arguments.quick])
+
+
+def _planners(cases: Sequence[Case], limit_s: float) -> None:
+    """Every planner alone and ``auto`` with all of them."""
+    names = [name for name in PLANNERS if name != "auto"]
+    rows, gaps, firsts, worse = [], [], [], 0
+    for case in cases:
+        auto = _solved("auto", case.problem, limit_s, runnable=False)
+        assert auto.result is not None
+        best = auto.result.best
+        assert best is not None
+        alone = {name: _solved(name, case.problem, limit_s).result for name in names}
+        values = {name: found.best.value_ns for name, found in alone.items() if found is not None and found.best}
+        least = min(values.values())
+        worse += best.value_ns > least
+        gaps.append(100 * (best.value_ns / auto.result.bounds[1].bound_ns - 1))
+        firsts.append(auto.first_s or auto.seconds)
+        next_best = min(values, key=lambda name: values[name])
+        compared = f"{next_best} {100 * (least / best.value_ns - 1):+.2f} %"
+        took = f"{firsts[-1]:.2f} s | {auto.seconds:.1f} s"
+        rows.append(
+            f"| {case.name} | {best.value_ns / 1e6:.1f} ms | {best.planner} | {compared} | {gaps[-1]:.2f} % | {took} |"
+        )
+        print(rows[-1], flush=True)
+    _table("| request | auto | by | best planner alone | schedule gap | first plan | took |", rows)
+    _row("auto worse than a planner", worse, "requests", 0)
+    _row("schedule gap, median", median(gaps), "%", 0.5)
+    _row("first plan, slowest", max(firsts), "s", 1.0)
+
+
+def _gaps(name: str, cases: Sequence[Case], limit_s: float, typical: float, most: float | None) -> None:
+    """To the bound over all plans of one pipeline, of the best such plan."""
+    gaps = []
+    rows = []
+    for case in cases:
+        found = _solved("auto", case.problem, limit_s, exclude=OTHER_KINDS)
+        assert found.result is not None
+        best = found.result.best
+        if best is None or not is_contiguous(best):
+            rows.append(f"| {name} | {case.name} | – | – | {found.seconds:.1f} s |")
+            continue
+        gaps.append(100 * (best.value_ns / found.result.bounds[0].bound_ns - 1))
+        rows.append(f"| {name} | {case.name} | {best.planner} | {gaps[-1]:.2f} % | {found.seconds:.1f} s |")
+    _table("| network | request | by | gap | took |", rows)
+    _row(f"{name}: median request gap", median(gaps), "%", typical)
+    if most is not None:
+        _row(f"{name}: largest request gap", max(gaps), "%", most)
+
+
+def _limits(limits_s: Sequence[float]) -> None:
+    """How late each planner is on 64 and 1,024 devices."""
+    rows, latest = [], 0.0
+    for topology, batch in (("8x8xH100", 512), ("128x8xH100", 8192)):
+        problem = _problem(profile("llama-3-70b"), topology, batch, NetworkModel(), "auto")
+        for name in PLANNERS:
+            late = []
+            for limit_s in limits_s:
+                measured = _solved(name, problem, limit_s)
+                if measured.result is not None:
+                    late.append(measured.seconds - limit_s)
+            if late:
+                latest = max(latest, *late)
+                cells = [f"{max(0.0, each):.2f} s" for each in late] + ["refused"] * (len(limits_s) - len(late))
+                rows.append(f"| {topology} | {name} | {' | '.join(cells)} |")
+                print(rows[-1], flush=True)
+    _table("| cluster | planner | " + " | ".join(f"after {limit:g} s" for limit in limits_s) + " |", rows)
+    _row("latest answer after its limit", latest, "s", 2.0)
+
+
+def _solved(name: str, problem: Problem, limit_s: float, **options: Any) -> Measured:
+    started = time.monotonic()
+    first: list[float] = []
+    hear: Callable[[object], None] = lambda _: first.append(time.monotonic() - started)  # noqa: E731
+    try:
+        result = PLANNERS[name].solve(problem, time_limit_ns=int(limit_s * 1e9), options=options, on_incumbent=hear)
+    except UnsupportedRequest:
+        return Measured(None, 0.0, None)
+    return Measured(result, time.monotonic() - started, first[0] if first else None)
+
+
+def _cases(
+    models: dict[str, tuple[str, int, int]], sharing: Sharing, tight: bool, folder: Path | None
+) -> Iterator[Case]:
+    for name, (text, rows, batch) in models.items():
+        model = profile(name)
+        if folder is not None:
+            model = read_profile((folder / f"{text}.txt").read_text(), name=name, micro_batch_size=rows)
+        network = NetworkModel(sharing=sharing, transfer="spp") if sharing == "private" else NetworkModel()
+        for topology in CLUSTERS:
+            problem = _problem(model, topology, batch, network, "never")
+            yield Case(f"{name} {topology[-1].upper()}", _tightened(problem) if tight else problem)
+
+
+def _problem(
+    model: ModelProfile, topology: str, batch: int, network: NetworkModel, recompute: Literal["never", "auto"]
+) -> Problem:
+    request = PlanRequest(
+        profile=model, topology=cluster(topology), global_batch_size=batch, network=network, recompute=recompute
+    )
+    return to_problem(request)
+
+
+def _tightened(problem: Problem) -> Problem:
+    """Memory such that the in-flight limits bind: 2.5 even shares of the states, and a micro-batch's stash."""
+    rules = problem.memory
+    states = int(problem.parameter_bytes[-1]) * (1 + rules.gradient_factor + rules.state_factor)
+    rows = min(point.rows for points in problem.measured.values() for point in points)
+    stash = int(problem.costs(problem.devices[0].kind, rows).stash_bytes[-1])
+    memory = int(2.5 * states / problem.num_devices) + stash + rules.headroom_bytes
+    devices = tuple(replace(d, memory_bytes=memory + d.context_bytes) for d in problem.devices)
+    return replace(problem, devices=devices)
+
+
+def _table(head: str, rows: Sequence[str]) -> None:
+    print("\n".join([head, "|" + "---|" * (head.count("|") - 1), *rows]), flush=True)
+
+
+def _row(name: str, value: float, unit: str, target: float) -> None:
+    print(f"{name} {value:.3g} {unit} {target} {'ok' if value <= target else 'MISSED'}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
