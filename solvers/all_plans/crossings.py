@@ -30,58 +30,58 @@ class Crossings(NamedTuple):
     busy_same: np.ndarray
 
 
-def crossings(holding: Holding, numbers: Numbers, options: list[Option]) -> Crossings:
+def crossings(holding: Holding, numbers: Numbers) -> Crossings:
     """For a range of numbers of micro-batches."""
     cut = _Cut(holding, numbers)
-    tables = [
-        [[make(before, after, new) for after in options] for before in options]
-        for new in (True, False)
-        for make in (cut.out, cut.back, cut.busy)
-    ]
-    out, back, busy, out_same, back_same, busy_same = np.pad(np.asarray(tables), [(0, 0)] * 3 + [(1, 0)])
-    return Crossings(out, back, out_same, back_same, busy, busy_same)
+    forward, backward = holding.problem.forward_bytes, holding.problem.backward_bytes
+    one, same, step, step_same = (cut.rows(new, whole) for whole in (False, True) for new in (True, False))
+    tables = (
+        cut.transfers(forward, one, delayed=True),
+        cut.transfers(backward, one, delayed=True),
+        cut.transfers(forward, same, delayed=True),
+        cut.transfers(backward, same, delayed=True),
+        cut.transfers(cut.carried, step, delayed=False),
+        cut.transfers(cut.carried, step_same, delayed=False),
+    )
+    return Crossings(*np.pad(np.stack(tables), [(0, 0)] * 3 + [(1, 0)]))
 
 
 class _Cut:
-    """The cuts of a problem for micro-batches of a range of sizes; what is returned is (L - 1,)."""
+    """All cuts, for micro-batches of a range of sizes; arrays [option before, option, L - 1]."""
 
     def __init__(self, holding: Holding, numbers: Numbers) -> None:
         self.problem, self.links, self.holding = holding.problem, holding.links, holding
         self.numbers = numbers
         self.least, self.most = numbers.rows(self.problem.global_batch_size)
-        self.sent = (self.problem.forward_bytes, self.problem.backward_bytes)
+        self.pairs = [[(before, after) for after in holding.options] for before in holding.options]
 
-    def out(self, before: Option, after: Option, new: bool) -> np.ndarray:
-        """One micro-batch over each cut, forward."""
-        return self._fastest(self.sent[0], self._rows(before, after, new, False), before, after, latency=True)
-
-    def back(self, before: Option, after: Option, new: bool) -> np.ndarray:
-        """Its gradient."""
-        return self._fastest(self.sent[1], self._rows(before, after, new, False), before, after, latency=True)
-
-    def busy(self, before: Option, after: Option, new: bool) -> np.ndarray:
-        """All micro-batches of a step, on the channel of the cut or a link of a device."""
-        rules = self.problem.rules
+    @property
+    def carried(self) -> np.ndarray:
+        """Bytes of a sample that keep the cut's channel, or a link of a device, busy; 0 where none is known to be."""
+        rules, problem = self.problem.rules, self.problem
         alone = self.links.leaf_nodes and self.links.node_size == 1
         if not alone if rules.shared else rules.channel == "none":
-            return np.zeros_like(self.sent[0])
+            return np.zeros_like(problem.forward_bytes)
         full = self.holding.full_duplex if rules.shared else rules.channel == "full"
-        sent = np.maximum(*self.sent) if full else self.sent[0] + self.sent[1]
-        return self._fastest(sent, self._rows(before, after, new, True), before, after, latency=False)
+        both = np.maximum if full else np.add
+        return np.asarray(both(problem.forward_bytes, problem.backward_bytes))
+
+    def rows(self, new: bool, whole_step: bool) -> np.ndarray:
+        """[option before, option]: what one device or channel has to do with at least, of a micro-batch or a step."""
+        return np.asarray([[self._rows(*pair, new, whole_step) for pair in row] for row in self.pairs])
+
+    def _rows(self, before: Option, after: Option, new: bool, whole_step: bool) -> int:
+        if not self.links.nic:
+            every = self.problem.global_batch_size if whole_step else self.least
+            return every if new or not overlap(before, after) else 0
+        shared = self._displaced(before, after, whole_step) // min(before.most, after.most)
+        return max(self._own_rows(after, whole_step), shared) if new else shared
 
     def _own_rows(self, after: Option, whole_step: bool) -> int:
         """What a new device receives at least."""
         if after.most == 1 and whole_step:
             return self.problem.global_batch_size
         return self.least // after.most * (self.numbers.least if whole_step else 1)
-
-    def _rows(self, before: Option, after: Option, new: bool, whole_step: bool) -> int:
-        """That one device or channel has to do with at least."""
-        if not self.links.nic:
-            every = self.problem.global_batch_size if whole_step else self.least
-            return every if new or not overlap(before, after) else 0
-        shared = self._displaced(before, after, whole_step) // min(before.most, after.most)
-        return max(self._own_rows(after, whole_step), shared) if new else shared
 
     def _displaced(self, before: Option, after: Option, whole_step: bool) -> int:
         """Rows that cannot stay where they are: a device keeps at most its smaller slice."""
@@ -90,22 +90,21 @@ class _Cut:
             return max(0, self.problem.global_batch_size - self.numbers.most * kept)
         return max(0, self.least - kept)
 
-    def _fastest(self, sent: np.ndarray, rows: int, before: Option, after: Option, *, latency: bool) -> np.ndarray:
-        """Within a node or between two, whichever is quicker."""
-        if rows == 0:
-            return np.zeros_like(sent)
-        found = [np.full(len(sent), FAR_NS, dtype=np.int64)]
+    def transfers(self, sent: np.ndarray, rows: np.ndarray, *, delayed: bool) -> np.ndarray:
+        """``rows`` of ``sent`` bytes each, within a node or between two, whichever is quicker."""
+        found = np.full((*rows.shape, len(sent)), FAR_NS, dtype=np.int64)
         for near, (fastest, delay) in ((True, self.links.inside), (False, self.links.between)):
             if fastest:
-                rate = rows * 1e9 / self._speed(fastest, before, after, near)
-                found.append(floored(sent * rate) + (delay if latency and self.links.nic else 0))
-        return np.where(sent > 0, np.min(found, axis=0), 0)
+                speed = np.asarray([[self._speed(fastest, *pair, near) for pair in row] for row in self.pairs])
+                taken = floored(sent * (rows * 1e9 / speed)[:, :, None])
+                found = np.minimum(found, taken + (delay if delayed and self.links.nic else 0))
+        return np.where((sent > 0) & (rows > 0)[:, :, None], found, 0)
 
-    def _speed(self, fastest: int, before: Option, after: Option, near: bool) -> int:
+    def _speed(self, fastest: int, before: Option, after: Option, near: bool) -> float:
         """Bytes per second that one device, or one transfer, gets at most."""
         if self.links.nic:
             one_link = not near and self.links.leaf_nodes
-            return self.holding.widest_cable if one_link else fastest * max(before.most, after.most)
+            return float(self.holding.widest_cable if one_link else fastest * max(before.most, after.most))
         mode = self.problem.rules.transfer
         spread = {"spp": before.most * after.most, "dapple": 1 if near else max(before.most, after.most)}
-        return fastest * spread.get(mode, 1)
+        return float(fastest * spread.get(mode, 1))

@@ -21,8 +21,10 @@ from penstock.solvers.problem import Problem
 
 CAP = 4
 """Labels that a state keeps."""
-BISECTIONS = 10
-"""The bound is within 1/2^10 of the largest time that is proven, of the load at first."""
+STEP, FINE = 256, 4096
+"""Times are tried from a 256th above what is known, and the bound is found to a 4096th of it."""
+MOST_NS = 2**50
+"""No time is asked for above this: 13 days."""
 NEAR = 5, 4
 """Numbers of micro-batches that are no further apart stay together."""
 
@@ -42,7 +44,7 @@ class Piece:
         around = np.concatenate(([0], np.cumsum(least.forward + least.backward)))
         self._least_work_ns = int(least.work.sum())
         self._filled_ns = max(int(around[-1]), _filled_ns(least, self._devices))
-        found = crossings(holding, numbers, self._options)
+        found = crossings(holding, numbers)
         self._busy = tuple(np.where(busy > 0, busy + around[:-1], 0) for busy in (found.busy, found.busy_same))
         self._terms = _terms(holding, self._options, times, found)
         self._last = 0
@@ -86,12 +88,11 @@ class Search:
 
     def bound_ns(self, known_ns: int) -> int:
         """The largest time that is proven, ``known_ns`` at least."""
-        low, high = known_ns, 2 * known_ns
-        while high < 2**50 and self.proves(high):
-            low, high = high, 2 * high
-        for _ in range(BISECTIONS):
-            if low + 1 >= high:
-                break
+        low, step = known_ns, known_ns // STEP + 1
+        while low + step < MOST_NS and self.proves(low + step):
+            low, step = low + step, 2 * step
+        high = low + step
+        while high - low > known_ns // FINE + 1:
             middle = (low + high) // 2
             low, high = (middle, high) if self.proves(middle) else (low, middle)
         return low

@@ -5,7 +5,8 @@ travels back through them or is reduced. Going through the layers, ``used`` devi
 at hand; whatever is added to the way of the others counts for each of them. A label, by ``used`` and how its last
 layer is held, is the cost so far (twice the device-ns, see ``Terms``) and the *rest*: the least time from a
 device's last backward, were the next layer its lowest, to the end. No label with both larger is kept; two labels may
-be merged into their minima.
+be merged into their minima. New devices come in the same ranges as those that hold a layer: as many as the range ends
+with, for what the number that it begins with costs.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def _add(labels: Labels, side: int, used: int, held: int, cost: int, rest: int) 
 
 @loop
 def least_cost(terms: Terms, labels: Labels, devices: int, below: int) -> int:
-    """The least cost with exactly so many devices; ``below`` where none is less. No plan is cheaper."""
+    """A cost with exactly so many devices that is less than ``below``, or ``below`` if no plan is cheaper."""
     options, layers = terms.work.shape
     tail = 0
     for layer in range(1, layers):
@@ -92,15 +93,18 @@ def least_cost(terms: Terms, labels: Labels, devices: int, below: int) -> int:
     labels.filled[:] = 0
     best = below
     for o in range(options):
-        for new in range(1, min(terms.most[o], devices) + 1):
-            rest = terms.behind[new, 0]
-            cost = _held(terms, o, 0, new, devices - new) + terms.rest_weight * rest * devices
-            if new >= terms.least[o] and cost + tail < best:
+        if terms.least[o] <= devices:
+            rest = terms.behind[terms.least[o], 0]
+            new = min(terms.most[o], devices)
+            cost = _held(terms, o, 0, terms.least[o], devices - new) + terms.rest_weight * rest * devices
+            if cost + tail < best:
                 if new == devices:
                     best = cost + tail
                 else:
                     _add(labels, 0, new, o, cost, rest + terms.gradient[o, 0])
     for layer in range(1, layers):
+        if best < below:
+            return best
         side = layer % 2
         labels.filled[side] = 0
         behind = tail - _least_alone(terms, layer)
@@ -133,8 +137,11 @@ def _grow(
     for o in range(terms.work.shape[0]):
         if not terms.cuttable[layer] and o != held:
             continue
-        for new in range(min(terms.most[o], left) + 1 if terms.cuttable[layer] else 1):
-            number = max(new, terms.least[o])
+        for some in range(o + 2 if terms.cuttable[layer] else 1):
+            new = min(terms.most[some - 1], left) if some > 0 else 0
+            number = max(terms.least[some - 1], terms.least[o]) if some > 0 else terms.least[o]
+            if some > 0 and terms.least[some - 1] > left:
+                break
             if number > used + new or (terms.closed[held, o, layer] if new > 0 else terms.closed_same[held, o, layer]):
                 continue
             there = terms.out[held, o, layer] if new > 0 else terms.out_same[held, o, layer]
