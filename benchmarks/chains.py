@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 
+from penstock.solvers.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.network import Cable, Inside, Network
 from penstock.solvers.problem import Device, Measured, MemoryRules, NetworkRules, Problem
 from penstock.solvers.update_rules import UpdateRule
@@ -88,6 +90,34 @@ def chain(
         expected_error=0.0,
         update_rules=update_rules,
     )
+
+
+def line(stages: int, batches: int, seed: int, *, limited: bool, transfers: bool = True) -> tuple[Problem, Allocation]:
+    """One layer per stage, F from 60 to 140, B = 2 F, transfers from 20 to 120 ns both ways on half-duplex channels.
+
+    ``limited``: memory for S - s micro-batches in flight on stage s, else for all (BOUNDS Part II, 3: the hard class).
+    """
+    draw = np.random.default_rng(seed + 1000 * stages + batches)
+    forward = draw.integers(60, 141, stages)
+    sent = draw.integers(20, 121, stages - 1) if transfers else np.zeros(stages - 1, dtype=np.int64)
+    each = 1000
+    problem = chain(
+        star((1,) * stages, 10**9, 10**9),
+        forward,
+        sent,
+        np.zeros(stages, dtype=np.int64),
+        batch=batches,
+        sizes=(1,),
+        rules=NetworkRules(False, "half", "madpipe", "flat", NO_BUCKETS, True),
+        stash_bytes=np.full(stages, each, dtype=np.int64),
+        memory=MemoryRules(1, 2, False, 0, False),
+    )
+    room = [stages - s if limited else batches for s in range(stages)]
+    devices = tuple(
+        replace(device, memory_bytes=each * most) for device, most in zip(problem.devices, room, strict=True)
+    )
+    layers = tuple(Stage(s, s, (s,)) for s in range(stages))
+    return replace(problem, devices=devices), single_pipeline(layers, batches)
 
 
 def unequal(layers: int, seed: int, boundary_spread: float = 0.3) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
