@@ -28,8 +28,8 @@ from penstock.solvers.result import REQUEST_SCOPE, Bound
 
 OPTIONS = (Option("effort", 30, "labels times grid points of all searches together, in millions", low=1),)
 MILLION = 1_000_000
-FURTHER = 4
-"""A first search goes up to 1/4 above the bound that is known."""
+FURTHER, SLOWER = 4, 8
+"""A search goes up to 1/4 above the bound that is known; with more devices than 32, up to ``SLOWER`` / devices."""
 NEVER_NS = 2**52
 """No plan takes so long: 52 days."""
 MOST_DEVICES = 256
@@ -83,7 +83,8 @@ class Relaxation:
         return [BatchSearch(self.problem, batch, links) for batch in batches]
 
     def _look(self, search: BatchSearch) -> Iterator[None]:
-        below_ns = min(self.value_ns, search.bound_ns + search.bound_ns // FURTHER + 1)
+        further = max(FURTHER, self.problem.num_devices // SLOWER)
+        below_ns = min(self.value_ns, search.bound_ns + search.bound_ns // further + 1)
         path = yield from search.step(below_ns)
         for plan in () if path is None else allocations(self.problem, path, search.batch.num_micro_batches):
             if unreachable(self.problem, plan) is None:

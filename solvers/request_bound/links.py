@@ -96,22 +96,28 @@ class Links:
         The least of the sizes ``rows`` of micro-batches.
         """
         table = np.full((WAYS, most + 1, most + 1), np.inf)
+        r, to = np.ogrid[1 : most + 1, 1 : most + 1]
         for way in range(WAYS):
-            for r, to in product(range(1, most + 1), repeat=2):
-                table[way, r, to] = min(self._rate(way, r, to, size) for size in rows)
+            fastest = (self.inside if way == SAME_RUN else self.between)[0]
+            if fastest == 0:
+                continue
+            found = self._by_link(way, rows, most) if self.nic else self._by_pair(way, min(rows) / fastest, r, to)
+            table[way, 1:, 1:] = 1e9 * np.where((way == SAME_RUN) & (r + to > self.node_size), np.inf, found)
         return table * (1 - 1e-12)
 
-    def _rate(self, way: int, r: int, to: int, rows: int) -> float:
-        fastest = (self.inside if way == SAME_RUN else self.between)[0]
-        if fastest == 0 or (way == SAME_RUN and r + to > self.node_size):
-            return np.inf
-        if self.nic:
-            return 1e9 * self._nic_rows_per_bandwidth(way, r, to, rows)
+    def _by_pair(self, way: int, whole: float, r: np.ndarray, to: np.ndarray) -> np.ndarray:
+        """Private networks that count pairs of replicas: ``whole`` is what one link would take for all rows."""
         if self.problem.rules.transfer == "spp":
-            return 1e9 * rows / (fastest * r * to)
-        if self.problem.rules.transfer == "madpipe" or way == SAME_RUN:
-            return 1e9 * rows / fastest
-        return 1e9 * rows / r / fastest
+            return np.asarray(whole / (r * to))
+        parts = r if self.problem.rules.transfer == "dapple" and way != SAME_RUN else np.ones_like(r)
+        return np.asarray(np.broadcast_to(whole / parts, (r.size, to.size)))
+
+    def _by_link(self, way: int, rows: tuple[int, ...], most: int) -> np.ndarray:
+        found = np.full((most, most), np.inf)
+        for r, to in product(range(1, most + 1), repeat=2):
+            if way != SAME_RUN or r + to <= self.node_size:
+                found[r - 1, to - 1] = min(self._nic_rows_per_bandwidth(way, r, to, size) for size in rows)
+        return found
 
     def _nic_rows_per_bandwidth(self, way: int, r: int, to: int, rows: int) -> float:
         pair = _widest_pair(r, to, rows)

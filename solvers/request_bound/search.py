@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -33,8 +34,10 @@ from penstock.solvers.request_bound.pieces import make_pieces
 MOST_OF_A_STATE, LEAST_OF_A_STATE = 64, 4
 """Where a search is too long, the next one keeps a quarter of the labels of a state."""
 MOST_LABELS = 1 << 18
+"""On up to ``PLAIN`` devices; in proportion on more."""
 EFFORT = 20_000_000
-"""Points of labels of one search."""
+"""Points of labels of one search on so many devices as ``PLAIN``; it grows with the power 3/2 of them."""
+PLAIN = 16
 PIECE = 2_000_000
 """Of those, between two moments at which a search may be left."""
 MOST_POINTS = 24
@@ -74,6 +77,8 @@ class BatchSearch:
     problem: Problem
     batch: Batch
     links: Links
+    bound_ns: int = 0
+    prepared: bool = False
     closed: bool = False
     empty: bool = False
     steps: int = 0
@@ -81,20 +86,25 @@ class BatchSearch:
     own_bound_ns: int = 0
     _points: list[Point] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        """The first bound is the work of all layers, shared by all devices."""
-        self.pieces = make_pieces(self.problem, self.batch, self.links)
-        self.bound_ns = -(-int(self.pieces.least_work[-1]) // self.problem.num_devices)
+    @cached_property
+    def pieces(self) -> Pieces:
+        """All stages."""
+        return make_pieces(self.problem, self.batch, self.links)
 
     def step(self, below_ns: int) -> Generator[None, None, Path | None]:
         """Raise the bound, at most to ``below_ns``; the plan that it belongs to, if it is below.
 
-        Comes up for air after every counted piece of work, so that it can be left.
+        Comes up for air after every counted piece of work, so that it can be left. The first step makes the tables:
+        the first bound is the work of all layers, shared by all devices.
         """
+        if not self.prepared:
+            self.prepared = True
+            self.bound_ns = -(-int(self.pieces.least_work[-1]) // self.problem.num_devices)
+            return None
         search = _Search(self.pieces, self._points, below_ns, self.cap)
-        while search.at > 0 and search.steps < EFFORT:
-            search.go_on()
+        while search.at > 0 and search.steps < search.effort:
             yield
+            search.go_on()
         self.steps += search.steps
         if search.at > 0:
             self.closed = self.cap <= LEAST_OF_A_STATE and not self._points
@@ -125,19 +135,22 @@ class _Search:
         whole, early = self.grid.forward.size, self.grid.early_forward.size
         width, layers = whole + 2 * early + 2, pieces.sent.shape[1] - 1
         states = (pieces.devices + 1) * pieces.shapes
+        scale = max(1, pieces.devices // PLAIN)
+        most = MOST_LABELS * scale
         self.work = Work(
-            stages=make_pool(MOST_LABELS, width, (layers + 1) * states, whole + early),
-            hops=make_pool(MOST_LABELS, width, states, whole + early),
+            stages=make_pool(most, width, (layers + 1) * states, whole + early),
+            hops=make_pool(most, width, states, whole + early),
             best=np.array([below_ns, -1, 0, 0, 0, 0, 0]),
             reach=make_reach(self.grid),
             fresh=np.zeros(width, np.int64),
         )
         self.at, self.steps = layers, 0
+        self.effort = EFFORT * math.isqrt(scale**3)
 
     def go_on(self) -> None:
         """A piece of the search; where labels have no room it has taken all its effort."""
         self.at, steps = advance(self.pieces, self.grid, self.work, self.cap, self.at, PIECE)
-        self.steps = EFFORT if steps < 0 else self.steps + steps
+        self.steps = self.effort if steps < 0 else self.steps + steps
 
     def path(self) -> Path | None:
         """The plan below the limit, from the first stage on."""
