@@ -1,15 +1,15 @@
 """Several parts of the model on each device, or backwards in two parts.
 
 Planners ``interleaved``, ``zero-bubble`` and ``chimera`` try every depth, width, place and number of micro-batches that
-chain and cluster allow, the shortest expected first, and hand the judge whole orders. Recomputation, where the request
-wants it or memory asks for it, is of all stages, with operations of its own.
+chain and cluster allow, the shortest expected first, and hand the judge whole orders. Recomputation is an
+operation of its own: of all stages where the request wants it, of those for which it is worth its time where memory
+asks for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from typing import NamedTuple
 
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
@@ -25,8 +25,8 @@ from penstock.solvers.schedule import Orders
 from penstock.solvers.schedules.chained import Chained
 from penstock.solvers.schedules.chimera import chimera
 from penstock.solvers.schedules.interleaved import interleaved, looped_bfs
-from penstock.solvers.schedules.overtaking import found_overtaking, room_of
-from penstock.solvers.schedules.recomputed import recomputed
+from penstock.solvers.schedules.overtaking import found_overtaking, improved, room_of
+from penstock.solvers.schedules.recomputed import recomputed, recomputing
 from penstock.solvers.schedules.v_shape import v_half, v_min, zb_v
 from penstock.solvers.schedules.zero_bubble import zb_h1, zb_h2
 
@@ -128,8 +128,7 @@ def chimera_proposals(problem: Problem, options: Mapping[str, object]) -> Iterat
         if problem.recompute != "always":
             yield _fixed(problem, allocation, orders)
         if problem.recompute != "never":
-            again = _recomputing(allocation)
-            yield _fixed(problem, again, recomputed(again, orders))
+            yield _recomputing(problem, allocation, orders)
 
 
 def _ranked(
@@ -224,8 +223,7 @@ def _proposed(problem: Problem, allocation: Allocation, generator: Generator) ->
         if problem.recompute != "always":
             yield _fixed(problem, allocation, orders)
         if problem.recompute == "always" or (problem.recompute == "auto" and not _fits(problem, allocation, orders)):
-            again = _recomputing(allocation)
-            yield _fixed(problem, again, recomputed(again, orders))
+            yield _recomputing(problem, allocation, orders)
 
 
 def _overtaking(problem: Problem, allocation: Allocation) -> Iterator[Proposal]:
@@ -235,9 +233,14 @@ def _overtaking(problem: Problem, allocation: Allocation) -> Iterator[Proposal]:
     if problem.recompute == "always" or (
         problem.recompute == "auto" and not any(_fits(problem, allocation, each.orders) for each in found)
     ):
-        again = _recomputing(allocation)
+        again = recomputing(allocation, found[0].orders if found else None)
+        chained = Chained(problem, again)
+        room = room_of(problem, again, chained.ranks)
         for each in found_overtaking(problem, again)[:MAX_OVERTAKING]:
-            yield _fixed(problem, again, recomputed(again, each.orders))
+            orders = recomputed(again, each.orders)
+            yield _fixed(problem, again, orders)
+            if chained.fits(orders, room):
+                yield _fixed(problem, again, improved(chained, [orders], room)[0].orders)
 
 
 def _fits(problem: Problem, allocation: Allocation, orders: Orders) -> bool:
@@ -245,15 +248,10 @@ def _fits(problem: Problem, allocation: Allocation, orders: Orders) -> bool:
     return chained.fits(orders, room_of(problem, allocation, chained.ranks))
 
 
-def _recomputing(allocation: Allocation) -> Allocation:
-    pipelines = tuple(
-        replace(
-            pipeline,
-            stages=tuple(replace(stage, recompute=((stage.first, stage.last),)) for stage in pipeline.stages),
-        )
-        for pipeline in allocation.pipelines
-    )
-    return Allocation(pipelines, allocation.num_micro_batches)
+def _recomputing(problem: Problem, allocation: Allocation, orders: Orders) -> Proposal:
+    """The order with recomputation: of all stages where the request wants it, else where it is worth its time."""
+    again = recomputing(allocation, None if problem.recompute == "always" else orders)
+    return _fixed(problem, again, recomputed(again, orders))
 
 
 def _fixed(problem: Problem, allocation: Allocation, orders: Orders) -> Proposal:

@@ -17,6 +17,7 @@ from penstock.solvers.schedules.advance_forward import advance_forward_of, delta
 from penstock.solvers.schedules.gpipe import gpipe
 from penstock.solvers.schedules.model_parallel import model_parallel
 from penstock.solvers.schedules.pipeline_execution import execution_warmup
+from penstock.solvers.schedules.recomputed import recomputed
 from penstock.solvers.update_rules import UpdateRule
 
 Policy = Literal["A", "B", "acr", "pe", "best"]
@@ -41,13 +42,21 @@ class Proposal(NamedTuple):
 
 
 class Draft(NamedTuple):
-    """An order that is not built yet: the micro-batches that each stage keeps in flight say whether it can fit."""
+    """An order that is not built yet: the micro-batches that each stage keeps in flight say whether it can fit.
+
+    ``apart``: recomputations are operations of their own, which may run while a gradient is awaited.
+    """
 
     name: str
     warmup: tuple[int, ...]
+    apart: bool = False
 
     def orders(self, problem: Problem, allocation: Allocation) -> Orders:
         """The order itself."""
+        orders = self._plain(problem, allocation)
+        return recomputed(allocation, orders) if self.apart else orders
+
+    def _plain(self, problem: Problem, allocation: Allocation) -> Orders:
         if self.name == "early-backward":
             return early.early_backward(problem, allocation, warmup=self.warmup)
         if self.name == "model-parallel":
@@ -62,7 +71,22 @@ DRAFTED = ("early-backward", "pe", "gpipe", "model-parallel", "advance-forward")
 
 
 def drafts(problem: Problem, allocation: Allocation, schedule: str, policy: str) -> list[Draft]:
-    """Every order of one schedule that is worth judging for an allocation, each once."""
+    """Every order of one schedule that is worth judging for an allocation, each once.
+
+    Where stages recompute, first with recomputations as operations of their own; these keep what they rebuild while
+    they wait, so then also within the backwards.
+    """
+    plain = _drafts(allocation, schedule) or [
+        Draft("early-backward", vector)
+        for vector in _vectors(problem, allocation, "pe" if schedule == "pe" else policy)
+    ]
+    if not any(stage.recompute for stage in allocation.stages):
+        return plain
+    return [*(draft._replace(apart=True) for draft in plain), *plain]
+
+
+def _drafts(allocation: Allocation, schedule: str) -> list[Draft]:
+    """Those that need no costs; none of any other schedule."""
     stages = len(allocation.stages)
     if schedule == "gpipe":
         names = ("gpipe", "gpipe-lifo") if allocation.num_micro_batches > 1 else ("gpipe",)
@@ -72,10 +96,7 @@ def drafts(problem: Problem, allocation: Allocation, schedule: str, policy: str)
     if schedule == "advance-forward":
         vectors = [*(in_flight(allocation, delta) for delta in deltas(stages)), everything(allocation)]
         return [Draft("advance-forward", vector) for vector in dict.fromkeys(vectors)]
-    return [
-        Draft("early-backward", vector)
-        for vector in _vectors(problem, allocation, "pe" if schedule == "pe" else policy)
-    ]
+    return []
 
 
 def _vectors(problem: Problem, allocation: Allocation, policy: str) -> list[tuple[int, ...]]:

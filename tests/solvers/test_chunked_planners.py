@@ -143,7 +143,7 @@ def test_little_memory_is_kept_to(name: str) -> None:
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(UnsupportedRequest, match="needs 2 devices and 4 separable blocks"):
         PLANNERS["interleaved"].solve(make_problem([1] * 8, nodes=(1,)))
-    with pytest.raises(UnsupportedRequest, match="needs two devices and 4 separable blocks"):
+    with pytest.raises(UnsupportedRequest, match="needs 2 devices and 4 separable blocks"):
         PLANNERS["zero-bubble"].solve(make_problem([1] * 3, nodes=(4,)), options={"shape": "v"})
     with pytest.raises(InvalidDocument, match="asks for 5 devices in a pipeline"):
         PLANNERS["zero-bubble"].solve(make_problem([1] * 8, nodes=(4,)), options={"depth": 5})
