@@ -12,18 +12,24 @@ import resource
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 from chains import chain, star
 
 from penstock.schemas.program import BACKWARD, FORWARD
 from penstock.solvers.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.bulk import Catalogue
 from penstock.solvers.problem import NetworkRules, Problem
 from penstock.solvers.schedule import Orders, Pattern, PatternOperation, Row, Schedule
 from penstock.solvers.simulate import makespan_ns, simulate
 from penstock.solvers.unroll import unroll
 
 REPETITIONS = 7
+BULK = 2000
+PLANS = 20_000
+"""Plans a second that two cores shall judge in bulk."""
 
 
 def main() -> None:
@@ -43,6 +49,8 @@ def main() -> None:
             case = _case(stages, batches, network)
             _speed(f"makespan, {network}, {stages} x {batches}", makespan_ns, case, None)
             _speed(f"everything, {network}, {stages} x {batches}", simulate, case, None)
+    for network, target in (("none", PLANS), ("full", PLANS), ("half", PLANS), ("shared", PLANS)):
+        _bulk(network, target)
 
 
 Case = tuple[Problem, Allocation, Schedule]
@@ -58,6 +66,30 @@ def _speed(name: str, run: Callable[..., object], case: Case, target: int | None
         run(*case)
         best = min(best, time.process_time() - began)
     _row(name, operations / best / 1e6, "Mops/s", target, target is None or operations / best / 1e6 >= target)
+
+
+def _bulk(network: str, target: int) -> None:
+    """Plans of 48 layers in 16 stages with cuts and warm-ups of their own, 64 micro-batches, from rows of numbers."""
+    draw = np.random.default_rng(1)
+    forward = draw.integers(20_000, 50_000, 48)
+    problem = _problem(forward, draw.integers(20_000, 120_000, 47), 64, network)
+    catalogue = Catalogue(problem, 64)
+    cuts = [np.sort(draw.choice(47, 15, replace=False)).tolist() for _ in range(BULK)]
+    firsts = [[0, *(cut + 1 for cut in each), 48] for each in cuts]
+    plans = [tuple(Stage(i, j - 1, (s,)) for s, (i, j) in enumerate(pairwise(each))) for each in firsts]
+    rows = catalogue.rows(plans)
+    warmups = np.sort(draw.integers(1, 33, (BULK, 16)), axis=1)[:, ::-1]
+    catalogue.makespans_ns(rows, warmups)
+    cpu, wall = float("inf"), float("inf")
+    for _ in range(REPETITIONS):
+        began = time.process_time()
+        catalogue.makespans_ns(rows, warmups)
+        cpu = min(cpu, time.process_time() - began)
+        began = time.perf_counter()
+        catalogue.makespans_ns(rows, warmups, threads=2)
+        wall = min(wall, time.perf_counter() - began)
+    _row(f"bulk, {network}, 16 x 64, a core", BULK / cpu, "plans/s", None, True)
+    _row(f"bulk, {network}, 16 x 64, two threads", BULK / wall, "plans/s", target, BULK / wall >= target)
 
 
 def _periodic() -> None:
@@ -105,6 +137,7 @@ def _case(stages: int, batches: int, network: str) -> Case:
 
 def _problem(forward: np.ndarray, boundary: np.ndarray, batches: int, network: str) -> Problem:
     count = len(forward)
+    channel: Literal["full", "half", "none"] = "half" if network == "half" else "none" if network == "none" else "full"
     servers = tuple(min(8, count - first) for first in range(0, count, 8))
     return chain(
         star(servers, 10**9, 2 * 10**9, form="ports"),
@@ -113,9 +146,7 @@ def _problem(forward: np.ndarray, boundary: np.ndarray, batches: int, network: s
         np.full(count, 1_000_000),
         batch=batches,
         sizes=(1,),
-        rules=NetworkRules(
-            network == "shared", "half" if network == "half" else "full", "madpipe", "flat", 25 * 10**6, True
-        ),
+        rules=NetworkRules(network == "shared", channel, "madpipe", "flat", 25 * 10**6, True),
         stash_bytes=1000 * forward,
     )
 
