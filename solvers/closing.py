@@ -2,9 +2,9 @@
 
 What is asked, in this order, each for a counted part of the effort, until the bound is reached:
 
-* tabu search from the order that is known (BOUNDS Part II, section 3): the shorter the known step, the sooner is the
-  rest done (section 4);
-* for plans of more than ``FEW`` operations the suffix search, which takes whole backwards of stages apart (``suffix``);
+* for plans of more than ``FEW`` operations tabu search from the order that is known (BOUNDS Part II, section 3): the
+  shorter the known step, the sooner is the rest done (section 4); then the suffix search, which takes whole backwards
+  of stages apart (``suffix``);
 * for plans of at most ``MANY`` operations CP-SAT (ALGORITHMS 7.8);
 * where the model's optimum runs longer under the judge, and the model knows his rules, CP-SAT under these.
 
@@ -102,9 +102,9 @@ class _Closing:
     def run(self) -> None:
         """Ask all that apply."""
         operations = sum(len(row.operations) for row in self.orders.rows)
-        if self.judged:
-            self._move(operations)
         if operations > FEW:
+            if self.judged:
+                self._move(operations)
             self._search_suffixes()
         if operations <= MANY:
             for as_judged in (False, True):

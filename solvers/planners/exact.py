@@ -15,12 +15,12 @@ from penstock.solvers.result import REQUEST_SCOPE, Bound
 
 OPTIONS = (
     Option("max_configurations", 30_000, "partitions × placements × micro-batch numbers, at most", low=1),
-    Option("effort", 5.0, "deterministic time of CP-SAT for all job shops together", low=0),
+    Option("effort", 5.0, "for closing plans by CP-SAT, all together; about seconds, but counted", low=0),
 )
 
 
 def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
-    """Ever better plans, each with the bound proven by then.
+    """Ever better plans, each with the bound proven by then; the same again between pieces of work.
 
     Where nothing fits, the most stages and the smallest micro-batches, for the judge to say what is lacking. Raises
     ``UnsupportedRequest`` where there are too many plans to list.
@@ -35,8 +35,12 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
         )
     search = Search(space, float(str(options["effort"])))
     overlaps = (problem.rules.overlap_all_reduce,)
+    model = _model(space, count)
+    latest: Proposal | None = None
     for found in search.run():
-        yield _proposal(found, _model(space, count), overlaps)
+        latest = latest if found is None else _proposal(found, model, overlaps)
+        if latest is not None:
+            yield latest
     if search.best is None:
         for batch in space.batches[-1:]:
             thinnest = block_partition(problem, batch, space.most_stages, by="parameters")

@@ -13,7 +13,7 @@ import heapq
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from itertools import combinations, count
 from typing import NamedTuple
 
 import numpy as np
@@ -33,7 +33,9 @@ from penstock.solvers.problem import Problem
 
 NEVER = 2**62
 EFFORT = 1.0
-"""CP-SAT's deterministic time for one plan."""
+"""For one plan (``closing``)."""
+PIECE = 64
+"""Plans between two breaths."""
 
 
 class Found(NamedTuple):
@@ -63,7 +65,7 @@ class Block:
 
 @dataclass
 class Search:
-    """One search. ``effort`` is CP-SAT's deterministic time that is left; ``open`` are bounds of plans not closed."""
+    """One search. ``effort`` is what is left for closing plans; ``open`` are bounds of plans not closed."""
 
     space: Space
     effort: float
@@ -75,8 +77,11 @@ class Search:
         """Of the best plan."""
         return NEVER if self.best is None else self.best.value_ns
 
-    def run(self) -> Iterator[Found]:
-        """Every improvement, and at last the best plan with all that could be proven."""
+    def run(self) -> Iterator[Found | None]:
+        """Every improvement, and at last the best plan with all that could be proven.
+
+        Comes up for air, with None, after every counted piece of work, so that it can be left.
+        """
         survivors: list[Item] = []
         yield from self._judge_all(survivors)
         survivors.sort()
@@ -84,13 +89,15 @@ class Search:
         if self.best is not None:
             yield Found(self.best, min([self.best.value_ns, *self.open]))
 
-    def _judge_all(self, survivors: list[Item]) -> Iterator[Found]:
+    def _judge_all(self, survivors: list[Item]) -> Iterator[Found | None]:
         """Judge plans by rising bound; ``survivors`` gets those whose best order is above their bound."""
         bounds, blocks = self._bounds()
         ahead = np.argsort(bounds, kind="stable")
         refined: list[Item] = []
         at, number = 0, 0
-        while True:
+        for turn in count(1):
+            if turn % PIECE == 0:
+                yield None
             following = int(bounds[ahead[at]]) if at < len(ahead) else NEVER
             if min([following, *(item.bound_ns for item in refined[:1])]) >= self.value_ns:
                 return
@@ -142,14 +149,14 @@ class Search:
             return
         always = problem.recompute == "always"
         free = [] if problem.recompute != "auto" else [s for s in stages if not surely_fits(problem, allocation, s)]
-        for count in range(len(free) + 1):
-            for chosen in combinations(free, count):
+        for number in range(len(free) + 1):
+            for chosen in combinations(free, number):
                 again = [replace(s, recompute=((s.first, s.last),)) if always or s in chosen else s for s in stages]
                 variant = single_pipeline(tuple(again), allocation.num_micro_batches)
                 if shortage_of(problem, variant, (1,) * len(stages)) is None:
                     yield variant
 
-    def _close_all(self, survivors: list[Item]) -> Iterator[Found]:
+    def _close_all(self, survivors: list[Item]) -> Iterator[Found | None]:
         """Ask CP-SAT for every plan that may still be better, the most promising first."""
         for at, item in enumerate(survivors):
             if item.bound_ns >= self.value_ns:
@@ -157,6 +164,7 @@ class Search:
             if self.effort <= 0:
                 self.open.append(item.bound_ns)
                 return
+            yield None
             closed = self._close(item)
             bound_ns = max(item.bound_ns, closed.bound.bound_ns)
             if bound_ns < closed.value_ns:

@@ -13,6 +13,7 @@ from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.closing import close
 from penstock.solvers.enumeration import Space
 from penstock.solvers.pins import broken_pin
+from penstock.solvers.planners import joint
 from penstock.solvers.planners.joint import Search, surely_fits
 from penstock.solvers.planners.trial import best_order
 from penstock.solvers.problem import Pin, Problem
@@ -116,7 +117,7 @@ def test_proofs_hold_for_what_other_planners_find(seed: int, changes: dict[str, 
 
 def test_every_improvement_comes_with_a_bound_that_rises() -> None:
     search = Search(Space.of(instance(1, 8)), 5.0)
-    found = list(search.run())
+    found = [each for each in search.run() if each is not None]
     assert [f.trial.value_ns for f in found] == sorted((f.trial.value_ns for f in found), reverse=True)
     assert all(f.bound_ns <= found[-1].trial.value_ns for f in found)
     assert found[-1].bound_ns == found[-1].trial.value_ns
@@ -185,3 +186,13 @@ def test_a_stage_that_surely_fits_fits_in_every_order(seed: int) -> None:
         peak = max(timeline.uses[d].memory.total for d in stage.devices)
         less = replace(problem, devices=tuple(replace(d, memory_bytes=peak - 1) for d in problem.devices))
         assert not surely_fits(less, plan, stage)
+
+
+def test_it_comes_up_for_air_between_pieces_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best plan again, so that a session sees a limit that passes."""
+    monkeypatch.setattr(joint, "PIECE", 1)
+    problem = instance(1, 5, 2)
+    proposals = PLANNERS["exact"].proposals
+    assert proposals is not None
+    found = [each.fixed for each in proposals(problem, {"max_configurations": 30_000, "effort": 5.0})]
+    assert len(found) >= len(set(found)) + 3
