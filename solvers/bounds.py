@@ -7,6 +7,8 @@ Scope ``schedule of this allocation``: the largest of
 * load of a link or channel, between the earliest start and the shortest rest of what it carries;
 * windows (``windows.py``, ``split_windows.py``; BOUNDS section 2 and Part II): what a stage, or a device with several,
   must idle while the first micro-batch goes round, and the limit that memory sets on micro-batches in flight;
+* the same windows for any number of micro-batches on the stages from one on, joined: by what one more stage, one more
+  micro-batch, or as many more as can be in flight add at least (``suffix/table.py``; BOUNDS Part II, 1);
 * for a periodic plan, whose global batches overlap, what each of them loads devices, links and reductions with, and
   the way round that micro-batches in flight share (``steady_times.py``);
 * for pipelines that average on shared devices, the processor time of all they do.
@@ -38,6 +40,7 @@ from penstock.solvers.schedule import Pattern, Schedule
 from penstock.solvers.split_windows import shared_device_ns, split_bound_ns
 from penstock.solvers.stage_times import StageTimes
 from penstock.solvers.steady_times import SteadyTimes
+from penstock.solvers.suffix.table import suffix_bound_ns
 from penstock.solvers.update_rules import UpdateRule
 from penstock.solvers.utilisation import rank_share, utilisation_ppm
 from penstock.solvers.windows import window_bound_ns
@@ -112,6 +115,8 @@ def schedule_bound(
         bounds["head, work, windows and tail of a stage"] = window_bound_ns(times)
         if times.split:
             bounds["head, work, windows and tail of a split stage"] = split_bound_ns(times)
+        else:
+            bounds["windows of the stages behind, joined"] = suffix_bound_ns(times)
     else:
         bounds["head, window, work and tail of a device"] = max(shared_device_ns(times, device) for device in used)
     return _largest(bounds, f"this allocation, any order of its operations, {_kind(problem, times)}")

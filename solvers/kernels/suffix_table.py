@@ -16,6 +16,9 @@ from penstock.solvers.kernels.compiled import inner, loop
 from penstock.solvers.kernels.suffix_states import DELAY, SHARED, Line
 from penstock.solvers.kernels.windows import own
 
+EVERY, PARTS = 256, 64
+"""Beyond so many micro-batches windows count for all of them only; the smaller of two parts has at most so many."""
+
 
 @loop
 def fill(line: Line, around: np.ndarray) -> None:
@@ -28,7 +31,7 @@ def fill(line: Line, around: np.ndarray) -> None:
     for s in range(stages - 1, -1, -1):
         line.phi[s, 0] = 0
         for n in range(1, most + 1):
-            line.phi[s, n] = _windows(line, around, s, n)
+            line.phi[s, n] = _windows(line, around, s, n) if n <= EVERY or n == most else 0
         close_row(line, s, 1)
 
 
@@ -43,7 +46,7 @@ def close_row(line: Line, s: int, low: int) -> None:
             way = line.forward[s] + line.out[s] + line.home[s] + line.backward[s]
             value = max(value, phi[s + 1, n] + way)
         both = n - limit + 1
-        for a in range(1, both // 2 + 1):
+        for a in range(1, min(both // 2, PARTS) + 1):
             value = max(value, phi[s, a] + phi[s, both - a])
         phi[s, n] = value
 

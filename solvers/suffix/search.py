@@ -24,8 +24,9 @@ from penstock.solvers.kernels.suffix_search import (
     search,
 )
 from penstock.solvers.kernels.suffix_states import Line, Scratch
-from penstock.solvers.kernels.suffix_table import close_row, fill
+from penstock.solvers.kernels.suffix_table import close_row
 from penstock.solvers.suffix.line import suffix_line
+from penstock.solvers.suffix.table import fill_table, whole_bound_ns
 
 WIDEST = 1 << 16
 """States of one level."""
@@ -61,7 +62,7 @@ class Search:
         self.left = self.effort = effort
         stages = line.forward.size
         self._scratch = Scratch(np.zeros(stages, dtype=np.int64), np.zeros(stages, dtype=np.int64))
-        fill(line, np.zeros(stages, dtype=np.int64))
+        fill_table(line)
         self._states = _new_states(line, effort)
         slots = self._states.dead.size
         self._words = np.zeros(slots * (3 * stages + _ring(line)), dtype=np.int64)
@@ -69,12 +70,8 @@ class Search:
 
     @property
     def bound_ns(self) -> int:
-        """What the suffixes prove of the whole line: head, suffix and tail of the largest."""
-        line, head, best = self.line, 0, 0
-        for s in range(line.forward.size):
-            best = max(best, head + int(line.phi[s, -1] + line.tail[s]))
-            head += int(line.forward[s] + line.out[s])
-        return best
+        """What the suffixes prove of the whole line."""
+        return whole_bound_ns(self.line)
 
     def run(self, at_most_ns: int) -> Proof:
         """Ask for the shortest schedule of at most ``at_most_ns``; stop as soon as there can be none."""

@@ -15,6 +15,7 @@ from test_bounds import _with_just_enough_memory
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.program import BACKWARD, FORWARD
 from penstock.solvers.allocation import Allocation
+from penstock.solvers.bounds import schedule_bound
 from penstock.solvers.jobshop import Question, solve
 from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import Orders
@@ -23,7 +24,8 @@ from penstock.solvers.stage_times import StageTimes
 from penstock.solvers.suffix import prove, takes
 from penstock.solvers.suffix.line import line_of, suffix_line
 from penstock.solvers.suffix.search import Search
-from penstock.solvers.windows import effective_limits
+from penstock.solvers.suffix.table import suffix_bound_ns
+from penstock.solvers.windows import effective_limits, window_bound_ns
 
 FAR = 10**7
 
@@ -173,3 +175,18 @@ def test_warm_ups_that_the_stages_before_cannot_feed_deadlock() -> None:
     assert effective_limits(times) == [1, 1]
     clamped = warmup_orders(plan, effective_limits(times))
     assert prove(problem, plan, FAR, 10**6).bound_ns == simulate(problem, plan, clamped).time_per_global_batch_ns
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_joined_windows_are_part_of_the_schedule_bound(seed: int) -> None:
+    problem, plan = random_line(400 + seed)
+    times = StageTimes(problem, plan, Orders("any", ()))
+    bound = schedule_bound(problem, plan, Orders("any", ())).bound_ns
+    assert max(suffix_bound_ns(times), window_bound_ns(times)) <= bound <= optimum(problem, plan)
+
+
+def test_joining_windows_tells_more_than_the_windows() -> None:
+    forward, hops = [107, 86, 69, 101], [82, 56, 24]
+    problem, plan = limited_line(forward, [2 * f for f in forward], hops, hops, [4, 3, 2, 1], 16)
+    times = StageTimes(problem, plan, Orders("any", ()))
+    assert window_bound_ns(times) < suffix_bound_ns(times) <= prove(problem, plan, FAR, 10**6).bound_ns
