@@ -21,6 +21,7 @@ from penstock.solvers.pins import broken_pin
 from penstock.solvers.planners.trial import Trial, judged
 from penstock.solvers.problem import Problem
 from penstock.solvers.schedules.early_backward import early_backward
+from penstock.solvers.schedules.recomputed import recomputed
 
 MOST_SIMULATED = 160
 """Plans of one question that are simulated."""
@@ -118,13 +119,20 @@ class Scores:
             self.spent += JUDGED_NS * 4 * number * len(stages)
             found = judged(self.problem, plan, early_backward(self.problem, plan, warmup=vector), below_ns)
             if found.trial is not None:
-                return found.trial
+                return self._recomputed(found.trial)
             if found.lacking is not None:
                 lacking = next(s for s, stage in enumerate(stages) if found.lacking in stage.devices)
                 if vector[lacking] > 1:
                     less = (*vector[:lacking], *(min(k, vector[lacking] - 1) for k in vector[lacking:]))
                     heapq.heappush(ahead, (self.times(score.plan, [less])[0], less))
         return None
+
+    def _recomputed(self, trial: Trial) -> Trial:
+        """With recomputations as operations of their own, if that is quicker and fits."""
+        if not any(stage.recompute for stage in trial.allocation.stages):
+            return trial
+        apart = recomputed(trial.allocation, trial.orders)
+        return judged(self.problem, trial.allocation, apart, trial.value_ns).trial or trial
 
     def times(self, plan: Plan, vectors: Sequence[Vector]) -> list[int]:
         """One plan under some warm-ups."""
