@@ -1,9 +1,11 @@
 """The bound over all plans of one contiguous pipeline: how far the best plan is above it, how long the search takes.
 
-DAPPLE's models on its configurations A, B and C: private half-duplex channels, without and with so little memory that
-it binds, and the shared network; by planner ``relax`` alone or, with ``--auto``, by ``auto`` without the planners of
-other kinds of plans. Then random chains on larger clusters. CPU time, kernels warm. With ``--profiles DIR`` DAPPLE's
-published profile texts serve. Prints ``name value unit target ok|MISSED`` for each row that has a target.
+DAPPLE's models on its configurations A (also with NVLink's sum, 130 GB/s), B and C, as in BOUNDS section 4.3: private
+half-duplex channels, one all-reduce after the last backward, slices no smaller than what was measured; without and
+with so little memory that it binds; then the shared network. By planner ``relax`` alone or, with ``--auto``, by
+``auto`` without the planners of other kinds of plans. Then random chains on larger clusters. CPU time of the searches,
+kernels warm. With ``--profiles DIR`` DAPPLE's published profile texts serve. Prints ``name value unit target
+ok|MISSED`` for each row that has a target.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from penstock.examples.catalogue import cluster, profile
 from penstock.importers.pipedream import read_profile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import NetworkModel, PlanRequest
+from penstock.solvers.planners.ranking import is_contiguous
 from penstock.solvers.planners.relax import MILLION, Relaxation
-from penstock.solvers.planners.session import is_contiguous
 from penstock.solvers.problem import NetworkRules, Problem
 from penstock.solvers.registry import PLANNERS
 
@@ -35,7 +37,8 @@ MODELS = {
     "xlnet-36": ("xlnet-36-pbs-1", 1, 128),
     "amoebanet-36": ("amoeba-36-pbs-1", 1, 128),
 }
-CLUSTERS = ("dapple-config-a", "dapple-config-b", "dapple-config-c")
+CLUSTERS = ("A25", "A130", "B", "C")
+NVLINK_SUM = 130 * 10**9
 OTHERS = "hetpipe,interleaved,zero-bubble"
 """Planners of plans of other kinds, which the bound does not cover."""
 Sharing = Literal["private", "shared"]
@@ -55,7 +58,7 @@ def main() -> None:
     parser.add_argument("--auto", action="store_true", help="the best plan of auto, not of relax alone")
     arguments = parser.parse_args()
     planner = "auto" if arguments.auto else "relax"
-    PLANNERS[planner].solve(_request(profile("bert-48"), CLUSTERS[0], 64, "private"))
+    PLANNERS[planner].solve(_request(profile("gnmt-16"), CLUSTERS[0], 64, 1024, "private"))
     classes: list[tuple[str, Sharing, bool, float, float]] = [
         ("private", "private", False, 0.1, 3.0),
         ("private, binding memory", "private", True, 2.0, 8.0),
@@ -74,6 +77,7 @@ def main() -> None:
         ((8,) * 4, 50, 5.0, 10.0),
         ((8,) * 8, 50, 1.0, 10.0),
         ((8,) * 8, 100, 1.0, 10.0),
+        ((8,) * 32, 50, 15.0, 60.0),
     ):
         _size(nodes, layers, target, seconds)
 
@@ -83,18 +87,27 @@ def _cases(sharing: Sharing, tight: bool, folder: Path | None) -> Iterator[Case]
         model = profile(name)
         if folder is not None:
             model = read_profile((folder / f"{text}.txt").read_text(), name=name, micro_batch_size=rows)
-        for topology in CLUSTERS:
-            problem = _request(model, topology, batch, sharing)
-            yield Case(f"{name} {topology[-1].upper()}", _tightened(problem) if tight else problem)
+        for configuration in CLUSTERS:
+            problem = _request(model, configuration, rows, batch, sharing)
+            yield Case(f"{name} {configuration}", _tightened(problem) if tight else problem)
 
 
-def _request(model: ModelProfile, topology: str, batch: int, sharing: Sharing) -> Problem:
-    network = NetworkModel(sharing=sharing, transfer="spp") if sharing == "private" else NetworkModel()
+def _request(model: ModelProfile, configuration: str, rows: int, batch: int, sharing: Sharing) -> Problem:
+    topology = cluster(f"dapple-config-{configuration[0].lower()}")
+    if configuration == "A130":
+        uniform = topology.uniform
+        assert uniform is not None
+        fabric = uniform.fabric.model_copy(update={"bandwidth_bytes_per_s": NVLINK_SUM})
+        topology = topology.model_copy(update={"uniform": uniform.model_copy(update={"fabric": fabric})})
+    network = NetworkModel()
+    if sharing == "private":
+        network = NetworkModel(sharing=sharing, transfer="spp", all_reduce="flat", overlap_all_reduce=False)
     return to_problem(
         PlanRequest(
             profile=model,
-            topology=cluster(topology),
+            topology=topology,
             global_batch_size=batch,
+            min_slice=rows,
             network=network,
             recompute="never",
         )
@@ -116,7 +129,7 @@ def _solved(case: Case, planner: str) -> tuple[float | None, float]:
     """The gap of the planner's plan to the bound in percent, None without a plan, and the seconds of the search."""
     began = time.thread_time()
     relaxation = Relaxation(case.problem, 30 * MILLION)
-    for _trial in relaxation.run():
+    for _piece in relaxation.prove():
         pass
     seconds = time.thread_time() - began
     found = PLANNERS[planner].solve(case.problem, options={"exclude": OTHERS} if planner == "auto" else {})
@@ -135,7 +148,7 @@ def _size(nodes: tuple[int, ...], layers: int, target: float, most_seconds: floa
     problem = _chain(nodes, layers)
     began = time.thread_time()
     relaxation = Relaxation(problem, 100 * MILLION)
-    for _trial in relaxation.run():
+    for _piece in relaxation.prove():
         pass
     seconds = time.thread_time() - began
     label = f"{layers} layers on {len(nodes)}x{nodes[0]} devices"

@@ -22,14 +22,15 @@ from penstock.solvers.kernels.request_steps import Pieces
 from penstock.solvers.kernels.windows import NEVER
 from penstock.solvers.planners.chain_tables import WHOLE_BACKWARDS, ChainTables, hop_of, piece_of
 from penstock.solvers.planners.proposal import shortage_of, unreachable
-from penstock.solvers.planners.relax import NEVER_NS, Relaxation
-from penstock.solvers.planners.session import is_contiguous
-from penstock.solvers.planners.trial import best_order
+from penstock.solvers.planners.ranking import is_contiguous
+from penstock.solvers.planners.relax import NEVER_NS, Relaxation, proposals
+from penstock.solvers.planners.trial import best_order, judged
 from penstock.solvers.problem import Pin, Problem
 from penstock.solvers.registry import PLANNERS
 from penstock.solvers.request_bound.links import Links
 from penstock.solvers.request_bound.pieces import make_pieces
 from penstock.solvers.request_bound.search import BatchSearch, Part, Path, hop
+from penstock.solvers.request_bound.warm_ups import climb
 from penstock.solvers.stage_times import StageTimes
 
 EFFORT = 10**8
@@ -316,3 +317,53 @@ def test_an_optimum_is_claimed_of_plans_that_the_proof_speaks_of() -> None:
     twice = single_pipeline((plan.stages[0], replace(plan.stages[-1], devices=plan.stages[0].devices)), 8)
     assert not is_contiguous(replace(found.best, allocation=twice))
     assert not is_contiguous(replace(found.best, update_rule="double_buffered"))
+
+
+def test_a_search_can_be_left_between_pieces() -> None:
+    """Each piece leaves a bound that holds, never below the one before; the last is the proof."""
+    problem = random_request(7, 6, 4)
+    whole = Relaxation(problem, EFFORT)
+    bounds = [whole.bound_ns for _piece in whole.run()]
+    assert bounds == sorted(bounds)
+    assert len(bounds) > 3
+    assert bounds[-1] == whole.bound_ns > 0
+    left = Relaxation(problem, EFFORT)
+    pieces = left.run()
+    for expected in bounds[:3]:
+        next(pieces)
+        assert left.bound_ns == expected
+
+
+def test_proposals_carry_a_bound_from_the_first_piece_on() -> None:
+    problem = random_request(7, 6, 4)
+    found = list(proposals(problem, {"effort": 30}))
+    proven = [each.proven.bound_ns for each in found if each.proven is not None]
+    assert len(proven) == len(found)
+    assert proven == sorted(proven)
+
+
+def test_uneven_warm_ups_are_never_worse() -> None:
+    """Long transfers and little memory; what is found is what the judge says, fits, and often is better."""
+    better = 0
+    for seed in range(12):
+        rng = random.Random(seed)
+        problem = make_problem(
+            [rng.randint(5, 20) for _ in range(5)],
+            [rng.randint(5, 40) for _ in range(5)],
+            [rng.randint(2, 25) for _ in range(4)],
+            stash_bytes=[1] * 5,
+            nodes=(1,) * 5,
+            memory_bytes=rng.choice([2**40, 200]),
+            global_batch_size=12,
+            shared=False,
+            channel="half",
+        )
+        plan = chain([(1, [s]) for s in range(5)], 12)
+        start = best_order(problem, plan, 2**60).trial
+        assert start is not None
+        best = climb(problem, start, 0, 200)
+        assert best.value_ns <= start.value_ns
+        assert judged(problem, plan, best.orders, 2**60).trial == best
+        assert climb(problem, start, start.value_ns, 200) == start
+        better += best.value_ns < start.value_ns
+    assert better > 0
