@@ -11,10 +11,13 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from penstock.solvers import suffix, tabu
+from penstock.solvers.allocation import Stage, single_pipeline
 from penstock.solvers.allocators.madpipe.chain import Chain
 from penstock.solvers.allocators.madpipe.labels import special_optimum
 from penstock.solvers.allocators.madpipe.paper import first_phase
 from penstock.solvers.allocators.wpipe.partition import Demand, partition
+from penstock.solvers.costs import UNREACHABLE_NS
 from penstock.solvers.lowering import lower
 from penstock.solvers.network import Cable, Inside, Network
 from penstock.solvers.problem import Device, Measured, MemoryRules, NetworkRules, Problem
@@ -33,9 +36,13 @@ def warm() -> float:
             found = planner.solve(problem).best
             if found is None:
                 continue
+            if isinstance(found.schedule, Orders) and found.update_rule == "synchronous":
+                tabu.improve(problem, found.allocation, found.schedule, steps=2)
             if isinstance(found.schedule, Orders) and len(found.allocation.pipelines) == 1:
                 lower(problem, found.allocation, found.schedule)
             found.timeline.memory_curve(found.allocation.stages[0].devices[0])
+        line = single_pipeline((Stage(0, 0, (0,)), Stage(1, 2, (1,)), Stage(3, 3, (2,))), 4)
+        suffix.prove(problem, line, UNREACHABLE_NS, 1000)
     _halves_too_large()
     _special_processor()
     return time.perf_counter() - started
