@@ -1,0 +1,47 @@
+"""The page's section on why: tables that add up, and the critical path marked on the timeline."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from test_page import _browser, _parts, _value
+
+from penstock.explaining import explain, page
+from penstock.schemas.explanation import Explanation
+from penstock.schemas.plan import PlanFile
+from penstock.service.samples import tiny_plan_file
+
+
+@pytest.fixture
+def made() -> PlanFile:
+    return PlanFile.parse(tiny_plan_file())
+
+
+@pytest.fixture
+def found(made: PlanFile) -> Explanation:
+    return explain(made, what_if=())
+
+
+def test_the_path_is_marked_where_it_runs(made: PlanFile, found: Explanation) -> None:
+    """A mark for each segment, on the device that computes or sends; together as long as the step."""
+    text = page(made)
+    drawn = json.loads(_parts(text).scripts["timeline-predicted"])
+    segments = found.path.segments
+    assert [end - start for _lane, _low, start, end in drawn["path"]] == [segment.length_ns for segment in segments]
+    assert [bool(low) for _lane, low, _start, _end in drawn["path"]] == [not segment.devices for segment in segments]
+    for (lane, _low, _start, _end), segment in zip(drawn["path"], segments, strict=True):
+        if segment.devices:
+            assert drawn["lanes"][lane]["device"] == segment.devices[0]
+    red = [box for box in _value(_browser(text), "drawn") if box[0].endswith("timeline") and box[1] == "--limit"]
+    assert len(red) == len(segments)
+    scale = (950 - 150 - 4) / drawn["end_ns"]
+    assert sum(box[4] for box in red) == pytest.approx(found.time_ns * scale, rel=0.01)
+
+
+def test_the_tables_stand_on_the_page(made: PlanFile, found: Explanation) -> None:
+    text = page(made)
+    for words in ("What the time is made of", "Critical path", "Bubble", "What each would give", "marked in red"):
+        assert words in text
+    for each in found.sensitivities:
+        assert each.sentence in text
