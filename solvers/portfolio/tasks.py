@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.all_plans.kinds import EVERY_PLAN
+from penstock.solvers.bounds import one_pipeline_bound
 from penstock.solvers.closing import close
-from penstock.solvers.neighbourhood import search
+from penstock.solvers.neighbourhood.search import search
 from penstock.solvers.planners.deadline import Deadline
 from penstock.solvers.planners.options import Option
 from penstock.solvers.planners.proposal import Proposal
@@ -98,15 +100,15 @@ class Link(Protocol):
 
 
 class Task(Protocol):
-    """``name`` says who is at work; ``one_pipeline``: all its plans are of the kind of ``is_contiguous``."""
+    """``name`` says who is at work; ``kind``: of which kind (``ranking.KINDS``) all its plans are."""
 
     @property
     def name(self) -> str:
         """Of the planner or the phase."""
 
     @property
-    def one_pipeline(self) -> bool:
-        """Whether a proof for one contiguous pipeline makes it needless."""
+    def kind(self) -> str:
+        """A bound for such plans may make it needless."""
 
     @property
     def beside(self) -> bool:
@@ -123,7 +125,7 @@ class Ask:
     name: str
     values: Mapping[str, object]
     under_gpipe: bool = False
-    one_pipeline: bool = False
+    kind: str = EVERY_PLAN
     beside: bool = False
 
     def run(self, setting: Setting, link: Link) -> Outcome:
@@ -151,18 +153,18 @@ class Polish:
     """Neighbourhood search from a plan; ``proven``: what is known of all plans of its kind; ``effort`` as there."""
 
     start: Found
-    proven: Bound | None
+    proven: tuple[Bound, ...]
     effort: float
     name: str = "polish"
-    one_pipeline: bool = False
+    kind: str = EVERY_PLAN
     beside: bool = False
 
     def run(self, setting: Setting, link: Link) -> Outcome:
         """Until its end, the limit, or the gap."""
         session = setting.session(link)
         session.offer(self.start)
-        if self.proven is not None:
-            session.prove(self.proven)
+        for bound in self.proven:
+            session.prove(bound)
         session.judge_all(self.name, search(session, self.effort))
         return session.outcome(self.name)
 
@@ -174,7 +176,7 @@ class Close:
     start: Found
     effort: float
     name: str = "closing"
-    one_pipeline: bool = False
+    kind: str = EVERY_PLAN
     beside: bool = False
 
     def run(self, setting: Setting, link: Link) -> Outcome:
@@ -205,13 +207,28 @@ class Close:
 
 
 @dataclass(frozen=True)
+class Prove:
+    """The bound of all plans of one pipeline, whatever their devices hold."""
+
+    name: str = "bound"
+    kind: str = EVERY_PLAN
+    beside: bool = False
+
+    def run(self, setting: Setting, link: Link) -> Outcome:
+        """Until its end."""
+        bound = one_pipeline_bound(setting.problem)
+        link.proven(bound)
+        return Outcome(proven=(bound,))
+
+
+@dataclass(frozen=True)
 class Remedy:
     """The first change that makes a request feasible for a planner with these options."""
 
     planner: str
     values: Mapping[str, object]
     name: str = "remedy"
-    one_pipeline: bool = False
+    kind: str = EVERY_PLAN
     beside: bool = False
 
     def run(self, setting: Setting, link: Link) -> Outcome:
