@@ -33,8 +33,12 @@ FURTHER, SLOWER = 4, 8
 NEVER_NS = 2**52
 """No plan takes so long: 52 days."""
 MOST_DEVICES = 256
-PLANS, WARM_UPS, ORDERS, OF_A_PLAN = 8, 400, 0.4, 0.2
-"""So many plans are reordered, under so many warm-ups each, and by so much of the job shop's effort, all and each."""
+PLANS = 8
+"""Plans that are reordered."""
+JUDGED, LEAST_WARM_UPS = 240_000, 20
+"""Of each, so many passes of a micro-batch through a stage are judged, in as many warm-ups or a few."""
+LARGEST, ORDERS, OF_A_PLAN = 1024, 0.4, 0.2
+"""The job shop is asked about plans of so many passes, with so much effort for all and for each."""
 
 
 @dataclass
@@ -101,11 +105,12 @@ class Relaxation:
         for plan, bound_ns in plans:
             start = best_order(self.problem, plan, NEVER_NS).trial if bound_ns < self.value_ns else None
             if start is not None:
-                self._take(climb(self.problem, start, bound_ns, WARM_UPS))
+                most = max(LEAST_WARM_UPS, JUDGED // _passes(plan))
+                self._take(climb(self.problem, start, bound_ns, most))
                 yield
         effort = ORDERS
         for plan, bound_ns in plans:
-            if effort > 0 and self.bound_ns < self.value_ns and bound_ns < self.value_ns:
+            if _passes(plan) <= LARGEST and effort > 0 and self.bound_ns < self.value_ns and bound_ns < self.value_ns:
                 effort -= self._close(plan, min(effort, OF_A_PLAN))
                 yield
 
@@ -117,6 +122,11 @@ class Relaxation:
         if found.schedule is not None:
             self._take(Trial(found.value_ns, plan, found.schedule))
         return found.spent
+
+
+def _passes(plan: Allocation) -> int:
+    """Of micro-batches through stages."""
+    return len(plan.stages) * plan.num_micro_batches
 
 
 def batches_of(problem: Problem) -> tuple[Batch, ...]:
