@@ -1,0 +1,59 @@
+"""Mistakes that the windows of a chain must not make: BOUNDS section 7, each with the plan that refutes it."""
+
+from __future__ import annotations
+
+from problems import chain, gpipe, make_problem, straight
+
+from penstock.solvers.jobshop import Question, solve
+from penstock.solvers.schedule import Orders
+from penstock.solvers.simulate import makespan_ns
+from penstock.solvers.stage_times import StageTimes
+from penstock.solvers.windows import SERIAL, Step, _idle, _own, channel_kinds, window_bound_ns
+
+WHOLE = Orders("any order", ())
+
+
+def test_two_windows_add_only_where_they_cannot_overlap() -> None:
+    """One micro-batch: no backward before it came round, no forward after it left; both are the same idle time."""
+    problem = make_problem([10, 10], [20, 20], [5], nodes=(1, 1), global_batch_size=1)
+    plan = straight(problem, 1)
+    times = StageTimes(problem, plan, WHOLE)
+    forward, around, backward = times.forward[0], times.rounds[0], times.backward[0]
+    first = _idle(forward + around, forward, forward, 1)
+    last = _idle(around + backward, backward, backward, 1)
+    taken = makespan_ns(problem, plan, gpipe(plan))
+    assert forward + backward + first + last > taken
+    assert window_bound_ns(times) == taken
+
+
+def test_backwards_before_a_stage_do_not_slow_its_all_reduce() -> None:
+    """A first stage with slow backwards delays its own end, not the end of the second one's last backward."""
+    problem = make_problem(
+        [10, 10],
+        [100, 10],
+        [5],
+        [0, 10_000],
+        nodes=(3,),
+        global_batch_size=8,
+        micro_batch_sizes=(2,),
+        transfer="spp",
+        overlap_all_reduce=False,
+    )
+    plan = chain([(1, [0]), (1, [1, 2])], 4)
+    times = StageTimes(problem, plan, WHOLE)
+    assert channel_kinds(times) == [SERIAL]
+    step = Step(times.forward[1], times.backward[1], times.rounds[1], 4)
+    behind = times.heads[1] + times.exposed[1]
+    taken = makespan_ns(problem, plan, gpipe(plan))
+    assert behind + _own(step, times.forward[0], times.backward[0], 4) > taken
+    assert behind + _own(step, times.forward[0], 0, 4) <= window_bound_ns(times) <= taken
+
+
+def test_the_job_shop_of_a_single_stage_has_a_horizon() -> None:
+    problem = make_problem([10], [20], nodes=(1,), global_batch_size=3)
+    plan = straight(problem, 3)
+    answer = solve(Question(problem, plan, 10**6))
+    assert answer.proven
+    assert answer.bound_ns == 3 * (10 + 20)
+    assert answer.orders is not None
+    assert makespan_ns(problem, plan, answer.orders) == answer.bound_ns
