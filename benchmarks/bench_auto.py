@@ -31,6 +31,7 @@ from penstock.solvers.planners.ranking import is_contiguous
 from penstock.solvers.problem import Problem
 from penstock.solvers.registry import PLANNERS
 from penstock.solvers.result import Result
+from penstock.solvers.warm import warm
 
 MODELS = {
     "vgg-19": ("vgg-19-pbs-32", 32, 1024),
@@ -71,6 +72,7 @@ def main() -> None:
     arguments = parser.parse_args()
     models = {"bert-48": MODELS["bert-48"]} if arguments.quick else MODELS
     wanted = arguments.only or SECTIONS
+    warm()
     if "planners" in wanted:
         _planners(list(_cases(models, "shared", False, arguments.profiles)), arguments.limit)
     if "gaps" in wanted:

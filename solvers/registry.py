@@ -37,7 +37,7 @@ from penstock.solvers.planners.options import Option, Value, checked
 from penstock.solvers.planners.session import Session
 from penstock.solvers.portfolio.crew import Crew, Here, crew_of, is_small
 from penstock.solvers.portfolio.rounds import Tasks
-from penstock.solvers.portfolio.tasks import Ask, Proposals, Remedy, Setting
+from penstock.solvers.portfolio.tasks import Ask, Proposals, Prove, Remedy, Setting
 from penstock.solvers.problem import Problem
 from penstock.solvers.result import Candidate, Progress, Result, Status
 from penstock.solvers.update_rules import UpdateRule
@@ -110,7 +110,7 @@ class Planner:
         if self.proposals is None:
             auto.run(session, values, PLANNERS, crew)
             return
-        alone = Tasks(session, [Ask(self.name, values)])
+        alone = Tasks(session, [Ask(self.name, values), *([] if session.first_feasible else [Prove()])])
         alone.run(crew)
         if alone.refused:
             raise alone.refused[0]

@@ -14,12 +14,13 @@ from dataclasses import replace
 from difflib import get_close_matches
 
 from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.all_plans.kinds import CONTIGUOUS, EVERY_PLAN, ONE_PIPELINE
 from penstock.solvers.planners.options import Option, checked
 from penstock.solvers.planners.session import Session
 from penstock.solvers.portfolio.crew import Crew
 from penstock.solvers.portfolio.outcome import Found
 from penstock.solvers.portfolio.rounds import Tasks
-from penstock.solvers.portfolio.tasks import Ask, Close, Known, Polish, Setting, Task
+from penstock.solvers.portfolio.tasks import Ask, Close, Known, Polish, Prove, Setting, Task
 
 CONTAINED = (
     "dp",
@@ -42,8 +43,11 @@ CONTAINED = (
 """Planners in the order in which they are asked, and in which ties are decided."""
 SIMPLE = CONTAINED[:3]
 """One of these has a plan within a second."""
-ONE_PIPELINE = frozenset({*SIMPLE, "dapple", "spp", "relax", "exact"})
-"""Planners of plans that the proofs of ``relax`` and ``exact`` speak of, and of no others."""
+KINDS_MADE = {
+    **dict.fromkeys((*SIMPLE, "dapple", "spp", "relax", "exact"), CONTIGUOUS),
+    "interleaved": ONE_PIPELINE,
+}
+"""Planners whose plans are all of a kind that a bound may speak of: it can make them needless."""
 RANKS_CANNOT_RUN = "hetpipe,zero-bubble,chimera"
 """Planners of synchronous plans with several pipelines or split backwards, which the executor does not take yet."""
 PHASES = ("polish", "closing")
@@ -77,7 +81,8 @@ def run(session: Session, values: Mapping[str, object], planners: Mapping[str, K
     contained = [name for name in CONTAINED if name not in excluded and _may_be_asked(session, planners[name])]
     if session.first_feasible:
         contained = [name for name in contained if name not in {"exact", *only_mentioned}]
-    Tasks(session, _asked(contained, planners, only_mentioned)).run(crew)
+    bounds = [] if session.first_feasible else [Prove()]
+    Tasks(session, [*bounds, *_asked(contained, planners, only_mentioned)]).run(crew)
     if session.best is None or session.first_feasible:
         return
     closed: set[object] = set()
@@ -85,7 +90,7 @@ def run(session: Session, values: Mapping[str, object], planners: Mapping[str, K
         start = Found.of(session.best)
         following: list[Task] = []
         if not closed and "polish" not in excluded and _polishable(session):
-            following.append(Polish(start, session.proven, POLISHING * _effort(session)))
+            following.append(Polish(start, tuple(session.proofs.values()), POLISHING * _effort(session)))
         if "closing" not in excluded and start.allocation not in closed:
             following.append(Close(start, _effort(session)))
         closed.add(start.allocation)
@@ -132,7 +137,7 @@ def _asked(names: list[str], planners: Mapping[str, Known], beside: set[str]) ->
             name,
             checked(name, planners[name].options, {}),
             under_gpipe=name == "dapple",
-            one_pipeline=name in ONE_PIPELINE,
+            kind=KINDS_MADE.get(name, EVERY_PLAN),
             beside=name in beside,
         )
         for name in names

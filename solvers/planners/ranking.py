@@ -6,11 +6,12 @@ Ties: time per global batch, fewest devices, then the allocation's layers and de
 from __future__ import annotations
 
 from penstock.schemas.program import BACKWARD
+from penstock.solvers.all_plans.kinds import CONTIGUOUS, EVERY_PLAN, ONE_PIPELINE
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.planners.joint import surely_fits
 from penstock.solvers.planners.proposal import Draft
 from penstock.solvers.problem import Problem
-from penstock.solvers.result import Candidate, Shortage
+from penstock.solvers.result import Bound, Candidate, Shortage
 from penstock.solvers.schedule import Orders, Schedule
 from penstock.solvers.timeline import Timeline
 
@@ -52,3 +53,17 @@ def is_contiguous(found: Candidate) -> bool:
     if found.update_rule != "synchronous" or not isinstance(found.schedule, Orders) or not (apart and by_rows):
         return False
     return all((row.operations[:, 0] <= BACKWARD).all() for row in found.schedule.rows)
+
+
+KINDS = (CONTIGUOUS, ONE_PIPELINE, EVERY_PLAN)
+"""Of plans; each includes those before it. Two of them begin alike: the longer one stands first."""
+
+
+def kind_of(bound: Bound) -> str:
+    """The kind of plans that a bound of the request speaks of; its own model where that is none of ``KINDS``."""
+    return next((kind for kind in KINDS if bound.model.startswith(kind)), bound.model)
+
+
+def includes(kind: str, other: str) -> bool:
+    """Whether all plans of the other kind are of this one."""
+    return kind in KINDS and KINDS.index(kind) >= KINDS.index(other)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from penstock.schemas.errors import InvalidPlan
 from penstock.solvers.allocation import Allocation
-from penstock.solvers.bounds import request_bound, schedule_bound
+from penstock.solvers.bounds import applies, request_bound, schedule_bound
 from penstock.solvers.pins import broken_pin, keep_pins, keep_pins_of_schedule
 from penstock.solvers.planners.deadline import Deadline
 from penstock.solvers.planners.proposal import (
@@ -25,7 +25,7 @@ from penstock.solvers.planners.proposal import (
     unreachable,
     whole_backwards_bound_ns,
 )
-from penstock.solvers.planners.ranking import Key, excess_of, is_contiguous, key_of, may_lack
+from penstock.solvers.planners.ranking import Key, excess_of, includes, key_of, kind_of, may_lack
 from penstock.solvers.portfolio.outcome import Closing, Found, Outcome
 from penstock.solvers.problem import Problem
 from penstock.solvers.result import Bound, Candidate, Progress, Result, Shortage, Status
@@ -81,7 +81,7 @@ class Session:
     _key: Key | None = None
     _seen: set[object] = field(default_factory=set)
     _kept: list[Schedule] = field(default_factory=list)
-    proven: Bound | None = None
+    proofs: dict[str, Bound] = field(default_factory=dict)
     _closings: list[Closing] = field(default_factory=list)
     _limit: int | None = None
 
@@ -94,20 +94,21 @@ class Session:
 
     @property
     def bound(self) -> Bound:
-        """Of the whole request; a planner's own proof where it speaks of plans such as the best one."""
-        return self._best_bound(self.best, self.proven)
+        """Of the whole request; a proof for some kinds of plans where the best plan is one of these."""
+        return self._highest(())
 
-    def _best_bound(self, best: Candidate | None, proven: Bound | None) -> Bound:
-        if proven is None or proven.bound_ns <= self.every_plan.bound_ns:
-            return self.every_plan
-        if best is None or (best.value_ns >= proven.bound_ns and is_contiguous(best)):
-            return proven
-        return self.every_plan
+    def _highest(self, more: Iterable[Bound]) -> Bound:
+        """The best of the known bounds, and of more, that speak of the best plan."""
+        best, proofs = self.best, (*self.proofs.values(), *more)
+        if best is not None:
+            proofs = tuple(each for each in proofs if best.value_ns >= each.bound_ns and applies(each, best))
+        return max((self.every_plan, *proofs), key=lambda bound: bound.bound_ns)
 
     def prove(self, bound: Bound) -> None:
-        """Take a planner's proof, when it says more than what is known."""
-        if self.proven is None or bound.bound_ns > self.proven.bound_ns:
-            self.proven = bound
+        """Take a proof, when it says more than what is known of such plans."""
+        kind = kind_of(bound)
+        if kind not in self.proofs or bound.bound_ns > self.proofs[kind].bound_ns:
+            self.proofs[kind] = bound
             if self.on_bound is not None:
                 self.on_bound(bound)
 
@@ -118,22 +119,24 @@ class Session:
             return False
         return self.first_feasible or self.best.value_ns <= self.bound.bound_ns * (1.0 + self.gap)
 
-    def enough(self, *, one_pipeline: bool) -> bool:
-        """Whether a search can be spared: a proof for one contiguous pipeline spares only those for such plans."""
-        if self.best is None:
-            return False
-        value_ns, good_enough = self.best.value_ns, 1.0 + self.gap
-        if self.first_feasible or value_ns <= self.every_plan.bound_ns * good_enough:
-            return True
-        if self.proven is None or not one_pipeline:
-            return False
-        return value_ns <= self.proven.bound_ns * (good_enough if is_contiguous(self.best) else 1.0)
+    def enough(self, kind: str) -> bool:
+        """Whether a search for plans of a kind can be spared: by a bound that speaks of all of them.
+
+        The gap that was asked for is between the best plan and a bound that speaks of it as well.
+        """
+        best = self.best
+        if best is None or self.first_feasible:
+            return best is not None
+        spared = [bound for bound in (self.every_plan, *self.proofs.values()) if includes(kind_of(bound), kind)]
+        return any(
+            best.value_ns <= bound.bound_ns * (1.0 + (self.gap if applies(bound, best) else 0.0)) for bound in spared
+        )
 
     def outcome(self, planner: str) -> Outcome:
         """What came of one planner's search in a session of its own."""
         return Outcome(
             found=None if self.best is None else Found.of(self.best),
-            proven=self.proven,
+            proven=tuple(self.proofs.values()),
             shortage=self.shortage,
             disconnected=self.disconnected,
             unpinned=self.unpinned,
@@ -155,8 +158,8 @@ class Session:
             if found is not None and (self.beside is None or found.value_ns < self.beside.value_ns):
                 self.beside = found
             return
-        if outcome.proven is not None:
-            self.prove(outcome.proven)
+        for bound in outcome.proven:
+            self.prove(bound)
         if outcome.closing is not None:
             self._closings.append(outcome.closing)
         if outcome.shortage is not None:
@@ -198,9 +201,7 @@ class Session:
 
     def progress(self, proven: Iterable[Bound], working: tuple[str, ...]) -> Progress:
         """How far it is, with proofs that are not taken yet."""
-        known = [each for each in (self.proven, *proven) if each is not None]
-        highest = max(known, key=lambda bound: bound.bound_ns, default=None)
-        return Progress(self.announced_ns, self._best_bound(self.best, highest), working)
+        return Progress(self.announced_ns, self._highest(proven), working)
 
     def judge_all(self, planner: str, proposals: Iterable[Proposal]) -> None:
         """Judge proposals in order until the limit, or until nothing better is needed."""

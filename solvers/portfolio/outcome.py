@@ -57,7 +57,7 @@ class Outcome:
     """How a task ended. ``lost``: what ended its process; ``remedy``: what makes an infeasible request feasible."""
 
     found: Found | None = None
-    proven: Bound | None = None
+    proven: tuple[Bound, ...] = ()
     closing: Closing | None = None
     shortage: Shortage | None = None
     disconnected: str | None = None

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.planners.session import Session
 from penstock.solvers.portfolio.crew import Crew
 from penstock.solvers.portfolio.outcome import Found, Outcome
-from penstock.solvers.portfolio.tasks import Task
+from penstock.solvers.portfolio.tasks import Prove, Task
 from penstock.solvers.result import Bound
 
-EARLY = ("relax",)
+EARLY = ("bound", "relax")
 """Processes begin these first: their bound tells everybody how far there is to go."""
 
 
@@ -24,7 +25,7 @@ class Tasks:
     tasks: Sequence[Task]
     _outcomes: dict[int, Outcome] = field(default_factory=dict)
     _found: dict[int, Found] = field(default_factory=dict)
-    _proven: dict[int, Bound] = field(default_factory=dict)
+    _proven: dict[int, tuple[Bound, ...]] = field(default_factory=dict)
     _working: dict[int, None] = field(default_factory=dict)
     _next: int = 0
 
@@ -33,7 +34,8 @@ class Tasks:
         crew.work(self)
         for number in range(self._next, len(self.tasks)):
             if self._needed(number):
-                cut_off = Outcome(self._found.get(number), self._proven.get(number), unfinished=True)
+                named = not isinstance(self.tasks[number], Prove)  # a bound that is missing leaves no plan unfound
+                cut_off = Outcome(self._found.get(number), self._proven.get(number, ()), unfinished=named)
                 self._take(number, self._outcomes.get(number, cut_off))
 
     @property
@@ -71,10 +73,10 @@ class Tasks:
             if not self.tasks[number].beside and (self._shared or number == self._next):
                 self.session.announce(message)
         elif isinstance(message, Bound):
-            self._proven[number] = message
+            self._proven[number] = (*self._proven.get(number, ()), message)
         else:
             if message.lost is not None:
-                message = replace(message, found=self._found.get(number), proven=self._proven.get(number))
+                message = replace(message, found=self._found.get(number), proven=self._proven.get(number, ()))
             self._outcomes[number] = message
             self._working.pop(number, None)
             self._advance()
@@ -86,7 +88,7 @@ class Tasks:
         return session.gap == 0 and session.max_plans is None and not session.first_feasible
 
     def _needed(self, number: int) -> bool:
-        return not self.session.enough(one_pipeline=self.tasks[number].one_pipeline)
+        return not self.session.enough(self.tasks[number].kind)
 
     def _advance(self) -> None:
         """Take up the outcomes of all tasks before the first open one; what is not wanted any more is left out."""
@@ -105,4 +107,4 @@ class Tasks:
     def _progress(self) -> None:
         if self.session.on_progress is not None:
             names = tuple(self.tasks[number].name for number in self._working)
-            self.session.on_progress(self.session.progress(self._proven.values(), names))
+            self.session.on_progress(self.session.progress(chain.from_iterable(self._proven.values()), names))

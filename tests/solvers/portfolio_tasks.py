@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.all_plans.kinds import EVERY_PLAN
 from penstock.solvers.portfolio.outcome import Found, Outcome
 from penstock.solvers.portfolio.tasks import Link, Setting
 from penstock.solvers.result import Bound
@@ -22,7 +23,7 @@ class Late:
     plans: tuple[Found, ...]
     delay_s: float = 0.0
     proven: Bound | None = None
-    one_pipeline: bool = False
+    kind: str = EVERY_PLAN
     beside: bool = False
 
     def run(self, setting: Setting, link: Link) -> Outcome:
@@ -38,7 +39,7 @@ class Late:
                 link.found(plan)
         if self.proven is not None:
             link.proven(self.proven)
-        return Outcome(best, self.proven, judged=len(self.plans), proposed=True)
+        return Outcome(best, () if self.proven is None else (self.proven,), judged=len(self.plans), proposed=True)
 
 
 @dataclass(frozen=True)

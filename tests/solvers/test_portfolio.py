@@ -19,6 +19,7 @@ from portfolio_tasks import Dying, Failing, Hanging, Late, Refusing
 from problems import make_problem
 from test_planners import random_problem
 
+from penstock.solvers.all_plans.kinds import CONTIGUOUS
 from penstock.solvers.planners.deadline import Deadline
 from penstock.solvers.planners.session import Session
 from penstock.solvers.portfolio import crew
@@ -83,7 +84,7 @@ def plain(value: Any) -> Any:
 
 def answer(session: Session) -> tuple[object, ...]:
     best = None if session.best is None else plain(Found.of(session.best))
-    return best, session.proven, tuple(session.unfinished), session.judged, session.beside
+    return best, tuple(session.proofs.values()), tuple(session.unfinished), session.judged, session.beside
 
 
 def orders_of_delays() -> list[tuple[float, ...]]:
@@ -196,7 +197,7 @@ def test_a_proof_for_one_pipeline_spares_only_those_planners(problem: Problem, p
     bound = Bound(REQUEST_SCOPE, "one contiguous pipeline", contiguous.value_ns, "told")
     session = session_of(problem)
     session.whole = replace(session.every_plan, bound_ns=1)
-    spared = Failing("spared", (), one_pipeline=True)
+    spared = Failing("spared", (), kind=CONTIGUOUS)
     run(session, [Late("proving", (contiguous,), proven=bound), spared, Late("other", (plans[-1],))], 0)
     assert session.best is not None
     assert session.best.value_ns == plans[-1].value_ns
