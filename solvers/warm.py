@@ -17,6 +17,7 @@ from penstock.solvers.allocators.madpipe.chain import Chain
 from penstock.solvers.allocators.madpipe.labels import special_optimum
 from penstock.solvers.allocators.madpipe.paper import first_phase
 from penstock.solvers.allocators.wpipe.partition import Demand, partition
+from penstock.solvers.bulk import Catalogue
 from penstock.solvers.costs import UNREACHABLE_NS
 from penstock.solvers.lowering import lower
 from penstock.solvers.network import Cable, Inside, Network
@@ -43,6 +44,10 @@ def warm() -> float:
             found.timeline.memory_curve(found.allocation.stages[0].devices[0])
         line = single_pipeline((Stage(0, 0, (0,)), Stage(1, 2, (1,)), Stage(3, 3, (2,))), 4)
         suffix.prove(problem, line, UNREACHABLE_NS, 1000)
+        in_bulk = Catalogue(problem, 4)
+        rows = in_bulk.rows([line.stages])
+        in_bulk.makespans_ns(rows, in_bulk.limits(rows))
+        in_bulk.bounds_ns(rows)
     _halves_too_large()
     _special_processor()
     return time.perf_counter() - started
