@@ -55,12 +55,16 @@ def main() -> None:
             every = request_bound(case.problem)
             slowest = max(slowest, seconds)
             best = _best(case.problem, arguments.planners.split(","), arguments.seconds)
+            if best is None:
+                print(f"  {case.name}, {sharing}: no plan", flush=True)
+                continue
             known = bound if applies(bound, best) else every
             before.append(100 * (best.value_ns / every.bound_ns - 1))
             after.append(100 * (best.value_ns / known.bound_ns - 1))
             gaps = f"{before[-1]:.1f} % above all work, {after[-1]:.1f} % above the bound of its kind"
             print(f"  {case.name}, {sharing}: {best.value_ns / 1e6:.1f} ms by {best.planner}, {gaps}", flush=True)
-        print(f"{sharing}: median gap {median(before):.1f} -> {median(after):.1f} %, largest {max(after):.1f} %")
+        if before:
+            print(f"{sharing}: median gap {median(before):.1f} -> {median(after):.1f} %, largest {max(after):.1f} %")
         _row(f"{sharing}: bound at 16 devices, slowest", slowest, 0.5)
     for nodes, layers in (((8,) * 8, 50), ((8,) * 8, 100), ((1,) * 64, 100)):
         _bound, seconds = _timed(one_pipeline_bound, _chain(nodes, layers))
@@ -97,9 +101,9 @@ def _chain(nodes: tuple[int, ...], layers: int) -> Problem:
     )
 
 
-def _best(problem: Problem, names: list[str], seconds: float) -> Candidate:
+def _best(problem: Problem, names: list[str], seconds: float) -> Candidate | None:
     found = [PLANNERS[name].solve(problem, time_limit_ns=int(seconds * 1e9)).best for name in names]
-    return min((best for best in found if best is not None), key=lambda best: best.value_ns)
+    return min((best for best in found if best is not None), key=lambda best: best.value_ns, default=None)
 
 
 def _timed(made: Callable[[Problem], Bound], problem: Problem) -> tuple[Bound, float]:
