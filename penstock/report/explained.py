@@ -16,7 +16,7 @@ MAX_ROWS = 60
 SPANS = {
     "step": "one step",
     "iteration": "one iteration",
-    "cycle": "the critical cycle",
+    "cycle": "one critical cycle",
     "window": "the steady window",
 }
 """What a critical path leads through."""

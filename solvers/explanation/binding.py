@@ -107,9 +107,9 @@ def _links(run: Run, path: CriticalPath) -> Iterator[Sensitivity]:
 def _busiest_links(run: Run) -> list[str]:
     """Links of the shared network by the time that their busiest direction carries something, the busiest first."""
     carried: dict[int, int] = {}
-    for node in range(run.first_transfer, run.first_update):
+    for node, time in run.loads():
         for resource in run.network_resources(node):
-            carried[resource] = carried.get(resource, 0) + int(run.end[node] - run.start[node])
+            carried[resource] = carried.get(resource, 0) + time
     busiest: dict[str, int] = {}
     for resource, time in carried.items():
         link = link_of(run.problem.network, resource)

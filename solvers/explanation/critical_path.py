@@ -22,6 +22,9 @@ from penstock.solvers.explanation.run import GRADIENTS, Because, Cause, Run, Wha
 from penstock.solvers.problem import Problem
 from penstock.solvers.result import Candidate
 
+LOOKED_BACK = 3
+"""So many windows of a periodic plan are searched for a critical cycle."""
+
 Span = Literal["step", "iteration", "cycle", "window"]
 
 
@@ -100,8 +103,10 @@ def path_of_run(run: Run) -> CriticalPath:
         )
     operations = slice(0, run.first_transfer)
     ending = (run.end[operations] == last) & np.isin(run.kind, GRADIENTS)
-    steps = _walked(run, int(np.flatnonzero(ending)[0]), last, first)
-    return _cycle(run, steps) or CriticalPath(steps, "window", run.timeline.window_rounds)
+    since = max(0, last - LOOKED_BACK * (last - first))
+    steps = _walked(run, int(np.flatnonzero(ending)[0]), last, since)
+    inside = tuple(s._replace(start_ns=max(s.start_ns, first)) for s in steps if s.end_ns > first)
+    return _cycle(run, steps) or CriticalPath(inside, "window", run.timeline.window_rounds)
 
 
 def _walked(run: Run, node: int, until: int, since: int) -> tuple[Step, ...]:
@@ -160,9 +165,9 @@ def _cycle(run: Run, steps: tuple[Step, ...]) -> CriticalPath | None:
     number, time = run.plan.allocation.num_micro_batches, run.timeline
     first, last = time.window_ns
     seen: dict[tuple[object, ...], list[int]] = {}
-    for i in range(len(steps) - 1, -1, -1):
+    for i in range(len(steps) - 1, 0, -1):  # the very first link may have been cut off
         step = steps[i]
-        if step.what != "operation" or step.start_ns <= first:
+        if step.what != "operation":
             continue
         key = (step.detail, step.stage, step.devices, step.number % number)
         for later in seen.setdefault(key, []):

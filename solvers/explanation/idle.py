@@ -44,16 +44,43 @@ class Idle(NamedTuple):
         return sum(self[2:])
 
 
+class _Later(NamedTuple):
+    """Of what stands behind each operation in its row: when the first was ready, and which one that is.
+
+    ``place``: where an operation's entry is (by the operation's number).
+    """
+
+    place: dict[int, int]
+    least_ns: np.ndarray
+    which: np.ndarray
+
+    @classmethod
+    def of(cls, run: Run, lanes: list[int], ready: np.ndarray) -> _Later:
+        """For the operations of some rows."""
+        place: dict[int, int] = {}
+        least_ns, which, size = [], [], 0
+        for lane in lanes:
+            low, high = int(run.lane_start[lane]), int(run.lane_start[lane + 1])
+            own = np.concatenate((ready[low:high], [NEVER]))
+            least = np.minimum.accumulate(own[::-1])[::-1]
+            first = np.where(own == least, np.arange(len(own)), len(own))
+            place.update(zip(range(low, high), range(size + 1, size + 1 + high - low), strict=True))
+            least_ns.append(least)
+            which.append(low + np.minimum.accumulate(first[::-1])[::-1])
+            size += len(own)
+        return cls(place, np.concatenate(least_ns), np.concatenate(which))
+
+
 def idle_split(run: Run) -> tuple[Idle, ...]:
     """One entry for the devices of each row (where pipelines share devices: of all their rows)."""
     rows: dict[tuple[int, ...], list[int]] = {}
     for lane, devices in enumerate(run.lane_devices):
         rows.setdefault(devices, []).append(lane)
-    ready = _ready_ns(run)
-    return tuple(_split(run, devices, lanes, ready) for devices, lanes in rows.items())
+    ready, produced = _ready_ns(run)
+    return tuple(_split(run, devices, lanes, ready, produced) for devices, lanes in rows.items())
 
 
-def _split(run: Run, devices: tuple[int, ...], lanes: list[int], ready: np.ndarray) -> Idle:
+def _split(run: Run, devices: tuple[int, ...], lanes: list[int], ready: np.ndarray, produced: np.ndarray) -> Idle:
     first, last = run.timeline.window_ns
     nodes = [np.arange(run.lane_start[lane], run.lane_start[lane + 1]) for lane in lanes]
     updates = [u for u in range(run.first_update, run.count) if run.lane(u) in lanes]
@@ -62,36 +89,28 @@ def _split(run: Run, devices: tuple[int, ...], lanes: list[int], ready: np.ndarr
     reached = np.concatenate(([0], np.maximum.accumulate(run.end[own])))
     gaps = np.flatnonzero(run.start[own] > reached[:-1])
     parts = dict.fromkeys(Idle._fields[2:], 0)
-    waiting = {lane: _later(run, lane, ready) for lane in lanes}
-    for g in gaps.tolist():
+    later = _Later.of(run, lanes, ready)
+    for g in gaps[run.start[own[gaps]] > first].tolist():
         node, low, high = int(own[g]), int(reached[g]), int(run.start[own[g]])
-        for name, a, b in [("fill_ns", low, high)] if g == 0 else _parts(run, devices, node, low, ready, waiting):
+        pieces = [("fill_ns", low, high)] if g == 0 else _parts(run, devices, node, low, produced, later)
+        for name, a, b in pieces:
             parts[name] += max(0, min(b, last) - max(a, first))
     parts["drain_ns"] += max(0, last - max(first, int(reached[-1])))
     return Idle(devices, last - first - sum(parts.values()), **parts)
 
 
 def _parts(
-    run: Run,
-    devices: tuple[int, ...],
-    node: int,
-    low: int,
-    ready: np.ndarray,
-    waiting: dict[int, tuple[np.ndarray, np.ndarray]],
+    run: Run, devices: tuple[int, ...], node: int, low: int, produced: np.ndarray, later: _Later
 ) -> list[tuple[str, int, int]]:
     """The gap from ``low`` until ``node`` begins, in pieces with their names."""
-    high, lane = int(run.start[node]), run.lane(node)
-    assert lane is not None
-    if run.what(node) == "update":
+    high = int(run.start[node])
+    if node >= run.first_update or run.kind[node] == STEP:
         return [("all_reduce_ns", low, high)]
-    produced = high
-    if (sent := [each for each in run.inputs(node) if run.what(each) == "transfer"]) and run.end[sent[0]] == high:
-        makers = run.producers(run.stage(sent[0]), run.detail(sent[0]), run.number(sent[0]))
-        produced = min(high, max(low, *(int(run.end[maker]) for maker in makers)))
-    earliest, which = (array[node - run.lane_start[lane] + 1] for array in waiting[lane])
-    turn = min(produced, max(low, int(earliest)))
-    name = "memory_ns" if turn < produced and _is_too_large(run, devices, int(which)) else "order_ns"
-    return [("other_stages_ns", low, turn), (name, turn, produced), ("transfer_ns", produced, high)]
+    made = min(high, max(low, int(produced[node])))
+    place = later.place[node]
+    turn = min(made, max(low, int(later.least_ns[place])))
+    name = "memory_ns" if turn < made and _is_too_large(run, devices, int(later.which[place])) else "order_ns"
+    return [("other_stages_ns", low, turn), (name, turn, made), ("transfer_ns", made, high)]
 
 
 def _is_too_large(run: Run, devices: tuple[int, ...], node: int) -> bool:
@@ -105,44 +124,42 @@ def _is_too_large(run: Run, devices: tuple[int, ...], node: int) -> bool:
     return any(uses[d].memory.total + more > run.problem.capacity_bytes(d) for d in devices)
 
 
-def _ready_ns(run: Run) -> np.ndarray:
-    """When each operation had all that it needs but its device."""
+def _ready_ns(run: Run) -> tuple[np.ndarray, np.ndarray]:
+    """When each operation had all that it needs but its device, and when its input was produced.
+
+    What does not travel is still being produced until it is there, and so is what no other stage makes.
+    """
     count, number = len(run.allocation.stages), run.allocation.num_micro_batches
     kind, stage, batch = run.kind, run.stage_of, run.batch
     end = run.end[: run.first_transfer]
     arrival = np.zeros((2, count, number), dtype=np.int64)
+    source = np.full((2, count, number), NEVER)
     made = np.zeros((2, count, number), dtype=np.int64)
     for way, kinds in ((0, (FORWARD,)), (1, (BACKWARD, INPUT))):
         which = np.isin(kind, kinds)
         np.maximum.at(made[way], (stage[which], batch[which]), end[which])
         for s in range(count):
-            source = run.allocation.previous(s) if way == 0 else run.allocation.next(s)
-            if source is not None:
-                arrival[way, s] = made[way, source]
+            before = run.allocation.previous(s) if way == 0 else run.allocation.next(s)
+            if before is not None:
+                arrival[way, s] = made[way, before]
     moved = run.timeline.transfers
     for way in (0, 1):
         own = moved.direction == way
-        arrival[way, moved.stage[own] + 1 - 2 * way, moved.micro_batch[own]] = moved.end_ns[own]
-    found = np.zeros(len(kind), dtype=np.int64)
+        sender, m = moved.stage[own], moved.micro_batch[own]
+        arrival[way, sender + 1 - 2 * way, m] = moved.end_ns[own]
+        source[way, sender + 1 - 2 * way, m] = made[way, sender, m]
+    found, produced = np.zeros(len(kind), dtype=np.int64), np.full(len(kind), NEVER)
     for way, kinds in ((0, (FORWARD,)), (1, (BACKWARD, INPUT))):
         which = np.isin(kind, kinds)
         found[which] = arrival[way, stage[which], batch[which]]
+        produced[which] = source[way, stage[which], batch[which]]
     for low, high in pairwise(run.lane_start.tolist()):
         row = slice(low, high)
         for needed, those in OWN_INPUTS:
-            before = np.zeros((count, number), dtype=np.int64)
+            given = np.zeros((count, number), dtype=np.int64)
             gives = kind[row] == needed
-            before[stage[row][gives], batch[row][gives]] = end[row][gives]
+            given[stage[row][gives], batch[row][gives]] = end[row][gives]
             takes = np.isin(kind[row], those)
-            found[row][takes] = np.maximum(found[row][takes], before[stage[row][takes], batch[row][takes]])
+            found[row][takes] = np.maximum(found[row][takes], given[stage[row][takes], batch[row][takes]])
     found[kind == STEP] = NEVER
-    return found
-
-
-def _later(run: Run, lane: int, ready: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each place of a row: when the first of the operations from there on was ready, and which one that is."""
-    low, high = int(run.lane_start[lane]), int(run.lane_start[lane + 1])
-    own = np.concatenate((ready[low:high], [NEVER]))
-    least = np.minimum.accumulate(own[::-1])[::-1]
-    place = np.where(own == least, np.arange(len(own)), len(own))
-    return least, low + np.minimum.accumulate(place[::-1])[::-1]
+    return found, produced

@@ -227,6 +227,17 @@ class Run:
             if other != node and needed & self.resources(other):
                 yield Cause(other, "channel")
 
+    def loads(self) -> list[tuple[int, int]]:
+        """What travels on the same resources, by one node that does, and how long all of it takes together."""
+        moved, lasts = self.timeline.transfers, self.end - self.start
+        late = moved.micro_batch >= row_classes(self.problem.global_batch_size, self.allocation.num_micro_batches)[0][1]
+        key = (moved.stage.astype(np.int64) * 2 + moved.direction) * 2 + late
+        _keys, first, which = np.unique(key, return_index=True, return_inverse=True)
+        total = np.zeros(len(first), dtype=np.int64)
+        np.add.at(total, which, lasts[self.first_transfer : self.first_reduction])
+        found = list(zip((self.first_transfer + first).tolist(), total.tolist(), strict=True))
+        return found + [(node, int(lasts[node])) for node in range(self.first_reduction, self.first_update)]
+
     def network_resources(self, node: int) -> frozenset[int]:
         """Those of ``resources`` that are the shared network's own, by their numbers there."""
         own = self.resources(node)

@@ -13,6 +13,7 @@ from random_plans import random_allocation, random_crossing_pipelines, random_or
 from random_plans import random_problem as any_problem
 
 from penstock.schemas.errors import InvalidPlan
+from penstock.schemas.program import BACKWARD, FORWARD
 from penstock.solvers.allocation import Allocation, Stage
 from penstock.solvers.batching import micro_batch_rows
 from penstock.solvers.explanation.critical_path import CriticalPath, critical_path
@@ -20,7 +21,7 @@ from penstock.solvers.explanation.idle import idle_split
 from penstock.solvers.explanation.run import Run
 from penstock.solvers.problem import Problem
 from penstock.solvers.result import Candidate
-from penstock.solvers.schedule import Orders, Schedule
+from penstock.solvers.schedule import Orders, Pattern, PatternOperation, Schedule
 from penstock.solvers.schedules.advance_forward import advance_forward
 from penstock.solvers.sharing import parallel_pipelines
 from penstock.solvers.simulate import simulate
@@ -192,6 +193,22 @@ def test_by_hand_early_backward() -> None:
     first, second = idle_split(Run(problem, plan))
     assert (first.busy_ns, first.other_stages_ns, first.transfer_ns) == (60, 25 + 5, 5 + 5)
     assert (second.busy_ns, second.fill_ns, second.drain_ns) == (60, 15, 25)
+
+
+def test_the_critical_cycle_of_a_periodic_plan() -> None:
+    """F 10, B 20 and F 20, B 40: the second device is always busy, two micro-batches of 60 make a global batch."""
+    problem = make_problem([10, 20], nodes=(2,), global_batch_size=2, channel="none")
+    stages = straight(problem, 2)
+    operations = (
+        PatternOperation(FORWARD, 0, 0, 0),
+        PatternOperation(BACKWARD, 0, 40, 1),
+        PatternOperation(FORWARD, 1, 10, 0),
+        PatternOperation(BACKWARD, 1, 30, 0),
+    )
+    plan = judged(problem, stages, Pattern("eager", 60, 1, operations), rule="weight_stashing")
+    path = critical_path(problem, plan)
+    assert (plan.value_ns, path.span, path.length_ns) == (120, "cycle", 120 * path.rounds)
+    assert {(step.what, step.stage) for step in path.steps if step.length_ns} == {("operation", 1)}
 
 
 @pytest.mark.parametrize(("memory_bytes", "part"), [(2**40, "order_ns"), (19, "memory_ns")])

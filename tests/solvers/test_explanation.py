@@ -21,6 +21,7 @@ from penstock.solvers.explanation.layout import Layout, allocation_of, compare_l
 from penstock.solvers.explanation.run import Run
 from penstock.solvers.explanation.what_if import planned_by, retime, what_if
 from penstock.solvers.problem import Pin, Problem
+from penstock.solvers.registry import PLANNERS
 from penstock.solvers.result import Candidate
 from penstock.solvers.schedules.early_backward import early_backward as drafted
 from penstock.solvers.simulate import makespan_ns, simulate
@@ -201,6 +202,17 @@ def test_what_binds() -> None:
     said = hints(tight, plan)
     assert "memory of n0/0" in said[0]
     assert "half as much memory again" in said[1]
+
+
+def test_auto_says_what_binds_and_what_would_help_most() -> None:
+    problem = make_problem([100, 100], boundary_bytes=40, nodes=(1, 1), global_batch_size=2, shared=True)
+    found = PLANNERS["auto"].solve(problem, max_plans=3)
+    assert found.best is not None
+    said = hints(problem, found.best)
+    assert "; ".join(said) in found.why
+    assert "binds" in said[0]
+    assert "binds" not in PLANNERS["dapple"].solve(problem).why
+    assert hints(problem, found.best) == said
 
 
 # ---- layouts ---------------------------------------------------------------------------------------------------------
