@@ -1,10 +1,11 @@
 """Partial schedules of a suffix of a pipeline: which operation may come next, and what it does (BOUNDS Part II, 1.5).
 
 The suffix problem: n equal micro-batches go down the stages of a suffix and back, at most ``limit[s]`` of them between
-the start of their forward and the end of their backward on stage s. A state is a row of counts (micro-batches
-forward on s, backward on s, sent down edge e, sent up edge e; edge e lies behind stage e) and a row of times: when
-each stage is free, when each edge is (shared by both directions, or down), when it is upwards, and for each
-micro-batch on its way when it is ready for what comes next. Equal micro-batches go in index order (exchange two).
+the start of their forward and the end of their backward on stage s. A state is a row of counts (micro-batches forward
+on s, backward on s, sent down edge e, sent up edge e; edge e lies behind stage e; then what s has decided to run next,
+as the judge runs rows) and a row of times: when each stage is free, when each edge is (shared by both directions, or
+down), when it is upwards, and for each micro-batch on its way when it is ready for what comes next. Equal micro-batches
+go in index order (exchange two).
 
 Times are raised to what they must be at least, so that states compare better; every number stays a lower bound.
 """
@@ -17,8 +18,13 @@ import numpy as np
 
 from penstock.solvers.kernels.compiled import inner
 
-DELAY, QUEUE, SHARED = 0, 1, 2
-"""What carries the micro-batches of an edge in one direction: time alone, a channel, or one for both directions."""
+DELAY, QUEUE, SHARED, JUDGED = 0, 1, 2, 3
+"""What carries the micro-batches of an edge in one direction: time alone, a channel of its own, or one for both ways,
+which carries in any order or, as the judge's, first what is ready first, and of two that are ready at once the forward.
+"""
+
+EITHER, FORWARD_NEXT, BACKWARD_NEXT = 0, 1, 2
+"""What a stage runs next where that is decided."""
 
 
 class Line(NamedTuple):
@@ -51,7 +57,7 @@ def ready_forward(line: Line, counts: np.ndarray, times: np.ndarray, r: int, s: 
     """When stage s could begin its next forward; -1: not before something else is scheduled."""
     stages = line.forward.size
     m = counts[r, s]
-    if m >= n or m - counts[r, stages + s] >= line.limit[s]:
+    if m >= n or m - counts[r, stages + s] >= line.limit[s] or counts[r, 4 * stages + s] == BACKWARD_NEXT:
         return -1
     if s == 0:
         return times[r, s]
@@ -66,7 +72,7 @@ def ready_backward(line: Line, counts: np.ndarray, times: np.ndarray, r: int, s:
     stages = line.forward.size
     m = counts[r, stages + s]
     made = counts[r, s] if s == stages - 1 else counts[r, 3 * stages + s]
-    if m >= n or m >= made:
+    if m >= n or m >= made or counts[r, 4 * stages + s] == FORWARD_NEXT:
         return -1
     return max(times[r, s], times[r, 3 * stages + (m & mask)])
 
@@ -98,11 +104,13 @@ def apply(line: Line, counts: np.ndarray, times: np.ndarray, r: int, action: int
     what, s = action // stages, action % stages
     m = counts[r, action]
     counts[r, action] = m + 1
+    if what < 2:
+        counts[r, 4 * stages + s] = EITHER
     token = 3 * stages + (m & mask)
     if what == 0:
         end = start + line.forward[s]
         times[r, s] = end
-        if s < stages - 1 and line.lane[s] != SHARED:
+        if s < stages - 1 and line.lane[s] < SHARED:
             if line.lane[s] == QUEUE:
                 end = max(end, times[r, stages + s]) + line.out[s]
                 times[r, stages + s] = end
@@ -114,7 +122,7 @@ def apply(line: Line, counts: np.ndarray, times: np.ndarray, r: int, action: int
         times[r, s] = end
         if s == 0:
             end = 0
-        elif line.lane[s - 1] != SHARED:
+        elif line.lane[s - 1] < SHARED:
             if line.lane[s - 1] == QUEUE:
                 end = max(end, times[r, 2 * stages + s - 1]) + line.home[s - 1]
                 times[r, 2 * stages + s - 1] = end
@@ -163,7 +171,7 @@ def settle(line: Line, counts: np.ndarray, times: np.ndarray, r: int, scratch: S
             times[r, token] = begin = max(begin, times[r, token])
             bound = max(bound, _behind_backward(line, s, begin, m, n) + tail)
             begin += b
-        if s < stages - 1 and line.lane[s] == SHARED:
+        if s < stages - 1 and line.lane[s] >= SHARED:
             bound = max(bound, _settle_channel(line, counts, times, r, s, n, mask))
     return bound
 
@@ -190,13 +198,17 @@ def _settle_channel(line: Line, counts: np.ndarray, times: np.ndarray, r: int, e
     start = free
     for m in range(sent, counts[r, e]):
         token = 3 * stages + (m & mask)
-        times[r, token] = start = max(start, times[r, token])
+        start = max(start, times[r, token])
+        if line.lane[e] == SHARED:
+            times[r, token] = start
         start += line.out[e]
         bound = max(bound, start + line.phi[e + 1, n - m] + line.tail[e + 1])
     start = free
     for m in range(returned, counts[r, stages + e + 1]):
         token = 3 * stages + (m & mask)
-        times[r, token] = start = max(start, times[r, token])
+        start = max(start, times[r, token])
+        if line.lane[e] == SHARED:
+            times[r, token] = start
         start += line.home[e]
         bound = max(bound, _behind_backward(line, e, start, m, n) + line.tail[e])
     return bound
@@ -230,14 +242,16 @@ def _next_ends(line: Line, counts: np.ndarray, times: np.ndarray, r: int, scratc
                 start = max(start, times[r, 3 * stages + (m & mask)])
             else:
                 made = times[r, 3 * stages + (m & mask)] if counts[r, stages + s + 1] > m else back_ends[s + 1]
-                free = times[r, stages + s] if line.lane[s] == SHARED else times[r, 2 * stages + s]
+                free = times[r, stages + s] if line.lane[s] >= SHARED else times[r, 2 * stages + s]
                 start = max(start, max(made, free) + line.home[s])
+            if counts[r, 4 * stages + s] == FORWARD_NEXT:
+                start = max(start, ends[s])
         back_ends[s] = start + line.backward[s]
     for s in range(stages):
         m = counts[r, s]
         if m >= n:
             continue
-        if m - counts[r, stages + s] >= line.limit[s]:
+        if m - counts[r, stages + s] >= line.limit[s] or counts[r, 4 * stages + s] == BACKWARD_NEXT:
             ends[s] = max(ends[s], back_ends[s] + line.forward[s])
         if s > 0 and counts[r, s - 1] == m:
             ends[s] = max(ends[s], max(ends[s - 1], times[r, stages + s - 1]) + line.out[s - 1] + line.forward[s])

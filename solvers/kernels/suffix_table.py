@@ -69,7 +69,7 @@ def _windows(line: Line, around: np.ndarray, s: int, n: int) -> int:
             break
         out, home = line.out[q], line.home[q]
         inside = line.forward[q + 1] + around[q + 1] + line.backward[q + 1]
-        if line.lane[q] == SHARED:
+        if line.lane[q] >= SHARED:
             taken = own(out, home, inside, n, longest, slowest, n)
         elif line.lane[q] == DELAY:
             taken = (n - 1) * max(longest, slowest) + out + inside + home

@@ -35,12 +35,21 @@ def takes(times: StageTimes) -> bool:
     return times.stages_apart and not times.split
 
 
-def prove(problem: Problem, allocation: Allocation, at_most_ns: int, effort: int = EFFORT) -> Answer:
+def judgeable(times: StageTimes) -> bool:
+    """Whether the model knows the judge's rules too: private channels, micro-batches of one size."""
+    return takes(times) and not times.problem.rules.shared and len(times.classes) == 1
+
+
+def prove(
+    problem: Problem, allocation: Allocation, at_most_ns: int, effort: int = EFFORT, *, as_judged: bool = False
+) -> Answer:
     """Is there a step of at most ``at_most_ns``, with whole backwards in any order? And how short can one be?
 
     Channels carry in any order in the model, micro-batches of two sizes count as small ones, and transfers of different
-    edges do not meet (``line_of`` proves the relaxation): the orders are for the judge to time. ``effort`` counts
-    states; the answer is the same on every machine. Raises UnsupportedRequest where ``takes`` is false.
+    edges do not meet (``line_of`` proves the relaxation): the orders are for the judge to time. ``as_judged``: channels
+    carry first what is ready first and nothing waits on purpose, micro-batches in index order; then the judge's time of
+    ``orders`` is the bound. ``effort`` counts states; the answer is the same on every machine. Raises
+    UnsupportedRequest where ``takes`` is false, and ``as_judged`` where ``judgeable`` is.
     """
     times = StageTimes(problem, allocation, Orders("any order of whole backwards", ()))
     if not takes(times):
@@ -49,7 +58,13 @@ def prove(problem: Problem, allocation: Allocation, at_most_ns: int, effort: int
             "rows, with whole backwards.",
             remedy="use schedule_bound, which bounds every plan",
         )
-    found = Search(line_of(times), effort).run(at_most_ns)
+    if as_judged and not judgeable(times):
+        raise UnsupportedRequest(
+            "The suffix search knows the judge's rules for private channels and micro-batches of one size.",
+            remedy="ask without as_judged, for a bound on every order",
+        )
+    search = Search(line_of(times), effort)
+    found = search.run_as_judged(at_most_ns) if as_judged else search.run(at_most_ns)
     orders = None if found.actions is None else _orders(allocation, found.actions)
     return Answer(found.bound_ns, orders, found.proven, found.spent)
 

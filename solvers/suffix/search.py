@@ -23,7 +23,7 @@ from penstock.solvers.kernels.suffix_search import (
     States,
     search,
 )
-from penstock.solvers.kernels.suffix_states import Line, Scratch
+from penstock.solvers.kernels.suffix_states import JUDGED, SHARED, Line, Scratch
 from penstock.solvers.kernels.suffix_table import close_row
 from penstock.solvers.suffix.line import suffix_line
 from penstock.solvers.suffix.table import fill_table, whole_bound_ns
@@ -66,7 +66,7 @@ class Search:
         self._states = _new_states(line, effort)
         slots = self._states.dead.size
         self._words = np.zeros(slots * (3 * stages + _ring(line)), dtype=np.int64)
-        self._counts = np.zeros(slots * 4 * stages, dtype=np.int16)
+        self._counts = np.zeros(slots * 5 * stages, dtype=np.int16)
 
     @property
     def bound_ns(self) -> int:
@@ -88,7 +88,15 @@ class Search:
                 known.append((n, int(self.line.phi[s, n])))
                 close_row(self.line, s, n)
         close_row(self.line, 0, 1)
-        return self._whole(at_most_ns)
+        return self._whole(self.line, self.bound_ns, at_most_ns)
+
+    def run_as_judged(self, at_most_ns: int) -> Proof:
+        """The same under the judge's rules: first any order of the channels, then theirs, with what is left."""
+        free = self.run(at_most_ns)
+        if free.bound_ns > at_most_ns:
+            return free
+        lane = np.where(self.line.lane == SHARED, JUDGED, self.line.lane)
+        return self._whole(self.line._replace(lane=lane), free.bound_ns, at_most_ns)
 
     def _raise(self, s: int, n: int, known: list[tuple[int, int]], share: int) -> bool:
         """Find phi[s, n]; whether there was room for it. What is ``known`` of fewer says how far to go at first."""
@@ -107,13 +115,12 @@ class Search:
             step *= 2
         return False
 
-    def _whole(self, at_most_ns: int) -> Proof:
-        batches = self.line.phi.shape[1] - 1
-        bound = self.bound_ns
+    def _whole(self, line: Line, bound: int, at_most_ns: int) -> Proof:
+        batches = line.phi.shape[1] - 1
         step = at_most_ns + 1 - bound if at_most_ns - bound < bound // NEAR else 1 + bound // FINEST
         while bound <= at_most_ns and self.left > 0 and step > 0:
             below = min(bound + step, at_most_ns + 1)
-            outcome = self._ask(self.line, batches, below, 1 + self.left // 2)
+            outcome = self._ask(line, batches, below, 1 + self.left // 2)
             if outcome == FOUND:
                 return Proof(int(self._states.result[VALUE]), self._actions(), True, self.effort - self.left)
             if outcome == NONE:
@@ -126,7 +133,7 @@ class Search:
         """One search of at most so many states; what it found stands in the states' result."""
         slots, stages = self._states.dead.size, line.forward.size
         width = 3 * stages + _ring(line)
-        counts = self._counts[: slots * 4 * stages].reshape(slots, 4 * stages)
+        counts = self._counts[: slots * 5 * stages].reshape(slots, 5 * stages)
         times = self._words[: slots * width].reshape(slots, width)
         self._states = self._states._replace(counts=counts, times=times)
         search(line, self._states, self._scratch, n, below_ns, min(most, self.left))

@@ -11,6 +11,7 @@ from problems import chain, make_problem, warmup_orders
 from random_plans import random_allocation, random_orders, random_problem
 from suffix_twin import best_period_of_one, plain_optimum, plain_table
 from test_bounds import _with_just_enough_memory
+from test_tabu import _values
 
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.program import BACKWARD, FORWARD
@@ -190,3 +191,35 @@ def test_joining_windows_tells_more_than_the_windows() -> None:
     problem, plan = limited_line(forward, [2 * f for f in forward], hops, hops, [4, 3, 2, 1], 16)
     times = StageTimes(problem, plan, Orders("any", ()))
     assert window_bound_ns(times) < suffix_bound_ns(times) <= prove(problem, plan, FAR, 10**6).bound_ns
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_as_judged_it_is_the_best_of_every_order(seed: int) -> None:
+    """Tiny plans: all interleavings of every stage within the limits in flight, timed by the judge."""
+    problem, plan = random_line(1000 + seed, most_batches=3, channel="half")
+    best = min(_values(problem, plan))
+    answer = prove(problem, plan, FAR, 10**6, as_judged=True)
+    assert answer.proven
+    assert answer.bound_ns == best
+    assert answer.orders is not None
+    assert makespan_ns(problem, plan, answer.orders) == best
+    none = prove(problem, plan, best - 1, 10**6, as_judged=True)
+    assert (none.bound_ns, none.orders, none.proven) == (best, None, True)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_as_judged_it_is_cp_sats_optimum(seed: int) -> None:
+    problem, plan = random_line(1500 + seed, most_batches=5, channel="half")
+    known = solve(Question(problem, plan, FAR, as_judged=True))
+    assert known.proven
+    for effort in (10, 100, 10**6):
+        answer = prove(problem, plan, FAR, effort, as_judged=True)
+        assert answer.bound_ns <= known.bound_ns
+        assert answer.bound_ns == known.bound_ns or not answer.proven
+    assert answer.proven
+
+
+def test_what_it_does_not_know_of_the_judge_is_refused() -> None:
+    problem = make_problem([1, 1], nodes=(2,), global_batch_size=4, shared=True)
+    with pytest.raises(UnsupportedRequest, match="private channels"):
+        prove(problem, chain([(1, [0]), (1, [1])], 4), FAR, as_judged=True)
