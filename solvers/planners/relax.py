@@ -35,8 +35,9 @@ NEVER_NS = 2**52
 MOST_DEVICES = 256
 PLANS = 8
 """Plans that are reordered."""
-JUDGED, LEAST_WARM_UPS = 240_000, 20
-"""Of each, so many passes of a micro-batch through a stage are judged, in as many warm-ups or a few."""
+JUDGED, SHARED_JUDGED, LEAST_WARM_UPS = 240_000, 60_000, 20
+"""Of each, so many passes of a micro-batch through a stage are judged, in as many warm-ups or a few; fewer in the
+shared network, where judging takes longer."""
 LARGEST, ORDERS, OF_A_PLAN = 1024, 0.4, 0.2
 """The job shop is asked about plans of so many passes, with so much effort for all and for each."""
 
@@ -105,7 +106,8 @@ class Relaxation:
         for plan, bound_ns in plans:
             start = best_order(self.problem, plan, NEVER_NS).trial if bound_ns < self.value_ns else None
             if start is not None:
-                most = max(LEAST_WARM_UPS, JUDGED // _passes(plan))
+                passes = SHARED_JUDGED if self.problem.rules.shared else JUDGED
+                most = max(LEAST_WARM_UPS, passes // _passes(plan))
                 self._take(climb(self.problem, start, bound_ns, most))
                 yield
         effort = ORDERS
@@ -153,6 +155,7 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
         for batch in candidates(problem)[-1:]
         for stages in [min(problem.num_devices, int(problem.cuttable.sum()) + 1)]
     ]
+    yield from plain
     for _piece in relaxation.run():
         best = relaxation.best
         if best is None:
