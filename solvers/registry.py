@@ -93,13 +93,13 @@ class Planner:
         with crew_of(Setting.of(session, PLANNERS), workers, most) as crew:
             self._ask(session, values, crew)
             if session.best is not None:
-                return session.result(self.name, why_found(session, self.proposals is None) + auto.beside(session))
+                return session.result(self.name, why_found(session, self.proposals is None) + auto.remarks(session))
             found = session.result(self.name, "")
             if found.status is Status.INFEASIBLE and found.shortage is not None:
                 remedies = Tasks(session, [Remedy(self.name, values)])
                 remedies.run(crew)
                 found = replace(found, shortage=replace(found.shortage, remedy=remedies.remedy))
-        why = why_nothing(session, found) + auto.beside(session)
+        why = why_nothing(session, found) + auto.remarks(session)
         return replace(found, why=why, seconds=session.deadline.seconds)
 
     def run(self, session: Session, values: Mapping[str, object]) -> None:

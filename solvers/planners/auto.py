@@ -108,8 +108,13 @@ def first_plan(session: Session, values: Mapping[str, object], planners: Mapping
                 session.offer(found)
 
 
-def beside(session: Session) -> str:
-    """What the best plan that ranks cannot run yet would gain, to be added to ``why``."""
+def remarks(session: Session) -> str:
+    """What is added to ``why``: processes that died, and what a plan that ranks cannot run yet would gain."""
+    died = "".join(f"; the process of {name} ended with {how}" for name, how in session.lost.items())
+    return died + _beside(session)
+
+
+def _beside(session: Session) -> str:
     other, best = session.beside, session.best
     if other is None or (best is not None and other.value_ns >= best.value_ns):
         return ""

@@ -25,7 +25,7 @@ from penstock.solvers.planners.proposal import (
     unreachable,
     whole_backwards_bound_ns,
 )
-from penstock.solvers.planners.ranking import Key, excess_of, includes, key_of, kind_of, may_lack
+from penstock.solvers.planners.ranking import KINDS, Key, excess_of, includes, key_of, kind_of, may_lack
 from penstock.solvers.portfolio.outcome import Closing, Found, Outcome
 from penstock.solvers.problem import Problem
 from penstock.solvers.result import Bound, Candidate, Progress, Result, Shortage, Status
@@ -77,7 +77,7 @@ class Session:
     notes: dict[str, str] = field(default_factory=dict)
     beside: Found | None = None
     lost: dict[str, str] = field(default_factory=dict)
-    announced_ns: int | None = None
+    _announced: Candidate | None = None
     _key: Key | None = None
     _seen: set[object] = field(default_factory=set)
     _kept: list[Schedule] = field(default_factory=list)
@@ -95,14 +95,16 @@ class Session:
     @property
     def bound(self) -> Bound:
         """Of the whole request; a proof for some kinds of plans where the best plan is one of these."""
-        return self._highest(())
+        return self._bound_for(self.best, self.proofs.values())
 
-    def _highest(self, more: Iterable[Bound]) -> Bound:
-        """The best of the known bounds, and of more, that speak of the best plan."""
-        best, proofs = self.best, (*self.proofs.values(), *more)
-        if best is not None:
-            proofs = tuple(each for each in proofs if best.value_ns >= each.bound_ns and applies(each, best))
-        return max((self.every_plan, *proofs), key=lambda bound: bound.bound_ns)
+    def _bound_for(self, plan: Candidate | None, proofs: Iterable[Bound]) -> Bound:
+        """The highest bound that speaks of a plan; without a plan, of some kind of plans."""
+        known = [
+            bound
+            for bound in proofs
+            if (kind_of(bound) in KINDS if plan is None else plan.value_ns >= bound.bound_ns and applies(bound, plan))
+        ]
+        return max((self.every_plan, *known), key=lambda bound: bound.bound_ns)
 
     def prove(self, bound: Bound) -> None:
         """Take a proof, when it says more than what is known of such plans."""
@@ -184,9 +186,14 @@ class Session:
         if self.announced_ns is None or found.value_ns < self.announced_ns:
             self._announce(self._judged(found))
 
+    @property
+    def announced_ns(self) -> int | None:
+        """The time of the best plan that was told."""
+        return None if self._announced is None else self._announced.value_ns
+
     def _announce(self, candidate: Candidate) -> None:
         if self.announced_ns is None or candidate.value_ns < self.announced_ns:
-            self.announced_ns = candidate.value_ns
+            self._announced = candidate
             if self.on_incumbent is not None:
                 self.on_incumbent(candidate)
 
@@ -201,7 +208,7 @@ class Session:
 
     def progress(self, proven: Iterable[Bound], working: tuple[str, ...]) -> Progress:
         """How far it is, with proofs that are not taken yet."""
-        return Progress(self.announced_ns, self._highest(proven), working)
+        return Progress(self.announced_ns, self._bound_for(self._announced, (*self.proofs.values(), *proven)), working)
 
     def judge_all(self, planner: str, proposals: Iterable[Proposal]) -> None:
         """Judge proposals in order until the limit, or until nothing better is needed."""
@@ -320,7 +327,7 @@ class Session:
         self._key = key
         if self.on_incumbent is not None:
             self.on_incumbent(self.best)
-        self.announced_ns = value
+        self._announced = self.best
         return None
 
     def _fewer(self, allocation: Allocation, draft: Draft, short: Shortage) -> Draft | None:
