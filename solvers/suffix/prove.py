@@ -47,9 +47,9 @@ def prove(
 
     Channels carry in any order in the model, micro-batches of two sizes count as small ones, and transfers of different
     edges do not meet (``line_of`` proves the relaxation): the orders are for the judge to time. ``as_judged``: channels
-    carry first what is ready first and nothing waits on purpose, micro-batches in index order; then the judge's time of
-    ``orders`` is the bound. ``effort`` counts states; the answer is the same on every machine. Raises
-    UnsupportedRequest where ``takes`` is false, and ``as_judged`` where ``judgeable`` is.
+    carry first what is ready first and nothing waits on purpose, micro-batches in index order; where that is proven,
+    the bound is the judge's time of ``orders``. ``effort`` counts states; the answer is the same on every machine.
+    Raises UnsupportedRequest where ``takes`` is false, and ``as_judged`` where ``judgeable`` is.
     """
     times = StageTimes(problem, allocation, Orders("any order of whole backwards", ()))
     if not takes(times):

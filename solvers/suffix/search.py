@@ -91,12 +91,16 @@ class Search:
         return self._whole(self.line, self.bound_ns, at_most_ns)
 
     def run_as_judged(self, at_most_ns: int) -> Proof:
-        """The same under the judge's rules: first any order of the channels, then theirs, with what is left."""
+        """The same under the judge's rules: first any order of the channels, then theirs, with what is left.
+
+        Where that is too little, the actions are the best ones of the first search.
+        """
         free = self.run(at_most_ns)
         if free.bound_ns > at_most_ns:
             return free
         lane = np.where(self.line.lane == SHARED, JUDGED, self.line.lane)
-        return self._whole(self.line._replace(lane=lane), free.bound_ns, at_most_ns)
+        judged = self._whole(self.line._replace(lane=lane), free.bound_ns, at_most_ns)
+        return judged if judged.proven else judged._replace(actions=free.actions)
 
     def _raise(self, s: int, n: int, known: list[tuple[int, int]], share: int) -> bool:
         """Find phi[s, n]; whether there was room for it. What is ``known`` of fewer says how far to go at first."""
