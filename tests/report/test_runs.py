@@ -167,7 +167,7 @@ def test_every_command_takes_the_plan(
     shown = capsys.readouterr().out
     assert ("steady state" in shown) == (kind == "periodic")
     assert ("of other weights on a device" in shown) == (kind != "several")
-    assert main(["explain", str(path)]) == 0
+    assert main(["explain", str(path), "--what-if", "bandwidth=2"]) == 0
     assert words[kind] in capsys.readouterr().out
     assert main(["report", str(path), "-o", str(tmp_path / "page.html")]) == 0
     assert "double_buffered" in (tmp_path / "page.html").read_text() or kind != "periodic"
