@@ -66,12 +66,16 @@ class Rows(NamedTuple):
 
 
 class Catalogue:
-    """Pieces and hops of one number of micro-batches, by number; ``stage_of`` gives a piece's stage."""
+    """Pieces and hops of one number of micro-batches, by number; ``stage_of`` gives a piece's stage.
+
+    ``pairs``: devices of a piece times themselves, of a hop times each other, of all that were costed: what that took.
+    """
 
     def __init__(self, problem: Problem, num_micro_batches: int) -> None:
         self.problem = problem
         self.num_micro_batches = num_micro_batches
         self.stage_of: list[Stage] = []
+        self.pairs = 0
         self._classes = row_classes(problem.global_batch_size, num_micro_batches)
         self._pieces = Table(15)
         self._hops = Table(8)
@@ -87,6 +91,7 @@ class Catalogue:
         if known is None:
             known = self._piece_ids[stage] = len(self.stage_of)
             self.stage_of.append(stage)
+            self.pairs += stage.replicas**2
             self._cost_stage(stage)
         return known
 
@@ -96,6 +101,7 @@ class Catalogue:
         known = self._hop_ids.get(key)
         if known is None:
             known = self._hop_ids[key] = self._hops.count
+            self.pairs += source.replicas * target.replicas
             self._cost_hop(source, target)
         return known
 

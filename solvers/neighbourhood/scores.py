@@ -27,8 +27,9 @@ MOST_SIMULATED = 160
 """Plans of one question that are simulated."""
 ATTEMPTS = 12
 """Warm-ups that the judge looks at before a plan counts as one that does not fit."""
-CANDIDATE_NS, SHARED_NS, PRIVATE_NS, JUDGED_NS = 40_000, 35, 12, 500
-"""What a question costs one core, about: each plan, each operation in a shared or private network, each judged one."""
+CANDIDATE_NS, PAIR_NS, SHARED_NS, PRIVATE_NS, JUDGED_NS = 40_000, 1_000, 35, 12, 500
+"""What a question costs one core, about: each plan, each pair of devices of new pieces and hops, each operation in a
+shared or private network, each judged one."""
 
 Vector = tuple[int, ...]
 Plan = tuple[int, Stages]
@@ -50,6 +51,7 @@ class Scores:
 
     problem: Problem
     spent: int = 0
+    _pairs: int = 0
     _catalogues: dict[int, Catalogue] = field(default_factory=dict)
     _seen: set[tuple[int, tuple[int, ...]]] = field(default_factory=set)
 
@@ -63,8 +65,10 @@ class Scores:
             if key not in self._seen and self._legal(number, stages):
                 self._seen.add(key)
                 groups.setdefault(number, []).append(stages)
-        self.spent += CANDIDATE_NS * count
         found = [score for number in sorted(groups) for score in self._scored(number, groups[number], below_ns)]
+        pairs = sum(catalogue.pairs for catalogue in self._catalogues.values())
+        self.spent += CANDIDATE_NS * count + PAIR_NS * (pairs - self._pairs)
+        self._pairs = pairs
         return sorted(found, key=lambda score: score.value_ns)
 
     def _scored(self, number: int, plans: Sequence[Stages], below_ns: int) -> list[Score]:
