@@ -23,6 +23,8 @@ from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import Orders
 from penstock.solvers.schedules.chunks import Ranks, ranks_of
 
+SHAKE = 0.15
+"""How much of its time an operation may gain or lose when orders are shaken."""
 Ranking = Sequence[tuple[int, int]]
 """(kind, chunk of the rank), the preferred first."""
 
@@ -40,6 +42,18 @@ class Chained:
         self._classes = row_classes(problem.global_batch_size, self._number)
         self._counts = [count for _rows, count in self._classes]
         self._arrays = cache(self._made)
+
+    def times(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of larger micro-batches: F, I and W of each stage, (3, S); ways to its forward and its gradient, (2, S)."""
+        rows, count = self._classes[0][0], len(self.allocation.stages)
+        each = [[self._spent(kind, s, rows, False)[0] for s in range(count)] for kind in (FORWARD, INPUT, WEIGHT)]
+        ways = np.zeros((2, count), dtype=np.int64)
+        for s in range(count):
+            for direction, other in enumerate((self.allocation.next(s), self.allocation.previous(s))):
+                move = transfer(self.problem, self.allocation, s, rows, direction)
+                if move is not None and other is not None:
+                    ways[direction, other] = move.duration_ns
+        return np.asarray(each, dtype=np.int64), ways
 
     def taken_bytes(self, s: int) -> int:
         """What a stage keeps of a micro-batch from its forward on, of the larger ones."""
@@ -66,12 +80,29 @@ class Chained:
         start = run_overtaking(lists, patience)
         return self._as_orders(codes, lists.lane, lists.duration_ns, start)
 
-    def constructed(self, ranking: Ranking, room: Sequence[int], patience: int) -> tuple[int, Orders] | None:
-        """Orders with split backwards that prefer the (kind, chunk) pairs in this order; None where room lacks."""
+    def shaken(
+        self, orders: Orders, room: Sequence[int], movers: tuple[int, ...], patience: int, rng: np.random.Generator
+    ) -> Orders:
+        """What overtakes when each duration and way is up to ``SHAKE`` longer or shorter: another list that can run."""
+        lists, codes = self.lists(orders, movers, room)
+        longer = 1 + SHAKE * (2 * rng.random(len(codes)) - 1), 1 + SHAKE * (2 * rng.random(lists.lag_ns.shape) - 1)
+        duration = (lists.duration_ns * longer[0]).astype(np.int64)
+        drawn = lists._replace(duration_ns=duration, lag_ns=(lists.lag_ns * longer[1]).astype(np.int64))
+        return self._as_orders(codes, lists.lane, duration, run_overtaking(drawn, patience))[1]
+
+    def constructed(
+        self, ranking: Ranking, room: Sequence[int], patience: int, *, even: bool = False, ways: bool = True
+    ) -> tuple[int, Orders] | None:
+        """Orders with split backwards that prefer the (kind, chunk) pairs in this order; None where room lacks.
+
+        ``even``: as if all operations took as long; ``ways``: as if transfers took their time, or none.
+        """
         count, number = len(self.allocation.stages), self._number
         lines = [s * len(KINDS) + kind for s in range(count) for kind in (FORWARD, INPUT, WEIGHT)]
         present = frozenset((kind, s) for s in range(count) for kind in (FORWARD, INPUT, WEIGHT))
         duration, taken, freed, behind, lag = self._arrays(present)
+        if even:
+            duration = np.where(duration > 0, duration.sum() // max(1, np.count_nonzero(duration)), 0)
         lane = np.full(count * len(KINDS), -1, dtype=np.int64)
         kept = np.zeros(count * len(KINDS), dtype=np.int64)
         preferred = []
@@ -86,7 +117,7 @@ class Chained:
             taken=taken,
             freed=freed,
             behind=behind,
-            lag_ns=lag,
+            lag_ns=lag if ways else np.zeros_like(lag),
             waits_for=waits,
             lane=lane,
             kept=kept,

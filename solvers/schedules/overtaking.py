@@ -1,17 +1,21 @@
 """Orders for unequal stages, transfers and memory limits: operations overtake what is not ready.
 
-List scheduling (Graham, 1966) under memory limits. Schedules made for equal times give lists that can run, rankings of
-kinds (Qi et al., ICLR 2024, section 3.1, has one of them) give more; real times and the room on each device decide. A
-device takes the first operation of its list that is ready, so weight gradients and forwards fill its waiting times; a
-forward from behind only where the operations before it keep the room that they will want (``kernels.overtake``).
-Transfers count as delays; what they do to each other is for the judge to say. Orders found are lists in their turn.
+List scheduling (Graham, 1966) under memory limits. Lists that can run come from building blocks for stages in a V
+(``blocks``), from warm-ups and delays for stages in a line (``zero_bubble``), and from rankings of kinds (Qi et al.,
+ICLR 2024, section 3.1, has one of them) that fill the room, for the real times and for simpler ones. Then real times
+and the room on each device decide: a device takes the first operation of its list that is ready, so weight gradients
+and forwards fill its waiting times; a forward from behind only where the operations before it keep the room that they
+will want (``kernels.overtake``). Orders found are lists in their turn, also for slightly changed times. Transfers
+count as delays; what they do to each other is for the judge to say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import permutations, product
 from typing import NamedTuple
+
+import numpy as np
 
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
 from penstock.solvers.allocation import Allocation
@@ -19,19 +23,28 @@ from penstock.solvers.batching import row_classes
 from penstock.solvers.memory import static_bytes, transient_bytes
 from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import Orders
+from penstock.solvers.schedules.blocks import v_blocks
 from penstock.solvers.schedules.chained import Chained, Ranking
 from penstock.solvers.schedules.chunks import Ranks
-from penstock.solvers.schedules.v_shape import V_HALF, V_MIN, V_ZERO, Offsets, repeated, zb_v
+from penstock.solvers.schedules.v_shape import V_HALF, V_MIN, V_ZERO, repeated, zb_v
 from penstock.solvers.schedules.zero_bubble import delayed
 
 PATIENCES = (0, 2, 4)
 ROUNDS = 3
-MOST_RANKED = 6
+MOST_TRIED, MOST_IMPROVED, LEAST_IMPROVED = 120, 64, 8
+IMPROVED_OPERATIONS = 100_000
+"""Lists that are tried, and of those improved: how quick a list is says little of what it becomes."""
+SHAKEN, SHAKES = 3, 30
+"""The best orders that are shaken, and how often."""
 MANY_CHUNKS = 3
 MOVERS: tuple[tuple[int, ...], ...] = ((WEIGHT,), (FORWARD, BACKWARD, INPUT, WEIGHT, RECOMPUTE))
 """Which kinds overtake: weight gradients alone, or all."""
-BLOCKS = {"v-min": V_MIN, "v-half": V_HALF, "v-half-mirrored": Offsets(1, 2, 1, 2), "v-zero": V_ZERO}
-DELAYS = {"zb-h1": 1, "zb-h2": 2, "zb-h3": 3}
+VIEWS = ((False, True), (False, False), (True, False))
+"""(even times, transfers) for which orders are filled; what is made for simpler times may do for the real ones."""
+BLOCKS = {"v-min": V_MIN, "v-half": V_HALF, "v-zero": V_ZERO}
+AHEAD = (1, 2, 3)
+DELAYS = (0, 1, 2, None)
+"""Forwards that a rank is ahead of the next, and how many micro-batches per rank weight gradients stay behind."""
 
 
 class Overtaken(NamedTuple):
@@ -51,45 +64,105 @@ def overtaking(problem: Problem, allocation: Allocation, *, room_bytes: Sequence
 
 
 def found_overtaking(
-    problem: Problem, allocation: Allocation, *, room_bytes: Sequence[int] | None = None, without: Iterable[str] = ()
+    problem: Problem,
+    allocation: Allocation,
+    *,
+    room_bytes: Sequence[int] | None = None,
+    without: Orders | None = None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> list[Overtaken]:
-    """All orders found, the quickest first, each once. ``without``: lists that are left out."""
+    """All orders found, the quickest first, each once.
+
+    ``without``: an order that is neither a list to start from nor among what is found. ``stopped`` is asked between
+    pieces of work that are counted, and ends the search with what there is.
+    """
     chained = Chained(problem, allocation)
     room = room_of(problem, allocation, chained.ranks) if room_bytes is None else list(room_bytes)
     if len(room) != len(chained.ranks.stages):
         raise ValueError(f"Expected the room of {len(chained.ranks.stages)} ranks, got {len(room)}.")
-    lists = [each for each in _first_lists(chained, room) if each.name not in set(without)]
-    fitting = [each for each in lists if chained.fits(each, room)] + _constructed(chained, room)
-    return improved(chained, fitting or [_one_at_a_time(chained)], room)
+    excluded = None if without is None else _mark(without)
+    lists = {_mark(each): each for each in _lists(chained, room, stopped)}
+    lists.pop(excluded, None)  # type: ignore[arg-type]
+    found = {mark: Overtaken(chained.overtaken(each, room, (), 0)[0], each) for mark, each in lists.items()}
+    if not found:
+        alone = _one_at_a_time(chained)
+        found = {_mark(alone): Overtaken(chained.overtaken(alone, room, (), 0)[0], alone)}
+    best = [each.orders for each in sorted(found.values(), key=_time)[:MOST_TRIED]]
+    best.sort(key=lambda orders: min(chained.overtaken(orders, room, movers, 0)[0] for movers in ((), *MOVERS)))
+    size = sum(len(row.operations) for row in best[0].rows)
+    most = min(MOST_IMPROVED, max(LEAST_IMPROVED, IMPROVED_OPERATIONS // max(1, size)))
+    for each in improved(chained, best[:most], room, stopped):
+        found.setdefault(_mark(each.orders), each)
+    for each in _shaken(chained, sorted(found.values(), key=_time)[:SHAKEN], room, stopped):
+        found.setdefault(_mark(each.orders), each)
+    if excluded is not None:
+        found.pop(excluded, None)
+    return sorted(found.values(), key=_time)
 
 
-def improved(chained: Chained, lists: Iterable[Orders], room: Sequence[int]) -> list[Overtaken]:
+def _time(each: Overtaken) -> int:
+    return each.time_ns
+
+
+def _mark(orders: Orders) -> bytes:
+    return b"".join(row.operations.tobytes() for row in orders.rows)
+
+
+def _lists(chained: Chained, room: Sequence[int], stopped: Callable[[], bool]) -> Iterator[Orders]:
+    """Orders that fit: blocks or delays, where stages lie so, and those filled by rankings; fewer when stopped."""
+    last, number = len(chained.allocation.stages) - 1, chained.allocation.num_micro_batches
+    if chained.ranks.stages == tuple((r, last - r) for r in range((last + 1) // 2)):
+        known = [repeated(chained.ranks, name, offsets, number) for name, offsets in BLOCKS.items()]
+        known += [zb_v(chained.problem, chained.allocation)] if number > last else []
+        yield from (each for each in known if chained.fits(each, room))
+        yield from (each for each in v_blocks(chained, room) if chained.fits(each, room))
+    elif len(chained.ranks.stages) > last:
+        yield from (each for each in _delayed(chained, room) if chained.fits(each, room))
+    for (even, ways), ranking in product(VIEWS, _rankings(len(chained.ranks.stages[0]))):
+        if stopped():
+            return
+        for patience in PATIENCES:
+            made = chained.constructed(ranking, room, patience, even=even, ways=ways)
+            if made is not None:
+                yield made[1]
+
+
+def improved(
+    chained: Chained, lists: Iterable[Orders], room: Sequence[int], stopped: Callable[[], bool] = lambda: False
+) -> list[Overtaken]:
     """Orders that overtake within each of the lists, the quickest first; ``room`` of each rank.
 
-    Ties go to the earlier list and setting.
+    Ties go to the earlier list and setting. Fewer of the lists when ``stopped``, but one.
     """
     found: dict[bytes, Overtaken] = {}
     for first in lists:
+        if found and stopped():
+            break
         for movers, patience in product(MOVERS, PATIENCES):
             current = first
             for _round in range(ROUNDS):
                 time_ns, current = chained.overtaken(current, room, movers, patience)
-                mark = b"".join(row.operations.tobytes() for row in current.rows)
+                mark = _mark(current)
                 if mark in found:
                     break
                 found[mark] = Overtaken(time_ns, current)
-    return sorted(found.values(), key=lambda each: each.time_ns)
+    return sorted(found.values(), key=_time)
 
 
-def _constructed(chained: Chained, room: Sequence[int]) -> list[Orders]:
-    """The quickest orders that each fill the room by a ranking of kinds, ``MOST_RANKED`` of them."""
-    ranked = []
-    for ranking, patience in product(_rankings(len(chained.ranks.stages[0])), PATIENCES):
-        made = chained.constructed(ranking, room, patience)
-        if made is not None:
-            ranked.append(made)
-    ranked.sort(key=lambda each: each[0])
-    return [orders for _time, orders in ranked[:MOST_RANKED]]
+def _shaken(
+    chained: Chained, best: Iterable[Overtaken], room: Sequence[int], stopped: Callable[[], bool]
+) -> Iterator[Overtaken]:
+    """From each, what comes out when it is made for slightly wrong times and then overtakes; kept when not longer."""
+    for k, first in enumerate(best):
+        rng, current = np.random.default_rng(chained.problem.seed + k), first
+        for n in range(SHAKES):
+            if stopped():
+                return
+            drawn = chained.shaken(current.orders, room, MOVERS[1], PATIENCES[n % 3], rng)
+            made = Overtaken(*chained.overtaken(drawn, room, MOVERS[n % 2], PATIENCES[n // 2 % 3]))
+            if made.time_ns <= current.time_ns:
+                current = made
+                yield made
 
 
 def _one_at_a_time(chained: Chained) -> Orders:
@@ -103,7 +176,7 @@ def _one_at_a_time(chained: Chained) -> Orders:
 
 
 def _rankings(chunks: int) -> list[Ranking]:
-    """Gradients and forwards in any order, weight gradients last or before the first chunk's forwards.
+    """Gradients and forwards in any order; weight gradients behind all, before forwards, or behind their own inputs.
 
     Of three chunks and more the later ones always go first.
     """
@@ -112,9 +185,11 @@ def _rankings(chunks: int) -> list[Ranking]:
     wholes = [(*first, *second) for first, second in permutations(kinds)]
     found: list[Ranking] = []
     for order in permutations(kinds[0] + kinds[1]) if chunks < MANY_CHUNKS else wholes:
-        first = order.index((FORWARD, 0))
-        found += [(*order, *weights), (*order[:first], *weights, *order[first:])]
-    return found
+        ends = len(order), order.index((FORWARD, 0)), min(order.index(each) for each in kinds[1])
+        found += [(*order[:end], *weights, *order[end:]) for end in ends]
+        own = (((INPUT, c), (WEIGHT, c)) if kind == INPUT else ((kind, c),) for kind, c in order)
+        found.append(tuple(each for pair in own for each in pair))
+    return list(dict.fromkeys(found))
 
 
 def room_of(problem: Problem, allocation: Allocation, ranks: Ranks) -> list[int]:
@@ -128,15 +203,13 @@ def room_of(problem: Problem, allocation: Allocation, ranks: Ranks) -> list[int]
     return found
 
 
-def _first_lists(chained: Chained, room: Sequence[int]) -> list[Orders]:
-    """Zero-bubble orders for equal times, of those that keep least first; none where stages lie otherwise."""
-    ranks, allocation, number = chained.ranks, chained.allocation, chained.allocation.num_micro_batches
-    last = len(allocation.stages) - 1
-    if ranks.stages == tuple((r, last - r) for r in range((last + 1) // 2)):
-        blocks = [repeated(ranks, name, offsets, number) for name, offsets in BLOCKS.items()]
-        return [*blocks, zb_v(chained.problem, allocation)] if number > last else blocks
-    if len(ranks.stages) <= last:
-        return []
-    each = [max(1, chained.taken_bytes(s)) for (s,) in ranks.stages]
+def _delayed(chained: Chained, room: Sequence[int]) -> Iterator[Orders]:
+    """Warm-ups of some forwards more from rank to rank, weight gradients some micro-batches behind (ALGORITHMS 7.6).
+
+    ``AHEAD`` and ``DELAYS`` clamped by room: 1 and 1 are ZB-H1, 2 and 2 ZB-H2.
+    """
+    each = [max(1, chained.taken_bytes(s)) for (s,) in chained.ranks.stages]
     most = [max(1, free // size) for free, size in zip(room, each, strict=True)]
-    return [delayed(ranks, name, number, late, most) for name, late in DELAYS.items()]
+    number = chained.allocation.num_micro_batches
+    for ahead, behind in product(AHEAD, DELAYS):
+        yield delayed(chained.ranks, "delayed", number, ahead, most, behind=number if behind is None else behind)

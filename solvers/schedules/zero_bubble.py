@@ -32,8 +32,10 @@ def zb_h2(problem: Problem, allocation: Allocation) -> Orders:
     return delayed(in_line(allocation, "zb-h2"), "zb-h2", allocation.num_micro_batches, 2)
 
 
-def delayed(ranks: Ranks, name: str, number: int, late: int, most: Sequence[int] | None = None) -> Orders:
-    """Rank i runs late (p - i - 1) + 1 forwards ahead, and weight gradients ``late`` i micro-batches behind.
+def delayed(
+    ranks: Ranks, name: str, number: int, late: int, most: Sequence[int] | None = None, behind: int | None = None
+) -> Orders:
+    """Rank i runs late (p - i - 1) + 1 forwards ahead, and weight gradients ``behind`` i (late i) micro-batches behind.
 
     ``most``: micro-batches that a rank may keep from F to W; clamps both, first the delay.
     """
@@ -41,12 +43,12 @@ def delayed(ranks: Ranks, name: str, number: int, late: int, most: Sequence[int]
     for i in range(p):
         room = number if most is None else most[i]
         warmup = before = max(1, min(before, room, late * (p - i - 1) + 1))
-        behind = max(0, min(late * i, room - warmup))
+        delay = max(0, min((late if behind is None else behind) * i, room - warmup))
         row = [(FORWARD, i, m) for m in range(warmup)]
         for m in range(number):
             row.append((INPUT, i, m))
-            row += [(WEIGHT, i, m - behind)] if m >= behind else []
+            row += [(WEIGHT, i, m - delay)] if m >= delay else []
             row += [(FORWARD, i, m + warmup)] if m + warmup < number else []
-        row += [(WEIGHT, i, m) for m in range(max(0, number - behind), number)]
+        row += [(WEIGHT, i, m) for m in range(max(0, number - delay), number)]
         rows.append(row)
     return ranks.orders(name, rows)
