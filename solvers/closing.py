@@ -4,9 +4,10 @@ What is asked, in this order, each for a counted part of the effort, until the b
 
 * for plans of more than ``FEW`` operations tabu search from the order that is known (BOUNDS Part II, section 3): the
   shorter the known step, the sooner is the rest done (section 4); then the suffix search, which takes whole backwards
-  of stages apart (``suffix``);
+  of stages apart (``suffix``), first as its model has transfers, then under the judge's rules;
 * for plans of at most ``MANY`` operations CP-SAT (ALGORITHMS 7.8);
-* where the model's optimum runs longer under the judge, and the model knows his rules, CP-SAT under these.
+* where the model's optimum runs longer under the judge, tabu search from its order, and CP-SAT under the judge's rules
+  where the model knows them.
 
 Every order is timed by the judge; a bound speaks of any order of the same operations.
 """
@@ -98,15 +99,15 @@ class _Closing:
     ) -> None:
         self.problem, self.allocation, self.orders, self.judged = problem, allocation, orders, judged
         self.effort, self.stopped, self.on_better, self.best = effort, stopped, on_better, best
+        self.operations = sum(len(row.operations) for row in orders.rows)
 
     def run(self) -> None:
         """Ask all that apply."""
-        operations = sum(len(row.operations) for row in self.orders.rows)
-        if operations > FEW:
+        if self.operations > FEW:
             if self.judged:
-                self._move(operations)
+                self._move(self.orders)
             self._search_suffixes()
-        if operations <= MANY:
+        if self.operations <= MANY:
             for as_judged in (False, True):
                 self._order(as_judged)
 
@@ -117,32 +118,40 @@ class _Closing:
             return 0.0
         return max(0.0, self.effort - self.best.spent)
 
-    def _move(self, operations: int) -> None:
-        """In rounds from the best order, each with a seed of its own."""
-        steps = int(MOVING * self._left * MOVED) // (max(1, operations) * ROUNDS)
+    def _move(self, start: Orders) -> None:
+        """In rounds from the best order, the first from ``start``, each with a seed of its own."""
+        steps = int(MOVING * self._left * MOVED) // (max(1, self.operations) * ROUNDS)
         for turn in range(ROUNDS if steps else 0):
             if self._left <= 0:
                 return
-            orders, seed = self.best.schedule or self.orders, self.problem.seed + turn
-            how: dict[str, Any] = {"steps": steps, "seed": seed, "stopped": self.stopped}
+            orders = start if turn == 0 else self.best.schedule or self.orders
+            how: dict[str, Any] = {"steps": steps, "seed": self.problem.seed + turn, "stopped": self.stopped}
             found = tabu.improve(self.problem, self.allocation, orders, **how)
-            self._note(0, "", found.steps * operations / MOVED)
+            self._note(0, "", found.steps * self.operations / MOVED)
             self._offer(found.orders)
 
     def _search_suffixes(self) -> None:
         """First shortly: a search cannot be stopped, and mostly a short one is enough."""
-        if not suffix.takes(StageTimes(self.problem, self.allocation, self.orders)):
+        times = StageTimes(self.problem, self.allocation, self.orders)
+        if not suffix.takes(times):
             return
+        if self._searched(as_judged=False) and suffix.judgeable(times):
+            self._searched(as_judged=True)
+
+    def _searched(self, *, as_judged: bool) -> bool:
+        """Whether a suffix search came to its end."""
         for part in SEARCHED:
             states = int(part * self._left * STATES)
             if states == 0:
-                return
-            answer = suffix.prove(self.problem, self.allocation, self.best.value_ns - 1, states)
+                return False
+            at_most_ns = self.best.value_ns - 1
+            answer = suffix.prove(self.problem, self.allocation, at_most_ns, states, as_judged=as_judged)
             self._note(answer.bound_ns, "exact suffix search", answer.spent / STATES)
             if answer.orders is not None:
                 self._offer(answer.orders)
             if answer.proven:
-                return
+                return True
+        return False
 
     def _order(self, as_judged: bool) -> None:
         if self._left <= 0:
@@ -159,6 +168,8 @@ class _Closing:
         self._note(answer.bound_ns, "job shop by CP-SAT", answer.spent)
         if answer.orders is not None:
             self._offer(answer.orders)
+            if self.operations > FEW:
+                self._move(answer.orders)
 
     def _known_step(self) -> Timeline | None:
         """The best known order's step, for CP-SAT to begin with."""
