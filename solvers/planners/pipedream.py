@@ -148,7 +148,11 @@ class _Search:
         return found
 
     def _partitions(self, batch: Batch, rule: UpdateRule, turns: bool) -> list[Found]:
-        found = [each._replace(allocation=_dispatched(each.allocation, turns)) for each in self._formulas(batch)]
+        formulas = self._formulas(batch)
+        if not turns:
+            fed = max(1, batch.replicas_fed(self._problem.min_slice))
+            formulas = [each for each in formulas if all(stage.replicas <= fed for stage in each.allocation.stages)]
+        found = [each._replace(allocation=_dispatched(each.allocation, turns)) for each in formulas]
         for row in self._rows:
             found += self._placed(row, batch, rule, turns)
         longest = max(LONGEST_TURN, batch.num_micro_batches)

@@ -336,7 +336,7 @@ class Session:
         if draft.name != "early-backward" or draft.warmup[stage] <= 1:
             return None
         wanted = [min(k, draft.warmup[stage] - 1) if s >= stage else k for s, k in enumerate(draft.warmup)]
-        return Draft(draft.name, fitted(self.problem, allocation, wanted))
+        return draft._replace(warmup=fitted(self.problem, allocation, wanted))
 
     def _note(self, short: Shortage) -> None:
         if self.shortage is None or short.missing_bytes < self.shortage.missing_bytes:

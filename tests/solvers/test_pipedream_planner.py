@@ -10,6 +10,7 @@ import pytest
 from problems import make_problem
 
 from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.planners.options import checked
 from penstock.solvers.problem import Pin, Problem
 from penstock.solvers.registry import PLANNERS
 from penstock.solvers.result import Candidate, Status
@@ -140,7 +141,7 @@ def test_devices_of_two_kinds_have_stages_by_their_speed(rules: frozenset[Update
 
 def test_compression_makes_the_released_optimizer_count_boundaries() -> None:
     """Boundaries so large that only one stage is left of a straight-looking chain, once they are counted."""
-    problem = drawn(0, parameter_bytes=20_000_000, boundary_bytes=900_000_000, micro_batch_sizes=(1,), nodes=(4,))
+    problem = drawn(0, parameter_bytes=20_000_000, boundary_bytes=900_000_000, micro_batch_sizes=(4,), nodes=(4,))
     blind = solved(problem, mode="released", policy="A")
     seeing = solved(problem, mode="released", policy="A", compression=1.0)
     assert len(blind.allocation.stages) > len(seeing.allocation.stages)
@@ -148,11 +149,20 @@ def test_compression_makes_the_released_optimizer_count_boundaries() -> None:
     assert len(squeezed.allocation.stages) == len(blind.allocation.stages)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_every_replica_that_shares_rows_gets_the_least_slice(seed: int) -> None:
+    """Of micro-batches of 5 samples two replicas get 2 or more each, three do not."""
+    problem = replace(drawn(seed, micro_batch_sizes=(5,), global_batch_size=20, nodes=(4,)), min_slice=2)
+    for proposal in PLANNER.proposals(problem, checked("pipedream", PLANNER.options, {})):
+        assert all(stage.replicas <= 2 for stage in proposal.allocation.stages)
+
+
 def test_many_small_micro_batches_are_planned() -> None:
     """3,000 micro-batches of one sample, flushed and not."""
     for rules in (STASHING, BOTH - STASHING):
         problem = drawn(0, rules, micro_batch_sizes=(1,), global_batch_size=3_000)
-        assert solved(problem, mode="paper", policy="A", dispatch="rows").allocation.num_micro_batches == 3_000
+        best = solved(problem, mode="paper", policy="A", dispatch="rows", straight=True)
+        assert best.allocation.num_micro_batches == 3_000
 
 
 @pytest.mark.parametrize("rules", [STASHING, BOTH - STASHING])
