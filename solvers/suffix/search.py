@@ -31,6 +31,12 @@ from penstock.solvers.suffix.table import fill_table, whole_bound_ns
 WIDEST = 1 << 16
 """States of one level."""
 
+ROOM_BYTES = 1 << 28
+"""For the states of two levels: of long lines with much room in flight fewer fit."""
+
+WORDS = 128
+"""Times of a state, each so many of which count as one state more."""
+
 EVERY = 16
 """Up to so many micro-batches every number is asked for, then each an eighth above the one before."""
 
@@ -63,10 +69,12 @@ class Search:
         stages = line.forward.size
         self._scratch = Scratch(np.zeros(stages, dtype=np.int64), np.zeros(stages, dtype=np.int64))
         fill_table(line)
-        self._states = _new_states(line, effort)
-        slots = self._states.dead.size
-        self._words = np.zeros(slots * (3 * stages + _ring(line)), dtype=np.int64)
-        self._counts = np.zeros(slots * 5 * stages, dtype=np.int16)
+        words = 3 * stages + _ring(line)
+        self._weight = 1 + words // WORDS
+        slots = 2 * max(2, min(WIDEST, effort + 2, ROOM_BYTES // (16 * words)))
+        self._states = _new_states(line, effort, slots)
+        self._words = np.zeros(slots * words, dtype=np.int64)
+        self._counts = np.zeros(slots * 5 * stages, dtype=np.int32)
 
     @property
     def bound_ns(self) -> int:
@@ -140,8 +148,8 @@ class Search:
         counts = self._counts[: slots * 5 * stages].reshape(slots, 5 * stages)
         times = self._words[: slots * width].reshape(slots, width)
         self._states = self._states._replace(counts=counts, times=times)
-        search(line, self._states, self._scratch, n, below_ns, min(most, self.left))
-        self.left -= int(self._states.result[SPENT])
+        search(line, self._states, self._scratch, n, below_ns, min(most, self.left) // self._weight)
+        self.left -= int(self._states.result[SPENT]) * self._weight
         return int(self._states.result[OUTCOME])
 
     def _actions(self) -> tuple[int, ...]:
@@ -176,12 +184,12 @@ def _ring(line: Line) -> int:
     return 1 << int(line.limit[0] - 1).bit_length()
 
 
-def _new_states(line: Line, effort: int) -> States:
+def _new_states(line: Line, effort: int, slots: int) -> States:
     """All but counts and times, whose width depends on the suffix."""
     stages, batches = line.forward.size, line.phi.shape[1] - 1
-    history, slots = effort + 2, 2 * min(WIDEST, effort + 2)
+    history = effort + 2
     return States(
-        counts=np.zeros((0, 0), dtype=np.int16),
+        counts=np.zeros((0, 0), dtype=np.int32),
         times=np.zeros((0, 0), dtype=np.int64),
         key=np.zeros(slots, dtype=np.uint64),
         dead=np.zeros(slots, dtype=np.bool_),

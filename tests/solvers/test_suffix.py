@@ -99,6 +99,16 @@ def test_a_starved_search_never_says_too_much(seed: int, effort: int) -> None:
         assert answer.orders is None or answer.proven
 
 
+def test_many_micro_batches_in_flight_are_searched_for_in_little_memory() -> None:
+    """Of 40,000 micro-batches that may all be in flight few states fit, and each counts as many."""
+    problem, plan = limited_line([9, 7], [20, 11], [30], [30], [40_000] * 2, 40_000)
+    search = search_of(problem, plan, 10_000)
+    proof = search.run(FAR)
+    assert search.bound_ns <= proof.bound_ns <= makespan_ns(problem, plan, warmup_orders(plan, [2, 1]))
+    assert proof.spent <= 11_000
+    assert search._words.nbytes + search._counts.nbytes <= 2**29
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_a_proof_is_below_whatever_the_judge_says(seed: int) -> None:
     """Uneven micro-batches, all-reduces, updates, shared networks, recomputation: never above a plan that fits."""
