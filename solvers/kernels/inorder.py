@@ -57,7 +57,7 @@ def run_in_order(
     _work(lanes, state, queued, record)
     bucket_start = np.zeros(chains.bucket_ns.size if record else 0, dtype=np.int64)
     if bucket_start.size > 0:
-        _bucket_starts(chains, lanes, state.start, bucket_start)
+        bucket_starts(chains, lanes, state.start, bucket_start)
     return state.position, state.time, state.start, state.sent, state.order, bucket_start
 
 
@@ -120,7 +120,7 @@ def _send(lanes: Any, state: State, row: int, m: int, t: int, queued: bool, reco
 
 
 @loop
-def _bucket_starts(chains: Any, lanes: Any, start: np.ndarray, bucket_start: np.ndarray) -> None:
+def bucket_starts(chains: Any, lanes: Any, start: np.ndarray, bucket_start: np.ndarray) -> None:
     """Buckets of a flushed step on links of their own, each after the one before it and after it is ready."""
     for s in range(chains.member_start.size - 1):
         last = lanes.last_gradient[s]

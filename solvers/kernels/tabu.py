@@ -1,4 +1,4 @@
-"""Tabu search over the orders of a plan's rows, every one timed by the judge's own kernels (BOUNDS Part II, 3).
+"""Tabu search over the orders of a plan's rows, every one timed as the judge does (BOUNDS Part II, 3).
 
 A step times one order. Of the swaps on a critical path some are tried, the best one is made, and its pair may not
 change places back for some moves. After long without a better order the search goes back to the best one and on from
@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from penstock.solvers.kernels.compiled import compiled, inner
+from penstock.solvers.kernels.compiled import compiled, loop
 from penstock.solvers.kernels.events import run_events
 from penstock.solvers.kernels.inorder import run_in_order
+from penstock.solvers.kernels.tabu_half import run_half
 from penstock.solvers.kernels.tabu_path import (
     KINDS,
     Run,
@@ -27,6 +28,8 @@ from penstock.solvers.kernels.tabu_path import (
 )
 from penstock.solvers.tables import LINES, STAGE
 
+EVENTS, FREE, FULL, HALF = 0, 1, 2, 3
+"""What times an order: the event heap; a worklist for private channels, by their kind."""
 TRIED = 4
 """Swaps that are tried for a move."""
 SHORTEST, TENURES = 3, 6
@@ -37,11 +40,11 @@ NEVER = 2**62
 
 @compiled
 def search_orders(
-    flows: Any, chains: Any, lanes: Any, update_ns: np.ndarray, in_order: bool, queued: bool, search: Search, steps: int
+    flows: Any, chains: Any, lanes: Any, update_ns: np.ndarray, clock: int, search: Search, steps: int
 ) -> tuple[int, int]:
     """Search on from the order that the lanes hold, and leave the best one in them; its time, and the steps taken."""
     prepare(lanes, search)
-    value, last, run = judge(flows, chains, lanes, update_ns, in_order, queued)
+    value, last, run = judge(flows, chains, lanes, update_ns, clock)
     best, best_row, best_batch = value, lanes.row.copy(), lanes.batch.copy()
     tried, move, since = 1, 0, 0
     search.until[:] = 0
@@ -57,7 +60,7 @@ def search_orders(
             search.candidates[at] = search.candidates[k]
             key = _key(lanes, search, i)
             swap(lanes, search, i)
-            found, its_last, its_run = judge(flows, chains, lanes, update_ns, in_order, queued)
+            found, its_last, its_run = judge(flows, chains, lanes, update_ns, clock)
             tried += 1
             if found < value and (search.until[key] <= move or found < best):
                 chosen, value, next_last, next_run = i, found, its_last, its_run
@@ -74,8 +77,8 @@ def search_orders(
             lanes.row[:] = best_row
             lanes.batch[:] = best_batch
             prepare(lanes, search)
-            tried += _kick(flows, chains, lanes, update_ns, in_order, queued, search)
-            value, last, run = judge(flows, chains, lanes, update_ns, in_order, queued)
+            tried += _kick(flows, chains, lanes, update_ns, clock, search)
+            value, last, run = judge(flows, chains, lanes, update_ns, clock)
             tried += 1
             since = tried
     lanes.row[:] = best_row
@@ -85,9 +88,7 @@ def search_orders(
 
 
 @compiled
-def _kick(
-    flows: Any, chains: Any, lanes: Any, update_ns: np.ndarray, in_order: bool, queued: bool, search: Search
-) -> int:
+def _kick(flows: Any, chains: Any, lanes: Any, update_ns: np.ndarray, clock: int, search: Search) -> int:
     """Some swaps at random that leave an order which can run; how many orders were timed."""
     tried = 0
     if lanes.row.size < 2:
@@ -100,12 +101,12 @@ def _kick(
             continue
         swap(lanes, search, i)
         tried += 1
-        if judge(flows, chains, lanes, update_ns, in_order, queued)[0] == NEVER:
+        if judge(flows, chains, lanes, update_ns, clock)[0] == NEVER:
             swap(lanes, search, i)
     return tried
 
 
-@inner
+@loop
 def _key(lanes: Any, search: Search, i: int) -> int:
     """Where it stands until when operations i and i + 1 may not change places."""
     batches = search.place.shape[2]
@@ -114,7 +115,7 @@ def _key(lanes: Any, search: Search, i: int) -> int:
     return (first * 1000003 + second * 7919) & (search.until.size - 1)
 
 
-@inner
+@loop
 def swap(lanes: Any, search: Search, i: int) -> None:
     """Operations i and i + 1 of a lane change places."""
     lanes.row[i], lanes.row[i + 1] = lanes.row[i + 1], lanes.row[i]
@@ -137,47 +138,55 @@ def swap(lanes: Any, search: Search, i: int) -> None:
 
 
 @compiled
-def judge(
-    flows: Any, chains: Any, lanes: Any, update_ns: np.ndarray, in_order: bool, queued: bool
-) -> tuple[int, int, Run]:
+def judge(flows: Any, chains: Any, lanes: Any, update_ns: np.ndarray, clock: int) -> tuple[int, int, Run]:
     """The makespan of the lanes' order, NEVER if it cannot run, an operation that it waits for last, and all starts."""
-    if in_order:
-        position, lane_ns, start, sent, order, bucket_start = run_in_order(flows, chains, lanes, queued, True)
+    if clock == HALF:
+        position, lane_ns, start, sent, order, bucket_start = run_half(flows, chains, lanes)
+    elif clock != EVENTS:
+        position, lane_ns, start, sent, order, bucket_start = run_in_order(flows, chains, lanes, clock == FULL, True)
     else:
         position, lane_ns, start, sent, order, bucket_start = run_events(flows, chains, lanes)
-    run = Run(start, sent, order)
+    value, last = _end(chains, lanes, update_ns, position, lane_ns, bucket_start)
+    return value, last, Run(start, sent, order)
+
+
+@loop
+def _end(
+    chains: Any, lanes: Any, update_ns: np.ndarray, position: np.ndarray, lane_ns: np.ndarray, bucket_start: np.ndarray
+) -> tuple[int, int]:
+    """When the steps behind all lanes end, NEVER if a lane is blocked, and the operation that the last waits for."""
     for lane in range(position.size):
         if position[lane] < lanes.lane_start[lane + 1]:
-            return NEVER, -1, run
+            return NEVER, -1
     value, last = 0, -1
-    done = np.zeros(lanes.slot_lane.size, dtype=np.bool_)
     for lane in range(position.size):
-        t, cause = lane_ns[lane], lanes.lane_start[lane + 1] - 1
+        t, cause, step = lane_ns[lane], lanes.lane_start[lane + 1] - 1, -1
         while True:
-            slot = _next_step(lanes, done, lane)
-            if slot < 0:
+            step = _next_step(lanes, lane, step)
+            if step == NEVER:
                 break
-            done[slot] = True
+            slot = step % lanes.slot_lane.size
+            place = lanes.last_gradient[lanes.round_start[slot]]
             s = lanes.table[slot * LINES, STAGE]
             for k in range(chains.member_start[s], chains.member_start[s + 1]):
                 g = chains.member_group[k]
                 if chains.start[g] < chains.start[g + 1]:
                     reduced = bucket_start[chains.run_start[g + 1] - 1] + chains.bucket_ns[chains.start[g + 1] - 1]
                     if reduced > t:
-                        t, cause = reduced, lanes.last_gradient[lanes.round_start[slot]]
+                        t, cause = reduced, place
             t += update_ns[s]
         if t > value:
             value, last = t, cause
-    return value, last, run
+    return value, last
 
 
-@inner
-def _next_step(lanes: Any, done: np.ndarray, lane: int) -> int:
-    """Of a lane's slots that have not stepped yet, the one whose last gradient stands first; -1: none."""
-    chosen = -1
-    for slot in range(done.size):
-        if lanes.slot_lane[slot] == lane and not done[slot]:
-            place = lanes.last_gradient[lanes.round_start[slot]]
-            if chosen < 0 or place < lanes.last_gradient[lanes.round_start[chosen]]:
-                chosen = slot
-    return chosen
+@loop
+def _next_step(lanes: Any, lane: int, after: int) -> int:
+    """Of a lane's slots the one that steps next, by where its last gradient stands: place and slot; NEVER: none."""
+    first, slots = NEVER, lanes.slot_lane.size
+    for slot in range(slots):
+        if lanes.slot_lane[slot] == lane:
+            key = (lanes.last_gradient[lanes.round_start[slot]] + 1) * slots + slot
+            if after < key < first:
+                first = key
+    return first

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
-from penstock.solvers.kernels.compiled import compiled, inner
+from penstock.solvers.kernels.compiled import inner, loop
 from penstock.solvers.schedule import STEP
 from penstock.solvers.tables import DURATION, FLOW, LINES, STAGE
 
@@ -58,10 +58,12 @@ def change(kind: int, weight: int) -> int:
     return -weight if kind in (BACKWARD, WEIGHT) else 0
 
 
-@compiled
+@loop
 def prepare(lanes: Any, search: Search) -> None:
     """Fill ``place``, ``level`` and the lanes' last gradients for the order that the lanes hold."""
-    search.place[:] = -1
+    for slot in range(search.place.shape[0]):
+        for m in range(search.place.shape[2]):
+            search.place[slot, 0, m] = search.place[slot, 1, m] = -1
     for lane in range(lanes.lane_start.size - 1):
         level = 0
         for i in range(lanes.lane_start[lane], lanes.lane_start[lane + 1]):
@@ -101,7 +103,7 @@ def may_swap(lanes: Any, search: Search, i: int) -> bool:
     return before + search.weight[slot] <= search.room[lane]
 
 
-@compiled
+@loop
 def critical_swaps(flows: Any, lanes: Any, search: Search, run: Run, last: int) -> int:
     """Follow a critical path back from an operation; write the swaps on it to ``candidates``, return how many.
 
@@ -201,10 +203,13 @@ def _transfer_before(flows: Any, lanes: Any, search: Search, run: Run, flow: int
             each = flows.flow_of[(sender * 2 + way) * 2 + row_class]
             if each < 0:
                 continue
-            at = np.searchsorted(
-                run.sent[flows.flow_offset[each] : flows.flow_offset[each + 1]], sent - flows.flow_ns[each]
-            )
-            at += flows.flow_offset[each]
+            at, high = flows.flow_offset[each], flows.flow_offset[each + 1]
+            while at < high:
+                middle = (at + high) // 2
+                if run.sent[middle] + flows.flow_ns[each] < sent:
+                    at = middle + 1
+                else:
+                    high = middle
             if at < flows.flow_offset[each + 1] and run.sent[at] + flows.flow_ns[each] == sent:
                 for slot in range(lanes.slot_start[sender], lanes.slot_start[sender + 1]):
                     j = search.place[slot, way, run.order[at]]

@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.allocation import Allocation
-from penstock.solvers.kernels.tabu import search_orders
+from penstock.solvers.kernels.tabu import EVENTS, FREE, FULL, HALF, search_orders
 from penstock.solvers.kernels.tabu_path import KINDS, Search, prepare
 from penstock.solvers.lanes import Lanes, make_lanes
 from penstock.solvers.memory import static_bytes
@@ -18,7 +18,7 @@ from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import Orders, Row
 from penstock.solvers.simulate import goes_in_order, simulate
 from penstock.solvers.stage_times import StageTimes
-from penstock.solvers.tables import LINES, cost_tables
+from penstock.solvers.tables import DURATION, FLOW, LINES, Tables, cost_tables
 
 PIECE = 2000
 """Steps between two looks at memory, and at whether to stop."""
@@ -56,6 +56,7 @@ def improve(
     best = Improvement(orders, timeline.time_per_global_batch_ns, 0)
     lanes = make_lanes(tables, orders)
     search = _search(problem, allocation, orders, lanes, seed)
+    clock = kernel_for(tables, lanes)
     rows, batches = lanes.arrays.row.copy(), lanes.arrays.batch.copy()
     spent = 0
     while spent < steps and not stopped():
@@ -65,8 +66,7 @@ def improve(
             tables.chains,
             lanes.arrays,
             np.asarray(tables.update_ns, dtype=np.int64),
-            goes_in_order(tables, lanes),
-            problem.rules.channel == "full",
+            clock,
             search,
             piece,
         )
@@ -85,6 +85,20 @@ def improve(
             search.room[short] = np.maximum(peaks[short] - 1, held[short])
         lanes.arrays.row[:], lanes.arrays.batch[:] = rows, batches
     return best._replace(steps=spent)
+
+
+def kernel_for(tables: Tables, lanes: Lanes) -> int:
+    """The fastest kernel that times these rows as the judge does."""
+    if goes_in_order(tables, lanes):
+        return FULL if tables.problem.rules.channel == "full" else FREE
+    if tables.problem.rules.shared or tables.problem.rules.channel != "half" or not lanes.one_lane_per_stage:
+        return EVENTS
+    following = tables.flows.next
+    if ((following >= 0) & (following != np.arange(1, len(following) + 1))).any():
+        return EVENTS
+    used = lanes.arrays.table[np.unique(lanes.arrays.row)]
+    takes_time = used[used[:, FLOW] >= 0, DURATION] > 0
+    return HALF if takes_time.all() else EVENTS
 
 
 def _search(problem: Problem, allocation: Allocation, orders: Orders, lanes: Lanes, seed: int) -> Search:
