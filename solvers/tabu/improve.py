@@ -21,7 +21,9 @@ from penstock.solvers.stage_times import StageTimes
 from penstock.solvers.tables import DURATION, FLOW, LINES, Tables, cost_tables
 
 PIECE = 2000
-"""Steps between two looks at memory, and at whether to stop."""
+"""Steps between two looks at memory, and at whether to stop; at least."""
+ROUNDS, TIMED = 5, 20_000_000
+"""Of long rows that a worklist times, so many steps for each operation, and at most so many operations timed."""
 
 
 class Improvement(NamedTuple):
@@ -57,10 +59,11 @@ def improve(
     lanes = make_lanes(tables, orders)
     search = _search(problem, allocation, orders, lanes, seed)
     clock = kernel_for(tables, lanes)
+    longest = _longest_piece(clock, len(lanes.arrays.row))
     rows, batches = lanes.arrays.row.copy(), lanes.arrays.batch.copy()
     spent = 0
     while spent < steps and not stopped():
-        piece = min(PIECE, steps - spent)
+        piece = min(longest, steps - spent)
         value, taken = search_orders(
             tables.flows,
             tables.chains,
@@ -85,6 +88,11 @@ def improve(
             search.room[short] = np.maximum(peaks[short] - 1, held[short])
         lanes.arrays.row[:], lanes.arrays.batch[:] = rows, batches
     return best._replace(steps=spent)
+
+
+def _longest_piece(clock: int, operations: int) -> int:
+    """Steps of a piece: the longer the rows, the longer the search goes on without a better order."""
+    return PIECE if clock == EVENTS else max(PIECE, min(ROUNDS * operations, TIMED // operations))
 
 
 def kernel_for(tables: Tables, lanes: Lanes) -> int:
