@@ -141,13 +141,12 @@ class Forkserver:
 def main(control_fd: int, preload: Sequence[str]) -> None:
     """Import, then fork on request until the service is gone."""
     control = socket.socket(fileno=control_fd)
+    _load_ahead(control, preload)
     wake_read, wake_write = socket.socketpair()
     for end in (wake_read, wake_write):
         end.setblocking(False)
     signal.set_wakeup_fd(wake_write.fileno(), warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    for name in preload:
-        _load(name)
     running: dict[int, socket.socket] = {}
     with selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ)
@@ -160,6 +159,22 @@ def main(control_fd: int, preload: Sequence[str]) -> None:
                 elif not _fork(control, running, (wake_read, wake_write)):
                     _kill(running)
                     return
+
+
+def _load_ahead(control: socket.socket, preload: Sequence[str]) -> None:
+    """Import and warm up, which may take a minute; look every second whether the service is still there."""
+
+    def look(*_: object) -> None:
+        with suppress(BlockingIOError):
+            if not control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+                os._exit(0)
+
+    signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, 1.0, 1.0)
+    for name in preload:
+        _load(name)
+    signal.setitimer(signal.ITIMER_REAL, 0.0)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
 def _load(name: str) -> None:

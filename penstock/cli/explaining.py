@@ -58,7 +58,7 @@ def show_explanation(screen: Screen, found: wire.Explanation) -> None:
     if found.layout is not None:
         _show_layout(screen, found.layout)
         if found.what_ifs:
-            screen.table(_what_ifs(found.what_ifs))
+            _show_what_ifs(screen, found.what_ifs)
         return
     for sentence in found.sentences:
         screen.say(sentence)
@@ -73,13 +73,14 @@ def show_explanation(screen: Screen, found: wire.Explanation) -> None:
         screen.table(_sensitivities(found.sensitivities))
     if found.what_ifs:
         screen.say("what if")
-        screen.table(_what_ifs(found.what_ifs))
+        _show_what_ifs(screen, found.what_ifs)
 
 
 def _table(*heads: tuple[str, bool]) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for head, numeric in heads:
-        table.add_column(head, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
+        whole = numeric or head == "how"
+        table.add_column(head, justify="right" if numeric else "left", no_wrap=whole, overflow="fold")
     return table
 
 
@@ -123,10 +124,10 @@ def _sensitivities(found: Sequence[wire.SensitivityOut]) -> Table:
     return table
 
 
-def _what_ifs(rows: Sequence[wire.WhatIf]) -> Table:
+def _show_what_ifs(screen: Screen, rows: Sequence[wire.WhatIf]) -> None:
+    """The table, and below it what has another plan than ours, or none."""
     table = _table(
-        ("change", False), ("time", True), ("of ours", True), ("room left", True), ("bound", True), ("how", False),
-        ("plan", False),
+        ("change", False), ("time", True), ("of ours", True), ("room left", True), ("bound", True), ("how", False)
     )  # fmt: skip
     for row in rows:
         table.add_row(
@@ -136,9 +137,14 @@ def _what_ifs(rows: Sequence[wire.WhatIf]) -> Table:
             amount(row.headroom_bytes) if row.headroom_bytes is not None else "–",
             duration(row.bound_ns),
             row.how if row.time_ns is not None else "–",
-            row.shape if row.time_ns is not None else row.why,
         )
-    return table
+    screen.table(table)
+    ours = rows[0].shape
+    for row in rows[1:]:
+        if row.time_ns is None:
+            screen.say(f"{row.sentence}: {row.why}")
+        elif row.shape != ours:
+            screen.say(f"{row.sentence}: {row.shape}")
 
 
 def _show_layout(screen: Screen, layout: wire.LayoutComparison) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from penstock.solvers.all_plans.kinds import EVERY_PLAN
 from penstock.solvers.batching import row_classes
 from penstock.solvers.explanation.hints import hints
 from penstock.solvers.pins import unkeepable_pin
@@ -46,7 +47,9 @@ def why_found(session: Session, closely: bool = False) -> str:
 def _covered(session: Session) -> str:
     """Which plans of the request its bound speaks of, in a few words."""
     model = session.bound.model.split(",")[0]
-    return "the request" if model == "every plan" else f"plans of {model}"
+    if model == EVERY_PLAN:
+        return "the request"
+    return model if model.startswith(EVERY_PLAN) else f"plans of {model}"
 
 
 def _shape(session: Session, best: Candidate) -> str:

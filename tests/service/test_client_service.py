@@ -20,8 +20,11 @@ def test_plan_waits_and_tells_the_story(client: Client):
     assert [event.sequence for event in heard] == list(range(1, len(heard) + 1))
     assert heard[0].data == {"state": "queued"}
     assert heard[-1].data["plan_hash"] == job.result.plan_hash
-    values = [event.data["incumbent_ns"] for event in heard if event.kind == "progress"]
+    told = [event.data for event in heard if event.kind == "progress"]
+    values = [each["incumbent_ns"] for each in told if each["incumbent_ns"] is not None]
     assert values == sorted(values, reverse=True)
+    bounds = [each["bound_ns"] for each in told if each["bound_ns"] is not None]
+    assert bounds == sorted(bounds)
     assert job.incumbent_ns == values[-1]
 
 
