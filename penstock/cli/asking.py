@@ -47,8 +47,8 @@ def request_of(options: Mapping[str, Any]) -> PlanRequest:
 def _fields(options: Mapping[str, Any]) -> dict[str, Any]:
     """The request's fields that options give."""
     limit = options["time_limit"]
-    if limit is not None and not 0 < limit < 1e6:
-        raise typer.BadParameter(f"{limit} is no time limit; give seconds above 0", param_hint="--time-limit")
+    if limit is not None and not 0 <= limit < 1e6:
+        raise typer.BadParameter(f"{limit} is no time limit; give seconds, 0 or more", param_hint="--time-limit")
     same = ("global_batch_size", "planner", "schedule", "recompute", "seed")
     fields = {name: options[name] for name in same}
     fields["micro_batch_sizes"] = options["micro_batch_size"] or None

@@ -144,7 +144,7 @@ def test_a_request_file_is_overridden_by_options(
         (["--optimizer", "adagrad"], 65, "/memory/optimizer"),
         (["--micro-batch-size", "9"], 65, "exceed the global batch"),
         (["--micro-batch-size", "0"], 65, "/micro_batch_sizes/0"),
-        (["--time-limit", "0"], 64, "no time limit"),
+        (["--time-limit", "-1"], 64, "no time limit"),
         (["--gap", "-1"], 65, "/termination/gap"),
         (["--seed", "-1"], 65, "/seed"),
     ],
@@ -156,6 +156,13 @@ def test_wrong_options(
     err = capsys.readouterr().err
     assert words in err
     assert "Traceback" not in err
+
+
+def test_no_time_at_all_is_a_limit_that_has_passed(inputs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *inputs, "--time-limit", "0", "--json"]) == 4
+    found = ResultOut.model_validate_json(capsys.readouterr().out)
+    assert (found.status, found.plan) == ("time_limit", None)
+    assert "the time limit came before" in found.why
 
 
 def test_compare_gives_the_agreed_keys(inputs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
