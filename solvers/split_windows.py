@@ -22,7 +22,8 @@ Deleting the W of a schedule leaves one with backwards as long as I, whose limit
 
 **Devices with several stages** (``shared_device_ns``). No backward begins there before some stage's head, forward and
 way round; until then only forwards run, and recomputations behind them, and all that they made stays. So memory limits
-them, and what remains of the time is idle. The most that could fit is bounded by filling the room with parts of the
+them, and what remains of the time is idle. Stages without work neither begin nor end anything, as in
+``StageTimes.device_ns``, to which this adds. The most that could fit is bounded by filling the room with parts of the
 micro-batches that take longest for a byte.
 """
 
@@ -75,7 +76,7 @@ def _stage_bound_ns(times: StageTimes, s: int, behind: int) -> int:
 def shared_device_ns(times: StageTimes, device: int) -> int:
     """Head, idle time until the first backward, work and tail of a device with several stages, 0 where it has one."""
     stages = times.allocation.stages
-    held = [s for s, stage in enumerate(stages) if device in stage.devices and _number(stage, times, s, device) > 0]
+    held = [s for s, stage in enumerate(stages) if device in stage.devices and times.stage_work(s, device) > 0]
     if len(held) < 2:
         return 0
     head = min(times.heads[s] for s in held)

@@ -122,9 +122,10 @@ class StageTimes:
     def work_ns(self, device: int, updates: bool = True) -> int:
         """All that a device computes in a step, with or without its updates."""
         held = [s for s, stage in enumerate(self.allocation.stages) if device in stage.devices]
-        return sum(self._stage_work(s, device) + (self.update[s] if updates else 0) for s in held)
+        return sum(self.stage_work(s, device) + (self.update[s] if updates else 0) for s in held)
 
-    def _stage_work(self, s: int, device: int) -> int:
+    def stage_work(self, s: int, device: int) -> int:
+        """Of a stage on one of its devices, without the update."""
         stage, total = self.allocation.stages[s], 0
         for c, batches in enumerate(self._batches(s)):
             number = len(batches)
@@ -149,13 +150,13 @@ class StageTimes:
         With split backwards the last thing may be a weight gradient, which nothing has to follow but the update.
         """
         held = [s for s, stage in enumerate(self.allocation.stages) if device in stage.devices]
-        held = [s for s in held if self._stage_work(s, device) > 0]
+        held = [s for s in held if self.stage_work(s, device) > 0]
         if not held:
             return self.work_ns(device)
         head = min(self.heads[s] for s in held)
         plain = head + self.work_ns(device)
         weights = sum(self._weights_ns(s, device) for s in held) if self.split else 0
-        work = sum(self._stage_work(s, device) for s in held) - weights
+        work = sum(self.stage_work(s, device) for s in held) - weights
         return max(plain, head + work + min(self.tails[s] for s in held))
 
     def _weights_ns(self, s: int, device: int) -> int:

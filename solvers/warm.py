@@ -5,14 +5,17 @@ The compiled kernels are kept on disk (``NUMBA_CACHE_DIR``), so that no user wai
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Literal, get_args
 
 import numpy as np
 
 from penstock.solvers import suffix, tabu
-from penstock.solvers.allocation import Stage, single_pipeline
+from penstock.solvers.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.allocators.madpipe.chain import Chain
 from penstock.solvers.allocators.madpipe.labels import special_optimum
 from penstock.solvers.allocators.madpipe.paper import first_phase
@@ -22,39 +25,65 @@ from penstock.solvers.costs import UNREACHABLE_NS
 from penstock.solvers.lowering import lower
 from penstock.solvers.network import Cable, Inside, Network
 from penstock.solvers.problem import Device, Measured, MemoryRules, NetworkRules, Problem
-from penstock.solvers.registry import PLANNERS
+from penstock.solvers.processors import available_processors
+from penstock.solvers.registry import PLANNERS, Planner
 from penstock.solvers.schedule import Orders
 from penstock.solvers.update_rules import UpdateRule
-
 
 PLANS = 12
 """Of each planner, judged: enough to meet every kernel."""
 
 
-def warm() -> float:
+def warm(*, backwards: bool = False) -> float:
     """Solve toys with every planner in each kind of network, lower and draw the plans; the seconds that it took."""
     started = time.perf_counter()
     networks: tuple[tuple[bool, Literal["half", "full"]], ...] = ((True, "half"), (False, "half"), (False, "full"))
+    toys: list[Callable[[], None]] = [_halves_too_large, _special_processor]
     for shared, channel in networks:
         problem = _toy(shared, channel)
-        for planner in PLANNERS.values():
-            found = planner.solve(problem, max_plans=PLANS).best
-            if found is None:
-                continue
-            if isinstance(found.schedule, Orders) and found.update_rule == "synchronous":
-                tabu.improve(problem, found.allocation, found.schedule, steps=2)
-            if isinstance(found.schedule, Orders) and len(found.allocation.pipelines) == 1:
-                lower(problem, found.allocation, found.schedule)
-            found.timeline.memory_curve(found.allocation.stages[0].devices[0])
-        line = single_pipeline((Stage(0, 0, (0,)), Stage(1, 2, (1,)), Stage(3, 3, (2,))), 4)
-        suffix.prove(problem, line, UNREACHABLE_NS, 1000)
-        in_bulk = Catalogue(problem, 4)
-        rows = in_bulk.rows([line.stages])
-        in_bulk.makespans_ns(rows, in_bulk.limits(rows))
-        in_bulk.bounds_ns(rows)
-    _halves_too_large()
-    _special_processor()
+        toys += [partial(_planned, problem, planner) for planner in PLANNERS.values()]
+        toys += [partial(_suffixes, problem), partial(_in_bulk, problem)]
+    for toy in reversed(toys) if backwards else toys:
+        toy()
     return time.perf_counter() - started
+
+
+def _from_both_ends() -> None:
+    """Where there are processors for it, a second process begins with the last toys; they meet in the cache on disk."""
+    other = os.fork() if available_processors() > 1 else None
+    if other == 0:
+        warm(backwards=True)
+        return
+    seconds = warm()
+    if other is not None:
+        os.waitpid(other, 0)
+    sys.stderr.write(f"kernels are ready after {seconds:.1f} s\n")
+
+
+def _planned(problem: Problem, planner: Planner) -> None:
+    found = planner.solve(problem, max_plans=PLANS).best
+    if found is None:
+        return
+    if isinstance(found.schedule, Orders) and found.update_rule == "synchronous":
+        tabu.improve(problem, found.allocation, found.schedule, steps=2)
+    if isinstance(found.schedule, Orders) and len(found.allocation.pipelines) == 1:
+        lower(problem, found.allocation, found.schedule)
+    found.timeline.memory_curve(found.allocation.stages[0].devices[0])
+
+
+def _suffixes(problem: Problem) -> None:
+    suffix.prove(problem, _line(), UNREACHABLE_NS, 1000)
+
+
+def _in_bulk(problem: Problem) -> None:
+    in_bulk = Catalogue(problem, 4)
+    rows = in_bulk.rows([_line().stages])
+    in_bulk.makespans_ns(rows, in_bulk.limits(rows))
+    in_bulk.bounds_ns(rows)
+
+
+def _line() -> Allocation:
+    return single_pipeline((Stage(0, 0, (0,)), Stage(1, 2, (1,)), Stage(3, 3, (2,))), 4)
 
 
 def _special_processor() -> None:
@@ -111,4 +140,4 @@ def _halves_too_large() -> None:
 
 
 if __name__ == "__main__":
-    sys.stderr.write(f"kernels are ready after {warm():.1f} s\n")
+    _from_both_ends()

@@ -119,7 +119,7 @@ def test_auto_gives_the_same_bytes_with_any_number_of_workers(monkeypatch: pytes
         found = set()
         for workers in (1, 2, 4):
             monkeypatch.setattr(crew, "SMALL", 0)
-            how: dict[str, Any] = {"workers": workers, "time_limit_ns": 10**12, "options": {"exclude": "closing"}}
+            how: dict[str, Any] = {"workers": workers, "time_limit_ns": 10**11, "options": {"exclude": "closing"}}
             result = PLANNERS["auto"].solve(problem, **how)
             assert result.best is not None
             assert not result.unfinished

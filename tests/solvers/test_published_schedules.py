@@ -316,6 +316,13 @@ def test_recomputation_apart_is_no_longer_on_busy_devices_either() -> None:
     assert judged(problem, wanted, recomputed(wanted, orders)).time_per_global_batch_ns <= inside
 
 
+def test_stages_without_work_add_nothing_to_the_bound_of_their_device() -> None:
+    """Device 1 has stage 1, which takes no time, and stage 3: it waits for the latter's first input once, not twice."""
+    problem = make_problem([0, 0, 0, 1], [0] * 4, 1, nodes=(2,), channel="half", global_batch_size=2)
+    allocation = single_pipeline(tuple(Stage(s, s, (s % 2,)) for s in range(4)), 2)
+    judged(problem, allocation, interleaved(problem, allocation))
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_bounds_hold_for_drawn_costs(data: st.DataObject) -> None:
