@@ -16,14 +16,14 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command line does: 
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
+from dapple_models import MODELS, OTHER_KINDS, models, tightened
+
 from penstock.convert import to_problem
 from penstock.examples.catalogue import cluster, profile
-from penstock.importers.pipedream import read_profile
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import NetworkModel, PlanRequest
@@ -33,15 +33,7 @@ from penstock.solvers.registry import PLANNERS
 from penstock.solvers.result import Result
 from penstock.solvers.warm import warm
 
-MODELS = {
-    "vgg-19": ("vgg-19-pbs-32", 32, 1024),
-    "gnmt-16": ("gnmt-32-pbs-64-simplified", 64, 1024),
-    "bert-48": ("bert-48-pbs-2", 2, 64),
-    "xlnet-36": ("xlnet-36-pbs-1", 1, 128),
-    "amoebanet-36": ("amoeba-36-pbs-1", 1, 128),
-}
 CLUSTERS = ("dapple-config-a", "dapple-config-b", "dapple-config-c")
-OTHER_KINDS = "hetpipe,interleaved,zero-bubble,chimera"
 LIMITS_S = (0.0, 0.1, 1.0, 5.0)
 Sharing = Literal["private", "shared"]
 SECTIONS = ("planners", "gaps", "limits")
@@ -70,18 +62,18 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one model, and limits of at most a second")
     parser.add_argument("--only", choices=SECTIONS, action="append", help="one section; may be repeated")
     arguments = parser.parse_args()
-    models = {"bert-48": MODELS["bert-48"]} if arguments.quick else MODELS
+    names = ("bert-48",) if arguments.quick else tuple(MODELS)
     wanted = arguments.only or SECTIONS
     warm()
     if "planners" in wanted:
-        _planners(list(_cases(models, "shared", False, arguments.profiles)), arguments.limit)
+        _planners(list(_cases(names, "shared", False, arguments.profiles)), arguments.limit)
     if "gaps" in wanted:
         for name, sharing, tight, typical, most in (
             ("private", "private", False, 0.1, 3.0),
             ("private, binding memory", "private", True, 2.0, 8.0),
             ("shared", "shared", False, 5.0, None),
         ):
-            _gaps(name, list(_cases(models, sharing, tight, arguments.profiles)), arguments.limit, typical, most)
+            _gaps(name, list(_cases(names, sharing, tight, arguments.profiles)), arguments.limit, typical, most)
     if "limits" in wanted:
         _limits([limit for limit in LIMITS_S if limit <= 1.0 or not arguments.quick])
 
@@ -164,17 +156,12 @@ def _solved(name: str, problem: Problem, limit_s: float, **options: Any) -> Meas
     return Measured(result, time.monotonic() - started, first[0] if first else None)
 
 
-def _cases(
-    models: dict[str, tuple[str, int, int]], sharing: Sharing, tight: bool, folder: Path | None
-) -> Iterator[Case]:
-    for name, (text, rows, batch) in models.items():
-        model = profile(name)
-        if folder is not None:
-            model = read_profile((folder / f"{text}.txt").read_text(), name=name, micro_batch_size=rows)
+def _cases(names: Sequence[str], sharing: Sharing, tight: bool, folder: Path | None) -> Iterator[Case]:
+    for name, model, _rows, batch in models(folder, names):
         network = NetworkModel(sharing=sharing, transfer="spp") if sharing == "private" else NetworkModel()
         for topology in CLUSTERS:
             problem = _problem(model, topology, batch, network, "never")
-            yield Case(f"{name} {topology[-1].upper()}", _tightened(problem) if tight else problem)
+            yield Case(f"{name} {topology[-1].upper()}", tightened(problem) if tight else problem)
 
 
 def _problem(
@@ -184,17 +171,6 @@ def _problem(
         profile=model, topology=cluster(topology), global_batch_size=batch, network=network, recompute=recompute
     )
     return to_problem(request)
-
-
-def _tightened(problem: Problem) -> Problem:
-    """Memory such that the in-flight limits bind: 2.5 even shares of the states, and a micro-batch's stash."""
-    rules = problem.memory
-    states = int(problem.parameter_bytes[-1]) * (1 + rules.gradient_factor + rules.state_factor)
-    rows = min(point.rows for points in problem.measured.values() for point in points)
-    stash = int(problem.costs(problem.devices[0].kind, rows).stash_bytes[-1])
-    memory = int(2.5 * states / problem.num_devices) + stash + rules.headroom_bytes
-    devices = tuple(replace(d, memory_bytes=memory + d.context_bytes) for d in problem.devices)
-    return replace(problem, devices=devices)
 
 
 def _table(head: str, rows: Sequence[str]) -> None:

@@ -13,16 +13,15 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Literal, NamedTuple
 
 from chains import chain, star, unequal
+from dapple_models import OTHER_KINDS, models, tightened
 
 from penstock.convert import to_problem
 from penstock.examples.catalogue import cluster, profile
-from penstock.importers.pipedream import read_profile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import NetworkModel, PlanRequest
 from penstock.solvers.planners.ranking import is_contiguous
@@ -30,17 +29,8 @@ from penstock.solvers.planners.relax import MILLION, Relaxation
 from penstock.solvers.problem import NetworkRules, Problem
 from penstock.solvers.registry import PLANNERS
 
-MODELS = {
-    "vgg-19": ("vgg-19-pbs-32", 32, 1024),
-    "gnmt-16": ("gnmt-32-pbs-64-simplified", 64, 1024),
-    "bert-48": ("bert-48-pbs-2", 2, 64),
-    "xlnet-36": ("xlnet-36-pbs-1", 1, 128),
-    "amoebanet-36": ("amoeba-36-pbs-1", 1, 128),
-}
 CLUSTERS = ("A25", "A130", "B", "C")
 NVLINK_SUM = 130 * 10**9
-OTHERS = "hetpipe,interleaved,zero-bubble"
-"""Planners of plans of other kinds, which the bound does not cover."""
 Sharing = Literal["private", "shared"]
 
 
@@ -83,13 +73,10 @@ def main() -> None:
 
 
 def _cases(sharing: Sharing, tight: bool, folder: Path | None) -> Iterator[Case]:
-    for name, (text, rows, batch) in MODELS.items():
-        model = profile(name)
-        if folder is not None:
-            model = read_profile((folder / f"{text}.txt").read_text(), name=name, micro_batch_size=rows)
+    for name, model, rows, batch in models(folder):
         for configuration in CLUSTERS:
             problem = _request(model, configuration, rows, batch, sharing)
-            yield Case(f"{name} {configuration}", _tightened(problem) if tight else problem)
+            yield Case(f"{name} {configuration}", tightened(problem) if tight else problem)
 
 
 def _request(model: ModelProfile, configuration: str, rows: int, batch: int, sharing: Sharing) -> Problem:
@@ -114,17 +101,6 @@ def _request(model: ModelProfile, configuration: str, rows: int, batch: int, sha
     )
 
 
-def _tightened(problem: Problem) -> Problem:
-    """Memory such that the in-flight limits bind: 2.5 even shares of the states, and a micro-batch's stash."""
-    rules = problem.memory
-    states = int(problem.parameter_bytes[-1]) * (1 + rules.gradient_factor + rules.state_factor)
-    rows = min(point.rows for points in problem.measured.values() for point in points)
-    stash = int(problem.costs(problem.devices[0].kind, rows).stash_bytes[-1])
-    memory = int(2.5 * states / problem.num_devices) + stash + rules.headroom_bytes
-    devices = tuple(replace(d, memory_bytes=memory + d.context_bytes) for d in problem.devices)
-    return replace(problem, devices=devices)
-
-
 def _solved(case: Case, planner: str) -> tuple[float | None, float]:
     """The gap of the planner's plan to the bound in percent, None without a plan, and the seconds of the search."""
     began = time.thread_time()
@@ -132,7 +108,7 @@ def _solved(case: Case, planner: str) -> tuple[float | None, float]:
     for _piece in relaxation.prove():
         pass
     seconds = time.thread_time() - began
-    found = PLANNERS[planner].solve(case.problem, options={"exclude": OTHERS} if planner == "auto" else {})
+    found = PLANNERS[planner].solve(case.problem, options={"exclude": OTHER_KINDS} if planner == "auto" else {})
     if found.best is None or not is_contiguous(found.best):
         print(f"  {case.name}: {'a plan of another kind' if found.best else found.status}", flush=True)
         return None, seconds

@@ -21,10 +21,11 @@ from typing import Any, NamedTuple
 from penstock.solvers import jobshop, suffix, tabu
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.bounds import schedule_bound
+from penstock.solvers.planners.trial import judged
 from penstock.solvers.problem import Problem
 from penstock.solvers.result import SCHEDULE_SCOPE, Bound
 from penstock.solvers.schedule import Orders, Schedule
-from penstock.solvers.simulate import makespan_ns, simulate
+from penstock.solvers.simulate import simulate
 from penstock.solvers.stage_times import StageTimes
 from penstock.solvers.timeline import Timeline
 from penstock.solvers.update_rules import UpdateRule
@@ -91,20 +92,20 @@ class _Closing:
         problem: Problem,
         allocation: Allocation,
         orders: Orders,
-        judged: bool,
+        is_judged: bool,
         effort: float,
         stopped: Callable[[], bool],
         on_better: Listener | None,
         best: Closed,
     ) -> None:
-        self.problem, self.allocation, self.orders, self.judged = problem, allocation, orders, judged
+        self.problem, self.allocation, self.orders, self.is_judged = problem, allocation, orders, is_judged
         self.effort, self.stopped, self.on_better, self.best = effort, stopped, on_better, best
         self.operations = sum(len(row.operations) for row in orders.rows)
 
     def run(self) -> None:
         """Ask all that apply."""
         if self.operations > FEW:
-            if self.judged:
+            if self.is_judged:
                 self._move(self.orders)
             self._search_suffixes()
         if self.operations <= MANY:
@@ -174,7 +175,7 @@ class _Closing:
     def _known_step(self) -> Timeline | None:
         """The best known order's step, for CP-SAT to begin with."""
         orders = self.best.schedule or self.orders
-        if self.best.schedule is None and not self.judged:
+        if self.best.schedule is None and not self.is_judged:
             return None
         timeline = simulate(self.problem, self.allocation, orders)
         return timeline if timeline.time_per_global_batch_ns == self.best.value_ns else None
@@ -186,17 +187,8 @@ class _Closing:
         self.best = self.best._replace(bound=bound, spent=self.best.spent + spent)
 
     def _offer(self, orders: Orders) -> None:
-        value_ns = value_if_it_fits(self.problem, self.allocation, orders, self.best.value_ns)
-        if value_ns is not None:
-            self.best = self.best._replace(schedule=orders, value_ns=value_ns)
+        trial = judged(self.problem, self.allocation, orders, self.best.value_ns).trial
+        if trial is not None:
+            self.best = self.best._replace(schedule=orders, value_ns=trial.value_ns)
             if self.on_better is not None:
-                self.on_better(orders, value_ns)
-
-
-def value_if_it_fits(problem: Problem, allocation: Allocation, orders: Orders, below_ns: int) -> int | None:
-    """The judge's time of an order that takes less than ``below_ns`` and fits in memory."""
-    value_ns = makespan_ns(problem, allocation, orders)
-    if value_ns >= below_ns:
-        return None
-    uses = simulate(problem, allocation, orders).uses
-    return value_ns if all(use.memory.total <= problem.capacity_bytes(d) for d, use in uses.items()) else None
+                self.on_better(orders, trial.value_ns)

@@ -1,0 +1,54 @@
+"""DAPPLE's five models with its batches, as the benchmarks of ``auto`` and of the request bound ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from penstock.examples.catalogue import profile
+from penstock.importers.pipedream import read_profile
+from penstock.schemas.profile import ModelProfile
+from penstock.solvers.problem import Problem
+
+MODELS = {
+    "vgg-19": ("vgg-19-pbs-32", 32, 1024),
+    "gnmt-16": ("gnmt-32-pbs-64-simplified", 64, 1024),
+    "bert-48": ("bert-48-pbs-2", 2, 64),
+    "xlnet-36": ("xlnet-36-pbs-1", 1, 128),
+    "amoebanet-36": ("amoeba-36-pbs-1", 1, 128),
+}
+"""The published text, the samples it was measured at, and the global batch."""
+OTHER_KINDS = "hetpipe,interleaved,zero-bubble,chimera"
+"""Planners of plans of other kinds than one contiguous pipeline, which that bound does not cover."""
+
+
+class Model(NamedTuple):
+    """A model's profile, the samples it was measured at, and its global batch."""
+
+    name: str
+    profile: ModelProfile
+    rows: int
+    batch: int
+
+
+def models(folder: Path | None, names: Sequence[str] = tuple(MODELS)) -> Iterator[Model]:
+    """By the published texts in a folder, else by the shipped analytic profiles."""
+    for name in names:
+        text, rows, batch = MODELS[name]
+        found = profile(name)
+        if folder is not None:
+            found = read_profile((folder / f"{text}.txt").read_text(), name=name, micro_batch_size=rows)
+        yield Model(name, found, rows, batch)
+
+
+def tightened(problem: Problem) -> Problem:
+    """Memory such that the in-flight limits bind: 2.5 even shares of the states, and a micro-batch's stash."""
+    rules = problem.memory
+    states = int(problem.parameter_bytes[-1]) * (1 + rules.gradient_factor + rules.state_factor)
+    rows = min(point.rows for points in problem.measured.values() for point in points)
+    stash = int(problem.costs(problem.devices[0].kind, rows).stash_bytes[-1])
+    memory = int(2.5 * states / problem.num_devices) + stash + rules.headroom_bytes
+    devices = tuple(replace(d, memory_bytes=memory + d.context_bytes) for d in problem.devices)
+    return replace(problem, devices=devices)
