@@ -96,7 +96,12 @@ def solve(
         begin = hint if hint is not None and hint.time_per_global_batch_ns <= horizon else None
         run = _Run(shop, replace(rest, effort=effort if last else effort / SHORT), begin, stopped, on_orders)
         found = run.answer()
-        answer = replace(found, bound_ns=max(answer.bound_ns, found.bound_ns), spent=answer.spent + found.spent)
+        answer = Answer(
+            bound_ns=max(answer.bound_ns, found.bound_ns),
+            orders=found.orders,
+            proven=found.proven and (last or found.orders is not None),
+            spent=answer.spent + found.spent,
+        )
         if answer.orders is not None or answer.spent >= question.effort or stopped():
             break
     if answer.orders is None and hint is not None and hint.time_per_global_batch_ns <= question.at_most_ns:
