@@ -1,17 +1,13 @@
-"""Messages between ranks: tagged, non-blocking, over gloo; and the process groups of a run.
+"""How the ranks of a run meet: the store, the default process group, and what all ranks agree on through it.
 
-A send never blocks its issuer, and its buffer lives until the peer has taken it. Gloo cannot be asked whether a send
-is done, only waited for, so a thread waits, and buffers go as soon as they can. Waiting for a dead peer fails at once;
-for a silent one after the group's timeout (EXECUTOR.md, section C).
+The default group is always gloo: losses, clocks and barriers go over it whatever carries the tensors.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterable
 from datetime import timedelta
-from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -22,80 +18,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 SETUP_LIMIT = timedelta(hours=1)
 """How long ranks wait for the slowest to import, to build its layers, or to compute the reference of a check."""
 
-_UNLIMITED = timedelta(days=7)
-_HAND_OVER_BYTES = 1 << 18
-_HAND_OVER_SENDS = 16
 _PINGS = 9
-
-
-class GlooTransport:
-    """Point-to-point messages in the default process group.
-
-    Two messages between the same ranks are told apart by their tags; equal tags are delivered in order.
-    """
-
-    def __init__(self) -> None:
-        group: Any = dist.group.WORLD
-        self._send = group.send
-        self._receive = group.recv
-        self._fresh: list[tuple[Any, Tensor]] = []
-        self._fresh_bytes = 0
-        self._reaper = _Reaper()
-
-    def send(self, tensor: Tensor, peer: int, tag: int, size_bytes: int) -> None:
-        """Start sending a contiguous tensor; it must not change until ``drain``."""
-        self._fresh.append((self._send([tensor], peer, tag), tensor))
-        self._fresh_bytes += size_bytes
-        if self._fresh_bytes >= _HAND_OVER_BYTES or len(self._fresh) >= _HAND_OVER_SENDS:
-            self.hand_over()
-
-    def receive(self, buffer: Tensor, peer: int, tag: int) -> Any:
-        """Start receiving into a contiguous tensor; ``wait()`` on what is returned."""
-        return self._receive([buffer], peer, tag)
-
-    def hand_over(self) -> None:
-        """Let the buffers of small recent sends go as soon as they are done."""
-        if self._fresh:
-            self._reaper.work.put(self._fresh)
-            self._fresh = []
-            self._fresh_bytes = 0
-
-    def drain(self) -> None:
-        """Return when every send is done. Raises what a failed send raised."""
-        self.hand_over()
-        done = threading.Event()
-        self._reaper.work.put(done)
-        done.wait()
-        if self._reaper.error is not None:
-            raise self._reaper.error
-
-    def close(self) -> None:
-        """End the thread; sends that are under way are not waited for."""
-        self._reaper.work.put(None)
-
-
-class _Reaper(threading.Thread):
-    """Waits for sends in the order in which they were issued, and lets go of their buffers."""
-
-    def __init__(self) -> None:
-        super().__init__(name="penstock-sends", daemon=True)
-        self.work: SimpleQueue[list[tuple[Any, Tensor]] | threading.Event | None] = SimpleQueue()
-        self.error: BaseException | None = None
-        self.start()
-
-    def run(self) -> None:
-        while (item := self.work.get()) is not None:
-            if isinstance(item, threading.Event):
-                item.set()
-                continue
-            item.reverse()
-            while item:
-                handle, _ = item.pop()
-                try:
-                    handle.wait(_UNLIMITED)
-                except Exception as error:
-                    self.error = self.error or error
-            del item, handle, _
 
 
 def connect(

@@ -1,0 +1,61 @@
+"""Messages between ranks, and the process groups of a run.
+
+| transport | tensors travel | told apart by |
+|---|---|---|
+| ``gloo`` | between host memories | tags |
+| ``gloo-staged`` | from a GPU through pinned host memory over gloo; several ranks may share the GPU | tags |
+| ``nccl`` | from GPU to GPU, over one communicator per directed edge | their order |
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from penstock.executor.transport.gloo import GlooTransport
+from penstock.executor.transport.meeting import (
+    SETUP_LIMIT,
+    clock_offset_ns,
+    connect,
+    replica_groups,
+    smallest,
+    sum_of_pairs,
+    sum_over,
+    wait_for_all,
+)
+
+__all__ = [
+    "SETUP_LIMIT",
+    "GlooTransport",
+    "Transport",
+    "clock_offset_ns",
+    "connect",
+    "replica_groups",
+    "smallest",
+    "sum_of_pairs",
+    "sum_over",
+    "wait_for_all",
+]
+
+
+class Transport(Protocol):
+    """Point-to-point messages of one rank, none of which blocks its issuer. ``bytes_sent``: per peer."""
+
+    bytes_sent: Counter[int]
+
+    def send(self, tensor: Tensor, peer: int, tag: int, size_bytes: int) -> None:
+        """Start sending a contiguous tensor; it must not change until ``drain``."""
+
+    def receive(self, buffer: Tensor, peer: int, tag: int) -> Any:
+        """Start receiving into a contiguous tensor; ``wait()`` on what is returned before reading it."""
+
+    def hand_over(self) -> None:
+        """Let the buffers of small recent sends go as soon as they are done."""
+
+    def drain(self) -> None:
+        """Return when every send is done. Raises what a failed send raised."""
+
+    def close(self) -> None:
+        """Let go of threads and communicators; sends that are under way are not waited for."""
