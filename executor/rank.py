@@ -41,10 +41,11 @@ from penstock.executor.chain import Chain, TensorShape
 from penstock.executor.check import Check, CheckReport
 from penstock.executor.check_model import refuse_other_layers
 from penstock.executor.children import die_with
+from penstock.executor.clocks import CommonClock, Reading, read_clock
 from penstock.executor.interpreter import InstructionFailed, Interpreter, Mark
 from penstock.executor.job import Job, load_job
 from penstock.executor.trace import rank_trace
-from penstock.executor.transport import GlooTransport, clock_offset_ns, connect, replica_groups, smallest, wait_for_all
+from penstock.executor.transport import GlooTransport, connect, replica_groups, smallest, wait_for_all
 from penstock.schemas.errors import ModelMismatch, PenstockError, UnsupportedRequest
 from penstock.schemas.program import Program
 
@@ -67,6 +68,7 @@ class Rank:
         self.losses: list[float] = []
         self.times_ns: list[int] = []
         self.traced: list[tuple[int, list[int]]] = []
+        self._clock: Reading | None = None
 
     def run(self) -> None:
         """Set up, train, compare, report. Raises whatever goes wrong."""
@@ -102,6 +104,8 @@ class Rank:
         gc.collect()
         gc.freeze()
         self.say({"kind": "ready", "rank": program.rank})
+        if min(given["steps"], given["trace_steps"]) > 0:
+            self._clock = self._read_clock()
         check = Check(interpreter, store) if given["check"] else None
         self._train(interpreter, check)
         self._send_traces(interpreter)
@@ -131,20 +135,24 @@ class Rank:
         if self.program.rank == 0:
             self.say({"kind": "step", "step": self.step, "loss": result.loss, "time_ns": time_ns})
 
+    def _read_clock(self) -> Reading:
+        return read_clock(self.assignment.get("host") or _host())
+
     def _send_traces(self, interpreter: Interpreter) -> None:
-        if not self.traced:
+        if self._clock is None:
             return
-        offset_ns = clock_offset_ns(self.assignment.get("host") or _host())
-        for step, (start, *events) in self.traced:
-            shift_ns = offset_ns - smallest(start + offset_ns)
+        clock = CommonClock(self._clock, self._read_clock())
+        for step, own in self.traced:
+            start, *events = clock.common_ns(own)
             document = rank_trace(
                 rank=self.program.rank,
                 device=self.program.device,
                 step=step,
                 instructions=interpreter.instructions,
                 events=events,
-                shift_ns=shift_ns,
+                shift_ns=-smallest(start),
                 peak_memory_bytes=self.peak_memory_bytes(),
+                clock_error_ns=clock.error_ns,
             )
             self.say({"kind": "trace", "rank_trace": document})
 

@@ -26,10 +26,13 @@ def rank_trace(
     events: Sequence[int],
     shift_ns: int,
     peak_memory_bytes: int | None = None,
+    batches: int = 1,
+    clock_error_ns: int = 0,
 ) -> dict[str, Any]:
     """A ``schemas.trace.RankTrace`` as JSON.
 
-    ``events``: start and end of each instruction, in order, in this rank's clock; ``shift_ns`` is added to all.
+    ``events``: start and end of each instruction, in order; ``shift_ns`` is added to all. ``clock_error_ns``: how far
+    they are off the common clock at most.
     """
     return {
         "rank": rank,
@@ -44,6 +47,8 @@ def rank_trace(
             for i, instruction in enumerate(instructions)
         ],
         "peak_memory_bytes": peak_memory_bytes,
+        "batches": batches,
+        "clock_error_ns": clock_error_ns,
     }
 
 

@@ -7,7 +7,8 @@ from typing import ClassVar
 from pydantic import Field
 
 from penstock.schemas.document import Document, Part
-from penstock.schemas.quantities import Bytes, ContentHash, Count, Name, Nanoseconds
+from penstock.schemas.plan import PlanFile
+from penstock.schemas.quantities import Bytes, ContentHash, Count, Name, Nanoseconds, PositiveCount
 
 
 class TraceEvent(Part):
@@ -26,6 +27,8 @@ class RankTrace(Part):
     step: Count
     events: tuple[TraceEvent, ...]
     peak_memory_bytes: Bytes | None = None
+    batches: PositiveCount = Field(default=1, description="global batches that the events train, the first is `step`")
+    clock_error_ns: Nanoseconds = Field(default=0, description="how far off the common clock its times are at most")
 
 
 class Trace(Document):
@@ -38,3 +41,6 @@ class Trace(Document):
     measured_times_per_global_batch_ns: tuple[Nanoseconds, ...] = Field(description="one per step, warm-up left out")
     losses: tuple[float, ...] = ()
     ranks: tuple[RankTrace, ...]
+    plan_file: PlanFile | None = Field(
+        default=None, description="what was run: with it a trace can be drawn and calibrated from by itself"
+    )

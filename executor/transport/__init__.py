@@ -17,7 +17,6 @@ from torch import Tensor
 from penstock.executor.transport.gloo import GlooTransport
 from penstock.executor.transport.meeting import (
     SETUP_LIMIT,
-    clock_offset_ns,
     connect,
     replica_groups,
     smallest,
@@ -30,7 +29,6 @@ __all__ = [
     "SETUP_LIMIT",
     "GlooTransport",
     "Transport",
-    "clock_offset_ns",
     "connect",
     "replica_groups",
     "smallest",

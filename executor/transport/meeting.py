@@ -5,7 +5,6 @@ The default group is always gloo: losses, clocks and barriers go over it whateve
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
@@ -17,8 +16,6 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 SETUP_LIMIT = timedelta(hours=1)
 """How long ranks wait for the slowest to import, to build its layers, or to compute the reference of a check."""
-
-_PINGS = 9
 
 
 def connect(
@@ -96,35 +93,6 @@ def sum_of_pairs(first: float, second: float) -> tuple[float, float]:
     dist.all_reduce(values)
     total_first, total_second = values.tolist()
     return total_first, total_second
-
-
-def clock_offset_ns(host: str) -> int:
-    """What has to be added to this rank's ``perf_counter_ns`` to get rank 0's; every rank calls it once.
-
-    Ranks with the ``host`` of rank 0 share its clock. Others exchange pings with rank 0, and the offset comes from the
-    fastest (Cristian's algorithm), so it is off by half that round trip at most.
-    """
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    hosts: list[Any] = [None] * world_size
-    dist.all_gather_object(hosts, host)
-    best: tuple[int, int] | None = None
-    for peer in range(1, world_size):
-        if hosts[peer] == hosts[0]:
-            continue
-        for _ in range(_PINGS):
-            clock = torch.zeros(1, dtype=torch.int64)
-            if rank == 0:
-                dist.recv(clock, src=peer)
-                clock.fill_(time.perf_counter_ns())
-                dist.send(clock, dst=peer)
-            elif rank == peer:
-                sent = time.perf_counter_ns()
-                dist.send(clock, dst=0)
-                dist.recv(clock, src=0)
-                received = time.perf_counter_ns()
-                trip = received - sent, int(clock.item()) - (sent + received) // 2
-                best = trip if best is None else min(best, trip)
-    return best[1] if best is not None else 0
 
 
 def smallest(value: int) -> int:
