@@ -36,7 +36,7 @@ from penstock.executor.interpreter import Interpreter
 from penstock.executor.job import LayerSpec, SimpleJob
 from penstock.executor.launch import loopback_interface
 from penstock.executor.store import listen
-from penstock.executor.transport import GlooTransport, connect, replica_groups
+from penstock.executor.transport import GlooTransport, connect, process_groups
 from penstock.schemas.profile import BoundaryTensor, Layer, LayerMeasurement, Measurement, ModelProfile, ProfileSource
 from penstock.schemas.program import Program, parse_row
 from penstock.schemas.request import PlanRequest
@@ -317,14 +317,13 @@ def figure_8(rank: int, world_size: int, iterations: int) -> dict[str, float] | 
     ]
     chain = Chain(Prepared(layers, x, y, functional.mse_loss))
     shapes = chain.infer_shapes(range(rows))
-    held = [(0 if rank < 2 else 1, (0, 1) if rank < 2 else (2,))]
     found = {}
     dispatches: tuple[Literal["rows"], Literal["round_robin"]] = ("rows", "round_robin")
     for dispatch in dispatches:
-        groups = replica_groups(held, rank, world_size, 60.0)
         stages = [Stage(0, 1, (0, 1), dispatch), Stage(2, 2, (2,))]
         warmup = (2, 1) if dispatch == "rows" else (4, 1)
         program = programs_of(chain, stages, count, warmup=warmup)[rank]
+        groups = process_groups(program.groups, rank, 60.0)
         found[dispatch] = Interpreter(program, chain, shapes, seed=SEED, transport=GlooTransport(), groups=groups)
         found[dispatch].agree()
     times: dict[str, list[float]] = {name: [] for name in found}

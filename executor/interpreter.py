@@ -38,7 +38,7 @@ class InstructionFailed(Exception):
 class Interpreter:
     """A program bound to a job's layers, ready to run steps.
 
-    ``groups``: the process group of each replicated stage. ``mark``: where the index of the running instruction is
+    ``groups``: the process groups of the program, by number. ``mark``: where the index of the running instruction is
     written, for whoever watches this process. ``agree`` comes before the first step. Raises UnsupportedRequest for
     instructions that are not executed here, ModelMismatch where the plan sends no gradients that the model has.
     """
@@ -51,7 +51,7 @@ class Interpreter:
         *,
         seed: int,
         transport: GlooTransport,
-        groups: dict[int, Any] | None = None,
+        groups: Sequence[Any] = (),
         device: torch.device | str = "cpu",
         mark: Mark | None = None,
     ) -> None:
@@ -64,7 +64,7 @@ class Interpreter:
         self.mark: Mark = mark if mark is not None else [0]
         self.instructions = tuple(program.instructions())
         self.actions = Actions(chain, transport, self.device)
-        self.stages = {held.stage: self._hold(held, groups or {}) for held in program.stages}
+        self.stages = {held.stage: self._hold(held, groups) for held in program.stages}
         self._count_batch_uses()
         self._counted = self._count_first_terms()
         self.code = self._bind()
@@ -129,7 +129,7 @@ class Interpreter:
 
     # Set-up
 
-    def _hold(self, held: Held, groups: dict[int, Any]) -> HeldStage:
+    def _hold(self, held: Held, groups: Sequence[Any]) -> HeldStage:
         module = StageModule(
             self.chain,
             self.shapes,
@@ -143,7 +143,8 @@ class Interpreter:
         optimizer = self.chain.job.optimizer(parameters) if parameters else None
         reduction = None
         if len(held.ranks) > 1:
-            reduction = Reduction(module, held.buckets, groups[held.stage])
+            ranges = [(first, last) for first, last, _ in held.buckets]
+            reduction = Reduction(module, ranges, groups[held.buckets[0][2]])
         cells = {m: self._cell(held, module, m) for m in _micro_batches(self.instructions, held.stage)}
         return HeldStage(held, module, cells, optimizer, parameters, reduction)
 

@@ -45,7 +45,7 @@ from penstock.executor.clocks import CommonClock, Reading, read_clock
 from penstock.executor.interpreter import InstructionFailed, Interpreter, Mark
 from penstock.executor.job import Job, load_job
 from penstock.executor.trace import rank_trace
-from penstock.executor.transport import GlooTransport, connect, replica_groups, smallest, wait_for_all
+from penstock.executor.transport import GlooTransport, connect, process_groups, smallest, wait_for_all
 from penstock.schemas.errors import ModelMismatch, PenstockError, UnsupportedRequest
 from penstock.schemas.program import Program
 
@@ -93,8 +93,7 @@ class Rank:
             timeout_s=timeout_s,
             listening=given.get("listening"),
         )
-        held = [(one.stage, one.ranks) for one in program.stages]
-        groups = replica_groups(held, program.rank, program.world_size, timeout_s)
+        groups = process_groups(program.groups, program.rank, timeout_s)
         transport = GlooTransport()
         interpreter = Interpreter(
             program, chain, shapes, seed=given["seed"], transport=transport, groups=groups, mark=self.mark

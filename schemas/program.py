@@ -1,4 +1,4 @@
-"""Programs: what one rank runs in a step, the words for it, and their compact text. Standard library only.
+"""Programs: what one rank runs, the words for it, and their compact text. Standard library only.
 
 Two texts share one grammar, blanks between items, read from the left::
 
@@ -52,6 +52,12 @@ WORDS = (
     "LOAD",
     "PASS",
     "FREE",
+    "VERSION",
+    "NORM",
+    "WAIT_NORM",
+    "REDUCE_SHARED",
+    "AVG_PUSH",
+    "AVG_PULL",
 )
 """What an instruction can be; see ``Instruction``."""
 
@@ -78,12 +84,23 @@ class Instruction(NamedTuple):
     | RECV_F RECV_B | post a receive over ``channel``; does not wait |
     | SEND_F SEND_B | send what F, or B or I, just made, over ``channel``; does not wait |
     | LOCAL_F LOCAL_B | hand it to another stage of this rank: from end ``channel`` to end ``channel + 1`` |
-    | REDUCE | start a bucket's all-reduce: as the backward that follows readies it, at once if none follows |
-    | WAIT_REDUCE | wait for a bucket |
-    | STEP | the optimizer's step of a stage |
+    | REDUCE | start bucket k's all-reduce: as the backward that follows readies it, at once if none follows |
+    | WAIT_REDUCE | wait for bucket k |
+    | REDUCE_SHARED | sum the gradient of tie k of the program over its group, and wait for it |
+    | NORM | start summing the squared gradients, and the overflow flag, over all ranks; each parameter once |
+    | WAIT_NORM | wait for that |
+    | STEP | the optimizer's step over the gradients since the last one, for the layers of the stage's buckets |
+    | VERSION | forwards of the stage from here on use the weights d updates older than the newest |
+    | AVG_PULL | have bucket k's reference model at hand (elastic averaging; ALGORITHMS A.6) |
+    | AVG_PUSH | start sending bucket k's update Δ to the reference model |
 
-    For REDUCE and WAIT_REDUCE ``micro_batch`` is the bucket's number, for STEP it is 0. LOAD (the batch's inputs), PASS
-    (a tensor forwarded, not used) and FREE (let go of a micro-batch) are for programs written by hand.
+    For the buckets' and the ties' instructions ``micro_batch`` is k, for VERSION it is d, for STEP, NORM and WAIT_NORM
+    it is 0. LOAD (the batch's inputs), PASS (a tensor forwarded, not used) and FREE (let go of a micro-batch) are for
+    programs written by hand.
+
+    Without VERSION a forward uses the newest weights; a backward always uses those of its forward. All versions are
+    equal before the first update ever; a program's first forwards find the versions that the program before it left.
+    NORM stands at the lowest stage of a rank, behind its WAIT_REDUCEs and REDUCE_SHAREDs and ahead of its STEPs.
     """
 
     kind: str
@@ -95,7 +112,10 @@ class Instruction(NamedTuple):
         return f"{self.stage}{self.kind}{self.micro_batch}" + (f"@{self.channel}" if self.channel >= 0 else "")
 
 
-_UNSHIFTED = frozenset(("REDUCE", "WAIT_REDUCE", "STEP"))
+UNSHIFTED = frozenset(
+    ("REDUCE", "WAIT_REDUCE", "REDUCE_SHARED", "NORM", "WAIT_NORM", "STEP", "VERSION", "AVG_PUSH", "AVG_PULL")
+)
+"""Words whose number is no micro-batch: the repetitions of a loop leave it as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +142,14 @@ class Held:
 
     ``rows[c]`` = [low, high) of a micro-batch of row class c that this replica computes (round robin: all rows of the
     micro-batches whose distance from the pipeline's first is ``replica`` modulo the replicas). ``previous``, ``next``:
-    stage numbers in the same pipeline. ``micro_batches``: first and last of the pipeline. ``buckets``: layer ranges of
-    the all-reduce, last layers first.
+    stage numbers in the same pipeline. ``micro_batches``: the pipeline's first and last place in every global batch.
+
+    ``buckets``: layers [first, last] whose gradients are reduced, or averaged, together, and the number of their group
+    in ``Program.groups`` (-1: nobody else holds them), last layers first. The buckets of all stages of a rank cover
+    each of its layers once: a layer that several of them hold (in different pipelines) is one module, and stands in
+    the buckets of the lowest. The last gradient of a bucket comes from the last backward of *all* stages that hold it.
+
+    ``update_every``: micro-batches of the stage per STEP. ``versions``: the weights that are alive at once, at most.
     """
 
     stage: int
@@ -137,15 +163,37 @@ class Held:
     previous: int | None
     next: int | None
     micro_batches: tuple[int, int]
-    buckets: tuple[tuple[int, int], ...]
+    buckets: tuple[tuple[int, int, int], ...]
+    update_every: int
+    versions: int = 1
+    pipeline: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A parameter that ``layers`` of several stages have in common; ``group``: number of the group that sums it."""
+
+    name: str
+    layers: tuple[int, ...]
+    group: int
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One rank's step: ``prologue``, ``repeat`` times ``body``, ``epilogue``.
+    """One rank's part of ``batches`` global batches: ``prologue``, ``repeat`` times ``body``, ``epilogue``.
 
-    In repetition i of the body, micro-batch numbers are i higher than written (not those of REDUCE, WAIT_REDUCE, STEP).
-    ``row_classes``: (rows, number of micro-batches), larger first; micro-batches are numbered through the classes.
+    It ends flushed. Micro-batches count through the global batches: number m is of global batch
+    m // ``num_micro_batches``, at place m % ``num_micro_batches``. In repetition i of the body, micro-batch numbers are
+    i × ``body_batches`` × ``num_micro_batches`` higher than written (those of ``UNSHIFTED`` words stay).
+    ``row_classes``: (rows, number of micro-batches), larger first; places are numbered through the classes.
+
+    ``groups``: ranks of each process group of the run, by number, the same in all programs; no two stages or layer
+    intervals share one, so that their reductions need not wait for each other. ``shared``: parameters tied across
+    stages, which are in no bucket. ``shard_states``: optimizer states are shared out over a stage's replicas.
+
+    ``pipelines``: how many the plan has. Under elastic averaging a rank is one pipeline's share of a device, pipeline
+    p trains global batch i × ``pipelines`` + p of iteration i, α is 1 / ``pipelines``, and ``staleness`` is how many
+    iterations old the reference model may be beyond the last (AvgPipe, section 3).
     """
 
     rank: int
@@ -161,18 +209,31 @@ class Program:
     repeat: int = 0
     epilogue: tuple[Instruction, ...] = ()
     update_rule: str = "synchronous"
+    batches: int = 1
+    body_batches: int = 0
+    groups: tuple[tuple[int, ...], ...] = ()
+    shared: tuple[Shared, ...] = ()
+    pipelines: int = 1
+    shard_states: bool = False
+    staleness: int = 0
 
     def instructions(self) -> Iterator[Instruction]:
-        """All instructions of a step, the loop unrolled."""
+        """All instructions of a run of the program, the loop unrolled."""
         yield from self.prologue
         for i in range(self.repeat):
-            for one in self.body:
-                yield one if one.kind in _UNSHIFTED else one._replace(micro_batch=one.micro_batch + i)
+            yield from self.repetition(i)
         yield from self.epilogue
+
+    def repetition(self, i: int) -> Iterator[Instruction]:
+        """The body as repetition ``i`` runs it."""
+        ahead = i * self.body_batches * self.num_micro_batches
+        for one in self.body:
+            yield one if one.kind in UNSHIFTED else one._replace(micro_batch=one.micro_batch + ahead)
 
     def row_class(self, micro_batch: int) -> int:
         """The row class of a micro-batch."""
-        return int(len(self.row_classes) > 1 and micro_batch >= self.row_classes[0][1])
+        classes = self.row_classes
+        return int(len(classes) > 1 and micro_batch % self.num_micro_batches >= classes[0][1])
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for JSON; instruction lists as compact text."""
@@ -180,6 +241,8 @@ class Program:
         data["row_classes"] = [list(pair) for pair in self.row_classes]
         data["stages"] = [_plain(held) for held in self.stages]
         data["channels"] = [_plain(channel) for channel in self.channels]
+        data["shared"] = [_plain(tie) for tie in self.shared]
+        data["groups"] = _as_lists(self.groups)
         for part in _PARTS:
             data[part] = print_instructions(getattr(self, part))
         return data
@@ -193,6 +256,9 @@ class Program:
         )
         values["channels"] = tuple(
             Channel(**_read(one, f"/channels/{i}", _CHANNEL_FIELDS)) for i, one in enumerate(values["channels"])
+        )
+        values["shared"] = tuple(
+            Shared(**_read(one, f"/shared/{i}", _SHARED_FIELDS)) for i, one in enumerate(values["shared"])
         )
         for part in _PARTS:
             values[part] = tuple(parse_instructions(values[part]))
@@ -431,6 +497,10 @@ def _is_list(value: Any, check: Check = lambda _: True, length: int | None = Non
     return isinstance(value, list | tuple) and length in (None, len(value)) and all(map(check, value))
 
 
+def _is_counts(value: Any) -> bool:
+    return _is_list(value, _is_count)
+
+
 def _is_pair(value: Any) -> bool:
     return _is_list(value, _is_count, 2)
 
@@ -439,24 +509,37 @@ def _is_pairs(value: Any) -> bool:
     return _is_list(value, _is_pair)
 
 
+def _is_bucket(value: Any) -> bool:
+    return _is_list(value, length=3) and _is_pair(value[:2]) and (value[2] == -1 or _is_count(value[2]))
+
+
 def _is_stage(value: Any) -> bool:
     return value is None or _is_count(value)
 
 
+_NUMBERS = (
+    *("rank", "world_size", "global_batch_size", "num_micro_batches", "repeat"),
+    *("batches", "body_batches", "pipelines", "staleness"),
+)
 _PROGRAM_FIELDS: dict[str, Check] = {
-    **dict.fromkeys(("rank", "world_size", "global_batch_size", "num_micro_batches", "repeat"), _is_count),
+    **dict.fromkeys(_NUMBERS, _is_count),
     **dict.fromkeys(("device", *_PARTS, "update_rule"), _is_text),
-    **dict.fromkeys(("stages", "channels"), _is_list),
+    **dict.fromkeys(("stages", "channels", "shared"), _is_list),
     "row_classes": _is_pairs,
+    "groups": lambda value: _is_list(value, _is_counts),
+    "shard_states": lambda value: isinstance(value, bool),
 }
 _HELD_FIELDS: dict[str, Check] = {
-    **dict.fromkeys(("stage", "first", "last", "replica"), _is_count),
-    **dict.fromkeys(("rows", "recompute", "buckets"), _is_pairs),
+    **dict.fromkeys(("stage", "first", "last", "replica", "update_every", "versions", "pipeline"), _is_count),
+    **dict.fromkeys(("rows", "recompute"), _is_pairs),
     **dict.fromkeys(("previous", "next"), _is_stage),
-    "ranks": lambda value: _is_list(value, _is_count),
+    "ranks": _is_counts,
     "dispatch": ("rows", "round_robin").__contains__,
     "micro_batches": _is_pair,
+    "buckets": lambda value: _is_list(value, _is_bucket),
 }
+_PARTLY_READ = ("stages", "channels", "shared")
+_SHARED_FIELDS: dict[str, Check] = {"name": _is_text, "layers": _is_counts, "group": _is_count}
 _CHANNEL_FIELDS: dict[str, Check] = {
     **dict.fromkeys(("stage", "peer_stage", "peer", "tag"), _is_count),
     "kind": ("F", "B").__contains__,
@@ -473,7 +556,7 @@ def _as_tuples(value: Any) -> Any:
     return tuple(_as_tuples(one) for one in value) if isinstance(value, list | tuple) else value
 
 
-def _plain(part: Held | Channel) -> dict[str, Any]:
+def _plain(part: Held | Channel | Shared) -> dict[str, Any]:
     return {field.name: _as_lists(getattr(part, field.name)) for field in fields(part)}
 
 
@@ -489,4 +572,4 @@ def _read(data: Any, pointer: str, checks: dict[str, Check]) -> dict[str, Any]:
             faults.append(Fault(f"{pointer}/{name}", f"has the value {data[name]!r:.80}"))
     if faults:
         raise InvalidDocument("the program is not valid", faults=tuple(faults))
-    return {name: data[name] if name in ("stages", "channels") else _as_tuples(data[name]) for name in checks}
+    return {name: data[name] if name in _PARTLY_READ else _as_tuples(data[name]) for name in checks}

@@ -14,11 +14,12 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from penstock.executor.transport.choice import agree_on_transport, make_transport
 from penstock.executor.transport.gloo import GlooTransport
 from penstock.executor.transport.meeting import (
     SETUP_LIMIT,
     connect,
-    replica_groups,
+    process_groups,
     smallest,
     sum_of_pairs,
     sum_over,
@@ -29,8 +30,10 @@ __all__ = [
     "SETUP_LIMIT",
     "GlooTransport",
     "Transport",
+    "agree_on_transport",
     "connect",
-    "replica_groups",
+    "make_transport",
+    "process_groups",
     "smallest",
     "sum_of_pairs",
     "sum_over",

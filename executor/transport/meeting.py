@@ -60,26 +60,14 @@ def wait_for_all(store: Any, what: str, world_size: int) -> None:
     store.wait([f"{what}/all"], SETUP_LIMIT)
 
 
-def replica_groups(
-    held: Iterable[tuple[int, tuple[int, ...]]], rank: int, world_size: int, timeout_s: float
-) -> dict[int, Any]:
-    """A process group for every stage that several ranks hold; ``held``: this rank's (stage, ranks).
+def process_groups(groups: Iterable[tuple[int, ...]], timeout_s: float, gpu: torch.device | None = None) -> list[Any]:
+    """The process groups of a run, by number; every rank makes all of them in this order, as torch demands.
 
-    All ranks make all groups in the order of the stage numbers, as torch demands. Groups over the same ranks are not
-    shared: their reductions must not wait for each other.
+    ``gpu``: a GPU that is this rank's alone, for groups over NCCL; else they are over gloo, which stages what a GPU
+    holds by itself.
     """
-    mine = {stage: ranks for stage, ranks in held if len(ranks) > 1}
-    everyone: list[Any] = [None] * world_size
-    dist.all_gather_object(everyone, mine)
-    stages: dict[int, tuple[int, ...]] = {}
-    for one in everyone:
-        stages.update(one)
-    groups = {}
-    for stage in sorted(stages):
-        group = dist.new_group(list(stages[stage]), timeout=timedelta(seconds=timeout_s), backend="gloo")
-        if rank in stages[stage]:
-            groups[stage] = group
-    return groups
+    timeout, backend = timedelta(seconds=timeout_s), "gloo" if gpu is None else "nccl"
+    return [dist.new_group(list(ranks), timeout=timeout, backend=backend, device_id=gpu) for ranks in groups]
 
 
 def sum_over(values: Tensor, group: Any = None) -> Any:

@@ -34,6 +34,9 @@ def layouts(problem: Problem, allocation: Allocation) -> list[Program]:
     rank_of = {device: rank for rank, device in enumerate(devices)}
     classes = row_classes(problem.global_batch_size, allocation.num_micro_batches)
     held: list[list[Held]] = [[] for _ in devices]
+    groups = tuple(
+        tuple(sorted(rank_of[device] for device in stage.devices)) for stage in allocation.stages if stage.replicas > 1
+    )
     for number, stage in enumerate(allocation.stages):
         for one in _replicas(problem, allocation, number, rank_of, classes):
             held[rank_of[stage.devices[one.replica]]].append(one)
@@ -49,6 +52,7 @@ def layouts(problem: Problem, allocation: Allocation) -> list[Program]:
             stages=tuple(held[rank]),
             channels=tuple(channels[rank]),
             prologue=(),
+            groups=groups,
         )
         for rank, device in enumerate(devices)
     ]
@@ -99,7 +103,8 @@ def _replicas(
 ) -> Iterator[Held]:
     stage = allocation.stages[number]
     micro_batches = allocation.micro_batches(number)
-    parts = _bucket_layers(problem, stage, classes[-1][0])
+    group = sum(earlier.replicas > 1 for earlier in allocation.stages[:number]) if stage.replicas > 1 else -1
+    parts = tuple((first, last, group) for first, last in _bucket_layers(problem, stage, classes[-1][0]))
     ranks = tuple(rank_of[device] for device in stage.devices)
     for replica in range(stage.replicas):
         yield Held(
@@ -115,13 +120,12 @@ def _replicas(
             next=allocation.next(number),
             micro_batches=(micro_batches.start, micro_batches.stop - 1),
             buckets=parts,
+            update_every=len(micro_batches),
         )
 
 
 def _bucket_layers(problem: Problem, stage: Stage, rows: int) -> tuple[tuple[int, int], ...]:
     """The judge's buckets, but covering all layers: the model may have parameters where the profile has none."""
-    if stage.replicas == 1:
-        return ()
     parts = [(bucket.first, bucket.last) for bucket in buckets(problem, stage, rows)] or [(stage.first, stage.last)]
     parts[-1] = stage.first, parts[-1][1]
     return tuple(parts)

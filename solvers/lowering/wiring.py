@@ -44,7 +44,7 @@ def wire(programs: Sequence[Program]) -> Wiring:
     table[:, HELD_EXPECTED : HELD_EXPECTED + 4] = _expected(held, ends, partner, stage_of, lists, members).reshape(
         len(held), 4
     )
-    table[:, HELD_NUM_BUCKETS] = [len(one.buckets) for _, one in held]
+    table[:, HELD_NUM_BUCKETS] = [sum(group >= 0 for *_, group in one.buckets) for _, one in held]
     table[1:, HELD_BUCKET] = np.cumsum(table[:-1, HELD_NUM_BUCKETS])
     count = programs[0].num_micro_batches
     rows, num_slots, num_pairs = _end_table(ends, partner, stage_of, count)

@@ -18,6 +18,7 @@ from penstock.schemas.program import (
     Instruction,
     Operation,
     Program,
+    Shared,
     parse_instructions,
     parse_row,
     print_instructions,
@@ -204,11 +205,22 @@ def test_bad_instructions_are_refused(text: str) -> None:
 
 
 def a_program() -> Program:
-    held = Held(2, 4, 7, 1, (0, 3), "rows", ((2, 4), (1, 3)), ((5, 5),), 1, None, (0, 9), ((6, 7), (4, 5)))
+    held = Held(
+        2, 4, 7, 1, (0, 3), "rows", ((2, 4), (1, 3)), ((5, 5),), 1, None, (0, 9), ((6, 7, 1), (4, 5, -1)), 10, 2, 1
+    )
     channels = (Channel("F", 2, 1, 1, ((0, 2), (0, 0)), 1), Channel("B", 2, 1, 1, ((0, 2), (0, 0)), 65))
-    body = (Instruction("B", 2, 0), Instruction("F", 2, 4), Instruction("REDUCE", 2, 1))
+    body = (Instruction("B", 2, 0), Instruction("VERSION", 2, 1), Instruction("F", 2, 4), Instruction("REDUCE", 2, 1))
     ends = (Instruction("F", 2, 0), Instruction("F", 2, 1)), (Instruction("STEP", 2, 0),)
-    return Program(3, 4, "n0/g1", 37, 10, ((4, 7), (3, 3)), (held,), channels, ends[0], body, 3, ends[1])
+    return Program(
+        *(3, 4, "n0/g1", 37, 10, ((4, 7), (3, 3)), (held,), channels, ends[0], body, 3, ends[1]),
+        update_rule="double_buffered",
+        batches=8,
+        body_batches=2,
+        groups=((0, 1), (0, 3)),
+        shared=(Shared("wte.weight", (0, 7), 0),),
+        pipelines=2,
+        shard_states=True,
+    )
 
 
 def test_a_program_survives_json() -> None:
@@ -218,17 +230,18 @@ def test_a_program_survives_json() -> None:
     assert data["prologue"] == "2F0:2"
 
 
-def test_the_loop_raises_micro_batches_but_not_buckets() -> None:
+def test_a_repetition_raises_micro_batches_by_whole_global_batches_but_not_buckets() -> None:
     shown = [str(one) for one in a_program().instructions()]
     assert shown == [
         *("2F0", "2F1"),
-        *("2B0", "2F4", "2REDUCE1", "2B1", "2F5", "2REDUCE1", "2B2", "2F6", "2REDUCE1"),
+        *("2B0", "2VERSION1", "2F4", "2REDUCE1", "2B20", "2VERSION1", "2F24", "2REDUCE1"),
+        *("2B40", "2VERSION1", "2F44", "2REDUCE1"),
         "2STEP0",
     ]
 
 
 def test_micro_batches_are_numbered_through_the_row_classes() -> None:
-    assert [a_program().row_class(m) for m in (0, 6, 7, 9)] == [0, 0, 1, 1]
+    assert [a_program().row_class(m) for m in (0, 6, 7, 9, 10, 16, 17)] == [0, 0, 1, 1, 0, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -241,6 +254,9 @@ def test_micro_batches_are_numbered_through_the_row_classes() -> None:
         pytest.param({"color": "red"}, "/color", id="unknown"),
         pytest.param({"stages": [{}]}, "/stages/0/stage", id="missing"),
         pytest.param({"prologue": 3}, "/prologue", id="no-text"),
+        pytest.param({"groups": [[0, -1]]}, "/groups", id="a-group-without-ranks"),
+        pytest.param({"shard_states": 1}, "/shard_states", id="no-truth-value"),
+        pytest.param({"shared": [{"name": 3}]}, "/shared/0/name", id="a-tie-without-a-name"),
     ],
 )
 def test_a_bad_program_is_refused_with_its_place(change: dict[str, object], pointer: str) -> None:

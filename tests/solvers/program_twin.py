@@ -158,10 +158,13 @@ class Twin:
         left = sum(not any(self.done[rank, Instruction(kind, one.stage, m)] for kind in ("B", "W")) for m in own)
         if self.done[rank, one] or left > (one.kind == "REDUCE"):
             raise Bad
-        waited = [self.has(rank, "WAIT_REDUCE", one._replace(micro_batch=b)) for b in range(len(held.buckets))]
+        waited = [
+            self.has(rank, "WAIT_REDUCE", one._replace(micro_batch=b))
+            for b in range(sum(group >= 0 for *_, group in held.buckets))
+        ]
         if one.kind == "STEP" and (one.micro_batch or not all(waited)):
             raise Bad
-        if one.kind != "STEP" and one.micro_batch >= len(held.buckets):
+        if one.kind != "STEP" and one.micro_batch >= sum(group >= 0 for *_, group in held.buckets):
             raise Bad
         if one.kind == "WAIT_REDUCE" and not self.has(rank, "REDUCE", one):
             raise Bad

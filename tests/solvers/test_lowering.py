@@ -62,7 +62,7 @@ def test_two_replicas_before_one_with_buckets_armed_before_the_last_backward() -
         "0RECV_B0@1 0F0 0SEND_F0@0 0F1 0SEND_F1@0 0RECV_B1@1 0B0 0REDUCE0 0REDUCE1 0B1 "
         "0WAIT_REDUCE0 0WAIT_REDUCE1 0STEP0"
     )
-    assert programs[0].stages[0].buckets == ((1, 1), (0, 0))
+    assert programs[0].stages[0].buckets == ((1, 1, 0), (0, 0, 0))
     assert [program.stages[0].rows for program in programs] == [((0, 1),), ((1, 2),), ((0, 2),)]
     assert [c.rows for c in programs[2].channels] == [((0, 1),), ((1, 2),), ((0, 1),), ((1, 2),)]
 
@@ -78,10 +78,10 @@ def test_buckets_start_after_the_last_backward_where_the_plan_does_not_overlap_t
 def test_buckets_cover_layers_without_parameters_in_the_profile() -> None:
     problem = make_problem([1, 1, 1], parameter_bytes=[0, 8, 0], global_batch_size=2)
     allocation = chain([(3, [0, 1])], 1)
-    assert lower(problem, allocation, gpipe(allocation))[0].stages[0].buckets == ((0, 2),)
+    assert lower(problem, allocation, gpipe(allocation))[0].stages[0].buckets == ((0, 2, 0),)
     bare = make_problem([1, 1], global_batch_size=2)
     allocation = chain([(2, [0, 1])], 1)
-    assert lower(bare, allocation, gpipe(allocation))[0].stages[0].buckets == ((0, 1),)
+    assert lower(bare, allocation, gpipe(allocation))[0].stages[0].buckets == ((0, 1, 0),)
 
 
 def test_uneven_rows_over_one_three_two_replicas() -> None:
