@@ -1,0 +1,88 @@
+"""Which transport a run uses: asked for, or the one that fits the devices of its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+import torch.distributed as dist
+
+from penstock.executor.transport.gloo import GlooTransport
+from penstock.executor.transport.nccl import NcclTransport, connect_edges
+from penstock.executor.transport.staged import CudaCopies, PlainCopies, StagedTransport
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.schemas.program import Program
+
+Kind = Literal["gloo", "gloo-staged", "nccl"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+AUTO = "auto"
+
+
+class Place(NamedTuple):
+    """Where a rank computes: ``gpu`` is the same for all ranks on one GPU, and None on a CPU."""
+
+    wanted: str
+    gpu: str | None
+
+
+def agree_on_transport(wanted: str, device: torch.device) -> Kind:
+    """The transport of this run, the same on every rank; collective.
+
+    ``auto``: ``gloo`` where all ranks compute on CPUs, ``nccl`` where each has a GPU of its own, else ``gloo-staged``.
+    Raises UnsupportedRequest on every rank when the devices do not allow what is asked for.
+    """
+    gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, Place(wanted, gpu))
+    return choose(everyone)
+
+
+def choose(places: Sequence[Place]) -> Kind:
+    """The transport for ranks at these places. Raises UnsupportedRequest as ``agree_on_transport`` does."""
+    asked = sorted({place.wanted for place in places})
+    if len(asked) > 1 or asked[0] not in (AUTO, *KINDS):
+        raise UnsupportedRequest(
+            f"the transports asked for are {asked}; expected one, the same for all ranks",
+            remedy=f"one of {', '.join((AUTO, *KINDS))}",
+        )
+    gpus = [place.gpu for place in places]
+    on_cpus = [rank for rank, gpu in enumerate(gpus) if gpu is None]
+    if asked[0] == AUTO:
+        if len(on_cpus) == len(gpus):
+            return "gloo"
+        return "gloo-staged" if on_cpus or len(set(gpus)) < len(gpus) else "nccl"
+    kind = next(kind for kind in KINDS if kind == asked[0])
+    if kind == "nccl":
+        _refuse_nccl(gpus, on_cpus)
+    if kind == "gloo" and len(on_cpus) < len(gpus):
+        rank = next(rank for rank, gpu in enumerate(gpus) if gpu is not None)
+        raise UnsupportedRequest(
+            f"rank {rank} computes on a GPU, whose memory gloo cannot reach",
+            remedy="gloo-staged, or nccl where each rank has a GPU of its own",
+        )
+    return kind
+
+
+def _refuse_nccl(gpus: Sequence[str | None], on_cpus: Sequence[int]) -> None:
+    if on_cpus:
+        raise UnsupportedRequest(
+            f"ranks {list(on_cpus)} compute on CPUs, which NCCL does not connect", remedy="gloo-staged"
+        )
+    for rank, gpu in enumerate(gpus):
+        first = gpus.index(gpu)
+        if first < rank:
+            raise UnsupportedRequest(
+                f"ranks {first} and {rank} share the GPU {gpu}; NCCL wants one for each rank", remedy="gloo-staged"
+            )
+
+
+def make_transport(
+    kind: Kind, program: Program, device: torch.device, timeout_s: float
+) -> GlooTransport | StagedTransport | NcclTransport:
+    """The transport of one rank; collective for ``nccl``."""
+    if kind == "nccl":
+        return connect_edges(program, device, timeout_s)
+    if kind == "gloo-staged":
+        return StagedTransport(CudaCopies(device) if device.type == "cuda" else PlainCopies())
+    return GlooTransport()
