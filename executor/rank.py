@@ -93,7 +93,7 @@ class Rank:
             timeout_s=timeout_s,
             listening=given.get("listening"),
         )
-        groups = process_groups(program.groups, program.rank, timeout_s)
+        groups = process_groups(program.groups, timeout_s)
         transport = GlooTransport()
         interpreter = Interpreter(
             program, chain, shapes, seed=given["seed"], transport=transport, groups=groups, mark=self.mark
