@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 
 from penstock.api import Answer, Judgement, judge
 from penstock.convert.explanations import most_helpful, to_idle, to_layout, to_path, to_sensitivity, to_what_if
+from penstock.report.chrome_trace import compared_events, write_events
 from penstock.report.page import html_report
+from penstock.report.picture import picture_of_timeline
 from penstock.report.sentences import sentences
 from penstock.schemas.errors import Fault, InvalidDocument, InvalidPlan
 from penstock.schemas.explanation import Explanation
@@ -150,6 +152,14 @@ def page(file: PlanFile, trace: Trace | None = None) -> str:
         faults=judgement.faults,
         explanation=explanation(file, found, (), None, 1, None, lambda _words: None),
     )
+
+
+def write_comparison(file: PlanFile, trace: Trace, path: Path) -> None:
+    """Prediction and measurement as two tracks for Perfetto. Raises InvalidPlan where the plan cannot be simulated."""
+    judgement = judged(file).judgement
+    assert judgement.timeline is not None
+    predicted = picture_of_timeline(judgement.problem, judgement.timeline, judgement.allocation)
+    write_events(compared_events(predicted, trace, file.plan), path)
 
 
 def _replan(plan: Candidate, planner: str | None, max_plans: int) -> Replan | None:

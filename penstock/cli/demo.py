@@ -228,14 +228,12 @@ def _measured(file: PlanFile, run: RunOut) -> list[str]:
 
 def _leave_results(story: Story, directory: Path, file: PlanFile, trace: Trace) -> None:
     """Trace, Chrome trace and report."""
-    import json
-
     from penstock import api
-    from penstock.executor.trace import chrome_trace, trace_rows
+    from penstock.explaining import write_comparison
     from penstock.report.page import html_report
 
     trace.write(directory / "trace.json")
-    (directory / "chrome-trace.json").write_text(json.dumps(chrome_trace(trace_rows(trace))), encoding="utf-8")
+    write_comparison(file, trace, directory / "chrome-trace.json")
     judgement = api.judge(file)
     assert judgement.timeline is not None
     page = html_report(file, judgement.plan, judgement.problem, judgement.timeline, trace=trace)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +13,7 @@ from penstock.cli.documents import read_plan, refuse_unwritable, write_document
 if TYPE_CHECKING:
     from penstock.cli.show import Screen
     from penstock.executor.launch import RunReport
-    from penstock.schemas.plan import Plan
+    from penstock.schemas.plan import Plan, PlanFile
     from penstock.schemas.profile import ModelProfile
 
 
@@ -29,7 +28,7 @@ def run(
     steps: Annotated[int, typer.Option(min=1, help="Global batches to train.")] = 5,
     check: Annotated[bool, typer.Option("--check", help="Compare loss and gradients with a single process.")] = False,
     trace: Annotated[str | None, typer.Option(help="Write what the ranks measured.")] = None,
-    chrome_trace: Annotated[str | None, typer.Option("--chrome-trace", help="The same for Perfetto.")] = None,
+    chrome_trace: Annotated[str | None, typer.Option("--chrome-trace", help="Both, for Perfetto.")] = None,
     directory: Annotated[str | None, typer.Option(help="Where the training project lies.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of parameters and data.")] = 0,
 ) -> None:
@@ -61,7 +60,7 @@ def run(
         on_progress=lambda event: _progress(screen, event, steps),
     )
     screen.done()
-    _write_traces(file.plan, report, trace, chrome_trace)
+    _write_traces(file, report, trace, chrome_trace)
     for line in measured_lines(file.plan, report.step_times_ns, report.losses, report.gradient_check):
         screen.say(line)
     if report.check_passed is False:
@@ -104,14 +103,14 @@ def median_time_ns(step_times_ns: Sequence[int]) -> int | None:
     return times[len(times) // 2] if times else None
 
 
-def _write_traces(plan: Plan, report: RunReport, trace: str | None, chrome_trace: str | None) -> None:
-    """What the ranks measured, as a document and for Perfetto."""
-    from penstock.executor.trace import chrome_trace as chrome_document
-    from penstock.executor.trace import trace_rows
-    from penstock.schemas.trace import Trace
-
+def _write_traces(file: PlanFile, report: RunReport, trace: str | None, chrome_trace: str | None) -> None:
+    """What the ranks measured, as a document, and beside the prediction for Perfetto."""
     if trace is None and chrome_trace is None:
         return
+    from penstock.explaining import write_comparison
+    from penstock.schemas.trace import Trace
+
+    plan = file.plan
     document = Trace.parse(
         {
             "plan_hash": plan.content_hash(),
@@ -119,11 +118,12 @@ def _write_traces(plan: Plan, report: RunReport, trace: str | None, chrome_trace
             "measured_times_per_global_batch_ns": report.step_times_ns,
             "losses": report.losses,
             "ranks": report.rank_traces,
+            "plan_file": file,
         }
     )
     write_document(document, trace)
     if chrome_trace is not None:
-        Path(chrome_trace).write_text(json.dumps(chrome_document(trace_rows(document))), encoding="utf-8")
+        write_comparison(file, document, Path(chrome_trace))
 
 
 def _progress(screen: Screen, event: dict[str, Any], steps: int) -> None:

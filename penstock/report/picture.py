@@ -40,7 +40,11 @@ NAMES = {
 }
 _COMMUNICATION = "fba"
 _TRACED = re.compile(r"(\d+)([A-Z_]+?)(\d*)(?:@\d+)?")
-_TRACED_COMMUNICATION = {"RECV_F": 0, "SEND_F": 0, "RECV_B": 1, "SEND_B": 1, "REDUCE": 2, "WAIT_REDUCE": 2}
+_TRACED_COMMUNICATION = {
+    **dict.fromkeys(("RECV_F", "SEND_F"), 0),
+    **dict.fromkeys(("RECV_B", "SEND_B"), 1),
+    **dict.fromkeys(("REDUCE", "WAIT_REDUCE", "REDUCE_SHARED", "NORM", "WAIT_NORM", "AVG_PUSH", "AVG_PULL"), 2),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,19 +170,23 @@ def _members(problem: Problem, allocation: Allocation | None) -> Members:
 
 def picture_of_trace(trace: Trace, plan: Plan) -> Picture:
     """The last traced step, as the ranks measured it; memory curves are not measured."""
+    strips, lanes = [], []
+    end = 0
+    for number, rank in enumerate(last_traces(trace)):
+        strips.append(_traced_strip(rank))
+        held = tuple(np.unique(strips[-1].compute.stage).tolist())
+        lanes.append(Lane(rank.device, number, held, np.zeros(0, np.int64), np.zeros(0, np.int64), None))
+        end = max([end, *(event.end_ns for event in rank.events)])
+    return Picture(max(end, 1), plan.num_micro_batches, tuple(strips), tuple(lanes))
+
+
+def last_traces(trace: Trace) -> list[RankTrace]:
+    """What each rank measured last, by rank."""
     last: dict[int, RankTrace] = {}
     for rank in trace.ranks:
         if rank.rank not in last or rank.step >= last[rank.rank].step:
             last[rank.rank] = rank
-    stages = stage_devices(plan)
-    strips, lanes = [], []
-    end = 0
-    for number, rank in enumerate(last[key] for key in sorted(last)):
-        strips.append(_traced_strip(rank))
-        held = tuple(s for s, devices in enumerate(stages) if rank.device in devices)
-        lanes.append(Lane(rank.device, number, held, np.zeros(0, np.int64), np.zeros(0, np.int64), None))
-        end = max([end, *(event.end_ns for event in rank.events)])
-    return Picture(max(end, 1), plan.num_micro_batches, tuple(strips), tuple(lanes))
+    return [last[number] for number in sorted(last)]
 
 
 def stage_devices(plan: Plan) -> list[tuple[str, ...]]:

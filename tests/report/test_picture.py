@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.report.chrome_trace import chrome_events
+from penstock.report.chrome_trace import MEASURED, PREDICTED, chrome_events, compared_events
 from penstock.report.payload import MAX_BLOCKS, MAX_CURVE_POINTS, payload
 from penstock.report.picture import LETTERS, Blocks, Lane, Picture, Strip, coverage, merged, picture_of_trace
 from penstock.report.svg import svg_timeline
@@ -156,3 +158,63 @@ def test_amounts(value: float, text: str) -> None:
 
 def test_percent() -> None:
     assert (percent(0.1234), percent(1.0), percent(0.0)) == ("12.3 %", "100 %", "0.0 %")
+
+
+def _measured(*ranks: tuple[str, int, list[tuple[str, int, int]]]) -> Trace:
+    """Ranks by device, step and events."""
+    return Trace.parse(
+        {
+            "plan_hash": "sha256:" + "0" * 64,
+            "predicted_time_per_global_batch_ns": 100,
+            "measured_times_per_global_batch_ns": [120],
+            "ranks": [
+                {
+                    "rank": number,
+                    "device": device,
+                    "step": step,
+                    "events": [{"instruction": i, "start_ns": a, "end_ns": b} for i, a, b in events],
+                }
+                for number, (device, step, events) in enumerate(ranks)
+            ],
+        }
+    )
+
+
+def test_prediction_and_measurement_are_two_tracks(picture: Picture, plan: Plan) -> None:
+    """Two ranks on one device and a message each way: two processes, a pair of threads per lane, an arrow a message."""
+    trace = _measured(
+        ("node0/0", 3, [("0F0", 0, 9), ("0SEND_F0", 9, 10), ("0B0", 60, 80), ("0STEP", 80, 90)]),
+        ("node0/0", 3, [("1F0", 25, 40), ("1B0", 40, 55), ("1SEND_B0", 55, 56), ("0NORM", 56, 58)]),
+    )
+    events = list(compared_events(picture, trace, plan))
+    json.dumps(events)
+    names = {(e["pid"], e.get("tid")): e["args"]["name"] for e in events if e["name"].endswith("_name")}
+    assert (names[PREDICTED, None], names[MEASURED, None]) == ("predicted", "measured")
+    assert [names[MEASURED, k] for k in range(4)] == [
+        "node0/0 [0] compute",
+        "node0/0 [0] communication",
+        "node0/0 [1] compute",
+        "node0/0 [1] communication",
+    ]
+    blocks = [(e["pid"], e["tid"], e["name"], e["ts"]) for e in events if e["ph"] == "X"]
+    assert len([b for b in blocks if b[0] == PREDICTED]) == sum(
+        len(picture.strips[lane.strip].compute) + len(picture.strips[lane.strip].communication)
+        for lane in picture.lanes
+    )
+    assert [b[1:] for b in blocks if b[0] == MEASURED] == [
+        (0, "F0", 0.0),
+        (0, "B0", 0.06),
+        (0, "U", 0.08),
+        (1, "f0", 0.009),
+        (2, "F0", 0.025),
+        (2, "B0", 0.04),
+        (3, "b0", 0.055),
+        (3, "a", 0.056),
+    ]
+    arrows = [(e["ph"], e["id"], e["name"], e["tid"], e["ts"]) for e in events if e.get("cat") == "message"]
+    assert arrows == [
+        ("s", 0, "F0", 1, 0.009),
+        ("f", 0, "F0", 2, 0.025),
+        ("s", 1, "B0", 3, 0.055),
+        ("f", 1, "B0", 0, 0.06),
+    ]
