@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from penstock.executor.chain import Chain
+from penstock.executor.gpu import moved
 from penstock.executor.reduction import Reduction
 from penstock.executor.stage_module import MicroBatch, StageModule
-from penstock.executor.transport import GlooTransport, sum_over
+from penstock.executor.transport import Transport, sum_over
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.program import Held
 
@@ -46,6 +47,7 @@ class Batches:
     """The rows of the global batch that this rank reads, each asked for once per step."""
 
     chain: Chain
+    device: torch.device
     uses: dict[tuple[int, int], int] = field(default_factory=dict)
     held: dict[tuple[int, int], list[Any]] = field(default_factory=dict)
     step: int = 0
@@ -55,12 +57,16 @@ class Batches:
         key = rows.start, rows.stop
         entry = self.held.pop(key, None)
         if entry is None:
-            inputs, targets = self.chain.job.batch(self.step, rows)
-            entry = [inputs, targets, self.uses.get(key, 1)]
+            entry = [*self.read(self.step, rows), self.uses.get(key, 1)]
         entry[2] -= 1
         if entry[2] > 0:
             self.held[key] = entry
         return entry[0], entry[1]
+
+    def read(self, step: int, rows: range) -> tuple[dict[str, Tensor], Any]:
+        """The job's inputs and targets, on this rank's device."""
+        batch = self.chain.job.batch(step, rows)
+        return batch if self.device.type == "cpu" else moved(batch, self.device)
 
 
 class Actions:
@@ -70,10 +76,10 @@ class Actions:
     takes the global batch to have. ``before_step`` is called with each stage before its optimizer's step.
     """
 
-    def __init__(self, chain: Chain, transport: GlooTransport, device: torch.device) -> None:
+    def __init__(self, chain: Chain, transport: Transport, device: torch.device) -> None:
         self.transport = transport
         self.device = device
-        self.batches = Batches(chain)
+        self.batches = Batches(chain, device)
         self.num_losses = 0
         self.expected_count = 1.0
         self.before_step: Callable[[HeldStage], None] | None = None

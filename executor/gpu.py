@@ -1,4 +1,4 @@
-"""What a rank does differently on a GPU: opening the device, random state, inputs, memory.
+"""What a rank does differently on a GPU: opening the device, random state, inputs.
 
 Everything else is the same: computation is queued on the device's current stream, and the host waits for the device
 where it reads a number.
@@ -20,9 +20,7 @@ def open_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise UnsupportedRequest(
-            f"device {name!r} is none that torch knows: {error}", remedy="cpu, or cuda:0"
-        ) from None
+        raise UnsupportedRequest(f"torch knows no device {name!r}: {error}", remedy="cpu, or cuda:0") from None
     if device.type == "cpu":
         return device
     if device.type != "cuda":
@@ -75,17 +73,3 @@ def moved(value: Any, device: torch.device) -> Any:
         parts = [moved(one, device) for one in value]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
     return value
-
-
-class MemoryPeak:
-    """The most memory that the allocator has given out on a GPU since this was made."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        torch.cuda.reset_peak_memory_stats(device)
-        self.before_bytes = torch.cuda.memory_allocated(device)
-
-    @property
-    def bytes(self) -> int:
-        """Parameters, gradients, states, activations, buffers and workspaces; not the context of CUDA."""
-        return max(0, torch.cuda.max_memory_allocated(self._device) - self.before_bytes)

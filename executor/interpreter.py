@@ -17,7 +17,7 @@ from penstock.executor.actions import Actions, HeldStage, Message, StepResult
 from penstock.executor.chain import Chain, TensorShape
 from penstock.executor.reduction import Reduction
 from penstock.executor.stage_module import MicroBatch, StageModule, step_seed
-from penstock.executor.transport import GlooTransport, sum_of_pairs
+from penstock.executor.transport import Transport, sum_of_pairs
 from penstock.schemas.errors import InvalidDocument, ModelMismatch, UnsupportedRequest
 from penstock.schemas.program import Channel, Held, Instruction, Program
 
@@ -50,7 +50,7 @@ class Interpreter:
         shapes: Sequence[dict[str, TensorShape]],
         *,
         seed: int,
-        transport: GlooTransport,
+        transport: Transport,
         groups: Sequence[Any] = (),
         device: torch.device | str = "cpu",
         mark: Mark | None = None,
@@ -173,7 +173,7 @@ class Interpreter:
         """The terms of the loss over some rows of step 0, found with zeros for what comes from other stages."""
         before = self.shapes[stage.first - 1].values() if stage.first else ()
         zeros = [torch.zeros((len(rows), *one.sample_shape), dtype=one.dtype, device=self.device) for one in before]
-        return stage.count_terms(zeros, *self.chain.job.batch(0, rows))
+        return stage.count_terms(zeros, *self.actions.batches.read(0, rows))
 
     # Binding
 

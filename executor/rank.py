@@ -4,11 +4,11 @@ Reads one JSON line from stdin, its assignment::
 
     {rank, world_size, store: "host:port", prefix, program, job, directory, steps, seed, check, trace_steps, layers}
 
-and, optional: ``device`` (torch's name, "cpu"), ``boundaries`` (of the plan's profile: per cut
-``[name, bytes_per_sample, gradient_bytes_per_sample]`` of each tensor), ``timeout_s`` (a peer silent for longer is
-taken for dead), ``listening`` (descriptor of the store's socket: this rank hosts the store), ``mark`` (file of two
-native 64-bit integers where the index of the running instruction and the step are kept), ``host`` (ranks of one host
-share a clock). ``layers`` null: not compared.
+and, optional: ``device`` (torch's name, "cpu"), ``transport`` ("auto", or one of ``executor.transport``),
+``boundaries`` (of the plan's profile: per cut ``[name, bytes_per_sample, gradient_bytes_per_sample]`` of each tensor),
+``timeout_s`` (a peer silent for longer is taken for dead), ``listening`` (descriptor of the store's socket: this rank
+hosts the store), ``mark`` (file of two native 64-bit integers where the index of the running instruction and the step
+are kept), ``host`` (ranks of one host share a clock). ``layers`` null: not compared.
 
 Writes JSON lines to stdout: ``ready``, per step ``{step, loss, time_ns}`` (rank 0: measured between barriers),
 ``trace`` with a ``rank_trace``, and at last ``done`` or ``failed {reason, instruction, index, step, traceback,
@@ -23,7 +23,6 @@ import gc
 import json
 import mmap
 import os
-import resource
 import signal
 import sys
 import threading
@@ -42,11 +41,21 @@ from penstock.executor.check import Check, CheckReport
 from penstock.executor.check_model import refuse_other_layers
 from penstock.executor.children import die_with
 from penstock.executor.clocks import CommonClock, Reading, read_clock
+from penstock.executor.gpu import open_device
 from penstock.executor.interpreter import InstructionFailed, Interpreter, Mark
 from penstock.executor.job import Job, load_job
+from penstock.executor.peak import peak_of
 from penstock.executor.trace import rank_trace
-from penstock.executor.transport import GlooTransport, connect, process_groups, smallest, wait_for_all
-from penstock.schemas.errors import ModelMismatch, PenstockError, UnsupportedRequest
+from penstock.executor.transport import (
+    AUTO,
+    agree_on_transport,
+    connect,
+    make_transport,
+    process_groups,
+    smallest,
+    wait_for_all,
+)
+from penstock.schemas.errors import ModelMismatch, PenstockError
 from penstock.schemas.program import Program
 
 TIMEOUT_S = 60.0
@@ -73,9 +82,7 @@ class Rank:
     def run(self) -> None:
         """Set up, train, compare, report. Raises whatever goes wrong."""
         given = self.assignment
-        device = given.get("device", "cpu")
-        if torch.device(device).type != "cpu":
-            raise UnsupportedRequest(f"device {device!r}: ranks run on CPUs here", remedy="offer CPU devices")
+        device = open_device(given.get("device", "cpu"))
         torch.set_num_threads(1)
         program = Program.from_json(given["program"])
         self.program = program
@@ -83,7 +90,7 @@ class Rank:
         chain = checked_chain(job, program, given.get("layers"))
         shapes = chain.infer_shapes(range(program.row_classes[0][0]))
         refuse_other_boundaries(chain, shapes, given.get("boundaries"))
-        self._peak_before = _start_of_peak()
+        self._peak = peak_of(device)
         timeout_s = float(given.get("timeout_s", TIMEOUT_S))
         store = connect(
             given["store"],
@@ -93,10 +100,18 @@ class Rank:
             timeout_s=timeout_s,
             listening=given.get("listening"),
         )
-        groups = process_groups(program.groups, timeout_s)
-        transport = GlooTransport()
+        kind = agree_on_transport(given.get("transport", AUTO), device)
+        groups = process_groups(program.groups, timeout_s, device if kind == "nccl" else None)
+        transport = make_transport(kind, program, device, timeout_s)
         interpreter = Interpreter(
-            program, chain, shapes, seed=given["seed"], transport=transport, groups=groups, mark=self.mark
+            program,
+            chain,
+            shapes,
+            seed=given["seed"],
+            transport=transport,
+            groups=groups,
+            device=device,
+            mark=self.mark,
         )
         wait_for_all(store, "built", program.world_size)
         interpreter.agree()
@@ -172,8 +187,8 @@ class Rank:
         )
 
     def peak_memory_bytes(self) -> int:
-        """The most that this process has grown since its model was built."""
-        return max(0, _memory_bytes("VmHWM") - self._peak_before)
+        """The most that this rank has held since its model was looked at: of the GPU, or as a process."""
+        return self._peak.bytes
 
     def failure(self, error: Exception) -> dict[str, Any]:
         """The event that tells of ``error``."""
@@ -244,23 +259,6 @@ def _open_mark(path: str | None) -> Mark:
         return [0, -1]
     with Path(path).open("r+b") as file:
         return memoryview(mmap.mmap(file.fileno(), 16)).cast("q")
-
-
-def _memory_bytes(what: str) -> int:
-    """VmHWM (peak) or VmRSS (present) of this process."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(what + ":"):
-            return int(line.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _start_of_peak() -> int:
-    """Let the peak start anew where the kernel allows it; what the process has by now."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return _memory_bytes("VmHWM")
-    return _memory_bytes("VmRSS")
 
 
 def _host() -> str:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.executor.chain import Chain, TensorShape, derived_seed
+from penstock.executor.gpu import reseeder
 from penstock.schemas.errors import ModelMismatch
 
 Reseed = Callable[[int], Any]
@@ -185,7 +186,7 @@ class StageModule:
         self.modules = {i: chain.build_layer(i, seed, device) for i in range(first, last + 1)}
         for module in self.modules.values():
             module.train()
-        self.reseed: Reseed = torch.default_generator.manual_seed
+        self.reseed: Reseed = reseeder(torch.device(device))
         self.segments = tuple(
             Segment(chain, a, b, [self.modules[i] for i in range(a, b + 1)], self.reseed, recompute=again)
             for a, b, again in _segments(first, last, recompute)

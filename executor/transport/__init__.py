@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from penstock.executor.transport.choice import agree_on_transport, make_transport
+from penstock.executor.transport.choice import AUTO, agree_on_transport, make_transport
 from penstock.executor.transport.gloo import GlooTransport
 from penstock.executor.transport.meeting import (
     SETUP_LIMIT,
@@ -27,6 +27,7 @@ from penstock.executor.transport.meeting import (
 )
 
 __all__ = [
+    "AUTO",
     "SETUP_LIMIT",
     "GlooTransport",
     "Transport",
@@ -42,9 +43,11 @@ __all__ = [
 
 
 class Transport(Protocol):
-    """Point-to-point messages of one rank, none of which blocks its issuer. ``bytes_sent``: per peer."""
+    """Point-to-point messages of one rank, none of which blocks its issuer."""
 
-    bytes_sent: Counter[int]
+    @property
+    def bytes_sent(self) -> Counter[int]:
+        """Per peer, since the beginning."""
 
     def send(self, tensor: Tensor, peer: int, tag: int, size_bytes: int) -> None:
         """Start sending a contiguous tensor; it must not change until ``drain``."""

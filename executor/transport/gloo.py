@@ -22,14 +22,14 @@ _HAND_OVER_SENDS = 16
 
 
 class GlooTransport:
-    """Point-to-point messages in the default process group.
+    """Point-to-point messages in a process group over gloo: the default one, unless it is given.
 
     Two messages between the same ranks are told apart by their tags; equal tags are delivered in order.
     ``bytes_sent``: per peer.
     """
 
-    def __init__(self) -> None:
-        group: Any = dist.group.WORLD
+    def __init__(self, group: Any = None) -> None:
+        group = dist.group.WORLD if group is None else group
         self.bytes_sent: Counter[int] = Counter()
         self._send = group.send
         self._receive = group.recv

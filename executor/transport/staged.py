@@ -76,9 +76,9 @@ class CudaCopies:
 class StagedTransport:
     """Gloo's messages for tensors that gloo cannot reach; on the wire they are the same."""
 
-    def __init__(self, copies: HostCopies) -> None:
+    def __init__(self, copies: HostCopies, group: Any = None) -> None:
         self._copies = copies
-        self._gloo = GlooTransport()
+        self._gloo = GlooTransport(group)
         self._sender = _Sender(self._gloo)
 
     @property

@@ -1,0 +1,197 @@
+"""Transports: the same bytes over each, the choice by devices, and the order that NCCL demands."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import NamedTuple
+
+import pytest
+import small_jobs
+import torch
+import torch.distributed as dist
+from pipelines import Part, programs_of
+from rank_pool import RankPool
+from test_interpreter import differences
+from torch import Tensor
+
+from penstock.executor.gpu import moved, open_device
+from penstock.executor.transport.choice import AUTO, Place, choose
+from penstock.executor.transport.order import differing_edge, digests, edges, messages, refuse_order
+from penstock.executor.transport.staged import PlainCopies, StagedTransport
+from penstock.schemas.errors import UnsupportedRequest
+
+ROWS = ["0F0:3 2F0:3 2B0:3 0B0:3", "0F0:3 0B0:3", "1F0:3 1B0:3"]
+TWO = [Part(3, (0,)), Part(3, (1,))]
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RankPool]:
+    pool = RankPool()
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def pair() -> tuple[object, object]:
+    """Two ranks' process groups in this process."""
+    store, groups = dist.HashStore(), {}
+
+    def make(rank: int) -> None:
+        groups[rank] = dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=30))
+
+    threads = [threading.Thread(target=make, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return groups[0], groups[1]
+
+
+class Held(PlainCopies):
+    """A device that is busy until it is let go; whatever it holds is on host and device apart."""
+
+    def __init__(self) -> None:
+        self.free = threading.Event()
+
+    def download(self, tensor: Tensor, host: Tensor) -> Callable[[], object]:
+        def copy() -> None:
+            self.free.wait()
+            host.copy_(tensor)
+
+        return copy
+
+
+class Lost(PlainCopies):
+    """A device whose copies fail."""
+
+    def download(self, tensor: Tensor, host: Tensor) -> Callable[[], object]:
+        def fail() -> None:
+            raise RuntimeError("the device is lost")
+
+        return fail
+
+
+@pytest.mark.parametrize(
+    ("job", "parts", "count"),
+    [
+        pytest.param("plain", TWO, 4, id="one-to-one"),
+        pytest.param("encoder_decoder", [Part(2, (0, 1)), Part(4, (2,))], 2, id="replicas-and-several-tensors"),
+    ],
+)
+def test_staged_runs_train_what_one_process_trains(pool: RankPool, job: str, parts: list[Part], count: int) -> None:
+    programs = programs_of(getattr(small_jobs, job), parts, count)
+    assert differences(pool.train(programs, job, transport="gloo-staged"))[0] <= 1e-6
+
+
+def test_a_staged_send_does_not_hold_its_issuer(pair: tuple[object, object]) -> None:
+    copies = Held()
+    sender, receiver = StagedTransport(copies, pair[0]), StagedTransport(PlainCopies(), pair[1])
+    sent, got = torch.arange(6.0), torch.zeros(2, 6)
+    arrivals = [receiver.receive(got[tag], 0, tag) for tag in range(2)]
+    for tag in range(2):
+        sender.send(sent + tag, 1, tag, 24)
+    assert sender.bytes_sent[1] == 0, "nothing leaves before the device is done"
+    copies.free.set()
+    for arrival in arrivals:
+        arrival.wait()
+    sender.drain()
+    assert torch.equal(got, torch.stack([sent, sent + 1]))
+    assert sender.bytes_sent[1] == 48
+    sender.close()
+    receiver.close()
+
+
+def test_a_staged_send_that_fails_is_told_at_the_drain(pair: tuple[object, object]) -> None:
+    transport = StagedTransport(Lost(), pair[0])
+    transport.send(torch.zeros(1), 1, 1, 4)
+    with pytest.raises(RuntimeError, match="the device is lost"):
+        transport.drain()
+    transport.close()
+
+
+CPU, ONE, OTHER = None, "GPU-1", "GPU-2"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "kind"),
+    [
+        pytest.param((CPU, CPU), "gloo", id="cpus"),
+        pytest.param((ONE, OTHER), "nccl", id="a-gpu-each"),
+        pytest.param((ONE, OTHER, ONE), "gloo-staged", id="two-on-a-gpu"),
+        pytest.param((ONE, CPU), "gloo-staged", id="mixed"),
+    ],
+)
+def test_auto_chooses_by_the_devices(gpus: tuple[str | None, ...], kind: str) -> None:
+    assert choose([Place(AUTO, gpu) for gpu in gpus]) == kind
+    assert choose([Place(kind, gpu) for gpu in gpus]) == kind
+
+
+@pytest.mark.parametrize(
+    ("wanted", "gpus", "said"),
+    [
+        pytest.param("nccl", (ONE, OTHER, ONE), "ranks 0 and 2 share the GPU GPU-1", id="shared"),
+        pytest.param("nccl", (ONE, CPU), r"ranks \[1\] compute on CPUs", id="cpu"),
+        pytest.param("gloo", (CPU, ONE), "rank 1 computes on a GPU", id="out-of-reach"),
+        pytest.param("mpi", (CPU,), r"\['mpi'\]; expected one", id="unknown"),
+    ],
+)
+def test_devices_that_a_transport_cannot_connect_are_refused(
+    wanted: str, gpus: tuple[str | None, ...], said: str
+) -> None:
+    with pytest.raises(UnsupportedRequest, match=said) as caught:
+        choose([Place(wanted, gpu) for gpu in gpus])
+    assert caught.value.remedy
+
+
+def test_ranks_that_ask_for_different_transports_are_refused() -> None:
+    with pytest.raises(UnsupportedRequest, match=r"\['auto', 'gloo'\]"):
+        choose([Place(AUTO, CPU), Place("gloo", CPU)])
+
+
+def test_both_ends_of_every_edge_count_alike() -> None:
+    programs = programs_of(small_jobs.residual, [Part(2, (0, 1)), Part(2, (2,)), Part(4, (0,))], 3, rows=ROWS)
+    own = [messages(program) for program in programs]
+    everyone = [digests(one) for one in own]
+    assert differing_edge(everyone) is None
+    assert edges(everyone) == [(0, 2), (1, 2), (2, 0), (2, 1)]
+    for source, target in edges(everyone):
+        assert own[source][source, target] == own[target][source, target]
+    assert own[2][2, 0] == ["F 1>2 0", "F 1>2 1", "F 1>2 2", "B 1>0 0", "B 1>0 1", "B 1>0 2"]
+
+
+def test_an_order_that_differs_names_both_ends() -> None:
+    programs = programs_of(small_jobs.plain, TWO, 3, rows=["0F0:3 0B0:3", "1F0:3 1B0:3"])
+    own = [messages(program) for program in programs]
+    own[1][0, 1][1:] = reversed(own[1][0, 1][1:])
+    edge = differing_edge([digests(one) for one in own])
+    assert edge == (0, 1)
+    said = str(refuse_order(edge, own[0][edge], own[1][edge]))
+    assert "number 1 is 'F 0>1 1'" in said
+    assert "on rank 0 and 'F 0>1 2' on rank 1" in said
+    assert "'nothing' on rank 1" in str(refuse_order(edge, ["F 0>1 0"], []))
+
+
+def test_a_gpu_that_is_not_there_is_refused_with_the_reason() -> None:
+    with pytest.raises(UnsupportedRequest, match="torch knows no device 'gpu0'"):
+        open_device("gpu0")
+    with pytest.raises(UnsupportedRequest, match="device 'mps'"):
+        open_device("mps")
+    with pytest.raises(UnsupportedRequest, match="device 'cuda:99': "):
+        open_device("cuda:99")
+    assert open_device("cpu") == torch.device("cpu")
+
+
+def test_batches_move_with_their_shape() -> None:
+    class Pair(NamedTuple):
+        first: Tensor
+        second: list[Tensor]
+
+    given = {"x": torch.zeros(1), "y": (Pair(torch.zeros(2), [torch.zeros(3)]), 4, "text")}
+    result = moved(given, torch.device("meta"))
+    assert result["x"].device.type == "meta"
+    pair = result["y"][0]
+    assert type(pair) is Pair
+    assert (pair.first.device.type, pair.second[0].device.type) == ("meta", "meta")
+    assert result["y"][1:] == (4, "text")
