@@ -1,0 +1,203 @@
+"""What traces say of costs: how long stages computed and stepped, how long messages were under way.
+
+An operation's time is the median over micro-batches and ranks of the same kind of device with as many rows. The time
+of issuing messages, of loading and of letting go counts to the operation before it: the device is busy meanwhile, and a
+plan has no other place for it. Waiting does not count: a rank takes an operation's start when its messages are there.
+
+A message was under way from the start of its send to the start of the operation that waited for it. Where nobody waited
+it arrived unseen and says nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from statistics import median
+from typing import NamedTuple
+
+from penstock.schemas.errors import InvalidPlan
+from penstock.schemas.trace import RankTrace, Trace, TraceEvent
+from penstock.solvers.allocation import Allocation, Stage
+from penstock.solvers.batching import micro_batch_rows, slice_bounds
+from penstock.solvers.costs import boundary_bytes, row_pairs
+from penstock.solvers.problem import Problem
+
+WAITED_NS = 30_000
+"""A rank that was idle for longer before an operation waited for its message."""
+
+_INSTRUCTION = re.compile(r"(\d+)([A-Z_]+?)(\d*)(?:@\d+)?")
+_OPERATIONS = frozenset("FBIWR")
+_ISSUED = frozenset({"SEND_F", "SEND_B", "RECV_F", "RECV_B", "LOCAL_F", "LOCAL_B", "LOAD", "FREE", "PASS", "VERSION"})
+
+
+class StageTime(NamedTuple):
+    """An operation of layers ``first`` to ``last`` on so many rows; ``again``: the ranges it computes again."""
+
+    device_kind: str
+    rows: int
+    letter: str
+    first: int
+    last: int
+    again: tuple[tuple[int, int], ...]
+    time_ns: float
+
+
+class StepTime(NamedTuple):
+    """The optimizer's step over some layers."""
+
+    first: int
+    last: int
+    time_ns: float
+
+
+class MessageTime(NamedTuple):
+    """A message between two devices (indices of the problem)."""
+
+    source: int
+    target: int
+    bytes: int
+    time_ns: int
+
+
+class Observations(NamedTuple):
+    """What one trace says."""
+
+    stages: tuple[StageTime, ...]
+    steps: tuple[StepTime, ...]
+    messages: tuple[MessageTime, ...]
+    issue_ns: float
+
+
+Event = tuple[int, str, int, TraceEvent]
+"""Stage, word, micro-batch (-1: none), times."""
+
+
+class _Step(NamedTuple):
+    """One rank's step, instruction by instruction; ``recomputed``: where that is an instruction of its own."""
+
+    trace: RankTrace
+    device: int
+    events: tuple[Event, ...]
+    recomputed: frozenset[tuple[int, int]]
+
+
+def observe(trace: Trace, problem: Problem, allocation: Allocation) -> Observations:
+    """Read a trace of this allocation. Raises InvalidPlan for a rank whose device or stages the plan does not have."""
+    steps = [_read(one, problem, allocation) for one in trace.ranks]
+    busy: dict[StageTime, list[float]] = defaultdict(list)
+    updates: dict[StepTime, list[float]] = defaultdict(list)
+    issued: list[float] = []
+    for step in steps:
+        for event, extra_ns in _with_issues(step.events):
+            stage, timed = allocation.stages[event[0]], event[3]
+            taken = timed.end_ns - timed.start_ns
+            if event[1] == "STEP":
+                updates[StepTime(stage.first, stage.last, 0)].append(taken)
+                continue
+            key = _operation(step, event, problem, allocation)
+            if key.rows:
+                busy[key].append(taken + extra_ns)
+                issued.append(extra_ns)
+    return Observations(
+        tuple(key._replace(time_ns=median(times)) for key, times in busy.items()),
+        tuple(key._replace(time_ns=median(times)) for key, times in updates.items()),
+        tuple(_messages(steps, problem, allocation)),
+        median(issued) if issued else 0.0,
+    )
+
+
+def _read(trace: RankTrace, problem: Problem, allocation: Allocation) -> _Step:
+    names = [device.name for device in problem.devices]
+    events = []
+    for event in trace.events:
+        match = _INSTRUCTION.fullmatch(event.instruction)
+        if match is not None:
+            events.append((int(match[1]), match[2], int(match[3] or -1), event))
+    unknown = [one[0] for one in events if one[0] >= len(allocation.stages)]
+    if trace.device not in names or unknown:
+        what = f"stage {unknown[0]}" if unknown else f"device {trace.device!r}"
+        raise InvalidPlan(
+            f"rank {trace.rank} of the trace names {what}, which its plan does not have",
+            remedy="calibrate from a trace together with the plan that was run",
+        )
+    again = frozenset((stage, micro_batch) for stage, word, micro_batch, _ in events if word == "R")
+    return _Step(trace, names.index(trace.device), tuple(events), again)
+
+
+def _with_issues(events: Iterable[Event]) -> Iterator[tuple[Event, float]]:
+    """Operations and optimizer steps, each with the time of what was issued after it (before the first: to that)."""
+    current: Event | None = None
+    extra = 0.0
+    for event in events:
+        word, timed = event[1], event[3]
+        if word in _OPERATIONS or word == "STEP":
+            if current is not None:
+                yield current, extra
+                extra = 0.0
+            current = event
+        elif word in _ISSUED:
+            extra += timed.end_ns - timed.start_ns
+    if current is not None:
+        yield current, extra
+
+
+def _operation(step: _Step, event: Event, problem: Problem, allocation: Allocation) -> StageTime:
+    number, letter, micro_batch, _ = event
+    stage = allocation.stages[number]
+    again: tuple[tuple[int, int], ...] = ()
+    if letter == "R" or (letter in "BI" and (number, micro_batch) not in step.recomputed):
+        again = stage.recompute
+    rows = _rows(step.device, stage, micro_batch, problem, allocation)
+    return StageTime(problem.devices[step.device].kind, rows, letter, stage.first, stage.last, again, 0)
+
+
+def _rows(device: int, stage: Stage, micro_batch: int, problem: Problem, allocation: Allocation) -> int:
+    """Rows of a micro-batch that a device of the stage computes."""
+    count = allocation.num_micro_batches
+    rows = micro_batch_rows(problem.global_batch_size, count, micro_batch % count)
+    if stage.dispatch == "round_robin":
+        return rows
+    low, high = slice_bounds(rows, stage.replicas, stage.devices.index(device))
+    return high - low
+
+
+def _messages(steps: list[_Step], problem: Problem, allocation: Allocation) -> Iterator[MessageTime]:
+    """Messages that somebody waited for, between ranks that share a clock well enough."""
+    arrivals: dict[tuple[int, int, str, int], list[tuple[_Step, int]]] = defaultdict(list)
+    for step in steps:
+        free_ns = 0
+        for stage, word, micro_batch, timed in step.events:
+            if word in ("F", "B", "I") and timed.start_ns - free_ns > WAITED_NS:
+                way = "F" if word == "F" else "B"
+                arrivals[step.trace.step, stage, way, micro_batch].append((step, timed.start_ns))
+            free_ns = timed.end_ns
+    for step in steps:
+        for stage, word, micro_batch, timed in step.events:
+            if word not in ("SEND_F", "SEND_B"):
+                continue
+            other = allocation.next(stage) if word == "SEND_F" else allocation.previous(stage)
+            if other is None:
+                continue
+            for reader, at_ns in arrivals[step.trace.step, other, word[-1], micro_batch]:
+                taken = at_ns - timed.start_ns
+                unsure = step.trace.clock_error_ns + reader.trace.clock_error_ns
+                size = _bytes(step.device, reader.device, (stage, other), micro_batch, problem, allocation)
+                if size and taken > 4 * unsure:
+                    yield MessageTime(step.device, reader.device, size, taken)
+
+
+def _bytes(
+    source: int, target: int, stages: tuple[int, int], micro_batch: int, problem: Problem, allocation: Allocation
+) -> int:
+    """What one device sends to another of a micro-batch; 0 when they share no rows."""
+    sender, receiver = (allocation.stages[s] for s in stages)
+    count = allocation.num_micro_batches
+    rows = micro_batch_rows(problem.global_batch_size, count, micro_batch % count)
+    shared = rows
+    if sender.dispatch == receiver.dispatch == "rows":
+        shared = sum(n for u, v, n in row_pairs(sender, receiver, rows) if (u, v) == (source, target))
+    elif sender.replicas > 1 and receiver.replicas > 1:
+        return 0
+    ahead = sender.last < receiver.first
+    return boundary_bytes(problem, sender.last if ahead else receiver.last, shared, 0 if ahead else 1)

@@ -1,0 +1,221 @@
+"""Calibration against a truth that is known: the judge runs a plan under true costs, and its timeline is the trace."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.api import judge
+from penstock.calibrating import Calibration, calibrate
+from penstock.calibration.fitting import fit
+from penstock.convert import to_plan, to_problem
+from penstock.schemas.errors import InvalidDocument, InvalidPlan
+from penstock.schemas.plan import PlanFile
+from penstock.schemas.profile import ModelProfile
+from penstock.schemas.program import KINDS
+from penstock.schemas.request import PlanRequest
+from penstock.schemas.topology import ClusterTopology
+from penstock.schemas.trace import Trace
+from penstock.solvers.allocation import Stage, single_pipeline
+from penstock.solvers.result import Candidate
+from penstock.solvers.schedules.early_backward import early_backward
+from penstock.solvers.simulate import simulate
+
+US = 1000
+FORWARD = [300, 900, 500, 700, 400, 800]
+BACKWARD = [700, 1500, 1300, 1100, 900, 1700]
+
+
+def profile(forward: list[int], backward: list[int], update: int = 50) -> ModelProfile:
+    """Six layers measured at 2 rows; times in µs."""
+    layers = [
+        {"forward_ns": f * US, "backward_ns": b * US, "backward_weight_ns": b * US // 2, "stash_bytes": 100}
+        for f, b in zip(forward, backward, strict=True)
+    ]
+    tensor = {"name": "x", "bytes_per_sample": 40_000, "gradient_bytes_per_sample": 40_000}
+    return ModelProfile.parse(
+        {
+            "name": "six",
+            "layers": [{"name": f"l{i}", "parameter_bytes": 4000, "update_ns": update * US} for i in range(6)],
+            "boundaries": [[tensor]] * 5,
+            "measurements": [{"device_kind": "cpu", "micro_batch_size": 2, "layers": layers}],
+            "source": {"method": "measured", "expected_error": 0.15},
+        }
+    )
+
+
+def cluster(bandwidth: int = 10**9, latency: int = 20_000, nodes: int = 1) -> ClusterTopology:
+    link = {"bandwidth_bytes_per_s": bandwidth, "latency_ns": latency}
+    uniform = {"nodes": nodes, "devices_per_node": 3 // nodes, "kind": "cpu", "memory_bytes": 10**9}
+    return ClusterTopology.parse({"name": "c", "uniform": {**uniform, "fabric" if nodes == 1 else "nic": link}})
+
+
+def planned(
+    costs: ModelProfile, network: ClusterTopology, cuts: list[int], count: int = 6, *, recompute: bool = False
+) -> PlanFile:
+    """1F1B over stages that end after the layers ``cuts``; 12 samples."""
+    request = PlanRequest(profile=costs, topology=network, global_batch_size=12)
+    problem = to_problem(request)
+    bounds = list(zip([0, *(c + 1 for c in cuts)], [*cuts, 5], strict=True))
+    stages = tuple(Stage(a, b, (d,), recompute=((a, b),) if recompute else ()) for d, (a, b) in enumerate(bounds))
+    allocation = single_pipeline(stages, count)
+    orders = early_backward(problem, allocation)
+    timeline = simulate(problem, allocation, orders)
+    best = Candidate("by-hand", allocation, orders, timeline, True, "synchronous")
+    return PlanFile(plan=to_plan(problem, request, best, ()), request=request)
+
+
+def traced(true: PlanFile, known: PlanFile, clock_error_ns: int = 0) -> Trace:
+    """What ranks would measure of the plan ``known`` if the world were as the judge of ``true`` says."""
+    timeline = judge(true).timeline
+    assert timeline is not None
+    last = max(s for track in timeline.tracks for s in track.operations[:, 1].tolist())
+    ranks = []
+    for track in timeline.tracks:
+        events = []
+        for (kind, s, m), a, b in zip(
+            track.operations.tolist(), track.start_ns.tolist(), track.end_ns.tolist(), strict=True
+        ):
+            events.append((f"{s}{KINDS[kind]}{m}", a, b))
+            if KINDS[kind] == "F" and s < last:
+                events.append((f"{s}SEND_F{m}", b, b))
+            if KINDS[kind] == "B" and s:
+                events.append((f"{s}SEND_B{m}", b, b))
+        (device,) = track.devices
+        stage = int(track.operations[0, 1])
+        events += [(f"{u.stage}STEP", u.start_ns, u.end_ns) for u in timeline.updates if u.stage == stage]
+        ranks.append(
+            {
+                "rank": device,
+                "device": true.plan.pipelines[0].stages[stage].devices[0],
+                "step": 0,
+                "clock_error_ns": clock_error_ns,
+                "events": [{"instruction": i, "start_ns": a, "end_ns": b} for i, a, b in events],
+            }
+        )
+    return Trace.parse(
+        {
+            "plan_hash": known.plan.content_hash(),
+            "predicted_time_per_global_batch_ns": 1,
+            "measured_times_per_global_batch_ns": [timeline.time_per_global_batch_ns],
+            "ranks": ranks,
+            "plan_file": known,
+        }
+    )
+
+
+TRUE = profile(FORWARD, BACKWARD)
+WRONG = profile([2 * f for f in FORWARD], [3 * b for b in BACKWARD], update=20)
+CUTS = [[1, 3], [0, 2], [2], [2, 4], [0, 3]]
+
+
+def calibrated(cuts: list[list[int]], wrong: ModelProfile, **more: bool) -> Calibration:
+    true = cluster(5 * 10**8, 60_000)
+    traces = [traced(planned(TRUE, true, c, **more), planned(wrong, cluster(), c, **more)) for c in cuts]
+    return calibrate(wrong, traces)
+
+
+def time_ns(costs: ModelProfile, network: ClusterTopology, cuts: list[int], count: int) -> int:
+    prediction = planned(costs, network, cuts, count).plan.prediction
+    assert prediction is not None
+    return prediction.time_per_global_batch_ns
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_profile_that_is_off_by_factors_becomes_the_truth(recompute: bool) -> None:
+    """Forward, backward, update and network are all wrong: other partitions and numbers of micro-batches come out."""
+    found = calibrated([[1, 3]], WRONG, recompute=recompute)
+    assert abs(found.runs[0].error) < 1e-3
+    assert found.runs[0].before_ns > 1.5 * found.runs[0].measured_ns
+    for cuts in CUTS:
+        for count in (3, 6, 12):
+            wanted = time_ns(TRUE, cluster(5 * 10**8, 60_000), cuts, count)
+            assert time_ns(found.profile, found.topology, cuts, count) == pytest.approx(wanted, rel=0.02)
+
+
+def test_several_cuts_tell_layers_apart() -> None:
+    """A profile in which all layers are alike: one trace cannot know better, three cuts can."""
+    alike = profile([600] * 6, [1200] * 6)
+
+    def worst(cuts: list[list[int]]) -> float:
+        found = calibrated(cuts, alike)
+        layers = found.profile.measurements[0].layers
+        return max(abs(layer.forward_ns / (f * US) - 1) for layer, f in zip(layers, FORWARD, strict=True))
+
+    assert worst(CUTS) < 0.1 < 0.5 < worst(CUTS[:1])
+
+
+def test_the_network_is_found_from_messages_that_somebody_waited_for() -> None:
+    found = calibrated([[1, 3]], TRUE)
+    fabric = found.topology.uniform.fabric
+    assert found.num_messages > 4
+    planned_ns = 60_000 + 80_000 * 1e9 / 5e8
+    assert fabric.latency_ns + 80_000 * 1e9 / fabric.bandwidth_bytes_per_s == pytest.approx(planned_ns, rel=1e-3)
+
+
+def test_between_nodes_it_is_the_nic_and_bad_clocks_say_nothing() -> None:
+    for error, factor in ((0, 0.5), (10**6, 1.0)):
+        true, assumed = cluster(5 * 10**8, 40_000, nodes=3), cluster(10**9, 20_000, nodes=3)
+        trace = traced(planned(TRUE, true, [1, 3]), planned(TRUE, assumed, [1, 3]), error)
+        nic = calibrate(TRUE, [trace]).topology.uniform.nic
+        assert nic.bandwidth_bytes_per_s == pytest.approx(factor * 10**9, rel=1e-3)
+        assert nic.latency_ns == pytest.approx(20_000 / factor, rel=1e-3)
+
+
+def test_nodes_links_and_a_matrix_take_the_changes() -> None:
+    expanded = cluster(10**9, 20_000, nodes=3).expanded()
+    ids = tuple(d.id for node in expanded.nodes for d in node.devices)
+    table = tuple(tuple(10**9 for _ in ids) for _ in ids)
+    matrix = ClusterTopology.parse(
+        {"name": "m", "nodes": expanded.nodes, "matrix": {"devices": ids, "bandwidth_bytes_per_s": table}}
+    )
+    slow = cluster(5 * 10**8, 0, nodes=3)
+    trace = traced(planned(TRUE, slow, [1, 3]), planned(TRUE, expanded, [1, 3]))
+    links = calibrate(TRUE, [trace]).topology.links
+    assert {link.bandwidth_bytes_per_s for link in links} != {10**9}
+    trace = traced(planned(TRUE, slow, [1, 3]), planned(TRUE, matrix, [1, 3]))
+    found = calibrate(TRUE, [trace]).topology.matrix
+    assert found.bandwidth_bytes_per_s[0][1] == pytest.approx(5 * 10**8, rel=1e-3)
+    assert found.bandwidth_bytes_per_s[0][2] == 10**9, "nothing was sent from stage 0 to stage 2"
+
+
+def test_its_source_says_what_it_was_made_from() -> None:
+    source = calibrated([[1, 3], [2]], WRONG).profile.source
+    assert source.method == "calibrated"
+    assert source.description.count("sha256:") == 2
+    assert 0.01 <= source.expected_error < 0.05
+
+
+def test_what_cannot_be_calibrated_is_refused() -> None:
+    file = planned(TRUE, cluster(), [1, 3])
+    trace = traced(file, file)
+    with pytest.raises(InvalidDocument, match="no trace"):
+        calibrate(TRUE, [])
+    with pytest.raises(InvalidDocument, match="does not hold the plan"):
+        calibrate(TRUE, [trace.model_copy(update={"plan_file": None})])
+    other = TRUE.model_copy(update={"layers": (TRUE.layers[0].model_copy(update={"name": "new"}), *TRUE.layers[1:])})
+    with pytest.raises(InvalidDocument, match="differ from layer 0"):
+        calibrate(other, [trace])
+    with pytest.raises(InvalidDocument, match="different clusters"):
+        calibrate(TRUE, [trace, traced(file, planned(TRUE, cluster(10**6), [1, 3]))])
+    alien = trace.ranks[0].model_copy(update={"device": "mars/0"})
+    with pytest.raises(InvalidPlan, match="mars/0"):
+        calibrate(TRUE, [trace.model_copy(update={"ranks": (alien,)})])
+
+
+@given(st.data())
+def test_the_fit_explains_totals_that_can_be_explained(data: st.DataObject) -> None:
+    """Totals made from costs: found again as totals, in proportion where one total is all that is known."""
+    count = data.draw(st.integers(1, 6))
+    prior = np.array(data.draw(st.lists(st.integers(1, 1000), min_size=count, max_size=count)), dtype=float)
+    true = np.array(data.draw(st.lists(st.integers(1, 1000), min_size=count, max_size=count)), dtype=float)
+    whole = np.ones((1, count))
+    assert fit(whole, whole @ true, prior) == pytest.approx(prior * true.sum() / prior.sum())
+    cut = data.draw(st.integers(0, count))
+    parts = np.vstack((whole, np.arange(count) < cut))
+    found = fit(parts, parts @ true, prior)
+    assert (found >= 0).all()
+    if 0 < cut < count and prior.min() * 4 > prior.max() and true.min() * 4 > true.max():
+        assert parts @ found == pytest.approx(parts @ true, rel=0.02)
