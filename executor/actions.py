@@ -18,8 +18,8 @@ from penstock.executor.transport import Transport, sum_over
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.program import Held
 
-Message = tuple[int, int, int, int, int, int]
-"""Index of the tensor in the cut, rows [low, high) (-1: all), peer, tag, bytes."""
+Message = tuple[int, int, int, Callable[..., Any], int, int, int]
+"""Index of the tensor in the cut, rows [low, high) (-1: all), what sends or receives it, peer, tag, bytes."""
 
 
 @dataclass(slots=True)
@@ -170,8 +170,7 @@ class Actions:
         """Send rows of what a forward made; ``is_last``: nobody else wants it."""
         outputs = cell.outputs
         assert outputs is not None, "sent before its forward"
-        send = self.transport.send
-        for t, low, high, peer, tag, size_bytes in messages:
+        for t, low, high, send, peer, tag, size_bytes in messages:
             send(outputs[t] if low < 0 else outputs[t][low:high], peer, tag, size_bytes)
         if is_last:
             cell.outputs = None
@@ -180,8 +179,7 @@ class Actions:
         """Send rows of the gradients that a backward made."""
         gradients = cell.input_gradients
         assert gradients is not None, "sent before its backward"
-        send = self.transport.send
-        for t, low, high, peer, tag, size_bytes in messages:
+        for t, low, high, send, peer, tag, size_bytes in messages:
             gradient = gradients[t]
             assert gradient is not None
             gradient = gradient if gradient.is_contiguous() else gradient.contiguous()
@@ -194,8 +192,8 @@ class Actions:
         buffers = cell.inputs
         if buffers is None:
             buffers = cell.inputs = [torch.empty(size, dtype=dtype, device=self.device) for size, dtype in sizes]
-        receive, add = self.transport.receive, cell.arrivals.append
-        for t, low, high, peer, tag, _ in messages:
+        add = cell.arrivals.append
+        for t, low, high, receive, peer, tag, _ in messages:
             add(receive(buffers[t] if low < 0 else buffers[t][low:high], peer, tag))
 
     def receive_backward(self, cell: MicroBatch, messages: list[Message], sizes: list[Any]) -> None:
@@ -205,8 +203,8 @@ class Actions:
             buffers = cell.gradients = [
                 None if size is None else torch.empty(size[0], dtype=size[1], device=self.device) for size in sizes
             ]
-        receive, add = self.transport.receive, cell.gradient_arrivals.append
-        for t, low, high, peer, tag, _ in messages:
+        add = cell.gradient_arrivals.append
+        for t, low, high, receive, peer, tag, _ in messages:
             buffer = buffers[t]
             assert buffer is not None
             add(receive(buffer if low < 0 else buffer[low:high], peer, tag))

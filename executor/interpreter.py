@@ -15,6 +15,7 @@ import torch
 
 from penstock.executor.actions import Actions, HeldStage, Message, StepResult
 from penstock.executor.chain import Chain, TensorShape
+from penstock.executor.codec import carrier
 from penstock.executor.reduction import Reduction
 from penstock.executor.stage_module import MicroBatch, StageModule, step_seed
 from penstock.executor.transport import Transport, sum_of_pairs
@@ -64,6 +65,7 @@ class Interpreter:
         self.mark: Mark = mark if mark is not None else [0]
         self.instructions = tuple(program.instructions())
         self.actions = Actions(chain, transport, self.device)
+        self._carriers = [carrier(channel, transport) for channel in program.channels]
         self.stages = {held.stage: self._hold(held, groups) for held in program.stages}
         self._count_batch_uses()
         self._counted = self._count_first_terms()
@@ -272,11 +274,13 @@ class Interpreter:
         low, high = channel.rows[self.program.row_class(one.micro_batch)]
         whole = (low, high) == (0, len(cell.rows))
         messages: list[Message] = []
+        ends = self._carriers[one.channel]
+        move = ends.send if one.kind.startswith("SEND") else ends.receive
         for t, shape in enumerate(shapes):
             if high > low and (shape.needs_grad or channel.kind == "F"):
                 tag = channel.tag + one.micro_batch * len(shapes) + t
                 size_bytes = shape.bytes_per_sample * (high - low)
-                messages.append((t, -1 if whole else low, high, channel.peer, tag, size_bytes))
+                messages.append((t, -1 if whole else low, high, move, channel.peer, tag, size_bytes))
         return messages, shapes
 
     def _message_call(self, one: Instruction, cell: MicroBatch, is_last: bool) -> Call:
@@ -339,9 +343,6 @@ def _refuse(program: Program) -> None:
                 f"rank {program.rank} has the instruction {one}; {one.kind} is not executed here",
                 remedy="choose a schedule with whole backwards (F and B)",
             )
-    for channel in program.channels:
-        if channel.codec is not None:
-            raise UnsupportedRequest(f"the codec {channel.codec!r} is not executed here; send tensors as they are")
 
 
 def _nothing() -> None:

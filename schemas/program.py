@@ -35,6 +35,12 @@ KINDS = ("F", "B", "I", "W", "R")
 
 FORWARD, BACKWARD, INPUT, WEIGHT, RECOMPUTE = range(5)
 
+CODECS = ("fp16s",)
+"""How a channel may encode fp32 tensors: two bytes per number, a scaler that is a power of two (WPipe)."""
+
+CODEC_HEADER_BYTES = 5
+"""What the codec adds to each tensor: the scaler's exponent and a flag."""
+
 Operation = tuple[int, int, int]
 """Kind (index in ``KINDS``), stage number, micro-batch."""
 
@@ -141,7 +147,7 @@ class Held:
     """A stage that a rank holds: layers ``first`` to ``last`` as replica ``replica`` of those on ``ranks``.
 
     ``rows[c]`` = [low, high) of a micro-batch of row class c that this replica computes (round robin: all rows of the
-    micro-batches whose distance from the pipeline's first is ``replica`` modulo the replicas). ``previous``, ``next``:
+    micro-batches whose number is ``replica`` modulo the replicas). ``previous``, ``next``:
     stage numbers in the same pipeline. ``micro_batches``: the pipeline's first and last place in every global batch.
 
     ``buckets``: layers [first, last] whose gradients are reduced, or averaged, together, and the number of their group
@@ -229,6 +235,13 @@ class Program:
         ahead = i * self.body_batches * self.num_micro_batches
         for one in self.body:
             yield one if one.kind in UNSHIFTED else one._replace(micro_batch=one.micro_batch + ahead)
+
+    def stage(self, number: int) -> Held:
+        """A stage that the rank holds, by its number; KeyError where it does not."""
+        for held in self.stages:
+            if held.stage == number:
+                return held
+        raise KeyError(number)
 
     def row_class(self, micro_batch: int) -> int:
         """The row class of a micro-batch."""
