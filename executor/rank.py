@@ -2,18 +2,22 @@
 
 Reads one JSON line from stdin, its assignment::
 
-    {rank, world_size, store: "host:port", prefix, program, job, directory, steps, seed, check, trace_steps, layers}
+    {rank, world_size, store: "host:port", prefix, programs, job, directory, steps, seed, check, trace_steps, layers}
 
-and, optional: ``device`` (torch's name, "cpu"), ``transport`` ("auto", or one of ``executor.transport``),
-``boundaries`` (of the plan's profile: per cut ``[name, bytes_per_sample, gradient_bytes_per_sample]`` of each tensor),
-``timeout_s`` (a peer silent for longer is taken for dead), ``listening`` (descriptor of the store's socket: this rank
-hosts the store), ``mark`` (file of two native 64-bit integers where the index of the running instruction and the step
-are kept), ``host`` (ranks of one host share a clock). ``layers`` null: not compared.
+``programs``: those that this rank runs, one after the other (``program``: a single one); with several, ``segments``
+says which comes when from ``first_step`` on, and without that they are a ladder. Training goes up to step ``steps``.
+Optional: ``options`` (``schemas.run_options.RunOptions``), ``plan_hash`` (for checkpoints), ``device`` (torch's name,
+"cpu"), ``transport`` ("auto", or one of ``executor.transport``), ``boundaries`` (of the plan's profile: per cut
+``[name, bytes_per_sample, gradient_bytes_per_sample]`` of each tensor), ``timeout_s`` (a peer silent for longer is
+taken for dead), ``listening`` (descriptor of the store's socket: this rank hosts the store), ``mark`` (file of two
+native 64-bit integers where the index of the running instruction and the step are kept), ``host`` (ranks of one host
+share a clock). ``layers`` null: not compared.
 
-Writes JSON lines to stdout: ``ready``, per step ``{step, loss, time_ns}`` (rank 0: measured between barriers),
-``trace`` with a ``rank_trace``, and at last ``done`` or ``failed {reason, instruction, index, step, traceback,
-time_ns}``. What the job prints goes to stderr. A rank that fails ends at once, so that its peers notice; so does one
-whose stdin is closed.
+Writes JSON lines to stdout: ``ready``; from rank 0 ``step {step, loss, time_ns}``, ``resumed {step, directory}``,
+``checkpoint {step, directory}``, ``evaluation {step, loss}``, ``rung {step, index}`` and ``warning {step, text}``;
+``trace`` with a ``rank_trace``; at last ``done`` or ``failed {reason, instruction, index, step, traceback, time_ns}``.
+What the job prints goes to stderr. A rank that fails ends at once, so that its peers notice; so does one whose stdin
+is closed.
 """
 
 from __future__ import annotations
@@ -35,17 +39,20 @@ from typing import Any, TextIO
 import torch
 import torch.distributed as dist
 
-from penstock.executor.actions import StepResult
 from penstock.executor.chain import Chain, TensorShape
 from penstock.executor.check import Check, CheckReport
 from penstock.executor.check_model import refuse_other_layers
+from penstock.executor.checkpoint import About
+from penstock.executor.checkpoint_store import Checkpoints
 from penstock.executor.children import die_with
 from penstock.executor.clocks import CommonClock, Reading, read_clock
 from penstock.executor.gpu import open_device
 from penstock.executor.interpreter import InstructionFailed, Interpreter, Mark
 from penstock.executor.job import Job, load_job
+from penstock.executor.metrics import Metrics
 from penstock.executor.peak import peak_of
 from penstock.executor.trace import rank_trace
+from penstock.executor.training import Course, Trainer
 from penstock.executor.transport import (
     AUTO,
     agree_on_transport,
@@ -55,12 +62,11 @@ from penstock.executor.transport import (
     smallest,
     wait_for_all,
 )
-from penstock.schemas.errors import ModelMismatch, PenstockError
+from penstock.schemas.errors import InvalidDocument, ModelMismatch, PenstockError, UnsupportedRequest
 from penstock.schemas.program import Program
+from penstock.schemas.run_options import RunOptions
 
 TIMEOUT_S = 60.0
-WARMUP_STEPS = 1
-"""Steps at the beginning that ``step_times_ns`` leaves out, where there are more."""
 
 _TRACEBACK_LINES = 12
 _SILENT = "Application timeout"
@@ -73,10 +79,8 @@ class Rank:
         self.assignment = assignment
         self.say = say
         self.mark: Mark = _open_mark(assignment.get("mark"))
-        self.step = -1
-        self.losses: list[float] = []
-        self.times_ns: list[int] = []
-        self.traced: list[tuple[int, list[int]]] = []
+        self.options = RunOptions.parse(assignment.get("options") or {})
+        self._trainer: Trainer | None = None
         self._clock: Reading | None = None
 
     def run(self) -> None:
@@ -84,25 +88,20 @@ class Rank:
         given = self.assignment
         device = open_device(given.get("device", "cpu"))
         torch.set_num_threads(1)
-        program = Program.from_json(given["program"])
-        self.program = program
+        self.programs = [Program.from_json(one) for one in given.get("programs") or [given["program"]]]
+        self.program = program = self.programs[0]
         job = load_job(given["job"], given.get("directory"))
+        refuse_missing_parts(job, self.options)
         chain = checked_chain(job, program, given.get("layers"))
         shapes = chain.infer_shapes(range(program.row_classes[0][0]))
         refuse_other_boundaries(chain, shapes, given.get("boundaries"))
         self._peak = peak_of(device)
-        timeout_s = float(given.get("timeout_s", TIMEOUT_S))
-        store = connect(
-            given["store"],
-            prefix=given["prefix"],
-            rank=program.rank,
-            world_size=program.world_size,
-            timeout_s=timeout_s,
-            listening=given.get("listening"),
-        )
+        store = self._connect()
+        timeout_s = self._timeout_s
         kind = agree_on_transport(given.get("transport", AUTO), device)
         groups = process_groups(program.groups, timeout_s, device if kind == "nccl" else None)
         transport = make_transport(kind, program, device, timeout_s)
+        checkpoints = self._open_checkpoints(job)
         interpreter = Interpreter(
             program,
             chain,
@@ -115,48 +114,107 @@ class Rank:
         )
         wait_for_all(store, "built", program.world_size)
         interpreter.agree()
+        course = self._course(checkpoints, interpreter)
         gc.collect()
         gc.freeze()
         self.say({"kind": "ready", "rank": program.rank})
         if min(given["steps"], given["trace_steps"]) > 0:
             self._clock = self._read_clock()
         check = Check(interpreter, store) if given["check"] else None
-        self._train(interpreter, check)
-        self._send_traces(interpreter)
-        self._report(check.compare(0, self.losses[0]) if check is not None and self.losses else None)
+        metrics = self._open_metrics(course)
+        self._trainer = trainer = Trainer(
+            interpreter,
+            course,
+            say=self.say,
+            mark=self.mark,
+            checkpoints=checkpoints,
+            metrics=metrics,
+            check=check,
+        )
+        trainer.train()
+        if metrics is not None:
+            metrics.close()
+        self._send_traces(trainer)
+        self._report(trainer, check.compare(0, trainer.losses[0]) if check is not None and trainer.losses else None)
         with contextlib.suppress(RuntimeError):
             dist.barrier()
         transport.close()
 
-    def _train(self, interpreter: Interpreter, check: Check | None) -> None:
-        steps = self.assignment["steps"]
-        first_traced = steps - min(steps, self.assignment["trace_steps"])
-        for self.step in range(steps):
-            self.mark[1] = self.step
-            events: list[int] | None = [] if self.step >= first_traced else None
-            interpreter.actions.before_step = check.keep if check is not None and self.step == 0 else None
-            dist.barrier()
-            start = time.perf_counter_ns()
-            result = interpreter.step(self.step, events)
-            dist.barrier()
-            self._finish_step(result, time.perf_counter_ns() - start)
-            if events is not None:
-                self.traced.append((self.step, [start, *events]))
+    # Set-up
 
-    def _finish_step(self, result: StepResult, time_ns: int) -> None:
-        self.losses.append(result.loss)
-        self.times_ns.append(time_ns)
+    @property
+    def _timeout_s(self) -> float:
+        return float(self.assignment.get("timeout_s", TIMEOUT_S))
+
+    def _connect(self) -> Any:
+        given = self.assignment
+        return connect(
+            given["store"],
+            prefix=given["prefix"],
+            rank=self.program.rank,
+            world_size=self.program.world_size,
+            timeout_s=self._timeout_s,
+            listening=given.get("listening"),
+        )
+
+    def _open_checkpoints(self, job: Job) -> Checkpoints | None:
+        """Where checkpoints go, found fit before anything is built."""
+        given, options, program = self.assignment, self.options, self.program
+        if options.checkpoint_directory is None:
+            return None
+        about = About(
+            step=0,
+            batches=0,
+            job=job.name,
+            seed=given["seed"],
+            update_rule=program.update_rule,
+            pipelines=program.pipelines,
+            global_batch_size=program.global_batch_size,
+            plan_hash=given.get("plan_hash"),
+            torch_version=torch.__version__,
+        )
+        return Checkpoints(options.checkpoint_directory, options.keep_checkpoints, about, given["prefix"])
+
+    def _course(self, checkpoints: Checkpoints | None, interpreter: Interpreter) -> Course:
+        """What is left to train: from the newest checkpoint on where one is asked for. Raises NotFound without one."""
+        given, options = self.assignment, self.options
+        first_step = 0
+        if checkpoints is not None and options.resume:
+            first_step = checkpoints.resume(interpreter, self._tell_first, may_start_anew=options.resume == "auto")
+        expected = given.get("first_step")
+        if expected is not None and expected != first_step:
+            raise InvalidDocument(f"the programs are for step {expected} on; the newest checkpoint is of {first_step}")
+        segments = given.get("segments")
+        return Course(
+            steps=given["steps"],
+            first_step=first_step,
+            trace_steps=given["trace_steps"],
+            segments=None if segments is None else tuple(segments),
+            options=options,
+        )
+
+    def _open_metrics(self, course: Course) -> Metrics | None:
+        options = self.options
+        wanted = options.metrics_path is not None or options.tensorboard_directory is not None
+        if self.program.rank != 0 or not wanted:
+            return None
+        return Metrics(options.metrics_path, options.tensorboard_directory, course.first_step)
+
+    def _tell_first(self, event: Mapping[str, Any]) -> None:
         if self.program.rank == 0:
-            self.say({"kind": "step", "step": self.step, "loss": result.loss, "time_ns": time_ns})
+            self.say(event)
+
+    # Reports
 
     def _read_clock(self) -> Reading:
         return read_clock(self.assignment.get("host") or _host())
 
-    def _send_traces(self, interpreter: Interpreter) -> None:
+    def _send_traces(self, trainer: Trainer) -> None:
         if self._clock is None:
             return
         clock = CommonClock(self._clock, self._read_clock())
-        for step, own in self.traced:
+        interpreter = trainer.interpreter
+        for step, own in trainer.traced:
             start, *events = clock.common_ns(own)
             document = rank_trace(
                 rank=self.program.rank,
@@ -166,19 +224,20 @@ class Rank:
                 events=events,
                 shift_ns=-smallest(start),
                 peak_memory_bytes=self.peak_memory_bytes(),
+                batches=interpreter.program.batches,
                 clock_error_ns=clock.error_ns,
             )
             self.say({"kind": "trace", "rank_trace": document})
 
-    def _report(self, report: CheckReport | None) -> None:
-        warmup = WARMUP_STEPS if len(self.times_ns) > WARMUP_STEPS else 0
+    def _report(self, trainer: Trainer, report: CheckReport | None) -> None:
         self.say(
             {
                 "kind": "done",
                 "rank": self.program.rank,
-                "losses": self.losses,
-                "step_times_ns": self.times_ns[warmup:],
-                "warmup_steps": warmup,
+                "first_step": trainer.course.first_step,
+                "losses": trainer.losses,
+                "step_times_ns": trainer.times_ns[trainer.warmup_steps :],
+                "warmup_steps": trainer.warmup_steps,
                 "gradient_check": None if report is None else report.difference,
                 "gradient_tolerance": None if report is None else report.tolerance,
                 "loss_check": None if report is None else report.loss_difference,
@@ -204,7 +263,7 @@ class Rank:
             "remedy": known.remedy if known is not None else None,
             "instruction": str(failed.instruction) if failed is not None else None,
             "index": failed.index if failed is not None else None,
-            "step": self.step if self.step >= 0 else None,
+            "step": None if self._trainer is None else self._trainer.step,
             "traceback": "".join(traceback.format_exception(cause)).splitlines()[-_TRACEBACK_LINES:],
             "time_ns": time.time_ns(),
         }
@@ -229,6 +288,15 @@ def checked_chain(job: Job, program: Program, layers: Sequence[str] | None) -> C
             remedy=f"plan with --global-batch-size {job.batch_size}, or change the job's batch_size",
         )
     return chain
+
+
+def refuse_missing_parts(job: Job, options: RunOptions) -> None:
+    """Raise UnsupportedRequest when the options ask for something that the job does not offer."""
+    if options.evaluate_every and not (hasattr(job, "evaluation") and hasattr(job, "num_evaluation_batches")):
+        raise UnsupportedRequest(
+            f"job {job.name!r} cannot be evaluated: it has no evaluation(number, rows) or no num_evaluation_batches",
+            remedy="add both to the job, or leave out --evaluate-every",
+        )
 
 
 def refuse_other_boundaries(

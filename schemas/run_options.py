@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from penstock.schemas.document import Part
+from penstock.schemas.document import Part, faults_of
+from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.quantities import Count, Name, PositiveCount
 
 MAX_SEGMENT = 1000
@@ -45,6 +46,15 @@ class RunOptions(Part):
             wanted = "checkpoint_every" if self.checkpoint_every else "resume"
             raise ValueError(f"{wanted} needs a checkpoint_directory")
         return self
+
+    @classmethod
+    def parse(cls, data: Any) -> Self:
+        """Validate plain data. Raises InvalidDocument with one fault per mistake."""
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            faults = tuple(faults_of(error.errors(), data))
+            raise InvalidDocument("the options of the run are not valid", faults=faults) from None
 
     @property
     def needs_norm(self) -> bool:
