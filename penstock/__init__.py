@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from penstock.api import plan as plan
     from penstock.api import programs as programs
     from penstock.api import solve as solve
+    from penstock.calibrating import calibrate as calibrate
     from penstock.explaining import explain as explain
     from penstock.solvers.explanation.layout import Layout as Layout
 
 _API = {
     **dict.fromkeys(("Answer", "compare", "judge", "plan", "programs", "solve"), "penstock.api"),
+    "calibrate": "penstock.calibrating",
     "explain": "penstock.explaining",
     "Layout": "penstock.solvers.explanation.layout",
 }

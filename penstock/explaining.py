@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from penstock.api import Answer, Judgement, judge
 from penstock.convert.explanations import most_helpful, to_idle, to_layout, to_path, to_sensitivity, to_what_if
-from penstock.report.chrome_trace import compared_events, write_events
+from penstock.report.chrome_trace import chrome_events, compared_events, write_events
 from penstock.report.page import html_report
 from penstock.report.picture import picture_of_timeline
 from penstock.report.sentences import sentences
@@ -154,12 +154,17 @@ def page(file: PlanFile, trace: Trace | None = None) -> str:
     )
 
 
-def write_comparison(file: PlanFile, trace: Trace, path: Path) -> None:
-    """Prediction and measurement as two tracks for Perfetto. Raises InvalidPlan where the plan cannot be simulated."""
+def write_comparison(file: PlanFile, trace: Trace | None, path: Path) -> None:
+    """Prediction, and measurement as a second track, for Perfetto. Raises InvalidPlan for a plan not to be simulated.
+
+    Raises InvalidDocument for the trace of another plan.
+    """
+    if trace is not None and trace.plan_hash != file.plan.content_hash():
+        raise InvalidDocument(f"the trace is of plan {trace.plan_hash}, not of {file.plan.content_hash()}")
     judgement = judged(file).judgement
     assert judgement.timeline is not None
     predicted = picture_of_timeline(judgement.problem, judgement.timeline, judgement.allocation)
-    write_events(compared_events(predicted, trace, file.plan), path)
+    write_events(chrome_events(predicted) if trace is None else compared_events(predicted, trace, file.plan), path)
 
 
 def _replan(plan: Candidate, planner: str | None, max_plans: int) -> Replan | None:

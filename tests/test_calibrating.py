@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,6 +13,7 @@ from hypothesis import strategies as st
 from penstock.api import judge
 from penstock.calibrating import Calibration, calibrate
 from penstock.calibration.fitting import fit
+from penstock.cli.main import main
 from penstock.convert import to_plan, to_problem
 from penstock.schemas.errors import InvalidDocument, InvalidPlan
 from penstock.schemas.plan import PlanFile
@@ -219,3 +223,29 @@ def test_the_fit_explains_totals_that_can_be_explained(data: st.DataObject) -> N
     assert (found >= 0).all()
     if 0 < cut < count and prior.min() * 4 > prior.max() and true.min() * 4 > true.max():
         assert parts @ found == pytest.approx(parts @ true, rel=0.02)
+
+
+def test_the_command_writes_profile_and_topology(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    known = planned(WRONG, cluster(), [1, 3])
+    trace = traced(planned(TRUE, cluster(5 * 10**8, 60_000), [1, 3]), known)
+    names = ("wrong", "trace", "plan", "profile", "topology", "chrome")
+    wrong, traces, plan, profile_out, topology_out, chrome = (str(tmp_path / f"{name}.json") for name in names)
+    WRONG.write(wrong)
+    trace.write(traces)
+    known.write(plan)
+    assert main(["calibrate", wrong, traces, "-o", profile_out, "--topology", topology_out]) == 0
+    said = capsys.readouterr().out
+    assert "before" in said
+    assert "expected error" in said
+    found = calibrate(WRONG, [trace])
+    assert (ModelProfile.read(profile_out), ClusterTopology.read(topology_out)) == (found.profile, found.topology)
+    assert main(["calibrate", wrong, traces]) == 0
+    printed = ModelProfile.parse(json.loads(capsys.readouterr().out))
+    assert printed == calibrate(WRONG, [trace], links=False).profile
+    assert main(["export", "chrome", plan, "--trace", traces, "-o", chrome]) == 0
+    events = json.loads(Path(chrome).read_text())["traceEvents"]
+    assert {e["args"]["name"] for e in events if e["name"] == "process_name"} == {"predicted", "measured"}
+    assert main(["export", "chrome", plan, "-o", chrome]) == 0
+    planned(TRUE, cluster(), [2]).write(plan)
+    assert main(["export", "chrome", plan, "--trace", traces, "-o", chrome]) == 65
+    assert "the trace is of plan" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import judging, planning, profiling, running, schedules, serving
+from penstock.cli import calibrating, judging, planning, profiling, running, schedules, serving
 from penstock.schemas.errors import MissingExtra, PenstockError
 
 USAGE = 64
@@ -44,6 +44,7 @@ planning.register(app)
 judging.register(app)
 profiling.register(app, importing)
 running.register(app)
+calibrating.register(app, exporting)
 schedules.register(importing, exporting)
 serving.register(app)
 
