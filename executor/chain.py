@@ -7,13 +7,17 @@ reader; the loss is a reader after the last layer. Model inputs cross no cut (de
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from penstock.executor.job import Job, LayerSpec, job_outputs, layer_specs
+from penstock.executor.precision import FULL, Training
+from penstock.executor.ties import Tie, ties_of
 from penstock.schemas.errors import InvalidDocument, ModelMismatch
 
 
@@ -43,7 +47,8 @@ class Chain:
     """The layers of a job in order.
 
     ``specs``: the layers. ``inputs[i]``: names that layer i reads from the batch. ``cuts[i]``: names alive across
-    cut i, ordered by the layer that wrote them. ``outputs``: names that the loss reads.
+    cut i, ordered by the layer that wrote them. ``outputs``: names that the loss reads. ``ties``: parameters that
+    layers have in common.
     """
 
     def __init__(self, job: Job) -> None:
@@ -53,6 +58,7 @@ class Chain:
         self.inputs: tuple[tuple[str, ...], ...] = self._read_from_batch()
         self._alive = self._alive_tensors()
         self.cuts: tuple[tuple[str, ...], ...] = tuple(tuple(name for _, name in cut) for cut in self._alive)
+        self.ties: tuple[Tie, ...] = ties_of(job, self.names)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -85,6 +91,45 @@ class Chain:
             raise InvalidDocument(f"the builder of layer {spec.name!r} returned {type(module).__name__}, no nn.Module")
         return module.to(device)
 
+    def build_layers(
+        self,
+        indices: Sequence[int],
+        seed: int | None = None,
+        device: torch.device | str = "cpu",
+        existing: Mapping[int, nn.Module] | None = None,
+    ) -> dict[int, nn.Module]:
+        """Layers by number, those of ``existing`` as they are; a tied parameter is one object in all of them.
+
+        A tied parameter has the value that the first of its layers draws, whether that layer is among them or not.
+        """
+        there = existing or {}
+        modules = {i: there[i] if i in there else self.build_layer(i, seed, device) for i in indices}
+        for tie in self.ties:
+            tie.join(modules, lambda i: self.build_layer(i, seed, device))
+        return modules
+
+    def named_parameters(self, modules: Mapping[int, nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
+        """Parameters of some layers as ``layer.parameter``, each once; a tied one under its first name."""
+        first_names = {name: tie.name for tie in self.ties for name in tie.names}
+        seen: set[int] = set()
+        for i, module in modules.items():
+            for own_name, parameter in module.named_parameters():
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    name = f"{self.specs[i].name}.{own_name}"
+                    yield first_names.get(name, name), parameter
+
+    def shared_parameters(self) -> list[tuple[str, tuple[int, ...], int]]:
+        """Name, layers and bytes of each tied parameter, as a profile lists them (``shared_parameters``)."""
+        layers = sorted({i for tie in self.ties for i in tie.layers})
+        modules = self.build_layers(layers, device="meta")
+        found = []
+        for tie in self.ties:
+            parameter = tie.parameter(modules)
+            assert parameter is not None
+            found.append((tie.name, tie.layers, parameter.numel() * parameter.element_size()))
+        return found
+
     def call(self, index: int, module: nn.Module, arguments: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Run layer ``index``; its results in the order of ``writes``. ModelMismatch for another number of results."""
         result: Any = module(*arguments)
@@ -108,26 +153,47 @@ class Chain:
                 _check_rows(inputs[name], len(rows), f"the batch's {name!r}")
         return {name: tensor.to(device) for name, tensor in inputs.items()}
 
-    def infer_shapes(self, rows: range) -> tuple[dict[str, TensorShape], ...]:
-        """For each cut, ``{name: shape}`` in the order of ``cuts``.
+    def infer_shapes(
+        self, rows: range, training: Training = FULL, device: torch.device | str = "cpu"
+    ) -> tuple[dict[str, TensorShape], ...]:
+        """For each cut, ``{name: shape}`` in the order of ``cuts``; types as on ``device`` where precision is lowered.
 
-        Found by running the layers on the meta device; a model that looks at its numbers, which no meta tensor has,
-        is run on the CPU instead. Raises ModelMismatch naming the layer that does not run.
+        Found by running the layers on the meta device (in lower precision, which that device does not have, with
+        torch's fake tensors); a model that looks at its numbers, which no such tensor has, is run on the CPU instead.
+        Raises ModelMismatch naming the layer that does not run.
         """
+        if training.lowered:
+            return self._lowered_shapes(rows, training, torch.device(device))
         try:
-            return self._shapes_on("meta", rows)
+            return self._shapes_on("meta", rows, self.batch_inputs(rows), nullcontext())
         except ModelMismatch as error:
             if "meta" not in str(error):
                 raise
-        return self._shapes_on("cpu", rows)
+        return self._shapes_on("cpu", rows, self.batch_inputs(rows, "cpu"), nullcontext())
 
-    def _shapes_on(self, device: str, rows: range) -> tuple[dict[str, TensorShape], ...]:
-        env = self.batch_inputs(rows, device)
+    def _lowered_shapes(
+        self, rows: range, training: Training, device: torch.device
+    ) -> tuple[dict[str, TensorShape], ...]:
+        inputs = self.batch_inputs(rows, "cpu")
+        autocast = training.autocast(device)
+        assert autocast is not None
+        try:
+            with FakeTensorMode() as mode:
+                fakes = {name: mode.from_tensor(tensor).to(device) for name, tensor in inputs.items()}
+                return self._shapes_on(device, rows, fakes, autocast)
+        except ModelMismatch:
+            given = {name: tensor.to(device) for name, tensor in inputs.items()}
+            return self._shapes_on(device, rows, given, autocast)
+
+    def _shapes_on(
+        self, device: torch.device | str, rows: range, env: dict[str, Tensor], context: AbstractContextManager[Any]
+    ) -> tuple[dict[str, TensorShape], ...]:
         shapes = []
         for i, spec in enumerate(self.specs):
             module = self.build_layer(i, device=device)
             try:
-                results = self.call(i, module, [env[name] for name in spec.reads])
+                with context:
+                    results = self.call(i, module, [env[name] for name in spec.reads])
             except ModelMismatch:
                 raise
             except Exception as error:

@@ -2,7 +2,14 @@
 
 A job is one object, named ``module:attribute``. Its model is a list of layers over named tensors: a layer is called
 ``module(*[env[name] for name in reads])`` and returns one tensor, or as many as ``writes`` names. Names that no earlier
-layer has written are model inputs: they come from the batch to whichever layer reads them and cross no cut.
+layer has written are model inputs: they come from the batch to whichever layer reads them and cross no cut. Parameters
+are named ``layer.parameter``; those with ``requires_grad=False`` stay as they are.
+
+A job may also have:
+
+* ``shared_parameters``: lists of full names that are one parameter; the first names it.
+* ``lr_scheduler(optimizer)``: a scheduler of ``torch.optim.lr_scheduler``; stepped after each of the optimizer's steps.
+* ``evaluation(number, rows)``: like ``batch``, for evaluation batch ``number`` of ``num_evaluation_batches``.
 """
 
 from __future__ import annotations
@@ -126,6 +133,26 @@ def layer_specs(job: Job) -> tuple[LayerSpec, ...]:
 def job_outputs(job: Job) -> tuple[str, ...]:
     """The names that the loss reads: ``job.outputs``, or ``("x",)``."""
     return tuple(getattr(job, "outputs", ("x",)))
+
+
+def shared_names(job: Job) -> tuple[tuple[str, ...], ...]:
+    """The job's ``shared_parameters``. Raises InvalidDocument when they are no lists of at least two names."""
+    given: Any = getattr(job, "shared_parameters", ())
+    if callable(given) or isinstance(given, str) or not isinstance(given, Iterable):
+        raise InvalidDocument(
+            f"job {job.name!r}: shared_parameters is {given!r:.80}; give a list of lists of names, layer.parameter"
+        )
+    found = []
+    for names in given:
+        if isinstance(names, str) or not isinstance(names, Iterable) or len(tied := tuple(names)) < 2:
+            raise InvalidDocument(
+                f"job {job.name!r}: shared_parameters has the entry {names!r:.80}; "
+                "give at least two names of one parameter"
+            )
+        if not all(isinstance(name, str) for name in tied):
+            raise InvalidDocument(f"job {job.name!r}: shared_parameters has {tied!r:.80}, where names are texts")
+        found.append(tied)
+    return tuple(found)
 
 
 def _spec(job: Job, index: int, entry: Any) -> LayerSpec:

@@ -1,0 +1,65 @@
+"""In which numbers a run trains, and how far its gradients may reach.
+
+Lower precision is torch's autocast over parameters of full precision: matrix products run in bfloat16 or float16, what
+needs range stays in float32, and gradients arrive in the parameters' own type. Tensors that cross a cut have whatever
+type autocast gave them.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+
+from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
+
+Precision = Literal["fp32", "bf16", "fp16"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+_DTYPES: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """Numbers of a run: its precision, and the L2 norm to which gradients are clipped (None: not).
+
+    Raises InvalidDocument for an unknown precision or a norm that is not above 0.
+    """
+
+    precision: Precision = "fp32"
+    clip_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise InvalidDocument(f"precision {self.precision!r} is unknown; give one of {', '.join(PRECISIONS)}")
+        if self.clip_norm is not None and not (math.isfinite(self.clip_norm) and self.clip_norm > 0):
+            raise InvalidDocument(f"clip_norm is {self.clip_norm!r}; give a finite norm above 0, or none")
+
+    @property
+    def lowered(self) -> bool:
+        """Whether tensors may be smaller than in a profile of full precision."""
+        return self.precision != "fp32"
+
+    @property
+    def needs_norm(self) -> bool:
+        """Whether steps wait for all ranks' gradients: to clip them, or to see whether one overflowed."""
+        return self.clip_norm is not None or self.precision == "fp16"
+
+    def autocast(self, device: torch.device | str) -> AbstractContextManager[Any] | None:
+        """What layers and loss run under; None in full precision. It can be entered again and again.
+
+        Raises UnsupportedRequest where the device does not have that precision.
+        """
+        if not self.lowered:
+            return None
+        kind = torch.device(device).type
+        has_gpu = kind == "cuda" and torch.cuda.is_available()
+        if has_gpu and self.precision == "bf16" and not torch.cuda.is_bf16_supported():
+            raise UnsupportedRequest("this GPU has no bfloat16", remedy="run with precision fp16 or fp32")
+        return torch.autocast(kind, dtype=_DTYPES[self.precision])
+
+
+FULL = Training()
+"""Full precision, nothing clipped."""

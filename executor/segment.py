@@ -1,0 +1,159 @@
+"""Consecutive layers of a stage that run as one callable: which tensor is where, which random state each layer draws.
+
+What a layer reads and writes is settled when the segment is made: a run moves tensors between numbered slots.
+"""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from penstock.executor.chain import Chain
+from penstock.schemas.errors import ModelMismatch
+
+Reseed = Callable[[int], Any]
+
+
+class Segment:
+    """Consecutive layers that are run, and backed, as one; ``recompute``: they run again before their backward.
+
+    ``autocast``: what they run under in lower precision.
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        first: int,
+        last: int,
+        modules: Sequence[nn.Module],
+        reseed: Reseed,
+        *,
+        recompute: bool,
+        autocast: AbstractContextManager[Any] | None = None,
+    ) -> None:
+        self.chain = chain
+        self.first = first
+        self.recompute = recompute
+        self.autocast = autocast
+        self.modules = tuple(modules)
+        self.buffers = tuple(buffer for module in modules for buffer in module.buffers())
+        self.reseed = reseed
+        incoming = chain.cuts[first - 1] if first else ()
+        outgoing = chain.cuts[last] if last < len(chain.specs) - 1 else chain.outputs
+        slots = {name: i for i, name in enumerate(incoming)}
+        self.given: list[tuple[int, str]] = []
+        self.calls: list[tuple[nn.Module, int, int, tuple[int, ...], tuple[int, ...], tuple[int, ...], int]] = []
+        size = len(incoming)
+        for i, module in enumerate(modules, start=first):
+            spec = chain.specs[i]
+            reads = []
+            for name in spec.reads:
+                if name in chain.inputs[i]:
+                    self.given.append((size, name))
+                    reads.append(size)
+                    size += 1
+                else:
+                    reads.append(slots[name])
+            writes = []
+            for name in spec.writes:
+                slots[name] = size
+                writes.append(size)
+                size += 1
+            read = reads[0] if len(reads) == 1 else -1
+            write = writes[0] if len(writes) == 1 else -1
+            self.calls.append((module, read, write, tuple(reads), tuple(writes), (), i))
+        self.results = tuple(slots[name] for name in outgoing)
+        self.free = (None,) * (size - len(incoming))
+        self._drop_dead_slots(len(incoming))
+
+    def _drop_dead_slots(self, num_incoming: int) -> None:
+        """Each layer lets go of the slots that it is the last to read."""
+        kept = set(self.results)
+        for k in range(len(self.calls) - 1, -1, -1):
+            module, read, write, reads, writes, _, i = self.calls[k]
+            dead = tuple(slot for slot in dict.fromkeys((*reads, *writes)) if slot not in kept and slot >= num_incoming)
+            kept.update(dead)
+            self.calls[k] = module, read, write, reads, writes, dead, i
+
+    def run(self, inputs: Sequence[Tensor], batch: dict[str, Tensor] | None, seeds: Sequence[int], key: int) -> Any:
+        """The tensors that leave the segment, in the order of the cut after it; ``key`` is the step's seed."""
+        if self.autocast is None:
+            return self._run(inputs, batch, seeds, key)
+        with self.autocast:
+            return self._run(inputs, batch, seeds, key)
+
+    def _run(self, inputs: Sequence[Tensor], batch: dict[str, Tensor] | None, seeds: Sequence[int], key: int) -> Any:
+        env: list[Any] = [*inputs, *self.free]
+        if batch is not None:
+            for slot, name in self.given:
+                env[slot] = batch[name]
+        reseed = self.reseed
+        for (module, read, write, reads, writes, dead, i), seed in zip(self.calls, seeds, strict=True):
+            reseed(seed + key)
+            result = module(env[read]) if read >= 0 else module(*[env[slot] for slot in reads])
+            if write >= 0 and type(result) is Tensor:
+                env[write] = result
+            else:
+                for slot, one in zip(writes, self._checked(i, result), strict=True):
+                    env[slot] = one
+            for slot in dead:
+                env[slot] = None
+        return [env[slot] for slot in self.results]
+
+    def run_again(
+        self, inputs: Sequence[Tensor], batch: dict[str, Tensor] | None, seeds: Sequence[int], key: int
+    ) -> Any:
+        """``run``, leaving buffers (running statistics) as the first run left them."""
+        before = [buffer.clone() for buffer in self.buffers]
+        results = self.run(inputs, batch, seeds, key)
+        for buffer, value in zip(self.buffers, before, strict=True):
+            buffer.data.copy_(value)
+        return results
+
+    def _checked(self, index: int, result: Any) -> Sequence[Tensor]:
+        spec = self.chain.specs[index]
+        results = result if isinstance(result, tuple | list) else (result,)
+        if len(results) != len(spec.writes) or not all(isinstance(one, Tensor) for one in results):
+            shown = ", ".join(type(one).__name__ for one in results)
+            raise ModelMismatch(f"layer {spec.name!r} writes {spec.writes!r} but returned ({shown})")
+        return results
+
+
+def segment_ranges(
+    first: int, last: int, recompute: Sequence[tuple[int, int]], *, singly: bool = False
+) -> Iterator[tuple[int, int, bool]]:
+    """Layer ranges that cover a stage, and whether they are recomputed; ``singly``: the others one by one."""
+    at = first
+    for a, b in (*sorted(recompute), (last + 1, last)):
+        if at < a:
+            yield from ((i, i, False) for i in range(at, a)) if singly else ((at, a - 1, False),)
+        if a <= b:
+            yield max(a, at), b, True
+        at = b + 1
+
+
+class Blame(NamedTuple):
+    """Where user code raised: the layer (None: not within one, as in the loss or a backward), and the line."""
+
+    layer: str | None
+    line: str | None
+
+
+def blame(error: BaseException, names: Sequence[str]) -> Blame:
+    """The layer that was running when ``error`` was raised, and the innermost line that is neither ours nor torch's."""
+    layer = line = None
+    traceback = error.__traceback__
+    while traceback is not None:
+        frame = traceback.tb_frame
+        if frame.f_code is Segment._run.__code__ and "i" in frame.f_locals:
+            layer = names[frame.f_locals["i"]]
+        path, module = frame.f_code.co_filename, frame.f_globals.get("__name__", "")
+        if not (module == "torch" or module.startswith(("torch.", "penstock.executor."))):
+            text = linecache.getline(path, traceback.tb_lineno).strip()
+            line = f"{path}:{traceback.tb_lineno}, in {frame.f_code.co_name}: {text}"
+        traceback = traceback.tb_next
+    return Blame(layer, line)

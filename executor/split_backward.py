@@ -1,0 +1,245 @@
+"""A backward in two halves: I, the gradients of a segment's inputs, and W, those of its parameters.
+
+Zero-bubble schedules (Qi et al., ICLR 2024, section 2) run W later than I. Here the unit of W is a module that owns
+trainable parameters (the outermost such module). I asks autograd for the gradients of the inputs and of what every unit
+returned; W goes, unit by unit, from those to the unit's parameters. So W repeats nothing of I but what lies between a
+unit's result and its parameters, which for linear layers, convolutions, norms and embeddings is nothing.
+
+What autograd saved outside of the units is let go of at the end of I; what it saved within them (their inputs, mostly)
+at W. `torch.distributed.pipelining` keeps all of it until W: the nodes that it remembers hold the graph below them.
+
+A parameter that is used otherwise than in one call of its own unit (a tied weight, a weight read from another module)
+has its gradient computed in I and only added in W: no way around the unit may be lost, and none counted twice (PyTorch
+issue 180952). Which parameters these are is read from the graph, again whenever a forward takes another course.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+
+Place = tuple[int, int]
+"""A parameter: the number of its unit, and its own within the unit."""
+
+_run_engine = torch.autograd.graph._engine_run_backward
+"""``torch.autograd.backward`` without its Python, which takes longer than a small unit's gradient."""
+
+
+class SplitBackward:
+    """The units of some modules, and what runs of these modules have shown about them."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self.units = [unit for module in modules for unit in _units(module)]
+        self.places = [
+            [(owner._parameters, name) for owner in unit.modules() for name in owner._parameters] for unit in self.units
+        ]
+        self.recording: Recorded | None = None
+        self._known: dict[tuple[int, ...], frozenset[Place]] = {}
+        for number, unit in enumerate(self.units):
+            unit.register_forward_pre_hook(self._enter)
+            unit.register_forward_hook(self._leaver(number))
+
+    def record(self) -> Recorded:
+        """A context to run the modules in, once; it can then take the backward's halves."""
+        return Recorded(self)
+
+    def pack(self, tensor: Tensor) -> Any:
+        """What autograd keeps for a tensor: with its version, and where it can be let go of between units."""
+        recording = self.recording
+        if recording is None or recording.depth:
+            return tensor, tensor._version
+        slot = [tensor, tensor._version]
+        recording.slots.append(slot)
+        return slot
+
+    def early(self, trail: tuple[int, ...], recorded: Recorded, roots: Sequence[Tensor]) -> frozenset[Place]:
+        """The parameters whose gradients I has to make; looked up by the course that a forward took."""
+        known = self._known.get(trail)
+        if known is None:
+            known = self._known[trail] = _early(recorded.calls, roots)
+        return known
+
+    def _enter(self, _: nn.Module, __: Any) -> None:
+        if self.recording is not None:
+            self.recording.depth += 1
+
+    def _leaver(self, number: int) -> Any:
+        def leave(_: nn.Module, __: Any, results: Any) -> None:
+            if self.recording is not None:
+                self.recording.leave(number, results)
+
+        return leave
+
+
+class Call:
+    """One call of a unit: where its results' gradients arrive, and the parameters that it had."""
+
+    __slots__ = ("edges", "parameters", "unit")
+
+    def __init__(self, unit: int, edges: list[GradientEdge], parameters: list[tuple[Place, nn.Parameter]]) -> None:
+        self.unit = unit
+        self.edges = edges
+        self.parameters = parameters
+
+
+class Recorded:
+    """One forward of the modules, from its run to its weight gradients."""
+
+    __slots__ = ("_hooks", "_owner", "_pending", "calls", "depth", "slots", "trail")
+
+    def __init__(self, owner: SplitBackward) -> None:
+        self._owner = owner
+        self._hooks: Any = None
+        self._pending: list[tuple[tuple[Any, ...], tuple[Tensor, ...], tuple[Tensor, ...]]] = []
+        self.calls: list[Call] = []
+        self.depth = 0
+        self.slots: list[list[Any]] = []
+        self.trail: list[int] = []
+
+    def __enter__(self) -> Recorded:
+        self._owner.recording = self
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._owner.pack, _unpack)
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._hooks.__exit__(*error)
+        self._hooks = self._owner.recording = None
+
+    def leave(self, unit: int, results: Any) -> None:
+        """A unit has returned ``results``."""
+        self.depth -= 1
+        if self.depth:
+            return
+        edges = [get_gradient_edge(one) for one in _tensors(results) if one.requires_grad and one.grad_fn is not None]
+        if edges:
+            parameters = []
+            for k, (held, name) in enumerate(self._owner.places[unit]):
+                parameter = held[name]
+                if parameter is not None and parameter.requires_grad:
+                    parameters.append(((unit, k), parameter))
+            self.calls.append(Call(unit, edges, parameters))
+        self.trail += (unit, len(edges), len(self.slots))
+
+    def backward_input(
+        self, roots: Sequence[Tensor], gradients: Sequence[Tensor], inputs: Sequence[Tensor]
+    ) -> list[Tensor | None]:
+        """The gradients of ``inputs``, None where none is wanted or none arrives; what W does not need is let go of."""
+        wanted: list[Any] = [one for one in inputs if one.requires_grad]
+        num_inputs = len(wanted)
+        wanted += [edge for call in self.calls for edge in call.edges]
+        places = self._owner.early((*self.trail, len(self.slots)), self, roots) if roots else frozenset()
+        early = list({id(p): p for call in self.calls for place, p in call.parameters if place in places}.values())
+        wanted += early
+        if not (roots and wanted):
+            self._forget()
+            return [None] * len(inputs)
+        found = torch.autograd.grad(
+            list(roots), wanted, list(gradients), retain_graph=True, allow_unused=True, materialize_grads=False
+        )
+        pairs = [(p, g) for p, g in zip(early, found[len(wanted) - len(early) :], strict=True) if g is not None]
+        if pairs:
+            self._pending.append((tuple(p for p, _ in pairs), tuple(g for _, g in pairs), ()))
+        at = num_inputs
+        for call in self.calls:
+            arrived = [
+                (e, g) for e, g in zip(call.edges, found[at : at + len(call.edges)], strict=True) if g is not None
+            ]
+            at += len(call.edges)
+            late = [p for place, p in call.parameters if place not in places]
+            if arrived and late:
+                self._pending.append((tuple(e for e, _ in arrived), tuple(g for _, g in arrived), tuple(late)))
+        self._forget()
+        ready = iter(found[:num_inputs])
+        return [next(ready) if one.requires_grad else None for one in inputs]
+
+    def backward_weight(self) -> None:
+        """Add the gradients of the parameters, last units first; each parameter's hooks fire once."""
+        while self._pending:
+            edges, gradients, parameters = self._pending.pop()
+            _run_engine(edges, gradients, False, False, parameters, allow_unreachable=True, accumulate_grad=True)
+            del edges, gradients
+
+    def _forget(self) -> None:
+        for slot in self.slots:
+            slot.clear()
+        self.calls, self.slots, self.trail = [], [], []
+
+
+def _units(module: nn.Module) -> Iterator[nn.Module]:
+    """The outermost modules that own trainable parameters, each once."""
+    if any(p is not None and p.requires_grad for p in module._parameters.values()):
+        yield module
+        return
+    for child in module.children():
+        yield from _units(child)
+
+
+def _unpack(packed: Any) -> Tensor:
+    if not packed:
+        raise RuntimeError(
+            "a weight's gradient needs a tensor from outside of the module that owns the weight, and the input half of "
+            "the backward has let go of it; compute it inside the module, or plan with whole backwards"
+        )
+    tensor, version = packed
+    if tensor._version != version:
+        raise RuntimeError(
+            f"a tensor of shape {tuple(tensor.shape)} that the backward needs was changed in place after the forward "
+            f"had used it (its version is {tensor._version}, it was {version})"
+        )
+    found: Tensor = tensor
+    return found
+
+
+def _tensors(found: Any) -> Iterator[Tensor]:
+    if isinstance(found, Tensor):
+        yield found
+    elif isinstance(found, dict):
+        for one in found.values():
+            yield from _tensors(one)
+    elif isinstance(found, list | tuple):
+        for one in found:
+            yield from _tensors(one)
+
+
+def _early(calls: Sequence[Call], roots: Sequence[Tensor]) -> frozenset[Place]:
+    """The parameters that gradients reach otherwise than through the one call of their own unit.
+
+    The graph is walked from the roots and from each call's results, each time up to where calls' results begin.
+    """
+    results = {edge.node for call in calls for edge in call.edges}
+    reached: dict[int, int] = {}
+    outside = set(_leaves((node for node in map(_node, roots) if node not in results), results))
+    for call in calls:
+        own = {id(parameter) for _, parameter in call.parameters}
+        for leaf in set(_leaves((edge.node for edge in call.edges), results)):
+            reached[leaf] = reached.get(leaf, 0) + 1
+            if leaf not in own:
+                outside.add(leaf)
+    return frozenset(
+        place for call in calls for place, p in call.parameters if id(p) in outside or reached.get(id(p), 0) > 1
+    )
+
+
+def _node(tensor: Tensor) -> Node:
+    return get_gradient_edge(tensor).node
+
+
+def _leaves(starts: Iterable[Node], results: set[Node]) -> Iterator[int]:
+    """The ids of the leaf tensors that lie below some nodes; no other node of ``results`` is entered."""
+    queue = deque(starts)
+    seen = set(queue)
+    while queue:
+        node = queue.popleft()
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            yield id(leaf)
+        for below, _ in node.next_functions:
+            if below is not None and below not in seen and below not in results:
+                seen.add(below)
+                queue.append(below)

@@ -1,0 +1,137 @@
+"""Parameters that layers have in common, such as an embedding that is also the output's weight.
+
+The layers that a process holds together have one Parameter object. Where stages on different ranks hold them, each has
+its own, all begin with the value that the first layer draws, and their gradients are summed before every step
+(REDUCE_SHARED), so all of them stay equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from penstock.executor.job import Job, shared_names
+from penstock.schemas.errors import InvalidDocument, ModelMismatch
+
+
+class Tie(NamedTuple):
+    """One parameter of several layers: its full names, the first of which it goes by, as (layer, name within it)."""
+
+    names: tuple[str, ...]
+    places: tuple[tuple[int, str], ...]
+
+    @property
+    def name(self) -> str:
+        """The name in profiles, plans, checks and checkpoints."""
+        return self.names[0]
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers that have it, ascending, each once."""
+        return tuple(sorted({layer for layer, _ in self.places}))
+
+    def parameter(self, modules: Mapping[int, nn.Module]) -> nn.Parameter | None:
+        """The parameter as it is in the layers at hand; None where none of them has it."""
+        for (layer, name), full in zip(self.places, self.names, strict=True):
+            if layer in modules:
+                return _find(modules[layer], name, full)
+        return None
+
+    def join(self, modules: Mapping[int, nn.Module], build: Callable[[int], nn.Module]) -> None:
+        """Make it one object in the layers at hand. ``build`` makes the first layer where that is not among them.
+
+        Raises ModelMismatch where a layer has no such parameter, or one of another shape or type.
+        """
+        here = [one for one in zip(self.places, self.names, strict=True) if one[0][0] in modules]
+        if not here:
+            return
+        (layer, name), full = here[0]
+        kept = _find(modules[layer], name, full)
+        (first, first_name), first_full = self.places[0], self.names[0]
+        if first not in modules:
+            value = _find(build(first), first_name, first_full)
+            _refuse_other(value, first_full, kept, full)
+            if not kept.is_meta:
+                with torch.no_grad():
+                    kept.copy_(value)
+        for (layer, name), other in here[1:]:
+            _refuse_other(kept, full, _find(modules[layer], name, other), other)
+            *path, own = name.split(".")
+            setattr(modules[layer].get_submodule(".".join(path)), own, kept)
+
+
+def ties_of(job: Job, names: Sequence[str]) -> tuple[Tie, ...]:
+    """The job's ties. Raises InvalidDocument for a layer that does not exist, and for a parameter in two ties."""
+    ties, seen = [], set()
+    numbers = {name: i for i, name in enumerate(names)}
+    for full_names in shared_names(job):
+        places = []
+        for full in full_names:
+            layer = max((name for name in names if full.startswith(name + ".")), key=len, default=None)
+            if layer is None:
+                raise InvalidDocument(
+                    f"job {job.name!r}: shared_parameters names {full!r}, which is in no layer; write layer.parameter, "
+                    f"with one of the layers {', '.join(names[:8])}{', …' if len(names) > 8 else ''}"
+                )
+            if full in seen:
+                raise InvalidDocument(f"job {job.name!r}: shared_parameters names {full!r} twice")
+            seen.add(full)
+            places.append((numbers[layer], full[len(layer) + 1 :]))
+        ties.append(Tie(full_names, tuple(places)))
+    return tuple(ties)
+
+
+def refuse_untied(
+    ties: Sequence[Tie], held: Sequence[tuple[int, int]], shared: Sequence[tuple[str, tuple[int, ...]]]
+) -> None:
+    """Raise ModelMismatch where the plan's ties, ``shared``, are not those of the job.
+
+    ``held``: first and last layer of each stage of this rank. A tie within one stage needs nothing of the plan.
+    """
+    by_name = {tie.name: tie for tie in ties}
+    for name, layers in shared:
+        own = by_name.get(name)
+        if own is None or own.layers != tuple(sorted(set(layers))):
+            has = "no such parameter" if own is None else f"it in the layers {list(own.layers)}"
+            raise ModelMismatch(
+                f"in the plan the layers {list(layers)} share the parameter {name!r}; the job's shared_parameters have "
+                f"{has}",
+                remedy="profile this model and plan with that profile",
+            )
+    planned = {name for name, _ in shared}
+    for tie in ties:
+        for first, last in held:
+            inside = [first <= layer <= last for layer in tie.layers]
+            if any(inside) and not all(inside) and tie.name not in planned:
+                raise ModelMismatch(
+                    f"the parameter {tie.name!r} is shared by the layers {list(tie.layers)}, which lie in different "
+                    "stages, but the plan does not know it, so its copies would part",
+                    remedy="profile this model and plan with that profile",
+                )
+
+
+def _find(module: nn.Module, name: str, full: str) -> nn.Parameter:
+    *path, own = name.split(".")
+    try:
+        return module.get_submodule(".".join(path)).get_parameter(own)
+    except AttributeError:
+        known = [one for one, _ in module.named_parameters()]
+        raise ModelMismatch(
+            f"shared_parameters names {full!r}, but that layer has the parameters {known}",
+            remedy="write layer.parameter, as the layer's named_parameters() has it",
+        ) from None
+
+
+def _refuse_other(one: nn.Parameter, name: str, other: nn.Parameter, other_name: str) -> None:
+    if one.shape != other.shape or one.dtype != other.dtype or one.requires_grad != other.requires_grad:
+        raise ModelMismatch(
+            f"{name!r} and {other_name!r} are said to be one parameter, but are {_words(one)} and {_words(other)}",
+            remedy="tie parameters of the same shape and type, both trained or both frozen",
+        )
+
+
+def _words(parameter: nn.Parameter) -> str:
+    return f"{tuple(parameter.shape)} {parameter.dtype}{'' if parameter.requires_grad else ' frozen'}"
