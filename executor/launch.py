@@ -101,10 +101,13 @@ def run_locally(
     layers: Sequence[str] | None = None,
     boundaries: Sequence[Sequence[Sequence[Any]]] | None = None,
     timeout_s: float | None = None,
+    devices: Sequence[str] = ("cpu",),
+    transport: str = "auto",
     on_progress: Callable[[dict[str, Any]], None] | None = None,
 ) -> RunReport:
     """Run one process per rank on this machine, up to step ``steps``.
 
+    ``devices``: torch's names of the devices that ranks get in turn; ``transport``: see ``executor.transport``.
     ``layers``: the names of the plan's layers; ``boundaries``: what crosses its cuts, both compared with the model.
     ``directory``: where ``job`` (``module:attribute``) is found. ``on_progress`` gets every event of every rank.
     Raises RunFailed naming the first rank that failed, its signal or exception and its last instruction; errors that
@@ -125,6 +128,7 @@ def run_locally(
         "layers": None if layers is None else list(layers),
         "options": run.options.model_dump(mode="json"),
         "plan_hash": plan_hash,
+        "transport": transport,
     }
     if boundaries is not None:
         common["boundaries"] = boundaries
@@ -134,7 +138,8 @@ def run_locally(
         common["store"] = join_address(_LOOPBACK, server.getsockname()[1])
         try:
             for rank in range(run.work.num_ranks):
-                assignment = {**common, "rank": rank, **run.work.assignment(rank)}
+                place = {"rank": rank, "device": devices[rank % len(devices)]}
+                assignment = {**common, **place, **run.work.assignment(rank)}
                 run.processes.append(_start(assignment, Path(scratch), server))
             server.close()
             return _follow(run, on_progress)
