@@ -6,6 +6,9 @@
 | ``buffer/L.B`` | a buffer, such as running statistics; of replicas the first one's |
 | ``optimizer/L.P/K`` | state K of the optimizer for that parameter |
 | ``options/L.P`` | the optimizer's name, and the options (learning rate, …) of the group that the parameter is in |
+| ``older/D/L.P`` | the weights D updates older than the newest, where forwards still use them (2BW, WPipe) |
+| ``pipeline/N/…`` | elastic averaging: the same of pipeline N's own model |
+| ``schedule``, ``loss_scale`` | the state of the learning-rate schedule, and of the loss scaling |
 
 Because names are those of the unsplit model, any plan can go on from it: a rank reads what its layers need. Nothing
 else is random or in flight at a step's end: batches and random states follow from seed and step.
@@ -19,34 +22,47 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader, load
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from penstock.executor.checkpoint import Checkpoint
-from penstock.executor.interpreter import Interpreter
 from penstock.schemas.errors import InvalidDocument, ModelMismatch
+
+if TYPE_CHECKING:
+    from penstock.executor.held_stage import HeldStage
+    from penstock.executor.interpreter import Interpreter
 
 Entries = dict[str, Any]
 
+_AVERAGED = "elastic_averaging"
+
 
 def state_of(interpreter: Interpreter) -> Entries:
-    """All that this rank holds of the run, by name; tensors are the live ones."""
+    """All that this rank holds of the run, by name; tensors are the live ones. Collective under elastic averaging."""
     state: Entries = {}
     for stage in interpreter.stages.values():
-        for name, parameter in stage.module.named_parameters():
-            state[f"model/{name}"] = parameter.detach()
-            if stage.optimizer is not None and parameter.requires_grad:
-                for key, value in stage.optimizer.state.get(parameter, {}).items():
-                    state[f"optimizer/{name}/{key}"] = value
-                state[f"options/{name}"] = _options(stage.optimizer, parameter)
-        state.update((f"buffer/{name}", buffer) for name, buffer in _buffers(interpreter, stage))
+        own = _own(stage)
+        for name, parameter in stage.parameters.items():
+            state[f"{own}model/{name}"] = parameter.detach()
+            state |= {f"{own}{key}": value for key, value in _optimizer_state(stage, name, parameter)}
+        state |= {f"model/{name}": parameter.detach() for name, parameter in _frozen(stage)}
+        state |= {f"{own}buffer/{name}": buffer for name, buffer in _buffers(interpreter, stage)}
+        names = {id(parameter): name for name, parameter in stage.parameters.items()}
+        if stage.averaging is not None:
+            state |= {f"model/{names[id(p)]}": reference for p, reference in stage.averaging.reference()}
+        if stage.versions is not None:
+            for age, tensors in enumerate(stage.versions.state()[1 : stage.versions.oldest + 1], 1):
+                for parameter, tensor in zip(stage.versions.parameters, tensors, strict=True):
+                    state[f"older/{age}/{names[id(parameter)]}"] = tensor
     return state
 
 
@@ -56,65 +72,118 @@ def restore(interpreter: Interpreter, checkpoint: Checkpoint) -> None:
     Raises InvalidDocument for a checkpoint that cannot be read.
     """
     reader = _Reader(checkpoint)
-    for stage in interpreter.stages.values():
-        for name, parameter in stage.module.named_parameters():
-            reader.into(f"model/{name}", parameter.detach())
-            if stage.optimizer is not None and parameter.requires_grad:
-                reader.ask(f"optimizer/{name}/", parameter)
-                reader.ask(f"options/{name}", parameter)
-        for name, buffer in _buffers(interpreter, stage):
-            reader.into(f"buffer/{name}", buffer)
+    plans = [_Stage(interpreter, stage, reader) for stage in interpreter.stages.values()]
     reader.read()
-    for stage in interpreter.stages.values():
-        if stage.optimizer is not None:
-            for name, parameter in stage.module.named_parameters():
-                if parameter.requires_grad:
-                    _set_options(stage.optimizer, name, parameter, reader.found.get(f"options/{name}"))
-                    prefix = f"optimizer/{name}/"
-                    own = {key[len(prefix) :]: value for key, value in reader.found.items() if key.startswith(prefix)}
-                    if own:
-                        stage.optimizer.state[parameter] = own
+    for plan in plans:
+        plan.put_in_place()
+
+
+class _Stage:
+    """What one stage reads; named at first, put in place when it has been read."""
+
+    def __init__(self, interpreter: Interpreter, stage: HeldStage, reader: _Reader) -> None:
+        self._stage = stage
+        self._found = reader.found
+        own = _own(stage)
+        averaged = reader.checkpoint.about.update_rule == _AVERAGED and reader.checkpoint.about.pipelines > 1
+        states = f"pipeline/{stage.held.pipeline % reader.checkpoint.about.pipelines}/" if averaged else ""
+        self._weights = own if averaged and states == own else ""
+        self._states = states
+        for name, parameter in stage.parameters.items():
+            reader.into(f"{self._weights}model/{name}", parameter.detach())
+            if stage.averaging is not None:
+                reader.like(f"model/{name}", parameter)
+            reader.all_of(f"{states}optimizer/{name}/", parameter)
+            reader.all_of(f"{states}options/{name}", parameter)
+        for name, parameter in _frozen(stage):
+            reader.into(f"model/{name}", parameter.detach())
+        for name, buffer in _buffers(interpreter, stage):
+            reader.into(f"{states}buffer/{name}", buffer)
+        self._ages = self._ages_in(reader)
+        for age in self._ages:
+            for name, parameter in stage.parameters.items():
+                reader.like(f"older/{age}/{name}", parameter)
+
+    def put_in_place(self) -> None:
+        """Give the optimizer its states, and versions and reference model theirs."""
+        stage, found = self._stage, self._found
+        for name, parameter in stage.parameters.items():
+            prefix = f"{self._states}optimizer/{name}/"
+            states = {key.removeprefix(prefix): value for key, value in found.items() if key.startswith(prefix)}
+            assert stage.optimizer is not None
+            _set_options(stage.optimizer, name, parameter, found.get(f"{self._states}options/{name}"))
+            if states:
+                stage.optimizer.state[parameter] = states
+        if stage.averaging is not None:
+            stage.averaging.restore({p: found[f"model/{name}"] for name, p in stage.parameters.items()})
+        if stage.versions is not None:
+            names = {id(parameter): name for name, parameter in stage.parameters.items()}
+            order = [names[id(parameter)] for parameter in stage.versions.parameters]
+            newest = [parameter.detach().clone() for parameter in stage.versions.parameters]
+            older = [[found[f"older/{age}/{name}"] for name in order] for age in self._ages]
+            stage.versions.restore([newest, *older])
+
+    def _ages_in(self, reader: _Reader) -> list[int]:
+        """The older versions that this stage uses, as far as the checkpoint has them of all its parameters."""
+        versions = self._stage.versions
+        if versions is None:
+            return []
+        ages = []
+        for age in range(1, versions.oldest + 1):
+            if not all(reader.has(f"older/{age}/{name}") for name in self._stage.parameters):
+                break
+            ages.append(age)
+        return ages
 
 
 class _Reader:
     """Reads entries of a checkpoint by name: first all are named, then they are read at once."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        self._checkpoint = checkpoint
+        self.checkpoint = checkpoint
+        self.found: Entries = {}
         self._reader = FileSystemReader(checkpoint.directory)
         try:
             self._has = self._reader.read_metadata().state_dict_metadata
         except Exception as error:
             raise InvalidDocument(f"checkpoint {str(checkpoint.directory)!r} cannot be read: {error}") from error
-        self.found: Entries = {}
+        self._by_parameter: dict[str, list[str]] = {}
+        for name in self._has:
+            self._by_parameter.setdefault(name.rpartition("/")[0] + "/", []).append(name)
+
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint has an entry of this name."""
+        return name in self._has
 
     def into(self, name: str, tensor: Tensor) -> None:
         """Read entry ``name`` into a tensor. Raises ModelMismatch when it is not there or of another shape or type."""
-        where = f"checkpoint {str(self._checkpoint.directory)!r}"
+        where = f"checkpoint {str(self.checkpoint.directory)!r} is of another model"
+        kind, what = name.split("/")[-2:]
         has = self._has.get(name)
-        kind, _, what = name.partition("/")
         if not isinstance(has, TensorStorageMetadata):
-            raise ModelMismatch(
-                f"{where} is of another model: it has no {_KINDS[kind]} {what!r}",
-                remedy="resume with the model that was trained, or give another directory",
-            )
+            raise ModelMismatch(f"{where}: it has no {_KINDS[kind]} {what!r}", remedy=_ANOTHER)
         if has.size != tensor.shape or has.properties.dtype != tensor.dtype:
             raise ModelMismatch(
-                f"{where} is of another model: {_KINDS[kind]} {what!r} is {tuple(has.size)} of {has.properties.dtype} "
-                f"there, {tuple(tensor.shape)} of {tensor.dtype} here",
-                remedy="resume with the model that was trained, or give another directory",
+                f"{where}: {_KINDS[kind]} {what!r} is {tuple(has.size)} of {has.properties.dtype} there, "
+                f"{tuple(tensor.shape)} of {tensor.dtype} here",
+                remedy=_ANOTHER,
             )
         self.found[name] = tensor
 
-    def ask(self, prefix: str, beside: Tensor) -> None:
-        """Read whatever entries start with ``prefix``; tensors with a dimension lie on the device of ``beside``."""
-        for name, has in self._has.items():
-            if name.startswith(prefix):
-                if isinstance(has, TensorStorageMetadata):
-                    device = beside.device if len(has.size) else "cpu"
-                    self.found[name] = torch.empty(has.size, dtype=has.properties.dtype, device=device)
-                else:
-                    self.found[name] = None
+    def like(self, name: str, tensor: Tensor) -> None:
+        """Read entry ``name`` into a new tensor like this one."""
+        self.into(name, torch.empty_like(tensor, requires_grad=False))
+
+    def all_of(self, prefix: str, beside: Tensor) -> None:
+        """Read an entry, or all under a prefix, if there are any; what has a dimension lies where ``beside`` does."""
+        names = self._by_parameter.get(prefix, []) if prefix.endswith("/") else [prefix]
+        for name in names:
+            has = self._has.get(name)
+            if isinstance(has, TensorStorageMetadata):
+                device = beside.device if len(has.size) else "cpu"
+                self.found[name] = torch.empty(has.size, dtype=has.properties.dtype, device=device)
+            elif has is not None:
+                self.found[name] = None
 
     def read(self) -> None:
         """Read all that was named. Raises InvalidDocument when the files are damaged."""
@@ -124,25 +193,40 @@ class _Reader:
                 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
                 load(self.found, storage_reader=self._reader, planner=planner, no_dist=True)
         except (CheckpointException, Exception) as error:
-            raise InvalidDocument(f"checkpoint {str(self._checkpoint.directory)!r} cannot be read: {error}") from error
+            raise InvalidDocument(f"checkpoint {str(self.checkpoint.directory)!r} cannot be read: {error}") from error
 
 
 _KINDS = {"model": "parameter", "buffer": "buffer"}
+_ANOTHER = "resume with the model that was trained, or give another directory"
 
 
-def _buffers(interpreter: Interpreter, stage: Any) -> Iterator[tuple[str, Tensor]]:
+def _own(stage: HeldStage) -> str:
+    """Under which name a stage keeps what is its pipeline's alone."""
+    return "" if stage.averaging is None else f"pipeline/{stage.held.pipeline}/"
+
+
+def _frozen(stage: HeldStage) -> Iterator[tuple[str, Parameter]]:
+    return ((name, one) for name, one in stage.module.named_parameters() if not one.requires_grad)
+
+
+def _buffers(interpreter: Interpreter, stage: HeldStage) -> Iterator[tuple[str, Tensor]]:
     for i, module in stage.module.modules.items():
         for name, buffer in module.named_buffers():
             yield f"{interpreter.chain.specs[i].name}.{name}", buffer
 
 
+def _optimizer_state(stage: HeldStage, name: str, parameter: Parameter) -> Iterator[tuple[str, Any]]:
+    assert stage.optimizer is not None
+    for key, value in stage.optimizer.state.get(parameter, {}).items():
+        if value is not None:
+            yield f"optimizer/{name}/{key}", value
+    group = _group_of(stage.optimizer, parameter)
+    options = {key: value for key, value in group.items() if key != "params"}
+    yield f"options/{name}", {"optimizer": type(stage.optimizer).__name__, "options": options}
+
+
 def _group_of(optimizer: Optimizer, parameter: Parameter) -> dict[str, Any]:
     return next(group for group in optimizer.param_groups if any(one is parameter for one in group["params"]))
-
-
-def _options(optimizer: Optimizer, parameter: Parameter) -> dict[str, Any]:
-    options = {key: value for key, value in _group_of(optimizer, parameter).items() if key != "params"}
-    return {"optimizer": type(optimizer).__name__, "options": options}
 
 
 def _set_options(optimizer: Optimizer, name: str, parameter: Parameter, saved: dict[str, Any] | None) -> None:

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter, save
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from penstock.executor import checkpoint as files
 from penstock.executor.checkpoint import About
