@@ -1,0 +1,133 @@
+"""Where checkpoints lie: complete ones, damaged ones, the newest, and what is removed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.executor.checkpoint import (
+    MARKER,
+    About,
+    damage,
+    newest,
+    partial,
+    prepare,
+    prune,
+    publish,
+    read,
+    refuse_other_job,
+)
+from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
+
+
+def about(step: int, batches: int | None = None) -> About:
+    return About(step, step if batches is None else batches, "tiny", 5, "synchronous", 1, 12, None, "2.13.0")
+
+
+def write(directory: Path, step: int, batches: int | None = None, text: str = "numbers") -> Path:
+    place = partial(directory, step, "token")
+    place.mkdir(parents=True)
+    (place / "__0_0.distcp").write_text(text)
+    (place / ".metadata").write_text("names")
+    return publish(place, about(step, batches)).directory
+
+
+def test_the_newest_complete_one_is_found(tmp_path: Path) -> None:
+    assert newest(tmp_path) is None
+    assert newest(tmp_path / "nowhere") is None
+    for step in (9, 10, 2):
+        write(tmp_path, step)
+    found = newest(tmp_path)
+    assert found is not None
+    assert found.directory == tmp_path / "step-10"
+    assert found.about == about(10)
+    assert found.next_step() == 10
+    assert damage(tmp_path) == []
+
+
+def test_one_that_is_being_written_is_not_seen(tmp_path: Path) -> None:
+    place = partial(tmp_path, 3, "token")
+    place.mkdir()
+    (place / ".metadata").write_text("names")
+    assert newest(tmp_path) is None
+    assert damage(tmp_path) == []
+    prepare(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        pytest.param(
+            lambda place: (place / "__0_0.distcp").write_text("num"), "3 bytes of 7 are there", id="truncated"
+        ),
+        pytest.param(lambda place: (place / "__0_0.distcp").unlink(), "lacks its file '__0_0.distcp'", id="shard-gone"),
+        pytest.param(lambda place: (place / MARKER).unlink(), "was not finished", id="no-marker"),
+        pytest.param(lambda place: (place / MARKER).write_text("{"), "'complete' is damaged", id="marker-cut"),
+        pytest.param(lambda place: (place / MARKER).write_text("{}"), "'complete' is damaged", id="marker-empty"),
+    ],
+)
+def test_a_damaged_one_is_left_out_and_named(tmp_path: Path, harm: object, words: str) -> None:
+    write(tmp_path, 1)
+    broken = write(tmp_path, 2)
+    harm(broken)  # type: ignore[operator]
+    found = newest(tmp_path)
+    assert found is not None
+    assert found.about.step == 1
+    (told,) = damage(tmp_path)
+    assert words in told
+    assert str(broken) in told
+    with pytest.raises(InvalidDocument, match="step-2"):
+        read(broken)
+
+
+def test_a_step_written_again_replaces_the_first(tmp_path: Path) -> None:
+    write(tmp_path, 4, text="old")
+    place = write(tmp_path, 4, text="new")
+    assert (place / "__0_0.distcp").read_text() == "new"
+    assert [one.name for one in tmp_path.iterdir()] == ["step-4"]
+
+
+def test_old_ones_are_removed_damaged_ones_are_not_counted(tmp_path: Path) -> None:
+    for step in range(1, 5):
+        write(tmp_path, step)
+    (tmp_path / "step-4" / MARKER).unlink()
+    (tmp_path / "notes.txt").write_text("mine")
+    prune(tmp_path, 2)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["notes.txt", "step-2", "step-3", "step-4"]
+
+
+def test_batches_tell_which_is_newer_and_where_to_go_on(tmp_path: Path) -> None:
+    """Two pipelines train two global batches a step: their step 6 lies behind step 10 of one pipeline."""
+    write(tmp_path, 10)
+    write(tmp_path, 6, batches=12)
+    found = newest(tmp_path)
+    assert found is not None
+    assert found.about.step == 6
+    assert found.next_step() == 12
+    assert found.next_step(5) == 3
+
+
+def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UnsupportedRequest, match=r"cannot be written to .*file.*: Not a directory"):
+        prepare(tmp_path / "file" / "checkpoints")
+
+
+def test_another_runs_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    found = newest(tmp_path)
+    assert found is not None
+    refuse_other_job(found, job="tiny", seed=5)
+    with pytest.raises(InvalidDocument, match="is of a run with seed 5, this one has 6"):
+        refuse_other_job(found, job="tiny", seed=6)
+
+
+def test_finding_one_needs_no_torch() -> None:
+    code = (
+        "import sys; import penstock.executor.checkpoint; sys.exit('torch' in sys.modules or 'pydantic' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-P", "-c", code], check=False).returncode == 0
