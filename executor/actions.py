@@ -1,172 +1,177 @@
-"""What each instruction does: methods that the interpreter binds to their arguments, over the state of one step."""
+"""What each instruction does: methods that the interpreter binds to their arguments, over the state of a run."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
-from penstock.executor.chain import Chain
-from penstock.executor.gpu import moved
-from penstock.executor.reduction import Reduction
-from penstock.executor.stage_module import MicroBatch, StageModule
+from penstock.executor.global_batch import GlobalBatch, StepResult
+from penstock.executor.held_stage import Cell, HeldStage
+from penstock.executor.stage_module import StageModule
 from penstock.executor.transport import Transport, sum_over
+from penstock.executor.versions import Versions
 from penstock.schemas.errors import InvalidDocument
-from penstock.schemas.program import Held
+
+__all__ = ["Actions", "HeldStage", "Message", "OnBatch", "StepResult"]
 
 Message = tuple[int, int, int, Callable[..., Any], int, int, int]
 """Index of the tensor in the cut, rows [low, high) (-1: all), what sends or receives it, peer, tag, bytes."""
 
-
-@dataclass(slots=True)
-class HeldStage:
-    """A stage of this rank with its micro-batches and its optimizer."""
-
-    held: Held
-    module: StageModule
-    cells: dict[int, MicroBatch]
-    optimizer: Optimizer | None
-    parameters: list[torch.nn.Parameter]
-    reduction: Reduction | None
-
-
-@dataclass(slots=True)
-class StepResult:
-    """A step's mean loss, the same on all ranks, and the terms that it is the mean of."""
-
-    loss: float
-    count: int
-
-
-@dataclass
-class Batches:
-    """The rows of the global batch that this rank reads, each asked for once per step."""
-
-    chain: Chain
-    device: torch.device
-    uses: dict[tuple[int, int], int] = field(default_factory=dict)
-    held: dict[tuple[int, int], list[Any]] = field(default_factory=dict)
-    step: int = 0
-
-    def take(self, rows: range) -> tuple[dict[str, Tensor], Any]:
-        """Inputs and targets of some rows."""
-        key = rows.start, rows.stop
-        entry = self.held.pop(key, None)
-        if entry is None:
-            entry = [*self.read(self.step, rows), self.uses.get(key, 1)]
-        entry[2] -= 1
-        if entry[2] > 0:
-            self.held[key] = entry
-        return entry[0], entry[1]
-
-    def read(self, step: int, rows: range) -> tuple[dict[str, Tensor], Any]:
-        """The job's inputs and targets, on this rank's device."""
-        batch = self.chain.job.batch(step, rows)
-        return batch if self.device.type == "cpu" else moved(batch, self.device)
+OnBatch = Callable[[int, StepResult, int], None]
+"""Is told a step, its result, and the time since the one before (ns)."""
 
 
 class Actions:
-    """The state of a step, and what instructions do with it.
+    """What instructions do, and what they have in common.
 
-    ``num_losses``: the forwards of the last stage in a step here. ``expected_count``: the loss terms that each backward
-    takes the global batch to have. ``before_step`` is called with each stage before its optimizer's step.
+    ``expected_count``: the loss terms that each backward takes the global batch to have. ``before_step`` is called with
+    each stage before its optimizer's step, ``on_batch`` when a global batch has been trained here.
     """
 
-    def __init__(self, chain: Chain, transport: Transport, device: torch.device) -> None:
+    def __init__(self, transport: Transport, device: torch.device) -> None:
         self.transport = transport
         self.device = device
-        self.batches = Batches(chain, device)
-        self.num_losses = 0
         self.expected_count = 1.0
         self.before_step: Callable[[HeldStage], None] | None = None
-        self.result = StepResult(0.0, 0)
-        self._key = 0
-        self._losses: list[Tensor] = []
-        self._count = 0
-        self._totals: tuple[Tensor, Any] | None = None
-        self._correction: float | None = None
+        self.on_batch: OnBatch | None = None
+        self._told = -1
+        self._told_ns = 0
 
-    def begin(self, step: int, key: int) -> None:
-        """Start a step; ``key`` is its part of every random state."""
-        self._key = key
-        self.batches.step = step
-        self.batches.held.clear()
-        self._losses, self._count = [], 0
-        self._totals = self._correction = None
-        self._missing_losses = self.num_losses
-        if self._missing_losses == 0:
-            self._start_totals()
+    def begin(self, first_step: int) -> None:
+        """Start to run a program whose first global batch is ``first_step``."""
+        self._told = first_step - 1
+        self._told_ns = time.perf_counter_ns()
 
-    def _start_totals(self) -> None:
-        total = sum(loss.double() for loss in self._losses)
-        totals = torch.tensor([float(total), self._count], dtype=torch.float64)
-        self._losses = []
-        self._totals = totals, sum_over(totals)
+    def tell(self, batch: GlobalBatch) -> None:
+        """Let ``on_batch`` know of a global batch, each once."""
+        if self.on_batch is not None and batch.step > self._told:
+            result = batch.finish()
+            now = time.perf_counter_ns()
+            self._told, before, self._told_ns = batch.step, self._told_ns, now
+            self.on_batch(batch.step, result, now - before)
 
-    def finish_totals(self) -> float:
-        """Wait for the loss of all ranks; by what gradients have to be multiplied."""
-        if self._correction is not None:
-            return self._correction
-        assert self._totals is not None, "a forward of the last stage is missing"
-        totals, work = self._totals
-        work.wait()
-        loss, count = totals.tolist()
-        if count <= 0:
-            raise InvalidDocument(f"the loss of step {self.batches.step} has {count:.0f} terms; its mean is undefined")
-        self._correction = self.expected_count / count
-        self.result = StepResult(loss / count, round(count))
-        return self._correction
-
-    def forward(self, module: StageModule, cell: MicroBatch) -> None:
+    def forward(self, module: StageModule, cell: Cell) -> None:
         """Run a micro-batch through a stage, and keep what leaves it."""
         if cell.arrivals:
             cell.wait_inputs()
         cell.outputs = [
             tensor.detach() if tensor.is_contiguous() else tensor.detach().contiguous()
-            for tensor in module.forward(cell, self._key)
+            for tensor in module.forward(cell, cell.within.key)
         ]
 
-    def forward_reading(self, module: StageModule, cell: MicroBatch) -> None:
+    def forward_reading(self, module: StageModule, cell: Cell) -> None:
         """The same for a stage that reads inputs of the batch."""
         if cell.batch is None:
-            cell.batch, _ = self.batches.take(cell.rows)
+            cell.batch, _ = cell.within.take(cell.rows)
         self.forward(module, cell)
 
-    def forward_last(self, module: StageModule, cell: MicroBatch) -> None:
-        """The same for the last stage, which also makes the loss; after its last one the totals set off."""
+    def forward_normalised(self, group: Any, module: StageModule, cell: Cell) -> None:
+        """The same where each micro-batch has a mean of its own; ``group``: the replicas that share its rows."""
+        count = self.forward_last(module, cell)
+        cell.terms = count
+        if group is not None:
+            terms = torch.tensor([count], dtype=torch.float64)
+            cell.terms = terms, sum_over(terms, group)
+
+    def forward_last(self, module: StageModule, cell: Cell) -> int:
+        """The same for the last stage, which also makes the loss; how many terms it has."""
         if cell.arrivals:
             cell.wait_inputs()
+        within = cell.within
         if cell.batch is None:
-            cell.batch, cell.targets = self.batches.take(cell.rows)
-        results = module.forward(cell, self._key)
+            cell.batch, cell.targets = within.take(cell.rows)
+        results = module.forward(cell, within.key)
         loss, count = module.loss_of(cell, results)
         if not module.recomputes_loss:
             cell.loss, cell.targets = loss, None
-        self._losses.append(loss.detach())
-        self._count += count
-        self._missing_losses -= 1
-        if self._missing_losses == 0:
-            self._start_totals()
+        within.add_loss(loss.detach(), count)
+        return count
 
-    def backward(self, module: StageModule, cell: MicroBatch) -> None:
+    def forward_versioned(
+        self, versions: Versions, forward: Callable[..., None], module: StageModule, cell: Cell
+    ) -> None:
+        """A forward with the version of the weights that it is its turn to use."""
+        versions.enter(cell)
+        forward(module, cell)
+
+    def evaluate(self, module: StageModule, cell: Cell) -> None:
+        """A forward that no backward follows."""
+        if cell.arrivals:
+            cell.wait_inputs()
+        within = cell.within
+        if module.reads_batch or module.is_last:
+            cell.batch, cell.targets = within.take(cell.rows)
+        tensors: list[Tensor] = cell.inputs or []
+        for segment, seeds in zip(module.segments, cell.seeds, strict=True):
+            tensors = segment.run(tensors, cell.batch, seeds, within.key)
+        if module.is_last:
+            loss, count = module.loss_of(cell, tensors)
+            within.add_loss(loss, count)
+        else:
+            cell.outputs = [tensor if tensor.is_contiguous() else tensor.contiguous() for tensor in tensors]
+        cell.inputs = cell.batch = cell.targets = None
+
+    def backward(self, module: StageModule, cell: Cell) -> None:
         """Back-propagate a micro-batch through a stage."""
         if cell.gradient_arrivals:
             cell.wait_gradients()
-        module.backward(cell, self._key)
+        module.backward(cell, cell.within.key)
 
-    def recompute(self, module: StageModule, cell: MicroBatch) -> None:
+    def backward_input(self, module: StageModule, cell: Cell) -> None:
+        """I: back-propagate a micro-batch to what the stage received."""
+        if cell.gradient_arrivals:
+            cell.wait_gradients()
+        module.backward_input(cell, cell.within.key)
+
+    def backward_weight(self, module: StageModule, cell: Cell) -> None:
+        """W: add the gradients of the parameters."""
+        module.backward_weight(cell)
+
+    def backward_normalised(self, module: StageModule, cell: Cell) -> None:
+        """The last stage's backward of the micro-batch's own mean."""
+        module.count = self._terms(cell)
+        self.backward(module, cell)
+
+    def backward_input_normalised(self, module: StageModule, cell: Cell) -> None:
+        """The last stage's I of the micro-batch's own mean."""
+        module.count = self._terms(cell)
+        self.backward_input(module, cell)
+
+    def _terms(self, cell: Cell) -> float:
+        terms, cell.terms = cell.terms, None
+        if isinstance(terms, tuple):
+            terms[1].wait()
+            terms = terms[0].item()
+        if terms <= 0:
+            raise InvalidDocument(
+                f"the loss of micro-batch {cell.number} of step {cell.within.step} has {terms:.0f} terms; "
+                "its mean is undefined"
+            )
+        return float(terms)
+
+    def backward_versioned(
+        self, versions: Versions, backward: Callable[..., None], module: StageModule, cell: Cell, is_last: bool
+    ) -> None:
+        """A backward with its forward's version, which matters where layers run again; ``is_last``: nothing follows."""
+        assert cell.version is not None, "a backward without its forward"
+        versions.point_at(cell.version)
+        backward(module, cell)
+        if is_last:
+            versions.leave(cell)
+
+    def recompute(self, module: StageModule, cell: Cell) -> None:
         """Run a micro-batch's recomputed layers again."""
-        module.recompute(cell, self._key)
+        module.recompute(cell, cell.within.key)
 
-    def load(self, cell: MicroBatch) -> None:
+    def load(self, cell: Cell) -> None:
         """Ask for a micro-batch's inputs and targets ahead of its forward."""
-        cell.batch, cell.targets = self.batches.take(cell.rows)
+        cell.batch, cell.targets = cell.within.take(cell.rows)
 
-    def send_forward(self, cell: MicroBatch, messages: list[Message], is_last: bool) -> None:
+    def send_forward(self, cell: Cell, messages: list[Message], is_last: bool) -> None:
         """Send rows of what a forward made; ``is_last``: nobody else wants it."""
         outputs = cell.outputs
         assert outputs is not None, "sent before its forward"
@@ -175,7 +180,7 @@ class Actions:
         if is_last:
             cell.outputs = None
 
-    def send_backward(self, cell: MicroBatch, messages: list[Message], is_last: bool) -> None:
+    def send_backward(self, cell: Cell, messages: list[Message], is_last: bool) -> None:
         """Send rows of the gradients that a backward made."""
         gradients = cell.input_gradients
         assert gradients is not None, "sent before its backward"
@@ -187,7 +192,7 @@ class Actions:
         if is_last:
             cell.input_gradients = None
 
-    def receive_forward(self, cell: MicroBatch, messages: list[Message], sizes: list[Any]) -> None:
+    def receive_forward(self, cell: Cell, messages: list[Message], sizes: list[Any]) -> None:
         """Post receives into the rows of one buffer per tensor."""
         buffers = cell.inputs
         if buffers is None:
@@ -196,7 +201,7 @@ class Actions:
         for t, low, high, receive, peer, tag, _ in messages:
             add(receive(buffers[t] if low < 0 else buffers[t][low:high], peer, tag))
 
-    def receive_backward(self, cell: MicroBatch, messages: list[Message], sizes: list[Any]) -> None:
+    def receive_backward(self, cell: Cell, messages: list[Message], sizes: list[Any]) -> None:
         """The same for gradients; ``sizes`` is None for a tensor that has none."""
         buffers = cell.gradients
         if buffers is None:
@@ -209,9 +214,7 @@ class Actions:
             assert buffer is not None
             add(receive(buffer if low < 0 else buffer[low:high], peer, tag))
 
-    def hand_forward(
-        self, cell: MicroBatch, target: MicroBatch, copy: tuple[slice, slice, int] | None, is_last: bool
-    ) -> None:
+    def hand_forward(self, cell: Cell, target: Cell, copy: tuple[slice, slice, int] | None, is_last: bool) -> None:
         """Give what a forward made to another stage of this rank: as it is, or some rows."""
         outputs = cell.outputs
         assert outputs is not None, "handed on before its forward"
@@ -226,9 +229,7 @@ class Actions:
         if is_last:
             cell.outputs = None
 
-    def hand_backward(
-        self, cell: MicroBatch, target: MicroBatch, copy: tuple[slice, slice, int] | None, is_last: bool
-    ) -> None:
+    def hand_backward(self, cell: Cell, target: Cell, copy: tuple[slice, slice, int] | None, is_last: bool) -> None:
         """Give gradients to the stage before on this rank."""
         gradients = cell.input_gradients
         assert gradients is not None, "handed on before its backward"
@@ -244,16 +245,26 @@ class Actions:
         if is_last:
             cell.input_gradients = None
 
-    def optimizer_step(self, stage: HeldStage) -> None:
-        """Correct the gradients where the batch had another number of terms, then step."""
-        correction = self.finish_totals()
+    def optimizer_step(self, stage: HeldStage, batch: GlobalBatch, ends: bool, clears: bool) -> None:
+        """Correct the gradients where the batch had another number of terms, then step.
+
+        ``ends``: this completes the global batch for the stage; ``clears``: more gradients follow.
+        """
         if stage.reduction is not None:
-            stage.reduction.wait(len(stage.reduction.buckets) - 1)
-        if correction != 1.0:
-            for parameter in stage.parameters:
+            stage.reduction.wait_all()
+        factor = stage.scale
+        if factor is None:
+            batch.finish()
+            factor = self.expected_count / batch.true_count
+        if factor != 1.0:
+            for parameter in stage.parameters.values():
                 if parameter.grad is not None:
-                    parameter.grad.mul_(correction)
+                    parameter.grad.mul_(factor)
         if self.before_step is not None:
             self.before_step(stage)
-        if stage.optimizer is not None:
-            stage.optimizer.step()
+        stage.step()
+        stage.updates += 1
+        if clears:
+            stage.clear_gradients()
+        if ends:
+            self.tell(batch)

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from penstock.executor.actions import HeldStage
 from penstock.executor.chain import Chain
+from penstock.executor.held_stage import HeldStage
 from penstock.executor.interpreter import Interpreter, first_row
 from penstock.executor.stage_module import back_loss, layer_seed, step_seed
 from penstock.executor.transport import wait_for_all

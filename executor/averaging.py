@@ -1,0 +1,147 @@
+"""Elastic averaging of the models of N pipelines (AvgPipe, section 3; ALGORITHMS 6.1 and A.6).
+
+In every iteration pipeline i trains a global batch of its own: Δ_i is what its optimizer makes of its weights, and with
+α = 1 / N, and the reference model x~ as it was at the start of the iteration::
+
+    x_i <- (1 - α) x_i + α x~ + Δ_i
+    x~  <- x~ + (1 / N) Σ Δ_i
+
+The old weights are diluted, then the update is added, which keeps x~ the mean of all x_i. There is one x~ for all
+pipelines: each bucket's lies on one rank of the bucket's group, which collects the updates (``push``) and hands the
+reference out (``pull``). With a staleness of 1 a pull does not wait for the updates of the iteration before.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+class _Push(NamedTuple):
+    """Updates on their way to the reference model, a tensor per data type."""
+
+    tensors: list[Tensor]
+    works: list[Any]
+
+
+class ReferenceBucket:
+    """Some parameters of one pipeline, and their part of x~, which lies on rank ``owner``."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], group: Any, number: int) -> None:
+        self.parameters = list(parameters)
+        self.group = group
+        self.ranks = dist.get_process_group_ranks(group)
+        self.owner = self.ranks[number % len(self.ranks)]
+        self.is_owner = dist.get_rank() == self.owner
+        self.reference: list[Tensor] | None = flattened([p.detach() for p in parameters]) if self.is_owner else None
+        self.pulled: list[Tensor] | None = None
+        self.pushes: deque[_Push] = deque()
+
+    def pull(self, pending: int) -> None:
+        """Have x~ at hand; ``pending``: how many of the latest pushes it may lack."""
+        self.settle(pending)
+        self.pulled = self.handed_out()
+
+    def handed_out(self) -> list[Tensor]:
+        """A copy of x~ as it is, on every rank of the group; collective."""
+        copies = [r.clone() for r in self.reference] if self.reference is not None else self._empty()
+        for work in [dist.broadcast(one, self.owner, group=self.group, async_op=True) for one in copies]:
+            work.wait()
+        return copies
+
+    def push(self, update: list[Tensor]) -> None:
+        """Start sending Δ."""
+        works = [dist.reduce(one, self.owner, group=self.group, async_op=True) for one in update]
+        self.pushes.append(_Push(update, works))
+
+    def settle(self, pending: int = 0) -> None:
+        """Wait for all pushes but the latest ``pending``, and add them to x~."""
+        while len(self.pushes) > pending:
+            push = self.pushes.popleft()
+            for work in push.works:
+                work.wait()
+            for reference, total in zip(self.reference or (), push.tensors, strict=False):
+                # Replicas of a pipeline push the same update: so each weighs 1 / (N × replicas).
+                reference.add_(total, alpha=1.0 / len(self.ranks))
+
+    def restore(self, tensors: Sequence[Tensor]) -> None:
+        """Take ``tensors``, one per parameter, as x~."""
+        self.pushes.clear()
+        if self.is_owner:
+            self.reference = flattened(list(tensors))
+
+    def _empty(self) -> list[Tensor]:
+        return [torch.empty_like(one) for one in flattened([p.detach() for p in self.parameters])]
+
+
+class Averaging:
+    """The reference model of a stage's layers, seen from one pipeline of several."""
+
+    def __init__(self, buckets: Mapping[int, ReferenceBucket], *, pipelines: int, staleness: int) -> None:
+        self.buckets = dict(buckets)
+        self.alpha = 1.0 / pipelines
+        self.staleness = staleness
+        self._updates: dict[int, list[Tensor]] = {}
+
+    def pull(self, number: int) -> None:
+        """Have bucket ``number`` of x~ at hand."""
+        self.buckets[number].pull(self.staleness)
+
+    def push(self, number: int) -> None:
+        """Start sending bucket ``number`` of Δ to x~."""
+        self.buckets[number].push(self._updates.pop(number))
+
+    def step(self, update: Callable[[], Any]) -> None:
+        """Let ``update`` change the weights x in place; they become x_new + α (x~ - x), and Δ = x_new - x is kept.
+
+        ``x_new + α (x~ - x)`` is the same as ``(1 - α) x + α x~ + Δ``.
+        """
+        with torch.no_grad():
+            before = {k: flattened([p.detach() for p in b.parameters]) for k, b in self.buckets.items()}
+            update()
+            for number, bucket in self.buckets.items():
+                pulled = bucket.pulled
+                assert pulled is not None, "stepped before its AVG_PULL"
+                self._updates[number] = flattened([p.detach() for p in bucket.parameters])
+                for delta, old, reference in zip(self._updates[number], before[number], pulled, strict=True):
+                    delta.sub_(old)
+                    reference.sub_(old).mul_(self.alpha)
+                for parameter, pull in zip(bucket.parameters, unflattened(pulled, bucket.parameters), strict=True):
+                    parameter.add_(pull)
+                bucket.pulled = None
+
+    def reference(self) -> list[tuple[nn.Parameter, Tensor]]:
+        """x~ of every parameter, with all updates so far; collective over the stage's groups."""
+        found: list[tuple[nn.Parameter, Tensor]] = []
+        for bucket in self.buckets.values():
+            bucket.settle()
+            found += zip(bucket.parameters, unflattened(bucket.handed_out(), bucket.parameters), strict=True)
+        return found
+
+    def restore(self, reference: Mapping[nn.Parameter, Tensor]) -> None:
+        """Go on with this reference model: a tensor for each parameter."""
+        for bucket in self.buckets.values():
+            bucket.restore([reference[parameter] for parameter in bucket.parameters])
+
+
+def flattened(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """New flat tensors of all the numbers in order, one per data type."""
+    dtypes = dict.fromkeys(tensor.dtype for tensor in tensors)
+    return [torch.cat([tensor.reshape(-1) for tensor in tensors if tensor.dtype == dtype]) for dtype in dtypes]
+
+
+def unflattened(flat: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
+    """Views of ``flattened(like)``, shaped as ``like``."""
+    by_dtype = {one.dtype: one for one in flat}
+    at = dict.fromkeys(by_dtype, 0)
+    views = []
+    for tensor in like:
+        start, end = at[tensor.dtype], at[tensor.dtype] + tensor.numel()
+        views.append(by_dtype[tensor.dtype][start:end].view(tensor.shape))
+        at[tensor.dtype] = end
+    return views
