@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from penstock.api import Answer as Answer
     from penstock.api import compare as compare
     from penstock.api import judge as judge
+    from penstock.api import ladder as ladder
     from penstock.api import plan as plan
     from penstock.api import programs as programs
     from penstock.api import solve as solve
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.solvers.explanation.layout import Layout as Layout
 
 _API = {
-    **dict.fromkeys(("Answer", "compare", "judge", "plan", "programs", "solve"), "penstock.api"),
+    **dict.fromkeys(("Answer", "compare", "judge", "ladder", "plan", "programs", "solve"), "penstock.api"),
     "calibrate": "penstock.calibrating",
     "explain": "penstock.explaining",
     "Layout": "penstock.solvers.explanation.layout",

@@ -25,11 +25,13 @@ from penstock.schemas.topology import ClusterTopology
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.batching import row_classes
 from penstock.solvers.lowering import lower
+from penstock.solvers.lowering.checks import Transport
 from penstock.solvers.pins import broken_pin
 from penstock.solvers.problem import Problem
 from penstock.solvers.registry import PLANNERS, SCHEDULES, resolve
 from penstock.solvers.result import REQUEST_SCOPE, Candidate, Progress, Result
 from penstock.solvers.schedule import Orders, Schedule
+from penstock.solvers.schedules.advance_forward import advance_forward
 from penstock.solvers.simulate import simulate
 from penstock.solvers.timeline import Timeline
 from penstock.solvers.verify import check_allocation, check_rows, check_rule, verify
@@ -139,28 +141,91 @@ def _claims(
         yield f"The plan breaks a pin: {broken}."
 
 
-def programs(file: PlanFile) -> list[Program]:
+def programs(
+    file: PlanFile,
+    *,
+    batches: int = 1,
+    norm: bool = False,
+    transport: Transport = "gloo",
+    staleness: int = 0,
+) -> list[Program]:
     """One program per rank. Raises InvalidPlan when the plan does not verify or would hang.
 
-    Raises UnsupportedRequest for plans that cannot be run yet: without a flush, or of several pipelines.
+    ``batches``: global batches that a program of a periodic plan trains before it is flushed. ``norm``: with the norm
+    of all gradients, for clipping and fp16. ``staleness``: of the reference model, under elastic averaging.
+    Raises UnsupportedRequest where the plan's update rule has no such thing.
     """
-    if file.plan.update_rule != "synchronous" or file.plan.schedule.pattern is not None:
+    judgement = _judged(file)
+    assert judgement.schedule is not None
+    return _lowered(judgement, judgement.schedule, batches, norm, transport, staleness)
+
+
+def ladder(
+    file: PlanFile, *, norm: bool = False, transport: Transport = "gloo", staleness: int = 0
+) -> list[list[Program]]:
+    """Programs with δ = 0, 1, … forwards in advance, one per rank each (AvgPipe, algorithm 1), as memory allows.
+
+    The last has K - 1, beyond which nothing was gained (ALGORITHMS 6.2), or as many as there are micro-batches.
+    Raises as ``programs``; UnsupportedRequest for a plan with another schedule.
+    """
+    if file.plan.schedule.name != "advance-forward":
         raise UnsupportedRequest(
-            f"a plan with {file.plan.update_rule} updates and schedule {file.plan.schedule.name} cannot be run yet",
-            remedy="plan with update_rules: [synchronous]",
+            f"schedule {file.plan.schedule.name} has no forwards in advance to search",
+            remedy="plan with planner avgpipe, or schedule advance-forward",
         )
-    if len(file.plan.pipelines) > 1:
-        raise UnsupportedRequest(
-            f"a plan of {len(file.plan.pipelines)} pipelines cannot be run yet",
-            remedy="plan with a planner that replicates stages, such as dapple",
+    judgement = _judged(file)
+    rungs: list[list[Program]] = []
+    for orders in _rungs(judgement):
+        rungs.append(_lowered(judgement, orders, 1, norm, transport, staleness))
+    if not rungs:
+        raise InvalidPlan(
+            "even 1F1B does not fit into the memory of the plan's devices",
+            remedy="run the plan without advance_forward",
         )
+    return rungs
+
+
+def _rungs(judgement: Judgement) -> Iterator[Orders]:
+    """Orders with δ = 0, 1, … that differ and fit."""
+    problem, allocation = judgement.problem, judgement.allocation
+    assert allocation is not None
+    before: tuple[int, ...] = ()
+    for delta in range(max(len(pipeline.stages) for pipeline in allocation.pipelines)):
+        orders = advance_forward(problem, allocation, delta=delta)
+        timeline = simulate(
+            *(problem, allocation, orders),
+            overlap=judgement.plan.overlap_all_reduce,
+            update_rule=judgement.plan.update_rule,
+        )
+        fits = all(use.memory.total <= problem.capacity_bytes(d) for d, use in timeline.uses.items())
+        if orders.warmup == before or not fits:
+            break
+        before = orders.warmup
+        yield orders
+
+
+def _judged(file: PlanFile) -> Judgement:
     judgement = judge(file)
     if judgement.faults:
         raise InvalidPlan(f"the plan does not verify: {judgement.faults[0]}", remedy="see `penstock verify`")
+    return judgement
+
+
+def _lowered(
+    judgement: Judgement, schedule: Schedule, batches: int, norm: bool, transport: Transport, staleness: int
+) -> list[Program]:
     assert judgement.allocation is not None
-    assert isinstance(judgement.schedule, Orders)
-    overlap = file.plan.overlap_all_reduce
-    return lower(judgement.problem, judgement.allocation, judgement.schedule, overlap=overlap)
+    return lower(
+        judgement.problem,
+        judgement.allocation,
+        schedule,
+        update_rule=judgement.plan.update_rule,
+        transport=transport,
+        overlap=judgement.plan.overlap_all_reduce,
+        batches=batches,
+        norm=norm,
+        staleness=staleness,
+    )
 
 
 def compare(
@@ -362,6 +427,7 @@ __all__ = [
     "find_profile",
     "find_topology",
     "judge",
+    "ladder",
     "one_device_ns",
     "pairs",
     "plan",

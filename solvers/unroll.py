@@ -54,14 +54,25 @@ def unroll(problem: Problem, allocation: Allocation, pattern: Pattern, rule: Upd
     """
     number = allocation.num_micro_batches
     _check(allocation, pattern, rule)
-    depth = max(operation.shift for operation in pattern.operations) + 1
-    deep = -(-depth * pattern.micro_batches_per_period // number)
+    deep = depth(allocation, pattern)
     first = 2 * deep + 1
-    whole = _whole(allocation, pattern)
+    whole = whole_rounds(allocation, pattern)
     last = first + -(-max(2, 2 * deep, -(-MEASURED // number)) // whole) * whole
     rounds = last + deep + 1
-    total = rounds * number
     rows = row_classes(problem.global_batch_size, number)[0][0]
+    longer, orders = run_of(allocation, pattern, rule, rounds)
+    size = rounds * number * rows
+    return Unrolled(replace(problem, global_batch_size=size), longer, orders, rounds, first, last, whole)
+
+
+def run_of(allocation: Allocation, pattern: Pattern, rule: UpdateRule, rounds: int) -> tuple[Allocation, Orders]:
+    """So many global batches as one flushed step: the allocation of all their micro-batches, and the rows with steps.
+
+    Raises InvalidPlan as ``unroll`` does.
+    """
+    number = allocation.num_micro_batches
+    _check(allocation, pattern, rule)
+    total = rounds * number
     pipelines = tuple(Pipeline(pipeline.stages, (0, total - 1)) for pipeline in allocation.pipelines)
     longer = Allocation(pipelines, total)
     every = tuple(micro_batches_per_update(rule, stage, number) for stage in allocation.stages)
@@ -69,8 +80,13 @@ def unroll(problem: Problem, allocation: Allocation, pattern: Pattern, rule: Upd
     for alike, devices in _rows(allocation).items():
         own = _operations(pattern, total, alike)
         made.append(Row(tuple(devices), _with_steps(longer, own, rule, every)))
-    orders = Orders(pattern.name, tuple(made), update_every=every)
-    return Unrolled(replace(problem, global_batch_size=total * rows), longer, orders, rounds, first, last, whole)
+    return longer, Orders(pattern.name, tuple(made), update_every=every)
+
+
+def depth(allocation: Allocation, pattern: Pattern) -> int:
+    """Global batches that the pattern overlaps with one of them, at most."""
+    deepest = max(operation.shift for operation in pattern.operations) + 1
+    return -(-deepest * pattern.micro_batches_per_period // allocation.num_micro_batches)
 
 
 def _check(allocation: Allocation, pattern: Pattern, rule: UpdateRule) -> None:
@@ -92,7 +108,8 @@ def _check(allocation: Allocation, pattern: Pattern, rule: UpdateRule) -> None:
             )
 
 
-def _whole(allocation: Allocation, pattern: Pattern) -> int:
+def whole_rounds(allocation: Allocation, pattern: Pattern) -> int:
+    """Global batches after which the pattern and every round-robin replica are where they were."""
     turns = [stage.replicas for stage in allocation.stages if stage.dispatch == "round_robin"]
     number = allocation.num_micro_batches
     return lcm(number, pattern.micro_batches_per_period, *turns) // number

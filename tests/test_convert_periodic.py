@@ -7,12 +7,13 @@ import pytest
 
 from penstock.api import judge, programs
 from penstock.convert import from_plan, to_plan, to_problem
-from penstock.schemas.errors import UnsupportedRequest
+from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import Plan, PlanFile
-from penstock.schemas.program import BACKWARD, FORWARD, INPUT, WEIGHT
+from penstock.schemas.program import BACKWARD, FORWARD, INPUT, WEIGHT, Program
 from penstock.schemas.request import PlanRequest
 from penstock.solvers.allocation import Allocation, Pipeline, Stage, single_pipeline
 from penstock.solvers.bounds import request_bound, schedule_bound
+from penstock.solvers.lowering import check_programs
 from penstock.solvers.problem import Problem
 from penstock.solvers.result import Candidate
 from penstock.solvers.schedule import Orders, Pattern, PatternOperation, Row
@@ -161,10 +162,21 @@ def test_weight_versions_stand_in_the_prediction(request_document: PlanRequest) 
     assert versions == {"double buffered": [100] * 4, "double grouped": [100] * 2} | none
 
 
-@pytest.mark.parametrize("name", PLANS)
-def test_what_cannot_run_yet_is_refused_at_the_door(request_document: PlanRequest, name: str) -> None:
-    with pytest.raises(UnsupportedRequest, match="cannot be run yet"):
-        programs(_document(request_document, name))
+@pytest.mark.parametrize("name", [name for name in PLANS if name != "both ways"])
+def test_every_plan_becomes_programs(request_document: PlanRequest, name: str) -> None:
+    file = _document(request_document, name)
+    batches = 1 if file.plan.schedule.pattern is None else 30
+    made = programs(file, batches=batches)
+    check_programs([Program.from_json(program.to_json()) for program in made])
+    assert {(program.update_rule, program.batches) for program in made} == {(file.plan.update_rule, batches)}
+    assert [program.device for program in made] == sorted(program.device for program in made)
+    with pytest.raises(UnsupportedRequest, match="0 global batches"):
+        programs(file, batches=0)
+
+
+def test_a_replica_without_a_row_is_refused(request_document: PlanRequest) -> None:
+    with pytest.raises(InvalidPlan, match="some would get no row"):
+        programs(_document(request_document, "both ways"))
 
 
 def test_a_rule_that_the_request_does_not_allow_is_said(request_document: PlanRequest) -> None:

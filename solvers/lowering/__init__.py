@@ -1,28 +1,36 @@
-"""From a plan's orders to one program per rank, refused when it would hang or corrupt (EXECUTOR.md, C and G.1).
+"""From a plan to one program per rank, refused when it would hang or corrupt (EXECUTOR.md, C and G.1).
 
 Each operation becomes an instruction; F is followed by its sends, so are B and I; a receive is posted before the later
 of the previous operation of the same stage and direction and the second operation before the one that needs it. So a
 stage has at most one receive ahead per direction, never M, and it is posted early enough to overlap with two
-operations. Buckets of the all-reduce are armed before a stage's last backward (after it, where the plan does not
-overlap them); at the end come, for each stage in the order of their last backwards, the waits and the step.
+operations. What reduces, steps and averages is in ``updates``, long runs of periodic plans in ``loops``.
+
+Where that order does not suit NCCL, whose sends wait and whose messages have no tags, receives are posted as their
+messages are sent (``receives``), and all-reduces at the end, in one order of their groups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from penstock.schemas.errors import InvalidPlan
-from penstock.schemas.program import KINDS, WORDS, Held, Instruction, Program
+from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
+from penstock.schemas.program import WORDS, Instruction, Program
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.kernels.lowering import Wiring, emit
 from penstock.solvers.lowering.checks import Transport, check, codes_of
 from penstock.solvers.lowering.layout import layouts
+from penstock.solvers.lowering.loops import Length, folded, length
+from penstock.solvers.lowering.receives import posted_as_sent
+from penstock.solvers.lowering.rows import RankRow, rows_of_ranks
+from penstock.solvers.lowering.updates import count_versions, flushed_updates, periodic_updates, table_of
 from penstock.solvers.lowering.wiring import wire
 from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders
+from penstock.solvers.schedule import Orders, Pattern, Schedule
+from penstock.solvers.unroll import run_of
+from penstock.solvers.update_rules import PERIODIC_RULES, UpdateRule
 
 __all__ = ["Lowered", "check_programs", "lower", "lower_arrays"]
 
@@ -30,128 +38,164 @@ __all__ = ["Lowered", "check_programs", "lower", "lower_arrays"]
 @dataclass(frozen=True, eq=False)
 class Lowered:
     """Programs of all ranks as arrays: ``layouts`` without instructions, ``codes`` (N, 4) int32 with rank r's from
-    ``starts[r]`` on: word (index in ``WORDS``), stage, micro-batch, channel.
+    ``starts[r]`` on: word (index in ``WORDS``), stage, micro-batch, channel. ``span``: how much of a run that is.
     """
 
     layouts: tuple[Program, ...]
     codes: np.ndarray
     starts: np.ndarray
+    span: Length | None = None
 
     def program(self, rank: int) -> Program:
         """One rank's program."""
-        codes = self.codes[self.starts[rank] : self.starts[rank + 1]].tolist()
+        codes = self.codes[self.starts[rank] : self.starts[rank + 1]]
+        if self.span is not None:
+            return folded(self.layouts[rank], codes, self.span)
         return replace(
-            self.layouts[rank], prologue=tuple(Instruction(WORDS[w], stage, m, c) for w, stage, m, c in codes)
+            self.layouts[rank], prologue=tuple(Instruction(WORDS[w], stage, m, c) for w, stage, m, c in codes.tolist())
         )
 
 
 def lower(
     problem: Problem,
     allocation: Allocation,
-    orders: Orders,
+    schedule: Schedule,
     *,
+    update_rule: UpdateRule = "synchronous",
     transport: Transport = "gloo",
     overlap: bool | None = None,
+    batches: int = 1,
+    norm: bool = False,
+    staleness: int = 0,
 ) -> list[Program]:
-    """One program per used device, ranks numbered in the order of the devices' indices. All in the prologue.
+    """One program per used device, or per pipeline's share of it; ranks numbered in the order of the devices' indices.
 
-    ``overlap``: whether the all-reduce overlaps with the last backward; None: as the request has it.
+    ``batches``: global batches that a program of a periodic plan trains before it is flushed. ``norm``: with the norm
+    of all gradients. ``staleness`` of elastic averaging. ``overlap``: whether the all-reduce overlaps with the last
+    backward; None: as the request has it.
+
     Raises InvalidPlan when the orders do not cover each micro-batch of each replica exactly once, when ranks would
-    wait for each other (naming both and their next instructions), when rows do not tile, and for ``nccl`` also when
-    a pair's messages have another order on both ends or sends that wait for their receives would hang;
-    UnsupportedRequest for plans that no executor here trains.
+    wait for each other (naming both and their next instructions), when rows do not tile, a version of the weights is
+    dead, and for ``nccl`` also when no order of receives and all-reduces suits all ranks; UnsupportedRequest for what
+    no executor trains.
     """
-    lowered = lower_arrays(problem, allocation, orders, transport=transport, overlap=overlap)
+    lowered = lower_arrays(
+        problem,
+        allocation,
+        schedule,
+        update_rule=update_rule,
+        transport=transport,
+        overlap=overlap,
+        batches=batches,
+        norm=norm,
+        staleness=staleness,
+    )
     return [lowered.program(rank) for rank in range(len(lowered.layouts))]
 
 
 def lower_arrays(
     problem: Problem,
     allocation: Allocation,
-    orders: Orders,
+    schedule: Schedule,
     *,
+    update_rule: UpdateRule = "synchronous",
     transport: Transport = "gloo",
     overlap: bool | None = None,
+    batches: int = 1,
+    norm: bool = False,
+    staleness: int = 0,
 ) -> Lowered:
     """As ``lower``, for large plans: 16 bytes per instruction, programs made when asked for."""
-    programs = layouts(problem, allocation)
-    wiring = wire(programs)
-    operations = _operations_of_ranks(problem, programs, wiring, orders)
+    _refuse(schedule, update_rule, batches, norm, staleness)
     early = problem.rules.overlap_all_reduce if overlap is None else overlap
-    nothing = np.empty((0, 4), dtype=np.int32)
-    sizes = [emit(wiring, rank, rows, early, nothing) for rank, rows in enumerate(operations)]
-    starts = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
-    codes = np.empty((int(starts[-1]), 4), dtype=np.int32)
-    for rank, rows in enumerate(operations):
-        emit(wiring, rank, rows, early, codes[starts[rank] : starts[rank + 1]])
-    check(wiring, codes, starts, [p.device for p in programs], transport)
-    return Lowered(tuple(programs), codes, starts)
+    programs = layouts(problem, allocation, update_rule, batches=batches, staleness=staleness)
+    span = length(allocation, schedule, batches) if isinstance(schedule, Pattern) else None
+    shown = programs if span is None else [replace(program, batches=span.short) for program in programs]
+    if isinstance(schedule, Pattern):
+        orders = run_of(allocation, schedule, update_rule, shown[0].batches)[1]
+    else:
+        orders = schedule
+    rows = rows_of_ranks(problem, shown, orders)
+    if update_rule == "weight_stashing":
+        shown = [_with_versions(program, row) for program, row in zip(shown, rows, strict=True)]
+    last: InvalidPlan | None = None
+    wiring = wire(shown)
+    for codes, starts in _attempts(shown, wiring, rows, allocation, transport, early, norm):
+        try:
+            check(shown, wiring, codes, starts, transport)
+        except InvalidPlan as error:
+            last = last or error
+            continue
+        return Lowered(tuple(replace(program, batches=batches) for program in shown), codes, starts, span)
+    assert last is not None
+    raise last
 
 
 def check_programs(programs: Sequence[Program], *, transport: Transport = "gloo") -> None:
     """The checks of ``lower`` on programs from elsewhere, one per rank in order. Raises InvalidPlan."""
     codes, starts = codes_of(programs)
-    check(wire(programs), codes, starts, [p.device for p in programs], transport)
+    check(programs, wire(programs), codes, starts, transport)
 
 
-def _operations_of_ranks(
-    problem: Problem, programs: Sequence[Program], wiring: Wiring, orders: Orders
-) -> list[np.ndarray]:
-    """Each rank's operations, of shape (n, 3) int32; rows of devices that hold no stage must be empty."""
-    rank_of = {program.device: program.rank for program in programs}
-    found: dict[int, np.ndarray] = {}
-    for row in orders.rows:
-        operations = np.ascontiguousarray(row.operations, dtype=np.int32)
-        for device in row.devices:
-            name = problem.devices[device].name
-            rank = rank_of.get(name)
-            if rank is None:
-                raise InvalidPlan(f"device {name!r} has a row of {len(operations)} operations but holds no stage")
-            if rank in found:
-                raise InvalidPlan(f"device {name!r} is in two rows")
-            _check_row(programs[rank], wiring, operations)
-            for one in programs[rank].stages:
-                _check_counts(programs[rank], one, operations)
-            found[rank] = operations
-    missing = [program.device for program in programs if program.rank not in found]
-    if missing:
-        raise InvalidPlan(f"the schedule has no row for {missing}, which hold stages")
-    return [found[rank] for rank in range(len(programs))]
-
-
-def _check_row(program: Program, wiring: Wiring, operations: np.ndarray) -> None:
-    """Kinds, stages and micro-batches are ones that the rank has at all."""
-    held = wiring.held_of[program.rank]
-    kind, stage, m = operations.T
-    bad = (kind < 0) | (kind >= len(KINDS)) | (stage < 0) | (stage >= len(held))
-    bad |= (m < 0) | (m >= program.num_micro_batches)
-    bad[~bad] = held[stage[~bad]] < 0
-    if bad.any():
-        i = int(np.argmax(bad))
-        kinds = KINDS[kind[i]] if 0 <= kind[i] < len(KINDS) else f"kind {kind[i]}"
-        raise InvalidPlan(
-            f"rank {program.rank} ({program.device}) has {stage[i]}{kinds}{m[i]} at position {i} of its row; it holds "
-            f"stages {[one.stage for one in program.stages]} and there are {program.num_micro_batches} micro-batches"
+def _refuse(schedule: Schedule, rule: UpdateRule, batches: int, norm: bool, staleness: int) -> None:
+    if isinstance(schedule, Pattern) != (rule in PERIODIC_RULES):
+        kind = "periodic" if isinstance(schedule, Pattern) else "one flushed step"
+        raise InvalidPlan(f"schedule {schedule.name} is {kind}, which {rule} updates are not made for")
+    if isinstance(schedule, Orders) and schedule.update_every:
+        raise InvalidPlan(f"schedule {schedule.name} has optimizer steps in its rows, which only patterns have")
+    if batches < 1 or (batches > 1 and rule not in PERIODIC_RULES):
+        raise UnsupportedRequest(
+            f"{batches} global batches in one program under {rule} updates, which flush after each",
+            remedy="batches=1, and run the program as often as there are global batches",
+        )
+    if norm and rule != "synchronous":
+        raise UnsupportedRequest(
+            f"the norm of all gradients under {rule} updates: stages step at different times, or models are several",
+            remedy="synchronous updates, or neither clip_norm nor precision fp16",
+        )
+    if staleness and rule != "elastic_averaging":
+        raise UnsupportedRequest(
+            f"staleness {staleness} under {rule} updates: only elastic averaging has a reference model",
+            remedy="staleness 0, or plan with update_rules: [elastic_averaging]",
         )
 
 
-def _check_counts(program: Program, held: Held, operations: np.ndarray) -> None:
-    """Each of the replica's micro-batches has one forward, and one backward whole or in halves."""
-    first, last = held.micro_batches
-    turns = len(held.ranks) if held.dispatch == "round_robin" else 1
-    mine = operations[operations[:, 1] == held.stage]
-    own = (mine[:, 2] >= first) & (mine[:, 2] <= last) & ((mine[:, 2] - first) % turns == held.replica % turns)
-    who = f"rank {program.rank} ({program.device}) runs {held.stage}"
-    if not own.all():
-        kind, _, m = mine[np.argmin(own)]
-        raise InvalidPlan(
-            f"{who}{KINDS[kind]}{m}, which is replica {(m - first) % turns}'s; it is replica {held.replica}"
-        )
-    number = len(KINDS)
-    count = np.bincount(mine[:, 2] * number + mine[:, 0], minlength=(last + 1) * number).reshape(-1, number)
-    f, b, i, w, r = count[first + held.replica % turns : last + 1 : turns].T
-    for letter, good in (("F", f == 1), ("B", b + i == 1), ("W", w == i), ("R", r <= 1)):
-        if not good.all():
-            m = int(np.argmin(good)) * turns + first + held.replica % turns
-            times = int(count[m, KINDS.index(letter)])
-            raise InvalidPlan(f"{who}{letter}{m} {times} times; a replica runs each of its micro-batches once")
+def _with_versions(program: Program, row: RankRow) -> Program:
+    stages = [replace(one, versions=count_versions(*row, one.stage)) for one in program.stages]
+    return replace(program, stages=tuple(stages))
+
+
+def _attempts(
+    programs: Sequence[Program],
+    wiring: Wiring,
+    rows: Sequence[RankRow],
+    allocation: Allocation,
+    transport: Transport,
+    early: bool,
+    norm: bool,
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Instructions of all ranks and where each rank's start: as for gloo first, then as NCCL may need them."""
+    periodic = programs[0].update_rule in PERIODIC_RULES
+    for late in (False,) if transport == "gloo" or periodic or not programs[0].groups else (False, True):
+        if periodic:
+            updates = [periodic_updates(p, r, allocation, early=early) for p, r in zip(programs, rows, strict=True)]
+        else:
+            updates = [
+                flushed_updates(p, r.operations, early=early, norm=norm, late=late)
+                for p, r in zip(programs, rows, strict=True)
+            ]
+        codes, starts = _emitted(wiring, rows, [table_of(each) for each in updates])
+        yield codes, starts
+        if transport == "nccl":
+            yield posted_as_sent(wiring, codes, starts)
+
+
+def _emitted(wiring: Wiring, rows: Sequence[RankRow], updates: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    nothing = np.empty((0, 4), dtype=np.int32)
+    pairs = list(zip(rows, updates, strict=True))
+    sizes = [emit(wiring, rank, row.operations, table, nothing) for rank, (row, table) in enumerate(pairs)]
+    starts = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
+    codes = np.empty((int(starts[-1]), 4), dtype=np.int32)
+    for rank, (row, table) in enumerate(pairs):
+        emit(wiring, rank, row.operations, table, codes[starts[rank] : starts[rank + 1]])
+    return codes, starts

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 from typing import Literal
 
 import numpy as np
@@ -23,6 +24,7 @@ from penstock.solvers.kernels.lowering import (
     END_RANK,
     END_SENDS,
     END_STAGE,
+    SEAT,
     Wiring,
 )
 
@@ -33,9 +35,14 @@ _SENDING = (_WORD["SEND_F"], _WORD["SEND_B"])
 _RECEIVING = (_WORD["RECV_F"], _WORD["RECV_B"])
 
 
-def check(wiring: Wiring, codes: np.ndarray, starts: np.ndarray, devices: Sequence[str], transport: Transport) -> None:
-    """Run the programs without computing. Raises InvalidPlan naming ranks and their next instructions."""
-    _Check(wiring, codes, starts, tuple(devices)).run(transport)
+def check(
+    programs: Sequence[Program], wiring: Wiring, codes: np.ndarray, starts: np.ndarray, transport: Transport
+) -> None:
+    """Run the programs without computing. Raises InvalidPlan naming ranks and their next instructions.
+
+    The instructions are those of ``codes``, whatever ``programs`` have.
+    """
+    _Check(tuple(programs), wiring, codes, starts).run(transport)
 
 
 def codes_of(programs: Sequence[Program]) -> tuple[np.ndarray, np.ndarray]:
@@ -59,25 +66,32 @@ def instruction(code: Sequence[int]) -> Instruction:
 
 @dataclass(frozen=True)
 class _Check:
+    programs: tuple[Program, ...]
     wiring: Wiring
     codes: np.ndarray
     starts: np.ndarray
-    devices: tuple[str, ...]
 
     @cached_property
     def at(self) -> np.ndarray:
         """Where each rank stopped."""
-        return np.zeros(len(self.devices), dtype=np.int64)
+        return np.zeros(len(self.programs), dtype=np.int64)
 
     @cached_property
     def waiting(self) -> np.ndarray:
-        """The end that each rank waits for, or -1."""
-        return np.zeros(len(self.devices), dtype=np.int64)
+        """The end, or the seat, that each rank waits for, or -1."""
+        return np.zeros(len(self.programs), dtype=np.int64)
+
+    @cached_property
+    def taken(self) -> np.ndarray:
+        """How often each seat was taken."""
+        return np.zeros(len(self.wiring.table), dtype=np.int64)
 
     def run(self, transport: Transport) -> None:
         passes = [(False, False)] if transport == "gloo" else [(False, True), (True, False)]
         for rendezvous, ordered in passes:
-            found = kernel.advance(self.wiring, self.codes, self.starts, rendezvous, ordered, self.at, self.waiting)
+            found = kernel.advance(
+                self.wiring, self.codes, self.starts, rendezvous, ordered, self.at, self.waiting, self.taken
+            )
             finding, where, detail = map(int, found)
             if finding == kernel.OK:
                 continue
@@ -92,7 +106,7 @@ class _Check:
             self.check_reductions()
 
     def name(self, rank: int) -> str:
-        return f"rank {rank} ({self.devices[rank]})"
+        return f"rank {rank} ({self.programs[rank].device})"
 
     def next(self, rank: int) -> str:
         """The instruction at which a rank is, with its number."""
@@ -103,10 +117,10 @@ class _Check:
 
     def stuck(self, rank: int, rendezvous: bool) -> InvalidPlan:
         """Follow who waits for whom until a rank comes again, or one that has ended."""
-        ends, seen = self.wiring.ends, []
+        seen: list[int] = []
         while rank not in seen and self.at[rank] < self.starts[rank + 1]:
             seen.append(rank)
-            rank = int(ends[self.wiring.ends[self.waiting[rank], END_PARTNER], END_RANK])
+            rank = self.missing(rank)
         circle = seen[seen.index(rank) :] if rank in seen else [*seen[-1:], rank]
         lines = [f"{self.name(one)} is at {self.next(one)}{self.wait(one)}" for one in circle[:_SHOWN]]
         if len(circle) > _SHOWN:
@@ -121,14 +135,27 @@ class _Check:
         )
         return InvalidPlan(f"the ranks wait for each other in a circle, {how}: " + "; ".join(lines), remedy=remedy)
 
+    def missing(self, rank: int) -> int:
+        """The rank that a waiting one waits for."""
+        waits, wiring = int(self.waiting[rank]), self.wiring
+        if waits > SEAT:
+            return int(wiring.ends[wiring.ends[waits, END_PARTNER], END_RANK])
+        seat = SEAT - waits
+        low, high = wiring.bounds[wiring.table[seat] : wiring.table[seat] + 2]
+        late = [other for other in wiring.seats[low:high] if self.taken[other] < self.taken[seat]]
+        return int(wiring.seat_rank[late[0]])
+
     def wait(self, rank: int) -> str:
-        end = int(self.waiting[rank])
-        if self.at[rank] >= self.starts[rank + 1] or end < 0:
+        waits = int(self.waiting[rank])
+        if self.at[rank] >= self.starts[rank + 1] or waits == -1:
             return ""
+        if waits <= SEAT:
+            word = WORDS[self.codes[self.at[rank], 0]].removeprefix("WAIT_")
+            return f" and waits for the {word} of rank {self.missing(rank)}"
         ends = self.wiring.ends
-        other = int(ends[end, END_PARTNER])
-        word = "RECV" if ends[end, END_SENDS] else "SEND"
-        what = f"{ends[other, END_STAGE]}{word}_{'FB'[ends[end, END_DIRECTION]]}{self.codes[self.at[rank], 2]}"
+        other = int(ends[waits, END_PARTNER])
+        word = "RECV" if ends[waits, END_SENDS] else "SEND"
+        what = f"{ends[other, END_STAGE]}{word}_{'FB'[ends[waits, END_DIRECTION]]}{self.codes[self.at[rank], 2]}"
         return f" and waits for {what} of rank {ends[other, END_RANK]}"
 
     def out_of_order(self, rank: int, number: int) -> InvalidPlan:
@@ -175,19 +202,31 @@ class _Check:
 
     def check_reductions(self) -> None:
         """Ranks that are in two groups start their all-reduces in the same order."""
-        first: dict[tuple[int, int], int] = {}
-        for rank in range(len(self.devices)):
-            codes = self.codes[self.starts[rank] : self.starts[rank + 1]]
-            stages = list(dict.fromkeys(codes[codes[:, 0] == _WORD["REDUCE"], 1].tolist()))
-            for i, one in enumerate(stages):
-                for other in stages[i + 1 :]:
-                    if (other, one) in first:
-                        raise InvalidPlan(
-                            f"{self.name(first[other, one])} reduces stage {other} before stage {one}, "
-                            f"{self.name(rank)} the other way round; this transport needs one order",
-                            remedy="transport gloo, or the same order of last backwards on both ranks",
-                        )
-                    first.setdefault((one, other), rank)
+        known: dict[tuple[int, int], tuple[int, list[int]]] = {}
+        for rank in range(len(self.programs)):
+            reduced = self.reduced(rank)
+            for pair in combinations(sorted(set(reduced)), 2):
+                order = [group for group in reduced if group in pair]
+                other, before = known.setdefault(pair, (rank, order))
+                if before != order:
+                    raise InvalidPlan(
+                        f"{self.name(other)} reduces {self.layers(before)}, {self.name(rank)} {self.layers(order)}; "
+                        "this transport needs one order",
+                        remedy="transport gloo, or the same order of last backwards on both ranks",
+                    )
+
+    def reduced(self, rank: int) -> list[int]:
+        """The groups of a rank's all-reduces, in order."""
+        codes = self.codes[self.starts[rank] : self.starts[rank + 1]]
+        started = codes[codes[:, 0] == _WORD["REDUCE"]]
+        return [self.programs[rank].stage(int(s)).buckets[k][2] for s, k in started[:, 1:3].tolist()]
+
+    def layers(self, order: Sequence[int]) -> str:
+        """The first groups of an order in words."""
+        of_group = {
+            group: (first, last) for p in self.programs for one in p.stages for first, last, group in one.buckets
+        }
+        return " before ".join("layers {} to {}".format(*of_group[group]) for group in dict.fromkeys(order))
 
 
 _LEFT_OVER = (kernel.NEVER_RUN, kernel.NEVER_STEPPED, kernel.NEVER_USED, kernel.NEVER_POSTED)
@@ -198,5 +237,7 @@ _REASONS = {
     kernel.TOO_EARLY: "what it needs on this rank has not run yet; F comes before B, B before SEND_B, all before STEP",
     kernel.BAD_CHANNEL: "its channel does not carry this",
     kernel.NOT_RECEIVED: "a receive that it needs has not been posted, or was posted for nothing",
-    kernel.BAD_BUCKET: "each bucket is reduced once, then waited for, then the stage steps",
+    kernel.BAD_BUCKET: "each bucket is reduced once, then waited for, then the stage steps; each tie is in its group",
+    kernel.MIXED: "gradients of a round come between its step and the one before",
+    kernel.BAD_VERSION: "the stage does not keep so old a version of its weights",
 }

@@ -15,11 +15,15 @@ from penstock.solvers.kernels.lowering import (
     END_PARTNER,
     END_ROWS,
     END_SLOT,
+    HELD_BASE,
     HELD_BUCKET,
+    HELD_COLUMNS,
     HELD_EXPECTED,
     HELD_NUM_BUCKETS,
     Wiring,
 )
+from penstock.solvers.lowering.layout import own_micro_batches
+from penstock.solvers.lowering.seats import seats_of
 
 _WAYS = ("forward", "backward")
 _Key = tuple[int, str, int, int, int]
@@ -35,19 +39,26 @@ def wire(programs: Sequence[Program]) -> Wiring:
     ends = [(p.rank, channel) for p in programs for channel in p.channels]
     number_of = {(rank, one.stage): h for h, (rank, one) in enumerate(held)}
     _check_numbers(programs, held, ends, number_of)
+    own = [own_micro_batches(programs[rank], one) for rank, one in held]
+    of_end = [number_of[rank, channel.stage] for rank, channel in ends]
     partner = _partners(ends)
-    stage_of = [held[number_of[rank, channel.stage]][1] for rank, channel in ends]
+    stage_of = [held[h][1] for h in of_end]
     _check_agreement(ends, partner, stage_of)
     lists, members = _lists(ends, number_of, len(held))
-    table = np.zeros((len(held), 12), dtype=np.int64)
-    table[:, :6] = [_own(rank, one) for rank, one in held]
+    table = np.zeros((len(held), HELD_COLUMNS), dtype=np.int64)
+    table[:, :6] = [
+        (rank, one.stage, each.start, each.stop, each.step, len(each))
+        for (rank, one), each in zip(held, own, strict=True)
+    ]
     table[:, HELD_EXPECTED : HELD_EXPECTED + 4] = _expected(held, ends, partner, stage_of, lists, members).reshape(
         len(held), 4
     )
-    table[:, HELD_NUM_BUCKETS] = [sum(group >= 0 for *_, group in one.buckets) for _, one in held]
+    table[:, HELD_NUM_BUCKETS] = [len(one.buckets) for _, one in held]
     table[1:, HELD_BUCKET] = np.cumsum(table[:-1, HELD_NUM_BUCKETS])
-    count = programs[0].num_micro_batches
-    rows, num_slots, num_pairs = _end_table(ends, partner, stage_of, count)
+    table[:, HELD_BASE:] = [(one.micro_batches[0], one.update_every, one.versions) for _, one in held]
+    per_batch, classes = programs[0].num_micro_batches, programs[0].row_classes
+    count = per_batch * programs[0].batches
+    rows, num_slots, num_pairs = _end_table(ends, partner, [own[h] for h in of_end], count)
     held_of = np.full((len(programs), 1 + max(one.stage for _, one in held)), -1, dtype=np.int32)
     held_of[table[:, 0], table[:, 1]] = np.arange(len(held))
     first = [_bounds(len(p.stages) for p in programs), _bounds(len(p.channels) for p in programs)]
@@ -58,15 +69,17 @@ def wire(programs: Sequence[Program]) -> Wiring:
         ends=rows,
         lists=lists,
         members=members,
+        **seats_of(programs, held)._asdict(),
         num_slots=num_slots,
         num_pairs=num_pairs,
         num_micro_batches=count,
-        first_class=programs[0].row_classes[0][1] if len(programs[0].row_classes) > 1 else count,
+        per_batch=per_batch,
+        first_class=classes[0][1] if len(classes) > 1 else per_batch,
     )
 
 
 def _end_table(
-    ends: list[tuple[int, Channel]], partner: list[int], stage_of: list[Held], num_micro_batches: int
+    ends: list[tuple[int, Channel]], partner: list[int], own: list[range], num_micro_batches: int
 ) -> tuple[np.ndarray, int, int]:
     """The ends as ``Wiring`` has them, number of slots and of pairs."""
     pairs: dict[tuple[int, int], int] = {}
@@ -75,7 +88,7 @@ def _end_table(
     for e, (rank, channel) in enumerate(ends):
         sends = _sends(channel)
         route = (rank, channel.peer) if sends else (channel.peer, rank)
-        turn, modulus = _turn(stage_of[e], stage_of[partner[e]])
+        turn, modulus = _turn(rank, channel, own[e], own[partner[e]])
         rows[e, : END_MODULUS + 1] = (
             rank,
             channel.stage,
@@ -103,6 +116,9 @@ def _check_numbers(
         raise InvalidPlan(
             f"the programs are of the ranks {[p.rank for p in programs]}; expected one for each rank in order"
         )
+    alike = {(p.num_micro_batches, p.batches, p.groups, p.shared, p.update_rule) for p in programs}
+    if len(alike) > 1:
+        raise InvalidPlan("the programs do not agree on micro-batches, global batches, groups, ties or the update rule")
     classes = {p.row_classes for p in programs}
     if len(classes) > 1 or not 1 <= len(programs[0].row_classes) <= 2:
         raise InvalidPlan(f"the programs have the row classes {sorted(classes)}; expected the same one or two in all")
@@ -218,24 +234,15 @@ def _all_whole(parts: list[tuple[int, int]], rows: int) -> bool:
     return bool(parts) and all(part == (0, rows) for part in parts)
 
 
-def _own(rank: int, held: Held) -> tuple[int, ...]:
-    """Rank, stage, first, stop and step of its micro-batches, and their number."""
-    first, last = held.micro_batches
-    step = len(held.ranks) if held.dispatch == "round_robin" else 1
-    own = range(first + (held.replica if step > 1 else 0), last + 1, step)
-    return rank, held.stage, own.start, own.stop, own.step, len(own)
-
-
-def _turn(one: Held, other: Held) -> tuple[int, int]:
+def _turn(rank: int, channel: Channel, own: range, other: range) -> tuple[int, int]:
     """(turn, modulus): the micro-batches m with m mod modulus = turn are those that both replicas hold."""
-    (_, _, start, _, step, _), (_, _, other_start, _, other_step, _) = _own(0, one), _own(0, other)
-    modulus = lcm(step, other_step)
+    modulus = lcm(own.step, other.step)
     for m in range(modulus):
-        if (m - start) % step == 0 and (m - other_start) % other_step == 0:
+        if (m - own.start) % own.step == 0 and (m - other.start) % other.step == 0:
             return m, modulus
     raise InvalidPlan(
-        f"replica {one.replica} of stage {one.stage} and replica {other.replica} of stage {other.stage} "
-        "have no micro-batch in common, but a channel"
+        f"rank {rank} in stage {channel.stage} and rank {channel.peer} in stage {channel.peer_stage} have no "
+        "micro-batch in common, but a channel"
     )
 
 

@@ -10,9 +10,9 @@ import pytest
 from problems import as_operations, chain, early_backward, gpipe, make_problem, straight, warmup_orders
 from program_twin import verdict
 
-from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
+from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.program import BACKWARD, FORWARD, Channel, Instruction, Program, parse_row
-from penstock.solvers.allocation import Allocation, Pipeline, Stage, single_pipeline
+from penstock.solvers.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.lowering import check_programs, lower, lower_arrays
 from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import Orders, Row
@@ -178,26 +178,35 @@ def test_a_deadlock_names_both_ranks_and_their_next_instructions() -> None:
     assert "rank 1 (n0/1) is at 1F1 (instruction 2) and waits for 0SEND_F1 of rank 0" in said
 
 
-def test_a_circle_of_sends_that_wait_is_refused_only_where_sends_wait() -> None:
-    """Stage 0 warms up with 6, stage 1 with 1: its second receive is posted when its first backward is sent."""
+def test_receives_are_posted_as_sent_where_sends_wait_in_a_circle() -> None:
+    """Stage 0 warms up with 6, stage 1 with 1: its second receive would be posted when its first backward is sent."""
     problem, allocation = two_stages(8)
     schedule = warmup_orders(allocation, [6, 1])
-    assert len(lower(problem, allocation, schedule)) == 2
+    tagged = lower(problem, allocation, schedule)
     with pytest.raises(InvalidPlan) as caught:
-        lower(problem, allocation, schedule, transport="nccl")
+        check_programs(tagged, transport="nccl")
     assert "when a send has to wait for its receive" in str(caught.value)
     assert "rank 0 (n0/0) is at 0SEND_F2@0 (instruction 5) and waits for 1RECV_F2 of rank 1" in str(caught.value)
     assert "rank 1 (n0/1) is at 1SEND_B0@1" in str(caught.value)
     assert caught.value.remedy is not None
+    programs = lower(problem, allocation, schedule, transport="nccl")
+    check_programs(programs, transport="nccl")
+    assert verdict(programs, "nccl") == "ok"
+    for with_tags, without in zip(tagged, programs, strict=True):
+        assert text(without) != text(with_tags)
+        assert sorted(without.instructions()) == sorted(with_tags.instructions())
 
 
-def test_messages_in_another_order_are_refused_where_they_have_no_tags() -> None:
+def test_messages_are_received_in_the_order_of_their_sends_where_they_have_no_tags() -> None:
     problem, allocation = two_stages()
     rows = ([0], "0F0:2 0B0:2"), ([1], "(1F1)*2-1 1B0:2")
-    assert len(lower(problem, allocation, orders(*rows))) == 2
-    said = refused(problem, allocation, *rows, transport="nccl")
-    assert "from rank 0 (n0/0) to rank 1 (n0/1) are not received in the order" in said
-    assert "number 0 is 0SEND_F0@0 there and 1RECV_F1@0 here" in said
+    with pytest.raises(InvalidPlan) as caught:
+        check_programs(lower(problem, allocation, orders(*rows)), transport="nccl")
+    assert "from rank 0 (n0/0) to rank 1 (n0/1) are not received in the order" in str(caught.value)
+    assert "number 0 is 0SEND_F0@0 there and 1RECV_F1@0 here" in str(caught.value)
+    programs = lower(problem, allocation, orders(*rows), transport="nccl")
+    assert text(programs[1]).startswith("1RECV_F0@0 1RECV_F1@0 1F1 1F0 1B0 1SEND_B0@1")
+    assert verdict(programs, "nccl") == "ok"
 
 
 @pytest.mark.parametrize(
@@ -242,25 +251,18 @@ def test_plans_that_leave_a_replica_without_work_are_refused() -> None:
     assert "names a device twice" in refused(problem, twice)
 
 
-def test_what_no_executor_trains_is_refused() -> None:
-    tied = make_problem([1, 1], shared_parameters=(("embedding", (0, 1), 4),))
-    with pytest.raises(UnsupportedRequest, match="'embedding' is shared by layers"):
-        lower(tied, allocation := straight(tied, 2), gpipe(allocation))
-    together = chain([(2, [0])], 2)
-    assert len(lower(tied, together, gpipe(together))) == 1
-    stages = Stage(0, 0, (0,)), Stage(1, 1, (1,))
-    two = Allocation((Pipeline(stages, (0, 0)), Pipeline(stages, (1, 1))), 2)
-    with pytest.raises(UnsupportedRequest, match="2 pipelines"):
-        lower(tied, two, Orders("none", ()))
-
-
 def test_groups_that_share_ranks_reduce_in_one_order_where_collectives_have_no_tags() -> None:
     problem = make_problem([1, 1], global_batch_size=2)
     allocation = chain([(1, [0, 1]), (1, [0, 1])], 1)
     rows = ([0], "0F0 1F0 1B0 0B0"), ([1], "0F0 1F0 0B0 1B0")
-    assert len(lower(problem, allocation, orders(*rows))) == 2
-    said = refused(problem, allocation, *rows, transport="nccl")
-    assert "rank 0 (n0/0) reduces stage 1 before stage 0, rank 1 (n0/1) the other way round" in said
+    tagged = lower(problem, allocation, orders(*rows))
+    with pytest.raises(InvalidPlan) as caught:
+        check_programs(tagged, transport="nccl")
+    said = "rank 0 (n0/0) reduces layers 1 to 1 before layers 0 to 0, rank 1 (n0/1) layers 0 to 0 before layers 1 to 1"
+    assert said in str(caught.value)
+    programs = lower(problem, allocation, orders(*rows), transport="nccl")
+    assert [text(p).split("0REDUCE0 1REDUCE0")[0] for p in programs] == ["0F0 1F0 1B0 0B0 ", "0F0 1F0 0B0 1B0 "]
+    check_programs(programs, transport="nccl")
 
 
 def change(program: Program, old: str, new: Sequence[str]) -> Program:

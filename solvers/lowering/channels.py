@@ -1,0 +1,94 @@
+"""With whom each rank exchanges what.
+
+Replicas i of a stage and j of the next exchange the rows that both hold (DAPPLE, section V-B2: split and concatenate);
+under round-robin dispatch those of the micro-batches that are theirs. A direction in which a boundary has no bytes
+has no channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import lcm
+
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.schemas.program import Channel
+from penstock.solvers.allocation import Allocation, Stage
+from penstock.solvers.batching import slice_bounds
+from penstock.solvers.problem import Problem
+
+TENSORS_PER_CUT = 64
+"""Tags of a channel leave room for so many tensors, or for those of the profile where they are more."""
+
+Rows = tuple[tuple[int, int], ...]
+
+
+def channels(
+    problem: Problem, allocation: Allocation, ranks: Sequence[Sequence[int]], classes: Rows, batches: int
+) -> dict[int, list[Channel]]:
+    """Channels of each rank, by edge, direction, replicas; both ends of an exchange within a rank are neighbours.
+
+    ``ranks``: of the replicas of each stage. Raises UnsupportedRequest for more tags than 2^31.
+    """
+    made: dict[int, list[Channel]] = {rank: [] for own in ranks for rank in own}
+    used: dict[tuple[int, int], int] = {}
+    for low in range(len(allocation.stages)):
+        high = allocation.next(low)
+        if high is None:
+            continue
+        below, above = allocation.stages[low], allocation.stages[high]
+        own = allocation.micro_batches(low)
+        turns = _pairs(below, above, own.start, (batches - 1) * allocation.num_micro_batches + len(own))
+        pairs = [(i, j, *rows) for i, j in turns if (rows := _common(below, i, above, j, classes))]
+        for kind, sizes in (("F", problem.forward_bytes), ("B", problem.backward_bytes)):
+            if sizes[below.last] == 0:
+                continue
+            tensors = max(TENSORS_PER_CUT, len(problem.boundary_tensors[below.last]))
+            for i, j, rows_below, rows_above in pairs:
+                a, b = ranks[low][i], ranks[high][j]
+                ends = [(a, low, high, b, rows_below), (b, high, low, a, rows_above)]
+                if kind == "B":
+                    ends.reverse()
+                key = (ends[0][0], ends[1][0])
+                tag = _tag(used, key, batches * allocation.num_micro_batches * tensors)
+                for rank, stage, peer_stage, peer, mine in ends:
+                    made[rank].append(Channel("F" if kind == "F" else "B", stage, peer_stage, peer, mine, tag))
+    return made
+
+
+def slices(stage: Stage, replica: int, classes: Rows) -> Rows:
+    """The rows of a micro-batch of each class that a replica computes."""
+    if stage.dispatch == "round_robin":
+        return tuple((0, rows) for rows, _ in classes)
+    return tuple(slice_bounds(rows, stage.replicas, replica) for rows, _ in classes)
+
+
+def _tag(used: dict[tuple[int, int], int], pair: tuple[int, int], width: int) -> int:
+    """The first tag of a channel: tags are unique among the messages from one rank to another; 0 stays free."""
+    tag = used.get(pair, 1)
+    used[pair] = tag + width
+    if tag + width > 2**31:
+        raise UnsupportedRequest(
+            f"ranks {pair[0]} and {pair[1]} exchange more messages in a step than there are tags (2^31)",
+            remedy="fewer micro-batches, or fewer global batches at a time",
+        )
+    return tag
+
+
+def _pairs(below: Stage, above: Stage, first: int, turns: int) -> list[tuple[int, int]]:
+    """Replicas that may exchange something; in turn on both sides, those that some micro-batch brings together."""
+    if below.dispatch == above.dispatch == "round_robin":
+        turns = min(turns, lcm(below.replicas, above.replicas))
+        return sorted({(m % below.replicas, m % above.replicas) for m in range(first, first + turns)})
+    return [(i, j) for i in range(below.replicas) for j in range(above.replicas)]
+
+
+def _common(below: Stage, i: int, above: Stage, j: int, classes: Rows) -> tuple[Rows, Rows] | None:
+    """The rows that replicas i and j both hold, counted within each one's slice; None when no class has any."""
+    mine, theirs = [], []
+    for (low, high), (other_low, other_high) in zip(slices(below, i, classes), slices(above, j, classes), strict=True):
+        start, end = max(low, other_low), min(high, other_high)
+        mine.append((start - low, end - low) if start < end else (0, 0))
+        theirs.append((start - other_low, end - other_low) if start < end else (0, 0))
+    if not any(end for _, end in mine):
+        return None
+    return tuple(mine), tuple(theirs)

@@ -1,0 +1,70 @@
+"""Which ranks reduce, average or sum which gradients together: buckets, their groups, and ties.
+
+Layers are cut at every stage boundary of every pipeline, so that one set of ranks holds all layers of an interval
+(HetPipe's workers have different partitions, Chimera's directions different devices); an interval's buckets are the
+judge's. Under elastic averaging the shares of a device average all that they hold. Groups are never shared by two
+intervals: their collectives need not be in one order then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from penstock.schemas.program import Shared
+from penstock.solvers.allocation import Allocation
+from penstock.solvers.problem import Problem
+from penstock.solvers.reductions import Group, group_buckets, reduction_groups
+
+Buckets = tuple[tuple[int, int, int], ...]
+
+
+class Grouping(NamedTuple):
+    """``groups``: ranks by number; ``buckets`` of each (stage, rank) that has any; ``shared``: the ties."""
+
+    groups: tuple[tuple[int, ...], ...]
+    buckets: dict[tuple[int, int], Buckets]
+    shared: tuple[Shared, ...]
+
+
+def groups_of(
+    problem: Problem, allocation: Allocation, ranks: Sequence[Sequence[int]], rows: int, averaging: bool
+) -> Grouping:
+    """The grouping of all ranks; ``ranks``: of the replicas of each stage, ``rows`` of the smallest micro-batch."""
+    groups: list[tuple[int, ...]] = []
+    made: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+    for interval in reduction_groups(allocation):
+        together = tuple(sorted({rank for s in interval.stages for rank in ranks[s]}))
+        number = -1
+        if averaging or len(together) > 1:
+            number = len(groups)
+            groups.append(together)
+        parts = [(interval.first, interval.last)] if averaging else _parts(problem, interval, rows)
+        for rank in together:
+            owner = min(s for s in interval.stages if rank in ranks[s])
+            made.setdefault((owner, rank), []).extend((first, last, number) for first, last in parts)
+    shared = []
+    for name, layers, _ in problem.shared_parameters:
+        users = tied_stages(allocation, layers)
+        if any(len(own) > 1 for own in users):
+            shared.append(Shared(name, tuple(layers), len(groups)))
+            groups.append(tuple(sorted({rank for own in users for s in own for rank in ranks[s]})))
+    buckets = {key: tuple(sorted(own, reverse=True)) for key, own in made.items()}
+    return Grouping(tuple(groups), buckets, tuple(shared))
+
+
+def tied_stages(allocation: Allocation, layers: Sequence[int]) -> list[list[int]]:
+    """The stages of each pipeline that hold any of some layers."""
+    users: list[list[int]] = [[] for _ in allocation.pipelines]
+    for s, stage in enumerate(allocation.stages):
+        if any(stage.first <= layer <= stage.last for layer in layers):
+            users[allocation.pipeline_of[s]].append(s)
+    return users
+
+
+def _parts(problem: Problem, interval: Group, rows: int) -> list[tuple[int, int]]:
+    """The judge's buckets, but covering all layers: the model may have parameters where the profile has none."""
+    parts = [(each.first, each.last) for each in group_buckets(problem, interval, rows)]
+    parts = parts or [(interval.first, interval.last)]
+    parts[-1] = interval.first, parts[-1][1]
+    return parts

@@ -1,0 +1,88 @@
+"""What ranks do together, as arrays: who adds to each bucket, and who meets whom at it, at a tie and at the norm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.schemas.errors import InvalidPlan
+from penstock.schemas.program import Held, Program
+
+
+class Seats(NamedTuple):
+    """The arrays of ``Wiring`` with these names."""
+
+    sources: np.ndarray
+    source_held: np.ndarray
+    table: np.ndarray
+    bounds: np.ndarray
+    seats: np.ndarray
+    seat_rank: np.ndarray
+
+
+def seats_of(programs: Sequence[Program], held: Sequence[tuple[int, Held]]) -> Seats:
+    """Number the seats: all buckets in the order of the held stages, the ties of each rank, the norm of each rank.
+
+    Raises InvalidPlan where the buckets of a rank do not cover each of its layers once, a group is not there, or its
+    ranks do not all have the same buckets in it.
+    """
+    groups, ties = programs[0].groups, programs[0].shared
+    of_rank: dict[int, list[int]] = {program.rank: [] for program in programs}
+    for h, (rank, _) in enumerate(held):
+        of_rank[rank].append(h)
+    for program in programs:
+        _check_cover(program)
+    sources: list[list[int]] = []
+    parties: dict[tuple[int, ...], list[int]] = {}
+    ranks: list[int] = []
+    for rank, one in held:
+        for first, last, group in one.buckets:
+            if group >= len(groups) or (group >= 0 and rank not in groups[group]):
+                raise InvalidPlan(f"rank {rank} reduces layers {first} to {last} in group {group}, which it is not in")
+            if group >= 0 and programs[0].update_rule != "elastic_averaging":
+                parties.setdefault((group, first, last), []).append(len(sources))
+            holds = [h for h in of_rank[rank] if held[h][1].first <= last and first <= held[h][1].last]
+            sources.append(holds)
+            ranks.append(rank)
+    for (group, first, last), own in parties.items():
+        if sorted(ranks[seat] for seat in own) != list(groups[group]):
+            raise InvalidPlan(f"not all ranks of group {group} have a bucket of layers {first} to {last}")
+    for program in programs:
+        for k, tie in enumerate(ties):
+            if program.rank in groups[tie.group]:
+                parties.setdefault((k,), []).append(len(ranks))
+            ranks.append(program.rank)
+    for program in programs:
+        parties.setdefault((), []).append(len(ranks))
+        ranks.append(program.rank)
+    table = np.full(len(ranks), -1, dtype=np.int64)
+    for number, own in enumerate(parties.values()):
+        table[own] = number
+    return Seats(
+        sources=_bounds([len(own) for own in sources]),
+        source_held=_ints([h for own in sources for h in own]),
+        table=table,
+        bounds=_bounds([len(own) for own in parties.values()]),
+        seats=_ints([seat for own in parties.values() for seat in own]),
+        seat_rank=_ints(ranks),
+    )
+
+
+def _check_cover(program: Program) -> None:
+    layers = {n for one in program.stages for n in range(one.first, one.last + 1)}
+    covered = [n for one in program.stages for first, last, _ in one.buckets for n in range(first, last + 1)]
+    if sorted(covered) != sorted(layers):
+        raise InvalidPlan(
+            f"the buckets of rank {program.rank} ({program.device}) cover the layers {sorted(covered)}, but its stages "
+            f"hold {sorted(layers)}; each layer is in one bucket"
+        )
+
+
+def _bounds(sizes: Sequence[int]) -> np.ndarray:
+    return np.concatenate(([0], np.cumsum(_ints(sizes)))).astype(np.int64)
+
+
+def _ints(values: Sequence[int]) -> np.ndarray:
+    return np.asarray(values, dtype=np.int64)

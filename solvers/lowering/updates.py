@@ -1,0 +1,168 @@
+"""What stands between a rank's operations: reductions, ties, the norm, steps, averaging, and versions of weights.
+
+A flushed step ends with all of it: buckets are armed before the last backward of all stages that hold their layers
+(after it, where the plan does not overlap them); then come, for each stage in the order of its last gradients, the
+waits and the step. Where ties or the norm have to be waited for, all waits come first, so that no rank steps, or
+enters the one, while another is held up by the other. Under elastic averaging the reference is pulled before the
+step and the update pushed behind it (ALGORITHMS A.6). In a periodic plan a stage steps where ``unroll`` says, and a
+forward's version of the weights is told where its age changes (ALGORITHMS 5.1).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.schemas.errors import InvalidPlan
+from penstock.schemas.program import BACKWARD, FORWARD, RECOMPUTE, WEIGHT, WORDS, Held, Program
+from penstock.solvers.allocation import Allocation
+from penstock.solvers.lowering.rows import RankRow
+from penstock.solvers.update_rules import PERIODIC_RULES, UpdateRule, group_of, version_used
+
+_WORD = {word: number for number, word in enumerate(WORDS)}
+
+
+class Update(NamedTuple):
+    """An instruction before the operation at ``position`` (their number: at the end)."""
+
+    position: int
+    word: str
+    stage: int
+    number: int = 0
+
+
+def table_of(found: list[Update]) -> np.ndarray:
+    """(k, 4) int64 for the kernel: position, word, stage, number; of equal positions in the order given."""
+    rows = [(each.position, _WORD[each.word], each.stage, each.number) for each in found]
+    return np.asarray(sorted(rows, key=lambda row: row[0]), dtype=np.int64).reshape(-1, 4)
+
+
+def flushed_updates(program: Program, operations: np.ndarray, *, early: bool, norm: bool, late: bool) -> list[Update]:
+    """Those of one flushed step. ``early``: buckets are armed before the last backward; ``late``: all at the end."""
+    averaging = program.update_rule == "elastic_averaging"
+    end = len(operations)
+    last = {held.stage: _last_gradients(operations, held.stage) for held in program.stages}
+    ready: dict[int, int] = {}
+    armed: list[tuple[int, int, Update]] = []
+    for held in program.stages:
+        for k, (low, high, group) in enumerate(held.buckets):
+            at = max(last[one.stage] for one in program.stages if one.first <= high and low <= one.last)
+            ready[held.stage] = max(at, ready.get(held.stage, -1))
+            if group >= 0 and not averaging:
+                position = end if late else at if early else at + 1
+                armed.append((position, group if late else 0, Update(position, "REDUCE", held.stage, k)))
+    found = [update for _, _, update in sorted(armed, key=lambda each: each[:2])]
+    order = sorted(ready, key=lambda s: (ready[s], s))
+    waits = {s: [Update(end, "WAIT_REDUCE", s, k) for k in _reduced(program.stage(s), averaging)] for s in order}
+    ties = _ties(program)
+    if ties or norm:
+        found += [wait for s in order for wait in waits.pop(s)]
+        found += [Update(end, "REDUCE_SHARED", s, k) for k, s in ties.items()]
+    if norm:
+        lowest = min(held.stage for held in program.stages)
+        found += [Update(end, "NORM", lowest), Update(end, "WAIT_NORM", lowest)]
+    for s in order:
+        averaged = range(len(program.stage(s).buckets)) if averaging else ()
+        found += [Update(end, "AVG_PULL", s, k) for k in averaged]
+        found += [*waits.get(s, ()), Update(end, "STEP", s)]
+        found += [Update(end, "AVG_PUSH", s, k) for k in averaged]
+    return found
+
+
+def periodic_updates(program: Program, row: RankRow, allocation: Allocation, *, early: bool) -> list[Update]:
+    """Those of a run of a pattern. Raises InvalidPlan where a version is dead, or not made yet, when it is used."""
+    found: list[tuple[tuple[int, int, int], Update]] = []
+    ties = _ties(program)
+    for held in program.stages:
+        s = held.stage
+        steps = row.steps[row.steps[:, 1] == s, 0]
+        gradients = _gradients(row.operations, s)
+        rounds = row.operations[gradients, 2] // held.update_every
+        last = np.full(len(steps), -1)
+        last[rounds] = gradients
+        for t, (at, position) in enumerate(zip(last.tolist(), steps.tolist(), strict=True)):
+            armed = at if early else at + 1
+            buckets = list(_reduced(held, averaging=False))
+            found += [((armed, s, 3 * t), Update(armed, "REDUCE", s, k)) for k in buckets]
+            due = [Update(position, "WAIT_REDUCE", s, k) for k in buckets]
+            due += [Update(position, "REDUCE_SHARED", s, k) for k, lowest in ties.items() if lowest == s]
+            found += [((position, s, 3 * t + 1), each) for each in (*due, Update(position, "STEP", s))]
+        for update in _versions(program, held, row, steps, group_of(allocation, s)):
+            found.append(((update.position, s, 3 * len(steps)), update))
+    return [update for _, update in sorted(found, key=lambda each: each[0])]
+
+
+def count_versions(operations: np.ndarray, steps: np.ndarray, stage: int) -> int:
+    """Weight stashing: the most versions alive at once, the newest among them (PipeDream, section 3.3)."""
+    kinds, stages, batches = operations.T
+    places = np.flatnonzero(stages == stage)
+    made = np.searchsorted(steps[steps[:, 1] == stage, 0], places, side="right")
+    last = {int(batches[i]): int(i) for i in places if kinds[i] != RECOMPUTE}
+    taken: dict[int, int] = {}
+    most = 1
+    for i, newest in zip(places.tolist(), made.tolist(), strict=True):
+        m = int(batches[i])
+        if kinds[i] == FORWARD:
+            taken[m] = newest
+        most = max(most, len({newest, *taken.values()}))
+        if last[m] == i:
+            taken.pop(m, None)
+    return most
+
+
+def _versions(program: Program, held: Held, row: RankRow, steps: np.ndarray, group: int) -> list[Update]:
+    """VERSION where the age of the weights that forwards use changes; it starts with the newest."""
+    rule = _periodic(program.update_rule)
+    own = np.flatnonzero((row.operations[:, 1] == held.stage) & (row.operations[:, 0] != RECOMPUTE))
+    if version_used(rule, group, 0) is None:
+        return []
+    settled = version_used(rule, group, 1)
+    assert settled is not None
+    used = row.operations[own, 2] // held.update_every + (settled - 1)
+    age = np.searchsorted(steps, own, side="right") - used
+    wrong = np.flatnonzero((age < 0) | (age >= held.versions))
+    if wrong.size:
+        i = int(wrong[0])
+        kind, _, m = row.operations[own[i]].tolist()
+        what = f"{held.stage}{WORDS[kind]}{m} of rank {program.rank} ({program.device})"
+        if age[i] < 0:
+            raise InvalidPlan(f"{what} would need weights that {-age[i]} more updates make first")
+        raise InvalidPlan(
+            f"{what} would need weights {age[i]} updates old; under {rule} updates {held.versions} versions are kept",
+            remedy="more micro-batches per update than are in flight",
+        )
+    forwards = row.operations[own, 0] == FORWARD
+    found, before = [], 0
+    for position, d in zip(own[forwards].tolist(), age[forwards].tolist(), strict=True):
+        if d != before:
+            found.append(Update(position, "VERSION", held.stage, d))
+            before = d
+    return found
+
+
+def _periodic(rule: str) -> UpdateRule:
+    return next(each for each in PERIODIC_RULES if each == rule)
+
+
+def _ties(program: Program) -> dict[int, int]:
+    """The ties that a rank sums, by number, each with the lowest of its stages that hold it."""
+    found = {}
+    for k, tie in enumerate(program.shared):
+        users = [one.stage for one in program.stages if any(one.first <= layer <= one.last for layer in tie.layers)]
+        if users:
+            found[k] = min(users)
+    return found
+
+
+def _reduced(held: Held, averaging: bool) -> range | list[int]:
+    return [] if averaging else [k for k, (_, _, group) in enumerate(held.buckets) if group >= 0]
+
+
+def _gradients(operations: np.ndarray, stage: int) -> np.ndarray:
+    """Places of a stage's backwards, whole ones and weight halves."""
+    return np.flatnonzero((operations[:, 1] == stage) & np.isin(operations[:, 0], (BACKWARD, WEIGHT)))
+
+
+def _last_gradients(operations: np.ndarray, stage: int) -> int:
+    return int(_gradients(operations, stage)[-1])
