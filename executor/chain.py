@@ -98,14 +98,14 @@ class Chain:
         device: torch.device | str = "cpu",
         existing: Mapping[int, nn.Module] | None = None,
     ) -> dict[int, nn.Module]:
-        """Layers by number, those of ``existing`` as they are; a tied parameter is one object in all of them.
+        """Layers by number, those of ``existing`` as they are; a tied parameter is one object in these and those.
 
-        A tied parameter has the value that the first of its layers draws, whether that layer is among them or not.
+        A tied parameter has the value that the first of its layers draws, whether that layer is here or not.
         """
-        there = existing or {}
+        there = dict(existing or {})
         modules = {i: there[i] if i in there else self.build_layer(i, seed, device) for i in indices}
         for tie in self.ties:
-            tie.join(modules, lambda i: self.build_layer(i, seed, device))
+            tie.join(there | modules, lambda i: self.build_layer(i, seed, device))
         return modules
 
     def named_parameters(self, modules: Mapping[int, nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:

@@ -1,0 +1,130 @@
+"""The norm of a step's whole gradient, to clip it, and the scale of the loss in float16, with its overflow flag.
+
+Every parameter counts once, however many ranks hold it: the first rank of its group counts it (NORM). Replicas' sums
+are equal by then, and so are those of tied parameters. What a step multiplies its gradients by is one number: the
+correction of the batch's terms, over the loss scale, times what clips (``torch.nn.utils.clip_grad_norm_``).
+
+The loss scale grows and backs off as in ``torch.amp.GradScaler``. A rank's overflow shows in the sum, so that all ranks
+see the same, leave the step out together, and need not tell each other the scale.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from penstock.executor.precision import Training
+from penstock.executor.stage_module import StageModule
+from penstock.executor.transport import sum_over
+
+_EPSILON = 1e-6
+"""Of ``clip_grad_norm_``."""
+
+
+@dataclass(slots=True)
+class LossScale:
+    """What losses are multiplied by, so that small gradients do not vanish in float16.
+
+    It is halved when a gradient overflows, and doubled after ``interval`` steps without that.
+    """
+
+    value: float = 65536.0
+    growth: float = 2.0
+    backoff: float = 0.5
+    interval: int = 2000
+    good_steps: int = 0
+
+    def update(self, overflow: bool) -> None:
+        """Count a step."""
+        if overflow:
+            self.value *= self.backoff
+            self.good_steps = 0
+            return
+        self.good_steps += 1
+        if self.good_steps == self.interval:
+            self.value *= self.growth
+            self.good_steps = 0
+
+    def state_dict(self) -> dict[str, float | int]:
+        """For checkpoints."""
+        return {"value": self.value, "good_steps": self.good_steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from ``state_dict``."""
+        self.value, self.good_steps = float(state["value"]), int(state["good_steps"])
+
+
+class GradientNorm:
+    """NORM and WAIT_NORM of a rank.
+
+    ``counted``: the parameters that this rank counts. ``modules``: its stages, whose losses are scaled. ``norm``: the
+    last step's norm before clipping; ``overflow``: whether that step is left out.
+    """
+
+    def __init__(self, training: Training, counted: Iterable[nn.Parameter], modules: Iterable[StageModule]) -> None:
+        self.clip_norm = training.clip_norm
+        self.scale = LossScale() if training.precision == "fp16" else None
+        self.norm = 0.0
+        self.overflow = False
+        self._counted = list(counted)
+        self._modules = list(modules)
+        self._expected_count = 1.0
+        self._started: tuple[torch.Tensor, Any] | None = None
+        self._raw = 0.0
+        self._used_scale = 1.0
+
+    def begin(self, expected_count: float) -> None:
+        """Let losses be means of ``expected_count`` terms, scaled; again after the scale was restored."""
+        self._expected_count = expected_count
+        scale = 1.0 if self.scale is None else self.scale.value
+        for module in self._modules:
+            module.count = expected_count / scale
+
+    def start(self) -> None:
+        """NORM: start adding up the squares over all ranks."""
+        squares = torch.tensor([sum_of_squares(self._counted)], dtype=torch.float64)
+        self._started = squares, sum_over(squares)
+
+    def wait(self) -> None:
+        """WAIT_NORM: the sum is there; the next step's losses have the next scale."""
+        assert self._started is not None, "WAIT_NORM without NORM"
+        squares, work = self._started
+        work.wait()
+        self._started = None
+        total = squares.item()
+        self._raw = math.sqrt(total) if total == total else math.nan
+        if self.scale is None:
+            return
+        self._used_scale = self.scale.value
+        self.overflow = not math.isfinite(total)
+        self.scale.update(self.overflow)
+        if self.scale.value != self._used_scale:
+            self.begin(self._expected_count)
+
+    def factor(self, correction: float) -> float:
+        """What the step multiplies its gradients by; ``correction``: that of the batch's terms."""
+        correction /= self._used_scale
+        self.norm = self._raw * correction
+        if self.clip_norm is None:
+            return correction
+        return correction * clipping(self.norm, self.clip_norm)
+
+
+def clipping(norm: float, limit: float) -> float:
+    """By what a gradient of this norm is multiplied so that its norm is ``limit`` at most; NaN stays NaN."""
+    ratio = limit / (norm + _EPSILON)
+    return 1.0 if ratio > 1.0 else ratio
+
+
+def sum_of_squares(parameters: Sequence[nn.Parameter]) -> float:
+    """Of their gradients; infinity or NaN where one of them is."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not gradients:
+        return 0.0
+    norms = torch.stack([norm.double() for norm in torch._foreach_norm(gradients)])
+    return float(norms.square().sum())
