@@ -1,8 +1,7 @@
 """Bandwidth and latency between local gloo processes, measured as pipelines use them: tagged sends of whole tensors.
 
-Pairs of processes play ping-pong with messages of growing size, all pairs at once. One way takes
-``latency + bytes / bandwidth``; both are fitted by least squares, each size weighted by its own time, so that the small
-messages settle the latency and the large ones the bandwidth.
+Pairs of processes play ping-pong with messages of growing size, all pairs at once;
+`penstock.executor.link_fit` finds what bandwidth and latency their times stand for.
 
 Started for each rank as ``python -m penstock.executor.link_probe RANK SIZE ADDRESS``.
 """
@@ -23,6 +22,7 @@ import torch
 from torch import distributed
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from penstock.executor.link_fit import fit
 from penstock.schemas.errors import InvalidDocument, RunFailed
 from penstock.schemas.topology import ClusterTopology, Fabric, UniformCluster
 
@@ -84,21 +84,6 @@ def measure_links(
     return LinkMeasurement(bandwidth_bytes_per_s, latency_ns, medians)
 
 
-def fit(one_way_ns: dict[int, int]) -> tuple[int, int]:
-    """Bandwidth (bytes/s) and latency (ns) by least squares of ``t = latency + bytes / bandwidth``, relative errors."""
-    weights = {size: 1 / max(1, t) ** 2 for size, t in one_way_ns.items()}
-    total = sum(weights.values())
-    mean_size = sum(w * size for size, w in weights.items()) / total
-    mean_time = sum(w * one_way_ns[size] for size, w in weights.items()) / total
-    spread = sum(w * (size - mean_size) ** 2 for size, w in weights.items())
-    common = sum(w * (size - mean_size) * (one_way_ns[size] - mean_time) for size, w in weights.items())
-    ns_per_byte = common / spread if spread else 0.0
-    if ns_per_byte <= 0:
-        largest = max(one_way_ns)
-        return max(1, round(largest / max(1, one_way_ns[largest]) * 1e9)), 0
-    return max(1, round(1e9 / ns_per_byte)), max(0, round(mean_time - ns_per_byte * mean_size))
-
-
 def measured_cluster(
     link: LinkMeasurement,
     *,
@@ -109,7 +94,11 @@ def measured_cluster(
     name: str = "measured",
     node_names: str = "node{}",
 ) -> ClusterTopology:
-    """A topology of equal hosts whose processes reach each other as ``link`` says, inside a host and between hosts."""
+    """A topology of equal hosts whose processes reach each other as ``link`` says, inside a host and between hosts.
+
+    From host to host it is two links, each with half of the latency.
+    """
+    half_way = link._replace(latency_ns=link.latency_ns // 2)
     return ClusterTopology(
         name=name,
         uniform=UniformCluster(
@@ -118,7 +107,7 @@ def measured_cluster(
             kind=kind,
             memory_bytes=memory_bytes,
             fabric=link.fabric() if devices_per_node > 1 else None,
-            nic=link.fabric() if nodes > 1 else None,
+            nic=half_way.fabric() if nodes > 1 else None,
             node_names=node_names,
         ),
         assumptions=("links measured between processes of one machine",),

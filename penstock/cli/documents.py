@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from penstock.schemas.errors import InvalidDocument
 
 if TYPE_CHECKING:
+    from penstock.cli.show import Screen
     from penstock.schemas.document import Document
     from penstock.schemas.plan import PlanFile
+    from penstock.schemas.profile import ModelProfile
+    from penstock.schemas.topology import ClusterTopology
 
     AnyDocument = TypeVar("AnyDocument", bound=Document)
 
@@ -70,6 +73,14 @@ def write_document(document: Document, target: str | None) -> None:
         print_json(document)
     elif target is not None:
         document.write(target)
+
+
+def post_document(screen: Screen, document: ModelProfile | ClusterTopology, server: str) -> None:
+    """Send a document to a service, and say by which hash requests may name it."""
+    from penstock.client import Client
+
+    with Client(server) as client:
+        screen.say(f"{server} keeps it as {client.post(document).hash}")
 
 
 def refuse_unwritable(target: str | None) -> None:

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import calibrating, judging, planning, profiling, running, schedules, serving
+from penstock.cli import calibrating, judging, planning, probing, profiling, running, schedules, serving
 from penstock.schemas.errors import MissingExtra, PenstockError
 
 USAGE = 64
@@ -43,6 +43,7 @@ app.add_typer(exporting, name="export")
 planning.register(app)
 judging.register(app)
 profiling.register(app, importing)
+probing.register(app)
 running.register(app)
 calibrating.register(app, exporting)
 schedules.register(importing, exporting)

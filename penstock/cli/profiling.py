@@ -1,4 +1,4 @@
-"""``penstock import profile``, ``penstock profile`` and ``penstock probe``: where costs and links come from."""
+"""``penstock import profile`` and ``penstock profile``: where costs come from."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ def register(app: typer.Typer, importing: typer.Typer) -> None:
     """Add this module's commands."""
     importing.command("profile")(import_profile)
     app.command("profile")(profile)
-    app.command("probe")(probe)
 
 
 def import_profile(
@@ -96,30 +95,6 @@ def profile(
     write_document(found, output)
     if output != STANDARD:
         _summary(screen, found, output)
-
-
-def probe(
-    output: Output = STANDARD,
-    cpu_devices: Annotated[int, typer.Option(min=2, help="CPU devices that a host offers; an even number.")] = 2,
-    nodes: Annotated[int, typer.Option(min=1, help="Hosts to speak for; all are taken to be like this one.")] = 1,
-    node_names: Annotated[str, typer.Option(help="What node i is called, by str.format.")] = "node{}",
-) -> None:
-    """Measure the links between processes of this machine, and write a topology of its CPU devices."""
-    from penstock.executor.devices import machine_memory_bytes
-    from penstock.executor.link_probe import measure_links, measured_cluster
-
-    refuse_unwritable(output)
-    screen = _screen()
-    link = measure_links(cpu_devices, progress=screen.progress)
-    screen.done()
-    topology = measured_cluster(
-        link,
-        nodes=nodes,
-        devices_per_node=cpu_devices,
-        memory_bytes=machine_memory_bytes() // (nodes * cpu_devices),
-        node_names=node_names,
-    )
-    write_document(topology, output)
 
 
 def _size_in_name(name: str) -> int:

@@ -9,7 +9,8 @@ import pytest
 
 from penstock.executor.analytic import analytic_profile
 from penstock.executor.job import load_job
-from penstock.executor.link_probe import LinkMeasurement, fit, measure_links, measured_cluster
+from penstock.executor.link_fit import fit
+from penstock.executor.link_probe import LinkMeasurement, measure_links, measured_cluster
 from penstock.executor.profiler import measure_profile
 from penstock.schemas.errors import InvalidDocument, ModelMismatch, RunFailed
 from penstock.schemas.profile import ModelProfile
