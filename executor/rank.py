@@ -51,6 +51,7 @@ from penstock.executor.interpreter import InstructionFailed, Interpreter, Mark
 from penstock.executor.job import Job, load_job
 from penstock.executor.metrics import Metrics
 from penstock.executor.peak import peak_of
+from penstock.executor.precision import Training
 from penstock.executor.trace import rank_trace
 from penstock.executor.training import Course, Trainer
 from penstock.executor.transport import (
@@ -93,7 +94,8 @@ class Rank:
         job = load_job(given["job"], given.get("directory"))
         refuse_missing_parts(job, self.options)
         chain = checked_chain(job, program, given.get("layers"))
-        shapes = chain.infer_shapes(range(program.row_classes[0][0]))
+        training = Training(self.options.precision, self.options.clip_norm)
+        shapes = chain.infer_shapes(range(program.row_classes[0][0]), training, device)
         refuse_other_boundaries(chain, shapes, given.get("boundaries"))
         self._peak = peak_of(device)
         store = self._connect()
@@ -103,7 +105,7 @@ class Rank:
         transport = make_transport(kind, program, device, timeout_s)
         checkpoints = self._open_checkpoints(job)
         interpreter = Interpreter(
-            program,
+            self.programs,
             chain,
             shapes,
             seed=given["seed"],
@@ -111,6 +113,7 @@ class Rank:
             groups=groups,
             device=device,
             mark=self.mark,
+            training=training,
         )
         wait_for_all(store, "built", program.world_size)
         interpreter.agree()
