@@ -13,7 +13,11 @@ last so that the numbers are aligned. Tensors of other types are sent as they ar
 from __future__ import annotations
 
 import math
+import statistics
 import struct
+import time
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -75,6 +79,23 @@ def scaler_exponent(peak: float) -> int:
         return above
     lifted = exponent - _LIFTED_EXPONENT - (fraction == 0.5)
     return max(_SMALLEST_EXPONENT, min(0, lifted))
+
+
+def conversion_bytes_per_s(device: torch.device, size_bytes: int, *, rounds: int = 20) -> tuple[float, float]:
+    """Bytes of fp32 that are encoded, and that are decoded, per second; the median of so many tensors of this size."""
+    tensor = torch.randn(max(1, size_bytes // 4), device=device)
+    message, _ = encode(tensor)
+    conversions: tuple[Callable[[], object], ...] = (partial(encode, tensor), partial(decode, message, tensor))
+    times: tuple[list[int], list[int]] = ([], [])
+    for _ in range(rounds + 1):
+        for k, convert in enumerate(conversions):
+            start = time.perf_counter_ns()
+            convert()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            times[k].append(time.perf_counter_ns() - start)
+    encoding, decoding = (tensor.nbytes * 1e9 / max(1, statistics.median(one[1:])) for one in times)
+    return encoding, decoding
 
 
 class CodecTransport:
