@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from penstock.executor.averaging import Averaging, ReferenceBucket
 from penstock.executor.chain import Chain, TensorShape
@@ -42,6 +43,7 @@ class HeldStage:
     """A stage of this rank. ``parameters``: what its optimizer steps, by their full names; always the same objects.
 
     A layer that several stages of the rank hold is one module, and belongs to the one whose buckets cover it.
+    ``schedule``: of the learning rate, stepped after each step of the optimizer.
     ``scale``: what gradients are multiplied by where micro-batches are normalised one by one (weight stashing).
     ``row_group``: the replicas that share a micro-batch's rows. ``updates``: steps so far in this run of a program.
     """
@@ -55,6 +57,7 @@ class HeldStage:
     averaging: Averaging | None
     ties: dict[int, nn.Parameter]
     tie_groups: Mapping[int, Any]
+    schedule: LRScheduler | None = None
     scale: float | None = None
     row_group: Any = None
     updates: int = 0
@@ -84,6 +87,8 @@ class HeldStage:
             self.averaging.step(self.optimizer.step)
         else:
             self.optimizer.step()
+        if self.schedule is not None:
+            self.schedule.step()
 
     def named_gradients(self) -> Iterator[tuple[str, Tensor]]:
         """The gradients that the next step uses; zeros for a parameter that has none."""
@@ -169,12 +174,26 @@ class Holder:
             ties,
             {k: self.groups[self.program.shared[k].group] for k in ties},
         )
+        stage.schedule = self._schedule(stage.optimizer)
         if self.program.update_rule == "weight_stashing":
             stage.scale = 1.0 / held.update_every
             if len(held.ranks) > 1 and held.dispatch == "rows":
                 stage.row_group = self.groups[held.buckets[0][2]]
         self._place_gradients(stage, in_bucket)
         return stage
+
+    def _schedule(self, optimizer: Optimizer | None) -> LRScheduler | None:
+        """The job's learning-rate schedule for an optimizer; one that looks at losses has no place in a stage."""
+        make: Any = getattr(self.chain.job, "lr_scheduler", None)
+        if make is None or optimizer is None:
+            return None
+        schedule: Any = make(optimizer)
+        if not isinstance(schedule, LRScheduler) or isinstance(schedule, ReduceLROnPlateau):
+            raise InvalidDocument(
+                f"job {self.chain.job.name!r}: lr_scheduler returned {type(schedule).__name__}",
+                remedy="give a scheduler of torch.optim.lr_scheduler that counts steps, such as LambdaLR",
+            )
+        return schedule
 
     def _place_gradients(self, stage: HeldStage, in_bucket: Mapping[int, list[nn.Parameter]]) -> None:
         """Gradients lie in flat buffers where they are reduced, or where several versions share them."""
