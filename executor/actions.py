@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from penstock.executor.global_batch import GlobalBatch, StepResult
+from penstock.executor.gradient_norm import GradientNorm
 from penstock.executor.held_stage import Cell, HeldStage
 from penstock.executor.stage_module import StageModule
 from penstock.executor.transport import Transport, sum_over
@@ -29,7 +30,8 @@ class Actions:
     """What instructions do, and what they have in common.
 
     ``expected_count``: the loss terms that each backward takes the global batch to have. ``before_step`` is called with
-    each stage before its optimizer's step, ``on_batch`` when a global batch has been trained here.
+    each stage before its optimizer's step, ``on_batch`` when a global batch has been trained here. ``norm``: of all
+    gradients, where the program asks for it.
     """
 
     def __init__(self, transport: Transport, device: torch.device) -> None:
@@ -37,6 +39,7 @@ class Actions:
         self.device = device
         self.expected_count = 1.0
         self.before_step: Callable[[HeldStage], None] | None = None
+        self.norm: GradientNorm | None = None
         self.on_batch: OnBatch | None = None
         self._told = -1
         self._told_ns = 0
@@ -256,6 +259,18 @@ class Actions:
         if factor is None:
             batch.finish()
             factor = self.expected_count / batch.true_count
+        norm = self.norm
+        if norm is not None:
+            factor = norm.factor(factor)
+        if norm is None or not norm.overflow:
+            self._step(stage, factor)
+        stage.updates += 1
+        if clears:
+            stage.clear_gradients()
+        if ends:
+            self.tell(batch)
+
+    def _step(self, stage: HeldStage, factor: float) -> None:
         if factor != 1.0:
             for parameter in stage.parameters.values():
                 if parameter.grad is not None:
@@ -263,8 +278,3 @@ class Actions:
         if self.before_step is not None:
             self.before_step(stage)
         stage.step()
-        stage.updates += 1
-        if clears:
-            stage.clear_gradients()
-        if ends:
-            self.tell(batch)

@@ -246,6 +246,10 @@ class Binder:
                 return (sum_tie, (holders[0], one.micro_batch)) if holders else (_nothing, ())
             case "STEP":
                 return self._step_call(index, stage)
+            case "NORM" | "WAIT_NORM":
+                norm = self.actions.norm
+                assert norm is not None, "a program with NORM, bound without it"
+                return (norm.start if one.kind == "NORM" else norm.wait), ()
             case "VERSION":
                 return (_nothing, ()) if stage.versions is None else (stage.versions.use, (one.micro_batch,))
             case "AVG_PULL" | "AVG_PUSH":

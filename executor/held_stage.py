@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from penstock.executor.chain import Chain, TensorShape
 from penstock.executor.global_batch import GlobalBatch
 from penstock.executor.precision import FULL, Training
 from penstock.executor.reduction import Bucket, Reduction
+from penstock.executor.sharded_optimizer import Replicated, ShardedStates
 from penstock.executor.stage_module import MicroBatch, StageModule
 from penstock.executor.versions import Version, Versions
 from penstock.schemas.errors import InvalidDocument
@@ -43,6 +45,7 @@ class HeldStage:
     """A stage of this rank. ``parameters``: what its optimizer steps, by their full names; always the same objects.
 
     A layer that several stages of the rank hold is one module, and belongs to the one whose buckets cover it.
+    ``counted``: what this rank counts in the norm of all gradients. ``sharding``: which states this replica has.
     ``schedule``: of the learning rate, stepped after each step of the optimizer.
     ``scale``: what gradients are multiplied by where micro-batches are normalised one by one (weight stashing).
     ``row_group``: the replicas that share a micro-batch's rows. ``updates``: steps so far in this run of a program.
@@ -57,6 +60,8 @@ class HeldStage:
     averaging: Averaging | None
     ties: dict[int, nn.Parameter]
     tie_groups: Mapping[int, Any]
+    counted: list[nn.Parameter]
+    sharding: ShardedStates | None = None
     schedule: LRScheduler | None = None
     scale: float | None = None
     row_group: Any = None
@@ -81,12 +86,15 @@ class HeldStage:
         """The optimizer's step, by the update rule."""
         if self.optimizer is None:
             return
+        update: Callable[[], Any] = self.optimizer.step
+        if self.sharding is not None:
+            update = partial(self.sharding.step, update)
         if self.versions is not None:
-            self.versions.step(self.optimizer.step)
+            self.versions.step(update)
         elif self.averaging is not None:
-            self.averaging.step(self.optimizer.step)
+            self.averaging.step(update)
         else:
-            self.optimizer.step()
+            update()
         if self.schedule is not None:
             self.schedule.step()
 
@@ -173,7 +181,10 @@ class Holder:
             self._averaging(held, in_bucket),
             ties,
             {k: self.groups[self.program.shared[k].group] for k in ties},
+            self._counted(held, in_bucket, ties),
         )
+        if self.program.shard_states and stage.optimizer is not None:
+            stage.sharding = self._sharding(held, in_bucket, stage.optimizer)
         stage.schedule = self._schedule(stage.optimizer)
         if self.program.update_rule == "weight_stashing":
             stage.scale = 1.0 / held.update_every
@@ -181,6 +192,28 @@ class Holder:
                 stage.row_group = self.groups[held.buckets[0][2]]
         self._place_gradients(stage, in_bucket)
         return stage
+
+    def _counted(
+        self, held: Held, in_bucket: Mapping[int, list[nn.Parameter]], ties: Mapping[int, nn.Parameter]
+    ) -> list[nn.Parameter]:
+        """Parameters that no rank before this one holds: over all ranks each is counted once."""
+        groups = self.program.groups
+        counted = []
+        for k, members in in_bucket.items():
+            group = held.buckets[k][2]
+            if group < 0 or min(groups[group]) == self.program.rank:
+                counted += members
+        return counted + [p for k, p in ties.items() if min(groups[self.program.shared[k].group]) == self.program.rank]
+
+    def _sharding(
+        self, held: Held, in_bucket: Mapping[int, list[nn.Parameter]], optimizer: Optimizer
+    ) -> ShardedStates | None:
+        replicated = [
+            Replicated(members, self.groups[group], self.program.groups[group])
+            for k, members in sorted(in_bucket.items())
+            if (group := held.buckets[k][2]) >= 0 and members
+        ]
+        return ShardedStates(optimizer, replicated, self.program.rank) if replicated else None
 
     def _schedule(self, optimizer: Optimizer | None) -> LRScheduler | None:
         """The job's learning-rate schedule for an optimizer; one that looks at losses has no place in a stage."""

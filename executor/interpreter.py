@@ -18,6 +18,7 @@ from penstock.executor.actions import Actions, OnBatch
 from penstock.executor.binding import Binder, Bound, Code, first_row
 from penstock.executor.chain import Chain, TensorShape
 from penstock.executor.global_batch import Source, StepResult
+from penstock.executor.gradient_norm import GradientNorm
 from penstock.executor.held_stage import HeldStage, Holder, refuse_other_stages
 from penstock.executor.precision import FULL, Training
 from penstock.executor.segment import blame
@@ -70,10 +71,8 @@ class Interpreter:
     ) -> None:
         self.programs = (programs,) if isinstance(programs, Program) else tuple(programs)
         refuse_other_stages(self.programs)
-        first = self.programs[0]
-        refuse_untied(
-            chain.ties, [(one.first, one.last) for one in first.stages], [(tie.name, tie.layers) for tie in first.shared]
-        )
+        held = [(one.first, one.last) for one in self.programs[0].stages]
+        refuse_untied(chain.ties, held, [(tie.name, tie.layers) for tie in self.programs[0].shared])
         self.chain = chain
         self.shapes = shapes
         self.seed = seed
@@ -84,6 +83,7 @@ class Interpreter:
         self.stages: dict[int, HeldStage] = Holder(
             self.programs, chain, shapes, groups, seed=seed, device=self.device, training=training
         ).stages()
+        self.actions.norm = self._norm()
         self.source = self._source()
         self._bound = [self._binder(program).bind() for program in self.programs]
         self._evaluations: dict[int, Code] = {}
@@ -128,6 +128,8 @@ class Interpreter:
         self.actions.expected_count = count * self.program.global_batch_size / rows
         for stage in self.stages.values():
             stage.module.count = self.actions.expected_count
+        if self.actions.norm is not None:
+            self.actions.norm.begin(self.actions.expected_count)
 
     def step(self, number: int, events: list[int] | None = None) -> StepResult:
         """Run a program of one global batch (elastic averaging: one of each pipeline).
@@ -268,6 +270,20 @@ class Interpreter:
 
     def _binder(self, program: Program, bound: Bound | None = None) -> Binder:
         return Binder(program, self.stages, self.actions, self.chain, self.shapes, self.source, bound)
+
+    def _norm(self) -> GradientNorm | None:
+        """The norm of all gradients, where programs ask for it. Raises InvalidDocument where they have to."""
+        asked = all(any(one.kind == "NORM" for one in (*p.prologue, *p.body, *p.epilogue)) for p in self.programs)
+        if not asked:
+            if self.training.needs_norm:
+                raise InvalidDocument(
+                    f"clip_norm {self.training.clip_norm} and precision {self.training.precision!r} need the norm of "
+                    f"all gradients, but the programs of rank {self.programs[0].rank} have no NORM",
+                    remedy="lower them with norm=True",
+                )
+            return None
+        counted = [parameter for stage in self.stages.values() for parameter in stage.counted]
+        return GradientNorm(self.training, counted, [stage.module for stage in self.stages.values()])
 
     def _source(self) -> Source:
         """Under elastic averaging each pipeline has global batches of its own; its ranks belong to it alone."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 
-class Shared(NamedTuple):
+class Replicated(NamedTuple):
     """Parameters that the ranks of one process group hold: ``ranks`` of the run, ascending."""
 
     parameters: Sequence[nn.Parameter]
@@ -26,18 +26,18 @@ class Shared(NamedTuple):
 
 
 class ShardedStates:
-    """Which parameters of a stage this rank steps. Parameters of no ``shared`` are stepped by everybody.
+    """Which parameters of a stage this rank steps. Those of no ``replicated`` are stepped by everybody.
 
     ``owned``: its share.
     """
 
-    def __init__(self, optimizer: Optimizer, shared: Sequence[Shared], rank: int) -> None:
+    def __init__(self, optimizer: Optimizer, replicated: Sequence[Replicated], rank: int) -> None:
         self._optimizer = optimizer
         self._gifts: list[tuple[int, Any, list[nn.Parameter]]] = []
         self._others: list[nn.Parameter] = []
         self.owned: list[nn.Parameter] = []
         loads: dict[tuple[int, ...], list[int]] = {}
-        for parameters, group, ranks in shared:
+        for parameters, group, ranks in replicated:
             shares = shares_of(parameters, loads.setdefault(ranks, [0] * len(ranks)))
             for owner, share in zip(ranks, shares, strict=True):
                 (self.owned if owner == rank else self._others).extend(share)
