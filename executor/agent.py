@@ -1,6 +1,7 @@
 """The agent of a node: does what `state` decides. It keeps one call open to the service and looks after its processes.
 
-It loads no torch. Ranks go on training while the service is away; they die with the agent, whatever kills it.
+It loads no torch. Ranks go on training while the service is away; they die with the agent, whatever kills it. Told to
+end, it has them save first, and goes on talking with the service meanwhile.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from penstock.executor.agent_state import ImpossibleStateError, Offer, State
 from penstock.executor.children import Child
 from penstock.executor.devices import LocalDevice, discover
 from penstock.executor.mark import marked_instruction, write_mark
+from penstock.executor.rank_log import LogFile, log_path, prune, tail
 from penstock.executor.settings import AgentSettings, interface_of, is_loopback
 from penstock.executor.state import step
 from penstock.executor.stimuli import (
@@ -45,7 +47,7 @@ from penstock.executor.stimuli import (
     Stop,
     Synced,
 )
-from penstock.schemas.agents import SyncReply, SyncRequest
+from penstock.schemas.agents import LogTail, LogWish, SyncReply, SyncRequest
 from penstock.schemas.errors import Conflict, PenstockError, Unreachable
 
 HOLD_LIMIT_S = 45.0
@@ -102,12 +104,14 @@ class Agent:
         )
         self._children: dict[tuple[str, int, Process], Child] = {}
         self._news = asyncio.Event()
-        self._leaving = asyncio.Event()
+        self._is_leaving = False
+        self._over = asyncio.Event()
+        self._log_tails: tuple[LogTail, ...] = ()
         self._progress_timer: asyncio.TimerHandle | None = None
         self._was_synced = False
         self._service_is: Literal["unknown", "there", "away"] = "unknown"
         self._broken: ImpossibleStateError | None = None
-        self._scratch = Path()
+        self._scratch = self._logs = Path()
 
     async def run(self) -> None:
         """Sync until told to leave, then end the children and say goodbye."""
@@ -117,11 +121,12 @@ class Agent:
         proxied = not is_loopback(urlsplit(self._settings.server).hostname or "")
         with tempfile.TemporaryDirectory(prefix="penstock-agent-") as scratch:
             self._scratch = Path(scratch)
+            self._logs = (self._settings.log_directory or self._scratch / "logs").resolve()
             try:
                 async with httpx.AsyncClient(
                     base_url=self._settings.server, timeout=httpx.Timeout(HOLD_LIMIT_S), trust_env=proxied
                 ) as client:
-                    await self._sync_until_leaving(client)
+                    await self._sync_until_over(client)
                     await self._say_goodbye(client)
             finally:
                 remove_handlers()
@@ -131,9 +136,9 @@ class Agent:
 
     # The call to the service
 
-    async def _sync_until_leaving(self, client: httpx.AsyncClient) -> None:
+    async def _sync_until_over(self, client: httpx.AsyncClient) -> None:
         wait_s = FIRST_WAIT_S
-        while not self._leaving.is_set():
+        while not self._over.is_set():
             request = self._request()
             begin = time.monotonic()
             try:
@@ -142,22 +147,23 @@ class Agent:
                     raise _Retry(f"it has not stored event {request.events[0].sequence}")
             except (httpx.TransportError, _Retry) as error:
                 self._say_away(error)
-                await _wait(self._leaving, wait_s)
+                await _wait(self._over, wait_s)
                 wait_s = min(2 * wait_s, LONGEST_WAIT_S)
                 continue
             wait_s = FIRST_WAIT_S
             if reply is None:
                 continue
             self._say_back()
+            self._log_tails = tuple(self._tail(wish) for wish in reply.log_wishes)
             self._apply(Synced(reply))
-            nothing_new = request.hold and reply.state_version == request.state_version
+            nothing_new = request.hold and reply.state_version == request.state_version and not reply.log_wishes
             if nothing_new and time.monotonic() - begin < SHORTEST_HOLD_S:
-                await _wait(self._leaving, SHORTEST_HOLD_S)
+                await _wait(self._over, SHORTEST_HOLD_S)
 
     async def _ask(self, client: httpx.AsyncClient, request: SyncRequest) -> SyncReply | None:
-        """One call. It is given up, with None, when the agent leaves, or when it is held and there is news to tell."""
+        """One call. It is given up, with None, when all is over, or when it is held and there is news to tell."""
         call = asyncio.create_task(self._post(client, request))
-        interrupts = [self._leaving, self._news] if request.hold else [self._leaving]
+        interrupts = [self._over, self._news] if request.hold else [self._over]
         waits = [asyncio.create_task(event.wait()) for event in interrupts]
         try:
             await asyncio.wait({call, *waits}, return_when=asyncio.FIRST_COMPLETED)
@@ -178,7 +184,8 @@ class Agent:
             models=self._settings.model_keys(),
             address=self._address,
             events=events,
-            hold=not events and self._was_synced and not leaving,
+            log_tails=self._log_tails,
+            hold=not (events or self._log_tails or leaving) and self._was_synced,
             leaving=leaving,
         )
 
@@ -213,9 +220,7 @@ class Agent:
         raise _Retry(f"status {answer.status_code}: {detail}")
 
     async def _say_goodbye(self, client: httpx.AsyncClient) -> None:
-        """End all children, then tell the service what is left to tell; not for longer than a few seconds."""
-        self._apply(Drain("it was told to end"))
-        await self._end_children()
+        """Tell what there is left to tell; not for longer than a few seconds."""
         if not self._was_synced:
             return
         with contextlib.suppress(httpx.TransportError, TimeoutError, _Retry, PenstockError):
@@ -244,10 +249,12 @@ class Agent:
             self._state, actions = step(self._state, stimulus)
         except ImpossibleStateError as error:
             self._broken = self._broken or error
-            self._leaving.set()
+            self._over.set()
             return
         for action in actions:
             self._do(action)
+        if self._is_leaving and not self._state.is_living:
+            self._over.set()
         after = self._state.outbox
         if after.next_sequence > before.next_sequence:
             for event in after.events:
@@ -265,10 +272,10 @@ class Agent:
         match action:
             case Start(run, generation, process, arguments):
                 self._start(run, generation, process, arguments)
-            case Stop(run, generation):
-                for (other, of, _), child in self._children.items():
-                    if (other, of) == (run, generation):
-                        child.stop(self._settings.stop_grace_s)
+            case Stop(run, generation, gently):
+                for (other, of, process), child in self._children.items():
+                    if (other, of) == (run, generation) and (process.kind == "rank" or not gently):
+                        child.stop(self._settings.stop_grace_s) if gently else child.kill()
             case SetTimer(run, generation, delay_ns):
                 loop = asyncio.get_running_loop()
                 loop.call_later(delay_ns / 1e9, self._apply, GraceOver(run, generation))
@@ -280,8 +287,9 @@ class Agent:
         mark: Path | None = None
         if process.kind == "rank":
             mark = self._scratch / f"{run}-{generation}-{process.rank}"
-            write_mark(mark)
-            line["mark"] = str(mark)
+            with contextlib.suppress(OSError):  # a full disk costs the last instruction of a rank that is killed
+                write_mark(mark)
+                line["mark"] = str(mark)
         if device is not None:
             line["device"] = "cpu" if device.torch_name == "cpu" else "cuda:0"
 
@@ -290,16 +298,18 @@ class Agent:
 
         def on_exit(code: int, last_lines: tuple[str, ...]) -> None:
             del self._children[key]
-            at = marked_instruction(mark, arguments["program"]) if mark is not None else None
+            at = None if mark is None else marked_instruction(mark, arguments["programs"], arguments["segments"] or ())
             self._apply(Exited(run, generation, process, code, last_lines, at))
 
         command = self._command(process)
+        prune(self._logs, self._settings.log_runs)
         self._children[key] = Child(
             [*command, self._address] if process == STORE else command,
             line=line,
             environment=self._environment(device),
             directory=line["directory"],
             limit_s=self._settings.prepare_limit_s if process == CHECK else None,
+            log=LogFile(log_path(self._logs, run, generation, process), self._settings.log_bytes, self._say),
             on_message=on_message,
             on_exit=on_exit,
         )
@@ -310,9 +320,15 @@ class Agent:
             environment |= {"GLOO_SOCKET_IFNAME": self._interface, "NCCL_SOCKET_IFNAME": self._interface}
         return environment | (device.environment() if device is not None else {})
 
+    def _tail(self, wish: LogWish) -> LogTail:
+        path = log_path(self._logs, wish.run, wish.generation, Process("rank", wish.rank))
+        text = tail(path, wish.max_bytes)
+        return LogTail(number=wish.number, path=None if text is None else str(path), text=text or "")
+
     async def _end_children(self) -> None:
+        """Whatever is left, when the agent ends by an error."""
         for child in list(self._children.values()):
-            child.stop(self._settings.stop_grace_s)
+            child.kill()
         tasks = [child.task for child in self._children.values()]
         if tasks:
             await asyncio.gather(*tasks)
@@ -333,13 +349,14 @@ class Agent:
         return remove
 
     def leave(self) -> None:
-        """End the agent: children first, gently; called again, at once."""
-        if self._leaving.is_set():
+        """End the agent: ranks first, which may save what they have; called again, at once."""
+        if self._is_leaving:
             for child in list(self._children.values()):
                 child.kill()
             return
         self._say(f"agent {self._settings.name} is leaving")
-        self._leaving.set()
+        self._is_leaving = True
+        self._apply(Drain("it was told to end"))
 
 
 class _Retry(Exception):

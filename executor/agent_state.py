@@ -12,7 +12,16 @@ from penstock.executor.outbox import Outbox
 from penstock.executor.stimuli import CHECK, Action, Process, Start
 from penstock.schemas.agents import Assignment
 
-_PEER_LOST = ("closed by peer", "connection reset", "connection refused", "broken pipe", "timed out", "remote peer")
+TOLD_TO_END = "was told to end"
+_PEER_LOST = (
+    "closed by peer",
+    "connection reset",
+    "connection refused",
+    "broken pipe",
+    "timed out",
+    "remote peer",
+    TOLD_TO_END,
+)
 
 
 class Phase(StrEnum):
@@ -47,7 +56,10 @@ class Suspect(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One run on this agent."""
+    """One generation of a run on this agent.
+
+    ``parting``: why this agent ends it by itself. ``is_checked``: the model has been found to fit the plan.
+    """
 
     assignment: Assignment
     phase: Phase
@@ -58,11 +70,17 @@ class Record:
     suspects: tuple[Suspect, ...] = ()
     first_times_ns: Mapping[int, int] = field(default_factory=dict)
     successor: Assignment | None = None
+    parting: str | None = None
+    is_checked: bool = False
     listed: bool = True
 
     @property
     def generation(self) -> int:
         return self.assignment.generation
+
+    def has_checked(self, wanted: Assignment) -> bool:
+        """Whether the model of a later generation needs no check any more."""
+        return self.is_checked and (self.assignment.model, self.assignment.layers) == (wanted.model, wanted.layers)
 
 
 @dataclass(frozen=True, slots=True)

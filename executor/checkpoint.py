@@ -6,6 +6,7 @@
         .metadata, __0_0.distcp, …    tensors by name (torch.distributed.checkpoint)
         complete                      written last: what the checkpoint is of, and the size of every other file
     <directory>/.step-40.<token>/     being written; removed by the next run that writes here
+    <directory>/.owner                token of the run, or its generation, that may publish here
 
 A checkpoint whose marker is missing or whose files are not as long as the marker says is damaged: an older one is
 taken instead.
@@ -27,6 +28,7 @@ from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 MARKER = "complete"
 _STEP = re.compile(r"step-(0|[1-9][0-9]{0,14})")
 _PARTIAL = ".step-*.*"
+_OWNER = ".owner"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,37 @@ def prepare(directory: str | Path) -> None:
             f"checkpoints cannot be written to {str(place)!r}: {error.strerror or error}",
             remedy="give a directory that this user may write to",
         ) from None
+
+
+def claim(directory: str | Path, token: str) -> None:
+    """Have ``token`` publish here from now on, and nobody who did before: ranks of an older generation may still live.
+
+    Raises UnsupportedRequest when a later generation of the same run (``run/generation``) has claimed it already.
+    """
+    run, _, generation = token.rpartition("/")
+    other, _, later = _owner(directory).rpartition("/")
+    if run and run == other and int(later) > int(generation):
+        raise UnsupportedRequest(
+            f"generation {later} of run {run!r} writes checkpoints to {str(directory)!r}; this is generation "
+            f"{generation}, whose time is over"
+        )
+    written = Path(directory) / f"{_OWNER}.{os.getpid()}"
+    written.write_text(token, encoding="utf-8")
+    written.replace(Path(directory) / _OWNER)
+
+
+def refuse_superseded(directory: str | Path, token: str) -> None:
+    """Raise OSError when somebody else has claimed the directory."""
+    owner = _owner(directory)
+    if owner != token:
+        raise OSError(f"{owner or 'nobody'!r} owns the checkpoints here, not {token!r}")
+
+
+def _owner(directory: str | Path) -> str:
+    try:
+        return (Path(directory) / _OWNER).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
 
 
 def partial(directory: str | Path, step: int, token: str) -> Path:

@@ -42,7 +42,7 @@ class Checkpoints:
         self.directory = Path(directory)
         self._keep = keep
         self._about = about
-        self._token = token.replace(os.sep, "-")
+        self._owner, self._token = token, token.replace(os.sep, "-")
         self._group = dist.new_group(timeout=SAVE_LIMIT, backend="gloo")
         self._refuse_unshared()
 
@@ -84,6 +84,7 @@ class Checkpoints:
         if dist.get_rank() == 0:
             try:
                 if problem is None:
+                    files.refuse_superseded(self.directory, self._owner)
                     files.publish(
                         written, replace(self._about, step=step, batches=step * batches_per_step(interpreter.program))
                     )
@@ -115,6 +116,7 @@ class Checkpoints:
         if dist.get_rank() == 0:
             try:
                 files.prepare(self.directory)
+                files.claim(self.directory, self._owner)
                 mark.write_bytes(b"")
             except UnsupportedRequest as error:
                 problem = [error]

@@ -15,7 +15,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from penstock.executor.rank_log import LogFile
+
 KEPT_LINES = 30
+"""Of what a child wrote, for the report of its failure."""
+
 _CHUNK_BYTES = 2**16
 _LEFTOVER_S = 2.0
 _PR_SET_PDEATHSIG = 1
@@ -33,9 +37,10 @@ def die_with(parent: int) -> None:
 
 
 class Child:
-    """One process. ``on_message`` gets each JSON object of its stdout; ``on_exit`` its code and last lines of stderr.
+    """One process. ``on_message`` gets each JSON object of its stdout; ``log`` every other line that it writes.
 
-    ``on_exit`` is called once, after every message, also when the command cannot be started (code 127).
+    ``on_exit`` gets its code and its last lines; it is called once, after every message, also when the command cannot
+    be started (code 127).
     """
 
     def __init__(
@@ -46,6 +51,7 @@ class Child:
         environment: Mapping[str, str],
         directory: str,
         limit_s: float | None,
+        log: LogFile,
         on_message: OnMessage,
         on_exit: OnExit,
     ) -> None:
@@ -54,6 +60,7 @@ class Child:
         self._environment = dict(environment)
         self._directory = directory
         self._limit_s = limit_s
+        self._log = log
         self._on_message = on_message
         self._on_exit = on_exit
         self._last_lines: deque[str] = deque(maxlen=KEPT_LINES)
@@ -82,8 +89,9 @@ class Child:
         try:
             code = await self._live()
         except OSError as error:
-            self._last_lines.append(f"cannot start {self._command[0]!r}: {error}")
+            self._keep(f"cannot start {self._command[0]!r}: {error}".encode())
             code = 127
+        self._log.close()
         self._on_exit(code, tuple(self._last_lines))
 
     async def _live(self) -> int:
@@ -121,7 +129,7 @@ class Child:
         try:
             await asyncio.wait_for(self._stopping.wait(), self._limit_s)
         except TimeoutError:
-            self._last_lines.append(f"not done after {self._limit_s:g} s")
+            self._keep(f"not done after {self._limit_s:g} s".encode())
             self._signal(signal.SIGKILL)
             return
         self._signal(signal.SIGTERM)
@@ -147,6 +155,7 @@ class Child:
 
     def _keep(self, line: bytes) -> None:
         self._last_lines.append(line.decode(errors="replace").rstrip())
+        self._log.write(line)
 
 
 async def _read_lines(stream: asyncio.StreamReader, each: Callable[[bytes], None]) -> None:

@@ -6,7 +6,7 @@ Two native 64-bit integers: the index of the running instruction, and the step (
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,29 @@ def write_mark(path: Path) -> None:
     path.write_bytes(array("q", (0, -1)).tobytes())
 
 
-def marked_instruction(path: Path, program: Mapping[str, Any]) -> str | None:
-    """The instruction that the rank of ``program`` was at; None before its first step."""
-    index, step = array("q", path.read_bytes())
+def marked_instruction(path: Path, programs: Sequence[Mapping[str, Any]], segments: Sequence[int] = ()) -> str | None:
+    """The instruction that a rank was at; None before its first step, or without a mark.
+
+    ``segments``: its programs in the order in which they train, from step 0; none: the first one, each step.
+    """
+    try:
+        index, step = array("q", path.read_bytes())
+    except (OSError, ValueError):
+        return None
     if step < 0:
         return None
     try:
-        instruction = next(islice(Program.from_json(program).instructions(), index, None), None)
+        program = _program_at([Program.from_json(one) for one in programs], segments, step)
+        instruction = next(islice(program.instructions(), index, None), None)
     except InvalidDocument:
         return None
     return where(step, index, str(instruction) if instruction is not None else None)
+
+
+def _program_at(programs: Sequence[Program], segments: Sequence[int], step: int) -> Program:
+    end = 0
+    for number in segments:
+        end += programs[number].batches
+        if step < end:
+            return programs[number]
+    return programs[0]

@@ -9,13 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from penstock.schemas.agents import AgentEvent
-
-EventKind = Literal[
-    "prepared", "refused", "store_ready", "started", "progress", "rank_done", "rank_failed", "stopped", "trace"
-]
+from penstock.schemas.agents import AgentEvent, EventKind
 
 
 class RankKey(NamedTuple):

@@ -5,7 +5,8 @@ Reads one JSON line from stdin, its assignment::
     {rank, world_size, store: "host:port", prefix, programs, job, directory, steps, seed, check, trace_steps, layers}
 
 ``programs``: those that this rank runs, one after the other (``program``: a single one); with several, ``segments``
-says which comes when from ``first_step`` on, and without that they are a ladder. Training goes up to step ``steps``.
+says which comes when from ``first_step`` on (from step 0 where that is not given), and without that they are a
+ladder. Training goes up to step ``steps``.
 Optional: ``options`` (``schemas.run_options.RunOptions``), ``plan_hash`` (for checkpoints), ``device`` (torch's name,
 "cpu"), ``transport`` ("auto", or one of ``executor.transport``), ``boundaries`` (of the plan's profile: per cut
 ``[name, bytes_per_sample, gradient_bytes_per_sample]`` of each tensor), ``timeout_s`` (a peer silent for longer is
@@ -15,7 +16,9 @@ share a clock). ``layers`` null: not compared.
 
 Writes JSON lines to stdout: ``ready``; from rank 0 ``step {step, loss, time_ns}``, ``resumed {step, directory}``,
 ``checkpoint {step, directory}``, ``evaluation {step, loss}``, ``rung {step, index}`` and ``warning {step, text}``;
-``trace`` with a ``rank_trace``; at last ``done`` or ``failed {reason, instruction, index, step, traceback, time_ns}``.
+``trace`` with a ``rank_trace``; at last ``done``, ``left {step}`` where SIGTERM has reached a rank of a run with
+checkpoints (all save after the same step and end), or
+``failed {reason, instruction, index, step, traceback, time_ns}``.
 What the job prints goes to stderr. A rank that fails ends at once, so that its peers notice; so does one whose stdin
 is closed.
 """
@@ -46,6 +49,7 @@ from penstock.executor.checkpoint import About
 from penstock.executor.checkpoint_store import Checkpoints
 from penstock.executor.children import die_with
 from penstock.executor.clocks import CommonClock, Reading, read_clock
+from penstock.executor.farewell import Farewell, ToldToEnd
 from penstock.executor.gpu import open_device
 from penstock.executor.interpreter import InstructionFailed, Interpreter, Mark
 from penstock.executor.job import Job, load_job
@@ -125,6 +129,7 @@ class Rank:
             self._clock = self._read_clock()
         check = Check(interpreter, store) if given["check"] else None
         metrics = self._open_metrics(course)
+        farewell = None if checkpoints is None else Farewell()
         self._trainer = trainer = Trainer(
             interpreter,
             course,
@@ -133,8 +138,10 @@ class Rank:
             checkpoints=checkpoints,
             metrics=metrics,
             check=check,
+            farewell=farewell,
         )
-        trainer.train()
+        with contextlib.nullcontext() if farewell is None else farewell.listening():
+            trainer.train()
         if metrics is not None:
             metrics.close()
         self._send_traces(trainer)
@@ -188,6 +195,8 @@ class Rank:
         if expected is not None and expected != first_step:
             raise InvalidDocument(f"the programs are for step {expected} on; the newest checkpoint is of {first_step}")
         segments = given.get("segments")
+        if segments is not None and expected is None:
+            segments = segments[len(options.segments(0, first_step)) :]
         return Course(
             steps=given["steps"],
             first_step=first_step,
@@ -361,6 +370,8 @@ def main(stdin: TextIO, events: TextIO) -> int:
     rank = Rank(json.loads(line), say)
     try:
         rank.run()
+    except ToldToEnd as told:
+        say({"kind": "left", "rank": rank.assignment["rank"], "step": told.step})
     except Exception as error:
         say(rank.failure(error))
         os._exit(1)

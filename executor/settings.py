@@ -54,7 +54,12 @@ class AgentSettings(Document):
     interface: str = Field(default="", description="address or network interface of stores and ranks; empty: found")
     allow_any_model: bool = Field(default=False, strict=True, description="run any module:attribute; loopback only")
     prepare_limit_s: float = Field(default=300, gt=0, description="how long importing a model may take")
-    stop_grace_s: float = Field(default=5, ge=0, description="between SIGTERM and SIGKILL")
+    stop_grace_s: float = Field(
+        default=30, ge=0, description="between SIGTERM and SIGKILL: time for ranks to save when they are told to end"
+    )
+    log_directory: Path | None = Field(default=None, description="keeps what ranks write; none: until the agent ends")
+    log_bytes: int = Field(default=10_000_000, ge=1000, strict=True, description="of each rank; older lines go")
+    log_runs: int = Field(default=20, ge=1, strict=True, description="of how many runs logs are kept")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -177,9 +182,9 @@ def _read_variable(variable: str, field: str, text: str) -> Any:
         case "models":
             pairs = [part.partition("=") for part in text.split(",") if part.strip()]
             return {key.strip(): reference.strip() for key, _, reference in pairs}
-        case "cpu_devices":
+        case "cpu_devices" | "log_bytes" | "log_runs":
             if not text.isdecimal():
-                raise InvalidDocument(f"{variable} is {text!r}; give a number of devices")
+                raise InvalidDocument(f"{variable} is {text!r}; give a whole number")
             return int(text)
         case "allow_any_model":
             if text.lower() not in _TRUE | _FALSE:

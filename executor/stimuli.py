@@ -105,10 +105,11 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End every child of this generation: SIGTERM, then SIGKILL."""
+    """End every child of this generation: SIGKILL, or ``gently``: SIGTERM, time to save, then SIGKILL."""
 
     run: str
     generation: int
+    gently: bool = False
 
 
 @dataclass(frozen=True, slots=True)

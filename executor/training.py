@@ -18,6 +18,7 @@ import torch.distributed as dist
 from penstock.executor.actions import StepResult
 from penstock.executor.check import Check
 from penstock.executor.checkpoint_store import CheckpointFailed, Checkpoints
+from penstock.executor.farewell import Farewell, ToldToEnd
 from penstock.executor.interpreter import Interpreter, Mark
 from penstock.executor.ladder import Ladder
 from penstock.executor.metrics import Metrics
@@ -58,7 +59,7 @@ class Trainer:
     """Trains a course, and keeps what is reported of it: losses, times and traces of this rank.
 
     ``step``: the step that is being trained; ``done``: steps that are. ``checkpoints``: None where none are written.
-    ``check``: keeps the gradients of the first step.
+    ``check``: keeps the gradients of the first step. ``farewell``: asked after each step, where there are checkpoints.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Trainer:
         checkpoints: Checkpoints | None = None,
         metrics: Metrics | None = None,
         check: Check | None = None,
+        farewell: Farewell | None = None,
     ) -> None:
         self.interpreter = interpreter
         self.course = course
@@ -83,18 +85,24 @@ class Trainer:
         self._checkpoints = checkpoints
         self._metrics = metrics
         self._check = check
+        self._farewell = farewell
         self._is_first_rank = interpreter.program.rank == 0
         self._ladder = self._make_ladder()
 
     def train(self) -> None:
-        """Train the course to its end. Raises InstructionFailed, and CheckpointFailed for the last checkpoint."""
+        """Train the course to its end.
+
+        Raises InstructionFailed, CheckpointFailed for the last checkpoint, and ToldToEnd after one that was asked for.
+        """
         segments = self.course.segments
         for k, length in enumerate(self.course.lengths()):
             if segments is None:
                 for _ in range(length):
                     self._single_step()
+                    self._leave_if_told()
             else:
                 self._flushed(segments[k], length)
+                self._leave_if_told()
             self._halt()
 
     @property
@@ -186,6 +194,14 @@ class Trainer:
         due = options.checkpoint_every and self.done % options.checkpoint_every == 0
         if self._checkpoints is not None and (at_end or due):
             self._save(self._checkpoints, at_end)
+
+    def _leave_if_told(self) -> None:
+        """Save and end, where somebody was told to and there is something left to train."""
+        if self._farewell is None or self._checkpoints is None or self.done == self.course.steps:
+            return
+        if self._farewell.agreed():
+            self._save(self._checkpoints, at_end=True)
+            raise ToldToEnd(self.done)
 
     def _evaluate(self) -> None:
         interpreter = self.interpreter

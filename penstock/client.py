@@ -27,7 +27,10 @@ from penstock.schemas.jobs import (
     PlanComparison,
     PlannerOut,
     ProblemDetails,
+    RankLog,
+    Recover,
     RequestChecked,
+    RunEventPage,
     RunOut,
     RunPage,
     RunRequest,
@@ -37,6 +40,7 @@ from penstock.schemas.jobs import (
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
+from penstock.schemas.run_options import RunOptions
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.trace import Trace
 
@@ -201,14 +205,26 @@ class Client:
         seed: int = 0,
         check: bool = False,
         trace_steps: int = 1,
+        options: RunOptions | None = None,
+        max_restarts: int = 0,
         wait: bool = True,
         on_change: Callable[[RunOut], None] | None = None,
     ) -> RunOut:
         """Train with a plan (inline, or the hash of a stored one) on the agents whose devices it names.
 
+        ``max_restarts``: how often it goes on from its newest checkpoint after a death; ``options`` say where that is.
         With ``wait``, return the run once it has ended; a run that failed is raised as its error.
         """
-        request = RunRequest(plan=plan, model=model, steps=steps, seed=seed, check=check, trace_steps=trace_steps)
+        request = RunRequest(
+            plan=plan,
+            model=model,
+            steps=steps,
+            seed=seed,
+            check=check,
+            trace_steps=trace_steps,
+            options=options or RunOptions(),
+            recover=Recover(max_restarts=max_restarts) if max_restarts else None,
+        )
         run = self._get(RunOut, "POST", "/v1/runs", request)
         if not wait:
             return run
@@ -241,6 +257,15 @@ class Client:
     def runs(self, *, limit: int = 50) -> RunPage:
         """Runs, the newest first."""
         return self._get(RunPage, "GET", "/v1/runs", params={"limit": limit})
+
+    def run_events(self, run_id: str, after: int = 0) -> RunEventPage:
+        """The story of a run after event ``after``, as far as it goes."""
+        return self._get(RunEventPage, "GET", f"/v1/runs/{run_id}/events", params={"poll": 1, "after": after})
+
+    def rank_log(self, run_id: str, rank: int, *, generation: int | None = None) -> RankLog:
+        """The end of what a rank has written."""
+        wanted = {"rank": rank} | ({} if generation is None else {"generation": generation})
+        return self._get(RankLog, "GET", f"/v1/runs/{run_id}/logs", params=wanted)
 
     def cancel_run(self, run_id: str) -> RunOut:
         """Stop a run on all its agents."""

@@ -9,9 +9,10 @@ until they are acknowledged, and may be sent twice. A name whose other incarnati
 one that is held, or spoke in the last ten seconds and has not said that it is ``leaving``. An agent that the service
 does not know (a fresh database) is simply taken up.
 
-A run goes: ``prepare`` → every agent says ``prepared`` and the one that hosts the store ``store_ready`` → ``start``
-(with ``store_address``) → ``started``, ``progress``, ``trace``, ``rank_done`` per rank → no longer listed. A failure
-or a cancellation: ``stop`` → ``stopped`` → no longer listed. What ``data`` of an event holds:
+A generation of a run goes: ``prepare`` → every agent says ``prepared`` and the one that hosts the store
+``store_ready`` → ``start`` (with ``store_address``) → ``started``, ``progress``, ``trace``, ``rank_done`` per rank → no
+longer listed. A failure or a cancellation: ``stop`` → ``stopped`` → no longer listed, or the next generation's
+``prepare``. Nothing that an agent says of an older generation counts. What ``data`` of an event holds:
 
 ============ ======================================================================================================
 prepared     nothing: programs, devices and model are good
@@ -20,21 +21,50 @@ store_ready  ``{address}``: host:port of the store of this generation
 started      ``{ranks}``
 progress     ``{rank, step, loss, time_ns}``: the newest step; earlier ones may be left out
 trace        ``{rank_trace}``: a ``schemas.trace.RankTrace``
+resumed      ``{step, directory}``: training goes on from this checkpoint
+checkpoint   ``{step, directory}``: a complete one, of the weights after ``step`` steps
+evaluation   ``{step, loss}``: after ``step`` steps
+rung         ``{step, index}``: from ``step`` on the ladder's program ``index`` is run
+warning      ``{rank, step, text}``: something went wrong, and training goes on
 rank_done    ``{rank, losses, step_times_ns, gradient_check, peak_memory_bytes}``; what a rank does not know is null
 rank_failed  ``{rank, reason, instruction, signal, exit_code, last_lines}``: the first rank that failed there
-stopped      nothing
+stopped      nothing: no process of this generation is left
 ============ ======================================================================================================
+
+The end of a rank's log is fetched beside all this: the service lists what it wants in ``SyncReply.log_wishes``, and the
+agent answers in the ``log_tails`` of its next call.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
+import rfc8785
 from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.schemas.document import Part
 from penstock.schemas.quantities import Bytes, ContentHash, Count, Name, Nanoseconds
+from penstock.schemas.run_options import RunOptions
 from penstock.schemas.trace import RankTrace
+
+EventKind = Literal[
+    "prepared",
+    "refused",
+    "store_ready",
+    "started",
+    "progress",
+    "resumed",
+    "checkpoint",
+    "evaluation",
+    "rung",
+    "warning",
+    "rank_done",
+    "rank_failed",
+    "stopped",
+    "trace",
+]
 
 
 class AgentDevice(Part):
@@ -49,9 +79,7 @@ class AgentEvent(Part):
     """Something that happened on a node; ``sequence`` grows by one within an incarnation."""
 
     sequence: Count
-    kind: Literal[
-        "prepared", "refused", "store_ready", "started", "progress", "rank_done", "rank_failed", "stopped", "trace"
-    ]
+    kind: EventKind
     run: str
     generation: Count
     data: dict[str, Any] = Field(default_factory=dict)
@@ -90,10 +118,40 @@ class Traced(EventData):
     rank_trace: RankTrace
 
 
-class RankDone(EventData):
-    """All steps of a rank."""
+class Checkpointed(EventData):
+    """A complete checkpoint."""
+
+    step: Count
+    directory: str
+
+
+class Evaluated(EventData):
+    """The loss of the evaluation data; null where it ran away."""
+
+    step: Count
+    loss: float | None
+
+
+class Climbed(EventData):
+    """Another program of the ladder."""
+
+    step: Count
+    index: Count
+
+
+class Warned(EventData):
+    """What went wrong without ending the training."""
 
     rank: Count
+    step: Count | None = None
+    text: str
+
+
+class RankDone(EventData):
+    """All steps of a rank, from ``first_step`` on."""
+
+    rank: Count
+    first_step: Count = 0
     losses: tuple[float | None, ...] | None = None
     step_times_ns: tuple[Nanoseconds, ...] | None = None
     gradient_check: float | None = None
@@ -111,17 +169,40 @@ class RankFailed(EventData):
     last_lines: tuple[str, ...] = ()
 
 
-EVENT_DATA: dict[str, type[EventData]] = {
+EVENT_DATA: dict[EventKind, type[EventData]] = {
     "prepared": EventData,
     "refused": Refused,
     "store_ready": StoreReady,
     "started": EventData,
     "progress": Progress,
     "trace": Traced,
+    "resumed": Checkpointed,
+    "checkpoint": Checkpointed,
+    "evaluation": Evaluated,
+    "rung": Climbed,
+    "warning": Warned,
     "rank_done": RankDone,
     "rank_failed": RankFailed,
     "stopped": EventData,
 }
+
+
+class LogWish(Part):
+    """Which end of which log somebody waits for."""
+
+    number: Count
+    run: str
+    generation: Count
+    rank: Count
+    max_bytes: Bytes
+
+
+class LogTail(Part):
+    """The end of a rank's log; ``path`` is the file on the agent's node, null where there is none."""
+
+    number: Count
+    path: str | None
+    text: str
 
 
 class SyncRequest(Part):
@@ -133,6 +214,7 @@ class SyncRequest(Part):
     models: tuple[Name, ...] = Field(description="keys of its configuration; `*` where any module:attribute may run")
     address: Name = Field(description="where other agents reach this node's store and ranks")
     events: tuple[AgentEvent, ...] = ()
+    log_tails: tuple[LogTail, ...] = ()
     hold: bool = Field(default=True, description="answer only on change, after 20 s at the latest")
     leaving: bool = Field(default=False, description="the last call of this incarnation: its name is free afterwards")
 
@@ -142,7 +224,9 @@ class RankAssignment(Part):
 
     rank: Count
     device: Name
-    program: dict[str, Any] = Field(description="the rank's program (`schemas.program.Program.to_json`)")
+    programs: tuple[dict[str, Any], ...] = Field(
+        description="the rank's programs (`schemas.program.Program.to_json`): one per length of a segment"
+    )
 
 
 class Assignment(Part):
@@ -152,17 +236,27 @@ class Assignment(Part):
     generation: Count
     phase: Literal["prepare", "start", "stop"]
     plan_hash: ContentHash
-    digest: str = Field(description="SHA-256 of the canonical JSON of the list of this agent's programs, by rank")
+    digest: str = Field(description="SHA-256 of the canonical JSON of the list of this agent's programs, rank by rank")
     model: Name
     world_size: Count
     steps: Count
     seed: Count
     check: bool
     trace_steps: Count
+    options: RunOptions = RunOptions()
+    segments: tuple[Count, ...] = Field(
+        default=(), description="programs in the order in which they train, from step 0; none: the first one, each step"
+    )
+    save: bool = Field(default=False, description="of a stop: ranks may write a checkpoint before they end")
     hosts_store: bool = Field(description="rank 0's agent starts the store")
     store_address: str | None = None
     ranks: tuple[RankAssignment, ...] = Field(description="this agent's ranks; none when phase is stop")
     layers: tuple[Name, ...] = Field(description="the chain's layer names, to be checked against the model")
+
+
+def digest_of(programs: Iterable[Mapping[str, Any]]) -> str:
+    """SHA-256 (hex) of the canonical JSON of a list of programs, in the order of the ranks."""
+    return hashlib.sha256(rfc8785.dumps(list(programs))).hexdigest()
 
 
 class SyncReply(Part):
@@ -171,6 +265,7 @@ class SyncReply(Part):
     state_version: Count
     assignments: tuple[Assignment, ...]
     ack: Count = Field(description="the last event that is stored; the agent forgets up to here")
+    log_wishes: tuple[LogWish, ...] = ()
 
 
 class AgentOut(Part):

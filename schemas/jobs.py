@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from penstock.schemas.document import Document, Part
 from penstock.schemas.errors import Fault, PenstockError
 from penstock.schemas.plan import Certificate, Plan, PlanFile
 from penstock.schemas.quantities import ContentHash, Count, Name, Nanoseconds, PositiveCount
+from penstock.schemas.run_options import RunOptions
 
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 ResultStatus = Literal["optimal", "feasible", "infeasible", "time_limit"]
-RunState = Literal["preparing", "running", "succeeded", "failed", "cancelled"]
+RunState = Literal["preparing", "running", "recovering", "succeeded", "failed", "cancelled"]
 
 
 class FaultOut(Part):
@@ -119,6 +120,12 @@ class PlanComparison(Part):
     why: str = ""
 
 
+class Recover(Part):
+    """What a run does about deaths: it starts again from its newest checkpoint, on other devices where it has to."""
+
+    max_restarts: PositiveCount = Field(default=10, description="over the whole run")
+
+
 class RunRequest(Document):
     """Train with a plan on agents; ``model`` is a key of the agents' own configuration."""
 
@@ -130,6 +137,35 @@ class RunRequest(Document):
     seed: Count = 0
     check: bool = Field(default=False, description="compare loss and gradients with a single process")
     trace_steps: Count = Field(default=1, description="how many of the last steps are traced")
+    options: RunOptions = RunOptions()
+    recover: Recover | None = Field(default=None, description="none: the first death ends the run")
+
+    @model_validator(mode="after")
+    def _has_checkpoints_to_recover_from(self) -> Self:
+        if self.recover is not None and not self.options.checkpoint_every:
+            raise ValueError(
+                "a run recovers from its checkpoints; give options.checkpoint_directory, which all nodes see, and "
+                "options.checkpoint_every"
+            )
+        return self
+
+
+class GenerationOut(Part):
+    """One life of a run: the plan and the agents that it had, from its begin to its end."""
+
+    generation: Count
+    plan_hash: ContentHash
+    agents: tuple[Name, ...]
+    began_at: str
+    ended_at: str | None = None
+    why: str | None = Field(default=None, description="why it ended before the run was done")
+
+
+class EvaluationOut(Part):
+    """The loss of the evaluation data after ``step`` steps."""
+
+    step: Count
+    loss: float | None
 
 
 class RunOut(Part):
@@ -153,6 +189,38 @@ class RunOut(Part):
     )
     error: ProblemDetails | None = None
     agents: tuple[str, ...] = ()
+    checkpoint_step: Count | None = Field(default=None, description="steps in the newest complete checkpoint")
+    evaluations: tuple[EvaluationOut, ...] = ()
+    restarts: Count = 0
+    max_restarts: Count = 0
+    generations: tuple[GenerationOut, ...] = ()
+
+
+class RunEvent(Part):
+    """One line of a run's story; ``sequence`` grows by one."""
+
+    sequence: Count
+    kind: Literal["state", "resumed", "checkpoint", "evaluation", "rung", "warning"]
+    at: str
+    data: dict[str, Any]
+
+
+class RunEventPage(Part):
+    """A run's events after a number; ``done`` when no more will come."""
+
+    items: tuple[RunEvent, ...]
+    last: Count
+    done: bool
+
+
+class RankLog(Part):
+    """The end of what a rank has written to its standard output and error."""
+
+    agent: Name
+    rank: Count
+    generation: Count
+    path: str = Field(description="the file on the agent's node")
+    text: str
 
 
 class RequestChecked(Part):

@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 from anyio.to_thread import run_sync
 
-from penstock.schemas.agents import AgentOut, SyncReply, SyncRequest
-from penstock.schemas.errors import Conflict
+from penstock.schemas.agents import AgentOut, LogTail, LogWish, SyncReply, SyncRequest
+from penstock.schemas.errors import Conflict, Unreachable
 from penstock.service.database import Database, agents, iso, now_ms, run_agents
 from penstock.service.notifier import Listener, Notifier
 from penstock.service.runs import Runs
 
 RETRY_S = 10.0
 """An agent in good health calls again within a few seconds."""
+
+LOG_LIMIT_S = 10.0
+"""How long an agent may take to send the end of a log."""
 
 REDIAL_S = 2.0
 """An agent with news drops its waiting call and makes a new one: a connection that ended may mean just that."""
@@ -27,7 +30,8 @@ REDIAL_S = 2.0
 class Contact:
     """What this process has seen of an incarnation.
 
-    ``held`` is its call that waits; ``gone``: its last connection ended without an answer; ``left``: it said goodbye.
+    ``held`` is its call that waits; ``gone``: its last connection ended without an answer; ``left``: it said goodbye;
+    ``wishes``: ends of logs that somebody waits for.
     """
 
     incarnation: str
@@ -36,6 +40,7 @@ class Contact:
     held: Listener | None = None
     gone: bool = False
     left: bool = False
+    wishes: dict[int, tuple[LogWish, asyncio.Future[LogTail]]] = field(default_factory=dict)
 
     def alive(self) -> bool:
         """Whether it may be given work."""
@@ -62,6 +67,7 @@ class Agents:
         self._hold_s, self._timeout_s = hold_s, timeout_s
         self._started = time.monotonic()
         self._contacts: dict[str, Contact] = {}
+        self._wishes_made = 0
 
     async def sync(self, agent_id: str, request: SyncRequest, hung_up: Callable[[], Awaitable[None]]) -> SyncReply:
         """One call of an agent; ``hung_up`` returns when its connection is gone.
@@ -71,23 +77,60 @@ class Agents:
         contact = self._meet(agent_id, request.incarnation)
         contact.calls += 1
         call = contact.calls
+        for told in request.log_tails:
+            self._hand_over(contact, told)
         with self._notifier.listen(f"agent:{agent_id}") as listener:
-            reply = await run_sync(self._accept, agent_id, request)
             if request.leaving:
                 contact.left = True
                 contact.release()
-            if request.leaving or request.events or not request.hold or reply.state_version != request.state_version:
-                return reply
+            reply = await run_sync(self._accept, agent_id, request)
+            is_news = reply.state_version != request.state_version or bool(contact.wishes)
+            if request.leaving or request.events or not request.hold or is_news:
+                return _with_wishes(reply, contact)
             if call == contact.calls:
                 await self._hold(contact, call, listener, hung_up)
-        return await run_sync(self._reply, agent_id)
+        return _with_wishes(await run_sync(self._reply, agent_id), contact)
+
+    async def log_tail(self, agent_id: str, run: str, generation: int, rank: int, max_bytes: int) -> LogTail:
+        """The end of a rank's log, from its agent. Raises Conflict when it is away, Unreachable if silent."""
+        contact = self._contacts.get(agent_id)
+        if contact is None or not contact.alive():
+            raise Conflict(
+                f"agent {agent_id!r} is not there to send the log of rank {rank}",
+                remedy=f"look into the agent's log_directory on its node, under {run}/{generation}",
+            )
+        self._wishes_made += 1
+        wish = LogWish(number=self._wishes_made, run=run, generation=generation, rank=rank, max_bytes=max_bytes)
+        answer: asyncio.Future[LogTail] = asyncio.get_running_loop().create_future()
+        contact.wishes[wish.number] = wish, answer
+        contact.release()
+        try:
+            return await asyncio.wait_for(answer, LOG_LIMIT_S)
+        except TimeoutError:
+            raise Unreachable(f"agent {agent_id!r} has not sent the log of rank {rank} in {LOG_LIMIT_S:g} s") from None
+        finally:
+            contact.wishes.pop(wish.number, None)
+
+    def is_lost(self, agent_id: str, incarnation: str) -> bool:
+        """Whether an incarnation of an agent has left, was replaced, or has been silent for too long."""
+        contact = self._contacts.get(agent_id)
+        if contact is None:
+            return time.monotonic() - self._started > self._timeout_s
+        if contact.incarnation != incarnation or contact.left:
+            return True
+        return contact.held is None and time.monotonic() - contact.last > self._timeout_s
 
     async def watch(self) -> None:
-        """Fail the runs of agents that have gone silent; for ever."""
+        """End the generations of agents that have gone silent; for ever."""
         while True:
-            await asyncio.sleep(min(5.0, self._timeout_s / 4))
+            await asyncio.sleep(min(1.0, self._timeout_s / 4))
             for agent_id in await run_sync(self._silent):
                 await run_sync(self._runs.agent_lost, agent_id, f"was silent for more than {self._timeout_s:g} s")
+
+    def _hand_over(self, contact: Contact, told: LogTail) -> None:
+        wish = contact.wishes.pop(told.number, None)
+        if wish is not None and not wish[1].done():
+            wish[1].set_result(told)
 
     def everybody(self) -> list[AgentOut]:
         """All agents that were ever here, by name."""
@@ -182,17 +225,13 @@ class Agents:
             return self._runs.reply(connection, agent_id)
 
     def _silent(self) -> list[str]:
-        """Agents with a run whom nobody has heard of for too long, counting from the start of this service."""
+        """Agents with ranks whom nobody has heard of for too long, counting from the start of this service."""
+        query = sa.select(run_agents.c.agent, run_agents.c.incarnation).distinct()
         with self._database.read() as connection:
-            busy = connection.scalars(
-                sa.select(run_agents.c.agent).distinct().where(run_agents.c.phase.not_in(("released", "stop")))
-            ).all()
-        now = time.monotonic()
+            busy = connection.execute(query.where(run_agents.c.phase.not_in(("released", "save", "stop")))).all()
+        return sorted(agent for agent, incarnation in busy if self.is_lost(agent, incarnation))
 
-        def silent(agent_id: str) -> bool:
-            contact = self._contacts.get(agent_id)
-            last = contact.last if contact is not None else self._started
-            held = contact is not None and contact.held is not None
-            return not held and now - last > self._timeout_s
 
-        return sorted(agent_id for agent_id in busy if silent(agent_id))
+def _with_wishes(reply: SyncReply, contact: Contact) -> SyncReply:
+    wishes = tuple(wish for wish, _ in contact.wishes.values())
+    return reply.model_copy(update={"log_wishes": wishes}) if wishes else reply

@@ -16,7 +16,7 @@ from sqlalchemy.sql.expression import FunctionElement
 
 from penstock.schemas.errors import Conflict, Unreachable
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 metadata = sa.MetaData(
     naming_convention={
@@ -120,7 +120,35 @@ runs = sa.Table(
     sa.Column("created_ms", sa.BigInteger, nullable=False),
     sa.Column("finished_ms", sa.BigInteger),
     sa.Column("error", sa.JSON),
+    sa.Column("options", sa.JSON, nullable=False),
+    sa.Column("segments", sa.JSON, nullable=False),
+    sa.Column("checkpoint_step", sa.BigInteger),
+    sa.Column("max_restarts", sa.BigInteger, nullable=False),
+    sa.Column("restarts", sa.BigInteger, nullable=False),
+    sa.Column("replans", sa.JSON, nullable=False, comment="while recovering: what came of each new plan asked for"),
     sa.Index("ix_runs_state", "state"),
+)
+
+run_generations = sa.Table(
+    "run_generations",
+    metadata,
+    sa.Column("run_id", sa.ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("generation", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("plan_hash", sa.String(71), nullable=False),
+    sa.Column("agents", sa.JSON, nullable=False),
+    sa.Column("began_ms", sa.BigInteger, nullable=False),
+    sa.Column("ended_ms", sa.BigInteger),
+    sa.Column("why", sa.Text),
+)
+
+run_events = sa.Table(
+    "run_events",
+    metadata,
+    sa.Column("run_id", sa.ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("sequence", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("kind", sa.String(12), nullable=False),
+    sa.Column("at_ms", sa.BigInteger, nullable=False),
+    sa.Column("data", sa.JSON, nullable=False),
 )
 
 run_agents = sa.Table(
@@ -129,7 +157,7 @@ run_agents = sa.Table(
     sa.Column("run_id", sa.ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True),
     sa.Column("agent", sa.String(512), primary_key=True),
     sa.Column("incarnation", sa.String(512), nullable=False),
-    sa.Column("phase", sa.String(12), nullable=False, comment="prepare | prepared | start | stop | released"),
+    sa.Column("phase", sa.String(12), nullable=False, comment="prepare | prepared | start | save | stop | released"),
     sa.Column("hosts_store", sa.Boolean, nullable=False),
     sa.Index("ix_run_agents_agent", "agent", "phase"),
 )
@@ -141,7 +169,7 @@ run_ranks = sa.Table(
     sa.Column("rank", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("agent", sa.String(512), nullable=False),
     sa.Column("device", sa.String(512), nullable=False, comment="the agent's own name for it"),
-    sa.Column("program", sa.LargeBinary, nullable=False),
+    sa.Column("programs", sa.LargeBinary, nullable=False),
     sa.Column("done", sa.Boolean, nullable=False),
     sa.Column("peak_memory_bytes", sa.BigInteger),
 )

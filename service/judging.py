@@ -12,9 +12,10 @@ from penstock.schemas.errors import InvalidPlan, NotFound, PenstockError
 from penstock.schemas.jobs import PlannerOut, Simulation, Verdict
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest
+from penstock.schemas.run_options import RunOptions
 from penstock.schemas.trace import Trace
 from penstock.service.forkserver import Forkserver
-from penstock.service.runs import Lowered
+from penstock.service.generations import Lowered
 from penstock.service.samples import tiny_request
 from penstock.service.tasks import run_task
 
@@ -71,19 +72,23 @@ def simulation(file: PlanFile) -> Simulation:
     return Simulation(valid=not judgement.faults, sentences=judgement.faults, plan=judgement.plan)
 
 
-def lowered(file: PlanFile) -> Lowered:
-    """The plan with its prediction, and its programs. Raises InvalidPlan when it cannot be run."""
-    from penstock.api import programs
+def lowered(file: PlanFile, options: RunOptions | None = None, steps: int = 1) -> Lowered:
+    """The plan with its prediction, and its programs for a run of ``steps``. Raises InvalidPlan when it cannot be run.
+
+    Programs of periodic plans train from one halt of the run to the next; there is one per distinct length.
+    """
+    from penstock.working import work_after
 
     judged = file
     if file.plan.prediction is None:
         judged = PlanFile(plan=simulation(file).plan, request=file.request)
-    lowered_programs = programs(judged)
+    work = work_after(judged, None, steps, options or RunOptions())
     return Lowered(
         file=judged,
         plan_hash=judged.plan.content_hash(),
-        devices=tuple(program.device for program in lowered_programs),
-        programs=tuple(program.to_json() for program in lowered_programs),
+        devices=tuple(program.device for program in work.programs[0]),
+        programs=tuple(tuple(part.to_json() for part in parts) for parts in zip(*work.programs, strict=True)),
+        segments=work.segments or (),
     )
 
 
@@ -114,7 +119,7 @@ class ProgramCache:
 
     @staticmethod
     def _lower(file: PlanFile) -> tuple[bytes, ...]:
-        return tuple(json.dumps(program, separators=(",", ":")).encode() for program in lowered(file).programs)
+        return tuple(json.dumps(program, separators=(",", ":")).encode() for program, *_ in lowered(file).programs)
 
 
 def planners() -> list[PlannerOut]:

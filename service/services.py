@@ -17,6 +17,7 @@ from penstock.service.jobs import JobQueue
 from penstock.service.judging import ProgramCache
 from penstock.service.notifier import Notifier
 from penstock.service.planning import Planning
+from penstock.service.recovery import Recovery
 from penstock.service.runs import Runs
 from penstock.service.settings import Settings
 from penstock.service.store import Store
@@ -56,7 +57,8 @@ class Service:
         self.agents = Agents(
             self.database, self.notifier, self.runs, hold_s=settings.agent_hold_s, timeout_s=settings.agent_timeout_s
         )
-        self._watch: asyncio.Task[None] | None = None
+        self.recovery = Recovery(self.database, self.notifier, self.runs, self.agents, self.planning, self.queue)
+        self._watches: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:
         """Create the tables, start the worker, and load the solvers in the background."""
@@ -64,17 +66,17 @@ class Service:
         self.notifier.bind()
         await run_sync(self.forkserver.start)
         self.worker.start()
-        self._watch = asyncio.create_task(self.agents.watch())
+        self._watches = [asyncio.create_task(one.watch()) for one in (self.agents, self.recovery)]
         if self.settings.warm_up:
             judging.warm_up(self.forkserver, self.settings.solve_entry)
 
     async def close(self) -> None:
         """Wake all waiters, hand running jobs back to the queue, and end every child."""
         self.notifier.close()
-        if self._watch is not None:
-            self._watch.cancel()
+        for watch in self._watches:
+            watch.cancel()
             with suppress(asyncio.CancelledError):
-                await self._watch
+                await watch
         await run_sync(self.worker.stop)
         await run_sync(self.forkserver.stop)
         self.database.close()

@@ -45,8 +45,10 @@ class Settings(BaseSettings):
     kill_grace_s: float = Field(default=2.0, ge=0, description="from SIGTERM to SIGKILL")
     max_body_bytes: int = Field(default=64 * 2**20, ge=1024)
     max_wait_s: float = Field(default=300.0, ge=0, description="longest `Prefer: wait`")
-    agent_hold_s: float = Field(default=20.0, ge=0, description="longest time that a sync is held")
-    agent_timeout_s: float = Field(default=60.0, gt=0, description="an agent that is silent for longer is dead")
+    agent_hold_s: float = Field(default=10.0, ge=0, description="longest time that a sync is held")
+    agent_timeout_s: float = Field(
+        default=15.0, gt=0, description="an agent that is silent for longer, beside a held sync, is dead"
+    )
     warm_up: bool = Field(default=True, description="load and compile the solvers in the background at the start")
 
     @classmethod

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
-from fastapi.sse import EventSourceResponse, format_sse_event
 
 from penstock.schemas.explanation import Explanation
 from penstock.schemas.jobs import (
@@ -30,18 +28,16 @@ from penstock.service.database import ACTIVE
 from penstock.service.problems import problem_response, problems
 from penstock.service.routes.access import Access
 from penstock.service.routes.bodies import immutable, json_response, prefer_wait_s, reader, tagged, takes
+from penstock.service.routes.stories import After, tell_story
 from penstock.service.samples import tiny_plan_file, tiny_request
 from penstock.service.services import Service
 from penstock.service.tasks import run_task
-
-HEARTBEAT_S = 15.0
 
 router = APIRouter(prefix="/v1", tags=["plans"])
 
 Asked = Annotated[PlanRequest, Depends(reader(PlanRequest))]
 File = Annotated[PlanFile, Depends(reader(PlanFile))]
 Id = Annotated[str, Path(description="a job's id, or a plan's hash")]
-After = Annotated[int, Query(ge=0, le=MAX_WIRE_INTEGER)]
 
 
 @router.post(
@@ -128,18 +124,14 @@ async def events(
     last_event_id: Annotated[int | None, Header(ge=0, le=MAX_WIRE_INTEGER)] = None,
 ) -> Response:
     """A job's story as server-sent events, resumed after `Last-Event-ID`; with `poll=1` as JSON, held by `Prefer`."""
-    after = after if last_event_id is None else last_event_id
-    page = await run_sync(_page, service, id, after)
-    if poll == "0":
-        if page.done and not page.items:
-            return Response(status_code=204)
-        return EventSourceResponse(_stream(service, id, after), headers={"Cache-Control": "no-store"})
-    until = time.monotonic() + prefer_wait_s(request, service.settings.max_wait_s)
-    with service.notifier.listen(f"job:{id}") as listener:
-        while True:
-            page = await run_sync(_page, service, id, after)
-            if page.items or page.done or service.notifier.closed or not await listener.wait(until - time.monotonic()):
-                return json_response(page)
+
+    def page(after: int) -> EventPage:
+        done = service.queue.job(id, with_result=False).state not in ACTIVE
+        items = service.queue.events(id, after)
+        return EventPage(items=tuple(items), last=items[-1].sequence if items else after, done=done)
+
+    start = after if last_event_id is None else last_event_id
+    return await tell_story(request, service, f"job:{id}", page, start, poll=poll == "1")
 
 
 @router.post("/plans/{id}/cancel", response_model=JobOut, responses=problems(404, 409))
@@ -289,22 +281,3 @@ async def _settled(service: Service, job_id: str, wait_s: float) -> JobOut:
                 return job
             if not await listener.wait(until - time.monotonic()):
                 return job
-
-
-def _page(service: Service, job_id: str, after: int) -> EventPage:
-    done = service.queue.job(job_id, with_result=False).state not in ACTIVE
-    items = service.queue.events(job_id, after)
-    return EventPage(items=tuple(items), last=items[-1].sequence if items else after, done=done)
-
-
-async def _stream(service: Service, job_id: str, after: int) -> AsyncIterator[bytes]:
-    with service.notifier.listen(f"job:{job_id}") as listener:
-        while not service.notifier.closed:
-            page = await run_sync(_page, service, job_id, after)
-            for event in page.items:
-                yield format_sse_event(data_str=event.model_dump_json(), event=event.kind, id=str(event.sequence))
-            after = page.last
-            if page.done and not page.items:
-                return
-            if not page.items and not await listener.wait(HEARTBEAT_S):
-                yield format_sse_event(comment="still here")

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from typing import Annotated, Literal
 
 from anyio.to_thread import run_sync
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
-from penstock.schemas.jobs import RunOut, RunPage, RunRequest
+from penstock.schemas.errors import NotFound
+from penstock.schemas.jobs import RankLog, RunEventPage, RunOut, RunPage, RunRequest
+from penstock.schemas.quantities import MAX_WIRE_INTEGER
 from penstock.schemas.trace import Trace
 from penstock.service import judging
 from penstock.service.problems import problems
 from penstock.service.routes.access import Access
 from penstock.service.routes.bodies import json_response, prefer_wait_s, reader, tagged, takes
-from penstock.service.runs import LIVE
+from penstock.service.routes.stories import After, tell_story
+from penstock.service.run_rows import LIVE
 from penstock.service.samples import tiny_plan_file
 from penstock.service.services import Service
 
@@ -73,7 +76,42 @@ def trace(request: Request, id: str, service: Access) -> Response:
     return tagged(request, service.runs.trace(id).model_dump_json().encode())
 
 
+@router.get("/runs/{id}/events", responses={200: {"model": RunEventPage}, **problems(404, 422)})
+async def events(
+    request: Request,
+    id: str,
+    service: Access,
+    poll: Literal["0", "1"] = "0",
+    after: After = 0,
+    last_event_id: Annotated[int | None, Header(ge=0, le=MAX_WIRE_INTEGER)] = None,
+) -> Response:
+    """A run's story as server-sent events, resumed after `Last-Event-ID`; with `poll=1` as JSON, held by `Prefer`."""
+
+    def page(after: int) -> RunEventPage:
+        items, done = service.runs.events(id, after)
+        return RunEventPage(items=tuple(items), last=items[-1].sequence if items else after, done=done)
+
+    start = after if last_event_id is None else last_event_id
+    return await tell_story(request, service, f"run:{id}", page, start, poll=poll == "1")
+
+
+@router.get("/runs/{id}/logs", response_model=RankLog, responses=problems(404, 409, 422, 503))
+async def logs(
+    id: str,
+    service: Access,
+    rank: Annotated[int, Query(ge=0, le=MAX_WIRE_INTEGER)] = 0,
+    generation: Annotated[int | None, Query(ge=1, le=MAX_WIRE_INTEGER)] = None,
+    max_bytes: Annotated[int, Query(ge=1, le=2**20)] = 2**16,
+) -> Response:
+    """The end of what a rank has written; its agent is asked, and has to be there."""
+    agent, number = await run_sync(service.runs.agent_of, id, rank, generation)
+    found = await service.agents.log_tail(agent, id, number, rank, max_bytes)
+    if found.path is None:
+        raise NotFound(f"agent {agent!r} has no log of rank {rank} in generation {number} of run {id!r}")
+    return json_response(RankLog(agent=agent, rank=rank, generation=number, path=found.path, text=found.text))
+
+
 def _start(service: Service, wanted: RunRequest) -> RunOut:
-    lowered = judging.lowered(service.planning.plan_file(wanted.plan))
+    lowered = judging.lowered(service.planning.plan_file(wanted.plan), wanted.options, wanted.steps)
     service.planning.keep(lowered.file)
     return service.runs.create(wanted, lowered, service.agents.everybody())

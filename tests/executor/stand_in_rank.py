@@ -31,7 +31,7 @@ def write(stream: TextIO, text: str) -> None:
 def main() -> None:
     asked = json.loads(sys.stdin.readline())
     rank, losses = asked["rank"], []
-    for line in asked["program"]["do"]:
+    for line in asked["programs"][0]["do"]:
         word, _, rest = line.partition(" ")
         if word == "hello":
             facts = {"pid": os.getpid(), "environment": dict(os.environ), "asked": asked, "cwd": os.getcwd()}

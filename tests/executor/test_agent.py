@@ -19,8 +19,7 @@ from scripted_service import LIMIT_S, ScriptedService, problem
 
 from penstock.executor.agent import run_agent
 from penstock.executor.settings import AgentSettings
-from penstock.executor.state import digest_of
-from penstock.schemas.agents import Assignment, RankAssignment
+from penstock.schemas.agents import Assignment, RankAssignment, digest_of
 from penstock.schemas.errors import Conflict, InvalidDocument, Unreachable
 
 TOY_PROJECT = """
@@ -114,13 +113,15 @@ def running(service: ScriptedService, directory: Path, **settings):
 
 
 def assign(phase, *do, generation=1, hosts_store=False, layers=("first", "second"), model="toy"):
-    ranks = tuple(RankAssignment(rank=i, device=f"node/{i}", program={"do": list(lines)}) for i, lines in enumerate(do))
+    ranks = tuple(
+        RankAssignment(rank=i, device=f"node/{i}", programs=({"do": list(lines)},)) for i, lines in enumerate(do)
+    )
     return Assignment(
         run="r",
         generation=generation,
         phase=phase,
         plan_hash="sha256:" + 64 * "0",
-        digest=digest_of(rank.program for rank in ranks),
+        digest=digest_of(program for rank in ranks for program in rank.programs),
         model=model,
         world_size=len(ranks),
         steps=2,

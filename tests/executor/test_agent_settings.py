@@ -70,7 +70,7 @@ def test_settings_that_cannot_be_are_refused(given, words):
     ("environ", "words"),
     [
         ({"PENSTOCK_AGENT_NAMES": "x"}, "PENSTOCK_AGENT_NAMES is no setting of an agent; known are"),
-        ({"PENSTOCK_AGENT_CPU_DEVICES": "two"}, "PENSTOCK_AGENT_CPU_DEVICES is 'two'; give a number"),
+        ({"PENSTOCK_AGENT_CPU_DEVICES": "two"}, "PENSTOCK_AGENT_CPU_DEVICES is 'two'; give a whole number"),
         ({"PENSTOCK_AGENT_ALLOW_ANY_MODEL": "perhaps"}, "is 'perhaps'; give true or false"),
     ],
 )

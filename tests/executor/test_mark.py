@@ -17,8 +17,8 @@ PROGRAM = Program(
     world_size=1,
     device="a/0",
     global_batch_size=4,
-    num_micro_batches=4,
-    row_classes=((1, 4),),
+    num_micro_batches=1,
+    row_classes=((4, 1),),
     stages=(),
     channels=(),
     prologue=(Instruction("F", 0, 0),),
@@ -26,6 +26,8 @@ PROGRAM = Program(
     repeat=3,
     epilogue=(Instruction("B", 0, 3),),
     update_rule="synchronous",
+    batches=4,
+    body_batches=1,
 )
 
 KILLED = """
@@ -39,7 +41,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_there_is_no_instruction_before_the_first_step(tmp_path):
     write_mark(tmp_path / "mark")
-    assert marked_instruction(tmp_path / "mark", PROGRAM.to_json()) is None
+    assert marked_instruction(tmp_path / "mark", [PROGRAM.to_json()]) is None
 
 
 @pytest.mark.parametrize(
@@ -55,7 +57,7 @@ def test_the_mark_of_a_killed_process_is_read(tmp_path, index, words):
     write_mark(tmp_path / "mark")
     command = [sys.executable, "-c", KILLED, str(tmp_path / "mark"), str(index), "7"]
     assert subprocess.run(command, check=False).returncode == -9
-    assert marked_instruction(tmp_path / "mark", PROGRAM.to_json()) == words
+    assert marked_instruction(tmp_path / "mark", [PROGRAM.to_json()]) == words
 
 
 def test_a_program_that_does_not_parse_has_no_instruction(tmp_path):
@@ -63,4 +65,4 @@ def test_a_program_that_does_not_parse_has_no_instruction(tmp_path):
     with (tmp_path / "mark").open("r+b") as file, mmap.mmap(file.fileno(), 16) as mark:
         mark[8:] = bytes(8)
     assert os.path.getsize(tmp_path / "mark") == 16
-    assert marked_instruction(tmp_path / "mark", {"do": []}) is None
+    assert marked_instruction(tmp_path / "mark", [{"do": []}]) is None

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock.executor.agent_state import ImpossibleStateError, Offer, Phase, Record, State, broken_invariants
+from penstock.executor.hearing import PEER_LOST_GRACE_NS
 from penstock.executor.outbox import Outbox, RankKey
-from penstock.executor.state import PEER_LOST_GRACE_NS, STORY_LENGTH, digest_of, step
+from penstock.executor.state import STORY_LENGTH, step
 from penstock.executor.stimuli import (
     CHECK,
     STORE,
@@ -25,7 +26,9 @@ from penstock.executor.stimuli import (
     Stop,
     Synced,
 )
-from penstock.schemas.agents import Assignment, RankAssignment, SyncReply
+from penstock.schemas.agents import Assignment, RankAssignment, SyncReply, digest_of
+from penstock.schemas.run_options import RunOptions
+from penstock.schemas.trace import RankTrace
 
 OFFER = Offer("a", frozenset({"a/0", "a/1"}), {"toy": "toys:job"})
 RANK0, RANK1 = Process("rank", 0), Process("rank", 1)
@@ -34,10 +37,10 @@ LOST_PEER = {"kind": "failed", "reason": "RuntimeError: Connection closed by pee
 
 
 def assignment(phase="prepare", *, run="r", generation=1, devices=("a/0", "a/1"), hosts_store=False, **changes):
-    ranks = tuple(RankAssignment(rank=i, device=device, program={"rank": i}) for i, device in enumerate(devices))
+    ranks = tuple(RankAssignment(rank=i, device=device, programs=({"rank": i},)) for i, device in enumerate(devices))
     fields = {
         "plan_hash": "sha256:" + 64 * "0",
-        "digest": digest_of(rank.program for rank in ranks),
+        "digest": digest_of(program for rank in ranks for program in rank.programs),
         "model": "toy",
         "world_size": 2,
         "steps": 3,
@@ -143,7 +146,11 @@ def test_start_gives_each_rank_its_program_and_the_store_of_this_generation():
         "world_size": 2,
         "store": "h:1",
         "prefix": "r/1",
-        "program": {"rank": 1},
+        "generation": 1,
+        "plan_hash": "sha256:" + 64 * "0",
+        "programs": [{"rank": 1}],
+        "segments": None,
+        "options": RunOptions().model_dump(mode="json"),
         "device": "a/1",
         "job": "toys:job",
         "steps": 3,
@@ -209,9 +216,10 @@ def test_a_run_that_ends_well():
     )
     assert told(state) == ["prepared", "started", "trace", "rank_done", "rank_done"]
     assert state.outbox.events[1].data == {"ranks": [0, 1]}
-    assert state.outbox.events[2].data == {"rank_trace": TRACE}
+    assert state.outbox.events[2].data["rank_trace"] == RankTrace.model_validate(TRACE).model_dump(mode="json")
     assert state.outbox.events[3].data == {
         "rank": 0,
+        "first_step": 0,
         "losses": [1.0],
         "step_times_ns": [5],
         "gradient_check": None,
@@ -346,7 +354,11 @@ def test_a_lost_store_fails_the_run():
     assert failure(state)["reason"] == "the store ended: signal 9"
 
 
-@pytest.mark.parametrize("wish", [synced(assignment("stop")), synced()], ids=["stop", "vanished"])
+@pytest.mark.parametrize(
+    ("wish", "gently"),
+    [(synced(assignment("stop")), False), (synced(assignment("stop", save=True)), True), (synced(), True)],
+    ids=["stop", "save-and-stop", "vanished"],
+)
 @pytest.mark.parametrize(
     ("story", "ends"),
     [
@@ -356,9 +368,9 @@ def test_a_lost_store_fails_the_run():
         pytest.param((*RUNNING, exited(RANK1, -9)), [exited(RANK0, -15)], id="failed"),
     ],
 )
-def test_stop_ends_every_process_and_tells_it_once(wish, story, ends):
+def test_stop_ends_every_process_and_tells_it_once(wish, gently, story, ends):
     state, actions = play(*story, wish)
-    assert actions == ([Stop("r", 1)] if ends else [])
+    assert actions == ([Stop("r", 1, gently and story == RUNNING)] if ends else [])
     for one in ends:
         assert "stopped" not in told(state)
         state, _ = play(one, state=state)
@@ -379,14 +391,22 @@ def test_a_higher_generation_waits_until_the_lower_one_is_gone():
     state, actions = play(exited(RANK0, -15), state=state)
     assert actions == []
     state, actions = play(exited(RANK1, -15), state=state)
+    assert actions == []
+    assert told(state)[-2:] == ["stopped", "prepared"], "the model was checked for the first generation"
+    assert (state.runs["r"].generation, state.runs["r"].phase) == (2, Phase.PREPARED)
+
+
+def test_a_higher_generation_of_another_model_is_checked_again():
+    state, _ = play(*PREPARED, synced(assignment("stop")))
+    _, actions = play(synced(assignment(generation=2, layers=("x", "y", "z"))), state=state)
     assert [(action.generation, action.process) for action in actions] == [(2, CHECK)]
     assert [(event.kind, event.generation) for event in state.outbox.events] == [("prepared", 1), ("stopped", 1)]
 
 
 def test_a_waiting_generation_is_itself_superseded_or_dropped():
     waiting, _ = play(*RUNNING, synced(assignment(generation=2)), exited(RANK0, -15))
-    state, actions = play(synced(assignment(generation=3)), exited(RANK1, -15), state=waiting)
-    assert [action.generation for action in actions] == [3]
+    state, _ = play(synced(assignment(generation=3)), exited(RANK1, -15), state=waiting)
+    assert state.runs["r"].generation == 3
     state, actions = play(synced(), exited(RANK1, -15), state=waiting)
     assert (actions, state.runs) == ([], {})
 
@@ -404,10 +424,50 @@ def test_a_lower_generation_and_words_of_the_dead_are_ignored():
         assert (after.runs, after.outbox, actions) == (state.runs, state.outbox, [])
 
 
+def test_ranks_save_before_a_leaving_agent_says_that_they_are_gone():
+    state, actions = play(*RUNNING, Drain("it was told to end"))
+    assert actions == [Stop("r", 1, gently=True)]
+    state, _ = play(said(RANK0, kind="checkpoint", step=2, directory="/c/step-2"), exited(RANK0), state=state)
+    assert told(state) == ["prepared", "checkpoint"]
+    state, _ = play(exited(RANK1), state=state)
+    assert told(state) == ["prepared", "checkpoint", "rank_failed", "stopped"]
+    assert failure(state)["reason"] == "agent 'a' is leaving: it was told to end"
+
+
+def test_the_store_stays_until_the_last_rank_has_saved():
+    hosting = (synced(assignment(hosts_store=True)), said(STORE, kind="ready", address="me:2"), *PREPARED[1:])
+    state, actions = play(*hosting, synced(assignment("start", hosts_store=True)), Drain("it was told to end"))
+    state, actions = play(exited(RANK0), exited(RANK1), state=state)
+    assert actions == [Stop("r", 1)]
+    assert "stopped" not in told(state)
+    assert told(play(exited(STORE, -9), state=state)[0])[-1] == "stopped"
+
+
+def test_ranks_that_saved_because_another_agent_leaves_are_not_to_blame_at_once():
+    state, actions = play(*RUNNING, said(RANK0, kind="left", step=2), exited(RANK0, 0))
+    assert actions == [SetTimer("r", 1, PEER_LOST_GRACE_NS)]
+    state, _ = play(GraceOver("r", 1), state=state)
+    assert failure(state)["reason"] == "rank 0 ended after 2 steps: a rank of the run was told to end"
+
+
+@pytest.mark.parametrize(
+    ("message", "data"),
+    [
+        ({"kind": "checkpoint", "step": 4, "directory": "/c/step-4"}, {"step": 4, "directory": "/c/step-4"}),
+        ({"kind": "evaluation", "step": 4, "loss": float("nan")}, {"step": 4, "loss": None}),
+        ({"kind": "rung", "step": 4, "index": 1}, {"step": 4, "index": 1}),
+        ({"kind": "warning", "step": 4, "text": "disk full"}, {"rank": 1, "step": 4, "text": "disk full"}),
+    ],
+)
+def test_what_happens_on_the_way_is_told(message, data):
+    (event,) = play(*RUNNING, said(RANK1, **message))[0].outbox.events[1:]
+    assert (event.kind, event.data) == (message["kind"], data)
+
+
 @pytest.mark.parametrize(
     ("story", "kind"),
-    [(PREPARED[:1], "refused"), (PREPARED, "refused"), (RUNNING, "rank_failed")],
-    ids=["checking", "prepared", "running"],
+    [(PREPARED[:1], "refused"), (PREPARED, "refused")],
+    ids=["checking", "prepared"],
 )
 def test_an_agent_told_to_leave_says_so_and_stops(story, kind):
     state, _ = play(*story, Drain("it was told to end"))

@@ -13,8 +13,7 @@ import httpx
 import pytest
 
 from penstock.client import Client
-from penstock.executor.state import digest_of
-from penstock.schemas.agents import AgentEvent, Assignment, SyncReply
+from penstock.schemas.agents import AgentEvent, Assignment, SyncReply, digest_of
 from penstock.schemas.errors import Conflict, NotFound, RunFailed
 from penstock.schemas.jobs import RunOut
 from penstock.schemas.plan import PlanFile
@@ -142,8 +141,8 @@ def test_a_run_from_prepare_to_done(client: Client, agents: list[Agent], start: 
         assert one.hosts_store == (rank == 0)
         assert one.layers == ("block0", "block1", "block2", "block3")
         assert [(given.rank, given.device) for given in one.ranks] == [(rank, f"node{rank}/0")]
-        assert one.digest == digest_of(given.program for given in one.ranks)
-        assert Program.from_json(one.ranks[0].program).rank == rank
+        assert one.digest == digest_of(program for given in one.ranks for program in given.programs)
+        assert Program.from_json(one.ranks[0].programs[0]).rank == rank
     agents[0].tell("prepared", run.id)
     agents[1].tell("prepared", run.id)
     for agent in agents:

@@ -1,0 +1,45 @@
+"""Small changes of the agent's state: a record put in its place, an event told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from penstock.executor.agent_state import Record, State, Suspect
+from penstock.schemas.agents import Assignment, EventKind
+
+
+def put(state: State, record: Record) -> State:
+    """The state with this record of its run."""
+    return replace(state, runs=dict(state.runs) | {record.assignment.run: record})
+
+
+def change(state: State, run: str, **changes: Any) -> State:
+    """The state with changes in the record of ``run``."""
+    return put(state, replace(state.runs[run], **changes))
+
+
+def tell(state: State, kind: EventKind, run: str, **data: Any) -> State:
+    """The state with an event of the present generation of ``run`` on its way."""
+    return replace(state, outbox=state.outbox.tell(kind, run, state.runs[run].generation, data))
+
+
+def tell_failure(state: State, run: str, culprit: Suspect) -> State:
+    """The state with the news that a rank has failed on its way."""
+    code = culprit.code
+    return tell(
+        state,
+        "rank_failed",
+        run,
+        rank=culprit.rank,
+        reason=culprit.reason,
+        instruction=culprit.instruction,
+        signal=-code if code is not None and code < 0 else None,
+        exit_code=code if code is not None and code >= 0 else None,
+        last_lines=list(culprit.last_lines),
+    )
+
+
+def first_rank(assignment: Assignment) -> int:
+    """The lowest rank of an assignment: the one to name where all are meant."""
+    return min((one.rank for one in assignment.ranks), default=0)

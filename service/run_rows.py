@@ -1,0 +1,205 @@
+"""Runs as rows: how they are written, and how they are read as the documents that are sent."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from penstock.schemas.agents import Assignment, RankAssignment, digest_of
+from penstock.schemas.errors import NotFound
+from penstock.schemas.jobs import EvaluationOut, GenerationOut, ProblemDetails, RunEvent, RunOut
+from penstock.schemas.trace import RankTrace
+from penstock.service.database import (
+    agents,
+    iso,
+    now_ms,
+    run_agents,
+    run_events,
+    run_generations,
+    run_ranks,
+    run_steps,
+    run_traces,
+    runs,
+)
+from penstock.service.placement import Place
+
+Row = Mapping[str, Any] | sa.RowMapping
+
+LIVE = ("preparing", "running", "recovering")
+"""States of runs that hold their devices, or will again."""
+
+WISHES = {"prepare": "prepare", "prepared": "prepare", "start": "start", "save": "stop", "stop": "stop"}
+"""What an agent is asked for in each phase of its part of a generation; ``released``: it holds nothing any more."""
+
+
+def row_of(connection: sa.Connection, run_id: str) -> Any:
+    """The row of a run. Raises NotFound."""
+    row = connection.execute(sa.select(runs).where(runs.c.id == run_id)).mappings().first()
+    if row is None:
+        raise NotFound(f"no run {run_id!r} here", remedy="GET /v1/runs lists the runs")
+    return row
+
+
+def touch(connection: sa.Connection, run_id: str, only: str | None = None) -> set[str]:
+    """Move the version of the run's agents; the topics to publish."""
+    query = sa.select(run_agents.c.agent).where(run_agents.c.run_id == run_id)
+    names = [only] if only is not None else list(connection.scalars(query))
+    connection.execute(agents.update().where(agents.c.id.in_(names)).values(state_version=agents.c.state_version + 1))
+    return {f"agent:{name}" for name in names} | {f"run:{run_id}"}
+
+
+def tell(connection: sa.Connection, run_id: str, kind: str, **data: Any) -> None:
+    """Add a line to the run's story."""
+    last = connection.scalar(sa.select(sa.func.max(run_events.c.sequence)).where(run_events.c.run_id == run_id))
+    connection.execute(
+        run_events.insert().values(run_id=run_id, sequence=(last or 0) + 1, kind=kind, at_ms=now_ms(), data=data)
+    )
+
+
+def events_after(connection: sa.Connection, run_id: str, after: int, limit: int = 1000) -> list[RunEvent]:
+    """The run's story after event ``after``."""
+    query = (
+        sa.select(run_events)
+        .where(run_events.c.run_id == run_id, run_events.c.sequence > after)
+        .order_by(run_events.c.sequence)
+        .limit(limit)
+    )
+    return [
+        RunEvent(sequence=row["sequence"], kind=row["kind"], at=iso(row["at_ms"]), data=row["data"])
+        for row in connection.execute(query).mappings()
+    ]
+
+
+def busy_places(connection: sa.Connection, but: str = "") -> dict[Place, str]:
+    """The run that each device belongs to now; those of run ``but`` count as free."""
+    query = (
+        sa.select(run_ranks.c.agent, run_ranks.c.device, runs.c.id)
+        .join(runs, runs.c.id == run_ranks.c.run_id)
+        .where(runs.c.state.in_(LIVE), runs.c.id != but)
+    )
+    return {Place(agent, device): run_id for agent, device, run_id in connection.execute(query)}
+
+
+def store_step(
+    connection: sa.Connection, run_id: str, rank: int, step: int, loss: float | None, time_ns: int | None
+) -> None:
+    """Keep what a rank says of a step; a step that was trained again after a restart is what it was the last time."""
+    here = sa.and_(run_steps.c.run_id == run_id, run_steps.c.rank == rank, run_steps.c.step == step)
+    values = {"loss": loss, "time_ns": time_ns}
+    if not connection.execute(run_steps.update().where(here).values(**values)).rowcount:
+        connection.execute(run_steps.insert().values(run_id=run_id, rank=rank, step=step, **values))
+
+
+def store_trace(connection: sa.Connection, run_id: str, trace: RankTrace) -> None:
+    """Keep a rank's trace of a step, once."""
+    here = (run_traces.c.run_id == run_id, run_traces.c.rank == trace.rank, run_traces.c.step == trace.step)
+    if connection.execute(sa.select(run_traces.c.rank).where(*here)).first() is None:
+        body = trace.model_dump_json().encode()
+        connection.execute(run_traces.insert().values(run_id=run_id, rank=trace.rank, step=trace.step, body=body))
+
+
+def assignment(connection: sa.Connection, agent_id: str, row: Row) -> Assignment:
+    """What an agent shall have of a run. ``row``: the run's, with the agent's phase and whether it hosts the store."""
+    mine = sa.and_(run_ranks.c.run_id == row["id"], run_ranks.c.agent == agent_id)
+    query = sa.select(run_ranks.c.rank, run_ranks.c.device, run_ranks.c.programs).where(mine).order_by(run_ranks.c.rank)
+    phase = WISHES[row["phase"]]
+    ranks = [
+        RankAssignment(rank=rank, device=device, programs=json.loads(programs))
+        for rank, device, programs in (connection.execute(query) if phase != "stop" else ())
+    ]
+    options = dict(row["options"])
+    if row["generation"] > 1:
+        options["resume"] = "auto"
+    return Assignment(
+        run=row["id"],
+        generation=row["generation"],
+        phase=phase,  # type: ignore[arg-type]
+        plan_hash=row["plan_hash"],
+        digest=digest_of(program for one in ranks for program in one.programs),
+        model=row["model"],
+        world_size=row["world_size"],
+        steps=row["steps"],
+        seed=row["seed"],
+        check=row["gradient_check_wanted"] and row["generation"] == 1,
+        trace_steps=row["trace_steps"],
+        options=options,  # type: ignore[arg-type]
+        segments=tuple(row["segments"]),
+        save=row["phase"] == "save",
+        hosts_store=row["hosts_store"],
+        store_address=row["store_address"],
+        ranks=tuple(ranks),
+        layers=row["layers"],
+    )
+
+
+def run_out(connection: sa.Connection, row: Row) -> RunOut:
+    """A run as it is sent."""
+    run_id = row["id"]
+    losses, times = _steps(connection, run_id)
+    step_times = tuple(times[step] for step in sorted(times))
+    measured = step_times[1:] or step_times
+    names = connection.scalars(
+        sa.select(run_agents.c.agent).where(run_agents.c.run_id == run_id).order_by(run_agents.c.agent)
+    )
+    return RunOut(
+        id=run_id,
+        state=row["state"],
+        plan_hash=row["plan_hash"],
+        model=row["model"],
+        generation=row["generation"],
+        created_at=iso(row["created_ms"]),
+        finished_at=None if row["finished_ms"] is None else iso(row["finished_ms"]),
+        steps=row["steps"],
+        steps_done=max((step + 1 for step in (*losses, *times)), default=0),
+        losses=tuple(losses[step] for step in sorted(losses)),
+        step_times_ns=step_times,
+        predicted_time_per_global_batch_ns=row["predicted_ns"],
+        measured_time_per_global_batch_ns=int(statistics.median(measured)) if measured else None,
+        gradient_check=row["gradient_check"],
+        error=None if row["error"] is None else ProblemDetails.model_validate_json(json.dumps(row["error"])),
+        agents=tuple(names),
+        checkpoint_step=row["checkpoint_step"],
+        evaluations=_evaluations(connection, run_id),
+        restarts=row["restarts"],
+        max_restarts=row["max_restarts"],
+        generations=tuple(map(_generation, _generations(connection, run_id))),
+    )
+
+
+def _steps(connection: sa.Connection, run_id: str) -> tuple[dict[int, float], dict[int, int]]:
+    """The loss of each step by the lowest rank that knows it, and the time of its slowest rank."""
+    query = sa.select(run_steps.c.step, run_steps.c.loss, run_steps.c.time_ns).where(run_steps.c.run_id == run_id)
+    losses: dict[int, float] = {}
+    times: dict[int, int] = {}
+    for step, loss, time_ns in connection.execute(query.order_by(run_steps.c.step, run_steps.c.rank)):
+        if loss is not None:
+            losses.setdefault(step, loss)
+        if time_ns is not None:
+            times[step] = max(times.get(step, 0), time_ns)
+    return losses, times
+
+
+def _generations(connection: sa.Connection, run_id: str) -> Iterable[Row]:
+    query = sa.select(run_generations).where(run_generations.c.run_id == run_id).order_by(run_generations.c.generation)
+    return connection.execute(query).mappings().all()
+
+
+def _generation(row: Row) -> GenerationOut:
+    return GenerationOut(
+        generation=row["generation"],
+        plan_hash=row["plan_hash"],
+        agents=row["agents"],
+        began_at=iso(row["began_ms"]),
+        ended_at=None if row["ended_ms"] is None else iso(row["ended_ms"]),
+        why=row["why"],
+    )
+
+
+def _evaluations(connection: sa.Connection, run_id: str) -> tuple[EvaluationOut, ...]:
+    query = sa.select(run_events.c.data).where(run_events.c.run_id == run_id, run_events.c.kind == "evaluation")
+    newest = {data["step"]: data for data in connection.scalars(query.order_by(run_events.c.sequence))}
+    return tuple(EvaluationOut.model_validate(newest[step]) for step in sorted(newest))
