@@ -100,7 +100,7 @@ class Rank:
         chain = checked_chain(job, program, given.get("layers"))
         training = Training(self.options.precision, self.options.clip_norm)
         shapes = chain.infer_shapes(range(program.row_classes[0][0]), training, device)
-        refuse_other_boundaries(chain, shapes, given.get("boundaries"))
+        refuse_other_boundaries(chain, shapes, given.get("boundaries"), lowered=training.lowered)
         self._peak = peak_of(device)
         store = self._connect()
         timeout_s = self._timeout_s
@@ -312,16 +312,24 @@ def refuse_missing_parts(job: Job, options: RunOptions) -> None:
 
 
 def refuse_other_boundaries(
-    chain: Chain, shapes: Sequence[dict[str, TensorShape]], planned: Sequence[Sequence[Sequence[Any]]] | None
+    chain: Chain,
+    shapes: Sequence[dict[str, TensorShape]],
+    planned: Sequence[Sequence[Sequence[Any]]] | None,
+    *,
+    lowered: bool = False,
 ) -> None:
-    """Raise ModelMismatch naming the first cut at which other tensors cross than in the plan's profile."""
+    """Raise ModelMismatch naming the first cut at which other tensors cross than in the plan's profile.
+
+    ``lowered``: the run's precision may be below the profile's, so tensors may be smaller than planned, never larger.
+    """
     for i, (has, wanted) in enumerate(zip(shapes, planned or (), strict=False)):
         own = [
             [chain.tensor_name(i, k), shape.bytes_per_sample, shape.bytes_per_sample if shape.needs_grad else 0]
             for k, shape in enumerate(has.values())
         ]
         for mine, other in zip(own, map(list, wanted), strict=False):
-            if mine != other:
+            smaller = lowered and mine[0] == other[0] and mine[1] <= other[1] and bool(mine[2]) == bool(other[2])
+            if mine != other and not smaller:
                 raise ModelMismatch(
                     f"after layer {chain.names[i]!r}: tensor {mine[0]!r} has {mine[1]} bytes per sample "
                     f"(gradient {mine[2]}), in the plan {other[0]!r} has {other[1]} (gradient {other[2]})",
