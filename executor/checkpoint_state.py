@@ -49,8 +49,13 @@ _AVERAGED = "elastic_averaging"
 def state_of(interpreter: Interpreter) -> Entries:
     """All that this rank holds of the run, by name; tensors are the live ones. Collective under elastic averaging."""
     state: Entries = {}
+    norm = interpreter.actions.norm
+    if norm is not None and norm.scale is not None:
+        state["loss_scale"] = norm.scale.state_dict()
     for stage in interpreter.stages.values():
         own = _own(stage)
+        if stage.schedule is not None:
+            state["schedule"] = stage.schedule.state_dict()
         for name, parameter in stage.parameters.items():
             state[f"{own}model/{name}"] = parameter.detach()
             state |= {f"{own}{key}": value for key, value in _optimizer_state(stage, name, parameter)}
@@ -73,9 +78,15 @@ def restore(interpreter: Interpreter, checkpoint: Checkpoint) -> None:
     """
     reader = _Reader(checkpoint)
     plans = [_Stage(interpreter, stage, reader) for stage in interpreter.stages.values()]
+    for name in ("schedule", "loss_scale"):
+        reader.if_there(name)
     reader.read()
     for plan in plans:
         plan.put_in_place()
+    norm = interpreter.actions.norm
+    if norm is not None and norm.scale is not None and "loss_scale" in reader.found:
+        norm.scale.load_state_dict(reader.found["loss_scale"])
+        norm.begin(interpreter.expected_count)
 
 
 class _Stage:
@@ -94,7 +105,7 @@ class _Stage:
             if stage.averaging is not None:
                 reader.like(f"model/{name}", parameter)
             reader.all_of(f"{states}optimizer/{name}/", parameter)
-            reader.all_of(f"{states}options/{name}", parameter)
+            reader.if_there(f"{states}options/{name}")
         for name, parameter in _frozen(stage):
             reader.into(f"model/{name}", parameter.detach())
         for name, buffer in _buffers(interpreter, stage):
@@ -105,8 +116,10 @@ class _Stage:
                 reader.like(f"older/{age}/{name}", parameter)
 
     def put_in_place(self) -> None:
-        """Give the optimizer its states, and versions and reference model theirs."""
+        """Give optimizer, schedule, versions and reference model their states."""
         stage, found = self._stage, self._found
+        if stage.schedule is not None and "schedule" in found:
+            stage.schedule.load_state_dict(found["schedule"])
         for name, parameter in stage.parameters.items():
             prefix = f"{self._states}optimizer/{name}/"
             states = {key.removeprefix(prefix): value for key, value in found.items() if key.startswith(prefix)}
@@ -175,15 +188,19 @@ class _Reader:
         self.into(name, torch.empty_like(tensor, requires_grad=False))
 
     def all_of(self, prefix: str, beside: Tensor) -> None:
-        """Read an entry, or all under a prefix, if there are any; what has a dimension lies where ``beside`` does."""
-        names = self._by_parameter.get(prefix, []) if prefix.endswith("/") else [prefix]
-        for name in names:
-            has = self._has.get(name)
+        """Read all entries under a prefix; what has a dimension lies where ``beside`` does."""
+        for name in self._by_parameter.get(prefix, []):
+            has = self._has[name]
             if isinstance(has, TensorStorageMetadata):
                 device = beside.device if len(has.size) else "cpu"
                 self.found[name] = torch.empty(has.size, dtype=has.properties.dtype, device=device)
-            elif has is not None:
+            else:
                 self.found[name] = None
+
+    def if_there(self, name: str) -> None:
+        """Read an entry that is no tensor, if the checkpoint has it."""
+        if self.has(name):
+            self.found[name] = None
 
     def read(self) -> None:
         """Read all that was named. Raises InvalidDocument when the files are damaged."""

@@ -72,7 +72,7 @@ class Checkpoints:
         about = self._about
         files.refuse_other_job(checkpoint, job=about.job, seed=about.seed, global_batch_size=about.global_batch_size)
         restore(interpreter, checkpoint)
-        step = checkpoint.next_step(batches_per_step(interpreter.program))
+        step: int = checkpoint.next_step(batches_per_step(interpreter.program))
         say({"kind": "resumed", "step": step, "directory": str(checkpoint.directory)})
         return step
 

@@ -2,12 +2,13 @@
 
 A line of a step has ``step``, ``loss``, ``time_ns``, ``samples_per_s``, ``learning_rate`` and, where they exist,
 ``grad_norm`` (before clipping) and ``loss_scale``; a line of an evaluation has ``step`` (steps done) and
-``evaluation``. A run that is resumed appends: of equal steps the last line counts.
+``evaluation``. What is not finite is null. A run that is resumed appends: of equal steps the last line counts.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -41,6 +42,10 @@ class Metrics:
             "samples_per_s": samples * 1e9 / time_ns if time_ns else None,
             "learning_rate": _learning_rate(interpreter),
         }
+        norm = interpreter.actions.norm
+        if norm is not None:
+            values["grad_norm"] = norm.norm
+            values["loss_scale"] = None if norm.scale is None else norm.scale.value
         self._write(step, {name: value for name, value in values.items() if value is not None})
 
     def evaluation(self, step: int, loss: float) -> None:
@@ -54,10 +59,11 @@ class Metrics:
         if self._board is not None:
             self._board.close()
 
-    def _write(self, step: int, values: dict[str, Any]) -> None:
+    def _write(self, step: int, values: dict[str, float]) -> None:
         if self._lines is not None:
             try:
-                self._lines.write(json.dumps({"step": step, **values}) + "\n")
+                finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
+                self._lines.write(json.dumps({"step": step, **finite}) + "\n")
                 self._lines.flush()
             except OSError as error:
                 sys.stderr.write(f"metrics are no longer written: {error}\n")

@@ -205,7 +205,8 @@ class Trainer:
 
     def _evaluate(self) -> None:
         interpreter = self.interpreter
-        result = interpreter.evaluate(range(interpreter.chain.job.num_evaluation_batches))
+        job: Any = interpreter.chain.job
+        result = interpreter.evaluate(range(job.num_evaluation_batches))
         if self._is_first_rank:
             self._say({"kind": "evaluation", "step": self.done, "loss": result.loss})
             if self._metrics is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,9 +14,27 @@ from penstock.cli.documents import read_plan, refuse_unwritable, write_document
 
 if TYPE_CHECKING:
     from penstock.cli.show import Screen
+    from penstock.executor.checkpoint import Checkpoint
     from penstock.executor.launch import RunReport
+    from penstock.executor.work import Work
     from penstock.schemas.plan import Plan, PlanFile
     from penstock.schemas.profile import ModelProfile
+    from penstock.schemas.run_options import RunOptions
+
+
+class Precision(StrEnum):
+    """Values of ``--precision``."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+
+
+class Resume(StrEnum):
+    """Values of ``--resume``."""
+
+    NEWEST = "newest"
+    AUTO = "auto"
 
 
 def register(app: typer.Typer) -> None:
@@ -25,39 +45,63 @@ def register(app: typer.Typer) -> None:
 def run(
     plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file, or - for standard input.")],
     model: Annotated[str, typer.Option(help="The job, as module:attribute (examples.gpt:job).")],
-    steps: Annotated[int, typer.Option(min=1, help="Global batches to train.")] = 5,
+    steps: Annotated[int, typer.Option(min=1, help="Train up to this step.")] = 5,
     check: Annotated[bool, typer.Option("--check", help="Compare loss and gradients with a single process.")] = False,
     trace: Annotated[str | None, typer.Option(help="Write what the ranks measured.")] = None,
     chrome_trace: Annotated[str | None, typer.Option("--chrome-trace", help="Both, for Perfetto.")] = None,
     directory: Annotated[str | None, typer.Option(help="Where the training project lies.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of parameters and data.")] = 0,
+    precision: Annotated[Precision, typer.Option(help="Of the computation; fp16 scales the loss.")] = Precision.FP32,
+    clip_norm: Annotated[float | None, typer.Option(help="Largest norm of the whole gradient.")] = None,
+    checkpoint: Annotated[str | None, typer.Option(metavar="DIR", help="Write checkpoints here.")] = None,
+    checkpoint_every: Annotated[int, typer.Option(min=0, help="Steps between them; 0: at the end.")] = 0,
+    keep_checkpoints: Annotated[int, typer.Option(min=1, help="How many of them are kept.")] = 2,
+    resume: Annotated[Resume | None, typer.Option(help="From the newest one; auto: or anew if there is none.")] = None,
+    restarts: Annotated[int, typer.Option(min=0, help="Restart dead ranks so often, from the newest one.")] = 0,
+    evaluate_every: Annotated[int, typer.Option(min=0, help="Steps between evaluations; 0: none.")] = 0,
+    metrics: Annotated[str | None, typer.Option(help="Append a JSON line per step to this file.")] = None,
+    tensorboard: Annotated[str | None, typer.Option(metavar="DIR", help="Write TensorBoard's event files.")] = None,
+    staleness: Annotated[int, typer.Option(min=0, max=1, help="Elastic averaging: age of the reference.")] = 0,
+    advance_forward: Annotated[
+        bool, typer.Option("--advance-forward", help="Search while training how far forwards run ahead.")
+    ] = False,
 ) -> None:
-    """Train with a plan: one process per device, on this machine."""
-    for target in (trace, chrome_trace):
+    """Train with a plan: one process per rank, on this machine."""
+    for target in (trace, chrome_trace, metrics):
         refuse_unwritable(target)
-    file = read_plan(plan)
-    from penstock import api
     from penstock.cli.show import Screen
-    from penstock.executor.launch import run_locally
     from penstock.schemas.errors import RunFailed
-    from penstock.schemas.profile import ModelProfile
+    from penstock.schemas.run_options import RunOptions
 
-    programs = api.programs(file)
-    profile = file.request.profile
-    assert isinstance(profile, ModelProfile)
+    options = RunOptions.parse(
+        {
+            "precision": precision.value,
+            "clip_norm": clip_norm,
+            "checkpoint_directory": _absolute(checkpoint),
+            "checkpoint_every": checkpoint_every,
+            "keep_checkpoints": keep_checkpoints,
+            "resume": {None: False, Resume.NEWEST: True, Resume.AUTO: "auto"}[resume],
+            "evaluate_every": evaluate_every,
+            "metrics_path": _absolute(metrics),
+            "tensorboard_directory": _absolute(tensorboard),
+            "staleness": staleness,
+            "advance_forward": advance_forward,
+        }
+    )
+    refuse_combinations(options, check=check, restarts=restarts)
+    file = read_plan(plan)
     screen = Screen.of()
-    screen.say(f"starting {len(programs)} ranks on this machine: {', '.join(p.device for p in programs)}")
-    report = run_locally(
-        programs,
+    report = _train(
+        screen,
+        file,
         model,
-        directory=Path.cwd() if directory is None else Path(directory),
+        options,
+        restarts=restarts,
         steps=steps,
         seed=seed,
         check=check,
-        trace_steps=1,
-        layers=[layer.name for layer in profile.layers],
-        boundaries=_boundaries(profile),
-        on_progress=lambda event: _progress(screen, event, steps),
+        trace_steps=1 if trace is not None or chrome_trace is not None else 0,
+        directory=Path.cwd() if directory is None else Path(directory),
     )
     screen.done()
     _write_traces(file, report, trace, chrome_trace)
@@ -68,6 +112,58 @@ def run(
             f"the run does not train what one process trains: gradients {report.gradient_check:.3g} apart, loss "
             f"{report.loss_check:.3g}, where {report.gradient_tolerance:.3g} would be rounding"
         )
+
+
+def refuse_combinations(options: RunOptions, *, check: bool, restarts: int) -> None:
+    """Raise UnsupportedRequest for flags that do not go together, before anything is started."""
+    from penstock.schemas.errors import MissingExtra, UnsupportedRequest
+
+    if restarts and options.checkpoint_directory is None:
+        raise UnsupportedRequest("--restarts goes on from checkpoints", remedy="add --checkpoint DIR")
+    if check and (options.resume or restarts):
+        raise UnsupportedRequest(
+            "--check compares the first step from the initial parameters, which a run that is resumed does not have",
+            remedy="leave out --check, or --resume and --restarts",
+        )
+    if options.tensorboard_directory is not None and find_spec("tensorboard") is None:
+        raise MissingExtra(
+            "TensorBoard's event files need the package tensorboard", remedy="pip install 'penstock[tensorboard]'"
+        )
+
+
+def _train(
+    screen: Screen, file: PlanFile, model: str, options: RunOptions, *, restarts: int, steps: int, **more: Any
+) -> RunReport:
+    from penstock.executor.unattended import run_unattended
+    from penstock.schemas.profile import ModelProfile
+    from penstock.working import work_after
+
+    profile = file.request.profile
+    assert isinstance(profile, ModelProfile)
+
+    def work(checkpoint: Checkpoint | None) -> Work:
+        found = work_after(file, checkpoint, steps, options)
+        devices = ", ".join(program.device for program in found.programs[0])
+        screen.say(f"starting {found.num_ranks} ranks on this machine: {devices}")
+        return found
+
+    return run_unattended(
+        work,
+        model,
+        options=options,
+        restarts=restarts,
+        steps=steps,
+        plan_hash=file.plan.content_hash(),
+        layers=[layer.name for layer in profile.layers],
+        boundaries=_boundaries(profile) if options.precision == "fp32" else None,
+        on_progress=Progress(screen, file, steps),
+        **more,
+    )
+
+
+def _absolute(path: str | None) -> str | None:
+    """Ranks run in the project's directory, so what is written has to be said from the root."""
+    return None if path is None else str(Path(path).absolute())
 
 
 def _boundaries(profile: ModelProfile) -> list[list[list[Any]]] | None:
@@ -126,6 +222,34 @@ def _write_traces(file: PlanFile, report: RunReport, trace: str | None, chrome_t
         write_comparison(file, document, Path(chrome_trace))
 
 
-def _progress(screen: Screen, event: dict[str, Any], steps: int) -> None:
-    if event.get("kind") == "step":
-        screen.progress(f"step {int(event['step']) + 1} of {steps}, loss {event.get('loss')}")
+class Progress:
+    """Tells what ranks report: a line that is replaced per step, and a line that stays for what is rare."""
+
+    def __init__(self, screen: Screen, file: PlanFile, steps: int) -> None:
+        self._screen = screen
+        self._steps = steps
+        lanes = len(file.plan.pipelines) if file.plan.update_rule == "elastic_averaging" else 1
+        self._samples = file.request.global_batch_size * lanes
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        """Tell one event."""
+        match event["kind"]:
+            case "step":
+                speed = self._samples * 1e9 / max(1, event["time_ns"])
+                self._screen.progress(
+                    f"step {event['step'] + 1} of {self._steps}, loss {event['loss']:.6g}, {speed:.4g} samples/s"
+                )
+            case "evaluation":
+                self._stay(f"evaluation after {event['step']} steps: loss {event['loss']:.6f}")
+            case "resumed":
+                self._stay(f"resuming at step {event['step']} from {event['directory']}")
+            case "rung":
+                self._stay(f"after {event['step']} steps: δ = {event['index']} forwards in advance")
+            case "warning":
+                self._stay(f"warning: {event['text']}")
+            case "restart":
+                self._stay(f"restart {event['attempt']}: {event['reason'].splitlines()[0]}")
+
+    def _stay(self, text: str) -> None:
+        self._screen.done()
+        self._screen.say(text)
