@@ -31,7 +31,7 @@ class RankPool:
     def train(
         self, programs: Sequence[Program], job: str, *, steps: int = 1, trace_steps: int = 0, **more: Any
     ) -> list[dict[str, Any]]:
-        """Train ``small_jobs:job``; the last events of the ranks, with the other events under ``events``."""
+        """Train ``small_jobs:job``, or ``module:job``; the last events of the ranks, with the other events under ``events``."""
         self._runs += 1
         while len(self._workers) < len(programs):
             self._workers.append(_worker())
@@ -42,7 +42,7 @@ class RankPool:
                 "store": f"127.0.0.1:{self._store.port}",
                 "prefix": f"run{self._runs}",
                 "program": program.to_json(),
-                "job": f"small_jobs:{job}",
+                "job": job if ":" in job else f"small_jobs:{job}",
                 "directory": str(HERE),
                 "steps": steps,
                 "seed": SEED,
