@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from penstock.convert import to_problem
 from penstock.executor.chain import Chain
 from penstock.executor.job import Job
-from penstock.schemas.profile import BoundaryTensor, Layer, LayerMeasurement, Measurement, ModelProfile, ProfileSource
+from penstock.schemas.profile import (
+    BoundaryTensor,
+    Layer,
+    LayerMeasurement,
+    Measurement,
+    ModelProfile,
+    ProfileSource,
+    SharedParameter,
+)
 from penstock.schemas.program import BACKWARD, FORWARD, Operation, Program, parse_row
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology, Fabric, UniformCluster
-from penstock.solvers.allocation import Stage, single_pipeline
+from penstock.solvers.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.lowering import lower
 from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import Orders, Row
@@ -29,7 +37,9 @@ class Part(NamedTuple):
     recompute: tuple[tuple[int, int], ...] = ()
 
 
-def problem_of(job: Job, num_devices: int, *, bucket_bytes: int = 25_000_000, overlap: bool = True) -> Problem:
+def problem_of(
+    job: Job, num_devices: int, *, bucket_bytes: int = 25_000_000, overlap: bool = True, shard_states: bool = False
+) -> Problem:
     """The job's layers, all equally fast, on equal devices."""
     chain = Chain(job)
     shapes = chain.infer_shapes(range(2))
@@ -52,6 +62,9 @@ def problem_of(job: Job, num_devices: int, *, bucket_bytes: int = 25_000_000, ov
             )
             for cut in shapes
         ),
+        shared_parameters=tuple(
+            SharedParameter(name=name, layers=layers, bytes=size) for name, layers, size in chain.shared_parameters()
+        ),
         measurements=(Measurement(device_kind="cpu", micro_batch_size=1, layers=(measured,) * len(chain.specs)),),
         source=ProfileSource(method="analytic", expected_error=0.5),
     )
@@ -66,10 +79,10 @@ def problem_of(job: Job, num_devices: int, *, bucket_bytes: int = 25_000_000, ov
         ),
     )
     network = {"bucket_bytes": bucket_bytes, "overlap_all_reduce": overlap}
+    request: dict[str, Any] = {"profile": profile, "topology": topology, "global_batch_size": job.batch_size}
+    sharding = "over_replicas" if shard_states else "none"
     return to_problem(
-        PlanRequest.model_validate(
-            {"profile": profile, "topology": topology, "global_batch_size": job.batch_size, "network": network}
-        )
+        PlanRequest.model_validate(request | {"network": network, "memory": {"optimizer_sharding": sharding}})
     )
 
 
@@ -80,17 +93,22 @@ def programs_of(
     *,
     rows: Sequence[str] | None = None,
     warmup: Sequence[int] | None = None,
+    schedule: Callable[[Problem, Allocation], Orders] | None = None,
     bucket_bytes: int = 25_000_000,
     overlap: bool = True,
+    norm: bool = False,
+    shard_states: bool = False,
 ) -> list[Program]:
-    """Programs under a K-vector (default: early backward), or under orders given as one text per device."""
+    """Programs under a K-vector (default: early backward), under one text per device, or as a schedule orders them."""
     stages, first = [], 0
     for part in parts:
         stages.append(Stage(first, first + part.layers - 1, part.devices, part.dispatch, part.recompute))
         first += part.layers
     devices = sorted({device for part in parts for device in part.devices})
-    problem = problem_of(job, len(devices), bucket_bytes=bucket_bytes, overlap=overlap)
+    problem = problem_of(job, len(devices), bucket_bytes=bucket_bytes, overlap=overlap, shard_states=shard_states)
     allocation = single_pipeline(tuple(stages), num_micro_batches)
+    if schedule is not None:
+        return lower(problem, allocation, schedule(problem, allocation), norm=norm)
     if rows is not None:
         orders = [parse_row(text, home=_home(parts, device)) for device, text in zip(devices, rows, strict=True)]
     else:
@@ -99,7 +117,7 @@ def programs_of(
     table = tuple(
         Row((device,), np.asarray(order, dtype=np.int32)) for device, order in zip(devices, orders, strict=True)
     )
-    return lower(problem, allocation, Orders("test", table))
+    return lower(problem, allocation, Orders("test", table), norm=norm)
 
 
 def _home(parts: Sequence[Part], device: int) -> int:
