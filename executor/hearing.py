@@ -14,7 +14,7 @@ from penstock.executor.changes import change, first_rank, tell, tell_failure
 from penstock.executor.outbox import RankKey
 from penstock.executor.stimuli import STORE, Action, Exited, Said, SetTimer, Stop
 from penstock.executor.wishes import start_if_prepared, stopped
-from penstock.schemas.agents import Checkpointed, Climbed, Evaluated, Progress, RankDone, Traced, Warned
+from penstock.schemas.agents import Checkpointed, Climbed, Evaluated, RankDone, StepTold, Traced, Warned
 from penstock.schemas.document import faults_of
 
 PEER_LOST_GRACE_NS = 700_000_000
@@ -68,11 +68,11 @@ def _take_rank_message(
                 state = tell(state, "started", run, ranks=ranks)
             return state
         case "step":
-            told = Progress.model_validate({**message, "rank": rank, "loss": _finite(message.get("loss"))})
+            told = StepTold.model_validate({**message, "loss": _finite(message.get("loss"))})
             if told.step == 0 and told.time_ns is not None:
                 state = change(state, run, first_times_ns=dict(record.first_times_ns) | {rank: told.time_ns})
             key = RankKey(run, record.generation, rank)
-            return replace(state, outbox=state.outbox.tell_progress(key, told.model_dump()))
+            return replace(state, outbox=state.outbox.tell_step(key, told.step, told.loss, told.time_ns))
         case "trace":
             trace = Traced.model_validate(message)
             return tell(state, "trace", run, **trace.model_dump(mode="json"))

@@ -1,7 +1,7 @@
-"""Events on their way to the service: numbered when made, kept until acknowledged, progress condensed.
+"""Events on their way to the service: numbered when made, kept until acknowledged, progress gathered.
 
 The service may be away for hours while ranks train. Whatever happens once (prepared, failed, done, a trace) is kept as
-it is; of a rank's progress only the newest waits, beside at most one that was sent and not acknowledged.
+it is; the steps of a rank are gathered into one event while an earlier one of the same rank is on its way.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from penstock.schemas.agents import AgentEvent, EventKind
+
+GATHERED = 500
+"""Steps that one event tells at most."""
 
 
 class RankKey(NamedTuple):
@@ -24,10 +27,10 @@ class RankKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outbox:
-    """``events``: numbered and not acknowledged. ``waiting``: newest progress of each rank, not numbered yet."""
+    """``events``: numbered and not acknowledged. ``waiting``: steps of each rank, not numbered yet."""
 
     events: tuple[AgentEvent, ...] = ()
-    waiting: Mapping[RankKey, Mapping[str, Any]] = field(default_factory=dict)
+    waiting: Mapping[RankKey, dict[str, Any]] = field(default_factory=dict)
     next_sequence: int = 1
 
     def tell(self, kind: EventKind, run: str, generation: int, data: Mapping[str, Any]) -> Outbox:
@@ -39,9 +42,14 @@ class Outbox:
                 box = box._number_progress(key)
         return box._append(kind, run, generation, data)
 
-    def tell_progress(self, key: RankKey, data: Mapping[str, Any]) -> Outbox:
-        """The outbox with ``data`` in the place of this rank's older waiting progress."""
-        return replace(self, waiting=dict(self.waiting) | {key: {"rank": key.rank, **data}})
+    def tell_step(self, key: RankKey, step: int, loss: float | None, time_ns: int | None) -> Outbox:
+        """The outbox with one more step of a rank."""
+        box, before = self, self.waiting.get(key)
+        if before is not None and (step != before["step"] + len(before["losses"]) or len(before["losses"]) >= GATHERED):
+            box, before = self._number_progress(key), None
+        gathered = before or {"rank": key.rank, "step": step, "losses": (), "times_ns": ()}
+        data = gathered | {"losses": (*gathered["losses"], loss), "times_ns": (*gathered["times_ns"], time_ns)}
+        return replace(box, waiting=dict(box.waiting) | {key: data})
 
     def acknowledge(self, sequence: int) -> Outbox:
         """The outbox without the events up to ``sequence``."""

@@ -19,7 +19,7 @@ prepared     nothing: programs, devices and model are good
 refused      ``{reason}``
 store_ready  ``{address}``: host:port of the store of this generation
 started      ``{ranks}``
-progress     ``{rank, step, loss, time_ns}``: the newest step; earlier ones may be left out
+progress     ``{rank, step, losses, times_ns}``: steps from ``step`` on, one after the other
 trace        ``{rank_trace}``: a ``schemas.trace.RankTrace``
 resumed      ``{step, directory}``: training goes on from this checkpoint
 checkpoint   ``{step, directory}``: a complete one, of the weights after ``step`` steps
@@ -104,9 +104,17 @@ class StoreReady(EventData):
 
 
 class Progress(EventData):
-    """The newest step of a rank; loss over the global batch, null where the rank does not know it."""
+    """Steps of a rank, from ``step`` on; losses over the global batch, null where the rank does not know it."""
 
     rank: Count
+    step: Count
+    losses: tuple[float | None, ...] = ()
+    times_ns: tuple[Nanoseconds | None, ...] = ()
+
+
+class StepTold(EventData):
+    """One step, as a rank tells it to its agent."""
+
     step: Count
     loss: float | None = None
     time_ns: Nanoseconds | None = None

@@ -180,7 +180,10 @@ class RunOut(Part):
     finished_at: str | None = None
     steps: Count
     steps_done: Count = 0
-    losses: tuple[float, ...] = ()
+    losses: tuple[float | None, ...] = Field(
+        default=(),
+        description="of each step from 0 on; null where a death took the news along",
+    )
     step_times_ns: tuple[Nanoseconds, ...] = ()
     predicted_time_per_global_batch_ns: Nanoseconds
     measured_time_per_global_batch_ns: Nanoseconds | None = None

@@ -19,7 +19,7 @@ from penstock.schemas.jobs import ProblemDetails
 from penstock.schemas.plan import PlanFile
 from penstock.service.database import now_ms, run_agents, run_generations, run_ranks, runs
 from penstock.service.placement import Place
-from penstock.service.run_rows import Row, row_of, store_step, tell, touch
+from penstock.service.run_rows import Row, row_of, store_steps, tell, touch
 
 RECOVERY = "recovery"
 """The topic of runs that wait for their next generation."""
@@ -141,10 +141,7 @@ def _end_generation(connection: sa.Connection, run: Row, phase: str, why: str | 
 def rank_done(connection: sa.Connection, run: Row, done: RankDone) -> set[str]:
     """A rank has trained all its steps; the last one ends the run."""
     run_id = run["id"]
-    losses = done.losses or ()
-    for at, time_ns in enumerate(done.step_times_ns or ()):
-        loss = losses[at] if at < len(losses) else None
-        store_step(connection, run_id, done.rank, done.first_step + at, loss, time_ns)
+    store_steps(connection, run_id, done.rank, done.first_step, done.losses or (), done.step_times_ns or ())
     here = sa.and_(run_ranks.c.run_id == run_id, run_ranks.c.rank == done.rank)
     values = {"done": True, "peak_memory_bytes": done.peak_memory_bytes}
     connection.execute(run_ranks.update().where(here).values(**values))

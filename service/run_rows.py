@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import sqlalchemy as sa
@@ -84,14 +85,24 @@ def busy_places(connection: sa.Connection, but: str = "") -> dict[Place, str]:
     return {Place(agent, device): run_id for agent, device, run_id in connection.execute(query)}
 
 
-def store_step(
-    connection: sa.Connection, run_id: str, rank: int, step: int, loss: float | None, time_ns: int | None
+def store_steps(
+    connection: sa.Connection,
+    run_id: str,
+    rank: int,
+    first: int,
+    losses: Sequence[float | None],
+    times_ns: Sequence[int | None],
 ) -> None:
-    """Keep what a rank says of a step; a step that was trained again after a restart is what it was the last time."""
-    here = sa.and_(run_steps.c.run_id == run_id, run_steps.c.rank == rank, run_steps.c.step == step)
-    values = {"loss": loss, "time_ns": time_ns}
-    if not connection.execute(run_steps.update().where(here).values(**values)).rowcount:
-        connection.execute(run_steps.insert().values(run_id=run_id, rank=rank, step=step, **values))
+    """Keep what a rank says of its steps from ``first`` on; one that was trained again is what it was the last time."""
+    rows = [
+        {"run_id": run_id, "rank": rank, "step": step, "loss": loss, "time_ns": time_ns}
+        for step, (loss, time_ns) in enumerate(zip_longest(losses, times_ns), first)
+    ]
+    if rows:
+        here = sa.and_(run_steps.c.run_id == run_id, run_steps.c.rank == rank)
+        old = run_steps.c.step.between(first, first + len(rows) - 1)
+        connection.execute(run_steps.delete().where(here, old))
+        connection.execute(run_steps.insert(), rows)
 
 
 def store_trace(connection: sa.Connection, run_id: str, trace: RankTrace) -> None:
@@ -155,7 +166,7 @@ def run_out(connection: sa.Connection, row: Row) -> RunOut:
         finished_at=None if row["finished_ms"] is None else iso(row["finished_ms"]),
         steps=row["steps"],
         steps_done=max((step + 1 for step in (*losses, *times)), default=0),
-        losses=tuple(losses[step] for step in sorted(losses)),
+        losses=tuple(losses.get(step) for step in range(max(losses, default=-1) + 1)),
         step_times_ns=step_times,
         predicted_time_per_global_batch_ns=row["predicted_ns"],
         measured_time_per_global_batch_ns=int(statistics.median(measured)) if measured else None,

@@ -43,7 +43,7 @@ from penstock.service.run_rows import (
     events_after,
     row_of,
     run_out,
-    store_step,
+    store_steps,
     store_trace,
     tell,
     touch,
@@ -119,7 +119,7 @@ class Runs:
             plan_hash=out.plan_hash,
             predicted_time_per_global_batch_ns=out.predicted_time_per_global_batch_ns,
             measured_times_per_global_batch_ns=out.step_times_ns[1:] or out.step_times_ns,
-            losses=out.losses,
+            losses=tuple(loss for loss in out.losses if loss is not None),
             ranks=tuple(RankTrace.model_validate_json(body) for body in bodies),
         )
 
@@ -189,8 +189,8 @@ class Runs:
                 tell(connection, event.run, event.kind, generation=event.generation, **data.model_dump())
             case "resumed" | "evaluation" | "rung" | "warning", _:
                 tell(connection, event.run, event.kind, generation=event.generation, **data.model_dump())
-            case _, Progress(rank=rank, step=step, loss=loss, time_ns=time_ns):
-                store_step(connection, event.run, rank, step, loss, time_ns)
+            case _, Progress(rank=rank, step=step, losses=losses, times_ns=times_ns):
+                store_steps(connection, event.run, rank, step, losses, times_ns)
             case _ if run["state"] not in ("preparing", "running"):
                 return set()
             case _:

@@ -194,7 +194,8 @@ def _run(story: Story, client: Client, processes: Background, file: PlanFile, *,
         nonlocal told
         processes.check()
         for step in range(told, len(run.losses)):
-            story.tell(f"  step {step + 1} of {run.steps}: loss {run.losses[step]:.6f}")
+            loss = run.losses[step]
+            story.tell(f"  step {step + 1} of {run.steps}: loss {'unknown' if loss is None else f'{loss:.6f}'}")
         told = max(told, len(run.losses))
 
     run = client.run(file, "gpt", steps=STEPS, check=check, on_change=tell)

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from penstock.executor.agent_state import ImpossibleStateError, Offer, Phase, Record, State, broken_invariants
 from penstock.executor.hearing import PEER_LOST_GRACE_NS
-from penstock.executor.outbox import Outbox, RankKey
+from penstock.executor.outbox import GATHERED, Outbox, RankKey
 from penstock.executor.state import STORY_LENGTH, step
 from penstock.executor.stimuli import (
     CHECK,
@@ -250,7 +250,7 @@ def test_the_times_of_a_rank_count_from_its_first_step(steps, done, expected):
 def test_a_loss_that_has_run_away_is_told_as_unknown():
     state, _ = play(*RUNNING, said(RANK0, kind="step", step=1, loss=float("nan"), time_ns=1))
     state, _ = play(said(RANK0, kind="done", losses=[1.0, float("inf")], step_times_ns=[]), state=state)
-    assert [event.data.get("loss") for event in state.outbox.events if event.kind == "progress"] == [None]
+    assert [event.data["losses"] for event in state.outbox.events if event.kind == "progress"] == [(None,)]
     assert state.outbox.events[-1].data["losses"] == [1.0, None]
 
 
@@ -488,21 +488,34 @@ def test_acknowledged_events_are_forgotten_and_others_kept():
     assert [event.sequence for event in state.outbox.events] == [3]
 
 
-def test_only_the_newest_progress_of_each_rank_waits():
+def test_the_steps_of_each_rank_are_gathered_while_earlier_ones_are_on_their_way():
     state, _ = play(*RUNNING)
-    for number in range(500):
+    for number in range(300):
         state, _ = play(
             said(RANK0, kind="step", step=number, loss=None, time_ns=1),
             said(RANK1, kind="step", step=number, loss=0.5, time_ns=2),
             state=state,
         )
     box, events = state.outbox.take(10**6)
-    shown = [(event.data["rank"], event.data["step"]) for event in events if event.kind == "progress"]
-    assert shown == [(0, 499), (1, 499)]
-    later = box.tell_progress(RankKey("r", 1, 0), {"step": 500, "loss": None, "time_ns": 1})
+    shown = [(event.data["rank"], event.data["step"], len(event.data["losses"])) for event in events[1:]]
+    assert shown == [(0, 0, 300), (1, 0, 300)]
+    later = box.tell_step(RankKey("r", 1, 0), 300, 0.25, 1)
     assert later.take(10**6)[1] == events
-    acknowledged = later.acknowledge(events[-1].sequence)
-    assert [event.data["step"] for event in acknowledged.take(10**6)[1]] == [500]
+    (news,) = later.acknowledge(events[-1].sequence).take(10**6)[1]
+    assert news.data == {"rank": 0, "step": 300, "losses": (0.25,), "times_ns": (1,)}
+
+
+@pytest.mark.parametrize("steps", [range(2 * GATHERED), (0, 1, 5, 6)], ids=["many", "with-a-gap"])
+def test_no_step_is_lost_however_long_the_service_is_away(steps):
+    box = Outbox()
+    for step_ in steps:
+        box = box.tell_step(RankKey("r", 1, 0), step_, step_ / 2, None)
+    told_of = []
+    while box:
+        box, events = box.take(10**9)
+        box = box.acknowledge(events[-1].sequence)
+        told_of += [(event.data["step"] + i, loss) for event in events for i, loss in enumerate(event.data["losses"])]
+    assert told_of == [(step_, step_ / 2) for step_ in steps]
 
 
 def test_progress_comes_before_the_end_of_its_rank():
@@ -558,6 +571,7 @@ class Node(RuleBasedStateMachine):
         self.made = []
         self.wishes: dict[str, Assignment] = {}
         self.generations: dict[str, int] = {}
+        self.steps: dict[tuple[str, int, Process], int] = {}
 
     def feed(self, stimulus):
         seen = self.state.outbox.next_sequence
@@ -610,9 +624,10 @@ class Node(RuleBasedStateMachine):
     @rule(data=st.data(), kind=st.sampled_from(["ready", "step", "trace", "done", "failed", "refused"]))
     def speak(self, data, kind):
         run, generation, process = data.draw(st.sampled_from(self.living()))
-        self.feed(
-            Said(run, generation, process, {"kind": kind, "address": "h:1", "reason": "closed by peer", "step": 1})
-        )
+        key = (run, generation, process)
+        number = self.steps[key] = self.steps.get(key, -1) + (kind == "step")
+        said_ = {"kind": kind, "address": "h:1", "reason": "closed by peer", "step": max(0, number)}
+        self.feed(Said(run, generation, process, said_))
 
     @precondition(lambda self: self.living())
     @rule(data=st.data(), code=st.sampled_from([0, 1, -9, -15]))

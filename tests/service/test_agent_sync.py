@@ -155,7 +155,7 @@ def test_a_run_from_prepare_to_done(client: Client, agents: list[Agent], start: 
         one = agent.assignment(run.id)
         assert one is not None
         assert (one.phase, one.store_address) == ("start", "127.0.0.1:4321")
-    agents[1].tell("progress", run.id, rank=1, step=0, loss=2.5, time_ns=900)
+    agents[1].tell("progress", run.id, rank=1, step=0, losses=[2.5], times_ns=[900])
     agents[1].sync()
     assert client.run_state(run.id).steps_done == 1
     for rank, agent in enumerate(agents):
@@ -206,7 +206,7 @@ def test_a_newer_sync_releases_the_held_one(agents: list[Agent], url: str, make_
 def test_events_are_stored_once_and_acknowledged(client: Client, agents: list[Agent], start: Callable[..., RunOut]):
     run = start()
     prepare(agents, run.id)
-    agents[0].tell("progress", run.id, rank=0, step=0, loss=1.0, time_ns=10)
+    agents[0].tell("progress", run.id, rank=0, step=0, losses=[1.0], times_ns=[10])
     twice = list(agents[0].events)
     assert agents[0].sync().ack == agents[0].sequence
     agents[0].events = twice
