@@ -110,7 +110,7 @@ def _refuse(problem: Problem, allocation: Allocation, rule: UpdateRule, batches:
     if count > size:
         raise InvalidPlan(f"{count} micro-batches of a global batch of {size} samples: some would be empty")
     for s, stage in enumerate(allocation.stages):
-        _refuse_stage(problem, allocation, s, stage)
+        _refuse_stage(problem, allocation, s, stage, batches)
         every = micro_batches_per_update(rule, stage, count)
         if every > 1 and batches * count % every:
             raise InvalidPlan(
@@ -128,14 +128,14 @@ def _refuse(problem: Problem, allocation: Allocation, rule: UpdateRule, batches:
             )
 
 
-def _refuse_stage(problem: Problem, allocation: Allocation, number: int, stage: Stage) -> None:
+def _refuse_stage(problem: Problem, allocation: Allocation, number: int, stage: Stage, batches: int) -> None:
     if len(set(stage.devices)) < stage.replicas:
         names = [problem.devices[d].name for d in stage.devices]
         raise InvalidPlan(f"stage {number} names a device twice: {names}")
-    own = allocation.micro_batches(number)
-    if stage.dispatch == "round_robin" and stage.replicas > len(own):
+    count = (batches - 1) * allocation.num_micro_batches + len(allocation.micro_batches(number))
+    if stage.dispatch == "round_robin" and stage.replicas > count:
         raise InvalidPlan(
-            f"stage {number} has {stage.replicas} replicas in turn for {len(own)} micro-batches: some would get none"
+            f"stage {number} has {stage.replicas} replicas in turn for {count} micro-batches: some would get none"
         )
     rows = problem.global_batch_size // allocation.num_micro_batches
     if stage.dispatch == "rows" and stage.replicas > rows:

@@ -27,6 +27,15 @@ class Twin:
         self.posted: dict[Key, int] = {}
         self.counts: Counter[tuple[str, int, int]] = Counter()
         self.open: list[set[Key]] = [set() for _ in programs]
+        self.gradients: set[tuple[int, int, int]] = set()
+        self.steps: Counter[tuple[int, int]] = Counter()
+        self.reduced: Counter[tuple[int, int, int]] = Counter()
+        self.came: Counter[tuple[object, ...]] = Counter()
+        self.left: Counter[tuple[object, ...]] = Counter()
+        self.owned: dict[tuple[int, int], list[int]] = {}
+        self.age: dict[tuple[int, int], int] = {}
+        self.used: dict[tuple[int, int, int], int] = {}
+        """Updates older or newer than none that the weights of a forward have, by rank, stage and micro-batch."""
 
     def run(self) -> str:
         """``ok``, ``stuck`` or ``bad``."""
@@ -51,7 +60,9 @@ class Twin:
         return self.done[rank, Instruction(kind, one.stage, one.micro_batch)] > 0
 
     def execute(self, rank: int, one: Instruction) -> bool:
-        if one.channel != -1 and one.kind in ("F", "B", "I", "W", "R", "REDUCE", "WAIT_REDUCE", "STEP"):
+        messages = ("SEND_F", "SEND_B", "LOCAL_F", "LOCAL_B", "RECV_F", "RECV_B")
+        held = self.held(rank, one.stage)
+        if one.channel != -1 and one.kind not in messages:
             raise Bad
         if one.kind in ("F", "B", "I", "W", "R"):
             return self.compute(rank, one)
@@ -60,7 +71,16 @@ class Twin:
         if one.kind in ("RECV_F", "RECV_B"):
             self.receive(rank, one)
             return True
-        self.update(rank, one)
+        if one.kind in ("REDUCE", "WAIT_REDUCE"):
+            return self.reduce(rank, held, one)
+        if one.kind in ("REDUCE_SHARED", "NORM", "WAIT_NORM"):
+            return self.meet_all(rank, one)
+        if one.kind == "STEP":
+            self.step(rank, held, one)
+        elif one.kind == "VERSION":
+            if one.micro_batch >= held.versions:
+                raise Bad
+            self.age[rank, one.stage] = one.micro_batch
         return True
 
     def held(self, rank: int, stage: int) -> Held:
@@ -69,11 +89,21 @@ class Twin:
                 return held
         raise Bad
 
-    def own(self, held: Held) -> range:
+    def own(self, held: Held) -> list[int]:
+        """The replica's micro-batches in all global batches."""
+        known = self.owned.get((held.stage, held.replica))
+        if known is not None:
+            return known
+        program = self.programs[0]
         first, last = held.micro_batches
-        if held.dispatch == "rows":
-            return range(first, last + 1)
-        return range(first + held.replica, last + 1, len(held.ranks))
+        stop = (program.batches - 1) * program.num_micro_batches + last + 1
+        turns = len(held.ranks) if held.dispatch == "round_robin" else 1
+        found = [m for m in range(first, stop) if m % turns == held.replica % turns]
+        self.owned[held.stage, held.replica] = found
+        return found
+
+    def round_of(self, held: Held, micro_batch: int) -> int:
+        return (micro_batch - held.micro_batches[0]) // held.update_every
 
     def compute(self, rank: int, one: Instruction) -> bool:
         held = self.held(rank, one.stage)
@@ -81,6 +111,9 @@ class Twin:
         allowed = {"F": not f, "B": f and not b and not i, "I": f and not b and not i, "W": i and not w}
         allowed["R"] = f and not r and not b and not i
         if one.micro_batch not in self.own(held) or not allowed[one.kind]:
+            raise Bad
+        gradient = one.kind in ("B", "W")
+        if gradient and held.buckets and self.round_of(held, one.micro_batch) != self.steps[rank, one.stage]:
             raise Bad
         if one.kind in "FBI":
             direction = "F" if one.kind == "F" else "B"
@@ -91,6 +124,11 @@ class Twin:
             if mine != needed:
                 raise Bad
             self.open[rank] -= mine
+        if one.kind == "F":
+            newest = self.steps[rank, one.stage]
+            self.used[rank, one.stage, one.micro_batch] = newest - self.age.get((rank, one.stage), 0)
+        if gradient:
+            self.gradients.add((rank, one.stage, one.micro_batch))
         return True
 
     def carries(self, rank: int, channel: Channel, micro_batch: int) -> bool:
@@ -112,7 +150,7 @@ class Twin:
 
     def channel(self, rank: int, one: Instruction, sends: bool) -> Channel:
         channels = self.programs[rank].channels
-        if not 0 <= one.channel < len(channels) or one.micro_batch >= self.programs[rank].num_micro_batches:
+        if not 0 <= one.channel < len(channels):
             raise Bad
         channel = channels[one.channel]
         forward = channel.kind == "F"
@@ -152,22 +190,67 @@ class Twin:
         self.counts["received", c.peer, rank] += 1
         self.open[rank].add(key)
 
-    def update(self, rank: int, one: Instruction) -> None:
-        held = self.held(rank, one.stage)
-        own = self.own(held)
-        left = sum(not any(self.done[rank, Instruction(kind, one.stage, m)] for kind in ("B", "W")) for m in own)
-        if self.done[rank, one] or left > (one.kind == "REDUCE"):
+    def missing(self, rank: int, held: Held, bucket: tuple[int, int, int]) -> int:
+        """Gradients that a bucket lacks for the step of its stage that comes next, of all stages with its layers."""
+        lacking = 0
+        for other in self.programs[rank].stages:
+            if any(other.first <= layer <= other.last for layer in range(bucket[0], bucket[1] + 1)):
+                due = [m for m in self.own(other) if self.round_of(other, m) <= self.steps[rank, held.stage]]
+                lacking += sum((rank, other.stage, m) not in self.gradients for m in due)
+        return lacking
+
+    def reduce(self, rank: int, held: Held, one: Instruction) -> bool:
+        if one.micro_batch >= len(held.buckets) or self.programs[rank].update_rule == "elastic_averaging":
             raise Bad
-        waited = [
-            self.has(rank, "WAIT_REDUCE", one._replace(micro_batch=b))
-            for b in range(sum(group >= 0 for *_, group in held.buckets))
-        ]
-        if one.kind == "STEP" and (one.micro_batch or not all(waited)):
+        bucket = held.buckets[one.micro_batch]
+        place = rank, one.stage, one.micro_batch
+        starts = one.kind == "REDUCE"
+        if bucket[2] < 0 or self.reduced[place] != (0 if starts else 1) or self.missing(rank, held, bucket) > starts:
             raise Bad
-        if one.kind != "STEP" and one.micro_batch >= sum(group >= 0 for *_, group in held.buckets):
+        if not self.meet(rank, self.programs[rank].groups[bucket[2]], bucket, starts, not starts):
+            return False
+        self.reduced[place] += 1
+        return True
+
+    def meet_all(self, rank: int, one: Instruction) -> bool:
+        program = self.programs[rank]
+        if one.kind != "REDUCE_SHARED":
+            everybody = tuple(range(program.world_size))
+            return self.meet(rank, everybody, ("norm",), one.kind == "NORM", one.kind == "WAIT_NORM")
+        if one.micro_batch >= len(program.shared):
             raise Bad
-        if one.kind == "WAIT_REDUCE" and not self.has(rank, "REDUCE", one):
+        group = program.groups[program.shared[one.micro_batch].group]
+        if rank not in group:
             raise Bad
+        what = "tie", one.micro_batch
+        entered = self.came[rank, *what] > self.left[rank, *what]
+        return self.meet(rank, group, what, not entered, True)
+
+    def meet(self, rank: int, group: tuple[int, ...], what: tuple[object, ...], comes: bool, waits: bool) -> bool:
+        """Come to where a group meets, wait there until all have come as often, or both."""
+        self.came[rank, *what] += comes
+        if not waits:
+            return True
+        number = self.left[rank, *what]
+        if self.came[rank, *what] <= number:
+            raise Bad
+        if any(self.came[other, *what] <= number for other in group):
+            return False
+        self.left[rank, *what] += 1
+        return True
+
+    def step(self, rank: int, held: Held, one: Instruction) -> None:
+        program, place = self.programs[rank], (rank, one.stage)
+        first, last = held.micro_batches
+        count = (program.batches - 1) * program.num_micro_batches + last + 1 - first
+        if one.micro_batch or not held.buckets or self.steps[place] * held.update_every >= count:
+            raise Bad
+        for k, bucket in enumerate(held.buckets):
+            grouped = bucket[2] >= 0 and program.update_rule != "elastic_averaging"
+            if self.missing(rank, held, bucket) or (grouped and self.reduced[rank, one.stage, k] != 2):
+                raise Bad
+            self.reduced[rank, one.stage, k] = 0
+        self.steps[place] += 1
 
     def check_end(self) -> None:
         for rank, program in enumerate(self.programs):
@@ -176,7 +259,9 @@ class Twin:
                     one = Instruction("F", held.stage, m)
                     if not self.done[rank, one] or not (self.has(rank, "B", one) or self.has(rank, "W", one)):
                         raise Bad
-                if not self.done[rank, Instruction("STEP", held.stage, 0)]:
+                first, last = held.micro_batches
+                count = (program.batches - 1) * program.num_micro_batches + last + 1 - first
+                if held.buckets and self.steps[rank, held.stage] * held.update_every < count:
                     raise Bad
         if self.sent.keys() != self.posted.keys() or any(self.open):
             raise Bad
@@ -196,8 +281,11 @@ def verdict(programs: Sequence[Program], transport: str) -> str:
 
 def reduces_in_one_order(programs: Sequence[Program]) -> bool:
     """Whether any two ranks that share two groups start both groups' all-reduces in the same order."""
-    orders = [list(dict.fromkeys(i.stage for i in p.instructions() if i.kind == "REDUCE")) for p in programs]
+    orders = []
+    for program in programs:
+        buckets = {held.stage: held.buckets for held in program.stages}
+        orders.append([buckets[i.stage][i.micro_batch][2] for i in program.instructions() if i.kind == "REDUCE"])
     return all(
-        [stage for stage in one if stage in other] == [stage for stage in other if stage in one]
+        [group for group in one if group in other] == [group for group in other if group in one]
         for one, other in combinations(orders, 2)
     )

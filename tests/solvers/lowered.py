@@ -1,0 +1,31 @@
+"""Helpers for tests of lowering: run programs in a plain simulation; plans that leave a replica without work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from program_twin import Twin, verdict
+
+from penstock.schemas.program import Program
+from penstock.solvers.allocation import Allocation
+from penstock.solvers.problem import Problem
+
+
+def ran(programs: Sequence[Program], transport: str = "gloo") -> Twin:
+    """Every program survives JSON, all of them run to their end."""
+    assert [Program.from_json(program.to_json()) for program in programs] == list(programs)
+    assert verdict(programs, transport) == "ok"
+    twin = Twin(programs, rendezvous=False)
+    assert twin.run() == "ok"
+    return twin
+
+
+def starved(problem: Problem, allocation: Allocation, batches: int = 1) -> bool:
+    """Whether some replica has no row of the smallest micro-batch, or no micro-batch."""
+    for s, stage in enumerate(allocation.stages):
+        have = problem.global_batch_size // allocation.num_micro_batches
+        if stage.dispatch == "round_robin":
+            have = (batches - 1) * allocation.num_micro_batches + len(allocation.micro_batches(s))
+        if stage.replicas > have:
+            return True
+    return False
