@@ -2,7 +2,8 @@
 
 A line of a step has ``step``, ``loss``, ``time_ns``, ``samples_per_s``, ``learning_rate`` and, where they exist,
 ``grad_norm`` (before clipping) and ``loss_scale``; a line of an evaluation has ``step`` (steps done) and
-``evaluation``. What is not finite is null. A run that is resumed appends: of equal steps the last line counts.
+``evaluation``. What is not finite is null. In event files both kinds stand at the steps done. A run that is resumed
+appends: of equal steps the last line counts.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ class Metrics:
         if norm is not None:
             values["grad_norm"] = norm.norm
             values["loss_scale"] = None if norm.scale is None else norm.scale.value
-        self._write(step, {name: value for name, value in values.items() if value is not None})
+        self._write(step, step + 1, {name: value for name, value in values.items() if value is not None})
 
     def evaluation(self, step: int, loss: float) -> None:
         """The mean loss over the evaluation batches after ``step`` steps."""
-        self._write(step, {"evaluation": loss})
+        self._write(step, step, {"evaluation": loss})
 
     def close(self) -> None:
         """Write what is left."""
@@ -59,7 +60,7 @@ class Metrics:
         if self._board is not None:
             self._board.close()
 
-    def _write(self, step: int, values: dict[str, float]) -> None:
+    def _write(self, step: int, done: int, values: dict[str, float]) -> None:
         if self._lines is not None:
             try:
                 finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
@@ -70,7 +71,7 @@ class Metrics:
                 self._lines = None
         if self._board is not None:
             for name, value in values.items():
-                self._board.add_scalar(name, value, step)
+                self._board.add_scalar(name, value, done)
 
 
 def _learning_rate(interpreter: Interpreter) -> float | None:
@@ -91,7 +92,7 @@ def _opened(path: str) -> TextIO:
 
 
 def _board(directory: str, first_step: int) -> Any:
-    """A writer that hides what an interrupted run wrote from ``first_step`` on."""
+    """A writer that hides what an interrupted run wrote of ``first_step`` and later steps."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
@@ -99,7 +100,7 @@ def _board(directory: str, first_step: int) -> Any:
             "TensorBoard's event files need the package tensorboard", remedy="pip install 'penstock[tensorboard]'"
         ) from None
     try:
-        return SummaryWriter(directory, purge_step=first_step or None, flush_secs=_FLUSH_S)
+        return SummaryWriter(directory, purge_step=first_step + 1 if first_step else None, flush_secs=_FLUSH_S)
     except OSError as error:
         raise UnsupportedRequest(
             f"event files cannot be written to {directory!r}: {error.strerror or error}",
