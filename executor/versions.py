@@ -95,7 +95,7 @@ class Versions:
         """
         newest = self.live[0]
         if newest.in_flight or self.oldest:
-            self._release()
+            self._release(ahead=1)
             version = self._take()
             with torch.no_grad():
                 torch._foreach_copy_(version.tensors, newest.tensors)
@@ -116,9 +116,9 @@ class Versions:
             )
         return Version([torch.empty_like(tensor) for tensor in self.live[0].tensors], self.gradients)
 
-    def _release(self) -> None:
-        """Storage of versions that no backward and no later forward uses is free."""
-        kept = [v for age, v in enumerate(self.live) if v.in_flight or age <= self.oldest]
+    def _release(self, ahead: int = 0) -> None:
+        """Storage of versions that no backward and no later forward uses is free; ``ahead``: after so many updates."""
+        kept = [v for age, v in enumerate(self.live, ahead) if v.in_flight or age <= self.oldest]
         self._free += [version for version in self.live if version not in kept]
         self.live = kept
 
