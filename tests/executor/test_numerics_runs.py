@@ -1,0 +1,237 @@
+"""On real ranks: what is trained is what one plain loop over the unsplit model trains, step by step."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numeric_jobs
+import pytest
+import torch
+from pipelines import Part, problem_of, programs_of
+from rank_pool import SEED, RankPool
+
+from penstock.executor.chain import Chain
+from penstock.executor.stage_module import layer_seed, step_seed
+from penstock.solvers.allocation import Allocation, Pipeline, Stage
+from penstock.solvers.lowering import lower
+from penstock.solvers.schedules.chimera import chimera
+from penstock.solvers.schedules.interleaved import interleaved
+from penstock.solvers.schedules.v_shape import zb_v
+from penstock.solvers.schedules.zero_bubble import zb_h1
+
+STEPS = 4
+V_SHAPE = [Part(2, (0,)), Part(2, (1,)), Part(2, (1,)), Part(2, (0,))]
+TWO = [Part(4, (0,)), Part(4, (1,))]
+LOOP = [Part(2, (0,)), Part(2, (1,)), Part(2, (0,)), Part(2, (1,))]
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RankPool]:
+    """Ranks compute with one thread, and so does the unsplit model: in bfloat16 the number of threads shows."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    pool = RankPool()
+    yield pool
+    pool.close()
+    torch.set_num_threads(threads)
+
+
+class Unsplit:
+    """The whole model in one process: torch's autocast, gradient scaler and clipping, and nothing of ours but seeds."""
+
+    def __init__(
+        self, job: Any, num_micro_batches: int, precision: str = "fp32", clip_norm: float | None = None
+    ) -> None:
+        self.job = job
+        self.chain = Chain(job)
+        self.modules = self.chain.build_layers(range(len(self.chain.specs)), SEED)
+        self.rows = job.batch_size // num_micro_batches
+        assert self.rows * num_micro_batches == job.batch_size
+        trained = {id(p): p for m in self.modules.values() for p in m.parameters() if p.requires_grad}
+        self.parameters = list(trained.values())
+        self.optimizer = job.optimizer(self.parameters)
+        lower = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+        self.autocast: Any = contextlib.nullcontext() if lower is None else torch.autocast("cpu", dtype=lower)
+        self.scaler = torch.amp.GradScaler("cpu", enabled=precision == "fp16")
+        self.clip_norm = clip_norm
+        self.norms: list[float] = []
+
+    def step(self, number: int) -> float:
+        job, chain = self.job, self.chain
+        _, targets = job.batch(number, range(job.batch_size))
+        terms = int(targets[1].sum())
+        total = 0.0
+        self.optimizer.zero_grad()
+        for m in range(job.batch_size // self.rows):
+            env, targets = job.batch(number, range(m * self.rows, (m + 1) * self.rows))
+            with self.autocast:
+                for i, module in self.modules.items():
+                    spec = chain.specs[i]
+                    torch.manual_seed(layer_seed(SEED, m, spec.name, 0) + step_seed(SEED, number))
+                    results = chain.call(i, module, [env[name] for name in spec.reads])
+                    env |= dict(zip(spec.writes, results, strict=True))
+                loss, _ = job.loss({name: env[name] for name in chain.outputs}, targets)
+            self.scaler.scale(loss / terms).backward()
+            total += float(loss.detach())
+        self.scaler.unscale_(self.optimizer)
+        if self.clip_norm is not None:
+            self.norms.append(float(torch.nn.utils.clip_grad_norm_(self.parameters, self.clip_norm)))
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return total / terms
+
+
+def losses_of(results: list[dict[str, Any]]) -> list[float]:
+    assert [one["kind"] for one in results] == ["done"] * len(results), results
+    assert len({tuple(one["losses"]) for one in results}) == 1
+    losses: list[float] = results[0]["losses"]
+    return losses
+
+
+def trains_as_unsplit(
+    pool: RankPool,
+    name: str,
+    parts: list[Part],
+    count: int,
+    *,
+    rel: float = 1e-11,
+    options: dict[str, Any] | None = None,
+    **more: Any,
+) -> Unsplit:
+    job, options = getattr(numeric_jobs, name), options or {}
+    unsplit = Unsplit(job, count, options.get("precision", "fp32"), options.get("clip_norm"))
+    expected = [unsplit.step(number) for number in range(STEPS)]
+    assert len(set(expected)) == STEPS
+    programs = programs_of(job, parts, count, norm=bool(options), **more)
+    results = pool.train(programs, f"numeric_jobs:{name}", steps=STEPS, options=options, check=False)
+    assert losses_of(results) == pytest.approx(expected, rel=rel)
+    return unsplit
+
+
+# Backwards in two halves
+
+
+@pytest.mark.parametrize(
+    ("name", "parts", "schedule", "count"),
+    [
+        pytest.param("eight_dropout", TWO, zb_h1, 4, id="zb-h1-dropout"),
+        pytest.param("eight", V_SHAPE, zb_v, 4, id="zb-v"),
+        pytest.param("eight", LOOP, interleaved, 4, id="interleaved"),
+        pytest.param("residual", [Part(2, (0,)), Part(3, (1,)), Part(3, (2,))], zb_h1, 3, id="zb-h1-skip-and-frozen"),
+        pytest.param(
+            "encoder_decoder",
+            [Part(2, (0,)), Part(2, (1,)), Part(2, (1,)), Part(2, (0,))],
+            zb_v,
+            4,
+            id="zb-v-branching",
+        ),
+        pytest.param("tied", [Part(2, (0,)), Part(2, (1,)), Part(2, (2,))], zb_h1, 3, id="zb-h1-tied"),
+        pytest.param("tied", [Part(2, (0,)), Part(1, (1,)), Part(2, (1,)), Part(1, (0,))], zb_v, 4, id="zb-v-tied"),
+    ],
+)
+def test_schedules_with_weight_halves(pool: RankPool, name: str, parts: list[Part], schedule: Any, count: int) -> None:
+    trains_as_unsplit(pool, name, parts, count, schedule=schedule)
+
+
+REPLICATED = ["0F0 0F1 0I0 0W0 0I1 0W1"] * 2 + ["1F0 1I0 1F1 1I1 1W0 1W1"]
+
+
+def test_buckets_start_within_the_last_weight_half(pool: RankPool) -> None:
+    """Two replicas, several buckets: the hooks that start all-reduces fire in W."""
+    parts = [Part(4, (0, 1)), Part(4, (2,))]
+    trains_as_unsplit(pool, "eight", parts, 2, rows=REPLICATED, bucket_bytes=4000)
+
+
+def test_recomputed_layers_in_two_halves(pool: RankPool) -> None:
+    """R ahead of I where there is time, and R within I where there is none."""
+    parts = [Part(4, (0,), recompute=((1, 2),)), Part(4, (1,), recompute=((6, 7),))]
+    rows = ["0F0 0F1 0R0 0I0 0W0 0I1 0W1", "1F0 1I0 1F1 1W0 1R1 1I1 1W1"]
+    trains_as_unsplit(pool, "eight_dropout", parts, 2, rows=rows)
+
+
+# Models that branch, ties, batch normalisation
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        pytest.param("inception", [Part(2, (0,)), Part(3, (1,)), Part(2, (2,)), Part(2, (3,))], id="inception"),
+        pytest.param("encoder_decoder", [Part(3, (0,)), Part(2, (1,)), Part(3, (2,))], id="encoder-decoder"),
+        pytest.param("residual", [Part(3, (0,)), Part(2, (1,)), Part(3, (2,))], id="residual"),
+        pytest.param("inception", [Part(3, (0, 1)), Part(3, (2,)), Part(3, (3,))], id="inception-replicated"),
+        pytest.param("tied", [Part(2, (0,)), Part(2, (1,)), Part(2, (2,))], id="tied"),
+        pytest.param("tied", [Part(3, (0, 1)), Part(3, (2, 3))], id="tied-replicated"),
+        pytest.param("tied", [Part(6, (0, 1))], id="tied-in-one-stage"),
+        pytest.param("normalised", [Part(2, (0,)), Part(3, (1,))], id="batch-norm"),
+    ],
+)
+def test_models_that_are_no_chain(pool: RankPool, name: str, parts: list[Part]) -> None:
+    trains_as_unsplit(pool, name, parts, 3)
+
+
+def test_chimeras_two_directions_share_a_tied_weight(pool: RankPool) -> None:
+    """Both devices hold all layers, each in another stage of each direction; clipping counts every parameter once."""
+    job, options = numeric_jobs.tied, {"clip_norm": 0.05}
+    down = Pipeline((Stage(0, 2, (0,)), Stage(3, 5, (1,))), (0, 1))
+    up = Pipeline((Stage(0, 2, (1,)), Stage(3, 5, (0,))), (2, 3))
+    problem, allocation = problem_of(job, 2), Allocation((down, up), 4)
+    programs = lower(problem, allocation, chimera(problem, allocation), norm=True)
+    unsplit = Unsplit(job, 4, clip_norm=0.05)
+    expected = [unsplit.step(number) for number in range(STEPS)]
+    assert min(unsplit.norms) > 0.05
+    results = pool.train(programs, "numeric_jobs:tied", steps=STEPS, options=options, check=False)
+    assert losses_of(results) == pytest.approx(expected, rel=1e-11)
+
+
+# Precision and clipping
+
+THREE = [Part(2, (0,)), Part(3, (1,)), Part(3, (2,))]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_lower_precision(pool: RankPool, precision: str) -> None:
+    trains_as_unsplit(pool, "lowered", THREE, 3, options={"precision": precision})
+
+
+def test_steps_that_overflow_are_left_out_everywhere(pool: RankPool) -> None:
+    unsplit = trains_as_unsplit(
+        pool, "loud", [Part(2, (0,)), Part(3, (1,))], 3, rel=1e-6, options={"precision": "fp16"}
+    )
+    assert unsplit.scaler.get_scale() < 2.0**16
+
+
+@pytest.mark.parametrize(
+    ("name", "parts", "more"),
+    [
+        pytest.param("residual", THREE, {}, id="stages"),
+        pytest.param("tied_masked", [Part(3, (0, 1)), Part(3, (2,))], {}, id="replicas-and-ties"),
+        pytest.param("eight", V_SHAPE, {"schedule": zb_v}, id="zb-v"),
+    ],
+)
+def test_clipping_by_the_norm_of_the_unsplit_model(pool: RankPool, name: str, parts: Any, more: Any) -> None:
+    options = {"clip_norm": 0.05}
+    unsplit = trains_as_unsplit(pool, name, parts, 4 if more else 3, options=options, **more)
+    assert min(unsplit.norms) > 0.05, "nothing was clipped"
+
+
+def test_clipping_in_float16(pool: RankPool) -> None:
+    """Torch unscales, then clips: other roundings, which float16 makes larger."""
+    options = {"clip_norm": 0.05, "precision": "fp16"}
+    trains_as_unsplit(pool, "lowered", [Part(4, (0,)), Part(4, (1,))], 3, rel=1e-4, options=options)
+
+
+# Optimizer states shared out
+
+
+@pytest.mark.parametrize("bucket_bytes", [25_000_000, 4000])
+def test_shared_out_states_change_nothing(pool: RankPool, bucket_bytes: int) -> None:
+    """Bit by bit: three replicas and two."""
+    parts = [Part(3, (0, 1, 2)), Part(3, (3, 4))]
+    runs = []
+    for shard_states in (False, True):
+        programs = programs_of(numeric_jobs.adam, parts, 2, bucket_bytes=bucket_bytes, shard_states=shard_states)
+        assert programs[0].shard_states == shard_states
+        runs.append(losses_of(pool.train(programs, "numeric_jobs:adam", steps=STEPS, check=False)))
+    assert runs[0] == runs[1]
