@@ -137,6 +137,8 @@ def _claims(
         yield f"The plan was made for the request {plan.request_hash}, not for the one that comes with it."
     if plan.update_rule not in request.update_rules:
         yield f"The plan has {plan.update_rule} updates; the request allows {', '.join(request.update_rules)}."
+    if request.codec is None and any(pipeline.codecs for pipeline in plan.pipelines):
+        yield "The plan encodes tensors; the request does not allow codecs."
     if (broken := broken_pin(problem, allocation)) is not None:
         yield f"The plan breaks a pin: {broken}."
 

@@ -30,6 +30,15 @@ class Pipeline(Part):
 
     stages: Annotated[tuple[Stage, ...], Field(min_length=1)]
     micro_batches: LayerRange = Field(description="first and last micro-batch, both included")
+    codecs: tuple[Literal["fp16s"] | None, ...] | None = Field(
+        default=None, description="of each edge between neighbouring stages; absent: tensors travel as they are"
+    )
+
+    @model_validator(mode="after")
+    def _a_codec_per_edge(self) -> Self:
+        if self.codecs is not None and len(self.codecs) != len(self.stages) - 1:
+            raise ValueError(f"{len(self.stages)} stages have {len(self.stages) - 1} edges, not {len(self.codecs)}")
+        return self
 
 
 class ScheduleRow(Part):

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from penstock.schemas.document import Document, Part, refuse_doubles
-from penstock.schemas.quantities import Bytes, Count, Fraction, Name, Nanoseconds, PositiveCount
+from penstock.schemas.quantities import Bytes, BytesPerSecond, Count, Fraction, Name, Nanoseconds, PositiveCount
 
 Scaling = Literal["linear", "measured"]
 
@@ -69,6 +69,14 @@ class Measurement(Part):
     layers: Annotated[tuple[LayerMeasurement, ...], Field(min_length=1)]
 
 
+class CodecSpeed(Part):
+    """How fast a kind of device converts fp32 to the codec's fp16 and back (WPipe, appendix A.3)."""
+
+    device_kind: Name
+    encode_bytes_per_s: BytesPerSecond = Field(description="bytes of fp32 that go in")
+    decode_bytes_per_s: BytesPerSecond = Field(description="bytes of fp32 that come out")
+
+
 class ProfileSource(Part):
     """How the numbers were obtained, and how far off they may be."""
 
@@ -90,6 +98,9 @@ class ModelProfile(Document):
     shared_parameters: tuple[SharedParameter, ...] = ()
     parameter_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     measurements: Annotated[tuple[Measurement, ...], Field(min_length=1)]
+    codec_speeds: tuple[CodecSpeed, ...] | None = Field(
+        default=None, description="of the kinds that were measured; plans with codecs need that of their devices"
+    )
     scaling: Scaling = Field(
         default="linear",
         description="linear: proportional to the samples, both ways; measured: piecewise linear, clamped below",

@@ -84,6 +84,11 @@ class PlanRequest(Document):
     network: NetworkModel = NetworkModel()
     update_rules: Annotated[tuple[UpdateRule, ...], Field(min_length=1)] = ("synchronous",)
     recompute: Recompute = "auto"
+    codec: Literal["auto"] | None = Field(
+        default=None,
+        description="auto: send fp32 tensors as fp16 with a scaler where that saves time; it changes numbers a little,"
+        " so it has to be asked for",
+    )
     planner: Name = "auto"
     schedule: Name = "auto"
     options: dict[str, str | int | float | bool] = Field(

@@ -9,13 +9,17 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Layers ``first`` to ``last`` (both included) on ``devices`` (indices of the problem, in replica order)."""
+    """Layers ``first`` to ``last`` (both included) on ``devices`` (indices of the problem, in replica order).
+
+    ``coded``: whether tensors are encoded on the edges to the stages before and behind (``codecs``).
+    """
 
     first: int
     last: int
     devices: tuple[int, ...]
     dispatch: Literal["rows", "round_robin"] = "rows"
     recompute: tuple[tuple[int, int], ...] = ()
+    coded: tuple[bool, bool] = (False, False)
 
     @property
     def replicas(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from penstock.schemas.program import CODEC_HEADER_BYTES
 from penstock.solvers.allocation import Allocation, Stage
 from penstock.solvers.batching import largest_slice, slice_bounds
 from penstock.solvers.problem import Problem
@@ -70,6 +71,7 @@ def stage_costs(problem: Problem, stage: Stage, rows: int) -> StageCosts:
 
 def _slice_costs(problem: Problem, stage: Stage, kind: str, rows: int) -> StageCosts:
     costs = problem.costs(kind, rows)
+    coding = conversion_ns(problem, stage, kind, rows)
     i, j = stage.first, stage.last + 1
     kept = int(costs.stash_bytes[j] - costs.stash_bytes[i])
     workspace = int(costs.workspace_bytes[i:j].max())
@@ -82,8 +84,8 @@ def _slice_costs(problem: Problem, stage: Stage, kind: str, rows: int) -> StageC
             kept += int(problem.forward_bytes[first - 1]) * rows
         rebuilt = max(rebuilt, part)
     return StageCosts(
-        int(costs.forward_ns[j] - costs.forward_ns[i]),
-        int(costs.backward_ns[j] - costs.backward_ns[i]),
+        int(costs.forward_ns[j] - costs.forward_ns[i]) + coding[0],
+        int(costs.backward_ns[j] - costs.backward_ns[i]) + coding[1],
         int(costs.weight_ns[j] - costs.weight_ns[i]),
         again,
         kept,
@@ -102,6 +104,31 @@ def boundary_bytes(problem: Problem, cut: int, rows: int, direction: int) -> int
     return int(per_sample[cut]) * rows
 
 
+def message_bytes(problem: Problem, cut: int, rows: int, direction: int, *, coded: bool) -> int:
+    """What travels of ``rows`` samples in one message per tensor; an encoded one has half the bytes and a header."""
+    size = boundary_bytes(problem, cut, rows, direction)
+    if not coded or size == 0:
+        return size
+    encodable, tensors = problem.encodable[cut]
+    return size - min(size, encodable * rows) // 2 + CODEC_HEADER_BYTES * tensors
+
+
+def conversion_ns(problem: Problem, stage: Stage, kind: str, rows: int) -> tuple[int, int]:
+    """What encoding and decoding ``rows`` samples adds to a stage's forward and to its backward (WPipe, appendix A.3).
+
+    On an encoded edge a forward decodes what it reads or encodes what it makes, a backward the other way round.
+    """
+    before, behind = stage.coded
+    if not (before or behind):
+        return 0, 0
+    speed, (_, faster) = problem.codec_speeds[kind], problem.kind_source[kind]
+    incoming = problem.encodable[stage.first - 1][0] * rows if before else 0
+    outgoing = problem.encodable[stage.last][0] * rows if behind else 0
+    rates = int(speed.encode_bytes_per_s * faster), int(speed.decode_bytes_per_s * faster)
+    forward = transfer_ns(outgoing, rates[0]) + transfer_ns(incoming, rates[1])
+    return forward, transfer_ns(incoming, rates[0]) + transfer_ns(outgoing, rates[1])
+
+
 def transfer(problem: Problem, allocation: Allocation, stage: int, rows: int, direction: int) -> Transfer | None:
     """The transfer of a micro-batch of ``rows`` from ``stage`` to its next (0) or previous (1) stage.
 
@@ -112,18 +139,20 @@ def transfer(problem: Problem, allocation: Allocation, stage: int, rows: int, di
         return None
     source, target = allocation.stages[stage], allocation.stages[other]
     cut = source.last if direction == 0 else target.last
-    size = boundary_bytes(problem, cut, rows, direction)
+    size = message_bytes(problem, cut, rows, direction, coded=source.coded[1 - direction])
     same_way = source.dispatch == target.dispatch or source.replicas == 1
     if size == 0 or (source.devices == target.devices and same_way):
         return None
     mode = "nic" if problem.rules.shared else problem.rules.transfer
     if mode == "nic":
-        return _nic_transfer(problem, source, target, rows, size)
+        return _nic_transfer(problem, source, target, rows, direction)
     return Transfer(_paper_transfer_ns(problem, source.devices, target.devices, size, mode), (), size)
 
 
-def _nic_transfer(problem: Problem, source: Stage, target: Stage, rows: int, size: int) -> Transfer | None:
+def _nic_transfer(problem: Problem, source: Stage, target: Stage, rows: int, direction: int) -> Transfer | None:
     """Mode ``nic``: the row slices of all replica pairs, each resource carrying what passes through it."""
+    cut, coded = (source.last if direction == 0 else target.last), source.coded[1 - direction]
+    size = message_bytes(problem, cut, rows, direction, coded=coded)
     per_sample = size // rows
     load: dict[int, int] = {}
     latency = 0
@@ -134,8 +163,9 @@ def _nic_transfer(problem: Problem, source: Stage, target: Stage, rows: int, siz
         if route is None:
             return Transfer(UNREACHABLE_NS, (), size)
         latency = max(latency, route.latency_ns)
+        amount = message_bytes(problem, cut, count, direction, coded=True) if coded else count * per_sample
         for resource in route.resources:
-            load[resource] = load.get(resource, 0) + count * per_sample
+            load[resource] = load.get(resource, 0) + amount
     if not load:
         return None
     slowest = max(transfer_ns(amount, problem.network.resources[r].bandwidth_bytes_per_s) for r, amount in load.items())

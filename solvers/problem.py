@@ -74,6 +74,14 @@ class NetworkRules:
 
 
 @dataclass(frozen=True, slots=True)
+class CodecSpeed:
+    """Bytes of fp32 per second that a kind of device encodes and decodes."""
+
+    encode_bytes_per_s: int
+    decode_bytes_per_s: int
+
+
+@dataclass(frozen=True, slots=True)
 class Pin:
     """Layers ``first`` to ``last`` (both included) may be held by ``devices`` only."""
 
@@ -112,6 +120,8 @@ class Problem:
 
     ``parameter_bytes``, ``trainable_bytes``, ``update_ns`` are prefix sums (L + 1,); ``forward_bytes`` and
     ``backward_bytes`` (L - 1,) are what one sample sends over the cut after each layer; ``cuttable`` (L - 1,).
+    ``codec``: whether plans may encode tensors; ``codec_speeds`` by kind of device; ``encodable``: for each cut, the
+    bytes of one sample's tensors that the codec takes, and how many these are.
     """
 
     layer_names: tuple[str, ...]
@@ -139,6 +149,9 @@ class Problem:
     pins: tuple[Pin, ...] = ()
     seed: int = 0
     pipeline_run: PipelineRun | None = None
+    codec: bool = False
+    codec_speeds: dict[str, CodecSpeed] = field(default_factory=dict)
+    encodable: tuple[tuple[int, int], ...] = ()
     _costs: dict[tuple[str, int], Costs] = field(default_factory=dict, repr=False)
 
     @property

@@ -93,6 +93,7 @@ class Planner:
         with crew_of(Setting.of(session, PLANNERS), workers, most) as crew:
             self._ask(session, values, crew)
             if session.best is not None:
+                session.choose_codecs()
                 return session.result(self.name, why_found(session, self.proposals is None) + auto.remarks(session))
             found = session.result(self.name, "")
             if found.status is Status.INFEASIBLE and found.shortage is not None:

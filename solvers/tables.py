@@ -24,6 +24,7 @@ from penstock.solvers.costs import (
     StageCosts,
     Transfer,
     boundary_bytes,
+    message_bytes,
     stage_costs,
     stage_rows,
     transfer,
@@ -312,12 +313,18 @@ def _buffer(
     way: tuple[int, int],
     moves: Moves,
 ) -> int:
-    """Bytes of a send or receive buffer on ``holder`` for what ``sender`` sends; 0 where nothing travels."""
+    """Bytes of a send or receive buffer on ``holder`` for what ``sender`` sends; 0 where nothing travels.
+
+    A receiver of what is encoded has room for the message and for what it decodes to.
+    """
     direction, c = way
     if sender is None or not problem.memory.count_buffers or (sender, direction, c) not in moves:
         return 0
     cut = allocation.stages[sender].last if direction == 0 else allocation.stages[sender].first - 1
-    return boundary_bytes(problem, cut, stage_rows(allocation.stages[holder], rows), direction)
+    share = stage_rows(allocation.stages[holder], rows)
+    size = boundary_bytes(problem, cut, share, direction)
+    coded = allocation.stages[sender].coded[1 - direction]
+    return size + message_bytes(problem, cut, share, direction, coded=True) if coded and holder != sender else size
 
 
 def _unreachable(

@@ -23,6 +23,7 @@ from penstock.solvers.timeline import Timeline
 from penstock.solvers.unroll import unroll
 from penstock.solvers.update_rules import PERIODIC_RULES, UpdateRule, micro_batches_per_update
 from penstock.solvers.verify_clock import Clock
+from penstock.solvers.verify_codecs import check_codecs
 from penstock.solvers.verify_memory import Copies, check_memory, one_copy
 from penstock.solvers.verify_numbers import check_steady_numbers, check_step_numbers
 from penstock.solvers.verify_sharing import verify_sharing
@@ -156,7 +157,7 @@ def check_allocation(problem: Problem, allocation: Allocation, update_rule: Upda
         return faults
     for s, stage in enumerate(allocation.stages):
         faults += _check_stage(problem, allocation, s, stage)
-    return faults
+    return faults or list(check_codecs(problem, allocation, update_rule))
 
 
 def _check_cover(problem: Problem, number: int, stages: tuple[Stage, ...]) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
+from penstock.schemas.program import BACKWARD, CODEC_HEADER_BYTES, FORWARD, INPUT, RECOMPUTE, WEIGHT
 from penstock.solvers.allocation import Stage
 from penstock.solvers.costs import stage_costs, stage_rows
 from penstock.solvers.memory import static_bytes, weight_bytes
@@ -157,6 +157,9 @@ def _buffer_events(clock: Clock, track: Track, s: int) -> Events:
         if sender is not None:
             places, batches = _own(clock, sender, way, ends)
             size = share[batches] * per_sample[_cut(clock, sender, way)]
+            if clock.allocation.stages[s].coded[way]:
+                halved, tensors = clock.problem.encodable[_cut(clock, sender, way)]
+                size = 2 * size - np.minimum(size, share[batches] * halved) // 2 + CODEC_HEADER_BYTES * tensors
             events += [(sent.start_ns[places], size), (read[batches], -size)]
         if clock.other(s, way) is not None:
             places, batches = _own(clock, s, way, ends)

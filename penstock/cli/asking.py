@@ -49,7 +49,7 @@ def _fields(options: Mapping[str, Any]) -> dict[str, Any]:
     limit = options["time_limit"]
     if limit is not None and not 0 <= limit < 1e6:
         raise typer.BadParameter(f"{limit} is no time limit; give seconds, 0 or more", param_hint="--time-limit")
-    same = ("global_batch_size", "planner", "schedule", "recompute", "seed")
+    same = ("global_batch_size", "planner", "schedule", "recompute", "codec", "seed")
     fields = {name: options[name] for name in same}
     fields["micro_batch_sizes"] = options["micro_batch_size"] or None
     fields["update_rules"] = _rules(options["update_rule"])

@@ -28,6 +28,9 @@ Request = Annotated[str | None, typer.Option("--request", help="A plan request; 
 Batch = Annotated[int | None, typer.Option("--global-batch-size", "-b", help="Samples per step.")]
 MicroBatch = Annotated[list[int] | None, typer.Option("--micro-batch-size", help="A candidate; may be repeated.")]
 Recompute = Annotated[str | None, typer.Option(help="never, auto or always.")]
+Codec = Annotated[
+    str | None, typer.Option(help="auto: encode tensors on the way where it saves time; it changes numbers a little.")
+]
 Network = Annotated[str | None, typer.Option(help="shared (transfers compete) or private (as the papers do).")]
 Optimizer = Annotated[str | None, typer.Option(help="sgd, momentum or adam.")]
 TimeLimit = Annotated[float | None, typer.Option("--time-limit", help="Seconds.")]
@@ -67,6 +70,7 @@ def plan(
     schedule: Annotated[str | None, typer.Option(help="auto, or a schedule's name.")] = None,
     micro_batch_size: MicroBatch = None,
     recompute: Recompute = None,
+    codec: Codec = None,
     network: Network = None,
     optimizer: Optimizer = None,
     time_limit: TimeLimit = None,
@@ -123,6 +127,7 @@ def compare(
     schedule: Annotated[list[str] | None, typer.Option(help="Only this one; may be repeated.")] = None,
     micro_batch_size: MicroBatch = None,
     recompute: Recompute = None,
+    codec: Codec = None,
     network: Network = None,
     optimizer: Optimizer = None,
     time_limit: TimeLimit = None,

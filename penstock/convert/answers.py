@@ -43,8 +43,11 @@ def to_plan(problem: Problem, request: PlanRequest, candidate: Candidate, bounds
 
 
 def _wire_pipeline(problem: Problem, pipeline: Pipeline) -> wire.Pipeline:
+    coded = [stage.coded[1] for stage in pipeline.stages[:-1]]
     return wire.Pipeline(
-        stages=tuple(_wire_stage(problem, stage) for stage in pipeline.stages), micro_batches=pipeline.micro_batches
+        stages=tuple(_wire_stage(problem, stage) for stage in pipeline.stages),
+        micro_batches=pipeline.micro_batches,
+        codecs=tuple("fp16s" if one else None for one in coded) if any(coded) else None,
     )
 
 

@@ -43,7 +43,10 @@ def from_plan(plan: wire.Plan, problem: Problem) -> tuple[Allocation, Schedule]:
                     Fault(f"{where}/recompute", f"{list(outside[0])} is no range within layers {[first, last]}")
                 )
                 continue
-            stages.append(Stage(first, last, tuple(number_of[n] for n in stage.devices), stage.dispatch, tuple(ranges)))
+            codecs = (None, *(pipeline.codecs or (None,) * (len(pipeline.stages) - 1)), None)
+            coded = codecs[s] is not None, codecs[s + 1] is not None
+            devices = tuple(number_of[n] for n in stage.devices)
+            stages.append(Stage(first, last, devices, stage.dispatch, tuple(ranges), coded))
         first_batch, last_batch = pipeline.micro_batches
         if not first_batch <= last_batch < plan.num_micro_batches:
             faults.append(

@@ -14,7 +14,17 @@ from penstock.schemas.quantities import MAX_WIRE_INTEGER
 from penstock.schemas.request import MemoryModel, PlanRequest
 from penstock.schemas.topology import ClusterTopology, Node
 from penstock.solvers.network import Cable, Inside, Network
-from penstock.solvers.problem import Device, Measured, MemoryRules, NetworkRules, Pin, PipelineRun, Problem, RankRun
+from penstock.solvers.problem import (
+    CodecSpeed,
+    Device,
+    Measured,
+    MemoryRules,
+    NetworkRules,
+    Pin,
+    PipelineRun,
+    Problem,
+    RankRun,
+)
 
 OPTIMIZER_STATES = {"sgd": 0, "momentum": 1, "adam": 2}
 
@@ -56,6 +66,9 @@ def to_problem(request: PlanRequest) -> Problem:
             overlap_all_reduce=request.network.overlap_all_reduce,
         ),
         recompute=request.recompute,
+        codec=request.codec == "auto",
+        codec_speeds=_codec_speeds(profile, request.codec == "auto"),
+        encodable=_encodable(profile),
         expected_error=profile.source.expected_error,
         pipeline_run=None if request.pipeline_profile is None else _pipeline_run(request.pipeline_profile),
         update_rules=frozenset(request.update_rules),
@@ -209,6 +222,30 @@ def _memory_rules(memory: MemoryModel, profile: ModelProfile) -> MemoryRules:
         headroom_bytes=memory.headroom_bytes,
         count_buffers=memory.buffers == "exact",
     )
+
+
+def _codec_speeds(profile: ModelProfile, asked_for: bool) -> dict[str, CodecSpeed]:
+    if asked_for and not profile.codec_speeds:
+        raise InvalidDocument(
+            f"codec: auto needs to know how fast devices convert, which the profile {profile.name!r} does not say",
+            faults=(Fault("/codec", "the profile has no codec_speeds"),),
+            remedy="measure the model with `penstock profile`, or leave codec out",
+        )
+    return {
+        speed.device_kind: CodecSpeed(speed.encode_bytes_per_s, speed.decode_bytes_per_s)
+        for speed in profile.codec_speeds or ()
+    }
+
+
+def _encodable(profile: ModelProfile) -> tuple[tuple[int, int], ...]:
+    """Bytes of a sample and number of the fp32 tensors of each cut: those that have a gradient of their own size."""
+    if profile.parameter_dtype != "fp32":
+        return ((0, 0),) * len(profile.boundaries)
+    sizes = [
+        [t.bytes_per_sample for t in cut if t.bytes_per_sample == t.gradient_bytes_per_sample]
+        for cut in profile.boundaries
+    ]
+    return tuple((sum(one), len(one)) for one in sizes)
 
 
 def _devices(topology: ClusterTopology) -> tuple[Device, ...]:

@@ -26,8 +26,13 @@ def applies(bound: Bound, candidate: Candidate) -> bool:
 
 
 def is_one_pipeline(allocation: Allocation, schedule: Schedule, update_rule: UpdateRule) -> bool:
-    """A flushed pipeline, replicas by rows, whole backwards; devices may hold several stages, which may recompute."""
+    """A flushed pipeline, replicas by rows, whole backwards; devices may hold several stages, which may recompute.
+
+    Nothing is encoded: these bounds count transfers in full.
+    """
     if update_rule != "synchronous" or len(allocation.pipelines) > 1 or {INPUT, WEIGHT} & _kinds(schedule):
+        return False
+    if any(True in stage.coded for stage in allocation.stages):
         return False
     return all(stage.dispatch == "rows" or stage.replicas == 1 for stage in allocation.stages)
 

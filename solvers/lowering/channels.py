@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from math import lcm
 
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.schemas.program import Channel
+from penstock.schemas.program import CODECS, Channel
 from penstock.solvers.allocation import Allocation, Stage
 from penstock.solvers.batching import slice_bounds
 from penstock.solvers.problem import Problem
@@ -49,9 +49,10 @@ def channels(
                 if kind == "B":
                     ends.reverse()
                 key = (ends[0][0], ends[1][0])
-                tag = _tag(used, key, batches * allocation.num_micro_batches * tensors)
+                tag = _tag(used, key, batches * allocation.num_micro_batches * tensors, below.coded[1])
+                codec = CODECS[0] if below.coded[1] else None
                 for rank, stage, peer_stage, peer, mine in ends:
-                    made[rank].append(Channel("F" if kind == "F" else "B", stage, peer_stage, peer, mine, tag))
+                    made[rank].append(Channel("F" if kind == "F" else "B", stage, peer_stage, peer, mine, tag, codec))
     return made
 
 
@@ -62,11 +63,14 @@ def slices(stage: Stage, replica: int, classes: Rows) -> Rows:
     return tuple(slice_bounds(rows, stage.replicas, replica) for rows, _ in classes)
 
 
-def _tag(used: dict[tuple[int, int], int], pair: tuple[int, int], width: int) -> int:
-    """The first tag of a channel: tags are unique among the messages from one rank to another; 0 stays free."""
+def _tag(used: dict[tuple[int, int], int], pair: tuple[int, int], width: int, coded: bool) -> int:
+    """The first tag of a channel: tags are unique among the messages from one rank to another; 0 stays free.
+
+    A codec takes as many again, for full tensors that follow where one cannot be encoded.
+    """
     tag = used.get(pair, 1)
     used[pair] = tag + width
-    if tag + width > 2**31:
+    if tag + width > (2**30 if coded else 2**31):
         raise UnsupportedRequest(
             f"ranks {pair[0]} and {pair[1]} exchange more messages in a step than there are tags (2^31)",
             remedy="fewer micro-batches, or fewer global batches at a time",

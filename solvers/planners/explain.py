@@ -32,6 +32,8 @@ def why_found(session: Session, closely: bool = False) -> str:
         parts.append(
             f"activation communication ratio {ratio:.3f}, {side} the {ACR_THRESHOLD} from which P_B is advised"
         )
+    if session.codec_note:
+        parts.append(session.codec_note)
     bound = session.bound.bound_ns
     if best.value_ns <= bound + session.bound.tolerance_ns:
         parts.append(f"it meets the lower bound of {_covered(session)}")

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from penstock.schemas.errors import InvalidPlan
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.bounds import applies, request_bound, schedule_bound
+from penstock.solvers.codecs import best_codecs, with_codecs
 from penstock.solvers.pins import broken_pin, keep_pins, keep_pins_of_schedule
 from penstock.solvers.planners.deadline import Deadline
 from penstock.solvers.planners.proposal import (
@@ -53,7 +54,7 @@ class Session:
     ``max_plans``: how many plans of one planner are judged; a count, so the answer is the same on every machine.
     ``ceiling_ns``: the least time of plans known elsewhere. What is judged does not depend on plans known already, here
     or there, but for those that are proven to take longer (``portfolio``). ``beside``: the best plan that is mentioned
-    only; ``lost``: planners whose process died, and of what.
+    only; ``lost``: planners whose process died, and of what. ``codec_note``: what codecs save, for ``why``.
     """
 
     problem: Problem
@@ -77,6 +78,7 @@ class Session:
     notes: dict[str, str] = field(default_factory=dict)
     beside: Found | None = None
     lost: dict[str, str] = field(default_factory=dict)
+    codec_note: str = ""
     _announced: Candidate | None = None
     _key: Key | None = None
     _seen: set[object] = field(default_factory=set)
@@ -329,6 +331,29 @@ class Session:
             self.on_incumbent(self.best)
         self._announced = self.best
         return None
+
+    def choose_codecs(self) -> None:
+        """Encode the best plan's tensors where the judge finds that it saves time (WPipe, appendix A.3)."""
+        best = self.best
+        if best is None or not self.problem.codec or best.update_rule == "elastic_averaging":
+            return
+        how: dict[str, Any] = {"overlap": best.overlap_all_reduce, "update_rule": best.update_rule}
+
+        def judge(allocation: Allocation) -> int | None:
+            if self.deadline.passed:
+                return None
+            timeline = simulate(self.problem, allocation, best.schedule, **how)
+            short = excess_of(self.problem, allocation, timeline)
+            return timeline.time_per_global_batch_ns if short is None else None
+
+        edges = best_codecs(self.problem, best.allocation, best.value_ns, judge)
+        if edges:
+            allocation = with_codecs(best.allocation, edges)
+            timeline = simulate(self.problem, allocation, best.schedule, **how)
+            saved = 100 * (1 - timeline.time_per_global_batch_ns / best.value_ns)
+            self.codec_note = f"fp16s behind stages {sorted(edges)} takes {saved:.2f} % off"
+            self.best = replace(best, allocation=allocation, timeline=timeline)
+            self._announce(self.best)
 
     def _fewer(self, allocation: Allocation, draft: Draft, short: Shortage) -> Draft | None:
         """The same schedule with one micro-batch less in flight on the stage that lacks memory."""
