@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import calibrating, judging, planning, probing, profiling, running, schedules, serving
+from penstock.cli import calibrating, judging, planning, probing, profiling, running, schedules, serving, tuning
 from penstock.schemas.errors import MissingExtra, PenstockError
 
 USAGE = 64
@@ -46,6 +46,7 @@ profiling.register(app, importing)
 probing.register(app)
 running.register(app)
 calibrating.register(app, exporting)
+tuning.register(app)
 schedules.register(importing, exporting)
 serving.register(app)
 
