@@ -27,6 +27,11 @@ class Config:
     length: int
     vocabulary: int
     dropout: float = 0.0
+    tied: bool = False
+
+
+TIED = ("embedding.tokens.weight", "head.1.weight")
+"""The embedding of the words is also the weight of their scores (Press and Wolf, 2017); GPT-2 has it so [1]_."""
 
 
 class Block(nn.Module):
@@ -49,7 +54,7 @@ class Block(nn.Module):
 
 
 class Head(nn.Sequential):
-    """The last normalisation and the logits; not tied to the embedding, so that it may live on another device."""
+    """The last normalisation and the logits; their weight may be the embedding's, on another device too."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(nn.LayerNorm(config.width), nn.Linear(config.width, config.vocabulary, bias=False))
@@ -65,7 +70,7 @@ def layers(config: Config) -> list[LayerSpec]:
 
 def make(name: str, config: Config, *, batch_size: int, seed: int = 0) -> TokenJob:
     """A job that trains this GPT on random tokens."""
-    return TokenJob(
+    job = TokenJob(
         name,
         partial(layers, config),
         batch_size=batch_size,
@@ -73,11 +78,15 @@ def make(name: str, config: Config, *, batch_size: int, seed: int = 0) -> TokenJ
         vocabulary=config.vocabulary,
         seed=seed,
     )
+    if config.tied:
+        job.shared_parameters = (TIED,)
+    return job
 
 
 job = make("gpt", Config(blocks=8, width=256, heads=4, length=64, vocabulary=256), batch_size=64)
 tiny = make("gpt-tiny", Config(blocks=4, width=32, heads=2, length=16, vocabulary=64), batch_size=16)
 dropout = make("gpt-dropout", Config(blocks=4, width=32, heads=2, length=16, vocabulary=64, dropout=0.1), batch_size=16)
+tied = make("gpt-tied", Config(blocks=4, width=32, heads=2, length=16, vocabulary=64, tied=True), batch_size=16)
 
 
 _GPT2 = partial(Config, length=1024, vocabulary=50257)

@@ -73,6 +73,7 @@ class SimpleJob:
     """A base for jobs; subclasses give ``layers``, ``batch``, ``loss`` and ``optimizer``."""
 
     outputs: tuple[str, ...] = ("x",)
+    shared_parameters: Sequence[Sequence[str]] = ()
 
     def __init__(self, name: str, *, batch_size: int, seed: int = 0) -> None:
         self.name = name

@@ -38,6 +38,11 @@ class Training:
             raise InvalidDocument(f"clip_norm is {self.clip_norm!r}; give a finite norm above 0, or none")
 
     @property
+    def dtype(self) -> torch.dtype | None:
+        """What autocast computes in; None in full precision."""
+        return _DTYPES.get(self.precision)
+
+    @property
     def lowered(self) -> bool:
         """Whether tensors may be smaller than in a profile of full precision."""
         return self.precision != "fp32"

@@ -167,8 +167,7 @@ residual = Momentum(_residual)
 adam = Adam(partial(blocks, 6), lr=0.01)
 lowered = Momentum(_residual, dtype=torch.float32)
 loud = Loud(
-    lambda: [*blocks(2), LayerSpec("loud", Overflows, ("x", "loud"), ("x",)), *blocks(4)[2:]],
-    dtype=torch.float32,
+    lambda: [*blocks(2), LayerSpec("loud", Overflows, ("x", "loud"), ("x",)), *blocks(4)[2:]], dtype=torch.float32
 )
 normalised = Momentum(
     lambda: [*blocks(1), LayerSpec("norm.0", Normalise), *blocks(2)[1:], LayerSpec("norm.1", Normalise), *blocks(4)[3:]]

@@ -235,3 +235,19 @@ def test_shared_out_states_change_nothing(pool: RankPool, bucket_bytes: int) -> 
         assert programs[0].shard_states == shard_states
         runs.append(losses_of(pool.train(programs, "numeric_jobs:adam", steps=STEPS, check=False)))
     assert runs[0] == runs[1]
+
+
+# The check of a run
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("tied", {"clip_norm": 0.05}), ("lowered", {"precision": "bf16"})],
+)
+def test_the_check_knows_ties_clipping_and_precision(pool: RankPool, name: str, options: dict[str, Any]) -> None:
+    job = getattr(numeric_jobs, name)
+    programs = programs_of(job, [Part(3, (0,)), Part(len(job.layers()) - 3, (1,))], 3, norm=True)
+    for one in pool.train(programs, f"numeric_jobs:{name}", options=options):
+        assert one["kind"] == "done", one
+        assert one["gradient_check"] <= one["gradient_tolerance"]
+        assert one["loss_check"] < 1e-6
