@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from penstock.executor.chain import Chain
+from penstock.executor.assembly import assemble, checked_sizes
+from penstock.executor.chain import Chain, TensorShape, tensor_shape
 from penstock.executor.device_table import ANALYTIC_EXPECTED_ERROR, DeviceFacts, Dtype, device_facts
 from penstock.executor.job import Job
 from penstock.executor.meta_cost import FusedKernels, Operation, OperationRecorder, SavedStorages
 from penstock.schemas.errors import InvalidDocument, ModelMismatch
-from penstock.schemas.profile import BoundaryTensor, Layer, LayerMeasurement, Measurement, ModelProfile, ProfileSource
+from penstock.schemas.profile import LayerMeasurement, Measurement, ModelProfile, ProfileSource
 
 TORCH_DTYPES: dict[Dtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -31,7 +32,7 @@ class _LayerCost(NamedTuple):
 
 class _Run(NamedTuple):
     costs: list[_LayerCost]
-    boundaries: list[tuple[BoundaryTensor, ...]]
+    shapes: list[dict[str, TensorShape]]
 
 
 def analytic_profile(
@@ -64,21 +65,12 @@ def analytic_profile(
         runs.append(_run(chain, modules, size, TORCH_DTYPES[dtype]))
     update_bytes = [_update_bytes(job, module) for module in modules]
     update_facts = device_facts(update_kind or kinds[0])
-    return ModelProfile(
-        name=job.name,
-        layers=tuple(
-            Layer(
-                name=spec.name,
-                kind=type(module).__name__,
-                parameter_bytes=parameter_bytes(module),
-                trainable=any(parameter.requires_grad for parameter in module.parameters()),
-                update_ns=math.ceil(update / update_facts.bytes_per_s() * 1e9),
-            )
-            for spec, module, update in zip(chain.specs, modules, update_bytes, strict=True)
-        ),
-        boundaries=tuple(runs[-1].boundaries),
-        parameter_dtype=dtype,
-        measurements=tuple(
+    return assemble(
+        chain,
+        modules,
+        runs[-1].shapes,
+        [math.ceil(update / update_facts.bytes_per_s() * 1e9) for update in update_bytes],
+        [
             Measurement(
                 device_kind=device.kind,
                 micro_batch_size=size,
@@ -86,36 +78,25 @@ def analytic_profile(
             )
             for device in facts
             for size, run in zip(sizes, runs, strict=True)
-        ),
-        scaling="measured",
-        assumptions=_assumptions(chain, update_facts.kind),
+        ],
         source=ProfileSource(
             method="analytic",
             description=f"operations on the meta device in {dtype}, times from the table of {', '.join(kinds)}",
             expected_error=ANALYTIC_EXPECTED_ERROR,
         ),
+        dtype=dtype,
+        assumptions=(
+            f"update_ns is one fused step of the job's optimizer on {update_facts.kind}",
+            "the loss belongs to the last layer; attention and LSTMs run as fused kernels",
+        ),
     )
-
-
-def parameter_bytes(module: nn.Module) -> int:
-    """Bytes of a module's parameters, each once."""
-    return sum(parameter.numel() * parameter.itemsize for parameter in module.parameters())
-
-
-def checked_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
-    """The sizes in order, each once. Raises InvalidDocument when there is none or one is no number of samples."""
-    if not sizes or min(sizes) < 1:
-        raise InvalidDocument(
-            f"the micro-batch sizes {list(sizes)} have to be one or more numbers of at least 1 sample"
-        )
-    return tuple(sorted(set(sizes)))
 
 
 def _run(chain: Chain, modules: list[nn.Module], size: int, dtype: torch.dtype) -> _Run:
     env = {name: _as(tensor, dtype) for name, tensor in chain.batch_inputs(range(size)).items()}
     targets = _to_meta(chain.job.batch(0, range(size))[1])
     storages = SavedStorages()
-    costs, boundaries = [], []
+    costs, shapes = [], []
     for i, (spec, module) in enumerate(zip(chain.specs, modules, strict=True)):
         storages.leave_out([*module.parameters(), *module.buffers()])
         try:
@@ -132,10 +113,8 @@ def _run(chain: Chain, modules: list[nn.Module], size: int, dtype: torch.dtype) 
         for name, tensor in zip(spec.writes, results, strict=True):
             env[name] = tensor.detach().requires_grad_(tensor.requires_grad)
         if i < len(chain.cuts):
-            boundaries.append(
-                tuple(_boundary(chain.tensor_name(i, k), env[name], size) for k, name in enumerate(chain.cuts[i]))
-            )
-    return _Run(costs, boundaries)
+            shapes.append({name: tensor_shape(env[name]) for name in chain.cuts[i]})
+    return _Run(costs, shapes)
 
 
 def _trace_layer(
@@ -200,21 +179,5 @@ def _time_ns(operations: Iterable[Operation], device: DeviceFacts, dtype: Dtype)
     return math.ceil(seconds * 1e9)
 
 
-def _boundary(name: str, tensor: Tensor, rows: int) -> BoundaryTensor:
-    size = -(-tensor.numel() * tensor.itemsize // rows)
-    return BoundaryTensor(
-        name=name, bytes_per_sample=size, gradient_bytes_per_sample=size if tensor.requires_grad else 0
-    )
-
-
 def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-
-def _assumptions(chain: Chain, update_kind: str) -> tuple[str, ...]:
-    inputs = sorted({name for names in chain.inputs for name in names})
-    return (
-        f"model inputs, delivered by the batch and crossing no cut: {', '.join(inputs) or 'none'}",
-        f"update_ns is one fused step of the job's optimizer on {update_kind}",
-        "the loss belongs to the last layer; attention and LSTMs run as fused kernels",
-    )

@@ -89,7 +89,7 @@ class Chain:
             raise ModelMismatch(f"layer {spec.name!r} cannot be built: {type(error).__name__}: {error}") from error
         if not isinstance(module, nn.Module):
             raise InvalidDocument(f"the builder of layer {spec.name!r} returned {type(module).__name__}, no nn.Module")
-        return module.to(device)
+        return module if device.type == place.type else module.to(device)
 
     def build_layers(
         self,
@@ -205,7 +205,7 @@ class Chain:
             if i < len(self.cuts):
                 for name in self.cuts[i]:
                     _check_rows(env[name], len(rows), f"tensor {name!r} after layer {spec.name!r}")
-                shapes.append({name: _shape(env[name]) for name in self.cuts[i]})
+                shapes.append({name: tensor_shape(env[name]) for name in self.cuts[i]})
         return tuple(shapes)
 
     def _read_from_batch(self) -> tuple[tuple[str, ...], ...]:
@@ -247,5 +247,6 @@ def _check_rows(tensor: Tensor, rows: int, what: str) -> None:
         )
 
 
-def _shape(tensor: Tensor) -> TensorShape:
+def tensor_shape(tensor: Tensor) -> TensorShape:
+    """The shape of one sample of ``tensor``, its type, and whether it wants a gradient."""
     return TensorShape(tuple(tensor.shape[1:]), tensor.dtype, tensor.requires_grad)

@@ -19,16 +19,18 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import torch
 
-from penstock.executor.analytic import checked_sizes, parameter_bytes
+from penstock.executor.assembly import assemble, checked_sizes
 from penstock.executor.chain import Chain
 from penstock.executor.job import Job, load_job
+from penstock.executor.precision import Training
+from penstock.executor.profile_rank import STEADY
 from penstock.schemas import errors
 from penstock.schemas.errors import InvalidDocument, PenstockError, RunFailed
-from penstock.schemas.profile import BoundaryTensor, Layer, LayerMeasurement, Measurement, ModelProfile, ProfileSource
+from penstock.schemas.profile import LayerMeasurement, Measurement, ModelProfile, ProfileSource
 
 MEASURED_EXPECTED_ERROR = 0.15
 
@@ -44,17 +46,20 @@ def measure_profile(
     directory: str | Path | None = None,
     device_kind: str | None = None,
     seconds: float = 4.0,
+    precision: str = "fp32",
     progress: Progress | None = None,
 ) -> ModelProfile:
     """Measure ``job`` (or the job called ``module:attribute``) at each micro-batch size (samples).
 
     ``concurrency``: devices of the host that are busy at the same time in training; each gets one process, and an
     accelerator each (``cuda:0``, ``cuda:1``, …). ``seconds`` bounds the measuring of one size once all are warm. The
-    profile's kind of device is ``device_kind``, or the device's own name. Raises InvalidDocument for a job that cannot
+    profile's kind of device is ``device_kind``, or the device's own name. ``precision``: as in `Training`.
+    Raises InvalidDocument for a job that cannot
     be sent to a process or sizes that make no sense, ModelMismatch for a model that does not run, RunFailed when a
     process dies.
     """
     sizes = checked_sizes(micro_batch_sizes)
+    training = Training(precision)  # type: ignore[arg-type]
     loaded = load_job(job, directory) if isinstance(job, str) else job
     chain = Chain(loaded)
     layers = len(chain.specs)
@@ -73,13 +78,24 @@ def measure_profile(
                 "last": last,
                 "sizes": sizes,
                 "seconds": seconds,
+                "precision": training.precision,
             }
             ranks.append(_Rank(number, told))
         results = [_measure_size(ranks, size, seconds, progress) for size in sizes]
     finally:
         for rank in ranks:
             rank.end()
-    return _assemble(chain, sizes, shares, results, device_kind or _kind(device), concurrency, device)
+    setting = _Setting(device, device_kind or _kind(device), concurrency, training)
+    return _assemble(chain, sizes, shares, results, setting)
+
+
+class _Setting(NamedTuple):
+    """On what, and how, was measured."""
+
+    device: str
+    kind: str
+    concurrency: int
+    training: Training
 
 
 class _Rank:
@@ -146,8 +162,9 @@ def _measure_size(ranks: list[_Rank], size: int, seconds: float, progress: Progr
     for rank in ranks:
         rank.tell({"stop": size})
     if progress is not None:
-        passes = min(result["passes"] for result in results)
-        progress(f"measured at {size} samples: {passes} passes or more, {time.perf_counter() - start:.1f} s")
+        passes, spread = (choose(one[key] for one in results) for choose, key in ((min, "passes"), (max, "spread")))
+        took = f"{time.perf_counter() - start:.1f} s"
+        progress(f"measured at {size} samples: {passes} passes or more count, within {spread:.1%}, {took}")
     return results
 
 
@@ -164,53 +181,39 @@ def _assemble(
     sizes: tuple[int, ...],
     shares: list[tuple[int, int]],
     results: list[list[dict[str, Any]]],
-    kind: str,
-    concurrency: int,
-    device: str,
+    setting: _Setting,
 ) -> ModelProfile:
-    measured = [_layer_measurements(shares, result, device) for result in results]
-    updates = _update_times(shares, results[-1], device)
-    modules = [chain.build_layer(i, device="meta") for i in range(len(chain.specs))]
-    shapes = chain.infer_shapes(range(sizes[-1]))
-    inputs = sorted({name for names in chain.inputs for name in names})
-    return ModelProfile(
-        name=chain.job.name,
-        layers=tuple(
-            Layer(
-                name=spec.name,
-                kind=type(module).__name__,
-                parameter_bytes=parameter_bytes(module),
-                trainable=any(parameter.requires_grad for parameter in module.parameters()),
-                update_ns=update_ns,
+    modules = chain.build_layers(range(len(chain.specs)), device="meta")
+    spread = max(float(result["spread"]) for of_size in results for result in of_size)
+    return assemble(
+        chain,
+        list(modules.values()),
+        chain.infer_shapes(range(sizes[-1]), setting.training, setting.device),
+        _update_times(shares, results[-1], setting.device),
+        [
+            Measurement(
+                device_kind=setting.kind,
+                micro_batch_size=size,
+                concurrency=setting.concurrency,
+                layers=_layer_measurements(shares, result, setting.device),
             )
-            for spec, module, update_ns in zip(chain.specs, modules, updates, strict=True)
-        ),
-        boundaries=tuple(
-            tuple(
-                BoundaryTensor(
-                    name=chain.tensor_name(i, k),
-                    bytes_per_sample=shape.bytes_per_sample,
-                    gradient_bytes_per_sample=shape.bytes_per_sample if shape.needs_grad else 0,
-                )
-                for k, shape in enumerate(cut.values())
-            )
-            for i, cut in enumerate(shapes)
-        ),
-        measurements=tuple(
-            Measurement(device_kind=kind, micro_batch_size=size, concurrency=concurrency, layers=layers)
-            for size, layers in zip(sizes, measured, strict=True)
-        ),
-        scaling="measured",
-        assumptions=(
-            f"model inputs, delivered by the batch and crossing no cut: {', '.join(inputs) or 'none'}",
-            "the loss belongs to the last layer",
-        ),
+            for size, result in zip(sizes, results, strict=True)
+        ],
         source=ProfileSource(
             method="measured",
-            description=f"{kind}, {concurrency} at once, torch {torch.__version__}, one thread each",
-            expected_error=MEASURED_EXPECTED_ERROR,
+            description=(
+                f"{setting.kind}, {setting.concurrency} at once, torch {torch.__version__}, one thread each, "
+                f"{setting.training.precision}, medians of blocks within {spread:.1%}"
+            ),
+            expected_error=expected_error(spread),
         ),
+        assumptions=("the loss belongs to the last layer",),
     )
+
+
+def expected_error(spread: float) -> float:
+    """What is stated of predictions from measurements whose last blocks were apart by ``spread``."""
+    return round(min(1.0, MEASURED_EXPECTED_ERROR + max(0.0, spread - STEADY)), 3)
 
 
 def _slowdown(results: list[dict[str, Any]], device: str) -> float:
@@ -227,11 +230,13 @@ def _layer_measurements(
     found: dict[int, LayerMeasurement] = {}
     for (first, last), result in zip(shares, results, strict=True):
         for k, layer in enumerate(range(first, last + 1)):
-            backward_ns = result["backward_ns"][k]
+            backward_ns = max(1, round(result["backward_ns"][k] * slowdown)) if result["backward_ns"][k] else 0
             found[layer] = LayerMeasurement(
                 forward_ns=max(1, round(result["forward_ns"][k] * slowdown)),
-                backward_ns=max(1, round(backward_ns * slowdown)) if backward_ns else 0,
+                backward_ns=backward_ns,
+                backward_weight_ns=round(backward_ns * result["weight_shares"][k]),
                 stash_bytes=result["stash_bytes"][k],
+                workspace_bytes=result["workspace_bytes"][k],
             )
     return tuple(found[layer] for layer in sorted(found))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.documents import STANDARD, refuse_unwritable, write_document
+from penstock.cli.documents import STANDARD, post_document, refuse_unwritable, write_document
 
 if TYPE_CHECKING:
     from penstock.cli.show import Screen
@@ -65,6 +65,8 @@ def profile(
     directory: Annotated[str | None, typer.Option(help="Where the training project lies.")] = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="Measuring time per size.")] = 4.0,
     dtype: Annotated[str, typer.Option(help="fp32, bf16 or fp16; for --analytic.")] = "fp32",
+    precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16 (autocast), as the run will train.")] = "fp32",
+    post: Annotated[str | None, typer.Option(help="Also send the profile to this service, http://host:port.")] = None,
 ) -> None:
     """Measure a PyTorch model on this machine, or compute its costs for a device that is not at hand."""
     import torch
@@ -89,12 +91,15 @@ def profile(
             directory=where,
             device_kind=device_kind,
             seconds=seconds,
+            precision=precision,
             progress=screen.progress,
         )
     screen.done()
     write_document(found, output)
     if output != STANDARD:
         _summary(screen, found, output)
+    if post is not None:
+        post_document(screen, found, post)
 
 
 def _size_in_name(name: str) -> int:

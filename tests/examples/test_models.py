@@ -8,7 +8,7 @@ from torch import Tensor
 
 from penstock.examples import catalogue
 from penstock.examples.models import MODELS
-from penstock.executor.analytic import parameter_bytes
+from penstock.executor.assembly import parameter_bytes
 from penstock.executor.chain import Chain
 from penstock.executor.job import Job, load_job
 

@@ -11,7 +11,7 @@ from penstock.executor.analytic import analytic_profile
 from penstock.executor.job import load_job
 from penstock.executor.link_fit import fit
 from penstock.executor.link_probe import LinkMeasurement, measure_links, measured_cluster
-from penstock.executor.profiler import measure_profile
+from penstock.executor.profiler import MEASURED_EXPECTED_ERROR, measure_profile
 from penstock.schemas.errors import InvalidDocument, ModelMismatch, RunFailed
 from penstock.schemas.profile import ModelProfile
 
@@ -61,7 +61,10 @@ def test_every_layer_is_measured_at_every_size(measured: ModelProfile) -> None:
     ]
     for measurement in measured.measurements:
         assert all(layer.forward_ns >= 1 and layer.backward_ns >= 1 for layer in measurement.layers)
+        assert all(0 <= (layer.backward_weight_ns or 0) <= layer.backward_ns for layer in measurement.layers)
+        assert any(layer.workspace_bytes for layer in measurement.layers)
     assert all(layer.update_ns >= 1 for layer in measured.layers)
+    assert measured.source.expected_error >= MEASURED_EXPECTED_ERROR
     assert (measured.source.method, measured.scaling) == ("measured", "measured")
 
 

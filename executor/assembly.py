@@ -1,0 +1,89 @@
+"""A profile from its parts: what layers are is read from their modules, what they cost comes from whoever found out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from penstock.executor.chain import Chain, TensorShape
+from penstock.schemas.errors import InvalidDocument
+from penstock.schemas.profile import (
+    BoundaryTensor,
+    Layer,
+    Measurement,
+    ModelProfile,
+    ProfileSource,
+    SharedParameter,
+)
+
+Shapes = Sequence[dict[str, TensorShape]]
+
+
+def assemble(
+    chain: Chain,
+    modules: Sequence[nn.Module],
+    shapes: Shapes,
+    update_ns: Sequence[int],
+    measurements: Sequence[Measurement],
+    *,
+    source: ProfileSource,
+    dtype: str = "fp32",
+    assumptions: Sequence[str] = (),
+) -> ModelProfile:
+    """The profile of ``chain``; ``modules``: its layers on any device, ``shapes``: what crosses its cuts.
+
+    A tied parameter counts in the first of its layers alone.
+    """
+    inputs = sorted({name for names in chain.inputs for name in names})
+    ties = [SharedParameter(name=name, layers=layers, bytes=size) for name, layers, size in chain.shared_parameters()]
+    own_bytes = [parameter_bytes(module) for module in modules]
+    for tie in ties:
+        for layer in tie.layers[1:]:
+            own_bytes[layer] -= tie.bytes
+    told = f"model inputs, delivered by the batch and crossing no cut: {', '.join(inputs) or 'none'}"
+    return ModelProfile(
+        name=chain.job.name,
+        layers=tuple(
+            Layer(
+                name=spec.name,
+                kind=type(module).__name__,
+                parameter_bytes=size,
+                trainable=any(parameter.requires_grad for parameter in module.parameters()),
+                update_ns=update,
+            )
+            for spec, module, size, update in zip(chain.specs, modules, own_bytes, update_ns, strict=True)
+        ),
+        boundaries=tuple(_boundary(chain, cut, tensors) for cut, tensors in enumerate(shapes)),
+        shared_parameters=tuple(ties),
+        parameter_dtype=dtype,  # type: ignore[arg-type]
+        measurements=tuple(measurements),
+        scaling="measured",
+        assumptions=(told, *assumptions),
+        source=source,
+    )
+
+
+def parameter_bytes(module: nn.Module) -> int:
+    """Bytes of a module's parameters, each once."""
+    return sum(parameter.numel() * parameter.itemsize for parameter in module.parameters())
+
+
+def checked_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
+    """The sizes in order, each once. Raises InvalidDocument when there is none or one is no number of samples."""
+    if not sizes or min(sizes) < 1:
+        raise InvalidDocument(
+            f"the micro-batch sizes {list(sizes)} have to be one or more numbers of at least 1 sample"
+        )
+    return tuple(sorted(set(sizes)))
+
+
+def _boundary(chain: Chain, cut: int, tensors: dict[str, TensorShape]) -> tuple[BoundaryTensor, ...]:
+    return tuple(
+        BoundaryTensor(
+            name=chain.tensor_name(cut, k),
+            bytes_per_sample=shape.bytes_per_sample,
+            gradient_bytes_per_sample=shape.bytes_per_sample if shape.needs_grad else 0,
+        )
+        for k, shape in enumerate(tensors.values())
+    )

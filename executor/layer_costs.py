@@ -1,0 +1,115 @@
+"""What each layer of a share costs beside its time: stash, workspace, the weight half of its backward, its update."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from contextlib import nullcontext
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from penstock.executor.job import Job
+from penstock.executor.memory_use import MemoryWatch, held_bytes
+from penstock.executor.meta_cost import SavedStorages
+from penstock.executor.share import Share, leaf
+from penstock.executor.split_backward import Recorded, SplitBackward
+from penstock.executor.stopwatch import Stopwatch
+
+_SPLIT_ROUNDS = 5
+_UPDATE_ROUNDS = 5
+
+
+def stash_bytes(share: Share) -> list[int]:
+    """Bytes that each layer's forward newly keeps alive for its backward, each storage once."""
+    storages = SavedStorages()
+    for module in share.modules:
+        storages.leave_out([*module.parameters(), *module.buffers()])
+    totals = []
+    with storages.counting() as kept:
+        share.forward(lambda index, results: totals.append(kept()))
+    return [b - a for a, b in pairwise([0, *totals])]
+
+
+def workspace_bytes(share: Share, stash: Sequence[int]) -> list[int]:
+    """Bytes that each layer needs only while it runs: the most that it allocated, less what stays.
+
+    After a forward stash and results stay; a backward gives back what it uses up, and leaves its inputs' gradients.
+    """
+    left = []
+    with MemoryWatch(share.device) as watch:
+        for i, (given, kept) in enumerate(zip(_inputs(share), stash, strict=True)):
+            with watch.stretch(f"F{i}"):
+                results = _run(share, i, dict(given))
+            roots = [one for one in results if one.requires_grad]
+            gradients = [torch.ones_like(root) for root in roots]
+            with watch.stretch(f"B{i}"):
+                if roots:
+                    torch.autograd.backward(roots, gradients)
+            arrived = [tensor.grad for tensor in given.values() if tensor.grad is not None]
+            left.append((max(kept, held_bytes(results)), held_bytes(arrived)))
+    return [
+        max(0, watch.growth(f"F{i}").peak_bytes - forward, watch.growth(f"B{i}").peak_bytes - backward)
+        for i, (forward, backward) in enumerate(left)
+    ]
+
+
+def weight_shares(share: Share, watch: Stopwatch) -> list[float]:
+    """Which part of each layer's backward makes weight gradients: W / (I + W) of the two halves, medians.
+
+    A layer whose backward cannot be halved, or that has no weights, gets 0.
+    """
+    halves = [SplitBackward([module]) for module in share.modules]
+    shares: list[list[float]] = [[] for _ in share.modules]
+    for _ in range(_SPLIT_ROUNDS):
+        for i, given in enumerate(_inputs(share)):
+            with halves[i].record() as recorded:
+                results = _run(share, i, dict(given))
+            roots = [one for one in results if one.requires_grad]
+            if halves[i].units and roots:
+                shares[i].append(_weight_share(recorded, roots, list(given.values()), watch))
+    return [statistics.median(found) if found else 0.0 for found in shares]
+
+
+def update_times_ns(share: Share, job: Job, watch: Stopwatch) -> list[int]:
+    """One optimizer step over each layer's trainable parameters: the median of some; a tied one steps in its first."""
+    times, seen = [], set[int]()
+    for module in share.modules:
+        parameters = [one for one in module.parameters() if one.requires_grad and id(one) not in seen]
+        seen.update(map(id, parameters))
+        if not parameters:
+            times.append(0)
+            continue
+        optimizer = job.optimizer(parameters)
+        optimizer.step()
+        times.append(max(1, round(statistics.median(watch.times(optimizer.step, _UPDATE_ROUNDS)))))
+    return times
+
+
+def _inputs(share: Share) -> list[dict[str, Tensor]]:
+    """For each layer what it reads, as leaves; found by one run of the share."""
+    env = {name: leaf(tensor) for name, tensor in share.env.items()}
+    found = []
+    for i in range(len(share.modules)):
+        reads = share.chain.specs[share.first + i].reads
+        wanted = {*reads, *share.chain.outputs} if share.ends_chain and i == len(share.modules) - 1 else set(reads)
+        found.append({name: leaf(tensor) for name, tensor in env.items() if name in wanted})
+        with torch.no_grad():
+            _run(share, i, env)
+    return found
+
+
+def _run(share: Share, i: int, env: dict[str, Tensor]) -> tuple[Tensor, ...]:
+    with share.training.autocast(share.device) or nullcontext():
+        return share.run_layer(i, env)
+
+
+def _weight_share(recorded: Recorded, roots: list[Tensor], inputs: list[Tensor], watch: Stopwatch) -> float:
+    gradients = [torch.ones_like(root) for root in roots]
+    try:
+        (of_input,) = watch.times(lambda: recorded.backward_input(roots, gradients, inputs), 1)
+        (of_weight,) = watch.times(recorded.backward_weight, 1)
+    except RuntimeError:
+        return 0.0
+    return of_weight / max(1, of_input + of_weight)

@@ -1,0 +1,88 @@
+"""How much memory something needs, as the allocator counts: on a GPU torch's statistics, on a CPU its own records.
+
+The records of the CPU allocator (torch's profiler with ``profile_memory``) name every allocation and release in every
+thread, so what they add up to is exact; taking them costs time, which is why only single layers and steps are measured.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.profiler import profile, record_function
+
+_MEMORY = "[memory]"
+_STRETCH = "penstock/"
+
+
+class Growth(NamedTuple):
+    """What a stretch allocated: the most at once beyond its beginning, and what was left at its end."""
+
+    peak_bytes: int
+    left_bytes: int
+
+
+class MemoryWatch:
+    """Measures named stretches of what runs inside it; ``growth`` knows them after it. Not to be nested."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._cuda = device.type == "cuda"
+        self._found: dict[str, Growth] = {}
+        self._records: Any = None
+
+    def __enter__(self) -> MemoryWatch:
+        if not self._cuda:
+            self._records = profile(profile_memory=True)
+            self._records.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if not self._cuda:
+            self._records.__exit__(*error)
+            self._read(self._records.kineto_results.events())
+
+    @contextmanager
+    def stretch(self, name: str) -> Iterator[None]:
+        """What runs inside it is a stretch; on a GPU it starts and ends with an idle device."""
+        if not self._cuda:
+            with record_function(_STRETCH + name):
+                yield
+            return
+        torch.cuda.synchronize(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before = torch.cuda.memory_allocated(self._device)
+        yield
+        torch.cuda.synchronize(self._device)
+        peak, left = torch.cuda.max_memory_allocated(self._device), torch.cuda.memory_allocated(self._device)
+        self._found[name] = Growth(peak - before, left - before)
+
+    def growth(self, name: str) -> Growth:
+        """Of the stretch with this name."""
+        return self._found[name]
+
+    def _read(self, events: Iterable[Any]) -> None:
+        changes, stretches = [], []
+        for event in events:
+            if event.name() == _MEMORY:
+                changes.append((event.start_ns(), event.nbytes()))
+            elif event.name().startswith(_STRETCH):
+                name = event.name().removeprefix(_STRETCH)
+                stretches.append((event.start_ns(), event.start_ns() + event.duration_ns(), name))
+        changes.sort(key=lambda change: change[0])
+        moments = [moment for moment, _ in changes]
+        for start, end, name in stretches:
+            held = list(
+                accumulate(size for _, size in changes[bisect_left(moments, start) : bisect_right(moments, end)])
+            )
+            self._found[name] = Growth(max([0, *held]), held[-1] if held else 0)
+
+
+def held_bytes(tensors: Sequence[Tensor]) -> int:
+    """What tensors keep allocated, each storage once."""
+    return sum({one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}.values())

@@ -1,0 +1,91 @@
+"""Some consecutive layers of a chain with tensors to run them on, as a rank of a pipeline holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from penstock.executor.chain import Chain, derived_seed
+from penstock.executor.gpu import moved
+from penstock.executor.job import Job
+from penstock.executor.precision import FULL, Training
+from penstock.schemas.errors import ModelMismatch
+
+
+@dataclass(slots=True)
+class Share:
+    """The layers ``first`` to ``last`` and what they run on; ``env``: what they read from before them, by name."""
+
+    chain: Chain
+    first: int
+    last: int
+    modules: list[nn.Module]
+    env: dict[str, Tensor]
+    targets: Any
+    size: int
+    device: torch.device
+    training: Training = FULL
+
+    @property
+    def ends_chain(self) -> bool:
+        """Whether the loss belongs to it."""
+        return self.last == len(self.chain.specs) - 1
+
+    def forward(self, after: Callable[[int, list[Tensor]], None]) -> list[Tensor]:
+        """Run the layers; ``after`` is told each layer's results. The tensors to go back from."""
+        env = {name: leaf(tensor) for name, tensor in self.env.items()}
+        with self.training.autocast(self.device) or nullcontext():
+            for i in range(len(self.modules)):
+                after(i, [tensor for tensor in self.run_layer(i, env) if tensor.requires_grad])
+        crossing = ("",) if self.ends_chain else self.chain.cuts[self.last]
+        return [env[name] for name in crossing if env[name].requires_grad]
+
+    def run_layer(self, i: int, env: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        """Run layer ``i`` of the share on ``env``, which gets its results; the last layer of all makes the loss.
+
+        Raises ModelMismatch naming a layer that does not run.
+        """
+        spec = self.chain.specs[self.first + i]
+        try:
+            results = self.chain.call(self.first + i, self.modules[i], [env[name] for name in spec.reads])
+            env.update(zip(spec.writes, results, strict=True))
+            if self.ends_chain and i == len(self.modules) - 1:
+                total, _ = self.chain.job.loss({name: env[name] for name in self.chain.outputs}, self.targets)
+                env[""] = total
+                return (total,)
+        except ModelMismatch:
+            raise
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            raise ModelMismatch(f"layer {spec.name!r} does not run at {self.size} samples: {why}") from error
+        return results
+
+
+def leaf(tensor: Tensor) -> Tensor:
+    """The same numbers without a history."""
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+def make_share(job: Job, first: int, last: int, size: int, device: torch.device, training: Training = FULL) -> Share:
+    """The layers on the device, with gradients to accumulate into, and tensors of the right shapes to run on."""
+    chain = Chain(job)
+    modules = list(chain.build_layers(range(first, last + 1), device=device).values())
+    for module in modules:
+        module.train()
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
+    inputs, targets = job.batch(0, range(size))
+    env = moved(inputs, device)
+    if first:
+        generator = torch.Generator().manual_seed(derived_seed(job.seed, "profile", first))
+        for name, shape in chain.infer_shapes(range(size), training, device)[first - 1].items():
+            whole = (size, *shape.sample_shape)
+            drawn = torch.randn(whole, generator=generator) if shape.dtype.is_floating_point else torch.zeros(whole)
+            env[name] = drawn.to(device=device, dtype=shape.dtype).requires_grad_(shape.needs_grad)
+    return Share(chain, first, last, modules, env, moved(targets, device), size, device, training)
