@@ -8,7 +8,6 @@ Under weight stashing each micro-batch has a mean of its own.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -17,6 +16,7 @@ import torch
 from penstock.executor.actions import Actions, OnBatch
 from penstock.executor.binding import Binder, Bound, Code, first_row
 from penstock.executor.chain import Chain, TensorShape
+from penstock.executor.clocks import device_clock
 from penstock.executor.global_batch import Source, StepResult
 from penstock.executor.gradient_norm import GradientNorm
 from penstock.executor.held_stage import HeldStage, Holder, refuse_other_stages
@@ -193,7 +193,7 @@ class Interpreter:
                     mark[0] = index
                     function(*arguments)
             else:
-                clock, add = time.perf_counter_ns, events.append
+                clock, add = device_clock(self.device), events.append
                 for index, ((function, arguments), arrivals) in enumerate(zip(code.calls, code.waits, strict=True), at):
                     mark[0] = index
                     if arrivals is not None:
