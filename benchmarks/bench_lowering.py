@@ -1,10 +1,12 @@
 """Time and memory of lowering with its checks, and of the text of rows, at 1,024 ranks × 4,096 micro-batches.
 
-Prints ``name value unit target ok|MISSED`` for each row. Stages have one layer; early backward, policy A.
+Also of a periodic plan: what 1,000 global batches in one program cost beyond 10. Prints
+``name value unit target ok|MISSED`` for each row. Stages have one layer; early backward, policy A.
 """
 
 from __future__ import annotations
 
+import json
 import resource
 import time
 
@@ -14,9 +16,10 @@ from penstock.schemas.program import parse_row, print_row
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology, Fabric, UniformCluster
 from penstock.solvers.allocation import Allocation, Stage, single_pipeline
-from penstock.solvers.lowering import lower_arrays
+from penstock.solvers.lowering import lower, lower_arrays
 from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import Orders
+from penstock.solvers.schedules.eager import eager
 from penstock.solvers.schedules.early_backward import early_backward
 
 RANKS, MICRO_BATCHES = 1024, 4096
@@ -29,6 +32,7 @@ def main() -> None:
         case = _case(RANKS // replicas, MICRO_BATCHES, replicas)
         name = f"{RANKS} ranks x {MICRO_BATCHES}, {replicas} per stage"
         _row(f"lowering and checks, {name}", _lower(*case), "s", 60)
+    _periodic()
     _texts(_case(RANKS, MICRO_BATCHES, 1)[2])
     _row("peak memory of all this", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, "GiB", 4)
 
@@ -37,6 +41,19 @@ def _lower(problem: Problem, allocation: Allocation, orders: Orders) -> float:
     began = time.perf_counter()
     lower_arrays(problem, allocation, orders)
     return time.perf_counter() - began
+
+
+def _periodic() -> None:
+    """PipeDream-2BW's order on 64 ranks, 64 micro-batches in a global batch: a long run is a short one with a loop."""
+    problem, allocation, _ = _case(64, 64, 1)
+    pattern = eager(problem, allocation, update_rule="double_buffered")
+    took = {}
+    for batches in (2, 10, 1000):
+        began = time.process_time()
+        programs = lower(problem, allocation, pattern, update_rule="double_buffered", batches=batches)
+        took[batches] = time.process_time() - began, len(json.dumps([program.to_json() for program in programs]))
+    _row("lowering of 1000 global batches x 64, against 10", took[1000][0] / took[10][0], "x", 1.5)
+    _row("the text of 1000 global batches x 64, against 10", took[1000][1] / took[10][1], "x", 1.5)
 
 
 def _texts(orders: Orders) -> None:

@@ -1,34 +1,41 @@
-"""Compares a run's first step with the same job trained unsplit by one process.
+"""Compares a run's first steps with the same job trained by one process (``reference``), whatever the update rule.
 
-The reference draws the same random states and takes the same micro-batches in ascending order. A layer that draws
-random numbers and whose replicas share micro-batches by rows is run slice by slice, as each replica draws for its own
-rows; every other layer sees whole micro-batches, so a layer that mixes samples (batch normalisation) shows up.
+The reference draws the same random states and takes the same micro-batches in ascending order. Compared are the mean
+losses of the first global batches and the gradients of every stage's first updates, which depend on all weights and
+versions before them. A layer that draws random numbers and whose replicas share micro-batches by rows is run slice by
+slice, as each replica draws for its own rows; every other layer sees whole micro-batches, so a layer that mixes samples
+(batch normalisation) shows up.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from penstock.executor.chain import Chain
 from penstock.executor.held_stage import HeldStage
-from penstock.executor.interpreter import Interpreter, first_row
-from penstock.executor.stage_module import back_loss, layer_seed, step_seed
+from penstock.executor.interpreter import Interpreter
+from penstock.executor.reference import Recipe, ReferenceTrainer, Slices
 from penstock.executor.transport import wait_for_all
-from penstock.schemas.errors import InvalidDocument
-from penstock.schemas.program import Program
+from penstock.schemas.program import Held, Program
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
 """Largest difference in parts of the largest gradient; other data types: 64 times their machine epsilon."""
 
+CHECKED_STEPS = 3
+"""How many steps, and updates of each stage, are compared."""
 
-Slices = dict[int, tuple[tuple[tuple[int, int], ...], ...]]
-"""For layers whose replicas share by rows: per row class the [low, high) of each replica."""
+_FLUSHED_LATE = ("weight_stashing",)
+"""Rules whose versions are read off the first program, which may be of few global batches."""
+
+_Key = tuple[int, int, str]
+"""A gradient: of which update, of which pipeline's model, of which parameter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,154 +47,159 @@ class CheckReport:
     loss_difference: float
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """What one process computes in a step: the mean loss, and gradients by full name."""
-
-    loss: float
-    gradients: dict[str, Tensor]
-
-
-def reference_step(
-    chain: Chain, program: Program, *, seed: int, step: int, expected_count: float, slices: Slices | None = None
-) -> Reference:
-    """Train one step unsplit from the initial parameters; ``program`` says what the micro-batches are."""
-    modules = [chain.build_layer(i, seed).train() for i in range(len(chain.specs))]
-    total, count, key = 0.0, 0, step_seed(seed, step)
-    for micro_batch in range(program.num_micro_batches):
-        start, cls = first_row(program, micro_batch), program.row_class(micro_batch)
-        rows = range(start, start + program.row_classes[cls][0])
-        env, targets = chain.job.batch(step, rows)
-        env = dict(env)
-        for i, module in enumerate(modules):
-            spec = chain.specs[i]
-            parts = (slices[i][cls] if slices and i in slices else None) or ((0, len(rows)),)
-            seeds = [layer_seed(seed, micro_batch, spec.name, low) + key for low, _ in parts]
-            results = _run(chain, i, module, [env[name] for name in spec.reads], parts, seeds)
-            env.update(zip(spec.writes, results, strict=True))
-        loss, terms = chain.job.loss({name: env[name] for name in chain.outputs}, targets)
-        back_loss(loss, expected_count)
-        total += float(loss.detach().double())
-        count += terms
-    if count <= 0:
-        raise InvalidDocument(f"the loss of step {step} has {count} terms; its mean is undefined")
-    return Reference(total / count, _gradients(chain, modules, expected_count / count))
-
-
-def _run(
-    chain: Chain,
-    index: int,
-    module: nn.Module,
-    arguments: Sequence[Tensor],
-    parts: Sequence[tuple[int, int]],
-    seeds: Sequence[int],
-) -> Sequence[Tensor]:
-    """A layer over a whole micro-batch; by slices if it turns out to draw random numbers and has several."""
-    generator = torch.default_generator
-    generator.manual_seed(seeds[0])
-    before = generator.get_state()
-    results = chain.call(index, module, arguments)
-    if len(parts) == 1 or torch.equal(before, generator.get_state()):
-        return results
-    pieces = []
-    for (low, high), seed in zip(parts, seeds, strict=True):
-        generator.manual_seed(seed)
-        pieces.append(chain.call(index, module, [tensor[low:high] for tensor in arguments]))
-    return [torch.cat(column) for column in zip(*pieces, strict=True)]
-
-
-def _gradients(chain: Chain, modules: Sequence[nn.Module], correction: float) -> dict[str, Tensor]:
-    gradients: dict[str, Tensor] = {}
-    for spec, module in zip(chain.specs, modules, strict=True):
-        for name, parameter in module.named_parameters():
-            if parameter.requires_grad:
-                gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
-                gradients[f"{spec.name}.{name}"] = gradient if correction == 1.0 else gradient.mul_(correction)
-    return gradients
-
-
 class Check:
-    """Keeps a rank's gradients of the first step, and compares them when the run is over."""
+    """Keeps a rank's gradients of the first updates, and compares them when the run is over."""
 
     def __init__(self, interpreter: Interpreter, store: Any) -> None:
         self._interpreter = interpreter
         self._store = store
-        self._kept: dict[str, Tensor] = {}
+        self._kept: dict[_Key, Tensor] = {}
+        self._seen: Counter[int] = Counter()
+        # Steps in fp16 may be skipped until the loss scale fits: then only the first loss can be compared.
+        self.steps = 1 if interpreter.training.precision == "fp16" else CHECKED_STEPS
 
     def keep(self, stage: HeldStage) -> None:
         """Copy a stage's gradients, just before the optimizer uses them."""
-        for name, parameter in stage.module.named_parameters():
-            if parameter.requires_grad:
-                gradient = parameter.grad
-                self._kept[name] = torch.zeros_like(parameter) if gradient is None else gradient.detach().clone()
+        number = self._seen[stage.held.stage]
+        if number < self.steps and self._interpreter.training.precision != "fp16":
+            self._seen[stage.held.stage] += 1
+            for name, gradient in stage.named_gradients():
+                self._kept[number, self._interpreter.source.lane, name] = gradient.clone()
 
-    def compare(self, step: int, loss: float) -> CheckReport:
-        """Compare with the reference of ``step``, whose mean loss was ``loss``; collective, the same on every rank.
+    def compare(self, losses: Sequence[float]) -> CheckReport:
+        """Compare with the reference, where ``losses`` are those of the steps from 0 on; collective.
 
         Rank 0 computes the reference, the others wait as long as it takes; it is sent parameter by parameter.
         """
         interpreter, chain = self._interpreter, self._interpreter.chain
-        slices = _gather_slices(interpreter.program)
-        reference = None
+        program = interpreter.programs[0]
+        steps = min(self.steps, len(losses), program.batches if program.update_rule in _FLUSHED_LATE else self.steps)
+        reference = _Reference(interpreter, _gathered(program), steps)
         if dist.get_rank() == 0:
-            reference = reference_step(
-                chain,
-                interpreter.program,
-                seed=interpreter.seed,
-                step=step,
-                expected_count=interpreter.expected_count,
-                slices=slices,
-            )
-        wait_for_all(self._store, "reference", interpreter.program.world_size)
+            reference.train()
+        wait_for_all(self._store, "reference", program.world_size)
         difference, largest = 0.0, 0.0
-        for name, gradient in _broadcast(chain, reference):
+        for key, gradient in reference.broadcast(chain):
             largest = max(largest, _peak(gradient))
-            if name in self._kept:
-                difference = max(difference, _peak(self._kept[name] - gradient))
-        numbers = torch.tensor([reference.loss if reference else 0.0], dtype=torch.float64)
-        dist.broadcast(numbers, src=0)
+            if key in self._kept:
+                difference = max(difference, _peak(self._kept[key] - gradient))
+        wanted = torch.tensor(reference.losses or [0.0] * steps, dtype=torch.float64)
+        dist.broadcast(wanted, src=0)
+        apart = (torch.tensor(losses[:steps], dtype=torch.float64) - wanted).abs()
+        relative = apart / wanted.abs().clamp(min=torch.finfo(torch.float64).tiny)
         difference = _largest(difference)
         return CheckReport(
-            difference / largest if largest > 0 else difference,
-            _tolerance(chain),
-            abs(loss - numbers.item()) / max(abs(numbers.item()), torch.finfo(torch.float64).tiny),
+            difference / largest if largest > 0 else difference, _tolerance(interpreter), float(relative.max())
         )
 
 
-def _gather_slices(program: Program) -> Slices:
-    mine = [
-        (one.first, one.last, one.replica, one.rows)
-        for one in program.stages
-        if len(one.ranks) > 1 and one.dispatch == "rows"
-    ]
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """What the reference has to know of all ranks' programs."""
+
+    recipe: Recipe
+    versions: dict[tuple[int, int], int]
+    slices: Slices
+
+
+class _Reference:
+    """The plain trainer's first losses and gradients, computed by rank 0 and sent to all."""
+
+    def __init__(self, interpreter: Interpreter, whole: _Whole, steps: int) -> None:
+        self.interpreter = interpreter
+        self.whole = whole
+        self.steps = steps
+        self.losses: list[float] = []
+        self.gradients: dict[_Key, Tensor] = {}
+        self.lanes = interpreter.source.lanes
+
+    def train(self) -> None:
+        """Train the steps."""
+        whole, interpreter = self.whole, self.interpreter
+        counted = whole.recipe.update_rule == "weight_stashing"
+        trainer = ReferenceTrainer(
+            interpreter.chain,
+            whole.recipe,
+            seed=interpreter.seed,
+            expected_count=interpreter.expected_count,
+            versions=(lambda stage, m: whole.versions[stage, m]) if counted else None,
+            slices=whole.slices,
+            on_update=self._keep,
+            training=interpreter.training,
+        )
+        self.losses = [trainer.train(step) for step in range(self.steps)]
+
+    def _keep(self, stage: int, number: int, gradients: dict[str, Tensor]) -> None:
+        lane = stage // len(self.whole.recipe.stages)
+        if number < self.steps:
+            self.gradients |= {(number, lane, name): gradient for name, gradient in gradients.items()}
+
+    def broadcast(self, chain: Chain) -> Iterator[tuple[_Key, Tensor]]:
+        """The gradients on every rank, one after the other; each is let go of."""
+        modules = chain.build_layers(range(len(chain.specs)), device="meta")
+        parameters = [(name, p) for name, p in chain.named_parameters(modules) if p.requires_grad]
+        for number in range(self.steps):
+            for lane in range(self.lanes):
+                for name, parameter in parameters:
+                    key = number, lane, name
+                    gradient = self.gradients.pop(key, None)
+                    gradient = torch.empty_like(parameter, device="cpu") if gradient is None else gradient.contiguous()
+                    dist.broadcast(gradient, src=0)
+                    yield key, gradient
+
+
+def counted_versions(programs: Sequence[Program]) -> dict[tuple[int, int], int]:
+    """Which version of a stage's weights each micro-batch uses, by (stage, micro-batch), read off the instructions."""
+    found: dict[tuple[int, int], int] = {}
+    for program in programs:
+        updates: Counter[int] = Counter()
+        delay: Counter[int] = Counter()
+        for one in program.instructions():
+            if one.kind == "STEP":
+                updates[one.stage] += 1
+            elif one.kind == "VERSION":
+                delay[one.stage] = one.micro_batch
+            elif one.kind == "F":
+                found[one.stage, one.micro_batch] = max(0, updates[one.stage] - delay[one.stage])
+    return found
+
+
+def _gathered(program: Program) -> _Whole:
+    """Stages, versions and slices as the programs of all ranks have them; collective."""
+    versions = counted_versions([program]) if program.update_rule == "weight_stashing" else {}
     everyone: list[Any] = [None] * program.world_size
-    dist.all_gather_object(everyone, mine)
+    dist.all_gather_object(everyone, (program.stages, versions))
+    held = {one.stage: one for stages, _ in everyone for one in stages}
+    line = [one for _, one in sorted(held.items()) if one.pipeline == 0]
+    recipe = Recipe(
+        program.update_rule,
+        tuple((one.first, one.last) for one in line),
+        program.row_classes,
+        tuple(one.update_every for one in line) if versions else None,
+        pipelines=program.pipelines if program.update_rule == "elastic_averaging" else 1,
+        staleness=program.staleness,
+    )
+    merged = {key: version for _, own in everyone for key, version in own.items()}
+    return _Whole(recipe, merged, _slices([one for stages, _ in everyone for one in stages]))
+
+
+def _slices(stages: Sequence[Held]) -> Slices:
     slices: Slices = {}
-    for first, last, _, rows in sorted(
-        (entry for entries in everyone for entry in entries), key=lambda e: (e[0], e[2])
-    ):
-        for i in range(first, last + 1):
-            held = slices.get(i, tuple(() for _ in rows))
-            slices[i] = tuple((*before, own) for before, own in zip(held, rows, strict=True))
+    shared = [one for one in stages if len(one.ranks) > 1 and one.dispatch == "rows"]
+    for one in sorted(shared, key=lambda held: (held.stage, held.replica)):
+        for i in range(one.first, one.last + 1):
+            held = slices.get(i, tuple(() for _ in one.rows))
+            slices[i] = tuple((*before, own) for before, own in zip(held, one.rows, strict=True))
     return slices
 
 
-def _broadcast(chain: Chain, reference: Reference | None) -> Iterator[tuple[str, Tensor]]:
-    """The reference's gradients on every rank, one after the other."""
-    for i, spec in enumerate(chain.specs):
-        for name, parameter in chain.build_layer(i, device="meta").named_parameters():
-            if parameter.requires_grad:
-                full = f"{spec.name}.{name}"
-                gradient = reference.gradients.pop(full) if reference else torch.empty_like(parameter, device="cpu")
-                gradient = gradient.contiguous()
-                dist.broadcast(gradient, src=0)
-                yield full, gradient
-
-
-def _tolerance(chain: Chain) -> float:
-    """That of the least precise parameters."""
+def _tolerance(interpreter: Interpreter) -> float:
+    """That of the least precise numbers that are computed with."""
+    chain = interpreter.chain
     layers = (chain.build_layer(i, device="meta") for i in range(len(chain.specs)))
     dtypes = {parameter.dtype for layer in layers for parameter in layer.parameters() if parameter.requires_grad}
+    if interpreter.training.dtype is not None:
+        dtypes.add(interpreter.training.dtype)
     return max((TOLERANCE.get(dtype, 64 * torch.finfo(dtype).eps) for dtype in dtypes), default=0.0)
 
 

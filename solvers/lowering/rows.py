@@ -56,7 +56,7 @@ def _rank_of(
 
 def _checked(program: Program, row: np.ndarray) -> RankRow:
     stepping = row[:, 0] == STEP
-    operations = np.ascontiguousarray(row[~stepping])
+    operations = np.ascontiguousarray(row[~stepping]) if stepping.any() else row
     _check_operations(program, operations)
     for held in program.stages:
         _check_counts(program, held, operations)
