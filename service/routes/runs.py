@@ -72,8 +72,10 @@ def cancel(id: str, service: Access) -> Response:
 
 @router.get("/runs/{id}/trace", response_model=Trace, responses=problems(404))
 def trace(request: Request, id: str, service: Access) -> Response:
-    """What the ranks measured in the traced steps."""
-    return tagged(request, service.runs.trace(id).model_dump_json().encode())
+    """What the ranks measured in the traced steps, with the plan that they ran."""
+    found = service.runs.trace(id)
+    whole = found.model_copy(update={"plan_file": service.store.plan_file(found.plan_hash)})
+    return tagged(request, whole.model_dump_json().encode())
 
 
 @router.get("/runs/{id}/events", responses={200: {"model": RunEventPage}, **problems(404, 422)})

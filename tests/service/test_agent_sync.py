@@ -173,6 +173,8 @@ def test_a_run_from_prepare_to_done(client: Client, agents: list[Agent], start: 
     assert done.error is None
     trace = client.trace(run.id)
     assert [rank.rank for rank in trace.ranks] == [0, 1]
+    assert trace.plan_file is not None
+    assert trace.plan_file.plan.content_hash() == trace.plan_hash
     assert trace.measured_times_per_global_batch_ns == (501, 600)
     assert trace.predicted_time_per_global_batch_ns == done.predicted_time_per_global_batch_ns > 0
     with pytest.raises(Conflict, match="has succeeded already"):
