@@ -312,11 +312,12 @@ class Binder:
             return reduction.start, (one.micro_batch,)
         bucket = reduction.buckets[one.micro_batch]
         module = self.stages[follower.stage].module
-        firings = sum(uses(module, parameter) for parameter in bucket.parameters)
         if stage.versions is None:
+            firings = sum(uses(module, parameter) for parameter in bucket.parameters)
             return reduction.arm, (one.micro_batch, firings, lambda: bucket.parameters)
         place = {id(p): i for i, p in enumerate(stage.versions.parameters)}
         places = [place[id(p)] for p in bucket.parameters]
+        firings = sum(uses(module, stage.versions.current.parameters[i]) for i in places)
         cell = self._cell(follower)
 
         def parameters() -> list[Any]:

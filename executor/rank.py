@@ -145,7 +145,7 @@ class Rank:
         if metrics is not None:
             metrics.close()
         self._send_traces(trainer)
-        self._report(trainer, check.compare(0, trainer.losses[0]) if check is not None and trainer.losses else None)
+        self._report(trainer, check.compare(trainer.losses) if check is not None and trainer.losses else None)
         with contextlib.suppress(RuntimeError):
             dist.barrier()
         transport.close()

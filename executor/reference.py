@@ -16,7 +16,9 @@ batches) is run forward and backward with version ``versions(stage, m)`` of each
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.executor.chain import Chain
+from penstock.executor.precision import FULL, Training
 from penstock.executor.stage_module import back_loss, layer_seed, step_seed
 from penstock.schemas.errors import InvalidDocument
 
@@ -94,9 +97,12 @@ class Model:
     draws for its own.
     """
 
-    def __init__(self, chain: Chain, seed: int, slices: Slices | None = None) -> None:
+    def __init__(
+        self, chain: Chain, seed: int, slices: Slices | None = None, autocast: AbstractContextManager[Any] | None = None
+    ) -> None:
         self.chain = chain
         self.seed = seed
+        self.autocast = autocast or nullcontext()
         self.slices = slices or {}
         self.modules = chain.build_layers(range(len(chain.specs)), seed)
         for module in self.modules.values():
@@ -111,6 +117,10 @@ class Model:
 
     def forward(self, recipe: Recipe, number: int, place: int) -> tuple[Tensor, int]:
         """The loss of a micro-batch of global batch ``number``: its sum, and how many terms."""
+        with self.autocast:
+            return self._forward(recipe, number, place)
+
+    def _forward(self, recipe: Recipe, number: int, place: int) -> tuple[Tensor, int]:
         chain, key = self.chain, step_seed(self.seed, number)
         rows, cls = recipe.micro_batch(place)
         inputs, targets = chain.job.batch(number, rows)
@@ -147,6 +157,8 @@ class _Stage:
         self.parameters = parameters
         self.newest = [nn.Parameter(p.detach().clone()) for p in parameters.values()]
         self.optimizer = chain.job.optimizer(self.newest) if self.newest else None
+        make: Any = getattr(chain.job, "lr_scheduler", None)
+        self.schedule: Any = make(self.optimizer) if make is not None and self.optimizer is not None else None
         self.versions = {0: self._copy()}
         self.updates = 0
 
@@ -166,6 +178,8 @@ class _Stage:
             gradients[name] = torch.zeros_like(newest) if newest.grad is None else newest.grad.clone()
         if self.optimizer is not None:
             self.optimizer.step()
+        if self.schedule is not None:
+            self.schedule.step()
         self.updates += 1
         self.versions[self.updates] = self._copy()
         return gradients
@@ -182,7 +196,7 @@ class ReferenceTrainer:
     """Trains by any rule; steps have to follow each other from 0 on.
 
     ``expected_count``: the terms of a global batch that each backward takes its loss to have. ``versions``: of a run
-    whose forwards are ordered otherwise; else as in the papers.
+    whose forwards are ordered otherwise; else as in the papers. ``training``: precision and clipping.
     """
 
     def __init__(
@@ -195,6 +209,7 @@ class ReferenceTrainer:
         versions: Versions | None = None,
         slices: Slices | None = None,
         on_update: OnUpdate | None = None,
+        training: Training = FULL,
     ) -> None:
         self.chain = chain
         self.recipe = recipe
@@ -203,7 +218,8 @@ class ReferenceTrainer:
         self._on_update = on_update
         self._averaged = recipe.update_rule == "elastic_averaging" and recipe.pipelines > 1
         lanes = recipe.pipelines if recipe.update_rule == "elastic_averaging" else 1
-        self.models = [Model(chain, seed, slices) for _ in range(lanes)]
+        self._clip_norm = training.clip_norm
+        self.models = [Model(chain, seed, slices, training.autocast("cpu")) for _ in range(lanes)]
         self.stages = [
             [_Stage(chain, model.of_layers(first, last)) for first, last in recipe.stages] for model in self.models
         ]
@@ -247,15 +263,26 @@ class ReferenceTrainer:
             back_loss(loss, own_terms if one_by_one else self.expected_count)
             if place == count - 1 and terms <= 0:
                 raise InvalidDocument(f"the loss of step {step} has {terms} terms; its mean is undefined")
+            mean = self.expected_count / terms if place == count - 1 else 1.0
+            if place == count - 1 and self._clip_norm is not None:
+                mean *= self._clipped(model, mean)
             for s, stage in enumerate(stages):
                 every = recipe.every[s]
                 if (m + 1) % every == 0:
-                    gradients = stage.update(1 / every if one_by_one else self.expected_count / terms)
+                    gradients = stage.update(1 / every if one_by_one else mean)
                     if self._on_update is not None:
                         self._on_update(len(stages) * lane + s, stage.updates - 1, gradients)
         if self._averaged:
             self._dilute(lane, before)
         return losses, terms
+
+    def _clipped(self, model: Model, factor: float) -> float:
+        """By what all gradients, times ``factor``, are multiplied so that their norm is at most that of the run."""
+        squares = sum(
+            float((p.grad.double() * factor).square().sum()) for p in model.parameters.values() if p.grad is not None
+        )
+        assert self._clip_norm is not None
+        return min(1.0, self._clip_norm / (math.sqrt(squares) + 1e-6))
 
     def _dilute(self, lane: int, before: dict[str, Tensor]) -> None:
         """x <- (1 - α) x + α x~ + Δ; Δ is kept for the reference model."""

@@ -59,7 +59,7 @@ class Trainer:
     """Trains a course, and keeps what is reported of it: losses, times and traces of this rank.
 
     ``step``: the step that is being trained; ``done``: steps that are. ``checkpoints``: None where none are written.
-    ``check``: keeps the gradients of the first step. ``farewell``: asked after each step, where there are checkpoints.
+    ``check``: keeps the gradients of the first steps. ``farewell``: asked after each step, where there are checkpoints.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Trainer:
         interpreter, step = self.interpreter, self.step
         self._mark[1] = step
         events = self._events(step + 1)
-        interpreter.actions.before_step = self._keep_for_check(step)
+        interpreter.actions.before_step = None if self._check is None else self._check.keep
         dist.barrier()
         start = time.perf_counter_ns()
         result = interpreter.step(step, events)
@@ -140,7 +140,7 @@ class Trainer:
             )
         self._mark[1] = first
         events = self._events(first + length)
-        interpreter.actions.before_step = self._keep_for_check(first)
+        interpreter.actions.before_step = None if self._check is None else self._check.keep
         dist.barrier()
         start = time.perf_counter_ns()
         interpreter.run(first, self._finish, events)
@@ -153,9 +153,6 @@ class Trainer:
         course = self.course
         traced = min(course.steps - course.first_step, course.trace_steps)
         return [] if end > course.steps - traced else None
-
-    def _keep_for_check(self, step: int) -> Any:
-        return self._check.keep if self._check is not None and step == self.course.first_step else None
 
     def _finish(self, step: int, result: StepResult, time_ns: int) -> None:
         self.losses.append(result.loss)

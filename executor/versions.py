@@ -63,6 +63,12 @@ class Versions:
         self._current: Version | None = None
         self.point_at(self.live[0])
 
+    @property
+    def current(self) -> Version:
+        """The version that the layers point at."""
+        assert self._current is not None
+        return self._current
+
     def point_at(self, version: Version) -> None:
         """Let the layers use a version's weights."""
         if version is not self._current:

@@ -26,6 +26,11 @@ from penstock.solvers.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.lowering import lower
 from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import Orders, Row
+from penstock.solvers.schedules.advance_forward import advance_forward
+from penstock.solvers.schedules.eager import eager
+from penstock.solvers.schedules.wpipe import wpipe
+from penstock.solvers.sharing import parallel_pipelines
+from penstock.solvers.update_rules import UpdateRule
 
 
 class Part(NamedTuple):
@@ -100,13 +105,10 @@ def programs_of(
     shard_states: bool = False,
 ) -> list[Program]:
     """Programs under a K-vector (default: early backward), under one text per device, or as a schedule orders them."""
-    stages, first = [], 0
-    for part in parts:
-        stages.append(Stage(first, first + part.layers - 1, part.devices, part.dispatch, part.recompute))
-        first += part.layers
+    stages = stages_of(parts)
     devices = sorted({device for part in parts for device in part.devices})
     problem = problem_of(job, len(devices), bucket_bytes=bucket_bytes, overlap=overlap, shard_states=shard_states)
-    allocation = single_pipeline(tuple(stages), num_micro_batches)
+    allocation = single_pipeline(stages, num_micro_batches)
     if schedule is not None:
         return lower(problem, allocation, schedule(problem, allocation), norm=norm)
     if rows is not None:
@@ -118,6 +120,44 @@ def programs_of(
         Row((device,), np.asarray(order, dtype=np.int32)) for device, order in zip(devices, orders, strict=True)
     )
     return lower(problem, allocation, Orders("test", table), norm=norm)
+
+
+def stages_of(parts: Sequence[Part]) -> tuple[Stage, ...]:
+    """The parts as stages, one behind the other."""
+    stages, first = [], 0
+    for part in parts:
+        stages.append(Stage(first, first + part.layers - 1, part.devices, part.dispatch, part.recompute))
+        first += part.layers
+    return tuple(stages)
+
+
+def periodic_programs_of(
+    job: Job,
+    parts: Sequence[Part],
+    num_micro_batches: int,
+    rule: UpdateRule,
+    batches: Sequence[int],
+    *,
+    depth: Sequence[int] | None = None,
+) -> list[list[Program]]:
+    """Programs without a flush, one list per number of global batches: WPipe's order, or PipeDream's and 2BW's."""
+    problem = problem_of(job, len({device for part in parts for device in part.devices}))
+    allocation = single_pipeline(stages_of(parts), num_micro_batches)
+    if rule == "double_grouped":
+        pattern = wpipe(problem, allocation)
+    else:
+        pattern = eager(problem, allocation, update_rule=rule, depth=depth)
+    return [lower(problem, allocation, pattern, update_rule=rule, batches=count) for count in batches]
+
+
+def averaging_programs_of(
+    job: Job, parts: Sequence[Part], num_micro_batches: int, pipelines: int, *, staleness: int = 0, delta: int = 0
+) -> list[Program]:
+    """Programs of N equal pipelines on the same devices, under elastic averaging."""
+    problem = problem_of(job, len({device for part in parts for device in part.devices}))
+    allocation = parallel_pipelines(stages_of(parts), pipelines, num_micro_batches)
+    orders = advance_forward(problem, allocation, delta=delta)
+    return lower(problem, allocation, orders, update_rule="elastic_averaging", staleness=staleness)
 
 
 def _home(parts: Sequence[Part], device: int) -> int:

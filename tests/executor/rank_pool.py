@@ -11,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch._C._distributed_c10d import TCPStore
 
 from penstock.executor.launch import loopback_interface
@@ -31,7 +32,7 @@ class RankPool:
     def train(
         self, programs: Sequence[Program], job: str, *, steps: int = 1, trace_steps: int = 0, **more: Any
     ) -> list[dict[str, Any]]:
-        """Train ``small_jobs:job``, or ``module:job``; the last events of the ranks, with the other events under ``events``."""
+        """Train ``small_jobs:job``, or ``module:job``; the ranks' last events, with the others under ``events``."""
         self._runs += 1
         while len(self._workers) < len(programs):
             self._workers.append(_worker())
@@ -57,6 +58,41 @@ class RankPool:
         if any(one["kind"] != "done" for one in results):
             self.close()
         return results
+
+    def record(
+        self,
+        programs: Sequence[Sequence[Program]],
+        job: str,
+        directory: Path,
+        *,
+        uses: Sequence[int] = (0,),
+        **more: Any,
+    ) -> list[dict[str, Any]]:
+        """Train ``rule_jobs:job`` and keep everything (``rule_rank``); ``programs``: lists of programs of all ranks."""
+        self._runs += 1
+        size = len(programs[0])
+        while len(self._workers) < size:
+            self._workers.append(_worker())
+        files = [directory / f"record{self._runs}-{rank}.pt" for rank in range(size)]
+        for rank, worker in zip(range(size), self._workers, strict=False):
+            assignment = {
+                "store": f"127.0.0.1:{self._store.port}",
+                "prefix": f"run{self._runs}",
+                "programs": [of_all[rank].to_json() for of_all in programs],
+                "job": f"rule_jobs:{job}",
+                "directory": str(HERE),
+                "seed": SEED,
+                "uses": list(uses),
+                "record": str(files[rank]),
+            }
+            assert worker.stdin is not None
+            worker.stdin.write(json.dumps(assignment) + "\n")
+            worker.stdin.flush()
+        results = [_last_event(worker) for worker in self._workers[:size]]
+        if any(one["kind"] != "done" for one in results):
+            self.close()
+            raise AssertionError(results)
+        return [torch.load(file) for file in files]
 
     def close(self) -> None:
         for worker in self._workers:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+import rule_rank
 import torch.distributed as dist
 
 from penstock.executor.children import die_with
@@ -24,7 +25,13 @@ def main() -> None:
         out.flush()
 
     for line in sys.stdin:
-        rank = Rank(json.loads(line), say)
+        assignment = json.loads(line)
+        if "record" in assignment:
+            rule_rank.run(assignment)
+            say({"kind": "done"})
+            dist.destroy_process_group()
+            continue
+        rank = Rank(assignment, say)
         try:
             rank.run()
         except Exception as error:

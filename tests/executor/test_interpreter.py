@@ -12,7 +12,8 @@ from pipelines import Part, programs_of
 from rank_pool import SEED, RankPool
 
 from penstock.executor.chain import Chain
-from penstock.executor.check import TOLERANCE, reference_step
+from penstock.executor.check import TOLERANCE
+from penstock.executor.reference import Recipe, ReferenceTrainer
 
 TWO = [Part(3, (0,)), Part(3, (1,))]
 THREE = [Part(2, (0,)), Part(2, (1,)), Part(2, (2,))]
@@ -171,15 +172,20 @@ def test_the_reference_is_the_gradient_of_the_mean_over_the_global_batch(job: st
     found = getattr(small_jobs, job)
     chain = Chain(found)
     (program,) = programs_of(found, [Part(len(chain.specs), (0,))], 5)
-    reference = reference_step(chain, program, seed=SEED, step=2, expected_count=7.0)
+    gradients: dict[str, torch.Tensor] = {}
+    recipe = Recipe("synchronous", ((0, len(chain.specs) - 1),), program.row_classes)
+    trainer = ReferenceTrainer(
+        chain, recipe, seed=SEED, expected_count=7.0, on_update=lambda _, __, found: gradients.update(found)
+    )
+    mean = trainer.train(0)
     modules = [chain.build_layer(i, SEED) for i in range(len(chain.specs))]
-    total, count = whole_batch(found, chain, modules, 2)
+    total, count = whole_batch(found, chain, modules, 0)
     (total / count).backward()
-    assert reference.loss == pytest.approx(float(total.detach()) / count, rel=1e-12)
+    assert mean == pytest.approx(float(total.detach()) / count, rel=1e-12)
     for spec, module in zip(chain.specs, modules, strict=True):
         for name, parameter in module.named_parameters():
             wanted = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
-            torch.testing.assert_close(reference.gradients[f"{spec.name}.{name}"], wanted, rtol=1e-11, atol=1e-12)
+            torch.testing.assert_close(gradients[f"{spec.name}.{name}"], wanted, rtol=1e-11, atol=1e-12)
 
 
 def test_the_check_sees_a_layer_that_mixes_samples(pool: RankPool) -> None:

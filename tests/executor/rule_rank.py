@@ -1,0 +1,119 @@
+"""A rank that trains by any rule and keeps everything: weights before each update, versions, messages, buffers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from penstock.executor.chain import Chain
+from penstock.executor.held_stage import HeldStage
+from penstock.executor.interpreter import Interpreter
+from penstock.executor.job import load_job
+from penstock.executor.transport import GlooTransport, connect, process_groups
+from penstock.schemas.program import Program
+
+
+class Counting(GlooTransport):
+    """Counts messages by peer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: Counter[int] = Counter()
+
+    def send(self, tensor: torch.Tensor, peer: int, tag: int, size_bytes: int) -> None:
+        self.sent[peer] += 1
+        super().send(tensor, peer, tag, size_bytes)
+
+
+class Recorder:
+    """What is kept of a run, by stage: all newest weights and gradients, before each update and at the end."""
+
+    def __init__(self) -> None:
+        self.weights: dict[int, list[dict[str, torch.Tensor]]] = {}
+        self.gradients: dict[int, list[dict[str, torch.Tensor]]] = {}
+        self.losses: list[tuple[int, float, int]] = []
+
+    def before_step(self, stage: HeldStage) -> None:
+        self.gradients.setdefault(stage.held.stage, []).append({n: g.clone() for n, g in stage.named_gradients()})
+        self.keep(stage)
+
+    def keep(self, stage: HeldStage) -> None:
+        own = {name: p.detach().clone() for name, p in stage.parameters.items()}
+        self.weights.setdefault(stage.held.stage, []).append(own)
+
+
+def run(assignment: Mapping[str, Any]) -> None:
+    """Run ``programs`` in the order ``uses``; the record goes to the file ``record``."""
+    programs = [Program.from_json(one) for one in assignment["programs"]]
+    chain = Chain(load_job(assignment["job"], assignment["directory"]))
+    shapes = chain.infer_shapes(range(2))
+    connect(
+        assignment["store"],
+        prefix=assignment["prefix"],
+        rank=programs[0].rank,
+        world_size=programs[0].world_size,
+        timeout_s=60,
+    )
+    transport = Counting()
+    groups = process_groups(programs[0].groups, 60)
+    interpreter = Interpreter(programs, chain, shapes, seed=assignment["seed"], transport=transport, groups=groups)
+    interpreter.agree()
+    buffers = watch_buffers(interpreter)
+    recorder = Recorder()
+    interpreter.actions.before_step = recorder.before_step
+    step = 0
+    for use in assignment["uses"]:
+        interpreter.use(use)
+        if interpreter.program.batches == 1:
+            result = interpreter.step(step)
+            recorder.losses.append((step, result.loss, result.count))
+            step += 1
+        else:
+            interpreter.run(step, lambda at, result, _: recorder.losses.append((at, result.loss, result.count)))
+            step += interpreter.program.batches
+    messages = dict(transport.sent)
+    evaluation = interpreter.evaluate(range(chain.job.num_evaluation_batches)).loss  # type: ignore[attr-defined]
+    for stage in interpreter.stages.values():
+        recorder.keep(stage)
+    references = {}
+    for stage in interpreter.stages.values():
+        names = {id(parameter): name for name, parameter in stage.parameters.items()}
+        for parameter, value in stage.averaging.reference() if stage.averaging is not None else ():
+            references[names[id(parameter)]] = value
+    record = {
+        "weights": recorder.weights,
+        "gradients": recorder.gradients,
+        "losses": recorder.losses,
+        "evaluation": evaluation,
+        "references": references,
+        "messages": messages,
+        "expected_count": interpreter.expected_count,
+        "peak_versions": {s: h.versions.peak if h.versions else 1 for s, h in interpreter.stages.items()},
+        "peak_buffers": buffers,
+    }
+    torch.save(record, assignment["record"])
+    dist.barrier()
+    transport.close()
+
+
+def watch_buffers(interpreter: Interpreter) -> dict[str, int]:
+    """The most micro-batches for which receive buffers are there at once, by direction."""
+    peak = {"inputs": 0, "gradients": 0}
+    actions = interpreter.actions
+    for field, receive in (("inputs", "receive_forward"), ("gradients", "receive_backward")):
+        for bound in interpreter._bound:
+            for code in bound.segments:
+                for k, (function, arguments) in enumerate(code.calls):
+                    if function == getattr(actions, receive):
+
+                        def counted(*given: Any, _do: Any = function, _field: str = field, _bound: Any = bound) -> None:
+                            _do(*given)
+                            held = sum(getattr(cell, _field) is not None for cell in _bound.cells.values())
+                            peak[_field] = max(peak[_field], held)
+
+                        code.calls[k] = counted, arguments
+    return peak
