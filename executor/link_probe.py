@@ -111,6 +111,7 @@ def measured_cluster(
             node_names=node_names,
         ),
         assumptions=("links measured between processes of one machine",),
+        links_from="measured",
     )
 
 

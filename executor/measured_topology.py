@@ -38,16 +38,19 @@ def topology_of_hosts(hosts: Sequence[Host], pairs: Pairs, *, name: str = "measu
         for host in hosts
     )
     if len(hosts) == 1:
-        return ClusterTopology(name=name, nodes=nodes)
+        return ClusterTopology(name=name, nodes=nodes, links_from="measured")
     cables = star_of(hosts, pairs)
     if cables is not None:
         told = f"one link per host explains every measured pair within {STAR_ERROR:.0%}"
-        return ClusterTopology(name=name, nodes=nodes, switches=("switch",), links=cables, assumptions=(told,))
+        return ClusterTopology(
+            name=name, nodes=nodes, switches=("switch",), links=cables, assumptions=(told,), links_from="measured"
+        )
     return ClusterTopology(
         name=name,
         nodes=nodes,
         matrix=_matrix(hosts, pairs),
         assumptions=("each pair of hosts was measured alone: devices that share a host's link may get less",),
+        links_from="measured",
     )
 
 

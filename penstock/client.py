@@ -182,6 +182,10 @@ class Client:
         path = "/v1/profiles" if isinstance(document, ModelProfile) else "/v1/topologies"
         return self._get(DocumentStored, "POST", path, document)
 
+    def agents_topology(self) -> ClusterTopology:
+        """The devices of living agents, with links where they were measured. Raises NotFound without any agent."""
+        return self._get(ClusterTopology, "GET", "/v1/topologies/agents")
+
     def planners(self) -> list[PlannerOut]:
         """The planners that a request may name."""
         return TypeAdapter(list[PlannerOut]).validate_json(self._answer("GET", "/v1/planners").content)

@@ -107,6 +107,7 @@ class ClusterTopology(Document):
     uniform: UniformCluster | None = None
     kinds: tuple[DeviceKind, ...] = ()
     assumptions: tuple[str, ...] = ()
+    links_from: Literal["measured"] | None = Field(default=None, description="measured: by a probe, not declared")
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
@@ -169,4 +170,5 @@ class ClusterTopology(Document):
             links=links,
             kinds=self.kinds,
             assumptions=self.assumptions,
+            links_from=self.links_from,
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -66,6 +67,18 @@ class Store:
         if body is None:
             raise NotFound(f"no {kind} is stored under {address!r}", remedy=WHERE_TO_POST[kind])
         return bytes(body)
+
+    def newest_topologies(self, limit: int = 100) -> Iterator[ClusterTopology]:
+        """Topologies that were POSTed, the last one first; only ``limit`` of them."""
+        query = (
+            sa.select(documents.c.body)
+            .where(documents.c.kind == ClusterTopology.kind)
+            .order_by(documents.c.created_ms.desc())
+            .limit(limit)
+        )
+        with self._database.read() as connection:
+            bodies = connection.scalars(query).all()
+        return (ClusterTopology.parse_json(bytes(body)) for body in bodies)
 
     def resolve(self, request: PlanRequest) -> PlanRequest:
         """The request with profile and topology inline, and checked as if they had been inline from the start."""

@@ -12,6 +12,7 @@ from penstock.schemas.jobs import DocumentStored, ExampleOut, PlannerOut
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.topology import ClusterTopology
 from penstock.service import judging
+from penstock.service.living import living_topology
 from penstock.service.problems import problems
 from penstock.service.routes.access import Access
 from penstock.service.routes.bodies import immutable, reader, takes
@@ -58,6 +59,12 @@ async def post_topology(
 def get_profile(request: Request, hash: str, service: Access) -> Response:
     """A stored profile."""
     return immutable(request, service.store.body("profile", hash), hash)
+
+
+@router.get("/topologies/agents", response_model_exclude_none=True, responses=problems(404))
+def get_agents_topology(service: Access) -> ClusterTopology:
+    """The devices of the agents that are alive, with links where a POSTed topology has them measured."""
+    return living_topology(service.agents.everybody(), service.store.newest_topologies())
 
 
 @router.get("/topologies/{hash}", responses={200: {"model": ClusterTopology}, **problems(404)})
