@@ -162,19 +162,24 @@ def main(control_fd: int, preload: Sequence[str]) -> None:
 
 
 def _load_ahead(control: socket.socket, preload: Sequence[str]) -> None:
-    """Import and warm up, which may take a minute; look every second whether the service is still there."""
+    """Import and warm up, which may take minutes; meanwhile a thread looks whether the service is still there.
 
-    def look(*_: object) -> None:
-        with suppress(BlockingIOError):
-            if not control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
-                os._exit(0)
+    A thread, not a timer: no signal is heard inside the compiler. It has ended before anything is forked.
+    """
+    is_loaded = threading.Event()
 
-    signal.signal(signal.SIGALRM, look)
-    signal.setitimer(signal.ITIMER_REAL, 1.0, 1.0)
+    def look() -> None:
+        while not is_loaded.wait(1.0):
+            with suppress(BlockingIOError):
+                if not control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+                    os._exit(0)
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
     for name in preload:
         _load(name)
-    signal.setitimer(signal.ITIMER_REAL, 0.0)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    is_loaded.set()
+    watcher.join()
 
 
 def _load(name: str) -> None:

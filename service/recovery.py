@@ -1,8 +1,9 @@
 """Runs go on after deaths, unattended: the next generation, with the same plan or with one for what is left.
 
-A run that is ``recovering`` waits until nothing of its last generation is left: each of its agents has said so, or is
-lost. Then it begins again with its first plan if all devices of that are there, else with its present one, else with a
-new plan for the devices that are: the plan's own request with a smaller topology, solved in a process as any other.
+A run that is ``recovering`` waits until nothing of its last generation is left (each of its agents has said so, or is
+lost) and until every agent is either there or lost. Then it begins again with its first plan if all devices of that are
+there, else with its present one, else with a new plan for the devices that are: the plan's own request with a smaller
+topology, solved in a process as any other.
 Everything that has to last stands in the database, so a service that is killed meanwhile goes on where it was.
 """
 
@@ -26,7 +27,7 @@ from penstock.service.database import ACTIVE, Database, run_agents, run_generati
 from penstock.service.generations import RECOVERY
 from penstock.service.jobs import JobQueue
 from penstock.service.notifier import Notifier
-from penstock.service.placement import Place
+from penstock.service.placement import ANY_MODEL, Place
 from penstock.service.planning import Planning
 from penstock.service.replanning import requests_for
 from penstock.service.run_rows import busy_places, row_of
@@ -83,7 +84,10 @@ class Recovery:
             busy = busy_places(connection, but=run_id)
         if row["state"] != "recovering":
             return
-        present = [one for one in self._agents.everybody() if one.alive and row["model"] in _models(one, row)]
+        everybody = self._agents.everybody()
+        if any(not one.alive and not self._agents.is_lost(one.id, one.incarnation) for one in everybody):
+            return  # it may be back in a moment: its connection broke off, or this service has just been started
+        present = [one for one in everybody if self._may_train(one, row["model"])]
         options = RunOptions.model_validate(row["options"])
         assert isinstance(first, str)
         for plan_hash in dict.fromkeys((first, row["plan_hash"])):
@@ -91,6 +95,10 @@ class Recovery:
             if _devices(file) <= _free(present, busy) and self._begin(run_id, file, options, row["steps"], present):
                 return
         self._plan_again(run_id, row, self._planning.plan_file(first), options, present, busy)
+
+    def _may_train(self, agent: AgentOut, model: str) -> bool:
+        lost = self._agents.is_lost(agent.id, agent.incarnation)
+        return agent.alive and not lost and (model in agent.models or ANY_MODEL in agent.models)
 
     def _is_over(self, run_id: str) -> bool:
         """Whether nothing of the last generation is left; agents that are lost hold nothing."""
@@ -153,11 +161,6 @@ class Recovery:
         with self._database.write() as connection:
             connection.execute(runs.update().where(runs.c.id == run_id).values(replans=replans))
         self._notifier.publish(RECOVERY)
-
-
-def _models(agent: AgentOut, row: Any) -> tuple[str, ...]:
-    """The models that the agent runs; whatever it is asked for, where any may run."""
-    return (row["model"],) if "*" in agent.models else agent.models
 
 
 def _free(present: list[AgentOut], busy: dict[Place, str]) -> set[str]:
