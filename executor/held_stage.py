@@ -46,6 +46,7 @@ class HeldStage:
 
     A layer that several stages of the rank hold is one module, and belongs to the one whose buckets cover it.
     ``counted``: what this rank counts in the norm of all gradients. ``sharding``: which states this replica has.
+    ``replicated_buffers``: buffers that other ranks have too, with the first of these and their process group.
     ``schedule``: of the learning rate, stepped after each step of the optimizer.
     ``scale``: what gradients are multiplied by where micro-batches are normalised one by one (weight stashing).
     ``row_group``: the replicas that share a micro-batch's rows. ``updates``: steps so far in this run of a program.
@@ -62,6 +63,7 @@ class HeldStage:
     tie_groups: Mapping[int, Any]
     counted: list[nn.Parameter]
     sharding: ShardedStates | None = None
+    replicated_buffers: list[tuple[Tensor, int, Any]] = field(default_factory=list)
     schedule: LRScheduler | None = None
     scale: float | None = None
     row_group: Any = None
@@ -97,6 +99,13 @@ class HeldStage:
             update()
         if self.schedule is not None:
             self.schedule.step()
+
+    def share_buffers(self) -> list[Any]:
+        """Start to take the buffers of the first rank that has them, such as running statistics; what to wait for."""
+        return [
+            torch.distributed.broadcast(buffer, src=first, group=group, async_op=True)
+            for buffer, first, group in self.replicated_buffers
+        ]
 
     def named_gradients(self) -> Iterator[tuple[str, Tensor]]:
         """The gradients that the next step uses; zeros for a parameter that has none."""
@@ -185,6 +194,14 @@ class Holder:
         )
         if self.program.shard_states and stage.optimizer is not None:
             stage.sharding = self._sharding(held, in_bucket, stage.optimizer)
+        if self.program.update_rule != "elastic_averaging":
+            stage.replicated_buffers = [
+                (buffer, self.program.groups[group][0], self.groups[group])
+                for first, last, group in held.buckets
+                if group >= 0
+                for i in range(first, last + 1)
+                for buffer in self._modules[i].buffers()
+            ]
         stage.schedule = self._schedule(stage.optimizer)
         if self.program.update_rule == "weight_stashing":
             stage.scale = 1.0 / held.update_every

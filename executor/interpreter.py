@@ -248,6 +248,8 @@ class Interpreter:
     def _enter_evaluation(self) -> list[tuple[torch.nn.Parameter, torch.Tensor]]:
         """Put the weights in place that are evaluated; what has to be put back."""
         replaced = []
+        for work in [work for stage in self.stages.values() for work in stage.share_buffers()]:
+            work.wait()
         for stage in self.stages.values():
             for layer in stage.module.modules.values():
                 layer.eval()

@@ -57,6 +57,34 @@ class Unsplit:
         self.scaler = torch.amp.GradScaler("cpu", enabled=precision == "fp16")
         self.clip_norm = clip_norm
         self.norms: list[float] = []
+        self.halved: range = range(0)
+
+    def call(self, i: int, module: torch.nn.Module, arguments: list[torch.Tensor]) -> Any:
+        """A layer over a micro-batch; over its halves, one after the other, where two replicas have it."""
+        if i not in self.halved:
+            return self.chain.call(i, module, arguments)
+        middle = len(arguments[0]) // 2
+        first = self.chain.call(i, module, [one[:middle] for one in arguments])
+        kept = [buffer.clone() for buffer in module.buffers()]
+        second = self.chain.call(i, module, [one[middle:] for one in arguments])
+        for buffer, value in zip(module.buffers(), kept, strict=True):
+            buffer.data.copy_(value)
+        return [torch.cat(pair) for pair in zip(first, second, strict=True)]
+
+    def evaluate(self) -> float:
+        total, terms = 0.0, 0
+        for module in self.modules.values():
+            module.eval()
+        with torch.no_grad():
+            for number in range(self.job.num_evaluation_batches):
+                env, targets = self.job.evaluation(number, range(self.job.batch_size))
+                for i, module in self.modules.items():
+                    spec = self.chain.specs[i]
+                    results = self.chain.call(i, module, [env[name] for name in spec.reads])
+                    env |= dict(zip(spec.writes, results, strict=True))
+                loss, count = self.job.loss({name: env[name] for name in self.chain.outputs}, targets)
+                total, terms = total + float(loss), terms + count
+        return total / terms
 
     def step(self, number: int) -> float:
         job, chain = self.job, self.chain
@@ -70,7 +98,7 @@ class Unsplit:
                 for i, module in self.modules.items():
                     spec = chain.specs[i]
                     torch.manual_seed(layer_seed(SEED, m, spec.name, 0) + step_seed(SEED, number))
-                    results = chain.call(i, module, [env[name] for name in spec.reads])
+                    results = self.call(i, module, [env[name] for name in spec.reads])
                     env |= dict(zip(spec.writes, results, strict=True))
                 loss, _ = job.loss({name: env[name] for name in chain.outputs}, targets)
             self.scaler.scale(loss / terms).backward()
@@ -183,6 +211,18 @@ def test_chimeras_two_directions_share_a_tied_weight(pool: RankPool) -> None:
     assert min(unsplit.norms) > 0.05
     results = pool.train(programs, "numeric_jobs:tied", steps=STEPS, options=options, check=False)
     assert losses_of(results) == pytest.approx(expected, rel=1e-11)
+
+
+def test_batch_normalisation_under_replicas(pool: RankPool) -> None:
+    """Each replica normalises its own rows, and the running statistics that count are those of the first."""
+    job = numeric_jobs.normalised
+    programs = programs_of(job, [Part(3, (0, 1)), Part(2, (2,))], 3)
+    results = pool.train(programs, "numeric_jobs:normalised", steps=STEPS, options={"evaluate_every": 2}, check=False)
+    unsplit = Unsplit(job, 3)
+    unsplit.halved = range(3)
+    assert losses_of(results) == pytest.approx([unsplit.step(number) for number in range(STEPS)], rel=1e-11)
+    evaluated = [event["loss"] for event in results[0]["events"] if event["kind"] == "evaluation"]
+    assert evaluated[-1] == pytest.approx(unsplit.evaluate(), rel=1e-11)
 
 
 # Precision and clipping
