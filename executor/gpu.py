@@ -61,6 +61,12 @@ def reseeder(device: torch.device) -> Callable[[int], object]:
     return reseed
 
 
+def random_state(device: torch.device) -> Tensor:
+    """The states that ``reseeder`` sets, as one tensor to compare."""
+    host = torch.default_generator.get_state()
+    return host if device.type != "cuda" else torch.cat((host, torch.cuda.get_rng_state(device)))
+
+
 def moved(value: Any, device: torch.device) -> Any:
     """``value`` with its tensors on ``device``: tensors, and tuples, lists and mappings of them; the rest as it is."""
     if isinstance(value, Tensor):

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from penstock.schemas.errors import PenstockError, UnsupportedRequest
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from penstock.executor.launch import RunReport
     from penstock.schemas.plan import PlanFile
     from penstock.schemas.profile import ModelProfile
+    from penstock.schemas.run_options import RunOptions
 
 MODEL = "penstock.examples.gpt:tiny"
 STEPS = 5
@@ -107,21 +108,33 @@ class Machine:
             **more,
         ).file
 
-    def train(self, file: PlanFile, devices: Sequence[str], transport: str, **more: Any) -> RunReport:
+    def train(
+        self,
+        file: PlanFile,
+        devices: Sequence[str],
+        transport: str,
+        *,
+        options: RunOptions | None = None,
+        check: bool = False,
+    ) -> RunReport:
         """Train with a plan for some steps, compared with the unsplit model where it can be."""
-        from penstock import api
         from penstock.executor.launch import run_locally
+        from penstock.schemas.run_options import RunOptions
+        from penstock.working import work_after
 
+        lowered_for: Literal["gloo", "nccl"] = "nccl" if transport == "nccl" else "gloo"
+        work = work_after(file, None, STEPS, options or RunOptions(), transport=lowered_for)
         with tempfile.TemporaryDirectory() as directory:
             return run_locally(
-                api.programs(file),
+                work,
                 MODEL,
                 directory=Path(directory),
                 steps=STEPS,
                 seed=0,
+                options=options,
                 devices=devices,
                 transport=transport,
-                **more,
+                check=check,
             )
 
 

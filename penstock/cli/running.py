@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -28,6 +28,15 @@ class Precision(StrEnum):
     FP32 = "fp32"
     BF16 = "bf16"
     FP16 = "fp16"
+
+
+class Transport(StrEnum):
+    """Values of ``--transport``."""
+
+    AUTO = "auto"
+    GLOO = "gloo"
+    GLOO_STAGED = "gloo-staged"
+    NCCL = "nccl"
 
 
 class Resume(StrEnum):
@@ -65,6 +74,8 @@ def run(
     advance_forward: Annotated[
         bool, typer.Option("--advance-forward", help="Search while training how far forwards run ahead.")
     ] = False,
+    device: Annotated[str, typer.Option(help="cpu; cuda: ranks take this machine's GPUs in turn; or cuda:0.")] = "cpu",
+    transport: Annotated[Transport, typer.Option(help="What ranks send over; auto: by device.")] = Transport.AUTO,
 ) -> None:
     """Train with a plan: one process per rank, on this machine."""
     for target in (trace, chrome_trace, metrics):
@@ -100,6 +111,8 @@ def run(
         steps=steps,
         seed=seed,
         check=check,
+        devices=_devices(device),
+        transport=transport.value,
         trace_steps=1 if trace is not None or chrome_trace is not None else 0,
         directory=Path.cwd() if directory is None else Path(directory),
     )
@@ -132,7 +145,16 @@ def refuse_combinations(options: RunOptions, *, check: bool, restarts: int) -> N
 
 
 def _train(
-    screen: Screen, file: PlanFile, model: str, options: RunOptions, *, restarts: int, steps: int, **more: Any
+    screen: Screen,
+    file: PlanFile,
+    model: str,
+    options: RunOptions,
+    *,
+    restarts: int,
+    steps: int,
+    devices: Sequence[str],
+    transport: str,
+    **more: Any,
 ) -> RunReport:
     from penstock.executor.unattended import run_unattended
     from penstock.schemas.profile import ModelProfile
@@ -141,8 +163,10 @@ def _train(
     profile = file.request.profile
     assert isinstance(profile, ModelProfile)
 
+    lowered_for = _lowered_for(file, devices, transport)
+
     def work(checkpoint: Checkpoint | None) -> Work:
-        found = work_after(file, checkpoint, steps, options)
+        found = work_after(file, checkpoint, steps, options, transport=lowered_for)
         devices = ", ".join(program.device for program in found.programs[0])
         screen.say(f"starting {found.num_ranks} ranks on this machine: {devices}")
         return found
@@ -153,12 +177,32 @@ def _train(
         options=options,
         restarts=restarts,
         steps=steps,
+        devices=devices,
+        transport=transport,
         plan_hash=file.plan.content_hash(),
         layers=[layer.name for layer in profile.layers],
         boundaries=_boundaries(profile) if options.precision == "fp32" else None,
         on_progress=Progress(screen, file, steps),
         **more,
     )
+
+
+def _devices(wanted: str) -> list[str]:
+    """Torch's names of the devices that ranks get in turn."""
+    if wanted != "cuda":
+        return [wanted]
+    from penstock.executor.devices import ask_nvidia_smi, parse_nvidia_smi
+
+    count = len(parse_nvidia_smi("here", ask_nvidia_smi()))
+    return [f"cuda:{number}" for number in range(count)] or ["cuda:0"]
+
+
+def _lowered_for(file: PlanFile, devices: Sequence[str], transport: str) -> Literal["gloo", "nccl"]:
+    """NCCL needs programs that are fit for it, and is chosen where each rank has a GPU of its own."""
+    lanes = len(file.plan.pipelines) if file.plan.update_rule == "elastic_averaging" else 1
+    ranks = lanes * len({d for pipeline in file.plan.pipelines for stage in pipeline.stages for d in stage.devices})
+    own_gpus = devices[0].startswith("cuda") and len(devices) >= ranks
+    return "nccl" if transport == "nccl" or (transport == "auto" and own_gpus) else "gloo"
 
 
 def _absolute(path: str | None) -> str | None:
