@@ -77,7 +77,7 @@ class Actions:
         count = self.forward_last(module, cell)
         cell.terms = count
         if group is not None:
-            terms = torch.tensor([count], dtype=torch.float64)
+            terms = torch.tensor([count], dtype=torch.float64, device=self.device)
             cell.terms = terms, sum_over(terms, group)
 
     def forward_last(self, module: StageModule, cell: Cell) -> int:

@@ -56,7 +56,11 @@ class ReferenceBucket:
 
     def push(self, update: list[Tensor]) -> None:
         """Start sending Δ."""
-        works = [dist.reduce(one, self.owner, group=self.group, async_op=True) for one in update]
+        if dist.get_backend(self.group) == "gloo" and update[0].is_cuda:
+            # Gloo reduces what a GPU holds only for all ranks at once.
+            works = [dist.all_reduce(one, group=self.group, async_op=True) for one in update]
+        else:
+            works = [dist.reduce(one, self.owner, group=self.group, async_op=True) for one in update]
         self.pushes.append(_Push(update, works))
 
     def settle(self, pending: int = 0) -> None:

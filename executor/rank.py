@@ -18,7 +18,7 @@ Writes JSON lines to stdout: ``ready``; from rank 0 ``step {step, loss, time_ns}
 ``checkpoint {step, directory}``, ``evaluation {step, loss}``, ``rung {step, index}`` and ``warning {step, text}``;
 ``trace`` with a ``rank_trace``; at last ``done``, ``left {step}`` where SIGTERM has reached a rank of a run with
 checkpoints (all save after the same step and end), or
-``failed {reason, instruction, index, step, traceback, time_ns}``.
+``failed {reason, instruction, index, layer, line, step, traceback, time_ns}``.
 What the job prints goes to stderr. A rank that fails ends at once, so that its peers notice; so does one whose stdin
 is closed.
 """
@@ -128,7 +128,7 @@ class Rank:
         if min(given["steps"], given["trace_steps"]) > 0:
             self._clock = self._read_clock()
         check = Check(interpreter, store) if given["check"] else None
-        metrics = self._open_metrics(course)
+        metrics = self._open_metrics(course, interpreter)
         farewell = None if checkpoints is None else Farewell()
         self._trainer = trainer = Trainer(
             interpreter,
@@ -205,12 +205,12 @@ class Rank:
             options=options,
         )
 
-    def _open_metrics(self, course: Course) -> Metrics | None:
+    def _open_metrics(self, course: Course, interpreter: Interpreter) -> Metrics | None:
         options = self.options
         wanted = options.metrics_path is not None or options.tensorboard_directory is not None
         if self.program.rank != 0 or not wanted:
             return None
-        return Metrics(options.metrics_path, options.tensorboard_directory, course.first_step)
+        return Metrics(options.metrics_path, options.tensorboard_directory, course.first_step, interpreter)
 
     def _tell_first(self, event: Mapping[str, Any]) -> None:
         if self.program.rank == 0:
@@ -269,12 +269,14 @@ class Rank:
         return {
             "kind": "failed",
             "rank": self.assignment.get("rank"),
-            "reason": str(known) if known is not None else self._said(cause),
+            "reason": (str(known) if known is not None else self._said(cause)) + _place(failed),
             "error": type(cause).__name__,
             "detail": known.detail if known is not None else None,
             "remedy": known.remedy if known is not None else None,
             "instruction": str(failed.instruction) if failed is not None else None,
             "index": failed.index if failed is not None else None,
+            "layer": failed.layer if failed is not None else None,
+            "line": failed.line if failed is not None else None,
             "step": None if self._trainer is None else self._trainer.step,
             "traceback": "".join(traceback.format_exception(cause)).splitlines()[-_TRACEBACK_LINES:],
             "time_ns": time.time_ns(),
@@ -286,6 +288,15 @@ class Rank:
         if _SILENT in text or "Timed out" in text:
             return f"timed out: a peer sent nothing for {self.assignment.get('timeout_s', TIMEOUT_S):g} s ({text})"
         return text
+
+
+def _place(failed: InstructionFailed | None) -> str:
+    """Which of the job's layers failed, and at which line of the user's code, as far as they are known."""
+    if failed is None:
+        return ""
+    layer = None if failed.layer is None else f"in layer {failed.layer!r}"
+    found = [part for part in (layer, failed.line) if part is not None]
+    return f" ({', '.join(found)})" if found else ""
 
 
 def checked_chain(job: Job, program: Program, layers: Sequence[str] | None) -> Chain:

@@ -64,6 +64,9 @@ def test_a_failing_instruction_is_named(transport: GlooTransport) -> None:
     with pytest.raises(InstructionFailed, match=r"instruction 0 \(0F0\)") as caught:
         interpreter.step(2)
     assert isinstance(caught.value.__cause__, ValueError)
+    assert caught.value.layer == "fails"
+    assert "small_jobs.py:" in str(caught.value.line)
+    assert "the seventh call is too many" in str(caught.value.line)
     assert mark[0] == 0
 
 
