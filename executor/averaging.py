@@ -70,7 +70,6 @@ class ReferenceBucket:
             for work in push.works:
                 work.wait()
             for reference, total in zip(self.reference or (), push.tensors, strict=False):
-                # Replicas of a pipeline push the same update: so each weighs 1 / (N × replicas).
                 reference.add_(total, alpha=1.0 / len(self.ranks))
 
     def restore(self, tensors: Sequence[Tensor]) -> None:
