@@ -104,12 +104,14 @@ def run_locally(
     devices: Sequence[str] = ("cpu",),
     transport: str = "auto",
     on_progress: Callable[[dict[str, Any]], None] | None = None,
+    on_started: Callable[[Sequence[int]], None] | None = None,
 ) -> RunReport:
     """Run one process per rank on this machine, up to step ``steps``.
 
     ``devices``: torch's names of the devices that ranks get in turn; ``transport``: see ``executor.transport``.
     ``layers``: the names of the plan's layers; ``boundaries``: what crosses its cuts, both compared with the model.
-    ``directory``: where ``job`` (``module:attribute``) is found. ``on_progress`` gets every event of every rank.
+    ``directory``: where ``job`` (``module:attribute``) is found. ``on_progress`` gets every event of every rank,
+    ``on_started`` the ranks' process ids.
     Raises RunFailed naming the first rank that failed, its signal or exception and its last instruction; errors that
     name their own remedy (ModelMismatch, InvalidDocument, UnsupportedRequest) are raised as they are.
     """
@@ -142,6 +144,8 @@ def run_locally(
                 assignment = {**common, **place, **run.work.assignment(rank)}
                 run.processes.append(_start(assignment, Path(scratch), server))
             server.close()
+            if on_started is not None:
+                on_started([process.popen.pid for process in run.processes])
             return _follow(run, on_progress)
         finally:
             _end(run.processes)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.documents import STANDARD, post_document, refuse_unwritable, write_document
+from penstock.cli.documents import STANDARD, post_document, read_plan, refuse_unwritable, write_document
 
 if TYPE_CHECKING:
     from penstock.cli.show import Screen
@@ -67,8 +67,17 @@ def profile(
     dtype: Annotated[str, typer.Option(help="fp32, bf16 or fp16; for --analytic.")] = "fp32",
     precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16 (autocast), as the run will train.")] = "fp32",
     post: Annotated[str | None, typer.Option(help="Also send the profile to this service, http://host:port.")] = None,
+    pipeline: Annotated[
+        str | None, typer.Option(metavar="PLAN", help="Run this plan, and write AvgPipe's profile of its ranks.")
+    ] = None,
+    batches: Annotated[int, typer.Option(min=1, help="Global batches of --pipeline.")] = 20,
 ) -> None:
     """Measure a PyTorch model on this machine, or compute its costs for a device that is not at hand."""
+    if pipeline is not None:
+        if analytic or post is not None:
+            raise typer.BadParameter("--pipeline runs a plan here; leave out --analytic and --post")
+        _pipeline(pipeline, model, batches, directory, output)
+        return
     import torch
 
     from penstock.executor.analytic import analytic_profile
@@ -100,6 +109,23 @@ def profile(
         _summary(screen, found, output)
     if post is not None:
         post_document(screen, found, post)
+
+
+def _pipeline(plan: str, model: str, batches: int, directory: str | None, output: str) -> None:
+    from penstock.pipeline_profiling import profile_pipeline
+    from penstock.report.words import duration
+
+    refuse_unwritable(output)
+    file, screen = read_plan(plan), _screen()
+    where = Path.cwd() if directory is None else Path(directory)
+    found = profile_pipeline(file, model, batches=batches, directory=where, progress=screen.progress)
+    screen.done()
+    write_document(found, output)
+    for number, rank in enumerate(found.ranks):
+        used = sum(rank.utilisation) / len(rank.utilisation)
+        screen.say(
+            f"rank {number}: {duration(rank.compute_ns)} of computation per batch, {used:.0%} of a processor used"
+        )
 
 
 def _size_in_name(name: str) -> int:

@@ -1,0 +1,126 @@
+"""AvgPipe's profile of a running pipeline: its parts by hand, and one real run that goes back into the planner."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock import api
+from penstock.executor.analytic import analytic_profile
+from penstock.executor.busy_clock import BusyClock
+from penstock.executor.job import load_job
+from penstock.pipeline_profiling import compute_spans, profile_pipeline, transfer_times, utilisation
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.schemas.plan import PlanFile
+from penstock.schemas.profile import PipelineProfile
+from penstock.schemas.request import PlanRequest
+from penstock.schemas.topology import ClusterTopology, Fabric, UniformCluster
+from penstock.solvers.timeline import Transfers
+
+JOB = "examples.gpt:tiny"
+BATCHES = 3
+BUSY_S = 0.3
+
+
+def plan(stages: int, devices: int = 2, planner: str = "gpipe") -> PlanFile:
+    topology = ClusterTopology(
+        name="here",
+        uniform=UniformCluster(
+            nodes=1,
+            devices_per_node=devices,
+            kind="V100",
+            memory_bytes=2**30,
+            fabric=Fabric(bandwidth_bytes_per_s=10**9, latency_ns=1000),
+        ),
+    )
+    options = {"stages": stages} if stages else {}
+    profile = analytic_profile(load_job(JOB), "V100", (2,))
+    asked = {"global_batch_size": 16, "micro_batch_sizes": (2,), "planner": planner, "options": options}
+    return api.plan(profile, topology, **asked).file  # type: ignore[arg-type]
+
+
+def test_a_run_becomes_a_profile_that_the_planner_takes(tmp_path: Path) -> None:
+    file = plan(2)
+    said: list[str] = []
+    found = profile_pipeline(file, JOB, batches=BATCHES, directory=tmp_path, progress=said.append)
+    assert PipelineProfile.parse_json(found.canonical_json()) == found
+    assert (found.plan_hash, found.batches, found.num_micro_batches) == (file.plan.content_hash(), BATCHES, 8)
+    assert len(said) == BATCHES + 1
+    timeline = api.judge(file).timeline
+    assert timeline is not None
+    for rank in found.ranks:
+        assert rank.compute_ns > 0
+        assert 0 < sum(rank.utilisation) <= len(rank.utilisation)
+        assert rank.send_ns > 8 * 1000
+    assert found.ranks[0].send_ns == found.ranks[1].receive_ns
+    assert sum(rank.send_ns for rank in found.ranks) == int(
+        (timeline.transfers.end_ns - timeline.transfers.start_ns).sum()
+    )
+    parameters = sum(layer.parameter_bytes for layer in file.request.profile.layers)  # type: ignore[union-attr]
+    assert sum(rank.model_bytes for rank in found.ranks) == 2 * parameters
+    request = PlanRequest.parse(
+        file.request.model_dump(mode="json")
+        | {
+            "pipeline_profile": found.model_dump(mode="json"),
+            "planner": "avgpipe",
+            "schedule": "auto",
+            "update_rules": ["elastic_averaging"],
+            "options": {"tuning": "profile"},
+        }
+    )
+    answer = api.solve(request)
+    assert answer.plan is not None, answer.why
+    assert len(answer.plan.pipelines[0].stages) == 2
+
+
+def test_plans_that_avgpipe_does_not_profile_are_refused(tmp_path: Path) -> None:
+    replicated = plan(0, planner="dp")
+    with pytest.raises(UnsupportedRequest, match="stage 0 runs on 2 devices"):
+        profile_pipeline(replicated, JOB, directory=tmp_path)
+    one = replicated.plan.pipelines[0]
+    twice = replicated.model_copy(update={"plan": replicated.plan.model_copy(update={"pipelines": (one, one)})})
+    with pytest.raises(UnsupportedRequest, match="2 pipelines at once"):
+        profile_pipeline(twice, JOB, directory=tmp_path)
+
+
+def test_utilisation_is_taken_over_the_computing_time() -> None:
+    spans = [(0, 100), (200, 300)]
+    assert utilisation(spans, lambda at: at if at <= 100 else 100 + (at - 200) / 2 if at >= 200 else 100, 4) == [
+        1.0,
+        1.0,
+        0.5,
+        0.5,
+    ]
+    assert utilisation([(0, 10)], lambda at: 3.0 * at, 2) == [1.0, 1.0], "other threads do not make it more than whole"
+    assert utilisation([], lambda at: 0.0, 3) == [0.0] * 3
+
+
+def test_only_computations_count() -> None:
+    words = ("1RECV_F0", "1F0", "1SEND_F0", "1B0", "1R3", "1I2", "1W2", "1REDUCE0", "1STEP", "1LOAD0")
+    events = [{"instruction": word, "start_ns": k, "end_ns": k + 1} for k, word in enumerate(words)]
+    assert compute_spans(events) == (1, [(k, k + 1) for k in (1, 3, 4, 5, 6, 8)])
+
+
+def test_transfers_count_at_both_ends() -> None:
+    stage, direction = np.array([0, 1, 2, 1]), np.array([0, 0, 1, 1])
+    start, end = np.array([0, 10, 20, 30]), np.array([1, 12, 24, 38])
+    transfers = Transfers(stage, direction, np.zeros(4, dtype=int), start, end)
+    assert transfer_times(transfers, 3) == ([1, 10, 4], [8, 5, 2])
+
+
+def test_the_clock_of_a_process_follows_its_work() -> None:
+    clock = BusyClock([os.getpid()])
+    time.sleep(0.02)
+    start = time.perf_counter_ns()
+    busy = time.process_time_ns()
+    while time.process_time_ns() - busy < BUSY_S * 1e9:
+        pass
+    end = time.perf_counter_ns()
+    time.sleep(0.02)
+    clock.stop()
+    assert clock.busy_ns(0, end) - clock.busy_ns(0, start) == pytest.approx(BUSY_S * 1e9, rel=0.3)
+    assert clock.busy_ns(0, 0) <= clock.busy_ns(0, start)
