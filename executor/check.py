@@ -64,7 +64,7 @@ class Check:
         if number < self.steps and self._interpreter.training.precision != "fp16":
             self._seen[stage.held.stage] += 1
             for name, gradient in stage.named_gradients():
-                self._kept[number, self._interpreter.source.lane, name] = gradient.clone()
+                self._kept[number, self._interpreter.source.lane, name] = gradient.detach().to("cpu", copy=True)
 
     def compare(self, losses: Sequence[float]) -> CheckReport:
         """Compare with the reference, where ``losses`` are those of the steps from 0 on; collective.
@@ -126,6 +126,7 @@ class _Reference:
             slices=whole.slices,
             on_update=self._keep,
             training=interpreter.training,
+            device=interpreter.device,
         )
         self.losses = [trainer.train(step) for step in range(self.steps)]
 
@@ -143,7 +144,9 @@ class _Reference:
                 for name, parameter in parameters:
                     key = number, lane, name
                     gradient = self.gradients.pop(key, None)
-                    gradient = torch.empty_like(parameter, device="cpu") if gradient is None else gradient.contiguous()
+                    if gradient is None:
+                        gradient = torch.empty_like(parameter, device="cpu")
+                    gradient = gradient.cpu().contiguous()
                     dist.broadcast(gradient, src=0)
                     yield key, gradient
 

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.executor.chain import Chain
+from penstock.executor.gpu import moved, random_state, reseeder
 from penstock.executor.precision import FULL, Training
 from penstock.executor.stage_module import back_loss, layer_seed, step_seed
 from penstock.schemas.errors import InvalidDocument
@@ -98,13 +99,19 @@ class Model:
     """
 
     def __init__(
-        self, chain: Chain, seed: int, slices: Slices | None = None, autocast: AbstractContextManager[Any] | None = None
+        self,
+        chain: Chain,
+        seed: int,
+        slices: Slices | None = None,
+        autocast: AbstractContextManager[Any] | None = None,
+        device: torch.device | str = "cpu",
     ) -> None:
         self.chain = chain
+        self.device = torch.device(device)
         self.seed = seed
         self.autocast = autocast or nullcontext()
         self.slices = slices or {}
-        self.modules = chain.build_layers(range(len(chain.specs)), seed)
+        self.modules = chain.build_layers(range(len(chain.specs)), seed, self.device)
         for module in self.modules.values():
             module.train()
         self.parameters = {name: p for name, p in chain.named_parameters(self.modules) if p.requires_grad}
@@ -123,7 +130,7 @@ class Model:
     def _forward(self, recipe: Recipe, number: int, place: int) -> tuple[Tensor, int]:
         chain, key = self.chain, step_seed(self.seed, number)
         rows, cls = recipe.micro_batch(place)
-        inputs, targets = chain.job.batch(number, rows)
+        inputs, targets = moved(chain.job.batch(number, rows), self.device)
         env = dict(inputs)
         for i, module in self.modules.items():
             spec = chain.specs[i]
@@ -137,15 +144,15 @@ class Model:
         self, index: int, module: nn.Module, arguments: Sequence[Tensor], parts: Any, seeds: Sequence[int]
     ) -> Sequence[Tensor]:
         """A layer over a whole micro-batch; by slices if it turns out to draw random numbers and has several."""
-        generator = torch.default_generator
-        generator.manual_seed(seeds[0])
-        before = generator.get_state()
+        reseed = reseeder(self.device)
+        reseed(seeds[0])
+        before = random_state(self.device)
         results = self.chain.call(index, module, arguments)
-        if len(parts) == 1 or torch.equal(before, generator.get_state()):
+        if len(parts) == 1 or torch.equal(before, random_state(self.device)):
             return results
         pieces = []
         for (low, high), seed in zip(parts, seeds, strict=True):
-            generator.manual_seed(seed)
+            reseed(seed)
             pieces.append(self.chain.call(index, module, [tensor[low:high] for tensor in arguments]))
         return [torch.cat(column) for column in zip(*pieces, strict=True)]
 
@@ -210,6 +217,7 @@ class ReferenceTrainer:
         slices: Slices | None = None,
         on_update: OnUpdate | None = None,
         training: Training = FULL,
+        device: torch.device | str = "cpu",
     ) -> None:
         self.chain = chain
         self.recipe = recipe
@@ -219,7 +227,7 @@ class ReferenceTrainer:
         self._averaged = recipe.update_rule == "elastic_averaging" and recipe.pipelines > 1
         lanes = recipe.pipelines if recipe.update_rule == "elastic_averaging" else 1
         self._clip_norm = training.clip_norm
-        self.models = [Model(chain, seed, slices, training.autocast("cpu")) for _ in range(lanes)]
+        self.models = [Model(chain, seed, slices, training.autocast(device), device) for _ in range(lanes)]
         self.stages = [
             [_Stage(chain, model.of_layers(first, last)) for first, last in recipe.stages] for model in self.models
         ]
