@@ -29,21 +29,26 @@ class Metrics:
     Raises UnsupportedRequest for a place that cannot be written, MissingExtra without TensorBoard.
     """
 
-    def __init__(self, path: str | None, tensorboard_directory: str | None, first_step: int) -> None:
+    def __init__(
+        self, path: str | None, tensorboard_directory: str | None, first_step: int, interpreter: Interpreter
+    ) -> None:
+        self._interpreter = interpreter
+        self._learning_rate = _learning_rate(interpreter)
         self._lines = None if path is None else _opened(path)
         self._board = None if tensorboard_directory is None else _board(tensorboard_directory, first_step)
 
-    def step(self, step: int, interpreter: Interpreter, loss: float, time_ns: int) -> None:
-        """A step that was trained."""
-        program = interpreter.program
+    def step(self, step: int, loss: float, time_ns: int) -> None:
+        """A step that was trained, with the learning rate that it began with."""
+        program = self._interpreter.program
         samples = program.global_batch_size * batches_per_step(program)
         values = {
             "loss": loss,
             "time_ns": time_ns,
             "samples_per_s": samples * 1e9 / time_ns if time_ns else None,
-            "learning_rate": _learning_rate(interpreter),
+            "learning_rate": self._learning_rate,
         }
-        norm = interpreter.actions.norm
+        self._learning_rate = _learning_rate(self._interpreter)
+        norm = self._interpreter.actions.norm
         if norm is not None:
             values["grad_norm"] = norm.norm
             values["loss_scale"] = None if norm.scale is None else norm.scale.value

@@ -162,7 +162,7 @@ class Trainer:
         if self._is_first_rank:
             self._say({"kind": "step", "step": step, "loss": result.loss, "time_ns": time_ns})
             if self._metrics is not None:
-                self._metrics.step(step, self.interpreter, result.loss, time_ns)
+                self._metrics.step(step, result.loss, time_ns)
 
     # The ladder
 

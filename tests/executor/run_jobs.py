@@ -90,6 +90,14 @@ class FullDisk(Scheduled):
         return super().batch(step, rows)
 
 
+class Diverging(Scheduled):
+    """Has a loss that is not a number."""
+
+    def loss(self, outputs: dict[str, Tensor], targets: Any) -> tuple[Tensor, int]:
+        loss, count = super().loss(outputs, targets)
+        return loss * float("nan"), count
+
+
 class DiesOnce(Scheduled):
     """Kills its process in step 3, if the file that ``PENSTOCK_TEST_DEATH`` names is there; it is removed then."""
 
@@ -108,6 +116,7 @@ widened = Scheduled("run", "momentum", layers=_widened)
 renamed = Scheduled("run", "momentum", layers=_renamed)
 normalised = Scheduled("normalised", "momentum", layers=lambda: [*blocks(2), LayerSpec("norm", Normalised), *_last()])
 full_disk = FullDisk("run", "momentum")
+diverging = Diverging("run", "momentum")
 dies_once = DiesOnce("run", "momentum")
 
 
