@@ -25,12 +25,14 @@ import torch
 
 from penstock.executor.assembly import assemble, checked_sizes
 from penstock.executor.chain import Chain
+from penstock.executor.codec import conversion_bytes_per_s
+from penstock.executor.gpu import open_device
 from penstock.executor.job import Job, load_job
 from penstock.executor.precision import Training
 from penstock.executor.profile_rank import STEADY
 from penstock.schemas import errors
 from penstock.schemas.errors import InvalidDocument, PenstockError, RunFailed
-from penstock.schemas.profile import LayerMeasurement, Measurement, ModelProfile, ProfileSource
+from penstock.schemas.profile import CodecSpeed, LayerMeasurement, Measurement, ModelProfile, ProfileSource
 
 MEASURED_EXPECTED_ERROR = 0.15
 
@@ -86,7 +88,23 @@ def measure_profile(
         for rank in ranks:
             rank.end()
     setting = _Setting(device, device_kind or _kind(device), concurrency, training)
-    return _assemble(chain, sizes, shares, results, setting)
+    profile = _assemble(chain, sizes, shares, results, setting)
+    return profile.model_copy(update={"codec_speeds": _codec_speeds(profile, sizes[-1], setting)})
+
+
+def _codec_speeds(profile: ModelProfile, size: int, setting: _Setting) -> tuple[CodecSpeed, ...] | None:
+    """How fast the device converts what crosses the widest cut of ``size`` samples, on one thread as a rank does."""
+    widest = max((sum(tensor.bytes_per_sample for tensor in cut) for cut in profile.boundaries), default=0)
+    if widest == 0 or profile.parameter_dtype != "fp32":
+        return None
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        rates = conversion_bytes_per_s(open_device(setting.device), widest * size)
+    finally:
+        torch.set_num_threads(threads)
+    encode, decode = (max(1, round(rate)) for rate in rates)
+    return (CodecSpeed(device_kind=setting.kind, encode_bytes_per_s=encode, decode_bytes_per_s=decode),)
 
 
 class _Setting(NamedTuple):
