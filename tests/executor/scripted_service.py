@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from penstock.schemas.agents import AgentEvent, Assignment, SyncReply, SyncRequest
+from penstock.schemas.agents import AgentEvent, Assignment, LogWish, SyncReply, SyncRequest
 
 LIMIT_S = 60.0
 HOLD_S = 20.0
@@ -29,6 +29,7 @@ class ScriptedService:
         self.events: list[AgentEvent] = []
         self.answer_with: tuple[int, bytes] | None = None
         self.forget_acks = 0
+        self.log_wishes: tuple[LogWish, ...] = ()
         self._server: ThreadingHTTPServer | None = None
         self._port = 0
         self.open()
@@ -114,11 +115,12 @@ class ScriptedService:
                     until - time.monotonic(),
                 )
             ack = self.events[-1].sequence if self.events else 0
+            wishes = () if request.log_tails else self.log_wishes
             if request.events and self.forget_acks:
                 self.forget_acks -= 1
                 ack = 0
             return 200, SyncReply(
-                state_version=self._version, assignments=self._wishes, ack=ack
+                state_version=self._version, assignments=self._wishes, ack=ack, log_wishes=wishes
             ).model_dump_json().encode()
 
 

@@ -1,6 +1,7 @@
 """A rank without torch, for tests of the agent: its program says what it does, line by line.
 
-``hello``: say ready, with pid, environment and arguments in ``rank-N.json``. ``step N``, ``done``, ``fail REASON``,
+``saves N``: take SIGTERM for the wish to save after N steps, and end. ``hello``: say ready, with pid, environment and
+arguments in ``rank-N.json``. ``step N``, ``done``, ``fail REASON``,
 ``trace EVENTS``: say so. ``wait FILE``: until the file is there. ``die N``: by a signal. ``exit N``. ``stubborn``:
 ignore SIGTERM. ``child``: start a child that ignores SIGTERM too. ``stderr TEXT``, ``print TEXT``: as they say.
 """
@@ -26,6 +27,12 @@ def say(**message: object) -> None:
 def write(stream: TextIO, text: str) -> None:
     stream.write(text + "\n")
     stream.flush()
+
+
+def save(step: int) -> None:
+    say(kind="checkpoint", step=step, directory=f"/checkpoints/step-{step}")
+    say(kind="left", step=step)
+    sys.exit(0)
 
 
 def main() -> None:
@@ -55,6 +62,8 @@ def main() -> None:
             os.kill(os.getpid(), int(rest))
         elif word == "exit":
             sys.exit(int(rest))
+        elif word == "saves":
+            signal.signal(signal.SIGTERM, lambda *_, step=int(rest): save(step))
         elif word == "stubborn":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         elif word == "child":

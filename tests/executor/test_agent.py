@@ -19,7 +19,7 @@ from scripted_service import LIMIT_S, ScriptedService, problem
 
 from penstock.executor.agent import run_agent
 from penstock.executor.settings import AgentSettings
-from penstock.schemas.agents import Assignment, RankAssignment, digest_of
+from penstock.schemas.agents import Assignment, LogWish, RankAssignment, digest_of
 from penstock.schemas.errors import Conflict, InvalidDocument, Unreachable
 
 TOY_PROJECT = """
@@ -391,3 +391,58 @@ def test_the_agent_loads_neither_torch_nor_the_other_packages():
         "penstock.executor",
         "penstock.schemas",
     }
+
+
+def test_ranks_save_before_a_leaving_agent_says_goodbye(service, project):
+    with running(service, project, stop_grace_s=30) as agent:
+        start(service, ["saves 7", "hello", "wait never"], ["saves 7", "hello", "wait never"])
+        service.wait_for("started")
+        agent.leave()
+    told = [event.kind for event in service.events if event.kind != "progress"]
+    assert told == ["prepared", "started", "checkpoint", "checkpoint", "rank_failed", "stopped"]
+    (failed,) = service.wait_for("rank_failed")
+    assert failed.data["reason"] == "agent 'node' is leaving: it was told to end"
+    assert service.requests[-1].leaving
+
+
+def test_a_cancelled_run_may_save_and_a_failed_one_is_killed(service, project):
+    with running(service, project, stop_grace_s=30):
+        start(service, ["saves 7", "hello", "wait never"])
+        service.wait_for("started")
+        service.wish(assign("stop").model_copy(update={"save": True}))
+        service.wait_for("stopped")
+        do = ["saves 8", "hello", "wait never"]
+        service.wish(assign("prepare", do, generation=2))
+        service.wait_for("prepared", 2)
+        service.wish(assign("start", do, generation=2))
+        service.wait_for("started", 2)
+        service.wish(assign("stop", generation=2))
+        service.wait_for("stopped", 2)
+    assert [event.data["step"] for event in service.events if event.kind == "checkpoint"] == [7]
+
+
+def test_what_ranks_write_is_kept_in_files_and_its_end_is_sent(service, project):
+    logs = project / "logs"
+    with running(service, project, log_directory=logs, log_bytes=4000):
+        start(service, ["hello", *[f"stderr line {i}" for i in range(1000)], "print epoch 9", "wait never"])
+        service.wait_until(lambda: ((logs / "r/1/rank-0.log").exists() and [1]) or [], what="log")
+        while "epoch 9" not in (logs / "r/1/rank-0.log").read_text():
+            pass
+        service.log_wishes = (LogWish(number=5, run="r", generation=1, rank=0, max_bytes=30),)
+        service.wish(*service._wishes)
+        tails = service.wait_until(lambda: [one for request in service.requests for one in request.log_tails])
+    assert (tails[0].number, tails[0].path, tails[0].text) == (5, str(logs / "r/1/rank-0.log"), "line 999\nepoch 9\n")
+    assert sum(file.stat().st_size for file in (logs / "r/1").glob("rank-0.log*")) <= 4000
+
+
+def test_a_scratch_that_is_full_costs_the_last_instruction_only(service, project, monkeypatch):
+    def full(path):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("penstock.executor.agent.write_mark", full)
+    with running(service, project):
+        start(service, ["hello", "wait now", "die 9"])
+        service.wait_for("started")
+        (project / "now").touch()
+        (failed,) = service.wait_for("rank_failed")
+    assert (failed.data["signal"], failed.data["instruction"]) == (9, None)
