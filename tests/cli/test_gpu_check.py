@@ -1,0 +1,54 @@
+"""The table of ``scripts/gpu-check``: verdicts, and the checks that need no run."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from penstock.cli.gpu_check import Machine, Skipped, checks, main, run_check
+from penstock.schemas.errors import RunFailed, UnsupportedRequest
+
+HERE = Machine("cpu", 0)
+
+
+def raising(error: Exception) -> object:
+    def check(machine: Machine) -> str:
+        raise error
+
+    return check
+
+
+@pytest.mark.parametrize(
+    ("error", "machine", "verdict"),
+    [
+        (RunFailed("rank 1 failed"), HERE, "FAILED"),
+        (AssertionError("gradients 1 apart"), HERE, "FAILED"),
+        (ValueError("no traceback"), HERE, "FAILED"),
+        (UnsupportedRequest("not with this rule"), HERE, "refused"),
+        (Skipped("needs 2 GPUs"), HERE, "no GPU"),
+        (Skipped("needs 2 GPUs"), Machine("cuda", 1), "needs 2 GPUs"),
+    ],
+)
+def test_whatever_goes_wrong_becomes_a_verdict(error: Exception, machine: Machine, verdict: str) -> None:
+    row = run_check(("a check", raising(error)), machine)  # type: ignore[arg-type]
+    assert row.verdict == verdict
+    assert str(error).split(":")[0] in row.figure
+
+
+def test_checks_without_a_run_say_what_they_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    threads = torch.get_num_threads()
+    try:
+        assert main(["--device", "cpu", "--only", "codec"]) == 0
+        assert main(["--device", "cpu", "--only", "versions"]) == 0
+        assert main(["--device", "cpu", "--only", "message"]) == 0
+    finally:
+        torch.set_num_threads(threads)
+    said = capsys.readouterr().out
+    assert "GB/s" in said
+    assert torch.__version__ in said
+    assert "gloo-staged: send" in said
+
+
+def test_names_are_unique() -> None:
+    names = [name for name, _ in checks()]
+    assert len(set(names)) == len(names)
