@@ -26,6 +26,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 Place = tuple[int, int]
 """A parameter: the number of its unit, and its own within the unit."""
 
+_top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 _run_engine = torch.autograd.graph._engine_run_backward
 """``torch.autograd.backward`` without its Python, which takes longer than a small unit's gradient."""
 
@@ -90,12 +91,13 @@ class Call:
 class Recorded:
     """One forward of the modules, from its run to its weight gradients."""
 
-    __slots__ = ("_hooks", "_owner", "_pending", "calls", "depth", "slots", "trail")
+    __slots__ = ("_hooks", "_owner", "_pending", "_veiled", "calls", "depth", "slots", "trail")
 
     def __init__(self, owner: SplitBackward) -> None:
         self._owner = owner
         self._hooks: Any = None
         self._pending: list[tuple[tuple[Any, ...], tuple[Tensor, ...], tuple[Tensor, ...]]] = []
+        self._veiled = False
         self.calls: list[Call] = []
         self.depth = 0
         self.slots: list[list[Any]] = []
@@ -116,6 +118,8 @@ class Recorded:
         self.depth -= 1
         if self.depth:
             return
+        hooks = _top_hooks(False)
+        self._veiled |= hooks is None or hooks[0] != self._owner.pack
         edges = [get_gradient_edge(one) for one in _tensors(results) if one.requires_grad and one.grad_fn is not None]
         if edges:
             parameters = []
@@ -166,7 +170,8 @@ class Recorded:
             del edges, gradients
 
     def _forget(self) -> None:
-        for slot in self.slots:
+        """Where others' hooks saved tensors of a unit (``torch.utils.checkpoint``), W may run layers again: all stays."""
+        for slot in () if self._veiled else self.slots:
             slot.clear()
         self.calls, self.slots, self.trail = [], [], []
 

@@ -12,6 +12,7 @@ import small_jobs
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from penstock.examples import gpt
 from penstock.executor.chain import Chain
@@ -121,6 +122,27 @@ def test_weights_that_are_used_in_several_places() -> None:
     halves_equal_the_whole([linear], lambda x: linear(x * linear.bias) + x * linear.bias, [drawn(3, 8)])
     halves_equal_the_whole([linear], lambda x: torch.relu_(linear(x)) + x, [drawn(3, 8)])
     halves_equal_the_whole([linear], lambda x: x, [drawn(3, 8)])
+
+
+class Checkpointed(nn.Module):
+    """Two layers that torch runs again in the backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = checkpoint(self._run, torch.tanh(x), use_reentrant=False)
+        return result
+
+    def _run(self, x: Tensor) -> Tensor:
+        result: Tensor = self.second(functional.dropout(torch.tanh(self.first(torch.tanh(x))), 0.5))
+        return result
+
+
+def test_layers_that_are_checkpointed_by_torch() -> None:
+    modules = [Checkpointed(), nn.Linear(8, 8)]
+    halves_equal_the_whole(modules, one_after_the_other(modules), [drawn(3, 8)])
 
 
 def test_a_forward_that_takes_another_course_is_looked_at_again() -> None:
