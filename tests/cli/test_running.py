@@ -1,0 +1,64 @@
+"""``penstock run``: flags that do not go together are refused by name, before anything is read or started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.cli import running
+from penstock.cli.main import main
+from penstock.schemas.errors import MissingExtra, UnsupportedRequest
+from penstock.schemas.run_options import RunOptions
+
+REFUSED = [
+    pytest.param(["--checkpoint-every", "3"], 65, "checkpoint_every needs a checkpoint_directory", id="no-directory"),
+    pytest.param(["--resume", "newest"], 65, "resume needs a checkpoint_directory", id="resume-from-nowhere"),
+    pytest.param(["--restarts", "2"], 65, "add --checkpoint DIR", id="restart-from-nowhere"),
+    pytest.param(["--check", "--checkpoint", "x", "--resume", "auto"], 65, "leave out --check", id="check-a-resume"),
+    pytest.param(["--clip-norm", "0"], 65, "/clip_norm: ", id="norm-of-nothing"),
+    pytest.param(["--clip-norm", "nan"], 65, "/clip_norm: ", id="norm-nan"),
+    pytest.param(["--precision", "fp8"], 64, "'fp8'", id="unknown-precision"),
+    pytest.param(["--resume", "maybe"], 64, "'maybe'", id="unknown-resume"),
+    pytest.param(["--staleness", "2"], 64, "less than or equal to 1", id="too-stale"),
+    pytest.param(["--steps", "0"], 64, "greater than or equal to 1", id="no-step"),
+    pytest.param(["--metrics", "nowhere/run.jsonl"], 1, "No such file or directory", id="metrics-nowhere"),
+]
+
+
+@pytest.mark.parametrize(("flags", "code", "words"), REFUSED)
+def test_flags_that_cannot_be_are_refused(
+    flags: list[str], code: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "no-such-plan.json", "--model", "mine:job", *flags]) == code
+    assert words in capsys.readouterr().err
+
+
+def test_event_files_without_their_package_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match=r"penstock\[tensorboard\]"):
+        running.refuse_combinations(RunOptions(tensorboard_directory="board"), check=False, restarts=0)
+
+
+def test_what_goes_together_is_not_refused(tmp_path: Path) -> None:
+    options = RunOptions(checkpoint_directory=str(tmp_path), resume="auto", tensorboard_directory="board")
+    running.refuse_combinations(options, check=False, restarts=3)
+    with pytest.raises(UnsupportedRequest, match="--check compares"):
+        running.refuse_combinations(options, check=True, restarts=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "first", "steps", "lengths"),
+    [
+        pytest.param({}, 0, 10, [10], id="one"),
+        pytest.param({"checkpoint_every": 4}, 0, 10, [4, 4, 2], id="checkpoints"),
+        pytest.param({"checkpoint_every": 4, "evaluate_every": 6}, 0, 12, [4, 2, 2, 4], id="both"),
+        pytest.param({"checkpoint_every": 4}, 3, 10, [1, 4, 2], id="after-a-checkpoint-at-another-place"),
+        pytest.param({}, 0, 2500, [1000, 1000, 500], id="long"),
+        pytest.param({}, 5, 5, [], id="nothing-left"),
+    ],
+)
+def test_a_run_is_cut_at_its_halts(options: dict[str, Any], first: int, steps: int, lengths: list[int]) -> None:
+    made = RunOptions.parse({"checkpoint_directory": "x", **options})
+    assert made.segments(first, steps) == lengths
