@@ -55,7 +55,7 @@ class RunReport:
 
     ``gradient_check``: largest difference from a single process in parts of the largest gradient, within
     ``gradient_tolerance`` if all is well; ``loss_check``: the loss, relatively. ``rank_traces``:
-    ``schemas.trace.RankTrace`` as JSON. ``peak_memory_bytes``: per rank, how much its process grew.
+    ``schemas.trace.RankTrace`` as JSON. ``peak_memory_bytes``: per rank, how much its process grew, or its tensors.
     """
 
     losses: tuple[float, ...]
@@ -105,13 +105,14 @@ def run_locally(
     transport: str = "auto",
     on_progress: Callable[[dict[str, Any]], None] | None = None,
     on_started: Callable[[Sequence[int]], None] | None = None,
+    count_memory: bool = False,
 ) -> RunReport:
     """Run one process per rank on this machine, up to step ``steps``.
 
     ``devices``: torch's names of the devices that ranks get in turn; ``transport``: see ``executor.transport``.
     ``layers``: the names of the plan's layers; ``boundaries``: what crosses its cuts, both compared with the model.
     ``directory``: where ``job`` (``module:attribute``) is found. ``on_progress`` gets every event of every rank,
-    ``on_started`` the ranks' process ids.
+    ``on_started`` the ranks' process ids. ``count_memory``: peaks are of the ranks' tensors, which takes time.
     Raises RunFailed naming the first rank that failed, its signal or exception and its last instruction; errors that
     name their own remedy (ModelMismatch, InvalidDocument, UnsupportedRequest) are raised as they are.
     """
@@ -132,6 +133,8 @@ def run_locally(
         "plan_hash": plan_hash,
         "transport": transport,
     }
+    if count_memory:
+        common["count_memory"] = True
     if boundaries is not None:
         common["boundaries"] = boundaries
     if timeout_s is not None:

@@ -15,6 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.profiler import profile, record_function
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 _MEMORY = "[memory]"
 _STRETCH = "penstock/"
@@ -86,3 +89,44 @@ class MemoryWatch:
 def held_bytes(tensors: Sequence[Tensor]) -> int:
     """What tensors keep allocated, each storage once."""
     return sum({one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}.values())
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the storages that operations of this thread make inside it, and that are still alive.
+
+    A storage counts until its last tensor is gone, in whichever thread that happens. What a kernel needs for itself
+    while it runs is not seen. For opt-in measuring on a CPU: every operation is slowed down.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._peak_bytes = 0
+
+    @property
+    def bytes(self) -> int:
+        """The most at once."""
+        return self._peak_bytes
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        made = [self._note(leaf) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        if any(made):
+            self._peak_bytes = max(self._peak_bytes, self._live())
+        return result
+
+    def _note(self, tensor: Tensor) -> bool:
+        """Whether its storage is a new one."""
+        storage = tensor.untyped_storage()
+        reference = StorageWeakRef(storage)
+        known = self._alive.get(reference.cdata)
+        if known is not None and not known[0].expired():
+            return False
+        self._alive[reference.cdata] = reference, storage.nbytes()
+        return True
+
+    def _live(self) -> int:
+        self._alive = {key: one for key, one in self._alive.items() if not one[0].expired()}
+        return sum(size for _, size in self._alive.values())

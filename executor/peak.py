@@ -8,6 +8,8 @@ from typing import Protocol
 
 import torch
 
+from penstock.executor.memory_use import LiveBytes
+
 
 class Peak(Protocol):
     """Counts from when it was made."""
@@ -44,9 +46,18 @@ class ProcessPeak:
         return max(0, _memory_bytes("VmHWM") - self._before)
 
 
-def peak_of(device: torch.device) -> Peak:
-    """Counts what a rank on ``device`` holds from now on."""
-    return GpuPeak(device) if device.type == "cuda" else ProcessPeak()
+def peak_of(device: torch.device, *, counts_tensors: bool = False) -> Peak:
+    """Counts what a rank on ``device`` holds from now on.
+
+    ``counts_tensors``: on a CPU the tensors alone, from now until the process ends; all its operations are slowed down.
+    """
+    if device.type == "cuda":
+        return GpuPeak(device)
+    if not counts_tensors:
+        return ProcessPeak()
+    tensors = LiveBytes()
+    tensors.__enter__()  # type: ignore[no-untyped-call]
+    return tensors
 
 
 def _memory_bytes(what: str) -> int:

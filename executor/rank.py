@@ -101,7 +101,7 @@ class Rank:
         training = Training(self.options.precision, self.options.clip_norm)
         shapes = chain.infer_shapes(range(program.row_classes[0][0]), training, device)
         refuse_other_boundaries(chain, shapes, given.get("boundaries"), lowered=training.lowered)
-        self._peak = peak_of(device)
+        self._peak = peak_of(device, counts_tensors=given.get("count_memory", False))
         store = self._connect()
         timeout_s = self._timeout_s
         kind = agree_on_transport(given.get("transport", AUTO), device)

@@ -76,6 +76,7 @@ def run(
     ] = False,
     device: Annotated[str, typer.Option(help="cpu; cuda: ranks take this machine's GPUs in turn; or cuda:0.")] = "cpu",
     transport: Annotated[Transport, typer.Option(help="What ranks send over; auto: by device.")] = Transport.AUTO,
+    memory: Annotated[bool, typer.Option("--memory", help="Count the ranks' tensors; slows them down.")] = False,
 ) -> None:
     """Train with a plan: one process per rank, on this machine."""
     for target in (trace, chrome_trace, metrics):
@@ -99,7 +100,7 @@ def run(
             "advance_forward": advance_forward,
         }
     )
-    refuse_combinations(options, check=check, restarts=restarts)
+    refuse_combinations(options, check=check, restarts=restarts, memory=memory)
     file = read_plan(plan)
     screen = Screen.of()
     report = _train(
@@ -113,12 +114,15 @@ def run(
         check=check,
         devices=_devices(device),
         transport=transport.value,
-        trace_steps=1 if trace is not None or chrome_trace is not None else 0,
+        trace_steps=1 if memory or trace is not None or chrome_trace is not None else 0,
+        count_memory=memory,
         directory=Path.cwd() if directory is None else Path(directory),
     )
     screen.done()
     _write_traces(file, report, trace, chrome_trace)
     for line in measured_lines(file.plan, report.step_times_ns, report.losses, report.gradient_check):
+        screen.say(line)
+    for line in memory_lines(file.plan, report) if memory else ():
         screen.say(line)
     if report.check_passed is False:
         raise RunFailed(
@@ -127,7 +131,7 @@ def run(
         )
 
 
-def refuse_combinations(options: RunOptions, *, check: bool, restarts: int) -> None:
+def refuse_combinations(options: RunOptions, *, check: bool, restarts: int, memory: bool = False) -> None:
     """Raise UnsupportedRequest for flags that do not go together, before anything is started."""
     from penstock.schemas.errors import MissingExtra, UnsupportedRequest
 
@@ -138,6 +142,8 @@ def refuse_combinations(options: RunOptions, *, check: bool, restarts: int) -> N
             "--check compares the first step from the initial parameters, which a run that is resumed does not have",
             remedy="leave out --check, or --resume and --restarts",
         )
+    if check and memory:
+        raise UnsupportedRequest("--memory would count what --check trains beside the plan", remedy="one at a time")
     if options.tensorboard_directory is not None and find_spec("tensorboard") is None:
         raise MissingExtra(
             "TensorBoard's event files need the package tensorboard", remedy="pip install 'penstock[tensorboard]'"
@@ -234,6 +240,23 @@ def measured_lines(
             lines.append(f"predicted  {duration(predicted)}, {100 * (predicted / median - 1):+.1f} % against it")
     if gradient_check is not None:
         lines.append(f"gradients  {gradient_check:.3g} apart from a single process, relative to the largest")
+    return lines
+
+
+def memory_lines(plan: Plan, report: RunReport) -> list[str]:
+    """Each device's measured peak beside the predicted one, which also holds what no tensor does (the context)."""
+    from penstock.report.words import amount
+
+    device_of = {trace["rank"]: trace["device"] for trace in report.rank_traces}
+    measured: dict[str, int] = {}
+    for rank, peak_bytes in enumerate(report.peak_memory_bytes):
+        measured[device_of[rank]] = measured.get(device_of[rank], 0) + peak_bytes
+    lines = []
+    for use in plan.prediction.devices if plan.prediction is not None else ():
+        if use.device in measured:
+            predicted, found = use.peak_memory_bytes - use.memory.context_bytes, measured[use.device]
+            apart = f"{100 * (predicted / max(1, found) - 1):+.1f} % against it"
+            lines.append(f"memory     {use.device}: {amount(found)} measured, {amount(predicted)} predicted, {apart}")
     return lines
 
 
