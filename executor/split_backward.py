@@ -170,7 +170,7 @@ class Recorded:
             del edges, gradients
 
     def _forget(self) -> None:
-        """Where others' hooks saved tensors of a unit (``torch.utils.checkpoint``), W may run layers again: all stays."""
+        """Let go of what W does not need; of nothing where hooks of others (checkpointing) run layers again in W."""
         for slot in () if self._veiled else self.slots:
             slot.clear()
         self.calls, self.slots, self.trail = [], [], []
