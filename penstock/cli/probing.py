@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -120,6 +121,7 @@ def _of_processes(screen: Screen, cpu_devices: int, nodes: int, node_names: str)
 
 
 def _screen() -> Screen:
+    """Standard error: standard output may be the topology's."""
     from penstock.cli.show import Screen
 
-    return Screen.of()
+    return Screen.of(file=sys.stderr)

@@ -47,7 +47,7 @@ def import_profile(
     found = read_profile(text, name=name or stem, device_kind=device_kind, micro_batch_size=size)
     write_document(found, output)
     if output != STANDARD:
-        _summary(_screen(), found, output)
+        _summary(_screen(output), found, output)
 
 
 def profile(
@@ -85,7 +85,7 @@ def profile(
     from penstock.executor.profiler import measure_profile
 
     refuse_unwritable(output)
-    screen = _screen()
+    screen = _screen(output)
     where = Path.cwd() if directory is None else Path(directory)
     job = load_job(model, where)
     sizes = micro_batch_size or [size for size in (1, 2, 4, MAX_DEFAULT_SIZE) if size <= job.batch_size]
@@ -116,7 +116,7 @@ def _pipeline(plan: str, model: str, batches: int, directory: str | None, output
     from penstock.report.words import duration
 
     refuse_unwritable(output)
-    file, screen = read_plan(plan), _screen()
+    file, screen = read_plan(plan), _screen(output)
     where = Path.cwd() if directory is None else Path(directory)
     found = profile_pipeline(file, model, batches=batches, directory=where, progress=screen.progress)
     screen.done()
@@ -154,7 +154,8 @@ def _summary(screen: Screen, found: ModelProfile, output: str) -> None:
     )
 
 
-def _screen() -> Screen:
+def _screen(output: str) -> Screen:
+    """Standard output, or standard error where the document goes to the former."""
     from penstock.cli.show import Screen
 
-    return Screen.of()
+    return Screen.of(file=sys.stderr if output == STANDARD else None)

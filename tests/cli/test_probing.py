@@ -1,0 +1,54 @@
+"""``penstock probe`` between peers: a topology from real sockets, and what is refused."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.main import main
+from penstock.executor.link_peer import Host, Peer
+from penstock.schemas.agents import AgentDevice
+from penstock.schemas.topology import ClusterTopology
+
+
+@contextmanager
+def peer(name: str) -> Iterator[str]:
+    serving = Peer("127.0.0.1:0", Host(name, (AgentDevice(id=f"{name}/0", kind="cpu", memory_bytes=2**30),)))
+    thread = threading.Thread(target=serving.serve)
+    thread.start()
+    try:
+        yield serving.address
+    finally:
+        serving.close()
+        thread.join()
+
+
+def test_peers_make_a_topology(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "topology.json"
+    with ExitStack() as stack:
+        addresses = [stack.enter_context(peer(name)) for name in ("a", "b")]
+        assert main(["probe", *addresses, "--seconds", "0.2", "-o", str(target)]) == 0
+    found = ClusterTopology.read(target)
+    assert [node.name for node in found.nodes] == ["a", "b"]
+    assert found.links_from == "measured"
+    assert "a → b" in capsys.readouterr().err
+
+
+def test_what_cannot_be_probed_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        nobody = f"127.0.0.1:{free.getsockname()[1]}"
+    for arguments, code, word in (
+        ([nobody, nobody], 1, "nobody listens"),
+        (["here"], 65, "host:port"),
+        (["--serve", "127.0.0.1:0", nobody], 64, "either"),
+        (["--serve", "203.0.113.1:0", "--cpu-devices", "1"], 65, "cannot listen"),
+        (["--serve", "127.0.0.1:0", "--fabric", "fast"], 64, "fast"),
+        (["--cpu-devices", "1"], 64, "two processes"),
+    ):
+        assert main(["probe", *arguments]) == code, arguments
+        assert word in capsys.readouterr().err
