@@ -225,18 +225,17 @@ class Rank:
         if self._clock is None:
             return
         clock = CommonClock(self._clock, self._read_clock())
-        interpreter = trainer.interpreter
-        for step, own in trainer.traced:
+        for step, program, own in trainer.traced:
             start, *events = clock.common_ns(own)
             document = rank_trace(
                 rank=self.program.rank,
                 device=self.program.device,
                 step=step,
-                instructions=interpreter.instructions,
+                instructions=tuple(program.instructions()),
                 events=events,
                 shift_ns=-smallest(start),
                 peak_memory_bytes=self.peak_memory_bytes(),
-                batches=interpreter.program.batches,
+                batches=program.batches,
                 clock_error_ns=clock.error_ns,
             )
             self.say({"kind": "trace", "rank_trace": document})

@@ -23,6 +23,7 @@ from penstock.executor.interpreter import Interpreter, Mark
 from penstock.executor.ladder import Ladder
 from penstock.executor.metrics import Metrics
 from penstock.schemas.errors import InvalidDocument
+from penstock.schemas.program import Program
 from penstock.schemas.run_options import RunOptions
 
 Say = Callable[[Mapping[str, Any]], None]
@@ -79,7 +80,7 @@ class Trainer:
         self.step = self.done = course.first_step
         self.losses: list[float] = []
         self.times_ns: list[int] = []
-        self.traced: list[tuple[int, list[int]]] = []
+        self.traced: list[tuple[int, Program, list[int]]] = []
         self._say = say
         self._mark = mark
         self._checkpoints = checkpoints
@@ -125,7 +126,7 @@ class Trainer:
         time_ns = time.perf_counter_ns() - start
         self._finish(step, result, time_ns)
         if events is not None:
-            self.traced.append((step, [start, *events]))
+            self.traced.append((step, interpreter.program, [start, *events]))
         if self._ladder is not None:
             self._climb(self._ladder, time_ns)
 
@@ -146,7 +147,7 @@ class Trainer:
         interpreter.run(first, self._finish, events)
         dist.barrier()
         if events is not None:
-            self.traced.append((first, [start, *events]))
+            self.traced.append((first, interpreter.program, [start, *events]))
 
     def _events(self, end: int) -> list[int] | None:
         """Where to trace what is trained up to ``end``; None where it is not traced."""
