@@ -81,12 +81,6 @@ def shares_of(parameters: Sequence[nn.Parameter], loads: list[int]) -> list[list
     return shares
 
 
-def state_bytes(optimizer: Optimizer) -> int:
-    """Bytes of an optimizer's states, without the scalars."""
-    tensors = (value for states in optimizer.state.values() for value in states.values() if isinstance(value, Tensor))
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor.dim())
-
-
 def _unpack(flat: Tensor, parameters: Sequence[nn.Parameter]) -> None:
     at = 0
     for parameter in parameters:
