@@ -195,8 +195,17 @@ class Soak:
         options = RunOptions(checkpoint_directory=str(self._checkpoints), checkpoint_every=CHECKPOINT_EVERY)
         file = PlanFile.parse(tiny_plan_file())
         _patiently(lambda: client.verify(file))  # which loads, and may compile, the judge
-        asked = {"steps": STEPS, "seed": SEED, "trace_steps": 0, "max_restarts": 10 * self._kills + 10}
-        return client.run(file, "toy", options=options, wait=False, **asked).id
+        run = client.run(
+            file,
+            "toy",
+            steps=STEPS,
+            seed=SEED,
+            trace_steps=0,
+            options=options,
+            max_restarts=10 * self._kills + 10,
+            wait=False,
+        )
+        return run.id
 
     def _some_deaths(self, client: Client, run: str) -> None:
         """A few deaths at random moments, some while training is still coming back; then wait until it has."""

@@ -1,0 +1,26 @@
+"""Ten deaths of ``scripts/soak``: ranks, agents, nodes and the service, at random moments."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.executor.checkpoint import newest
+
+LIMIT_S = 900
+
+
+@pytest.mark.timeout(LIMIT_S)
+def test_ten_deaths_cost_no_checkpoint_and_leave_the_losses_as_they_are(tmp_path: Path):
+    command = [sys.executable, "-P", "-m", "penstock.cli.soak", "--kills", "10", "--seed", "2", "--most-at-once", "10"]
+    done = subprocess.run(
+        [*command, "--directory", str(tmp_path)], capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "no hang, no orphan, no lost checkpoint, the same losses" in done.stdout
+    found = newest(tmp_path / "checkpoints")
+    assert found is not None
+    assert found.next_step(1) > 0

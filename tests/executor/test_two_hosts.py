@@ -1,0 +1,122 @@
+"""A service and two agents on two hosts, 100 Mbit/s and 1 ms apart: trained right, measured right."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from two_hosts import DELAY_NS, RATE_BITS_PER_S, TwoHosts
+
+from penstock.schemas.topology import ClusterTopology
+
+LIMIT_S = 240.0
+PENSTOCK = [sys.executable, "-P", "-m", "penstock.cli.main"]
+
+JOB = """
+import torch
+from torch import nn
+from penstock.executor.job import SimpleJob
+
+class Toy(SimpleJob):
+    def layers(self):
+        return [(f"block{i}", lambda: nn.Sequential(nn.Linear(8, 8), nn.Tanh())) for i in range(4)]
+    def batch(self, step, rows):
+        made = torch.Generator().manual_seed(step)
+        samples = torch.randn(16, 8, generator=made)[rows.start : rows.stop]
+        return {"x": samples}, samples.flip(1)
+    def loss(self, outputs, targets):
+        return ((outputs["x"] - targets) ** 2).sum(), targets.numel()
+    def optimizer(self, params):
+        return torch.optim.SGD(params, lr=0.05)
+
+job = Toy("toy", batch_size=16)
+"""
+
+CLIENT = """
+import sys, time
+from penstock.client import Client
+from penstock.schemas.plan import PlanFile
+from penstock.service.samples import tiny_plan_file
+
+client, file = Client(sys.argv[1]), PlanFile.parse(tiny_plan_file())
+assert client.verify(file).valid
+while sum(agent.alive for agent in client.agents()) < 2:
+    time.sleep(0.1)
+print(client.run(file, "toy", steps=4, check=True).model_dump_json())
+client.close()
+"""
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[TwoHosts]:
+    hosts = TwoHosts()
+    yield hosts
+    hosts.close()
+
+
+def say_what_is_missing(hosts: TwoHosts, capsys: pytest.CaptureFixture[str]) -> None:
+    with capsys.disabled():
+        for what in hosts.lacks:
+            sys.stdout.write(f"\n{Path(__file__).name}: {what}; the rest is tested ")
+
+
+def wait_for(log: Path, pattern: str) -> str:
+    until = time.monotonic() + LIMIT_S
+    while time.monotonic() < until:
+        if found := re.search(pattern, log.read_text()):
+            return found[1]
+        time.sleep(0.05)
+    raise AssertionError(f"no {pattern!r} in {log.read_text()}")
+
+
+@pytest.mark.timeout(3 * LIMIT_S)
+def test_two_hosts_train_what_one_process_trains(hosts: TwoHosts, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    say_what_is_missing(hosts, capsys)
+    (tmp_path / "toy_job.py").write_text(JOB)
+    settings = {"PENSTOCK_ALLOW_UNAUTHENTICATED": "1", "PENSTOCK_WARM_UP": "false"}
+    service = [*PENSTOCK, "serve", "--host", hosts.addresses[0], "--port", "0", "--database", str(tmp_path / "db")]
+    with (tmp_path / "service.log").open("wb") as log:
+        hosts.start(0, service, env=os.environ | settings, stdout=log, stderr=log)
+    url = wait_for(tmp_path / "service.log", r"listening on (http://\S+)")
+    for host, address in enumerate(hosts.addresses):
+        agent = [*PENSTOCK, "agent", "--server", url, "--name", f"node{host}", "--cpu-devices", "1"]
+        agent += ["--model", "toy=toy_job:job", "--directory", str(tmp_path), "--interface", address]
+        with (tmp_path / f"node{host}.log").open("wb") as log:
+            hosts.start(host, agent, stdout=log, stderr=log)
+    run = json.loads(hosts.run(0, [sys.executable, "-P", "-c", CLIENT, url], LIMIT_S))
+    assert (run["state"], run["agents"], len(run["losses"])) == ("succeeded", ["node0", "node1"], 4)
+    assert run["gradient_check"] == 0.0
+
+
+@pytest.mark.timeout(3 * LIMIT_S)
+def test_the_probe_finds_what_the_wire_is(hosts: TwoHosts, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    say_what_is_missing(hosts, capsys)
+    peers = []
+    for host, address in enumerate(hosts.addresses):
+        peer = [*PENSTOCK, "probe", "--serve", f"{address}:8745", "--name", f"node{host}", "--cpu-devices", "1"]
+        with (tmp_path / f"peer{host}.log").open("wb") as log:
+            hosts.start(host, peer, stdout=subprocess.DEVNULL, stderr=log)
+        wait_for(tmp_path / f"peer{host}.log", r"(listen)")
+        peers.append(f"{address}:8745")
+    found = ClusterTopology.parse(json.loads(hosts.run(0, [*PENSTOCK, "probe", *peers, "--seconds", "2"], LIMIT_S)))
+    if found.matrix is not None:
+        ways = found.matrix.latency_ns or ((0, 0), (0, 0))
+        bandwidths = [found.matrix.bandwidth_bytes_per_s[i][1 - i] for i in (0, 1)]
+        latencies = [ways[i][1 - i] for i in (0, 1)]
+    else:
+        bandwidths = [link.bandwidth_bytes_per_s for link in found.links]
+        latencies = [sum(link.latency_ns for link in found.links)]
+    with capsys.disabled():
+        sys.stdout.write(f"\nprobe: {[round(8 * one / 1e6, 1) for one in bandwidths]} Mbit/s, {latencies} ns ")
+    assert min(bandwidths) > 0
+    if hosts.is_shaped:
+        assert bandwidths == pytest.approx([RATE_BITS_PER_S / 8] * len(bandwidths), rel=0.2)
+    if hosts.is_delayed:
+        assert latencies == pytest.approx([DELAY_NS] * len(latencies), rel=0.2)
