@@ -7,60 +7,23 @@ follow a REDUCE?) is read off here, so that nothing is asked while the program r
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from penstock.executor.actions import Actions, Message
+from penstock.executor.bound import Bound, Call, Code, Wait
 from penstock.executor.chain import Chain, TensorShape
 from penstock.executor.codec import carrier
 from penstock.executor.global_batch import GlobalBatch, Source
 from penstock.executor.held_stage import Cell, HeldStage, sum_tie
+from penstock.executor.neighbours import GRADIENTS, Neighbours
 from penstock.executor.reduction import uses
 from penstock.executor.stage_module import MicroBatch
-from penstock.executor.window import Window, window
+from penstock.executor.window import window
 from penstock.schemas.errors import InvalidDocument, ModelMismatch, UnsupportedRequest
 from penstock.schemas.program import Channel, Instruction, Program
 
-Call = tuple[Callable[..., Any], tuple[Any, ...]]
-Wait = Callable[[], object] | None
-
 _FORWARD = ("LOAD", "F", "SEND_F", "RECV_F", "LOCAL_F")
-_GRADIENTS = ("B", "W")
-
-
-@dataclass
-class Code:
-    """One segment of a program: its calls, and what a traced run waits for before each."""
-
-    calls: list[Call]
-    waits: list[Wait]
-
-
-@dataclass
-class Bound:
-    """A program bound to the stages of a rank.
-
-    ``batches``: the global batches that can be under way; ``cells``: by stage and number within the window.
-    """
-
-    program: Program
-    window: Window
-    batches: list[GlobalBatch]
-    cells: dict[tuple[int, int], Cell]
-    segments: list[Code] = field(default_factory=list)
-
-    @property
-    def prologue(self) -> Code:
-        return self.segments[0]
-
-    @property
-    def phases(self) -> list[Code]:
-        return self.segments[1:-1]
-
-    @property
-    def epilogue(self) -> Code:
-        return self.segments[-1]
 
 
 class Binder:
@@ -94,7 +57,7 @@ class Binder:
     def bind(self) -> Bound:
         """Bind all instructions."""
         self._refuse_lost_gradients()
-        self._find_neighbours()
+        self._neighbours = self._find_neighbours()
         calls = [self._call(index, one) for index, one in enumerate(self.instructions)]
         waits = [self._wait_of(index, one) for index, one in enumerate(self.instructions)]
         bounds = self.window.bounds
@@ -108,7 +71,7 @@ class Binder:
 
     def bind_evaluation(self) -> Code:
         """The forwards of the first global batch, and their messages."""
-        self._find_neighbours()
+        self._neighbours = self._find_neighbours()
         count = self.program.num_micro_batches
         calls = []
         for index, one in enumerate(self.instructions):
@@ -175,37 +138,14 @@ class Binder:
             raise InvalidDocument(f"rank {self.program.rank} runs {one}, but has no forward for it")
         return cell
 
-    # Neighbours
+    # Calls
 
-    def _find_neighbours(self) -> None:
-        """Which message is the last of its kind; which backward follows a REDUCE; which global batch a STEP ends."""
-        self._last_send: dict[tuple[str, int, int], int] = {}
-        self._next_gradient: dict[int, Instruction] = {}
-        self._step_number: dict[int, int] = {}
-        steps: dict[int, int] = {}
-        for index, one in enumerate(self.instructions):
-            if one.kind in ("SEND_F", "LOCAL_F", "SEND_B", "LOCAL_B"):
-                self._last_send[one.kind[-1], one.stage, one.micro_batch] = index
-            elif one.kind == "STEP":
-                self._step_number[index] = steps.get(one.stage, 0)
-                steps[one.stage] = self._step_number[index] + 1
-        latest: dict[int, Instruction | None] = {}
-        for index in range(len(self.instructions) - 1, -1, -1):
-            one = self.instructions[index]
-            if one.kind in _GRADIENTS and len(self._cell(one).rows):
-                latest[one.stage] = one
-            elif one.kind == "STEP":
-                latest[one.stage] = None
-            elif one.kind == "REDUCE":
-                self._note_gradient(index, one, latest)
+    def _find_neighbours(self) -> Neighbours:
+        idle = {index for index, one in enumerate(self.instructions) if one.kind in GRADIENTS and not self._busy(one)}
+        return Neighbours(self.instructions, {number: stage.held for number, stage in self.stages.items()}, idle)
 
-    def _note_gradient(self, index: int, one: Instruction, latest: Mapping[int, Instruction | None]) -> None:
-        """The backward that makes the last gradient of the bucket: of any stage that holds its layers."""
-        bucket = self._stage(one).held.buckets[one.micro_batch]
-        for number, follower in latest.items():
-            held = self.stages[number].held
-            if follower is not None and held.first <= bucket[0] and bucket[1] <= held.last:
-                self._next_gradient[index] = follower
+    def _busy(self, one: Instruction) -> bool:
+        return len(self._cell(one).rows) > 0
 
     def _refuse_lost_gradients(self) -> None:
         """A backward whose cut needs gradients that no message brings would train wrong numbers."""
@@ -224,17 +164,15 @@ class Binder:
                         remedy="profile this model and plan with that profile",
                     )
 
-    # Calls
-
     def _call(self, index: int, one: Instruction) -> Call:
         stage = self._stage(one)
         match one.kind:
             case "F" | "B" | "I" | "W" | "R" | "LOAD" | "FREE":
                 return self._compute_call(one.kind, stage, self._cell(one))
             case "SEND_F" | "SEND_B" | "RECV_F" | "RECV_B":
-                return self._message_call(one, self._cell(one), self._is_last(index, one))
+                return self._message_call(one, self._cell(one), self._neighbours.is_last(index))
             case "LOCAL_F" | "LOCAL_B":
-                return self._local_call(one, self._cell(one), self._is_last(index, one))
+                return self._local_call(one, self._cell(one), self._neighbours.is_last(index))
             case "REDUCE":
                 return self._reduce_call(index, one, stage)
             case "WAIT_REDUCE":
@@ -259,9 +197,6 @@ class Binder:
                 return (averaging.pull if one.kind == "AVG_PULL" else averaging.push), (one.micro_batch,)
             case _:
                 raise UnsupportedRequest(f"instruction {one} is not executed here")
-
-    def _is_last(self, index: int, one: Instruction) -> bool:
-        return self._last_send.get((one.kind[-1], one.stage, one.micro_batch)) == index
 
     def _compute_call(self, kind: str, stage: HeldStage, cell: Cell) -> Call:
         module, actions = stage.module, self.actions
@@ -301,13 +236,13 @@ class Binder:
             function = actions.backward_normalised if kind == "B" else actions.backward_input_normalised
         if stage.versions is None:
             return function, (module, cell)
-        return actions.backward_versioned, (stage.versions, function, module, cell, kind in _GRADIENTS)
+        return actions.backward_versioned, (stage.versions, function, module, cell, kind in GRADIENTS)
 
     def _reduce_call(self, index: int, one: Instruction, stage: HeldStage) -> Call:
         reduction = stage.reduction
         if reduction is None or one.micro_batch not in reduction.buckets:
             return _nothing, ()
-        follower = self._next_gradient.get(index)
+        follower = self._neighbours.next_gradient.get(index)
         if follower is None:
             return reduction.start, (one.micro_batch,)
         bucket = reduction.buckets[one.micro_batch]
@@ -328,7 +263,7 @@ class Binder:
 
     def _step_call(self, index: int, stage: HeldStage) -> Call:
         count, every = self.program.num_micro_batches, stage.held.update_every
-        number = self._step_number[index]
+        number = self._neighbours.step_number[index]
         last = ((number + 1) * every - 1) // count
         ends = (number + 1) * every % count == 0
         within = self.bound.batches[last % self.window.width]

@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 import torch
 
 from penstock.executor.actions import Actions, OnBatch
-from penstock.executor.binding import Binder, Bound, Code, first_row
+from penstock.executor.binding import Binder, first_row
+from penstock.executor.bound import Bound, Code
 from penstock.executor.chain import Chain, TensorShape
 from penstock.executor.clocks import device_clock
 from penstock.executor.global_batch import Source, StepResult

@@ -14,11 +14,13 @@ import torch.distributed as dist
 from pipelines import Part, programs_of
 
 from penstock.executor.chain import Chain
+from penstock.executor.held_stage import Cell
 from penstock.executor.interpreter import InstructionFailed, Interpreter, first_row
 from penstock.executor.rank import checked_chain, refuse_other_boundaries
 from penstock.executor.stage_module import MicroBatch, StageModule, layer_seed, step_seed
 from penstock.executor.trace import rank_trace
 from penstock.executor.transport import GlooTransport
+from penstock.executor.versions import Versions
 from penstock.schemas.errors import InvalidDocument, ModelMismatch, UnsupportedRequest
 from penstock.schemas.program import Instruction, Program
 from penstock.schemas.trace import RankTrace
@@ -172,3 +174,36 @@ def test_traces_become_documents() -> None:
     trace = RankTrace.model_validate_json(json.dumps(made))
     assert [(e.instruction, e.start_ns, e.end_ns) for e in trace.events] == [("1F0", 0, 2000), ("1SEND_F0", 2000, 2500)]
     assert (trace.batches, trace.clock_error_ns) == (1, 7)
+
+
+def test_versions_live_as_long_as_something_uses_them() -> None:
+    """Two micro-batches in flight on two versions: a third version only where the plan has it; then storage is free."""
+    layer = torch.nn.Linear(2, 2)
+    parameters = list(layer.parameters())
+    gradients = [torch.zeros_like(p) for p in parameters]
+    versions = Versions([layer], parameters, gradients, limit=2, oldest=0)
+    start = parameters[0].detach().clone()
+    cells = [Cell(m, range(1), (), None) for m in range(3)]  # type: ignore[arg-type]
+
+    def update() -> None:
+        with torch.no_grad():
+            parameters[0].add_(1.0)
+
+    versions.enter(cells[0])
+    output = layer(torch.ones(1, 2))
+    versions.step(update)
+    versions.enter(cells[1])
+    assert torch.equal(layer.weight, start + 1)
+    with pytest.raises(InvalidDocument, match="3 versions of the weights at once, the plan has 2"):
+        versions.step(update)
+    output.sum().backward()
+    assert torch.equal(gradients[1], torch.ones(2))
+    versions.leave(cells[0])
+    versions.step(update)
+    assert versions.peak == 2
+    versions.leave(cells[1])
+    saved = versions.state()
+    versions.step(update)
+    assert len(versions.live) == 1
+    versions.restore([[tensor.clone() for tensor in saved[0]]])
+    assert torch.equal(parameters[0], layer.weight)

@@ -1,0 +1,59 @@
+"""What an instruction has to know of those around it, read off a program before it is bound."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+
+from penstock.schemas.program import Held, Instruction
+
+GRADIENTS = ("B", "W")
+"""Instructions that add to the gradients of parameters."""
+
+_MESSAGES = ("SEND_F", "LOCAL_F", "SEND_B", "LOCAL_B")
+
+
+class Neighbours:
+    """Of each instruction, by its index.
+
+    ``next_gradient``: the backward that makes the last gradient of a REDUCE's bucket, where one follows.
+    ``step_number``: how many STEPs of its stage come before a STEP. ``idle``: backwards that have no rows here.
+    """
+
+    def __init__(
+        self, instructions: Sequence[Instruction], stages: Mapping[int, Held], idle: Collection[int] = ()
+    ) -> None:
+        self._instructions = instructions
+        self._stages = stages
+        self._last_send: dict[tuple[str, int, int], int] = {}
+        self.next_gradient: dict[int, Instruction] = {}
+        self.step_number: dict[int, int] = {}
+        steps: Counter[int] = Counter()
+        for index, one in enumerate(instructions):
+            if one.kind in _MESSAGES:
+                self._last_send[one.kind[-1], one.stage, one.micro_batch] = index
+            elif one.kind == "STEP":
+                self.step_number[index] = steps[one.stage]
+                steps[one.stage] += 1
+        self._find_gradients(idle)
+
+    def is_last(self, index: int) -> bool:
+        """Whether no later message reads what this one reads."""
+        one = self._instructions[index]
+        return self._last_send.get((one.kind[-1], one.stage, one.micro_batch)) == index
+
+    def _find_gradients(self, idle: Collection[int]) -> None:
+        """A bucket's gradients come from any stage that holds its layers, up to that stage's STEP."""
+        latest: dict[int, Instruction] = {}
+        for index in range(len(self._instructions) - 1, -1, -1):
+            one = self._instructions[index]
+            if one.kind in GRADIENTS and index not in idle:
+                latest[one.stage] = one
+            elif one.kind == "STEP":
+                latest.pop(one.stage, None)
+            elif one.kind == "REDUCE":
+                first, last, _ = self._stages[one.stage].buckets[one.micro_batch]
+                for number, follower in latest.items():
+                    held = self._stages[number]
+                    if held.first <= first and last <= held.last:
+                        self.next_gradient[index] = follower
