@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 MODEL = "penstock.examples.gpt:tiny"
 STEPS = 5
 MICRO_BATCH_SIZE = 2
+PIPELINES = 2
+"""Of a plan that averages elastically, each on as many ranks as another."""
 RULES = ("synchronous", "weight_stashing", "double_buffered", "double_grouped", "elastic_averaging")
 PRECISIONS = ("bf16", "fp16")
 LOSS_TOLERANCE = 0.05
@@ -105,6 +107,7 @@ class Machine:
             update_rules=(rule,),
             planner=planner[rule],
             recompute="never",
+            options={"pipelines": PIPELINES} if rule == "elastic_averaging" else {},
             **more,
         ).file
 
