@@ -83,7 +83,7 @@ def _planners(cases: Sequence[Case], limit_s: float) -> None:
     names = [name for name in PLANNERS if name != "auto"]
     rows, gaps, firsts, worse = [], [], [], 0
     for case in cases:
-        auto = _solved("auto", case.problem, limit_s, runnable=False)
+        auto = _solved("auto", case.problem, limit_s)
         assert auto.result is not None
         best = auto.result.best
         assert best is not None

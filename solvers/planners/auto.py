@@ -2,9 +2,9 @@
 
 Rounds (``portfolio``): all planners, each as if it were run alone with the same limits, so that ``auto`` is never worse
 than any of them; a neighbourhood search from the best plan, while its order is improved or proven; the same for the
-search's own result. Planners whose update rules the request does not allow, those that ``exclude`` names, and those
-that cannot take the request are left out. Where plans have to be ``runnable``, planners of plans that ranks cannot run
-yet are asked as well, and the best of their plans is mentioned where it would be faster.
+search's own result. Where a plan of several pipelines or with split backwards is best, the best of all others is
+searched from and closed as well. Planners whose update rules the request does not allow, those that ``exclude`` names,
+and those that cannot take the request are left out.
 """
 
 from __future__ import annotations
@@ -48,8 +48,6 @@ KINDS_MADE = {
     "interleaved": ONE_PIPELINE,
 }
 """Planners whose plans are all of a kind that a bound may speak of: it can make them needless."""
-RANKS_CANNOT_RUN = "hetpipe,zero-bubble,chimera"
-"""Planners of synchronous plans with several pipelines or split backwards, which the executor does not take yet."""
 PHASES = ("polish", "closing")
 """What follows the planners."""
 EFFORT = 1.0
@@ -66,42 +64,43 @@ OPTIONS: tuple[Option, ...] = (
         "",
         "contained planners to leave out, separated by commas; also 'polish' and 'closing'",
     ),
-    Option(
-        "runnable",
-        True,
-        "only plans that `penstock run` takes today; `why` says what the others would gain",
-    ),
 )
 
 
 def run(session: Session, values: Mapping[str, object], planners: Mapping[str, Known], crew: Crew) -> None:
     """All rounds."""
     excluded = _excluded(str(values["exclude"]))
-    only_mentioned = set(RANKS_CANNOT_RUN.split(",")) if values["runnable"] else set()
     contained = [name for name in CONTAINED if name not in excluded and _may_be_asked(session, planners[name])]
     if session.first_feasible:
-        contained = [name for name in contained if name not in {"exact", *only_mentioned}]
+        contained = [name for name in contained if name != "exact"]
     bounds = [] if session.first_feasible else [Prove()]
-    Tasks(session, [*bounds, *_asked(contained, planners, only_mentioned)]).run(crew)
+    Tasks(session, [*bounds, *_asked(contained, planners)]).run(crew)
     if session.best is None or session.first_feasible:
         return
     closed: set[object] = set()
-    for _ in range(CLOSED_TWICE):
-        start = Found.of(session.best)
+    for number in range(CLOSED_TWICE):
         following: list[Task] = []
-        if not closed and "polish" not in excluded and _polishable(session):
-            following.append(Polish(start, tuple(session.proofs.values()), POLISHING * _effort(session)))
-        if "closing" not in excluded and start.allocation not in closed:
-            following.append(Close(start, _effort(session)))
-        closed.add(start.allocation)
+        for start in _starts(session):
+            if number == 0 and "polish" not in excluded and _polishable(session):
+                following.append(Polish(start, tuple(session.proofs.values()), POLISHING * _effort(session)))
+            if "closing" not in excluded and start.allocation not in closed:
+                following.append(Close(start, _effort(session)))
+            closed.add(start.allocation)
         Tasks(session, following).run(crew)
+
+
+def _starts(session: Session) -> list[Found]:
+    """The best plan, and the best plain one where that is another: closed, it may be the better one of both."""
+    assert session.best is not None
+    best = Found.of(session.best)
+    return [best] if best.plain or session.plain is None else [session.plain, best]
 
 
 def first_plan(session: Session, values: Mapping[str, object], planners: Mapping[str, Known]) -> None:
     """The first plan of a simple planner that fits, told before processes are there."""
     excluded = _excluded(str(values["exclude"]))
     setting = replace(Setting.of(session, planners), first_feasible=True)
-    for task in _asked([name for name in SIMPLE if name not in excluded], planners, set()):
+    for task in _asked([name for name in SIMPLE if name not in excluded], planners):
         if session.best is None and not session.deadline.passed and _may_be_asked(session, planners[task.name]):
             found = task.run(setting, _Silent()).found
             if found is not None:
@@ -109,17 +108,8 @@ def first_plan(session: Session, values: Mapping[str, object], planners: Mapping
 
 
 def remarks(session: Session) -> str:
-    """What is added to ``why``: processes that died, and what a plan that ranks cannot run yet would gain."""
-    died = "".join(f"; the process of {name} ended with {how}" for name, how in session.lost.items())
-    return died + _beside(session)
-
-
-def _beside(session: Session) -> str:
-    other, best = session.beside, session.best
-    if other is None or (best is not None and other.value_ns >= best.value_ns):
-        return ""
-    gain = "fits" if best is None else f"takes {100 * (1 - other.value_ns / best.value_ns):.2f} % less"
-    return f"; a plan of {other.planner}, which ranks cannot run yet, {gain}: --set runnable=false"
+    """What is added to ``why``: processes that died."""
+    return "".join(f"; the process of {name} ended with {how}" for name, how in session.lost.items())
 
 
 class _Silent:
@@ -135,19 +125,17 @@ class _Silent:
         """Not told."""
 
 
-def _asked(names: list[str], planners: Mapping[str, Known], beside: set[str]) -> list[Task]:
-    """The planners with their default options; what is only mentioned comes last."""
-    tasks = [
+def _asked(names: list[str], planners: Mapping[str, Known]) -> list[Task]:
+    """The planners with their default options."""
+    return [
         Ask(
             name,
             checked(name, planners[name].options, {}),
             under_gpipe=name == "dapple",
             kind=KINDS_MADE.get(name, EVERY_PLAN),
-            beside=name in beside,
         )
         for name in names
     ]
-    return sorted(tasks, key=lambda task: task.beside)
 
 
 def _may_be_asked(session: Session, entry: Known) -> bool:

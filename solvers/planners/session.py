@@ -53,8 +53,8 @@ class Session:
 
     ``max_plans``: how many plans of one planner are judged; a count, so the answer is the same on every machine.
     ``ceiling_ns``: the least time of plans known elsewhere. What is judged does not depend on plans known already, here
-    or there, but for those that are proven to take longer (``portfolio``). ``beside``: the best plan that is mentioned
-    only; ``lost``: planners whose process died, and of what. ``codec_note``: what codecs save, for ``why``.
+    or there, but for those that are proven to take longer (``portfolio``). ``plain``: the best of plain plans
+    (``Found.plain``). ``lost``: planners whose process died, and of what; ``codec_note``: what codecs save.
     """
 
     problem: Problem
@@ -76,7 +76,7 @@ class Session:
     judged: int = 0
     unfinished: list[str] = field(default_factory=list)
     notes: dict[str, str] = field(default_factory=dict)
-    beside: Found | None = None
+    plain: Found | None = None
     lost: dict[str, str] = field(default_factory=dict)
     codec_note: str = ""
     _announced: Candidate | None = None
@@ -150,18 +150,14 @@ class Session:
             note=self.notes.get(planner, ""),
         )
 
-    def take(self, name: str, outcome: Outcome, *, beside: bool = False) -> None:
-        """Take over what a task has found, proven or met; ``beside``: its plans are mentioned only."""
+    def take(self, name: str, outcome: Outcome) -> None:
+        """Take over what a task has found, proven or met."""
         if outcome.unfinished:
             self.unfinished.append(name)
         if outcome.lost is not None:
             self.lost[name] = outcome.lost
         self.judged += outcome.judged
         found = outcome.found
-        if beside:
-            if found is not None and (self.beside is None or found.value_ns < self.beside.value_ns):
-                self.beside = found
-            return
         for bound in outcome.proven:
             self.prove(bound)
         if outcome.closing is not None:
@@ -179,6 +175,9 @@ class Session:
     def offer(self, found: Found) -> None:
         """Make a plan the best one if it is; ties go to the earlier. It is judged again."""
         key = key_of(found.value_ns, found.allocation, found.schedule)
+        before = self.plain
+        if found.plain and (before is None or key < key_of(before.value_ns, before.allocation, before.schedule)):
+            self.plain = found
         if self._key is None or key < self._key:
             self.best, self._key = self._judged(found), key
             self._announce(self.best)

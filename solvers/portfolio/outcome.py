@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.schemas.errors import UnsupportedRequest
+from penstock.schemas.program import INPUT
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.result import Bound, Candidate, Shortage
 from penstock.solvers.schedule import Orders, Schedule
@@ -30,6 +31,13 @@ class Found:
         """A judged plan."""
         c = candidate
         return cls(c.planner, c.allocation, c.schedule, c.value_ns, c.overlap_all_reduce, c.update_rule)
+
+    @property
+    def plain(self) -> bool:
+        """Not a flushed step of several pipelines, or with split backwards."""
+        if self.update_rule != "synchronous" or not isinstance(self.schedule, Orders):
+            return True
+        return len(self.allocation.pipelines) == 1 and INPUT not in _kinds(self.schedule)
 
 
 class Closing(NamedTuple):

@@ -70,7 +70,7 @@ class Tasks:
         """Announce a plan or a bound; take up what has ended."""
         if isinstance(message, Found):
             self._found[number] = message
-            if not self.tasks[number].beside and (self._shared or number == self._next):
+            if self._shared or number == self._next:
                 self.session.announce(message)
         elif isinstance(message, Bound):
             self._proven[number] = (*self._proven.get(number, ()), message)
@@ -101,8 +101,7 @@ class Tasks:
             self._next += 1
 
     def _take(self, number: int, outcome: Outcome) -> None:
-        task = self.tasks[number]
-        self.session.take(task.name, outcome, beside=task.beside)
+        self.session.take(self.tasks[number].name, outcome)
 
     def _progress(self) -> None:
         if self.session.on_progress is not None:

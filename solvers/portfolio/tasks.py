@@ -110,10 +110,6 @@ class Task(Protocol):
     def kind(self) -> str:
         """A bound for such plans may make it needless."""
 
-    @property
-    def beside(self) -> bool:
-        """Whether its plans are only mentioned."""
-
     def run(self, setting: Setting, link: Link) -> Outcome:
         """Do it."""
 
@@ -126,7 +122,6 @@ class Ask:
     values: Mapping[str, object]
     under_gpipe: bool = False
     kind: str = EVERY_PLAN
-    beside: bool = False
 
     def run(self, setting: Setting, link: Link) -> Outcome:
         """Until its end, the limit, or the gap."""
@@ -157,7 +152,6 @@ class Polish:
     effort: float
     name: str = "polish"
     kind: str = EVERY_PLAN
-    beside: bool = False
 
     def run(self, setting: Setting, link: Link) -> Outcome:
         """Until its end, the limit, or the gap."""
@@ -177,7 +171,6 @@ class Close:
     effort: float
     name: str = "closing"
     kind: str = EVERY_PLAN
-    beside: bool = False
 
     def run(self, setting: Setting, link: Link) -> Outcome:
         """Until its end, its effort, or the limit. A schedule that was asked for is not exchanged."""
@@ -212,7 +205,6 @@ class Prove:
 
     name: str = "bound"
     kind: str = EVERY_PLAN
-    beside: bool = False
 
     def run(self, setting: Setting, link: Link) -> Outcome:
         """Until its end."""
@@ -229,7 +221,6 @@ class Remedy:
     values: Mapping[str, object]
     name: str = "remedy"
     kind: str = EVERY_PLAN
-    beside: bool = False
 
     def run(self, setting: Setting, link: Link) -> Outcome:
         """Until one works, or the limit."""
