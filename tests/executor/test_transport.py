@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from penstock.executor.gpu import moved, open_device
 from penstock.executor.transport.choice import AUTO, Place, choose
+from penstock.executor.transport.nccl import refuse_codecs
 from penstock.executor.transport.order import differing_edge, digests, edges, messages, refuse_order
 from penstock.executor.transport.staged import PlainCopies, StagedTransport
 from penstock.schemas.errors import UnsupportedRequest
@@ -171,6 +173,14 @@ def test_an_order_that_differs_names_both_ends() -> None:
     assert "number 1 is 'F 0>1 1'" in said
     assert "on rank 0 and 'F 0>1 2' on rank 1" in said
     assert "'nothing' on rank 1" in str(refuse_order(edge, ["F 0>1 0"], []))
+
+
+def test_nccl_refuses_a_codec() -> None:
+    program, _ = programs_of(small_jobs.plain, TWO, 3)
+    refuse_codecs(program)
+    coded = replace(program, channels=(replace(program.channels[0], codec="fp16s"), *program.channels[1:]))
+    with pytest.raises(UnsupportedRequest, match="rank 0 sends with the codec 'fp16s' to rank 1"):
+        refuse_codecs(coded)
 
 
 def test_a_gpu_that_is_not_there_is_refused_with_the_reason() -> None:
