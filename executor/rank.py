@@ -35,16 +35,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 import torch.distributed as dist
 
-from penstock.executor.chain import Chain, TensorShape
 from penstock.executor.check import Check, CheckReport
-from penstock.executor.check_model import refuse_other_layers
 from penstock.executor.checkpoint import About
 from penstock.executor.checkpoint_store import Checkpoints
 from penstock.executor.children import die_with
@@ -53,6 +51,7 @@ from penstock.executor.farewell import Farewell, ToldToEnd
 from penstock.executor.gpu import open_device
 from penstock.executor.interpreter import InstructionFailed, Interpreter, Mark
 from penstock.executor.job import Job, load_job
+from penstock.executor.job_fit import checked_chain, refuse_missing_parts, refuse_other_boundaries
 from penstock.executor.metrics import Metrics
 from penstock.executor.peak import peak_of
 from penstock.executor.precision import Training
@@ -67,7 +66,7 @@ from penstock.executor.transport import (
     smallest,
     wait_for_all,
 )
-from penstock.schemas.errors import InvalidDocument, ModelMismatch, PenstockError, UnsupportedRequest
+from penstock.schemas.errors import InvalidDocument, PenstockError
 from penstock.schemas.program import Program
 from penstock.schemas.run_options import RunOptions
 
@@ -296,60 +295,6 @@ def _place(failed: InstructionFailed | None) -> str:
     layer = None if failed.layer is None else f"in layer {failed.layer!r}"
     found = [part for part in (layer, failed.line) if part is not None]
     return f" ({', '.join(found)})" if found else ""
-
-
-def checked_chain(job: Job, program: Program, layers: Sequence[str] | None) -> Chain:
-    """The job's chain. Raises ModelMismatch naming the first layer that differs from the plan's ``layers``."""
-    chain = Chain(job)
-    if layers is not None:
-        refuse_other_layers(job.name, chain.names, layers)
-    if program.global_batch_size > job.batch_size:
-        raise ModelMismatch(
-            f"the plan's global batch has {program.global_batch_size} samples, "
-            f"that of job {job.name!r} has {job.batch_size}",
-            remedy=f"plan with --global-batch-size {job.batch_size}, or change the job's batch_size",
-        )
-    return chain
-
-
-def refuse_missing_parts(job: Job, options: RunOptions) -> None:
-    """Raise UnsupportedRequest when the options ask for something that the job does not offer."""
-    if options.evaluate_every and not (hasattr(job, "evaluation") and hasattr(job, "num_evaluation_batches")):
-        raise UnsupportedRequest(
-            f"job {job.name!r} cannot be evaluated: it has no evaluation(number, rows) or no num_evaluation_batches",
-            remedy="add both to the job, or leave out --evaluate-every",
-        )
-
-
-def refuse_other_boundaries(
-    chain: Chain,
-    shapes: Sequence[dict[str, TensorShape]],
-    planned: Sequence[Sequence[Sequence[Any]]] | None,
-    *,
-    lowered: bool = False,
-) -> None:
-    """Raise ModelMismatch naming the first cut at which other tensors cross than in the plan's profile.
-
-    ``lowered``: the run's precision may be below the profile's, so tensors may be smaller than planned, never larger.
-    """
-    for i, (has, wanted) in enumerate(zip(shapes, planned or (), strict=False)):
-        own = [
-            [chain.tensor_name(i, k), shape.bytes_per_sample, shape.bytes_per_sample if shape.needs_grad else 0]
-            for k, shape in enumerate(has.values())
-        ]
-        for mine, other in zip(own, map(list, wanted), strict=False):
-            smaller = lowered and mine[0] == other[0] and mine[1] <= other[1] and bool(mine[2]) == bool(other[2])
-            if mine != other and not smaller:
-                raise ModelMismatch(
-                    f"after layer {chain.names[i]!r}: tensor {mine[0]!r} has {mine[1]} bytes per sample "
-                    f"(gradient {mine[2]}), in the plan {other[0]!r} has {other[1]} (gradient {other[2]})",
-                    remedy="profile this model and plan with that profile",
-                )
-        if len(own) != len(wanted):
-            raise ModelMismatch(
-                f"after layer {chain.names[i]!r} {len(own)} tensors cross, in the plan {len(wanted)}",
-                remedy="profile this model and plan with that profile",
-            )
 
 
 def _open_mark(path: str | None) -> Mark:

@@ -187,7 +187,7 @@ def _train(
         transport=transport,
         plan_hash=file.plan.content_hash(),
         layers=[layer.name for layer in profile.layers],
-        boundaries=_boundaries(profile) if options.precision == "fp32" else None,
+        boundaries=_boundaries(profile),
         on_progress=Progress(screen, file, steps),
         **more,
     )

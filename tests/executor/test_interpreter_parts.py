@@ -16,7 +16,7 @@ from pipelines import Part, programs_of
 from penstock.executor.chain import Chain
 from penstock.executor.held_stage import Cell
 from penstock.executor.interpreter import InstructionFailed, Interpreter, first_row
-from penstock.executor.rank import checked_chain, refuse_other_boundaries
+from penstock.executor.job_fit import checked_chain, refuse_other_boundaries
 from penstock.executor.stage_module import MicroBatch, StageModule, layer_seed, step_seed
 from penstock.executor.trace import rank_trace
 from penstock.executor.transport import GlooTransport
