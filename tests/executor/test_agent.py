@@ -431,7 +431,7 @@ def test_what_ranks_write_is_kept_in_files_and_its_end_is_sent(service, project)
         service.log_wishes = (LogWish(number=5, run="r", generation=1, rank=0, max_bytes=30),)
         service.wish(*service._wishes)
         tails = service.wait_until(lambda: [one for request in service.requests for one in request.log_tails])
-    assert (tails[0].number, tails[0].path, tails[0].text) == (5, str(logs / "r/1/rank-0.log"), "line 999\nepoch 9\n")
+    assert (tails[0].number, tails[0].path, tails[0].text) == (5, str(logs / "r/1/rank-0.log"), "line 998\nline 999\nepoch 9\n")
     assert sum(file.stat().st_size for file in (logs / "r/1").glob("rank-0.log*")) <= 4000
 
 
