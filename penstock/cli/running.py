@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
@@ -119,6 +120,8 @@ def run(
         directory=Path.cwd() if directory is None else Path(directory),
     )
     screen.done()
+    lanes = _batches_per_step(file)
+    report = replace(report, step_times_ns=tuple(time_ns // lanes for time_ns in report.step_times_ns))
     _write_traces(file, report, trace, chrome_trace)
     for line in measured_lines(file.plan, report.step_times_ns, report.losses, report.gradient_check):
         screen.say(line)
@@ -211,6 +214,11 @@ def _lowered_for(file: PlanFile, devices: Sequence[str], transport: str) -> Lite
     return "nccl" if transport == "nccl" or (transport == "auto" and own_gpus) else "gloo"
 
 
+def _batches_per_step(file: PlanFile) -> int:
+    """Under elastic averaging a step is an iteration, in which each pipeline trains a global batch."""
+    return len(file.plan.pipelines) if file.plan.update_rule == "elastic_averaging" else 1
+
+
 def _absolute(path: str | None) -> str | None:
     """Ranks run in the project's directory, so what is written has to be said from the root."""
     return None if path is None else str(Path(path).absolute())
@@ -295,8 +303,7 @@ class Progress:
     def __init__(self, screen: Screen, file: PlanFile, steps: int) -> None:
         self._screen = screen
         self._steps = steps
-        lanes = len(file.plan.pipelines) if file.plan.update_rule == "elastic_averaging" else 1
-        self._samples = file.request.global_batch_size * lanes
+        self._samples = file.request.global_batch_size * _batches_per_step(file)
 
     def __call__(self, event: dict[str, Any]) -> None:
         """Tell one event."""
