@@ -21,7 +21,7 @@ from penstock import api
 from penstock.calibrating import calibrate
 from penstock.convert import to_plan, to_problem
 from penstock.executor.launch import run_locally
-from penstock.executor.profiler import measure_profile
+from penstock.executor.profiling.profiler import measure_profile
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest

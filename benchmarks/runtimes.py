@@ -23,7 +23,7 @@ from penstock.examples import gpt
 from penstock.executor.chain import Chain
 from penstock.executor.interpreter import Interpreter
 from penstock.executor.job import LayerSpec, SimpleJob
-from penstock.executor.store import listen
+from penstock.executor.node.store import listen
 from penstock.executor.transport import connect
 from penstock.schemas.profile import BoundaryTensor, Layer, LayerMeasurement, Measurement, ModelProfile, ProfileSource
 from penstock.schemas.program import Program

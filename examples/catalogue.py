@@ -73,7 +73,7 @@ def cluster(name: str) -> ClusterTopology:
     """
     if name in cluster_names():
         return ClusterTopology.read(_HERE / "topologies" / f"{name}.yaml")
-    from penstock.executor.device_table import DEVICES
+    from penstock.executor.profiling.device_table import DEVICES
 
     match = _CLUSTER.fullmatch(name)
     if match is None:
@@ -100,7 +100,7 @@ def _counts(name: str, nodes: str | None, devices: int) -> tuple[int, int]:
 
 
 def _uniform(name: str, nodes: int, devices: int, kind: str) -> ClusterTopology:
-    from penstock.executor.device_table import device_facts
+    from penstock.executor.profiling.device_table import device_facts
 
     facts, node = device_facts(kind), _NODES[kind]
     nic = node.nic_bytes_per_s * (devices if node.nic_per_device else 1)

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from penstock.executor.global_batch import GlobalBatch, StepResult
-from penstock.executor.gradient_norm import GradientNorm
-from penstock.executor.held_stage import Cell, HeldStage
-from penstock.executor.stage_module import StageModule
+from penstock.executor.stage.gradient_norm import GradientNorm
+from penstock.executor.stage.held_stage import Cell, HeldStage
+from penstock.executor.stage.stage_module import StageModule
+from penstock.executor.stage.versions import Versions
 from penstock.executor.transport import Transport, sum_over
-from penstock.executor.versions import Versions
 from penstock.schemas.errors import InvalidDocument
 
 __all__ = ["Actions", "HeldStage", "Message", "OnBatch", "StepResult"]

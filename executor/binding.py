@@ -15,10 +15,10 @@ from penstock.executor.bound import Bound, Call, Code, Wait
 from penstock.executor.chain import Chain, TensorShape
 from penstock.executor.codec import carrier
 from penstock.executor.global_batch import GlobalBatch, Source
-from penstock.executor.held_stage import Cell, HeldStage, sum_tie
 from penstock.executor.neighbours import GRADIENTS, Neighbours
-from penstock.executor.reduction import uses
-from penstock.executor.stage_module import MicroBatch
+from penstock.executor.stage.held_stage import Cell, HeldStage, sum_tie
+from penstock.executor.stage.reduction import uses
+from penstock.executor.stage.stage_module import MicroBatch
 from penstock.executor.window import window
 from penstock.schemas.errors import InvalidDocument, ModelMismatch, UnsupportedRequest
 from penstock.schemas.program import Channel, Instruction, Program

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.executor.global_batch import GlobalBatch
-from penstock.executor.held_stage import Cell
+from penstock.executor.stage.held_stage import Cell
 from penstock.executor.window import Window
 from penstock.schemas.program import Program
 

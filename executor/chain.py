@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from penstock.executor.job import Job, LayerSpec, job_outputs, layer_specs
-from penstock.executor.precision import FULL, Training
-from penstock.executor.ties import Tie, ties_of
+from penstock.executor.stage.precision import FULL, Training
+from penstock.executor.stage.ties import Tie, ties_of
 from penstock.schemas.errors import InvalidDocument, ModelMismatch
 
 

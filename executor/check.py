@@ -19,9 +19,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from penstock.executor.chain import Chain
-from penstock.executor.held_stage import HeldStage
 from penstock.executor.interpreter import Interpreter
 from penstock.executor.reference import Recipe, ReferenceTrainer, Slices
+from penstock.executor.stage.held_stage import HeldStage
 from penstock.executor.transport import wait_for_all
 from penstock.schemas.program import Held, Program
 

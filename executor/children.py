@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from penstock.executor.rank_log import LogFile
+from penstock.executor.node.rank_log import LogFile
 
 KEPT_LINES = 30
 """Of what a child wrote, for the report of its failure."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from penstock.executor.chain import Chain
 from penstock.executor.gpu import moved
-from penstock.executor.stage_module import step_seed
+from penstock.executor.stage.stage_module import step_seed
 from penstock.executor.transport import sum_over
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 

@@ -19,12 +19,12 @@ from penstock.executor.bound import Bound, Code
 from penstock.executor.chain import Chain, TensorShape
 from penstock.executor.clocks import device_clock
 from penstock.executor.global_batch import Source, StepResult
-from penstock.executor.gradient_norm import GradientNorm
-from penstock.executor.held_stage import HeldStage, Holder, refuse_other_stages
-from penstock.executor.precision import FULL, Training
-from penstock.executor.segment import blame
-from penstock.executor.stage_module import StageModule
-from penstock.executor.ties import refuse_untied
+from penstock.executor.stage.gradient_norm import GradientNorm
+from penstock.executor.stage.held_stage import HeldStage, Holder, refuse_other_stages
+from penstock.executor.stage.precision import FULL, Training
+from penstock.executor.stage.segment import blame
+from penstock.executor.stage.stage_module import StageModule
+from penstock.executor.stage.ties import refuse_untied
 from penstock.executor.transport import Transport, sum_of_pairs
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.program import Instruction, Program

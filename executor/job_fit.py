@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.executor.chain import Chain, TensorShape
-from penstock.executor.check_model import refuse_other_layers
 from penstock.executor.job import Job
+from penstock.executor.node.check_model import refuse_other_layers
 from penstock.schemas.errors import ModelMismatch, UnsupportedRequest
 from penstock.schemas.program import Program
 from penstock.schemas.run_options import RunOptions

@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from penstock.executor.node.store import join_address, listen
 from penstock.executor.rank_process import RankProcess
-from penstock.executor.store import join_address, listen
 from penstock.executor.work import Work
 from penstock.schemas.errors import (
     InvalidDocument,

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from penstock.executor.agent_state import where
+from penstock.executor.node.agent_state import where
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.program import Program
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from penstock.executor.memory_use import LiveBytes
+from penstock.executor.profiling.memory_use import LiveBytes
 
 
 class Peak(Protocol):

@@ -43,18 +43,18 @@ import torch
 import torch.distributed as dist
 
 from penstock.executor.check import Check, CheckReport
-from penstock.executor.checkpoint import About
-from penstock.executor.checkpoint_store import Checkpoints
+from penstock.executor.checkpoints.checkpoint import About
+from penstock.executor.checkpoints.checkpoint_store import Checkpoints
+from penstock.executor.checkpoints.farewell import Farewell, ToldToEnd
 from penstock.executor.children import die_with
 from penstock.executor.clocks import CommonClock, Reading, read_clock
-from penstock.executor.farewell import Farewell, ToldToEnd
 from penstock.executor.gpu import open_device
 from penstock.executor.interpreter import InstructionFailed, Interpreter, Mark
 from penstock.executor.job import Job, load_job
 from penstock.executor.job_fit import checked_chain, refuse_missing_parts, refuse_other_boundaries
 from penstock.executor.metrics import Metrics
 from penstock.executor.peak import peak_of
-from penstock.executor.precision import Training
+from penstock.executor.stage.precision import Training
 from penstock.executor.trace import rank_trace
 from penstock.executor.training import Course, Trainer
 from penstock.executor.transport import (

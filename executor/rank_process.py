@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from penstock.executor.agent_state import lost_a_peer
+from penstock.executor.node.agent_state import lost_a_peer
 
 _KEPT_LINES = 40
 _CHUNK_BYTES = 1 << 16

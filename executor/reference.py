@@ -27,8 +27,8 @@ from torch import Tensor, nn
 
 from penstock.executor.chain import Chain
 from penstock.executor.gpu import moved, random_state, reseeder
-from penstock.executor.precision import FULL, Training
-from penstock.executor.stage_module import back_loss, layer_seed, step_seed
+from penstock.executor.stage.precision import FULL, Training
+from penstock.executor.stage.stage_module import back_loss, layer_seed, step_seed
 from penstock.schemas.errors import InvalidDocument
 
 Slices = dict[int, tuple[tuple[tuple[int, int], ...], ...]]

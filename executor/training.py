@@ -17,8 +17,8 @@ import torch.distributed as dist
 
 from penstock.executor.actions import StepResult
 from penstock.executor.check import Check
-from penstock.executor.checkpoint_store import CheckpointFailed, Checkpoints
-from penstock.executor.farewell import Farewell, ToldToEnd
+from penstock.executor.checkpoints.checkpoint_store import CheckpointFailed, Checkpoints
+from penstock.executor.checkpoints.farewell import Farewell, ToldToEnd
 from penstock.executor.interpreter import Interpreter, Mark
 from penstock.executor.ladder import Ladder
 from penstock.executor.metrics import Metrics

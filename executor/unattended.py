@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from penstock.executor.checkpoint import Checkpoint, newest
+from penstock.executor.checkpoints.checkpoint import Checkpoint, newest
 from penstock.executor.launch import RunReport, run_locally
 from penstock.executor.work import Work
 from penstock.schemas.errors import InvalidDocument, RunFailed

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock import api
-from penstock.executor.busy_clock import BusyClock
 from penstock.executor.launch import RunReport, run_locally
+from penstock.executor.profiling.busy_clock import BusyClock
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import ModelProfile, PipelineProfile, PipelineStageMeasurement

@@ -8,7 +8,7 @@ from penstock import api
 from penstock.executor.work import Work
 
 if TYPE_CHECKING:
-    from penstock.executor.checkpoint import Checkpoint
+    from penstock.executor.checkpoints.checkpoint import Checkpoint
     from penstock.schemas.plan import PlanFile
     from penstock.schemas.run_options import RunOptions
 

@@ -73,7 +73,7 @@ def test_executor_sees_schemas_only() -> None:
 
 
 def test_the_agent_loads_no_torch() -> None:
-    assert "torch" not in _loaded(["penstock.executor.agent"])
+    assert "torch" not in _loaded(["penstock.executor.node.agent"])
 
 
 def test_the_service_loads_no_torch_and_no_executor() -> None:
@@ -81,7 +81,9 @@ def test_the_service_loads_no_torch_and_no_executor() -> None:
     loaded = _loaded(_modules("penstock.service"))
     assert "torch" not in loaded
     assert "penstock.cli" not in _ours(loaded)
-    assert {name for name in loaded if name.startswith("penstock.executor.")} <= {"penstock.executor.device_table"}
+    assert {name for name in loaded if name.startswith("penstock.executor.")} <= {
+        "penstock.executor.profiling.device_table"
+    }
 
 
 def test_the_command_line_starts_with_nothing_heavy() -> None:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from penstock import api
-from penstock.executor.analytic import analytic_profile
-from penstock.executor.busy_clock import BusyClock
 from penstock.executor.job import load_job
+from penstock.executor.profiling.analytic import analytic_profile
+from penstock.executor.profiling.busy_clock import BusyClock
 from penstock.pipeline_profiling import compute_spans, profile_pipeline, transfer_times, utilisation
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.plan import PlanFile

@@ -19,7 +19,7 @@ from report import Row, Section, main
 from penstock.convert import to_problem
 from penstock.examples.bert import Config, QuestionJob
 from penstock.examples.catalogue import cluster, profile
-from penstock.executor.analytic import analytic_profile
+from penstock.executor.profiling.analytic import analytic_profile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import MemoryModel, PlanRequest
 from penstock.solvers.allocation import Allocation

@@ -80,7 +80,7 @@ class Machine:
     @cached_property
     def profile(self) -> ModelProfile:
         """The model measured on one device."""
-        from penstock.executor.profiler import measure_profile
+        from penstock.executor.profiling.profiler import measure_profile
 
         return measure_profile(MODEL, self.device, [MICRO_BATCH_SIZE], seconds=1.0, device_kind="checked")
 
@@ -245,7 +245,7 @@ def codec(machine: Machine) -> str:
 
 def messages(machine: Machine) -> str:
     """What the issuing thread spends per message of 64 KiB."""
-    from penstock.executor.message_cost import issue_cost
+    from penstock.executor.links.message_cost import issue_cost
 
     said = []
     for staged in (False, True) if machine.device == "cpu" else (True,):

@@ -60,8 +60,8 @@ def probe(
 
 def _serve(address: str, name: str, cpu_devices: int, fabric: str | None) -> None:
     """Be a peer in this process until it is interrupted or told to end."""
-    from penstock.executor.devices import discover
-    from penstock.executor.link_peer import Host, Peer
+    from penstock.executor.links.link_peer import Host, Peer
+    from penstock.executor.node.devices import discover
 
     devices = tuple(device.offer for device in discover(name, cpu_devices=cpu_devices))
     inside = _inside(len(devices), cpu_devices, fabric)
@@ -84,14 +84,14 @@ def _inside(devices: int, cpu_devices: int, given: str | None) -> Fabric | None:
             raise typer.BadParameter(str(error), param_hint="--fabric") from None
     if devices < 2 or not cpu_devices:
         return None
-    from penstock.executor.link_probe import measure_links
+    from penstock.executor.links.link_probe import measure_links
 
     return measure_links(devices - devices % 2).fabric()
 
 
 def _of_peers(screen: Screen, peers: list[str], seconds: float) -> ClusterTopology:
-    from penstock.executor.link_peer import measure_pairs, who
-    from penstock.executor.measured_topology import topology_of_hosts
+    from penstock.executor.links.link_peer import measure_pairs, who
+    from penstock.executor.links.measured_topology import topology_of_hosts
     from penstock.report.words import duration
 
     hosts = [who(address) for address in peers]
@@ -103,8 +103,8 @@ def _of_peers(screen: Screen, peers: list[str], seconds: float) -> ClusterTopolo
 
 
 def _of_processes(screen: Screen, cpu_devices: int, nodes: int, node_names: str) -> ClusterTopology:
-    from penstock.executor.devices import machine_memory_bytes
-    from penstock.executor.link_probe import measure_links, measured_cluster
+    from penstock.executor.links.link_probe import measure_links, measured_cluster
+    from penstock.executor.node.devices import machine_memory_bytes
 
     if cpu_devices < 2:
         raise typer.BadParameter(

@@ -80,9 +80,9 @@ def profile(
         return
     import torch
 
-    from penstock.executor.analytic import analytic_profile
     from penstock.executor.job import load_job
-    from penstock.executor.profiler import measure_profile
+    from penstock.executor.profiling.analytic import analytic_profile
+    from penstock.executor.profiling.profiler import measure_profile
 
     refuse_unwritable(output)
     screen = _screen(output)

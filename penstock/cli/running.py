@@ -15,7 +15,7 @@ from penstock.cli.documents import read_plan, refuse_unwritable, write_document
 
 if TYPE_CHECKING:
     from penstock.cli.show import Screen
-    from penstock.executor.checkpoint import Checkpoint
+    from penstock.executor.checkpoints.checkpoint import Checkpoint
     from penstock.executor.launch import RunReport
     from penstock.executor.work import Work
     from penstock.schemas.plan import Plan, PlanFile
@@ -200,7 +200,7 @@ def _devices(wanted: str) -> list[str]:
     """Torch's names of the devices that ranks get in turn."""
     if wanted != "cuda":
         return [wanted]
-    from penstock.executor.devices import ask_nvidia_smi, parse_nvidia_smi
+    from penstock.executor.node.devices import ask_nvidia_smi, parse_nvidia_smi
 
     count = len(parse_nvidia_smi("here", ask_nvidia_smi()))
     return [f"cuda:{number}" for number in range(count)] or ["cuda:0"]

@@ -46,8 +46,8 @@ def agent(
     ] = False,
 ) -> None:
     """Offer this machine's devices to a service, and run its plans on them."""
-    from penstock.executor.agent import run_agent
-    from penstock.executor.settings import AgentSettings
+    from penstock.executor.node.agent import run_agent
+    from penstock.executor.node.settings import AgentSettings
 
     given: dict[str, Any] = {
         "server": server,

@@ -281,7 +281,7 @@ class Soak:
     # What has to be
 
     def _refuse_lost_checkpoints(self) -> None:
-        from penstock.executor.checkpoint import newest
+        from penstock.executor.checkpoints.checkpoint import newest
 
         found = newest(self._checkpoints)
         step = 0 if found is None else found.next_step(1)

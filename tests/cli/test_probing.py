@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.main import main
-from penstock.executor.link_peer import Host, Peer
+from penstock.executor.links.link_peer import Host, Peer
 from penstock.schemas.agents import AgentDevice
 from penstock.schemas.topology import ClusterTopology
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.executor.checkpoint import newest
+from penstock.executor.checkpoints.checkpoint import newest
 
 LIMIT_S = 900
 

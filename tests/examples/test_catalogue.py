@@ -12,7 +12,7 @@ import yaml
 
 from penstock.examples import catalogue
 from penstock.examples.models import MODELS
-from penstock.executor.device_table import DEVICES
+from penstock.executor.profiling.device_table import DEVICES
 from penstock.schemas.errors import InvalidDocument, NotFound
 from penstock.schemas.topology import ClusterTopology
 

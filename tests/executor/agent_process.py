@@ -9,10 +9,10 @@ import asyncio
 import sys
 from pathlib import Path
 
-from penstock.executor.agent import Agent, penstock_command
-from penstock.executor.devices import cpu_shares
-from penstock.executor.settings import AgentSettings
-from penstock.executor.stimuli import Process
+from penstock.executor.node.agent import Agent, penstock_command
+from penstock.executor.node.devices import cpu_shares
+from penstock.executor.node.settings import AgentSettings
+from penstock.executor.node.stimuli import Process
 
 RANK = Path(__file__).with_name("stand_in_rank.py")
 

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 
 from penstock.executor.chain import Chain
-from penstock.executor.held_stage import HeldStage
 from penstock.executor.interpreter import Interpreter
 from penstock.executor.job import load_job
+from penstock.executor.stage.held_stage import HeldStage
 from penstock.executor.transport import GlooTransport, connect, process_groups
 from penstock.schemas.program import Program
 

@@ -17,8 +17,8 @@ import pytest
 from agent_process import with_real_check
 from scripted_service import LIMIT_S, ScriptedService, problem
 
-from penstock.executor.agent import run_agent
-from penstock.executor.settings import AgentSettings
+from penstock.executor.node.agent import run_agent
+from penstock.executor.node.settings import AgentSettings
 from penstock.schemas.agents import Assignment, LogWish, RankAssignment, digest_of
 from penstock.schemas.errors import Conflict, InvalidDocument, Unreachable
 
@@ -382,7 +382,7 @@ def test_run_agent_says_when_there_is_no_device(project, monkeypatch):
 
 
 def test_the_agent_loads_neither_torch_nor_the_other_packages():
-    asked = "import sys, penstock.executor.agent; print(' '.join(sys.modules))"
+    asked = "import sys, penstock.executor.node.agent; print(' '.join(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout.split()
     roots = {".".join(name.split(".")[:2]) if name.startswith("penstock") else name.split(".")[0] for name in loaded}
     assert not roots & {"torch", "numpy", "numba", "sqlalchemy", "fastapi"}
@@ -431,7 +431,11 @@ def test_what_ranks_write_is_kept_in_files_and_its_end_is_sent(service, project)
         service.log_wishes = (LogWish(number=5, run="r", generation=1, rank=0, max_bytes=30),)
         service.wish(*service._wishes)
         tails = service.wait_until(lambda: [one for request in service.requests for one in request.log_tails])
-    assert (tails[0].number, tails[0].path, tails[0].text) == (5, str(logs / "r/1/rank-0.log"), "line 998\nline 999\nepoch 9\n")
+    assert (tails[0].number, tails[0].path, tails[0].text) == (
+        5,
+        str(logs / "r/1/rank-0.log"),
+        "line 998\nline 999\nepoch 9\n",
+    )
     assert sum(file.stat().st_size for file in (logs / "r/1").glob("rank-0.log*")) <= 4000
 
 
@@ -439,7 +443,7 @@ def test_a_scratch_that_is_full_costs_the_last_instruction_only(service, project
     def full(path):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("penstock.executor.agent.write_mark", full)
+    monkeypatch.setattr("penstock.executor.node.agent.write_mark", full)
     with running(service, project):
         start(service, ["hello", "wait now", "die 9"])
         service.wait_for("started")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.executor.devices import cpu_shares, device_kind, discover, machine_memory_bytes, parse_nvidia_smi
-from penstock.executor.settings import AgentSettings, interface_address, interface_of
+from penstock.executor.node.devices import cpu_shares, device_kind, discover, machine_memory_bytes, parse_nvidia_smi
+from penstock.executor.node.settings import AgentSettings, interface_address, interface_of
 from penstock.schemas.errors import InvalidDocument
 
 SERVER = "http://127.0.0.1:8642"

@@ -10,7 +10,7 @@ from datetime import timedelta
 import psutil
 from torch.distributed import TCPStore
 
-COMMAND = [sys.executable, "-P", "-m", "penstock.executor.store"]
+COMMAND = [sys.executable, "-P", "-m", "penstock.executor.node.store"]
 
 
 def test_the_store_serves_on_its_interface_alone_until_stdin_ends():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.executor.checkpoint import (
+from penstock.executor.checkpoints.checkpoint import (
     MARKER,
     About,
     damage,
@@ -128,6 +128,6 @@ def test_another_runs_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_finding_one_needs_no_torch() -> None:
     code = (
-        "import sys; import penstock.executor.checkpoint; sys.exit('torch' in sys.modules or 'pydantic' in sys.modules)"
+        "import sys, penstock.executor.checkpoints.checkpoint; sys.exit(bool({'torch', 'pydantic'} & {*sys.modules}))"
     )
     assert subprocess.run([sys.executable, "-P", "-c", code], check=False).returncode == 0

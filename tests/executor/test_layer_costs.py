@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from penstock.examples.synthetic import ImageJob
 from penstock.executor.job import Job, LayerSpec, load_job
-from penstock.executor.layer_costs import stash_bytes, update_times_ns, weight_shares, workspace_bytes
-from penstock.executor.memory_use import MemoryWatch, held_bytes
-from penstock.executor.precision import Training
-from penstock.executor.profile_rank import MIN_BLOCKS, Passes, _Pass, repeat
-from penstock.executor.profiler import MEASURED_EXPECTED_ERROR, expected_error
-from penstock.executor.share import make_share
-from penstock.executor.stopwatch import Stopwatch
+from penstock.executor.profiling.layer_costs import stash_bytes, update_times_ns, weight_shares, workspace_bytes
+from penstock.executor.profiling.memory_use import MemoryWatch, held_bytes
+from penstock.executor.profiling.profile_rank import MIN_BLOCKS, Passes, _Pass, repeat
+from penstock.executor.profiling.profiler import MEASURED_EXPECTED_ERROR, expected_error
+from penstock.executor.profiling.share import make_share
+from penstock.executor.profiling.stopwatch import Stopwatch
+from penstock.executor.stage.precision import Training
 
 CPU = torch.device("cpu")
 WIDTH = 192

@@ -12,8 +12,8 @@ from queue import SimpleQueue
 
 import pytest
 
-from penstock.executor.link_peer import Host, Link, Peer, measure, measure_between, measure_pairs, tournament, who
-from penstock.executor.measured_topology import topology_of_hosts
+from penstock.executor.links.link_peer import Host, Link, Peer, measure, measure_between, measure_pairs, tournament, who
+from penstock.executor.links.measured_topology import topology_of_hosts
 from penstock.schemas.agents import AgentDevice
 from penstock.schemas.errors import InvalidDocument, RunFailed, Unreachable
 from penstock.schemas.topology import Fabric

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from penstock import api
-from penstock.executor.analytic import analytic_profile
 from penstock.executor.job import load_job
 from penstock.executor.launch import run_locally
-from penstock.executor.memory_use import LiveBytes
+from penstock.executor.profiling.analytic import analytic_profile
+from penstock.executor.profiling.memory_use import LiveBytes
 from penstock.schemas.topology import ClusterTopology, Fabric, UniformCluster
 
 BYTES = 4000

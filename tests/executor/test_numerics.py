@@ -14,13 +14,13 @@ from small_jobs import WIDTH, Block, Regression, blocks
 from torch import Tensor, nn
 
 from penstock.executor.chain import Chain
-from penstock.executor.gradient_norm import GradientNorm, LossScale, clipping
 from penstock.executor.job import LayerSpec
-from penstock.executor.precision import Training
-from penstock.executor.segment import blame
-from penstock.executor.sharded_optimizer import shares_of
-from penstock.executor.stage_module import MicroBatch, StageModule
-from penstock.executor.ties import refuse_untied
+from penstock.executor.stage.gradient_norm import GradientNorm, LossScale, clipping
+from penstock.executor.stage.precision import Training
+from penstock.executor.stage.segment import blame
+from penstock.executor.stage.sharded_optimizer import shares_of
+from penstock.executor.stage.stage_module import MicroBatch, StageModule
+from penstock.executor.stage.ties import refuse_untied
 from penstock.schemas.errors import InvalidDocument, ModelMismatch
 
 

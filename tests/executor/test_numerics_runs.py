@@ -13,7 +13,7 @@ from pipelines import Part, problem_of, programs_of
 from rank_pool import SEED, RankPool
 
 from penstock.executor.chain import Chain
-from penstock.executor.stage_module import layer_seed, step_seed
+from penstock.executor.stage.stage_module import layer_seed, step_seed
 from penstock.solvers.allocation import Allocation, Pipeline, Stage
 from penstock.solvers.lowering import lower
 from penstock.solvers.schedules.chimera import chimera

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.executor.analytic import analytic_profile
 from penstock.executor.job import load_job
-from penstock.executor.link_fit import fit
-from penstock.executor.link_probe import LinkMeasurement, measure_links, measured_cluster
-from penstock.executor.profiler import MEASURED_EXPECTED_ERROR, measure_profile
+from penstock.executor.links.link_fit import fit
+from penstock.executor.links.link_probe import LinkMeasurement, measure_links, measured_cluster
+from penstock.executor.profiling.analytic import analytic_profile
+from penstock.executor.profiling.profiler import MEASURED_EXPECTED_ERROR, measure_profile
 from penstock.schemas.errors import InvalidDocument, ModelMismatch, RunFailed
 from penstock.schemas.profile import ModelProfile
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from penstock.executor.rank_log import LogFile, log_path, older, prune, tail
-from penstock.executor.stimuli import CHECK, Process
+from penstock.executor.node.rank_log import LogFile, log_path, older, prune, tail
+from penstock.executor.node.stimuli import CHECK, Process
 
 
 def filled(path, lines, max_bytes=200, say=print):

@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 from penstock.examples import gpt
 from penstock.executor.chain import Chain
-from penstock.executor.split_backward import Recorded, SplitBackward
-from penstock.executor.stage_module import MicroBatch, StageModule
+from penstock.executor.stage.split_backward import Recorded, SplitBackward
+from penstock.executor.stage.stage_module import MicroBatch, StageModule
 
 Run = Callable[..., Tensor]
 

@@ -9,11 +9,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from penstock.executor.agent_state import ImpossibleStateError, Offer, Phase, Record, State, broken_invariants
-from penstock.executor.hearing import PEER_LOST_GRACE_NS
-from penstock.executor.outbox import GATHERED, Outbox, RankKey
-from penstock.executor.state import STORY_LENGTH, step
-from penstock.executor.stimuli import (
+from penstock.executor.node.agent_state import ImpossibleStateError, Offer, Phase, Record, State, broken_invariants
+from penstock.executor.node.hearing import PEER_LOST_GRACE_NS
+from penstock.executor.node.outbox import GATHERED, Outbox, RankKey
+from penstock.executor.node.state import STORY_LENGTH, step
+from penstock.executor.node.stimuli import (
     CHECK,
     STORE,
     Drain,

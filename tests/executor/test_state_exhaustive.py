@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from penstock.executor.agent_state import Offer, Phase, State
-from penstock.executor.state import step
-from penstock.executor.stimuli import (
+from penstock.executor.node.agent_state import Offer, Phase, State
+from penstock.executor.node.state import step
+from penstock.executor.node.stimuli import (
     CHECK,
     STORE,
     Action,

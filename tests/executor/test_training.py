@@ -14,7 +14,7 @@ from pipelines import Part, averaging_programs_of, periodic_programs_of, program
 from rank_pool import SEED, RankPool
 
 from penstock.executor.chain import Chain
-from penstock.executor.stage_module import back_loss
+from penstock.executor.stage.stage_module import back_loss
 from penstock.schemas.program import Program
 
 TWO = [Part(3, (0,)), Part(3, (1,))]

@@ -18,8 +18,8 @@ from pipelines import Part, programs_of
 from rank_pool import HERE, SEED
 from torch._C._distributed_c10d import TCPStore
 
-from penstock.executor.checkpoint import newest
-from penstock.executor.checkpoint_store import CheckpointFailed
+from penstock.executor.checkpoints.checkpoint import newest
+from penstock.executor.checkpoints.checkpoint_store import CheckpointFailed
 from penstock.executor.rank import Rank
 from penstock.schemas.errors import InvalidDocument, ModelMismatch, NotFound, PenstockError, UnsupportedRequest
 

@@ -12,7 +12,7 @@ from pipelines import Part, programs_of
 from rank_pool import HERE, SEED
 from test_training import plain
 
-from penstock.executor.checkpoint import Checkpoint
+from penstock.executor.checkpoints.checkpoint import Checkpoint
 from penstock.executor.unattended import run_unattended
 from penstock.executor.work import Work
 from penstock.schemas.errors import InvalidDocument, RunFailed

@@ -88,7 +88,9 @@ class TwoHosts:
             bucket = ("tbf", "rate", rate, "burst", "16kb", "latency", "100ms")
             problems["rate"] = problems["rate"] or _tc(name, *device, "root", "handle", "1:", *bucket)
             behind = ("parent", "1:1", "handle", "10:") if not problems["rate"] else ("root",)
-            problems["delay"] = problems["delay"] or _tc(name, *device, *behind, "netem", "delay", f"{DELAY_NS // 1000}us")
+            problems["delay"] = problems["delay"] or _tc(
+                name, *device, *behind, "netem", "delay", f"{DELAY_NS // 1000}us"
+            )
         self.is_shaped, self.is_delayed = not problems["rate"], not problems["delay"]
         self.lacks += [f"this kernel gives a wire no {what} ({why})" for what, why in problems.items() if why]
 

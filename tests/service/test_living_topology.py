@@ -6,8 +6,8 @@ import pytest
 from played_agent import Agent
 
 from penstock.client import Client
-from penstock.executor.link_peer import Host, Link
-from penstock.executor.measured_topology import topology_of_hosts
+from penstock.executor.links.link_peer import Host, Link
+from penstock.executor.links.measured_topology import topology_of_hosts
 from penstock.schemas.agents import AgentDevice, AgentOut
 from penstock.schemas.errors import NotFound
 from penstock.schemas.topology import ClusterTopology, Fabric

@@ -8,8 +8,8 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import NamedTuple
 
-from penstock.executor.outbox import Outbox
-from penstock.executor.stimuli import CHECK, Action, Process, Start
+from penstock.executor.node.outbox import Outbox
+from penstock.executor.node.stimuli import CHECK, Action, Process, Start
 from penstock.schemas.agents import Assignment
 
 TOLD_TO_END = "was told to end"

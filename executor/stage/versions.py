@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from penstock.executor.stage_module import MicroBatch
+from penstock.executor.stage.stage_module import MicroBatch
 from penstock.schemas.errors import InvalidDocument
 
 

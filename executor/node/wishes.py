@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.executor.agent_state import Offer, Phase, Record, State, Suspect
-from penstock.executor.changes import change, first_rank, put, tell, tell_failure
-from penstock.executor.stimuli import CHECK, STORE, Action, Process, Start, Stop
+from penstock.executor.node.agent_state import Offer, Phase, Record, State, Suspect
+from penstock.executor.node.changes import change, first_rank, put, tell, tell_failure
+from penstock.executor.node.stimuli import CHECK, STORE, Action, Process, Start, Stop
 from penstock.schemas.agents import Assignment, SyncReply, digest_of
 
 

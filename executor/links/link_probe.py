@@ -1,9 +1,9 @@
 """Bandwidth and latency between local gloo processes, measured as pipelines use them: tagged sends of whole tensors.
 
 Pairs of processes play ping-pong with messages of growing size, all pairs at once;
-`penstock.executor.link_fit` finds what bandwidth and latency their times stand for.
+`penstock.executor.links.link_fit` finds what bandwidth and latency their times stand for.
 
-Started for each rank as ``python -m penstock.executor.link_probe RANK SIZE ADDRESS``.
+Started for each rank as ``python -m penstock.executor.links.link_probe RANK SIZE ADDRESS``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from torch import distributed
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from penstock.executor.link_fit import fit
+from penstock.executor.links.link_fit import fit
 from penstock.schemas.errors import InvalidDocument, RunFailed
 from penstock.schemas.topology import ClusterTopology, Fabric, UniformCluster
 
@@ -50,7 +50,7 @@ def measure_links(
     if processes < 2 or processes % 2:
         raise InvalidDocument(f"links are measured between pairs; {processes} processes are no pairs")
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
-    command = [sys.executable, "-m", "penstock.executor.link_probe"]
+    command = [sys.executable, "-m", "penstock.executor.links.link_probe"]
     threads = os.environ | {"OMP_NUM_THREADS": "1"}
     if progress is not None:
         progress(f"measuring links between {processes} processes")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from penstock.executor.stage_module import StageModule
+from penstock.executor.stage.stage_module import StageModule
 from penstock.executor.transport import sum_over
 
 

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from penstock.executor.precision import Training
-from penstock.executor.stage_module import StageModule
+from penstock.executor.stage.precision import Training
+from penstock.executor.stage.stage_module import StageModule
 from penstock.executor.transport import sum_over
 
 _EPSILON = 1e-6

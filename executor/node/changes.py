@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from penstock.executor.agent_state import Record, State, Suspect
+from penstock.executor.node.agent_state import Record, State, Suspect
 from penstock.schemas.agents import Assignment, EventKind
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import permutations
 
-from penstock.executor.link_peer import Host, Link
+from penstock.executor.links.link_peer import Host, Link
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.topology import (
     ClusterTopology,

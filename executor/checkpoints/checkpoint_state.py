@@ -34,12 +34,12 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from penstock.executor.checkpoint import Checkpoint
+from penstock.executor.checkpoints.checkpoint import Checkpoint
 from penstock.schemas.errors import InvalidDocument, ModelMismatch
 
 if TYPE_CHECKING:
-    from penstock.executor.held_stage import HeldStage
     from penstock.executor.interpreter import Interpreter
+    from penstock.executor.stage.held_stage import HeldStage
 
 Entries = dict[str, Any]
 

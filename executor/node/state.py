@@ -13,10 +13,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
-from penstock.executor.agent_state import ImpossibleStateError, State, broken_invariants
-from penstock.executor.hearing import blame, on_exit, on_message
-from penstock.executor.stimuli import Action, Drain, Exited, GraceOver, Said, Stimulus, Synced
-from penstock.executor.wishes import on_drain, on_reply
+from penstock.executor.node.agent_state import ImpossibleStateError, State, broken_invariants
+from penstock.executor.node.hearing import blame, on_exit, on_message
+from penstock.executor.node.stimuli import Action, Drain, Exited, GraceOver, Said, Stimulus, Synced
+from penstock.executor.node.wishes import on_drain, on_reply
 
 STORY_LENGTH = 60
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from penstock.executor.agent_state import TOLD_TO_END, Phase, Record, State, Suspect, where
-from penstock.executor.changes import change, first_rank, tell, tell_failure
-from penstock.executor.outbox import RankKey
-from penstock.executor.stimuli import STORE, Action, Exited, Said, SetTimer, Stop
-from penstock.executor.wishes import start_if_prepared, stopped
+from penstock.executor.node.agent_state import TOLD_TO_END, Phase, Record, State, Suspect, where
+from penstock.executor.node.changes import change, first_rank, tell, tell_failure
+from penstock.executor.node.outbox import RankKey
+from penstock.executor.node.stimuli import STORE, Action, Exited, Said, SetTimer, Stop
+from penstock.executor.node.wishes import start_if_prepared, stopped
 from penstock.schemas.agents import Checkpointed, Climbed, Evaluated, RankDone, StepTold, Traced, Warned
 from penstock.schemas.document import faults_of
 

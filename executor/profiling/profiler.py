@@ -23,13 +23,13 @@ from typing import IO, Any, NamedTuple
 
 import torch
 
-from penstock.executor.assembly import assemble, checked_sizes
 from penstock.executor.chain import Chain
 from penstock.executor.codec import conversion_bytes_per_s
 from penstock.executor.gpu import open_device
 from penstock.executor.job import Job, load_job
-from penstock.executor.precision import Training
-from penstock.executor.profile_rank import STEADY
+from penstock.executor.profiling.assembly import assemble, checked_sizes
+from penstock.executor.profiling.profile_rank import STEADY
+from penstock.executor.stage.precision import Training
 from penstock.schemas import errors
 from penstock.schemas.errors import InvalidDocument, PenstockError, RunFailed
 from penstock.schemas.profile import CodecSpeed, LayerMeasurement, Measurement, ModelProfile, ProfileSource
@@ -124,7 +124,7 @@ class _Rank:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "penstock.executor.profile_rank"],
+            [sys.executable, "-m", "penstock.executor.profiling.profile_rank"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: written and found by all ranks together (``executor.checkpoint`` says where they lie)."""
+"""The checkpoints of a run: written and found by all ranks together (``checkpoint`` says where they lie)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from penstock.executor import checkpoint as files
-from penstock.executor.checkpoint import About
-from penstock.executor.checkpoint_state import restore, state_of
+from penstock.executor.checkpoints import checkpoint as files
+from penstock.executor.checkpoints.checkpoint import About
+from penstock.executor.checkpoints.checkpoint_state import restore, state_of
 from penstock.executor.interpreter import Interpreter
 from penstock.executor.work import batches_per_step
 from penstock.schemas.errors import NotFound, RunFailed, UnsupportedRequest

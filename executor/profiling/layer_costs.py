@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from penstock.executor.job import Job
-from penstock.executor.memory_use import MemoryWatch, held_bytes
-from penstock.executor.meta_cost import SavedStorages
-from penstock.executor.share import Share, leaf
-from penstock.executor.split_backward import Recorded, SplitBackward
-from penstock.executor.stopwatch import Stopwatch
+from penstock.executor.profiling.memory_use import MemoryWatch, held_bytes
+from penstock.executor.profiling.meta_cost import SavedStorages
+from penstock.executor.profiling.share import Share, leaf
+from penstock.executor.profiling.stopwatch import Stopwatch
+from penstock.executor.stage.split_backward import Recorded, SplitBackward
 
 _SPLIT_ROUNDS = 5
 _UPDATE_ROUNDS = 5

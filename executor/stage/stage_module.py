@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from penstock.executor.chain import Chain, TensorShape, derived_seed
 from penstock.executor.gpu import reseeder
-from penstock.executor.precision import FULL, Training
-from penstock.executor.segment import Segment, segment_ranges
-from penstock.executor.split_backward import Recorded, SplitBackward
+from penstock.executor.stage.precision import FULL, Training
+from penstock.executor.stage.segment import Segment, segment_ranges
+from penstock.executor.stage.split_backward import Recorded, SplitBackward
 from penstock.schemas.errors import ModelMismatch
 
 Saved = tuple[list[Tensor], "Sequence[Tensor] | None", "Recorded | None"]

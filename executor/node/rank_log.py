@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from penstock.executor.stimuli import Process
+from penstock.executor.node.stimuli import Process
 
 
 def log_path(directory: Path, run: str, generation: int, process: Process) -> Path:

@@ -21,8 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from penstock.executor.link_fit import fit
-from penstock.executor.store import join_address
+from penstock.executor.links.link_fit import fit
+from penstock.executor.node.store import join_address
 from penstock.schemas.agents import AgentDevice
 from penstock.schemas.errors import InvalidDocument, PenstockError, RunFailed, Unreachable
 from penstock.schemas.topology import Fabric

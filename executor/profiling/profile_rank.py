@@ -1,6 +1,6 @@
 """One process of a measured profile: runs its share of the layers over and over, as a rank of a pipeline would.
 
-Started by `penstock.executor.profiler` as ``python -m penstock.executor.profile_rank``; it reads lines of JSON on
+Started by `profiler` as ``python -m penstock.executor.profiling.profile_rank``; it reads lines of JSON on
 standard input and answers on standard output. A pass is a forward of all its layers and one backward through them:
 gradients accumulate in place, the first layer's inputs are leaves, and hooks on the tensors between the layers tell
 when the backward of one layer ends and that of the next begins.
@@ -29,10 +29,10 @@ import torch
 from torch import Tensor
 
 from penstock.executor.job import Job, load_job
-from penstock.executor.layer_costs import stash_bytes, update_times_ns, weight_shares, workspace_bytes
-from penstock.executor.precision import Training
-from penstock.executor.share import Share, make_share
-from penstock.executor.stopwatch import Mark, Stopwatch
+from penstock.executor.profiling.layer_costs import stash_bytes, update_times_ns, weight_shares, workspace_bytes
+from penstock.executor.profiling.share import Share, make_share
+from penstock.executor.profiling.stopwatch import Mark, Stopwatch
+from penstock.executor.stage.precision import Training
 from penstock.schemas.errors import PenstockError
 
 WARM_UP_PASSES = 3

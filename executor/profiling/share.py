@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from penstock.executor.chain import Chain, derived_seed
 from penstock.executor.gpu import moved
 from penstock.executor.job import Job
-from penstock.executor.precision import FULL, Training
+from penstock.executor.stage.precision import FULL, Training
 from penstock.schemas.errors import ModelMismatch
 
 

@@ -1,4 +1,4 @@
-"""Answers whether a job can be trained under a plan: ``python -m penstock.executor.check_model``.
+"""Answers whether a job can be trained under a plan: ``python -m penstock.executor.node.check_model``.
 
 A process of its own, because the agent loads neither torch nor the user's code. It reads one JSON line
 ``{model, directory, layers}`` and writes one: ``{"kind": "ready"}``, or ``{"kind": "refused", "reason": …}``.

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from penstock.executor.averaging import Averaging, ReferenceBucket
 from penstock.executor.chain import Chain, TensorShape
 from penstock.executor.global_batch import GlobalBatch
-from penstock.executor.precision import FULL, Training
-from penstock.executor.reduction import Bucket, Reduction
-from penstock.executor.sharded_optimizer import Replicated, ShardedStates
-from penstock.executor.stage_module import MicroBatch, StageModule
-from penstock.executor.versions import Version, Versions
+from penstock.executor.stage.averaging import Averaging, ReferenceBucket
+from penstock.executor.stage.precision import FULL, Training
+from penstock.executor.stage.reduction import Bucket, Reduction
+from penstock.executor.stage.sharded_optimizer import Replicated, ShardedStates
+from penstock.executor.stage.stage_module import MicroBatch, StageModule
+from penstock.executor.stage.versions import Version, Versions
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.program import Held, Program
 

@@ -25,14 +25,14 @@ from urllib.parse import quote, urlsplit
 import httpx
 from pydantic import ValidationError
 
-from penstock.executor.agent_state import ImpossibleStateError, Offer, State
 from penstock.executor.children import Child
-from penstock.executor.devices import LocalDevice, discover
 from penstock.executor.mark import marked_instruction, write_mark
-from penstock.executor.rank_log import LogFile, log_path, prune, tail
-from penstock.executor.settings import AgentSettings, interface_of, is_loopback
-from penstock.executor.state import step
-from penstock.executor.stimuli import (
+from penstock.executor.node.agent_state import ImpossibleStateError, Offer, State
+from penstock.executor.node.devices import LocalDevice, discover
+from penstock.executor.node.rank_log import LogFile, log_path, prune, tail
+from penstock.executor.node.settings import AgentSettings, interface_of, is_loopback
+from penstock.executor.node.state import step
+from penstock.executor.node.stimuli import (
     CHECK,
     STORE,
     Action,
@@ -62,7 +62,7 @@ Command = Callable[[Process], list[str]]
 
 def penstock_command(process: Process) -> list[str]:
     """How a child is started: this interpreter, and the module that does its work."""
-    module = {"check": "check_model", "store": "store", "rank": "rank"}[process.kind]
+    module = {"check": "node.check_model", "store": "node.store", "rank": "rank"}[process.kind]
     return [sys.executable, "-P", "-m", f"penstock.executor.{module}"]
 
 

@@ -1,7 +1,7 @@
 """A profile without the device: exact parameters, boundaries and stash from the meta device, times from a table.
 
 A layer's time is the sum over its operations of the roofline ``max(FLOPs / reached FLOP/s, bytes / reached bytes/s)``,
-and at least one kernel launch per operation. What a device reaches is stated in `penstock.executor.device_table`.
+and at least one kernel launch per operation. What a device reaches is stated in `device_table`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from penstock.executor.assembly import assemble, checked_sizes
 from penstock.executor.chain import Chain, TensorShape, tensor_shape
-from penstock.executor.device_table import ANALYTIC_EXPECTED_ERROR, DeviceFacts, Dtype, device_facts
 from penstock.executor.job import Job
-from penstock.executor.meta_cost import FusedKernels, Operation, OperationRecorder, SavedStorages
+from penstock.executor.profiling.assembly import assemble, checked_sizes
+from penstock.executor.profiling.device_table import ANALYTIC_EXPECTED_ERROR, DeviceFacts, Dtype, device_facts
+from penstock.executor.profiling.meta_cost import FusedKernels, Operation, OperationRecorder, SavedStorages
 from penstock.schemas.errors import InvalidDocument, ModelMismatch
 from penstock.schemas.profile import LayerMeasurement, Measurement, ModelProfile, ProfileSource
 

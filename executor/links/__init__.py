@@ -1,0 +1,1 @@
+"""What links between processes and hosts carry."""

@@ -1,0 +1,1 @@
+"""What layers cost: measured on devices that are all busy, or computed without them."""
