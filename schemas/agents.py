@@ -221,6 +221,7 @@ class SyncRequest(Part):
     devices: tuple[AgentDevice, ...]
     models: tuple[Name, ...] = Field(description="keys of its configuration; `*` where any module:attribute may run")
     address: Name = Field(description="where other agents reach this node's store and ranks")
+    probe_address: Name | None = Field(default=None, description="host:port where it answers `penstock probe`")
     events: tuple[AgentEvent, ...] = ()
     log_tails: tuple[LogTail, ...] = ()
     hold: bool = Field(default=True, description="answer only on change, after 20 s at the latest")
@@ -284,6 +285,7 @@ class AgentOut(Part):
     alive: bool
     last_seen: str
     address: Name
+    probe_address: Name | None = Field(default=None, description="where it answers `penstock probe`")
     devices: tuple[AgentDevice, ...]
     models: tuple[Name, ...]
     runs: tuple[str, ...] = Field(description="runs that it has an assignment for")

@@ -148,6 +148,7 @@ class Agents:
                 alive=(contact := self._contacts.get(row["id"])) is not None and contact.alive(),
                 last_seen=iso(row["last_seen_ms"]),
                 address=row["address"],
+                probe_address=row["probe_address"],
                 devices=row["devices"],
                 models=row["models"],
                 runs=tuple(run for agent, run in held if agent == row["id"]),
@@ -194,6 +195,7 @@ class Agents:
             "devices": [device.model_dump() for device in request.devices],
             "models": list(request.models),
             "address": request.address,
+            "probe_address": request.probe_address,
             "last_seen_ms": now_ms(),
         }
         changed: set[str] = set()

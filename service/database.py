@@ -95,6 +95,7 @@ agents = sa.Table(
     sa.Column("devices", sa.JSON, nullable=False),
     sa.Column("models", sa.JSON, nullable=False),
     sa.Column("address", sa.String(512), nullable=False),
+    sa.Column("probe_address", sa.String(600)),
     sa.Column("state_version", sa.BigInteger, nullable=False),
     sa.Column("ack", sa.BigInteger, nullable=False),
     sa.Column("last_seen_ms", sa.BigInteger, nullable=False),

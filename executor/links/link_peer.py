@@ -194,6 +194,14 @@ def measure_pairs(
     return found
 
 
+def with_fabric(address: str, host: Host, *, seconds: float = SECONDS) -> Host:
+    """The host of a peer; where it has several devices and states nothing between them, as its own sockets carry it."""
+    if host.fabric is not None or len(host.devices) < 2:
+        return host
+    there = measure_between(address, address, seconds=seconds).there
+    return host._replace(fabric=Fabric(bandwidth_bytes_per_s=there.bandwidth_bytes_per_s, latency_ns=there.latency_ns))
+
+
 def tournament(players: int) -> list[list[tuple[int, int]]]:
     """Rounds in which each of ``players`` meets each other one once, and nobody two at a time."""
     places = list(range(players + players % 2))

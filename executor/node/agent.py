@@ -26,6 +26,7 @@ import httpx
 from pydantic import ValidationError
 
 from penstock.executor.children import Child
+from penstock.executor.links.link_peer import Host, Peer
 from penstock.executor.mark import marked_instruction, write_mark
 from penstock.executor.node.agent_state import ImpossibleStateError, Offer, State
 from penstock.executor.node.devices import LocalDevice, discover
@@ -47,6 +48,7 @@ from penstock.executor.node.stimuli import (
     Stop,
     Synced,
 )
+from penstock.executor.node.store import join_address
 from penstock.schemas.agents import LogTail, LogWish, SyncReply, SyncRequest
 from penstock.schemas.errors import Conflict, PenstockError, Unreachable
 
@@ -76,6 +78,14 @@ def run_agent(settings: AgentSettings, *, say: Callable[[str], None] | None = No
     asyncio.run(Agent(settings, devices, say=say or _to_stderr).run())
 
 
+def _peer_of(settings: AgentSettings, devices: tuple[LocalDevice, ...]) -> Peer | None:
+    """What answers `penstock probe` on this node; None where the settings say never."""
+    if settings.probe_port < 0:
+        return None
+    host = Host(settings.name, tuple(device.offer for device in devices))
+    return Peer(join_address(settings.address(), settings.probe_port), host)
+
+
 def _to_stderr(text: str) -> None:
     sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
     sys.stderr.flush()
@@ -98,6 +108,7 @@ class Agent:
         self._command = command
         self._address = settings.address()
         self._interface = interface_of(self._address)
+        self._peer = _peer_of(settings, devices)
         self._incarnation = secrets.token_hex(8)
         self._state = State(
             Offer(settings.name, frozenset(self._devices), dict(settings.models), settings.allow_any_model)
@@ -118,6 +129,9 @@ class Agent:
         remove_handlers = self._on_signals()
         models = ", ".join(self._settings.model_keys())
         self._say(f"agent {self._settings.name}: {len(self._devices)} devices, models {models}, at {self._address}")
+        answering = threading.Thread(target=self._peer.serve, name="penstock-probe") if self._peer is not None else None
+        if answering is not None:
+            answering.start()
         proxied = not is_loopback(urlsplit(self._settings.server).hostname or "")
         with tempfile.TemporaryDirectory(prefix="penstock-agent-") as scratch:
             self._scratch = Path(scratch)
@@ -129,6 +143,9 @@ class Agent:
                     await self._sync_until_over(client)
                     await self._say_goodbye(client)
             finally:
+                if self._peer is not None and answering is not None:
+                    self._peer.close()
+                    answering.join()
                 remove_handlers()
                 await self._end_children()
         if self._broken is not None:
@@ -183,6 +200,7 @@ class Agent:
             devices=tuple(device.offer for device in self._devices.values()),
             models=self._settings.model_keys(),
             address=self._address,
+            probe_address=self._peer.address if self._peer is not None else None,
             events=events,
             log_tails=self._log_tails,
             hold=not (events or self._log_tails or leaving) and self._was_synced,

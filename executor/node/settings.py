@@ -52,6 +52,9 @@ class AgentSettings(Document):
     models: dict[Name, str] = Field(default_factory=dict, description="key of a model: its job as module:attribute")
     directory: Path = Field(default=Path(), description="where the training project lies, and where ranks write")
     interface: str = Field(default="", description="address or network interface of stores and ranks; empty: found")
+    probe_port: int = Field(
+        default=0, ge=-1, le=65535, strict=True, description="answers `penstock probe` here; 0: a free port, -1: never"
+    )
     allow_any_model: bool = Field(default=False, strict=True, description="run any module:attribute; loopback only")
     prepare_limit_s: float = Field(default=300, gt=0, description="how long importing a model may take")
     stop_grace_s: float = Field(
@@ -185,6 +188,10 @@ def _read_variable(variable: str, field: str, text: str) -> Any:
         case "cpu_devices" | "log_bytes" | "log_runs":
             if not text.isdecimal():
                 raise InvalidDocument(f"{variable} is {text!r}; give a whole number")
+            return int(text)
+        case "probe_port":
+            if not text.removeprefix("-").isdecimal():
+                raise InvalidDocument(f"{variable} is {text!r}; give a port, or -1")
             return int(text)
         case "allow_any_model":
             if text.lower() not in _TRUE | _FALSE:

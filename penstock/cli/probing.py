@@ -24,6 +24,9 @@ def probe(
     peers: Annotated[
         list[str] | None, typer.Argument(metavar="[HOST:PORT]…", help="Peers whose links are measured pair by pair.")
     ] = None,
+    agents: Annotated[
+        str | None, typer.Option(metavar="URL", help="The living agents of this service are the peers; it is told.")
+    ] = None,
     serve: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Be such a peer, until interrupted.")] = None,
     name: Annotated[
         str | None, typer.Option(help="What this host is called; the host's own name when left out.")
@@ -49,6 +52,10 @@ def probe(
             raise typer.BadParameter("a peer measures when it is asked to; give either --serve or peers")
         _serve(serve, name or socket.gethostname(), cpu_devices, fabric)
         return
+    if agents is not None:
+        if peers:
+            raise typer.BadParameter("the agents are the peers; give either --agents or peers")
+        peers, post = _peers_of_agents(agents), post or agents
     refuse_unwritable(output)
     screen = _screen()
     topology = _of_peers(screen, peers, seconds) if peers else _of_processes(screen, cpu_devices, nodes, node_names)
@@ -56,6 +63,20 @@ def probe(
     write_document(topology, output)
     if post is not None:
         post_document(screen, topology, post)
+
+
+def _peers_of_agents(url: str) -> list[str]:
+    """Where the living agents answer probes. Raises NotFound without any, InvalidDocument naming those that do not."""
+    from penstock.client import Client
+    from penstock.schemas.errors import InvalidDocument, NotFound
+
+    with Client(url) as client:
+        living = [agent for agent in client.agents() if agent.alive and agent.devices]
+    if not living:
+        raise NotFound(f"no agent with a device is alive at {url}", remedy="penstock agent --server …")
+    if silent := [agent.id for agent in living if agent.probe_address is None]:
+        raise InvalidDocument(f"agents {', '.join(silent)} answer no probes", remedy="their probe_port is -1")
+    return [agent.probe_address for agent in living if agent.probe_address is not None]
 
 
 def _serve(address: str, name: str, cpu_devices: int, fabric: str | None) -> None:
@@ -90,11 +111,11 @@ def _inside(devices: int, cpu_devices: int, given: str | None) -> Fabric | None:
 
 
 def _of_peers(screen: Screen, peers: list[str], seconds: float) -> ClusterTopology:
-    from penstock.executor.links.link_peer import measure_pairs, who
+    from penstock.executor.links.link_peer import measure_pairs, who, with_fabric
     from penstock.executor.links.measured_topology import topology_of_hosts
     from penstock.report.words import duration
 
-    hosts = [who(address) for address in peers]
+    hosts = [with_fabric(address, who(address), seconds=seconds) for address in peers]
     links = measure_pairs(peers, seconds=seconds, progress=screen.progress)
     for (a, b), link in sorted(links.items()):
         carried = f"{link.bandwidth_bytes_per_s / 1e6:.4g} MB/s"

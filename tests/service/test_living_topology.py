@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
 import pytest
 from played_agent import Agent
+from service_process import Server
 
+from penstock.cli.main import main
 from penstock.client import Client
 from penstock.executor.links.link_peer import Host, Link
 from penstock.executor.links.measured_topology import topology_of_hosts
@@ -91,3 +100,54 @@ def test_over_http(client: Client) -> None:
         for one in agents:
             one.sync(leaving=True)
             one.http.close()
+
+
+@pytest.fixture
+def start_agent() -> Iterator[Callable[..., Any]]:
+    """Start real agents; all are ended at the end."""
+    begun: list[subprocess.Popen[bytes]] = []
+
+    def start(url: str, name: str, *more: str) -> None:
+        arguments = ("agent", "--server", url, "--name", name, "--model", "gpt=examples.gpt:job", *more)
+        begun.append(subprocess.Popen([sys.executable, "-P", "-m", "penstock.cli.main", *arguments]))
+
+    yield start
+    for one in begun:
+        one.terminate()
+    assert [one.wait(60) for one in begun] == [0] * len(begun)
+
+
+def test_agents_are_peers_of_each_other(
+    start_server: Callable[..., Server], start_agent: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Real agents; what was measured between and inside them is what the service answers with from then on."""
+    server = start_server()
+    start_agent(server.url, "node0", "--cpu-devices", "2")
+    start_agent(server.url, "node1", "--cpu-devices", "1")
+    deadline = time.monotonic() + 60
+    while len([one for one in server.client.agents() if one.alive]) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    target = tmp_path / "topology.json"
+    assert main(["probe", "--agents", server.url, "--seconds", "0.2", "-o", str(target)]) == 0
+    found = server.client.agents_topology()
+    assert found.links_from == "measured"
+    assert [node.name for node in found.nodes] == ["node0", "node1"]
+    assert found.nodes[0].fabric is not None
+    assert {link.a for link in found.links} == {"node0", "node1"}
+    assert [node.name for node in ClusterTopology.read(target).nodes] == ["node0", "node1"]
+
+
+def test_agents_that_answer_no_probes_are_named(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+    url = str(client._http.base_url)
+    assert main(["probe", "--agents", url]) == 1
+    assert "no agent with a device is alive" in capsys.readouterr().err
+    silent = Agent(url, "silent0")
+    try:
+        silent.sync()
+        assert main(["probe", "--agents", url]) == 65
+        assert "silent0 answer no probes" in capsys.readouterr().err
+        assert main(["probe", "--agents", url, "127.0.0.1:1"]) == 64
+    finally:
+        silent.sync(leaving=True)
+        silent.http.close()
