@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -421,13 +422,22 @@ def test_a_cancelled_run_may_save_and_a_failed_one_is_killed(service, project):
     assert [event.data["step"] for event in service.events if event.kind == "checkpoint"] == [7]
 
 
+def wait_for_line(file, line):
+    """The two streams of a rank are read one beside the other: lines of both have no order."""
+    limit = time.monotonic() + LIMIT_S
+    while not file.exists() or line not in file.read_text().splitlines():
+        assert time.monotonic() < limit, f"{file} never had {line!r}"
+        time.sleep(0.01)
+
+
 def test_what_ranks_write_is_kept_in_files_and_its_end_is_sent(service, project):
     logs = project / "logs"
     with running(service, project, log_directory=logs, log_bytes=4000):
-        start(service, ["hello", *[f"stderr line {i}" for i in range(1000)], "print epoch 9", "wait never"])
-        service.wait_until(lambda: ((logs / "r/1/rank-0.log").exists() and [1]) or [], what="log")
-        while "epoch 9" not in (logs / "r/1/rank-0.log").read_text():
-            pass
+        lines = [f"stderr line {i}" for i in range(1000)]
+        start(service, ["hello", *lines, "wait written", "print epoch 9", "wait never"])
+        wait_for_line(logs / "r/1/rank-0.log", "line 999")
+        (project / "written").touch()
+        wait_for_line(logs / "r/1/rank-0.log", "epoch 9")
         service.log_wishes = (LogWish(number=5, run="r", generation=1, rank=0, max_bytes=30),)
         service.wish(*service._wishes)
         tails = service.wait_until(lambda: [one for request in service.requests for one in request.log_tails])

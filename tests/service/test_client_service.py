@@ -23,8 +23,8 @@ def test_plan_waits_and_tells_the_story(client: Client):
     told = [event.data for event in heard if event.kind == "progress"]
     values = [each["incumbent_ns"] for each in told if each["incumbent_ns"] is not None]
     assert values == sorted(values, reverse=True)
-    bounds = [each["bound_ns"] for each in told if each["bound_ns"] is not None]
-    assert bounds == sorted(bounds)
+    pairs = [(each["bound_ns"], each["incumbent_ns"]) for each in told]
+    assert all(bound <= value for bound, value in pairs if bound is not None and value is not None)
     assert job.incumbent_ns == values[-1]
 
 

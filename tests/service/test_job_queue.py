@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from penstock.schemas.errors import Conflict, NotFound, Unreachable
 from penstock.schemas.jobs import ResultOut
-from penstock.service.database import Database, schema_version
+from penstock.service.database import SCHEMA_VERSION, Database, schema_version
 from penstock.service.jobs import Claim, JobQueue, new_id
 
 RESULT = ResultOut(status="infeasible", why="too big", seconds=0.1)
@@ -201,7 +201,7 @@ def test_two_processes_never_claim_the_same_job(database: Database, queue: JobQu
 def test_a_database_of_another_version_is_refused(database: Database):
     with database.write() as connection:
         connection.execute(sa.update(schema_version).values(version=99))
-    with pytest.raises(Conflict, match="schema version 99, this Penstock writes version 1"):
+    with pytest.raises(Conflict, match=f"schema version 99, this Penstock writes version {SCHEMA_VERSION}"):
         database.create()
 
 
