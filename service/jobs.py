@@ -205,7 +205,9 @@ class JobQueue:
         """Keep the best plan so far, and tell those who watch."""
         assert plan.prediction is not None
         value_ns = plan.prediction.time_per_global_batch_ns
-        values: dict[str, Any] = {"incumbent": plan.canonical_json(), "incumbent_ns": value_ns}
+        # A bound above it was of plans of another kind; the one that holds for it is told next.
+        still = sa.case((jobs.c.bound_ns <= value_ns, jobs.c.bound_ns))
+        values: dict[str, Any] = {"incumbent": plan.canonical_json(), "incumbent_ns": value_ns, "bound_ns": still}
         self._progress(claim, values, {"planner": plan.planner, "schedule": plan.schedule.name})
 
     def progress(self, claim: Claim, bound_ns: int, working: list[str]) -> None:
