@@ -41,21 +41,26 @@ class Actions:
         self.before_step: Callable[[HeldStage], None] | None = None
         self.norm: GradientNorm | None = None
         self.on_batch: OnBatch | None = None
-        self._told = -1
         self._told_ns = 0
 
     def begin(self, first_step: int) -> None:
         """Start to run a program whose first global batch is ``first_step``."""
-        self._told = first_step - 1
         self._told_ns = time.perf_counter_ns()
 
     def tell(self, batch: GlobalBatch) -> None:
-        """Let ``on_batch`` know of a global batch, each once."""
-        if self.on_batch is not None and batch.step > self._told:
-            result = batch.finish()
+        """Let ``on_batch`` know of a global batch and of those before it, each once and in order.
+
+        What one update brings to an end together has its time in equal parts.
+        """
+        untold, done = batch.source.untold, []
+        while self.on_batch is not None and untold and untold[0].step <= batch.step:
+            done.append((untold[0], untold[0].finish()))
+            untold.popleft()
+        if self.on_batch is not None and done:
             now = time.perf_counter_ns()
-            self._told, before, self._told_ns = batch.step, self._told_ns, now
-            self.on_batch(batch.step, result, now - before)
+            each_ns, self._told_ns = (now - self._told_ns) // len(done), now
+            for one, result in done:
+                self.on_batch(one.step, result, each_ns)
 
     def forward(self, module: StageModule, cell: Cell) -> None:
         """Run a micro-batch through a stage, and keep what leaves it."""

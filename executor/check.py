@@ -111,7 +111,6 @@ class _Reference:
         self.steps = steps
         self.losses: list[float] = []
         self.gradients: dict[_Key, Tensor] = {}
-        self.lanes = interpreter.source.lanes
 
     def train(self) -> None:
         """Train the steps."""
@@ -136,19 +135,21 @@ class _Reference:
             self.gradients |= {(number, lane, name): gradient for name, gradient in gradients.items()}
 
     def broadcast(self, chain: Chain) -> Iterator[tuple[_Key, Tensor]]:
-        """The gradients on every rank, one after the other; each is let go of."""
+        """The gradients on every rank, one after the other; each is let go of.
+
+        In so many steps a stage whose update takes several global batches makes fewer updates.
+        """
         modules = chain.build_layers(range(len(chain.specs)), device="meta")
-        parameters = [(name, p) for name, p in chain.named_parameters(modules) if p.requires_grad]
-        for number in range(self.steps):
-            for lane in range(self.lanes):
-                for name, parameter in parameters:
-                    key = number, lane, name
-                    gradient = self.gradients.pop(key, None)
-                    if gradient is None:
-                        gradient = torch.empty_like(parameter, device="cpu")
-                    gradient = gradient.cpu().contiguous()
-                    dist.broadcast(gradient, src=0)
-                    yield key, gradient
+        parameters = dict(chain.named_parameters(modules))
+        made: list[Any] = [sorted(self.gradients)]
+        dist.broadcast_object_list(made, src=0)
+        for key in made[0]:
+            gradient = self.gradients.pop(key, None)
+            if gradient is None:
+                gradient = torch.empty_like(parameters[key[-1]], device="cpu")
+            gradient = gradient.cpu().contiguous()
+            dist.broadcast(gradient, src=0)
+            yield key, gradient
 
 
 def counted_versions(programs: Sequence[Program]) -> dict[tuple[int, int], int]:

@@ -7,6 +7,7 @@ number of terms is known before the optimizer's step without waiting for a flush
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -36,7 +37,12 @@ class StepResult:
 
 
 class Source:
-    """Where global batches come from: the job's, on this rank's device. ``lane`` of ``lanes`` trains every lanes-th."""
+    """Where global batches come from: the job's, on this rank's device. ``lane`` of ``lanes`` trains every lanes-th.
+
+    ``counting``: those that are open and whose totals have not set off, in order. All ranks add up one global batch
+    after the other, though each is done with its own part at another time: a group's collectives have one order.
+    ``untold``: those whose result nobody has been told, in order.
+    """
 
     def __init__(self, chain: Chain, device: torch.device, seed: int, lane: int = 0, lanes: int = 1) -> None:
         self.chain = chain
@@ -44,6 +50,13 @@ class Source:
         self.seed = seed
         self.lane = lane
         self.lanes = lanes
+        self.counting: deque[GlobalBatch] = deque()
+        self.untold: deque[GlobalBatch] = deque()
+
+    def set_off(self) -> None:
+        """Start the totals of what this rank has nothing more to add to."""
+        while self.counting and self.counting[0].is_complete:
+            self.counting.popleft().start_totals()
 
     def number(self, step: int) -> int:
         """The job's number of the global batch that this rank's pipeline trains in a step."""
@@ -85,8 +98,9 @@ class GlobalBatch:
         """Start the global batch of ``step``."""
         self.step, self.number = step, self.source.number(step)
         self._begin(self.source.read, self.num_losses)
-        if self._missing == 0:
-            self._start_totals()
+        self.source.counting.append(self)
+        self.source.untold.append(self)
+        self.source.set_off()
 
     def open_evaluation(self, number: int) -> None:
         """Start evaluation batch ``number``, whose loss is asked for with ``take_losses``."""
@@ -120,7 +134,12 @@ class GlobalBatch:
         self._count += count
         self._missing -= 1
         if self._missing == 0:
-            self._start_totals()
+            self.source.set_off()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether this rank has added all its losses."""
+        return self._missing == 0
 
     def take_losses(self) -> tuple[float, int]:
         """The sum of the losses that this rank has added, and their terms."""
@@ -128,7 +147,7 @@ class GlobalBatch:
         self._losses, self._count = [], 0
         return total, count
 
-    def _start_totals(self) -> None:
+    def start_totals(self) -> None:
         """Start adding up over all ranks, pipeline by pipeline where each has batches of its own."""
         lane, lanes = self.source.lane, self.source.lanes
         values = [0.0] * (2 * lanes)

@@ -158,6 +158,8 @@ class Interpreter:
     def _run(self, first_step: int, events: list[int] | None) -> None:
         bound = self.bound
         self._first_step, self._opened = first_step, 0
+        self.source.counting.clear()
+        self.source.untold.clear()
         self.actions.begin(first_step)
         for stage in self.stages.values():
             stage.updates = 0

@@ -3,7 +3,7 @@
 A run that is ``recovering`` waits until nothing of its last generation is left (each of its agents has said so, or is
 lost) and until every agent is either there or lost. Then it begins again with its first plan if all devices of that are
 there, else with its present one, else with a new plan for the devices that are: the plan's own request with a smaller
-topology, solved in a process as any other.
+topology, solved in a process as any other. Where no device is left it waits for a while: agents are started again.
 Everything that has to last stands in the database, so a service that is killed meanwhile goes on where it was.
 """
 
@@ -23,7 +23,7 @@ from penstock.schemas.plan import PlanFile
 from penstock.schemas.run_options import RunOptions
 from penstock.service import judging
 from penstock.service.agents import Agents
-from penstock.service.database import ACTIVE, Database, run_agents, run_generations, runs
+from penstock.service.database import ACTIVE, Database, now_ms, run_agents, run_generations, runs
 from penstock.service.generations import RECOVERY
 from penstock.service.jobs import JobQueue
 from penstock.service.notifier import Notifier
@@ -43,10 +43,19 @@ class Recovery:
     """Brings recovering runs back. Its coroutine belongs to the service's event loop."""
 
     def __init__(
-        self, database: Database, notifier: Notifier, runs: Runs, agents: Agents, planning: Planning, queue: JobQueue
+        self,
+        database: Database,
+        notifier: Notifier,
+        runs: Runs,
+        agents: Agents,
+        planning: Planning,
+        queue: JobQueue,
+        *,
+        wait_s: float,
     ) -> None:
         self._database, self._notifier, self._runs, self._agents = database, notifier, runs, agents
         self._planning, self._queue = planning, queue
+        self._wait_s = wait_s
 
     async def watch(self) -> None:
         """Look after recovering runs; for ever."""
@@ -88,6 +97,8 @@ class Recovery:
         if any(not one.alive and not self._agents.is_lost(one.id, one.incarnation) for one in everybody):
             return  # it may be back in a moment: its connection broke off, or this service has just been started
         present = [one for one in everybody if self._may_train(one, row["model"])]
+        if not _free(present, busy) and self._down_for_s(run_id) < self._wait_s:
+            return
         options = RunOptions.model_validate(row["options"])
         assert isinstance(first, str)
         for plan_hash in dict.fromkeys((first, row["plan_hash"])):
@@ -95,6 +106,13 @@ class Recovery:
             if _devices(file) <= _free(present, busy) and self._begin(run_id, file, options, row["steps"], present):
                 return
         self._plan_again(run_id, row, self._planning.plan_file(first), options, present, busy)
+
+    def _down_for_s(self, run_id: str) -> float:
+        """How long ago the run's last generation ended, by the clock of the database."""
+        last = sa.func.max(run_generations.c.ended_ms)
+        query = sa.select(now_ms() - last).where(run_generations.c.run_id == run_id)
+        with self._database.read() as connection:
+            return int(connection.scalar(query) or 0) / 1000
 
     def _may_train(self, agent: AgentOut, model: str) -> bool:
         lost = self._agents.is_lost(agent.id, agent.incarnation)

@@ -57,7 +57,15 @@ class Service:
         self.agents = Agents(
             self.database, self.notifier, self.runs, hold_s=settings.agent_hold_s, timeout_s=settings.agent_timeout_s
         )
-        self.recovery = Recovery(self.database, self.notifier, self.runs, self.agents, self.planning, self.queue)
+        self.recovery = Recovery(
+            self.database,
+            self.notifier,
+            self.runs,
+            self.agents,
+            self.planning,
+            self.queue,
+            wait_s=settings.recovery_wait_s,
+        )
         self._watches: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:

@@ -49,6 +49,9 @@ class Settings(BaseSettings):
     agent_timeout_s: float = Field(
         default=15.0, gt=0, description="an agent that is silent for longer, beside a held sync, is dead"
     )
+    recovery_wait_s: float = Field(
+        default=60.0, ge=0, description="how long a run waits for an agent to come back when none with a device is left"
+    )
     warm_up: bool = Field(default=True, description="load and compile the solvers in the background at the start")
 
     @classmethod
