@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from penstock.schemas.agents import AgentEvent, Assignment, LogWish, SyncReply, SyncRequest
 
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 HOLD_S = 20.0
 
 

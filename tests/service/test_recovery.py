@@ -29,7 +29,8 @@ LIMIT_S = 120.0
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A service that takes an agent for dead after two seconds."""
-    server = Server(tmp_path_factory.mktemp("recovery") / "service.sqlite", agent_timeout_s=2, recovery_wait_s=4, slots=1)
+    path = tmp_path_factory.mktemp("recovery") / "service.sqlite"
+    server = Server(path, agent_timeout_s=2, recovery_wait_s=4, slots=1)
     server.load_judge()
     yield server
     assert server.stop() == 0
