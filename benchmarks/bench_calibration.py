@@ -3,9 +3,10 @@
 ``python benchmarks/bench_calibration.py [--rounds N] [--steps N]``: one line per row: name, value, unit, target, ok or
 MISSED. GPT with d = 256 on two CPU ranks; the profile is measured first, with both busy.
 
-A round runs, for each of the other plans, the plan that is calibrated from and then the other, and compares the judge's
-time under the calibrated costs with the measured median: neighbours in time, since absolute times drift with the load.
-The figure is the median over rounds of the error's size.
+A round runs the plan that is calibrated from before and after each of the other plans, since absolute times drift with
+the load of the host, and compares the judge's time under costs calibrated from both neighbours with what was measured
+(medians). The figure is the median over rounds of the error's size. How far apart runs of one and the same plan are is
+a row too: what cannot be told from that is no error of the prediction.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class Case(NamedTuple):
 
 FROM = Case("calibrated from", 4, 8)
 OTHERS = (Case("another partition", 6, 8), Case("another M", 4, 4), Case("another partition and M", 3, 16))
+AGAIN = FROM._replace(name="the same plan again")
 
 
 def cluster() -> ClusterTopology:
@@ -104,23 +106,31 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--steps", type=int, default=8, help="steps of each run")
     given = parser.parse_args(arguments)
     profile = measure_profile(JOB, "cpu", SIZES, 2, device_kind="cpu")
-    errors: dict[str, list[tuple[float, float]]] = {case.name: [] for case in OTHERS}
-    for number in range(given.rounds):
+    errors: dict[str, list[tuple[float, float]]] = {case.name: [] for case in (*OTHERS, AGAIN)}
+
+    def compare(case: Case, measured: Trace, neighbours: Sequence[Trace]) -> None:
+        found = calibrate(profile, neighbours)
+        took = median(measured.measured_times_per_global_batch_ns)
+        before, after = (
+            predicted_ns(planned(*costs, case)) / took - 1
+            for costs in ((profile, cluster()), (found.profile, found.topology))
+        )
+        errors[case.name].append((before, after))
+        print(f"  {case.name}: {before:+.1%} before, {after:+.1%} after", flush=True)
+
+    own = [run(planned(profile, cluster(), FROM), given.steps)]
+    for _ in range(given.rounds):
         for case in OTHERS:
-            found = calibrate(profile, [run(planned(profile, cluster(), FROM), given.steps)])
-            measured = median(run(planned(profile, cluster(), case), given.steps).measured_times_per_global_batch_ns)
-            before, after = (
-                predicted_ns(planned(*costs, case)) / measured - 1
-                for costs in ((profile, cluster()), (found.profile, found.topology))
-            )
-            errors[case.name].append((before, after))
-            print(f"  round {number + 1}, {case.name}: {before:+.1%} before, {after:+.1%} after", flush=True)
+            other = run(planned(profile, cluster(), case), given.steps)
+            own.append(run(planned(profile, cluster(), FROM), given.steps))
+            compare(case, other, own[-2:])
+    for i in range(1, len(own) - 1):
+        compare(AGAIN, own[i], (own[i - 1], own[i + 1]))
     good = []
     for name, pairs in errors.items():
-        print(
-            f"{name + ', before calibration':58s} {median(abs(before) for before, _ in pairs):8.3f} error", flush=True
-        )
-        good.append(row(f"{name}, calibrated", median(abs(after) for _, after in pairs), TARGET))
+        sizes = [median(abs(pair[i]) for pair in pairs) for i in (0, 1)]
+        print(f"{name + ', before calibration':58s} {sizes[0]:8.3f} error", flush=True)
+        good.append(row(f"{name}, calibrated", sizes[1], TARGET))
     return 0 if all(good) else 1
 
 
