@@ -1,0 +1,32 @@
+"""Who asks: a tenant, the key that was shown, and what that key opens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Scope = Literal["read", "solve", "run", "agent", "admin"]
+
+DEFAULT_TENANT = "default"
+
+OPENS: dict[str, frozenset[str]] = {
+    "read": frozenset({"read"}),
+    "solve": frozenset({"read", "solve"}),
+    "run": frozenset({"read", "run"}),
+    "agent": frozenset({"agent"}),
+    "admin": frozenset({"read", "solve", "run", "agent", "admin"}),
+}
+"""What each scope of a key opens: who asks for plans or starts runs reads what came of it; an agent reads nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Whoever makes a request. ``key_id`` is None where nobody has to show a key."""
+
+    tenant: str
+    key_id: str | None
+    scopes: frozenset[str]
+
+
+EVERYBODY = Principal(DEFAULT_TENANT, None, OPENS["admin"])
+"""Whoever asks a service that asks for no keys."""
