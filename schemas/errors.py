@@ -7,6 +7,9 @@ PenstockError
 ├── ModelMismatch        the model's layers are not those of the plan
 ├── NotFound             no such job, plan, run, agent, example
 ├── Conflict             the state does not allow it (a second agent of one name, a finished job)
+├── Unauthenticated      no key, or one that is not valid (any more)
+├── Forbidden            a valid key that does not open this
+├── QuotaExceeded        more than a key or an address may ask for in a while
 ├── Unreachable          a service, store or agent did not answer
 ├── RunFailed            a rank or an agent died, or ranks disagree
 └── MissingExtra         an optional dependency is not installed
@@ -110,6 +113,44 @@ class Conflict(PenstockError):
     code = "conflict"
     status = 409
     exit_code = 1
+
+
+class Unauthenticated(PenstockError):
+    """Nobody knows who asks: no key, a malformed one, or one that is unknown, expired or revoked."""
+
+    title = "A valid key is needed"
+    code = "unauthenticated"
+    status = 401
+    exit_code = 1
+
+
+class Forbidden(PenstockError):
+    """The key is valid, and does not open this."""
+
+    title = "The key does not allow it"
+    code = "forbidden"
+    status = 403
+    exit_code = 1
+
+
+class QuotaExceeded(PenstockError):
+    """More than one key or address may ask for; ``retry_after_s``: when it may be asked again."""
+
+    title = "Too much was asked for"
+    code = "quota-exceeded"
+    status = 429
+    exit_code = 1
+
+    def __init__(
+        self,
+        detail: str,
+        *,
+        faults: tuple[Fault, ...] = (),
+        remedy: str | None = None,
+        retry_after_s: float = 1.0,
+    ) -> None:
+        super().__init__(detail, faults=faults, remedy=remedy)
+        self.retry_after_s = retry_after_s
 
 
 class Unreachable(PenstockError):
