@@ -1,16 +1,18 @@
-"""The service's settings, read once from ``PENSTOCK_…`` variables or given as arguments."""
+"""The service's settings, read once: from arguments, ``PENSTOCK_…`` variables and a TOML file (``configuration``)."""
 
 from __future__ import annotations
 
 import ipaddress
+import os
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from penstock.schemas.document import faults_of
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
+from penstock.service import configuration
 from penstock.solvers.processors import available_processors
 
 
@@ -20,7 +22,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_", frozen=True, extra="forbid")
 
     database: str = Field(default="penstock.sqlite", description="a file of SQLite, or a SQLAlchemy URL")
-    host: str = "127.0.0.1"
+    host: str = Field(default="127.0.0.1", description="where to listen; anything but loopback can be reached")
     port: int = Field(default=8642, ge=0, le=65535, description="0: any free port")
     allow_unauthenticated: bool = Field(
         default=False, description="listen beyond loopback although nobody has to say who he is"
@@ -35,15 +37,15 @@ class Settings(BaseSettings):
         default=0, ge=0, le=256, description="processes of one solve; 0: the processors divided by the slots"
     )
     solve_entry: str = Field(default="penstock.api:solve", description="module:function that answers a plan request")
-    compare_entry: str = "penstock.api:compare"
+    compare_entry: str = Field(default="penstock.api:compare", description="module:function that compares planners")
     lease_s: float = Field(default=30.0, gt=0, description="a worker that is silent for longer has lost its job")
-    max_attempts: int = Field(default=3, ge=1)
+    max_attempts: int = Field(default=3, ge=1, description="a job fails when it was lost so often")
     max_solve_s: float = Field(default=3600.0, gt=0, description="longest limit, and that of a request that names none")
     solve_grace_s: float = Field(
         default=1.5, ge=0, description="from the request's limit until the child is terminated"
     )
     kill_grace_s: float = Field(default=2.0, ge=0, description="from SIGTERM to SIGKILL")
-    max_body_bytes: int = Field(default=64 * 2**20, ge=1024)
+    max_body_bytes: int = Field(default=64 * 2**20, ge=1024, description="largest body of a request")
     max_wait_s: float = Field(default=300.0, ge=0, description="longest `Prefer: wait`")
     agent_hold_s: float = Field(default=10.0, ge=0, description="longest time that a sync is held")
     agent_timeout_s: float = Field(
@@ -53,17 +55,42 @@ class Settings(BaseSettings):
         default=60.0, ge=0, description="how long a run waits for an agent to come back when none with a device is left"
     )
     warm_up: bool = Field(default=True, description="load and compile the solvers in the background at the start")
+    drain_s: float = Field(
+        default=0.0, ge=0, description="how long it still answers, not ready, after SIGTERM: for a load balancer"
+    )
+    log_format: Literal["auto", "json", "text"] = Field(
+        default="auto", description="auto: text on a terminal, JSON elsewhere"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least urgent lines")
+    metrics_port: int = Field(
+        default=0, ge=0, le=65535, description="where `penstock worker` tells its metrics, on loopback; 0: nowhere"
+    )
 
     @classmethod
-    def load(cls, **given: Any) -> Self:
-        """Settings from the environment and ``given``. Raises InvalidDocument naming the setting."""
+    def load(cls, path: str | Path | None = None, **given: Any) -> Self:
+        """Settings from ``given``, the environment and the TOML file at ``path`` (default: ``PENSTOCK_SETTINGS``).
+
+        Raises InvalidDocument naming the setting.
+        """
+        return cls.load_with_origins(path, **given)[0]
+
+    @classmethod
+    def load_with_origins(cls, path: str | Path | None = None, **given: Any) -> tuple[Self, dict[str, str]]:
+        """The settings, and where each one that is no default comes from. Raises InvalidDocument."""
+        known = list(cls.model_fields)
+        configuration.refuse_misspelt(os.environ, known)
+        by_variable = configuration.in_environment(os.environ, known)
+        path = path or os.environ.get(configuration.FILE_VARIABLE)
+        by_file = configuration.read_file(path, known) if path else {}
         try:
-            return cls(**given)
+            settings = cls(**{name: by_file[name] for name in by_file.keys() - by_variable} | given)
         except ValidationError as error:
             raise InvalidDocument(
-                "the service's settings have faults; each is an argument or a variable PENSTOCK_…",
+                "the service's settings have faults; each is an argument, a variable PENSTOCK_… or a line of its file",
                 faults=tuple(faults_of(error.errors())),
             ) from None
+        origins = dict.fromkeys(by_file, str(path)) | dict.fromkeys(by_variable, "environment")
+        return settings, origins | dict.fromkeys(given, "argument")
 
     def database_url(self) -> str:
         """``database`` as a SQLAlchemy URL."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -20,13 +21,30 @@ def serve(
     ] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="0 takes any free port.")] = None,
     database: Annotated[str | None, typer.Option(help="An SQLite file, or a SQLAlchemy URL.")] = None,
+    slots: Annotated[
+        int | None, typer.Option(min=0, help="Solves at a time; 0 leaves them to `penstock worker`.")
+    ] = None,
+    settings: Annotated[
+        Path | None, typer.Option(help="A TOML file with settings; variables PENSTOCK_… and options go before it.")
+    ] = None,
+    show_settings: Annotated[
+        bool, typer.Option("--show-settings", help="Print all settings and where they come from, as TOML, and end.")
+    ] = False,
 ) -> None:
     """Answer plan requests over HTTP, keep the plans, and run them on agents."""
-    from penstock.service.app import serve as run_service
     from penstock.service.settings import Settings
 
-    given = {"host": host, "port": port, "database": database}
-    run_service(Settings.load(**{name: value for name, value in given.items() if value is not None}))
+    options = {"host": host, "port": port, "database": database, "slots": slots}
+    given = {name: value for name, value in options.items() if value is not None}
+    chosen, origins = Settings.load_with_origins(settings, **given)
+    if show_settings:
+        from penstock.service.configuration import shown
+
+        print(shown(chosen, origins), end="")
+        return
+    from penstock.service.app import serve as run_service
+
+    run_service(chosen)
 
 
 def agent(
