@@ -151,6 +151,32 @@ def test_several_cuts_tell_layers_apart() -> None:
     assert worst(CUTS) < 0.1 < 0.5 < worst(CUTS[:1])
 
 
+def test_traces_of_two_sizes_correct_the_relation_between_them() -> None:
+    """The profile has its 4-row times from a slower moment of the host: one trace keeps that relation, two mend it."""
+
+    def with_size_4(costs: ModelProfile, factor: float) -> ModelProfile:
+        (of_2,) = costs.measurements
+        layers = []
+        for layer in of_2.layers:
+            times = {
+                key: round(getattr(layer, key) * factor) for key in ("forward_ns", "backward_ns", "backward_weight_ns")
+            }
+            layers.append(layer.model_copy(update={**times, "stash_bytes": 2 * layer.stash_bytes}))
+        return costs.model_copy(
+            update={"measurements": (of_2, of_2.model_copy(update={"micro_batch_size": 4, "layers": tuple(layers)}))}
+        )
+
+    true, drifted = with_size_4(TRUE, 1.8), with_size_4(TRUE, 2.4)
+    of_2, of_4 = (traced(planned(true, cluster(), [1, 3], m), planned(drifted, cluster(), [1, 3], m)) for m in (6, 3))
+
+    def error(*traces: Trace) -> float:
+        wanted = time_ns(true, cluster(), [0, 2], 3)
+        return abs(time_ns(calibrate(drifted, traces).profile, cluster(), [0, 2], 3) / wanted - 1)
+
+    assert error(of_2) > 0.2
+    assert error(of_2, of_4) < 0.02
+
+
 def test_the_network_is_found_from_messages_that_somebody_waited_for() -> None:
     found = calibrated([[1, 3]], TRUE)
     fabric = found.topology.uniform.fabric

@@ -5,10 +5,9 @@ standard input and answers on standard output. A pass is a forward of all its la
 gradients accumulate in place, the first layer's inputs are leaves, and hooks on the tensors between the layers tell
 when the backward of one layer ends and that of the next begins.
 
-Passes go on until they are *steady*: they fill ``MIN_BLOCKS`` blocks of ``BLOCK_S`` seconds or more, and the medians of
-the last ``STEADY_BLOCKS`` lie within ``STEADY`` of each other. Short of that the time limit ends them. Only the steady
-blocks count: what a processor does in its first moments (full caches of the other processes, a higher clock) is not
-what it does in training. How far the last blocks were apart is told, steady or not.
+The layers are built once, with inputs for every micro-batch size. ``{"block": k}`` asks for passes at size number ``k``
+for ``BLOCK_S`` seconds or more, ``{"parts": true}`` for what is left to measure; whoever is done goes on with passes
+that do not count, so that no device rests while another one measures.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import select
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import IO, Any, NamedTuple
 
@@ -30,16 +29,14 @@ from torch import Tensor
 
 from penstock.executor.job import Job, load_job
 from penstock.executor.profiling.layer_costs import stash_bytes, update_times_ns, weight_shares, workspace_bytes
-from penstock.executor.profiling.share import Share, make_share
+from penstock.executor.profiling.rounds import Block
+from penstock.executor.profiling.share import Share, make_shares
 from penstock.executor.profiling.stopwatch import Mark, Stopwatch
 from penstock.executor.stage.precision import Training
 from penstock.schemas.errors import PenstockError
 
 WARM_UP_PASSES = 3
 BLOCK_S = 0.25
-MIN_BLOCKS = 8
-STEADY_BLOCKS = 3
-STEADY = 0.03
 
 
 class _Pass(NamedTuple):
@@ -47,89 +44,58 @@ class _Pass(NamedTuple):
     backward_ns: list[int]
 
 
-def _total_ns(one: _Pass) -> int:
-    return sum(one.forward_ns) + sum(one.backward_ns)
-
-
 class Passes:
-    """Passes in blocks of at least ``BLOCK_S``; ``spread``: how far the medians of the last blocks are apart."""
+    """A share run over and over."""
 
-    def __init__(self) -> None:
-        self._blocks: list[list[_Pass]] = [[]]
-        self._block_start = time.perf_counter()
+    def __init__(self, share: Share, watch: Stopwatch) -> None:
+        self._share = share
+        self._watch = watch
+        roots = share.forward(lambda index, results: None)
+        self._gradients = [torch.ones_like(root) for root in roots]
 
-    def add(self, one: _Pass) -> None:
-        """Take a pass that has just ended."""
-        self._blocks[-1].append(one)
-        if time.perf_counter() - self._block_start >= BLOCK_S:
-            self._blocks.append([])
-            self._block_start = time.perf_counter()
+    def block(self, least_s: float = BLOCK_S) -> Block:
+        """Passes for ``least_s`` seconds, one at least."""
+        passes: list[_Pass] = []
+        start_ns, start_busy_ns = time.perf_counter_ns(), time.thread_time_ns()
+        while not passes or time.perf_counter_ns() - start_ns < least_s * 1e9:
+            passes.append(self.one())
+        wall_ns, busy_ns = time.perf_counter_ns() - start_ns, time.thread_time_ns() - start_busy_ns
+        forward_ns = _medians([one.forward_ns for one in passes])
+        backward_ns = _medians([one.backward_ns for one in passes])
+        return Block(forward_ns, backward_ns, len(passes), wall_ns, busy_ns)
 
-    @property
-    def count(self) -> int:
-        """All passes."""
-        return sum(map(len, self._blocks))
+    def one(self) -> _Pass:
+        """A single pass."""
+        watch = self._watch
+        forward_marks = [watch.mark()]
+        arrived: list[Mark | None] = [None] * len(self._share.modules)
 
-    @property
-    def full(self) -> list[list[_Pass]]:
-        """The blocks that have all their passes; before there is one, the one that is being filled."""
-        return self._blocks[:-1] or self._blocks
+        def after(index: int, results: list[Tensor]) -> None:
+            def note(gradient: Tensor) -> None:
+                arrived[index] = watch.mark()
 
-    @property
-    def spread(self) -> float:
-        """Relative distance between the medians of the last ``STEADY_BLOCKS`` blocks; 1 for fewer."""
-        if len(self.full) < STEADY_BLOCKS:
-            return 1.0
-        medians = [statistics.median(map(_total_ns, block)) for block in self.full[-STEADY_BLOCKS:]]
-        return min(1.0, (max(medians) - min(medians)) / max(1, min(medians)))
+            for tensor in results:
+                tensor.register_hook(note)
+            forward_marks.append(watch.mark())
 
-    @property
-    def steady(self) -> bool:
-        """Whether enough has been seen."""
-        return len(self.full) >= MIN_BLOCKS and self.spread <= STEADY
-
-    def kept(self) -> list[_Pass]:
-        """The passes of the last blocks."""
-        return [one for block in self.full[-STEADY_BLOCKS:] for one in block]
-
-
-def repeat(share: Share, watch: Stopwatch, wanted: Callable[[Passes], bool]) -> Passes:
-    """Passes over the share as long as ``wanted`` says so."""
-    roots = share.forward(lambda index, results: None)
-    gradients = [torch.ones_like(root) for root in roots]
-    del roots
-    passes = Passes()
-    while wanted(passes):
-        passes.add(_one_pass(share, watch, gradients))
-    return passes
+        roots = self._share.forward(after)
+        begin = watch.mark()
+        if roots:
+            torch.autograd.backward(roots, self._gradients)
+        end = watch.mark()
+        watch.settle()
+        backward_ns = []
+        stop = end
+        for i, mark in enumerate(arrived):
+            start = begin if i == len(arrived) - 1 else mark
+            backward_ns.append(0 if start is None or not roots else max(0, watch.between_ns(start, stop)))
+            stop = start or stop
+        forward_ns = [watch.between_ns(a, b) for a, b in pairwise(forward_marks)]
+        return _Pass(forward_ns, backward_ns)
 
 
-def _one_pass(share: Share, watch: Stopwatch, gradients: list[Tensor]) -> _Pass:
-    forward_marks = [watch.mark()]
-    arrived: list[Mark | None] = [None] * len(share.modules)
-
-    def after(index: int, results: list[Tensor]) -> None:
-        def note(gradient: Tensor) -> None:
-            arrived[index] = watch.mark()
-
-        for tensor in results:
-            tensor.register_hook(note)
-        forward_marks.append(watch.mark())
-
-    roots = share.forward(after)
-    begin = watch.mark()
-    if roots:
-        torch.autograd.backward(roots, gradients)
-    end = watch.mark()
-    watch.settle()
-    backward_ns = []
-    stop = end
-    for i, mark in enumerate(arrived):
-        start = begin if i == len(arrived) - 1 else mark
-        backward_ns.append(0 if start is None or not roots else max(0, watch.between_ns(start, stop)))
-        stop = start or stop
-    forward_ns = [watch.between_ns(a, b) for a, b in pairwise(forward_marks)]
-    return _Pass(forward_ns, backward_ns)
+def _medians(rows: Sequence[Sequence[int]]) -> list[int]:
+    return [round(statistics.median(column)) for column in zip(*rows, strict=True)]
 
 
 def _serve(orders: IO[bytes], answer: Callable[[dict[str, Any]], None]) -> None:
@@ -141,49 +107,34 @@ def _serve(orders: IO[bytes], answer: Callable[[dict[str, Any]], None]) -> None:
     )
     device = torch.device(told["device"])
     watch = Stopwatch(device)
-    training = Training(told["precision"])
-    for size in told["sizes"]:
-        share = make_share(job, told["first"], told["last"], size, device, training)
-        stash = stash_bytes(share)
-        workspace = workspace_bytes(share, stash)
-        repeat(share, watch, lambda passes: passes.count < WARM_UP_PASSES)
-        answer({"ready": size})
-        _keep_busy(share, watch, orders)
-        answer({"size": size, "stash_bytes": stash, "workspace_bytes": workspace} | _times(share, job, watch, told))
-        _keep_busy(share, watch, orders)
-
-
-def _keep_busy(share: Share, watch: Stopwatch, orders: IO[bytes]) -> None:
-    """Passes until the next order is there, which is taken: no device rests while another one is measured."""
-    repeat(share, watch, lambda passes: not select.select([orders], [], [], 0)[0])
-    orders.readline()
-
-
-def _times(share: Share, job: Job, watch: Stopwatch, told: dict[str, Any]) -> dict[str, Any]:
-    """What the layers of a share take, with the other devices busy; processor and wall-clock time of it all."""
-    start_wall, start_busy = time.perf_counter_ns(), time.thread_time_ns()
-    limit_ns = start_wall + round(told["seconds"] * 1e9)
-    passes = repeat(
-        share,
-        watch,
-        lambda passes: passes.count < 2 or not (passes.steady or time.perf_counter_ns() > limit_ns),
+    shares = make_shares(job, told["first"], told["last"], told["sizes"], device, Training(told["precision"]))
+    stashes = [stash_bytes(share) for share in shares]
+    workspaces = [workspace_bytes(share, stash) for share, stash in zip(shares, stashes, strict=True)]
+    passes = [Passes(share, watch) for share in shares]
+    for each in passes:
+        for _ in range(WARM_UP_PASSES):
+            each.one()
+    answer({"stash_bytes": stashes, "workspace_bytes": workspaces})
+    order = _next_order(orders, passes[-1])
+    while "block" in order:
+        at_size = passes[order["block"]]
+        answer(at_size.block()._asdict())
+        order = _next_order(orders, at_size)
+    answer(
+        {
+            "weight_shares": [weight_shares(share, watch) for share in shares],
+            "update_ns": update_times_ns(shares[-1], job, watch),
+        }
     )
-    kept = passes.kept()
-    found = {
-        "forward_ns": _medians([one.forward_ns for one in kept]),
-        "backward_ns": _medians([one.backward_ns for one in kept]),
-        "weight_shares": weight_shares(share, watch),
-        "update_ns": update_times_ns(share, job, watch),
-        "passes": len(kept),
-        "spread": passes.spread,
-        "steady": passes.steady,
-    }
-    wall_ns, busy_ns = time.perf_counter_ns() - start_wall, time.thread_time_ns() - start_busy
-    return found | {"wall_ns": wall_ns, "busy_ns": busy_ns}
+    _next_order(orders, passes[-1])
 
 
-def _medians(rows: list[list[int]]) -> list[int]:
-    return [round(statistics.median(column)) for column in zip(*rows, strict=True)]
+def _next_order(orders: IO[bytes], passes: Passes) -> dict[str, Any]:
+    """Passes until the next order is there."""
+    while not select.select([orders], [], [], 0)[0]:
+        passes.one()
+    order: dict[str, Any] = json.loads(orders.readline())
+    return order
 
 
 def main() -> None:

@@ -1,8 +1,10 @@
 """A profile measured on this machine, with all of its devices busy at once.
 
 ``concurrency`` processes run at the same time, each on a contiguous share of the layers, as the ranks of a pipeline
-do: the same working set, the same contention. On a CPU a layer's time is its processor time, times the ratio of
-wall-clock to processor time of all processes together: preemption is shared out evenly instead of hitting some layers.
+do: the same working set, the same contention. All micro-batch sizes are measured in turn, round after round (`rounds`):
+what plans are chosen by is the relation between them, which a host that drifts would change. On a CPU a layer's time is
+its processor time, times the ratio of wall-clock to processor time of all processes together and at all sizes:
+preemption is shared out evenly instead of hitting some layers.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from penstock.executor.codec import conversion_bytes_per_s
 from penstock.executor.gpu import open_device
 from penstock.executor.job import Job, load_job
 from penstock.executor.profiling.assembly import assemble, checked_sizes
-from penstock.executor.profiling.profile_rank import STEADY
+from penstock.executor.profiling.rounds import STEADY, Block, Rounds
 from penstock.executor.stage.precision import Training
 from penstock.schemas import errors
 from penstock.schemas.errors import InvalidDocument, PenstockError, RunFailed
@@ -54,7 +56,7 @@ def measure_profile(
     """Measure ``job`` (or the job called ``module:attribute``) at each micro-batch size (samples).
 
     ``concurrency``: devices of the host that are busy at the same time in training; each gets one process, and an
-    accelerator each (``cuda:0``, ``cuda:1``, …). ``seconds`` bounds the measuring of one size once all are warm. The
+    accelerator each (``cuda:0``, ``cuda:1``, …). ``seconds`` per size bound the measuring once all are warm. The
     profile's kind of device is ``device_kind``, or the device's own name. ``precision``: as in `Training`.
     Raises InvalidDocument for a job that cannot
     be sent to a process or sizes that make no sense, ModelMismatch for a model that does not run, RunFailed when a
@@ -79,16 +81,18 @@ def measure_profile(
                 "first": first,
                 "last": last,
                 "sizes": sizes,
-                "seconds": seconds,
                 "precision": training.precision,
             }
             ranks.append(_Rank(number, told))
-        results = [_measure_size(ranks, size, seconds, progress) for size in sizes]
+        sized = [rank.hear() for rank in ranks]
+        rounds = _measure_rounds(ranks, sizes, seconds, progress)
+        parts = _all(ranks, {"parts": True})
     finally:
         for rank in ranks:
             rank.end()
     setting = _Setting(device, device_kind or _kind(device), concurrency, training)
-    profile = _assemble(chain, sizes, shares, results, setting)
+    found = [one | other for one, other in zip(sized, parts, strict=True)]
+    profile = _assemble(chain, sizes, shares, _Found(rounds, found), setting)
     return profile.model_copy(update={"codec_speeds": _codec_speeds(profile, sizes[-1], setting)})
 
 
@@ -114,6 +118,13 @@ class _Setting(NamedTuple):
     kind: str
     concurrency: int
     training: Training
+
+
+class _Found(NamedTuple):
+    """What was measured: times over rounds, and what each process said of its layers."""
+
+    rounds: Rounds
+    processes: list[dict[str, Any]]
 
 
 class _Rank:
@@ -168,22 +179,30 @@ class _Rank:
         raise RunFailed(f"profiling process {self.number} ended with exit code {code}: " + " | ".join(last))
 
 
-def _measure_size(ranks: list[_Rank], size: int, seconds: float, progress: Progress | None) -> list[dict[str, Any]]:
+def _all(ranks: list[_Rank], order: dict[str, Any]) -> list[dict[str, Any]]:
+    """What all ranks answer to an order that they get at the same time."""
     for rank in ranks:
-        rank.hear()
-    if progress is not None:
-        progress(f"measuring at {size} samples per micro-batch, {len(ranks)} at once, {seconds:g} s at most")
+        rank.tell(order)
+    return [rank.hear() for rank in ranks]
+
+
+def _measure_rounds(ranks: list[_Rank], sizes: Sequence[int], seconds: float, progress: Progress | None) -> Rounds:
+    """Blocks of all sizes, there and back again, until they are steady or time is up; two rounds at least."""
     start = time.perf_counter()
-    for rank in ranks:
-        rank.tell({"go": size})
-    results = [rank.hear() for rank in ranks]
-    for rank in ranks:
-        rank.tell({"stop": size})
+    listed = ", ".join(map(str, sizes))
     if progress is not None:
-        passes, spread = (choose(one[key] for one in results) for choose, key in ((min, "passes"), (max, "spread")))
+        limit = f"{seconds * len(sizes):g} s at most"
+        progress(f"measuring at {listed} samples per micro-batch, {len(ranks)} at once, {limit}")
+    rounds = Rounds()
+    while not rounds.steady and (rounds.count < 2 or time.perf_counter() - start < seconds * len(sizes)):
+        turn = list(range(len(sizes)))[:: -1 if rounds.count % 2 else 1]
+        blocks = {k: [Block(**found) for found in _all(ranks, {"block": k})] for k in turn}
+        rounds.add([blocks[k] for k in range(len(sizes))])
+    if progress is not None:
+        passes = min(rounds.passes(k) for k in range(len(sizes)))
         took = f"{time.perf_counter() - start:.1f} s"
-        progress(f"measured at {size} samples: {passes} passes or more count, within {spread:.1%}, {took}")
-    return results
+        progress(f"measured at {listed} samples: {passes} passes or more count, within {rounds.spread:.1%}, {took}")
+    return rounds
 
 
 def _shares(layers: int, concurrency: int) -> list[tuple[int, int]]:
@@ -198,30 +217,31 @@ def _assemble(
     chain: Chain,
     sizes: tuple[int, ...],
     shares: list[tuple[int, int]],
-    results: list[list[dict[str, Any]]],
+    found: _Found,
     setting: _Setting,
 ) -> ModelProfile:
     modules = chain.build_layers(range(len(chain.specs)), device="meta")
-    spread = max(float(result["spread"]) for of_size in results for result in of_size)
+    spread = found.rounds.spread
+    slowdown = found.rounds.slowdown if setting.device.startswith("cpu") else 1.0
     return assemble(
         chain,
         list(modules.values()),
         chain.infer_shapes(range(sizes[-1]), setting.training, setting.device),
-        _update_times(shares, results[-1], setting.device),
+        _update_times(shares, found, slowdown),
         [
             Measurement(
                 device_kind=setting.kind,
                 micro_batch_size=size,
                 concurrency=setting.concurrency,
-                layers=_layer_measurements(shares, result, setting.device),
+                layers=_layer_measurements(shares, found, number, slowdown),
             )
-            for size, result in zip(sizes, results, strict=True)
+            for number, size in enumerate(sizes)
         ],
         source=ProfileSource(
             method="measured",
             description=(
                 f"{setting.kind}, {setting.concurrency} at once, torch {torch.__version__}, one thread each, "
-                f"{setting.training.precision}, medians of blocks within {spread:.1%}"
+                f"{setting.training.precision}, medians of rounds within {spread:.1%}"
             ),
             expected_error=expected_error(spread),
         ),
@@ -230,41 +250,34 @@ def _assemble(
 
 
 def expected_error(spread: float) -> float:
-    """What is stated of predictions from measurements whose last blocks were apart by ``spread``."""
+    """What is stated of predictions from measurements whose last rounds were apart by ``spread``."""
     return round(min(1.0, MEASURED_EXPECTED_ERROR + max(0.0, spread - STEADY)), 3)
 
 
-def _slowdown(results: list[dict[str, Any]], device: str) -> float:
-    if not device.startswith("cpu"):
-        return 1.0
-    busy_ns, wall_ns = (sum(int(result[key]) for result in results) for key in ("busy_ns", "wall_ns"))
-    return max(1.0, wall_ns / max(1, busy_ns))
-
-
 def _layer_measurements(
-    shares: list[tuple[int, int]], results: list[dict[str, Any]], device: str
+    shares: list[tuple[int, int]], found: _Found, size: int, slowdown: float
 ) -> tuple[LayerMeasurement, ...]:
-    slowdown = _slowdown(results, device)
-    found: dict[int, LayerMeasurement] = {}
-    for (first, last), result in zip(shares, results, strict=True):
+    """All layers at size number ``size``."""
+    layers: dict[int, LayerMeasurement] = {}
+    for number, ((first, last), own) in enumerate(zip(shares, found.processes, strict=True)):
+        forward_ns, backward_ns = found.rounds.forward_ns(size, number), found.rounds.backward_ns(size, number)
         for k, layer in enumerate(range(first, last + 1)):
-            backward_ns = max(1, round(result["backward_ns"][k] * slowdown)) if result["backward_ns"][k] else 0
-            found[layer] = LayerMeasurement(
-                forward_ns=max(1, round(result["forward_ns"][k] * slowdown)),
-                backward_ns=backward_ns,
-                backward_weight_ns=round(backward_ns * result["weight_shares"][k]),
-                stash_bytes=result["stash_bytes"][k],
-                workspace_bytes=result["workspace_bytes"][k],
+            back_ns = max(1, round(backward_ns[k] * slowdown)) if backward_ns[k] else 0
+            layers[layer] = LayerMeasurement(
+                forward_ns=max(1, round(forward_ns[k] * slowdown)),
+                backward_ns=back_ns,
+                backward_weight_ns=round(back_ns * own["weight_shares"][size][k]),
+                stash_bytes=own["stash_bytes"][size][k],
+                workspace_bytes=own["workspace_bytes"][size][k],
             )
-    return tuple(found[layer] for layer in sorted(found))
+    return tuple(layers[layer] for layer in sorted(layers))
 
 
-def _update_times(shares: list[tuple[int, int]], results: list[dict[str, Any]], device: str) -> list[int]:
-    slowdown = _slowdown(results, device)
-    found: dict[int, int] = {}
-    for (first, last), result in zip(shares, results, strict=True):
-        found |= {layer: round(result["update_ns"][k] * slowdown) for k, layer in enumerate(range(first, last + 1))}
-    return [found[layer] for layer in sorted(found)]
+def _update_times(shares: list[tuple[int, int]], found: _Found, slowdown: float) -> list[int]:
+    times: dict[int, int] = {}
+    for (first, last), own in zip(shares, found.processes, strict=True):
+        times |= {layer: round(own["update_ns"][k] * slowdown) for k, layer in enumerate(range(first, last + 1))}
+    return [times[layer] for layer in sorted(times)]
 
 
 def _pickled(job: Job) -> str:

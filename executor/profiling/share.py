@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -71,8 +71,10 @@ def leaf(tensor: Tensor) -> Tensor:
     return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
-def make_share(job: Job, first: int, last: int, size: int, device: torch.device, training: Training = FULL) -> Share:
-    """The layers on the device, with gradients to accumulate into, and tensors of the right shapes to run on."""
+def make_shares(
+    job: Job, first: int, last: int, sizes: Sequence[int], device: torch.device, training: Training = FULL
+) -> list[Share]:
+    """The same layers for each size (samples): on the device, with gradients to add to, and tensors to run on."""
     chain = Chain(job)
     modules = list(chain.build_layers(range(first, last + 1), device=device).values())
     for module in modules:
@@ -80,12 +82,22 @@ def make_share(job: Job, first: int, last: int, size: int, device: torch.device,
         for parameter in module.parameters():
             if parameter.requires_grad:
                 parameter.grad = torch.zeros_like(parameter)
-    inputs, targets = job.batch(0, range(size))
-    env = moved(inputs, device)
-    if first:
-        generator = torch.Generator().manual_seed(derived_seed(job.seed, "profile", first))
-        for name, shape in chain.infer_shapes(range(size), training, device)[first - 1].items():
-            whole = (size, *shape.sample_shape)
-            drawn = torch.randn(whole, generator=generator) if shape.dtype.is_floating_point else torch.zeros(whole)
-            env[name] = drawn.to(device=device, dtype=shape.dtype).requires_grad_(shape.needs_grad)
-    return Share(chain, first, last, modules, env, moved(targets, device), size, device, training)
+    shares = []
+    for size in sizes:
+        inputs, targets = job.batch(0, range(size))
+        env = moved(inputs, device) | _made(chain, first, size, device, training)
+        shares.append(Share(chain, first, last, modules, env, moved(targets, device), size, device, training))
+    return shares
+
+
+def _made(chain: Chain, first: int, size: int, device: torch.device, training: Training) -> dict[str, Tensor]:
+    """What layers before ``first`` would have written, of the right shapes and types."""
+    if not first:
+        return {}
+    generator = torch.Generator().manual_seed(derived_seed(chain.job.seed, "profile", first))
+    made = {}
+    for name, shape in chain.infer_shapes(range(size), training, device)[first - 1].items():
+        whole = (size, *shape.sample_shape)
+        drawn = torch.randn(whole, generator=generator) if shape.dtype.is_floating_point else torch.zeros(whole)
+        made[name] = drawn.to(device=device, dtype=shape.dtype).requires_grad_(shape.needs_grad)
+    return made

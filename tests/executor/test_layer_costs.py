@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 
 import pytest
@@ -13,9 +12,10 @@ from penstock.examples.synthetic import ImageJob
 from penstock.executor.job import Job, LayerSpec, load_job
 from penstock.executor.profiling.layer_costs import stash_bytes, update_times_ns, weight_shares, workspace_bytes
 from penstock.executor.profiling.memory_use import MemoryWatch, held_bytes
-from penstock.executor.profiling.profile_rank import MIN_BLOCKS, Passes, _Pass, repeat
+from penstock.executor.profiling.profile_rank import Passes
 from penstock.executor.profiling.profiler import MEASURED_EXPECTED_ERROR, expected_error
-from penstock.executor.profiling.share import make_share
+from penstock.executor.profiling.rounds import MIN_ROUNDS, Block, Rounds
+from penstock.executor.profiling.share import make_shares
 from penstock.executor.profiling.stopwatch import Stopwatch
 from penstock.executor.stage.precision import Training
 
@@ -41,8 +41,8 @@ def job(*layers: tuple[str, object]) -> Job:
 
 
 def test_workspace_is_what_neither_stash_nor_result_explains() -> None:
-    share = make_share(
-        job(("fc", partial(nn.Linear, WIDTH, WIDTH)), ("detour", Detour), ("relu", nn.ReLU)), 0, 2, SAMPLES, CPU
+    (share,) = make_shares(
+        job(("fc", partial(nn.Linear, WIDTH, WIDTH)), ("detour", Detour), ("relu", nn.ReLU)), 0, 2, [SAMPLES], CPU
     )
     stash = stash_bytes(share)
     flat, fc, detour = workspace_bytes(share, stash)
@@ -52,17 +52,17 @@ def test_workspace_is_what_neither_stash_nor_result_explains() -> None:
 
 
 def test_the_weight_half_of_a_backward() -> None:
-    share = make_share(
+    (share,) = make_shares(
         job(("tanh", nn.Tanh), ("fc", partial(nn.Linear, WIDTH, WIDTH)), ("head", partial(nn.Linear, WIDTH, WIDTH))),
         0,
         3,
-        SAMPLES,
+        [SAMPLES],
         CPU,
     )
     flat, tanh, fc, _ = weight_shares(share, Stopwatch(CPU))
     assert flat == tanh == 0
     assert fc > 0.5, "its input needs no gradient, so nearly all is weight"
-    embedding = make_share(load_job("examples.gpt:tiny"), 0, 1, 2, CPU)
+    (embedding,) = make_shares(load_job("examples.gpt:tiny"), 0, 1, [2], CPU)
     assert all(0 < part <= 1 for part in weight_shares(embedding, Stopwatch(CPU)))
 
 
@@ -84,7 +84,7 @@ def test_growth_is_counted_to_the_byte() -> None:
 
 def test_lower_precision_runs_as_a_rank_does() -> None:
     tiny = load_job("examples.gpt:tiny")
-    full, low = (make_share(tiny, 1, 4, 2, CPU, Training(one)) for one in ("fp32", "bf16"))  # type: ignore[arg-type]
+    ((full,), (low,)) = (make_shares(tiny, 1, 4, [2], CPU, Training(one)) for one in ("fp32", "bf16"))  # type: ignore[arg-type]
     assert {tensor.dtype for tensor in full.env.values() if tensor.requires_grad} == {torch.float32}
     with torch.no_grad():
         _, wide = full.forward(lambda i, results: None), stash_bytes(full)
@@ -92,26 +92,30 @@ def test_lower_precision_runs_as_a_rank_does() -> None:
     assert all(time_ns >= 1 for time_ns in update_times_ns(low, tiny, Stopwatch(CPU)))
 
 
-def test_passes_are_repeated_until_their_blocks_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    moment = 0.0
-    monkeypatch.setattr(time, "perf_counter", lambda: moment)
+def rounds_of(*times_ns: tuple[int, ...]) -> Rounds:
+    """One layer in one process; for each round the time at each size."""
+    rounds = Rounds()
+    for times in times_ns:
+        rounds.add([[Block([time], [0], passes=2, wall_ns=2 * time, busy_ns=time)] for time in times])
+    return rounds
 
-    def after(times_ns: list[int]) -> Passes:
-        nonlocal moment
-        passes = Passes()
-        for one in times_ns:
-            moment += 0.3
-            passes.add(_Pass([one], [0]))
-        return passes
 
-    assert not after([100] * (MIN_BLOCKS - 1)).steady
-    assert after([100] * MIN_BLOCKS).steady
-    growing = after([100 + 10 * k for k in range(MIN_BLOCKS)])
+def test_rounds_are_repeated_until_they_agree_at_every_size() -> None:
+    assert not rounds_of(*[(100, 200)] * (MIN_ROUNDS - 1)).steady
+    assert rounds_of(*[(100, 200)] * MIN_ROUNDS).steady
+    growing = rounds_of(*[(100, 200 + 20 * k) for k in range(MIN_ROUNDS)])
     assert not growing.steady
-    assert growing.spread == pytest.approx(20 / (80 + 10 * MIN_BLOCKS - 10))
-    fast_at_first = after([50] * MIN_BLOCKS + [100] * 3)
-    assert fast_at_first.steady
-    assert [one.forward_ns for one in fast_at_first.kept()] == [[100]] * 3
+    assert growing.spread == pytest.approx(40 / (160 + 20 * MIN_ROUNDS - 20))
+    assert rounds_of((100, 200)).spread == 1.0
+
+
+def test_the_later_rounds_count_and_drift_leaves_the_relation_between_sizes_alone() -> None:
+    fast_at_first = rounds_of(*[(50, 90)] * MIN_ROUNDS, *[(100, 200)] * MIN_ROUNDS)
+    assert [fast_at_first.forward_ns(size, 0) for size in (0, 1)] == [[100], [200]]
+    assert fast_at_first.passes(1) == 2 * MIN_ROUNDS
+    assert fast_at_first.slowdown == 2
+    drifting = rounds_of(*[(100 + 10 * k, 200 + 20 * k) for k in range(MIN_ROUNDS)])
+    assert drifting.forward_ns(1, 0)[0] == 2 * drifting.forward_ns(0, 0)[0]
 
 
 def test_unsteady_measurements_state_a_larger_error() -> None:
@@ -120,8 +124,12 @@ def test_unsteady_measurements_state_a_larger_error() -> None:
     assert expected_error(1.0) == 1.0
 
 
-def test_a_share_is_repeated_as_often_as_wanted() -> None:
-    share = make_share(load_job("examples.gpt:tiny"), 4, 5, 2, CPU)
-    passes = repeat(share, Stopwatch(CPU), lambda passes: passes.count < 3)
-    assert passes.count == 3
-    assert all(len(one.forward_ns) == len(one.backward_ns) == 2 for one in passes.kept())
+def test_a_share_runs_at_every_size_with_one_set_of_layers() -> None:
+    small, large = make_shares(load_job("examples.gpt:tiny"), 4, 5, [1, 2], CPU)
+    assert small.modules is large.modules
+    for share, size in ((small, 1), (large, 2)):
+        assert {tensor.shape[0] for tensor in share.env.values()} == {size}
+        block = Passes(share, Stopwatch(CPU)).block(least_s=0.0)
+        assert block.passes == 1
+        assert len(block.forward_ns) == len(block.backward_ns) == 2
+        assert 0 < block.total_ns <= block.busy_ns
