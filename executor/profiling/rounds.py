@@ -54,7 +54,8 @@ class Rounds:
         last = [
             [sum(one.total_ns for one in of_size) for of_size in blocks] for blocks in self._rounds[-STEADY_ROUNDS:]
         ]
-        return min(1.0, max((max(times) - min(times)) / max(1, min(times)) for times in zip(*last, strict=True)))
+        by_size: list[tuple[int, ...]] = list(zip(*last, strict=True))
+        return min(1.0, max((max(times) - min(times)) / max(1, min(times)) for times in by_size))
 
     @property
     def steady(self) -> bool:
