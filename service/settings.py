@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import secrets
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from penstock.schemas.document import faults_of
@@ -65,6 +66,32 @@ class Settings(BaseSettings):
     metrics_port: int = Field(
         default=0, ge=0, le=65535, description="where `penstock worker` tells its metrics, on loopback; 0: nowhere"
     )
+    security: Literal["off", "keys"] = Field(
+        default="off", description="keys: everybody shows a key of `penstock keys`; off: nobody, on loopback only"
+    )
+    session_secret: SecretStr = Field(
+        default_factory=lambda: SecretStr(secrets.token_hex(32)),
+        description="signs browsers' sessions; by default a new one each start, which signs everybody out",
+    )
+    session_s: float = Field(default=43200.0, gt=0, description="how long a browser stays signed in")
+    allowed_hosts: tuple[str, ...] = Field(
+        default=(), description="names that a service on loopback without keys is called by, beside loopback's own"
+    )
+    metrics_on_loopback: bool = Field(
+        default=False, description="/metrics needs no key from loopback; not behind a proxy on the same machine"
+    )
+    requests_per_s: float = Field(
+        default=200.0, ge=0, description="of each key, and of each address beyond loopback without one; 0: any number"
+    )
+    max_open_requests: int = Field(default=1000, ge=1, description="of each key: waits, streams and held syncs")
+    slow_client_s: float = Field(
+        default=60.0, gt=0, description="a client that sends or reads nothing for so long is dropped"
+    )
+    max_layers: int = Field(default=50_000, ge=1, description="of a profile")
+    max_devices: int = Field(default=65_536, ge=1, description="of a topology")
+    max_micro_batches: int = Field(default=1_048_576, ge=1, description="of a global batch")
+    tls_certificate: Path | None = Field(default=None, description="PEM file; with it the service speaks HTTPS only")
+    tls_key: Path | None = Field(default=None, description="PEM file of the certificate's key, if it is another file")
 
     @classmethod
     def load(cls, path: str | Path | None = None, **given: Any) -> Self:
@@ -98,17 +125,19 @@ class Settings(BaseSettings):
 
     def refuse_open_doors(self) -> None:
         """Raise UnsupportedRequest when the service would be open to other hosts without having been told so."""
-        if self.allow_unauthenticated or _is_loopback(self.host):
+        if self.security == "keys" or self.allow_unauthenticated or is_loopback(self.host):
             return
         raise UnsupportedRequest(
-            f"host {self.host!r} can be reached from other machines, and the service asks nobody for a key yet: "
-            "whoever reaches it could start training runs",
-            remedy="listen on 127.0.0.1, or set allow_unauthenticated (PENSTOCK_ALLOW_UNAUTHENTICATED=1) "
-            "where the network itself keeps strangers out",
+            f"host {self.host!r} can be reached from other machines, and security is off: whoever reaches the service "
+            "could start training runs",
+            remedy="set security = 'keys' (PENSTOCK_SECURITY=keys) and make a key with `penstock keys create`, listen "
+            "on 127.0.0.1, or set allow_unauthenticated (PENSTOCK_ALLOW_UNAUTHENTICATED=1) where the network itself "
+            "keeps strangers out",
         )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether ``host``, a name or an address, is this machine's loopback."""
     if host == "localhost":
         return True
     try:
