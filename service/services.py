@@ -20,7 +20,8 @@ from penstock.service.planning import Planning
 from penstock.service.recovery import Recovery
 from penstock.service.runs import Runs
 from penstock.service.settings import Settings
-from penstock.service.store import Store
+from penstock.service.store import Stores
+from penstock.service.tables import DEFAULT_TENANT
 from penstock.service.worker import Worker
 from penstock.solvers.processors import available_processors
 
@@ -34,8 +35,11 @@ class Service:
         self.notifier = Notifier()
         self.heavy = CapacityLimiter(max(2, available_processors()))
         """How many threads judge, lower and compare at a time, so that the others stay free."""
-        self.database = Database(settings.database_url())
-        self.store = Store(self.database)
+        self.database = Database(
+            settings.database_url(), connections=settings.database_connections, upgrade=settings.upgrade_database
+        )
+        self.stores = Stores(self.database)
+        self.store = self.stores.of(DEFAULT_TENANT)
         self.queue = JobQueue(
             self.database, self._publish, lease_s=settings.lease_s, max_attempts=settings.max_attempts
         )

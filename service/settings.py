@@ -22,7 +22,11 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_", frozen=True, extra="forbid")
 
-    database: str = Field(default="penstock.sqlite", description="a file of SQLite, or a SQLAlchemy URL")
+    database: str = Field(default="penstock.sqlite", description="a file of SQLite, or the URL of a PostgreSQL server")
+    database_connections: int = Field(default=20, ge=2, le=1000, description="connections of a process, at most")
+    upgrade_database: bool | None = Field(
+        default=None, description="change the tables of an older Penstock at the start; by default on SQLite only"
+    )
     host: str = Field(default="127.0.0.1", description="where to listen; anything but loopback can be reached")
     port: int = Field(default=8642, ge=0, le=65535, description="0: any free port")
     allow_unauthenticated: bool = Field(

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -20,9 +20,13 @@ from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
-from penstock.service.database import Database, answers, documents, now_ms
+from penstock.service.database import Database
+from penstock.service.tables import answers, documents, now_ms
 
 D = TypeVar("D", bound=Document)
+
+PARSED = 64
+"""Profiles and topologies that are kept as objects; one of 20,000 layers takes some 50 MB."""
 
 WHERE_TO_POST = {
     "profile": "POST the profile to /v1/profiles first",
@@ -32,13 +36,36 @@ WHERE_TO_POST = {
 }
 
 
-class Store:
-    """Content-addressed documents in the database."""
+class Stores:
+    """The stores of all tenants; none sees what another has, even under the same hash."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self.profile = lru_cache(maxsize=32)(self._profile)
-        self.topology = lru_cache(maxsize=32)(self._topology)
+        self._parsed = lru_cache(maxsize=PARSED)(self._parse)
+
+    def of(self, tenant: str) -> Store:
+        """The store of one tenant."""
+        return Store(self._database, tenant, partial(self._parsed, tenant))
+
+    def _parse(self, tenant: str, kind: type[D], address: str) -> D:
+        return kind.model_validate_json(self.of(tenant).body(kind.kind, address))
+
+
+class Store:
+    """Content-addressed documents of one tenant in the database. ``parsed`` gives one of a type by its address."""
+
+    def __init__(self, database: Database, tenant: str, parsed: Callable[[type[Any], str], Any]) -> None:
+        self._database, self.tenant, self._parsed = database, tenant, parsed
+
+    def profile(self, address: str) -> ModelProfile:
+        """A stored profile. Raises NotFound."""
+        profile: ModelProfile = self._parsed(ModelProfile, address)
+        return profile
+
+    def topology(self, address: str) -> ClusterTopology:
+        """A stored topology. Raises NotFound."""
+        topology: ClusterTopology = self._parsed(ClusterTopology, address)
+        return topology
 
     def put(self, document: Document) -> str:
         """Keep a document; return its address."""
@@ -61,7 +88,8 @@ class Store:
 
     def body(self, kind: str, address: str) -> bytes:
         """The canonical JSON at an address. Raises NotFound naming what to POST first."""
-        query = sa.select(documents.c.body).where(documents.c.hash == address, documents.c.kind == kind)
+        query = sa.select(documents.c.body).where(self._mine(documents), documents.c.hash == address)
+        query = query.where(documents.c.kind == kind)
         with self._database.read() as connection:
             body = connection.scalar(query)
         if body is None:
@@ -72,7 +100,7 @@ class Store:
         """Topologies that were POSTed, the last one first; only ``limit`` of them."""
         query = (
             sa.select(documents.c.body)
-            .where(documents.c.kind == ClusterTopology.kind)
+            .where(self._mine(documents), documents.c.kind == ClusterTopology.kind)
             .order_by(documents.c.created_ms.desc())
             .limit(limit)
         )
@@ -115,8 +143,9 @@ class Store:
 
     def answer(self, cache_key: str) -> bytes | None:
         """The finished job that answers a request, as the JSON that is sent; None when it was never asked."""
+        query = sa.select(answers.c.body).where(self._mine(answers), answers.c.cache_key == cache_key)
         with self._database.read() as connection:
-            body = connection.scalar(sa.select(answers.c.body).where(answers.c.cache_key == cache_key))
+            body = connection.scalar(query)
         return None if body is None else bytes(body)
 
     def _file_body(self, plan: bytes, request_address: str) -> bytes:
@@ -133,21 +162,22 @@ class Store:
 
     def _insert(self, rows: dict[str, tuple[str, bytes]]) -> None:
         with self._database.read() as connection:
-            known = set(connection.scalars(sa.select(documents.c.hash).where(documents.c.hash.in_(list(rows)))))
-        missing = rows.keys() - known
+            missing = rows.keys() - self._known(connection, rows)
         if not missing:
             return
         with self._database.write() as connection:
-            known = set(connection.scalars(sa.select(documents.c.hash).where(documents.c.hash.in_(list(missing)))))
-            for address in sorted(missing - known):
+            missing -= self._known(connection, missing)
+            for address in sorted(missing):
                 kind, body = rows[address]
-                connection.execute(documents.insert().values(hash=address, kind=kind, body=body, created_ms=now_ms()))
+                values = {"tenant": self.tenant, "hash": address, "kind": kind, "body": body}
+                connection.execute(documents.insert().values(created_ms=now_ms(), **values))
 
-    def _profile(self, address: str) -> ModelProfile:
-        return ModelProfile.model_validate_json(self.body("profile", address))
+    def _known(self, connection: sa.Connection, addresses: Iterable[str]) -> set[str]:
+        query = sa.select(documents.c.hash).where(self._mine(documents), documents.c.hash.in_(list(addresses)))
+        return set(connection.scalars(query))
 
-    def _topology(self, address: str) -> ClusterTopology:
-        return ClusterTopology.model_validate_json(self.body("topology", address))
+    def _mine(self, table: sa.Table) -> sa.ColumnElement[bool]:
+        return table.c.tenant == self.tenant
 
 
 def cache_key(request_hash: str, versions: dict[str, str]) -> str:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
-import sqlalchemy as sa
 from fastapi import APIRouter, Response
 
 from penstock.schemas.errors import Unreachable
-from penstock.service.database import SCHEMA_VERSION, schema_version
 from penstock.service.problems import problems
 from penstock.service.routes.access import Access
 
@@ -24,14 +22,10 @@ async def healthz() -> dict[str, str]:
 @router.get("/readyz", responses=problems(503))
 def readyz(service: Access) -> dict[str, str | int]:
     """Database and worker do their part; 503 says which does not."""
-    try:
-        with service.database.read() as connection:
-            found = connection.scalar(sa.select(sa.func.max(schema_version.c.version)))
-    except sa.exc.SQLAlchemyError as error:
-        raise Unreachable(f"the database does not answer: {error.__class__.__name__}") from None
+    revision = service.database.revision()
     if not service.worker.alive():
         raise Unreachable("a thread of the worker has ended", remedy="start the service again")
-    return {"status": "ready", "schema_version": int(found or SCHEMA_VERSION), "slots": service.settings.slots}
+    return {"status": "ready", "revision": revision, "slots": service.settings.slots}
 
 
 @router.get("/version")

@@ -15,7 +15,7 @@ from penstock.schemas.program import Program
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
 from penstock.service.app import create_app
-from penstock.service.database import SCHEMA_VERSION
+from penstock.service.migrations import HEAD
 from penstock.service.samples import tiny_plan_file, tiny_profile, tiny_request, tiny_topology
 from penstock.service.settings import Settings
 
@@ -213,5 +213,5 @@ def test_what_there_is_to_ask_for(client: Client, http: httpx.Client):
 
 def test_health(http: httpx.Client):
     assert http.get("/healthz").json() == {"status": "ok"}
-    assert http.get("/readyz").json() == {"status": "ready", "schema_version": SCHEMA_VERSION, "slots": 2}
+    assert http.get("/readyz").json() == {"status": "ready", "revision": HEAD, "slots": 2}
     assert http.get("/version").json()["name"] == "penstock"

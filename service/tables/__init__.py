@@ -1,0 +1,39 @@
+"""The tables, by what they hold. A change here needs a revision in ``service/migrations``."""
+
+from penstock.service.tables.access import api_keys, idempotency
+from penstock.service.tables.base import DEFAULT_TENANT, metadata, now_ms
+from penstock.service.tables.documents import answers, documents
+from penstock.service.tables.jobs import ACTIVE, job_events, jobs, sweeps, workers
+from penstock.service.tables.runs import (
+    agents,
+    run_agents,
+    run_events,
+    run_generations,
+    run_ranks,
+    run_steps,
+    run_traces,
+    runs,
+)
+
+__all__ = [
+    "ACTIVE",
+    "DEFAULT_TENANT",
+    "agents",
+    "answers",
+    "api_keys",
+    "documents",
+    "idempotency",
+    "job_events",
+    "jobs",
+    "metadata",
+    "now_ms",
+    "run_agents",
+    "run_events",
+    "run_generations",
+    "run_ranks",
+    "run_steps",
+    "run_traces",
+    "runs",
+    "sweeps",
+    "workers",
+]

@@ -1,0 +1,28 @@
+"""Documents by their content hash, and the answers to requests that were asked before."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from penstock.service.tables.base import metadata, tenant_column
+
+documents = sa.Table(
+    "documents",
+    metadata,
+    tenant_column(key=True),
+    sa.Column("hash", sa.String(71), primary_key=True),
+    sa.Column("kind", sa.String(32), nullable=False),
+    sa.Column("body", sa.LargeBinary, nullable=False, comment="canonical JSON, as it is or deflated"),
+    sa.Column("created_ms", sa.BigInteger, nullable=False),
+    sa.Index("ix_documents_newest", "tenant", "kind", "created_ms"),
+)
+
+answers = sa.Table(
+    "answers",
+    metadata,
+    tenant_column(key=True),
+    sa.Column("cache_key", sa.String(64), primary_key=True),
+    sa.Column("job_id", sa.String(36), nullable=False),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+    sa.Column("created_ms", sa.BigInteger, nullable=False),
+)
