@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from postgres import Cluster, running_cluster
 from service_process import Server
 
 from penstock.client import Client
+from penstock.service.database import Database
 
 
 @pytest.fixture(scope="module")
@@ -42,3 +44,36 @@ def start_server(tmp_path: Path) -> Iterator[Callable[..., Server]]:
 def client(shared_server: Server) -> Client:
     """A client of the shared service."""
     return shared_server.client
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Cluster]:
+    """A PostgreSQL server for all tests of this process; started by the first that needs it."""
+    with running_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def postgresql_url(postgres: Cluster) -> Iterator[str]:
+    """A new, empty PostgreSQL database."""
+    url = postgres.new_database()
+    yield url
+    postgres.drop(url)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def engine_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A new, empty database on each of the engines in turn."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'penstock.sqlite'}"
+    url: str = request.getfixturevalue("postgresql_url")
+    return url
+
+
+@pytest.fixture
+def database(engine_url: str) -> Iterator[Database]:
+    """A new database with its tables, on each of the engines in turn."""
+    database = Database(engine_url)
+    database.create()
+    yield database
+    database.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,14 +16,6 @@ from penstock.service.jobs import Claim, JobQueue, new_id
 
 RESULT = ResultOut(status="infeasible", why="too big", seconds=0.1)
 HASH = "sha256:" + "0" * 64
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    database = Database(f"sqlite:///{tmp_path / 'queue.sqlite'}")
-    database.create()
-    yield database
-    database.close()
 
 
 class Told(list[str]):
