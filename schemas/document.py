@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -75,23 +76,54 @@ class Document(Part):
 
 
 def load_json(text: str | bytes, origin: str = "") -> Any:
-    """``json.loads`` that refuses NaN, infinities and doubled keys with an InvalidDocument."""
+    """``json.loads`` that refuses NaN, infinities and doubled keys: InvalidDocument with a pointer to each."""
+    found: list[tuple[Any, str, str]] = []
 
     def constant(name: str) -> Any:
-        raise ValueError(f"{name} is not a number that JSON has; give a finite number")
+        found.append((wrong := object(), f"{name} is not a number that JSON has; give a finite number", "not-finite"))
+        return wrong
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        seen = dict(pairs)
-        if len(seen) < len(pairs):
-            names = [name for name, _ in pairs]
-            doubled = sorted({name for name in names if names.count(name) > 1})
-            raise ValueError(f"the keys {doubled} are given twice in one object")
-        return seen
+        if doubled := doubled_keys(pairs):
+            found.append((seen := dict(pairs), f"the keys {doubled} are given twice in one object", "doubled-key"))
+            return seen
+        return dict(pairs)
 
     try:
-        return json.loads(text, parse_constant=constant, object_pairs_hook=unique)
-    except (ValueError, RecursionError) as error:
+        data = json.loads(text, parse_constant=constant, object_pairs_hook=unique)
+    except RecursionError:
+        raise InvalidDocument(f"{origin or 'the body'} is not JSON that can be read: it is nested too deep") from None
+    except ValueError as error:
         raise InvalidDocument(f"{origin or 'the body'} is not JSON: {error}") from None
+    if found:
+        faults = tuple(Fault(_pointer_to(wrong, data), detail, code) for wrong, detail, code in found)
+        raise InvalidDocument(f"{origin or 'the body'} is not JSON: {faults[0].detail}", faults=faults)
+    return data
+
+
+def doubled_keys(pairs: list[tuple[str, Any]]) -> list[str]:
+    """The keys that an object has more than once."""
+    if len(dict(pairs)) == len(pairs):
+        return []
+    return sorted(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+
+
+def _pointer_to(wanted: Any, data: Any) -> str:
+    """Where an object stands in plain data; of one that a doubled key has displaced, the root."""
+    left = [("", data)]
+    while left:
+        pointer, here = left.pop()
+        if here is wanted:
+            return pointer
+        if isinstance(here, dict):
+            left += [(f"{pointer}/{_escaped(name)}", inner) for name, inner in here.items()]
+        elif isinstance(here, list):
+            left += [(f"{pointer}/{number}", inner) for number, inner in enumerate(here)]
+    return ""
+
+
+def _escaped(step: str | int) -> str:
+    return str(step).replace("~", "~0").replace("/", "~1")
 
 
 def faults_of(errors: Iterable[Any], data: Any = None) -> list[Fault]:
@@ -103,7 +135,7 @@ def faults_of(errors: Iterable[Any], data: Any = None) -> list[Fault]:
     faults = []
     for error in errors:
         steps = error["loc"] if data is None else _steps_within(data, error["loc"], error["type"])
-        pointer = "".join("/" + str(step).replace("~", "~0").replace("/", "~1") for step in steps)
+        pointer = "".join("/" + _escaped(step) for step in steps)
         given = error.get("input")
         printable = isinstance(given, str | int | float | bool) and error["type"] != "missing"
         shown = f" (given: {given!r})" if printable else ""

@@ -41,6 +41,7 @@ class ProblemDetails(Part):
     errors: tuple[FaultOut, ...] = ()
     remedy: str | None = None
     instance: str | None = None
+    request_id: str | None = Field(default=None, description="names the request in the service's log")
 
     @classmethod
     def of(cls, error: PenstockError) -> Self:
@@ -256,6 +257,23 @@ class DocumentStored(Part):
     href: str
 
 
+class DocumentOut(Part):
+    """A stored document, in a list."""
+
+    hash: ContentHash
+    name: str
+    bytes: Count = Field(description="of its canonical JSON")
+    created_at: str
+    href: str
+
+
+class DocumentPage(Part):
+    """Stored documents of a kind, the newest first; the next page begins after ``next_cursor``."""
+
+    items: tuple[DocumentOut, ...]
+    next_cursor: str | None
+
+
 class JobPage(Part):
     """Jobs, the newest first; the next page begins after ``next_cursor``."""
 
@@ -295,3 +313,10 @@ class ExampleOut(Part):
     name: Name
     summary: str
     request: dict[str, Any]
+
+
+class VersionOut(Part):
+    """What answers here."""
+
+    name: Name
+    version: str

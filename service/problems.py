@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -14,15 +16,32 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from penstock.schemas.document import faults_of
-from penstock.schemas.errors import PenstockError, Unreachable
+from penstock.schemas.errors import Fault, PenstockError, QuotaExceeded, Unauthenticated, Unreachable
 from penstock.schemas.jobs import FaultOut, ProblemDetails
+from penstock.service.logs import request_id
 
 MEDIA_TYPE = "application/problem+json"
+RETRY_AFTER_S = 5
 
 log = logging.getLogger("penstock.service")
 
 
-class TooLarge(PenstockError):
+class Refusal(PenstockError):
+    """An error of HTTP alone; ``headers`` go out with it."""
+
+    def __init__(
+        self,
+        detail: str,
+        *,
+        faults: tuple[Fault, ...] = (),
+        remedy: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(detail, faults=faults, remedy=remedy)
+        self.headers = dict(headers or {})
+
+
+class TooLarge(Refusal):
     """A body beyond the configured size."""
 
     title = "The body is too large"
@@ -31,12 +50,21 @@ class TooLarge(PenstockError):
     exit_code = 65
 
 
-class WrongMediaType(PenstockError):
-    """A body that is no JSON."""
+class WrongMediaType(Refusal):
+    """A body in a form, or in an encoding, that nothing here reads."""
 
     title = "The body has the wrong media type"
     code = "wrong-media-type"
     status = 415
+    exit_code = 65
+
+
+class NotAcceptable(Refusal):
+    """A client that takes no form in which this could be answered."""
+
+    title = "There is no answer in that form"
+    code = "not-acceptable"
+    status = 406
     exit_code = 65
 
 
@@ -48,7 +76,7 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 def problem_response(problem: ProblemDetails, headers: dict[str, str] | None = None) -> Response:
     """The response for a problem."""
-    body = problem.model_dump_json(exclude_none=True)
+    body = problem.model_copy(update={"request_id": request_id()}).model_dump_json(exclude_none=True)
     return Response(body, problem.status, media_type=MEDIA_TYPE, headers=headers)
 
 
@@ -58,14 +86,24 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _on_parameters)
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(OperationalError, _on_database)
-    app.add_exception_handler(Exception, _on_anything)
 
 
 async def _on_ours(request: Request, error: Exception) -> Response:
     assert isinstance(error, PenstockError)
     if error.status >= 500:
         log.error("%s %s: %s", request.method, request.url.path, error)
-    return problem_response(ProblemDetails.of(error).model_copy(update={"instance": request.url.path}))
+    problem = ProblemDetails.of(error).model_copy(update={"instance": request.url.path})
+    return problem_response(problem, _headers_of(error))
+
+
+def _headers_of(error: PenstockError) -> dict[str, str]:
+    if isinstance(error, Refusal):
+        return error.headers
+    if isinstance(error, QuotaExceeded):
+        return {"Retry-After": str(math.ceil(error.retry_after_s))}
+    if isinstance(error, Unauthenticated):
+        return {"WWW-Authenticate": 'Bearer realm="penstock"'}
+    return {"Retry-After": str(RETRY_AFTER_S)} if error.status == HTTPStatus.SERVICE_UNAVAILABLE else {}
 
 
 async def _on_parameters(request: Request, error: Exception) -> Response:
@@ -109,10 +147,14 @@ async def _on_database(request: Request, error: Exception) -> Response:
     assert isinstance(error, OperationalError)
     log.error("%s %s: the database failed: %s", request.method, request.url.path, error.orig)
     unreachable = Unreachable("the database does not answer now", remedy="ask again; the service's log has the reason")
-    return problem_response(ProblemDetails.of(unreachable), {"Retry-After": "5"})
+    return problem_response(
+        ProblemDetails.of(unreachable).model_copy(update={"instance": request.url.path}),
+        {"Retry-After": str(RETRY_AFTER_S)},
+    )
 
 
-async def _on_anything(request: Request, error: Exception) -> Response:
+async def on_anything(request: Request, error: Exception) -> Response:
+    """The answer to what should not have happened; the reason is in the log alone."""
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return problem_response(
         ProblemDetails(

@@ -1,4 +1,8 @@
-"""How bodies come in and go out: documents parsed off the event loop, JSON that is stored as it is sent."""
+"""How bodies come in and go out: documents parsed off the event loop, JSON that is stored as it is sent.
+
+A body may come as JSON or MessagePack, plain or compressed. It is turned into plain JSON at the door, within the limit
+on what comes out, so that nothing behind it knows of more than one form (`negotiation` does the same for answers).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,8 @@ from pydantic import BaseModel, ValidationError
 
 from penstock.schemas.document import Document, faults_of, load_json
 from penstock.schemas.errors import Fault, InvalidDocument
-from penstock.service.problems import TooLarge, WrongMediaType
+from penstock.service import media
+from penstock.service.problems import TooLarge
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -25,15 +30,17 @@ def reader(model: type[M]) -> Callable[[Request], Awaitable[M]]:
     BODY_MODELS[model.__name__] = model
 
     async def read(request: Request) -> M:
-        return await run_sync(parse, model, await _bytes(request))
+        return await run_sync(parse, model, await body_of(request))
 
     return read
 
 
 def takes(model: type[BaseModel], example: Any) -> dict[str, Any]:
     """The part of a route's OpenAPI description that says what its body is."""
+    BODY_MODELS[model.__name__] = model
     schema = {"$ref": f"#/components/schemas/{model.__name__}"}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema, "example": example}}}}
+    content = {media.JSON: {"schema": schema, "example": example}, media.MSGPACK: {"schema": schema}}
+    return {"requestBody": {"required": True, "content": content}}
 
 
 def parse(model: type[M], body: bytes) -> M:
@@ -48,26 +55,45 @@ def parse(model: type[M], body: bytes) -> M:
         raise InvalidDocument(f"the body has {len(faults)} faults", faults=_first(faults)) from None
 
 
+async def body_of(request: Request) -> bytes:
+    """The body as JSON text, whatever it came as; read once and kept with the request.
+
+    Raises WrongMediaType, TooLarge, and InvalidDocument for MessagePack or compressed data that cannot be read.
+    """
+    if not hasattr(request.state, "body"):
+        kind = media.kind_of(request.headers.get("content-type", media.JSON))
+        packed = await _received(request, media.unpacker(request.headers.get("content-encoding", "identity")))
+        request.state.body = packed if kind == media.JSON else await run_sync(media.json_of_msgpack, packed)
+    body: bytes = request.state.body
+    return body
+
+
 def json_response(document: BaseModel | bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """A document as it is sent."""
     body = document if isinstance(document, bytes) else document.model_dump_json()
-    return Response(body, status, media_type="application/json", headers=headers)
+    return Response(body, status, media_type=media.JSON, headers=headers)
 
 
 def tagged(request: Request, body: bytes) -> Response:
     """A body with its ETag, or 304 when the client has it already."""
     tag = '"' + hashlib.sha256(body).hexdigest()[:32] + '"'
-    if request.headers.get("if-none-match") == tag:
+    if knows(request, tag):
         return Response(status_code=304, headers={"ETag": tag})
     return json_response(body, headers={"ETag": tag})
 
 
 def immutable(request: Request, body: bytes, address: str) -> Response:
-    """A body that will never change."""
-    headers = {"ETag": f'"{address}"', "Cache-Control": "public, max-age=31536000, immutable"}
-    if request.headers.get("if-none-match") == headers["ETag"]:
+    """A body that will never change; only its tenant may keep it."""
+    headers = {"ETag": f'"{address}"', "Cache-Control": "private, max-age=31536000, immutable"}
+    if knows(request, headers["ETag"]):
         return Response(status_code=304, headers=headers)
     return json_response(body, headers=headers)
+
+
+def knows(request: Request, tag: str) -> bool:
+    """Whether ``If-None-Match`` names the tag; weak ones count too (RFC 9110, 13.1.2)."""
+    known = [each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")]
+    return tag in known or known == ["*"]
 
 
 def prefer_wait_s(request: Request, longest_s: float) -> float:
@@ -83,17 +109,13 @@ def _first(faults: list[Fault], most: int = 50) -> tuple[Fault, ...]:
     return tuple(faults[:most])
 
 
-async def _bytes(request: Request) -> bytes:
-    media_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-    if media_type != "application/json" and not media_type.endswith("+json"):
-        raise WrongMediaType(
-            f"the body is {media_type!r}; this endpoint takes application/json",
-            remedy="send the header Content-Type: application/json",
-        )
+async def _received(request: Request, unpacker: media.Unpacker | None) -> bytes:
     limit = request.app.state.service.settings.max_body_bytes
     chunks: list[bytes] = []
     size = 0
     async for chunk in request.stream():
+        if unpacker is not None:
+            chunk = await run_sync(unpacker.take, chunk, limit - size + 1)
         size += len(chunk)
         if size > limit:
             raise TooLarge(
@@ -101,4 +123,6 @@ async def _bytes(request: Request) -> bytes:
                 remedy="POST profile and topology by themselves and refer to their hashes, or raise max_body_bytes",
             )
         chunks.append(chunk)
+    if unpacker is not None:
+        unpacker.close()
     return b"".join(chunks)
