@@ -22,6 +22,7 @@ from penstock.schemas.jobs import ProblemDetails
 from penstock.service import problems
 from penstock.service.routes import agents, documents, health, pages, plans, runs
 from penstock.service.routes.bodies import BODY_MODELS
+from penstock.service.security import answers
 from penstock.service.services import Service
 from penstock.service.settings import Settings
 
@@ -53,6 +54,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     app.state.service = service
     problems.install(app)
+    answers.install(app, service.settings)
     for routes in (plans, documents, runs, agents, health, pages):
         app.include_router(routes.router)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]

@@ -19,6 +19,7 @@ from penstock.service.notifier import Notifier
 from penstock.service.planning import Planning
 from penstock.service.recovery import Recovery
 from penstock.service.runs import Runs
+from penstock.service.security.door import Door
 from penstock.service.settings import Settings
 from penstock.service.store import Stores
 from penstock.service.tables import DEFAULT_TENANT
@@ -43,6 +44,7 @@ class Service:
         self.queue = JobQueue(
             self.database, self._publish, lease_s=settings.lease_s, max_attempts=settings.max_attempts
         )
+        self.door = Door(self.database, settings)
         self.forkserver = Forkserver(WARM if settings.warm_up else PRELOAD)
         self.worker = Worker(
             self.queue,
