@@ -1,14 +1,24 @@
-"""How an endpoint gets at the service, and at who is asking."""
+"""How an endpoint gets at the service, and at who is asking.
+
+An endpoint says what a key must open by the type of a parameter: ``caller: Solver`` is the Principal, and a request
+whose key does not open ``solve`` never gets there. One without such a parameter is open to everybody.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, Request
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
 
+from penstock.service.problems import problems
+from penstock.service.security.door import require
 from penstock.service.security.principals import EVERYBODY, Principal, Scope
 from penstock.service.services import Service
+from penstock.service.settings import is_loopback
 
 
 def service_of(request: Request) -> Service:
@@ -24,13 +34,25 @@ class Needs:
         self.scope = scope
 
     async def __call__(self, request: Request) -> Principal:
-        return EVERYBODY
+        """Who asks. Raises Unauthenticated, Forbidden, QuotaExceeded."""
+        principal = await service_of(request).door.principal(request)
+        if self.scope is not None:
+            require(principal, self.scope)
+        return principal
 
 
 @cache
 def needs(scope: Scope | None) -> Needs:
-    """The dependency for a scope; one object each, so that a request is looked at once."""
+    """The dependency for a scope."""
     return Needs(scope)
+
+
+async def scraper(request: Request) -> Principal:
+    """Whoever may read metrics: an admin, and loopback where the settings say so."""
+    address = request.client.host if request.client is not None else ""
+    if service_of(request).settings.metrics_on_loopback and is_loopback(address):
+        return EVERYBODY
+    return await needs("admin")(request)
 
 
 Access = Annotated[Service, Depends(service_of)]
@@ -40,6 +62,42 @@ Solver = Annotated[Principal, Depends(needs("solve"))]
 Runner = Annotated[Principal, Depends(needs("run"))]
 NodeAgent = Annotated[Principal, Depends(needs("agent"))]
 Admin = Annotated[Principal, Depends(needs("admin"))]
+Scraper = Annotated[Principal, Depends(scraper)]
+
+
+def scope_of(route: APIRoute) -> str | None:
+    """What a key must open for a route: a scope, ``any`` for any valid key; None: no key is needed."""
+    for call in _calls(route.dependant):
+        if isinstance(call, Needs):
+            return call.scope or "any"
+        if call is scraper:
+            return "admin"
+    return None
+
+
+def describe_keys(schema: dict[str, Any], routes: list[Any]) -> None:
+    """Add to an OpenAPI document which key each route needs."""
+    scheme = {"type": "http", "scheme": "bearer", "description": "a key of `penstock keys create`"}
+    schema["components"].setdefault("securitySchemes", {})["key"] = scheme
+    for route in routes:
+        scope = scope_of(route) if isinstance(route, APIRoute) and route.include_in_schema else None
+        if scope is None:
+            continue
+        for method in route.methods:
+            operation = schema["paths"][route.path_format][method.lower()]
+            operation["security"] = [{"key": []}]
+            operation["description"] = (
+                f"{operation.get('description', '')}\n\nNeeds a key with scope `{scope}`.".strip()
+            )
+            for status, response in problems(401, 403, 429).items():
+                operation["responses"].setdefault(str(status), response)
+
+
+def _calls(dependant: Dependant) -> Iterator[Any]:
+    for one in dependant.dependencies:
+        yield one.call
+        yield from _calls(one)
+
 
 __all__ = [
     "Access",
@@ -50,7 +108,10 @@ __all__ = [
     "Principal",
     "Reader",
     "Runner",
+    "Scraper",
     "Solver",
+    "describe_keys",
     "needs",
+    "scope_of",
     "service_of",
 ]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Scope = Literal["read", "solve", "run", "agent", "admin"]
+from penstock.service.tables import DEFAULT_TENANT
 
-DEFAULT_TENANT = "default"
+Scope = Literal["read", "solve", "run", "agent", "admin"]
 
 OPENS: dict[str, frozenset[str]] = {
     "read": frozenset({"read"}),
@@ -21,11 +21,16 @@ OPENS: dict[str, frozenset[str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Whoever makes a request. ``key_id`` is None where nobody has to show a key."""
+    """Whoever makes a request. ``key_id`` is None where nobody has to show a key.
+
+    ``max_running`` and ``max_queued`` limit the jobs of the key; None: they are not limited.
+    """
 
     tenant: str
     key_id: str | None
     scopes: frozenset[str]
+    max_running: int | None = None
+    max_queued: int | None = None
 
 
 EVERYBODY = Principal(DEFAULT_TENANT, None, OPENS["admin"])

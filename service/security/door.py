@@ -1,0 +1,123 @@
+"""From what a request shows to who it is: a key in ``Authorization``, or a browser's session."""
+
+from __future__ import annotations
+
+import time
+
+from anyio.to_thread import run_sync
+from starlette.requests import Request
+
+from penstock.schemas.errors import Forbidden, Unauthenticated
+from penstock.service.database import Database
+from penstock.service.security.keys import SHOWN, Key, Keys
+from penstock.service.security.principals import EVERYBODY, OPENS, Principal, Scope
+from penstock.service.security.rates import OpenRequests, Rates
+from penstock.service.security.sessions import COOKIE, Sessions
+from penstock.service.settings import Settings, is_loopback
+
+KNOWN_S = 2.0
+"""How long a key is taken to be as it was read: a revoked one opens nothing any more after that."""
+
+KEPT = 10_000
+"""Keys that are remembered."""
+
+WRONG_PER_S = 2.0
+"""Wrong keys that an address may show."""
+
+HOW = "send the header `Authorization: Bearer psk_…` (PENSTOCK_API_KEY for client and command line)"
+MAKE_ONE = "make one with `penstock keys create`"
+
+
+class Door:
+    """Knows who asks, and how much he may ask for. For one event loop."""
+
+    def __init__(self, database: Database, settings: Settings) -> None:
+        self.is_open = settings.security == "off"
+        self.sessions = Sessions(settings.session_secret.get_secret_value(), settings.session_s)
+        self._keys = Keys(database)
+        self._known: dict[str, tuple[Key | None, float]] = {}
+        self._rates = Rates(settings.requests_per_s)
+        self._wrong = Rates(WRONG_PER_S)
+        self._open_requests = OpenRequests(settings.max_open_requests)
+
+    async def principal(self, request: Request) -> Principal:
+        """Who makes a request, counted as his. Raises Unauthenticated and QuotaExceeded."""
+        state = request.state
+        if not hasattr(state, "principal"):
+            principal = EVERYBODY if self.is_open else _of(await self._key(request))
+            subject = principal.key_id or _address(request)
+            if principal.key_id or not is_loopback(subject):
+                state.allowance = self._rates.take(subject)
+                state.leave = self._open_requests.enter(subject)
+            state.principal = principal
+        found: Principal = state.principal
+        return found
+
+    async def key(self, text: str, address: str) -> Key:
+        """The key that is shown as text by somebody at an address. Raises Unauthenticated and QuotaExceeded."""
+        shown = SHOWN.fullmatch(text)
+        if shown is None:
+            raise self._wrong_key(address, "what was sent as a key is none: it has not the form psk_<id>_<secret>", HOW)
+        key = await self._find(shown[1])
+        if key is None or not key.has_secret(shown[2]):
+            raise self._wrong_key(address, f"no key {shown[1]!r} with this secret is known here", MAKE_ONE)
+        return self._valid(key, address)
+
+    async def _key(self, request: Request) -> Key:
+        address = _address(request)
+        header = request.headers.get("authorization")
+        if header is None:
+            return await self._key_of_session(request.cookies.get(COOKIE, ""), address)
+        scheme, _, text = header.partition(" ")
+        if scheme.lower() != "bearer":
+            raise self._wrong_key(address, "the header Authorization is not of the form `Bearer psk_…`", HOW)
+        return await self.key(text.strip(), address)
+
+    async def _key_of_session(self, token: str, address: str) -> Key:
+        if not token:
+            raise Unauthenticated("this service asks for a key, and none was sent", remedy=HOW)
+        key_id = self.sessions.key_id(token)
+        key = None if key_id is None else await self._find(key_id)
+        if key is None or not self.sessions.is_of(token, key):
+            raise self._wrong_key(address, "this browser's session is over", "sign in again at /sign-in")
+        return self._valid(key, address)
+
+    def _valid(self, key: Key, address: str) -> Key:
+        if key.state != "valid":
+            was = "has expired" if key.state == "expired" else "was revoked"
+            raise self._wrong_key(address, f"key {key.id!r} ({key.name}) {was}", MAKE_ONE)
+        return key
+
+    async def _find(self, key_id: str) -> Key | None:
+        known, read_at = self._known.get(key_id, (None, float("-inf")))
+        if time.monotonic() - read_at < KNOWN_S:
+            return known
+        key = await run_sync(self._keys.look_up, key_id)
+        if len(self._known) >= KEPT:
+            self._known.clear()
+        self._known[key_id] = key, time.monotonic()
+        return key
+
+    def _wrong_key(self, address: str, detail: str, remedy: str) -> Unauthenticated:
+        """The error for a wrong key; QuotaExceeded is raised instead when an address shows them too often."""
+        self._wrong.take(address)
+        return Unauthenticated(detail, remedy=remedy)
+
+
+def require(principal: Principal, scope: Scope) -> None:
+    """Raise Forbidden when the principal's key does not open ``scope``."""
+    if scope not in principal.scopes:
+        having = " or ".join(repr(name) for name, opened in OPENS.items() if scope in opened)
+        raise Forbidden(
+            f"key {principal.key_id!r} does not allow this: it needs scope {having}",
+            remedy="penstock keys create --scope …",
+        )
+
+
+def _of(key: Key) -> Principal:
+    opened = frozenset[str]().union(*(OPENS.get(scope, frozenset()) for scope in key.scopes))
+    return Principal(key.tenant, key.id, opened, key.max_running, key.max_queued)
+
+
+def _address(request: Request) -> str:
+    return request.client.host if request.client is not None else "127.0.0.1"

@@ -1,0 +1,133 @@
+"""What every request passes and every answer carries, whoever asks; plain ASGI, so that streams pass through untouched.
+
+Browsers send a session's cookie, and whatever reaches loopback, for any page that tells them to. So what changes
+something must come from a page of the service itself (``Sec-Fetch-Site``, else ``Origin``), and a service that asks for
+no key answers only under names that nobody else can point at it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from penstock.schemas.errors import Forbidden, PenstockError
+from penstock.schemas.jobs import ProblemDetails
+from penstock.service.problems import Refusal, problem_response
+from penstock.service.settings import Settings, is_loopback
+
+READING = frozenset({"GET", "HEAD", "OPTIONS"})
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+"""What answers carry that do not say otherwise; pages have a policy of their own."""
+
+HSTS = "max-age=31536000"
+
+
+class SlowBody(Refusal):
+    """A body that does not arrive."""
+
+    title = "The body did not arrive in time"
+    code = "request-timeout"
+    status = 408
+    exit_code = 1
+
+
+class Guard:
+    """Middleware around the whole app."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app = app
+        self._slow_s = settings.slow_client_s
+        is_private = settings.security == "off" and is_loopback(settings.host)
+        self._hosts = {name.lower() for name in settings.allowed_hosts} if is_private else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or refuse it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        state = scope.setdefault("state", {})
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                _add_headers(scope, MutableHeaders(scope=message))
+            await send(message)
+
+        refusal = self._refusal(scope)
+        if refusal is not None:
+            problem = ProblemDetails.of(refusal).model_copy(update={"instance": scope["path"]})
+            await problem_response(problem)(scope, receive, with_headers)
+            return
+        try:
+            await self._app(scope, self._patient(receive), with_headers)
+        finally:
+            if "leave" in state:
+                state["leave"]()
+
+    def _refusal(self, scope: Scope) -> PenstockError | None:
+        headers = Headers(scope=scope)
+        host = headers.get("host", "")
+        if self._hosts is not None and not self._is_known(host):
+            return Forbidden(
+                f"this service has no keys and is called {host!r}: another site may have led a browser here",
+                remedy="call it by localhost, add the name to the setting allowed_hosts, or use security = 'keys'",
+            )
+        if scope["method"] not in READING and "authorization" not in headers and _is_from_elsewhere(headers, host):
+            return Forbidden(
+                f"a page of {headers.get('origin') or 'another site'!r} asked for this, and only the service's own may",
+                remedy="use the service's own pages, or a key in the header Authorization",
+            )
+        return None
+
+    def _is_known(self, host: str) -> bool:
+        name = (urlsplit(f"//{host}").hostname or "") if host else "localhost"
+        return is_loopback(name) or name in (self._hosts or ())
+
+    def _patient(self, receive: Receive) -> Receive:
+        """``receive`` that waits for the next part of a body only so long."""
+        whole = False
+
+        async def within_time() -> Message:
+            nonlocal whole
+            if whole:
+                return await receive()
+            try:
+                async with asyncio.timeout(self._slow_s):
+                    message = await receive()
+            except TimeoutError:
+                raise SlowBody(
+                    f"nothing more of the body has come for {self._slow_s:g} s",
+                    remedy="send it again, on a better connection or in smaller parts",
+                    headers={"Connection": "close"},
+                ) from None
+            whole = not message.get("more_body", False)
+            return message
+
+        return within_time
+
+
+def _add_headers(scope: Scope, headers: MutableHeaders) -> None:
+    for name, value in HEADERS.items():
+        headers.setdefault(name, value)
+    if scope["scheme"] == "https":
+        headers.setdefault("Strict-Transport-Security", HSTS)
+    allowance = scope["state"].get("allowance")
+    if allowance is not None:
+        for name, value in allowance.headers().items():
+            headers[name] = value
+
+
+def _is_from_elsewhere(headers: Headers, host: str) -> bool:
+    site = headers.get("sec-fetch-site")
+    if site is not None:
+        return site not in ("same-origin", "none")
+    origin = headers.get("origin")
+    return origin is not None and urlsplit(origin).netloc.lower() != host.lower()
