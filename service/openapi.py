@@ -11,6 +11,7 @@ from pydantic.json_schema import models_json_schema
 
 from penstock.schemas.jobs import ProblemDetails
 from penstock.service.problems import MEDIA_TYPE
+from penstock.service.routes.access import describe_keys
 from penstock.service.routes.bodies import BODY_MODELS
 
 ANY_PROBLEM = {
@@ -36,6 +37,8 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         for path in schema["paths"].values():
             for operation in path.values():
                 _tell_of_problems(operation)
+        if not app.state.service.door.is_open:
+            describe_keys(schema, app.routes)
         app.openapi_schema = schema
     return app.openapi_schema
 
