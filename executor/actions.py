@@ -43,8 +43,8 @@ class Actions:
         self.on_batch: OnBatch | None = None
         self._told_ns = 0
 
-    def begin(self, first_step: int) -> None:
-        """Start to run a program whose first global batch is ``first_step``."""
+    def begin(self) -> None:
+        """Start to run a program."""
         self._told_ns = time.perf_counter_ns()
 
     def tell(self, batch: GlobalBatch) -> None:

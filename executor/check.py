@@ -31,9 +31,6 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
 CHECKED_STEPS = 3
 """How many steps, and updates of each stage, are compared."""
 
-_FLUSHED_LATE = ("weight_stashing",)
-"""Rules whose versions are read off the first program, which may be of few global batches."""
-
 _Key = tuple[int, int, str]
 """A gradient: of which update, of which pipeline's model, of which parameter."""
 
@@ -73,7 +70,9 @@ class Check:
         """
         interpreter, chain = self._interpreter, self._interpreter.chain
         program = interpreter.programs[0]
-        steps = min(self.steps, len(losses), program.batches if program.update_rule in _FLUSHED_LATE else self.steps)
+        steps = min(self.steps, len(losses))
+        if program.update_rule == "weight_stashing":  # its versions are read off this program, maybe of few batches
+            steps = min(steps, program.batches)
         reference = _Reference(interpreter, _gathered(program), steps)
         if dist.get_rank() == 0:
             reference.train()

@@ -160,7 +160,7 @@ class Interpreter:
         self._first_step, self._opened = first_step, 0
         self.source.counting.clear()
         self.source.untold.clear()
-        self.actions.begin(first_step)
+        self.actions.begin()
         for stage in self.stages.values():
             stage.updates = 0
             if stage.versions is not None:

@@ -59,6 +59,7 @@ def run(
     check: Annotated[bool, typer.Option("--check", help="Compare loss and gradients with a single process.")] = False,
     trace: Annotated[str | None, typer.Option(help="Write what the ranks measured.")] = None,
     chrome_trace: Annotated[str | None, typer.Option("--chrome-trace", help="Both, for Perfetto.")] = None,
+    trace_steps: Annotated[int, typer.Option("--trace-steps", min=1, help="How many of the last steps.")] = 1,
     directory: Annotated[str | None, typer.Option(help="Where the training project lies.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of parameters and data.")] = 0,
     precision: Annotated[Precision, typer.Option(help="Of the computation; fp16 scales the loss.")] = Precision.FP32,
@@ -115,7 +116,7 @@ def run(
         check=check,
         devices=_devices(device),
         transport=transport.value,
-        trace_steps=1 if memory or trace is not None or chrome_trace is not None else 0,
+        trace_steps=trace_steps if memory or trace is not None or chrome_trace is not None else 0,
         count_memory=memory,
         directory=Path.cwd() if directory is None else Path(directory),
     )

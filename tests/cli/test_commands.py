@@ -274,7 +274,7 @@ def test_run_trains_on_real_processes(tmp_path: Path, capsys: pytest.CaptureFixt
     arguments = ["plan", "--profile", profile, "--cluster", "2xV100", "-b", "16", *sizes, "--planner", "gpipe"]
     assert main([*arguments, "--set", "stages=2", "--exit-zero", "-o", plan]) == 0
     capsys.readouterr()
-    command = ["run", plan, "--model", "examples.gpt:tiny", "--steps", "2", "--check"]
+    command = ["run", plan, "--model", "examples.gpt:tiny", "--steps", "3", "--check", "--trace-steps", "2"]
     assert main([*command, "--trace", trace, "--chrome-trace", chrome]) == 0
     out = capsys.readouterr().out
     for words in ("starting 2 ranks", "measured", "predicted", "gradients  0 apart"):
@@ -283,6 +283,8 @@ def test_run_trains_on_real_processes(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["report", plan, "--trace", trace, "-o", str(page)]) == 0
     assert "Measured timeline" in page.read_text(encoding="utf-8")
     assert json.loads(Path(chrome).read_text())["traceEvents"]
+    ranks = json.loads(Path(trace).read_text())["ranks"]
+    assert sorted((one["rank"], one["step"]) for one in ranks) == [(0, 1), (0, 2), (1, 1), (1, 2)]
 
 
 def test_run_refuses_another_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ import pytest
 from penstock.executor.checkpoints.checkpoint import (
     MARKER,
     About,
+    claim,
     damage,
     newest,
     partial,
@@ -19,6 +20,7 @@ from penstock.executor.checkpoints.checkpoint import (
     publish,
     read,
     refuse_other_job,
+    refuse_superseded,
 )
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 
@@ -124,6 +126,19 @@ def test_another_runs_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
     refuse_other_job(found, job="tiny", seed=5)
     with pytest.raises(InvalidDocument, match="is of a run with seed 5, this one has 6"):
         refuse_other_job(found, job="tiny", seed=6)
+
+
+def test_a_later_generation_fences_the_earlier_ones(tmp_path: Path) -> None:
+    claim(tmp_path, "run-1/1")
+    refuse_superseded(tmp_path, "run-1/1")
+    claim(tmp_path, "run-1/10")
+    with pytest.raises(OSError, match="'run-1/10' owns the checkpoints here, not 'run-1/1'"):
+        refuse_superseded(tmp_path, "run-1/1")
+    with pytest.raises(UnsupportedRequest, match="this is generation 9, whose time is over"):
+        claim(tmp_path, "run-1/9")
+    claim(tmp_path, "run-2/1")
+    with pytest.raises(OSError, match="'run-2/1' owns"):
+        refuse_superseded(tmp_path, "run-1/10")
 
 
 def test_finding_one_needs_no_torch() -> None:

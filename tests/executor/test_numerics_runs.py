@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numeric_jobs
@@ -11,6 +12,7 @@ import pytest
 import torch
 from pipelines import Part, problem_of, programs_of
 from rank_pool import SEED, RankPool
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from penstock.executor.chain import Chain
 from penstock.executor.stage.stage_module import layer_seed, step_seed
@@ -262,6 +264,30 @@ def test_clipping_in_float16(pool: RankPool) -> None:
     trains_as_unsplit(pool, "lowered", [Part(4, (0,)), Part(4, (1,))], 3, rel=1e-4, options=options)
 
 
+def test_the_loss_scale_and_its_count_go_on_under_another_plan(pool: RankPool, tmp_path: Path) -> None:
+    """Steps 0 to 2 overflow; the checkpoint of step 5 lies between two good steps of torch's own count."""
+    job, options = numeric_jobs.loud, {"precision": "fp16", "checkpoint_directory": str(tmp_path)}
+    unsplit = Unsplit(job, 3, "fp16")
+    expected = [unsplit.step(number) for number in range(6)]
+    losses: list[float] = []
+    for parts, steps, resume in (
+        ([Part(2, (0,)), Part(3, (1,))], 5, False),
+        ([Part(1, (0,)), Part(1, (1,)), Part(3, (2,))], 6, True),
+    ):
+        programs = programs_of(job, parts, 3, norm=True)
+        given = {**options, "resume": resume}
+        losses += losses_of(pool.train(programs, "numeric_jobs:loud", steps=steps, options=given, check=False))
+    assert losses == pytest.approx(expected, rel=1e-6)
+    dcp_to_torch_save(tmp_path / "step-6", tmp_path / "whole.pt")
+    scale = torch.load(tmp_path / "whole.pt")["loss_scale"]
+    known = unsplit.scaler.state_dict()
+    assert (
+        scale
+        == {"value": known["scale"], "good_steps": known["_growth_tracker"]}
+        == {"value": 2.0**13, "good_steps": 3}
+    )
+
+
 # Optimizer states shared out
 
 
@@ -275,6 +301,20 @@ def test_shared_out_states_change_nothing(pool: RankPool, bucket_bytes: int) -> 
         assert programs[0].shard_states == shard_states
         runs.append(losses_of(pool.train(programs, "numeric_jobs:adam", steps=STEPS, check=False)))
     assert runs[0] == runs[1]
+
+
+def test_shared_out_states_go_on_with_another_number_of_replicas(pool: RankPool, tmp_path: Path) -> None:
+    unsplit = Unsplit(numeric_jobs.adam, 2)
+    losses: list[float] = []
+    for parts, steps, shard_states, resume in (
+        ([Part(3, (0, 1, 2)), Part(3, (3, 4))], 2, True, False),
+        ([Part(2, (0,)), Part(4, (1, 2))], 3, True, True),
+        ([Part(6, (0, 1))], STEPS, False, True),
+    ):
+        programs = programs_of(numeric_jobs.adam, parts, 2, shard_states=shard_states)
+        options = {"checkpoint_directory": str(tmp_path), "resume": resume}
+        losses += losses_of(pool.train(programs, "numeric_jobs:adam", steps=steps, options=options, check=False))
+    assert losses == pytest.approx([unsplit.step(number) for number in range(STEPS)], rel=1e-11)
 
 
 # The check of a run

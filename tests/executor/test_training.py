@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from pipelines import Part, averaging_programs_of, periodic_programs_of, program
 from rank_pool import SEED, RankPool
 
 from penstock.executor.chain import Chain
+from penstock.executor.checkpoints.checkpoint import claim, newest
 from penstock.executor.stage.stage_module import back_loss
 from penstock.schemas.program import Program
 
@@ -157,6 +160,29 @@ def test_a_full_disk_is_told_and_training_goes_on(pool: RankPool, tmp_path: Path
     assert all("could not be written" in event["text"] and "File too large" in event["text"] for event in warned)
     assert [event["step"] for event in events(results, "checkpoint")] == [1, 4]
     assert sorted(one.name for one in tmp_path.iterdir() if not one.name.startswith(".owner")) == ["step-1", "step-4"]
+
+
+def test_a_late_checkpoint_of_an_old_generation_is_fenced(pool: RankPool, tmp_path: Path) -> None:
+    """Ranks that nobody could end go on to train while the next generation has begun: nothing of theirs counts."""
+    claimed: list[str] = []
+
+    def take_over() -> None:
+        while newest(tmp_path) is None:
+            time.sleep(0.001)
+        claim(tmp_path, "run/2")
+        claimed.extend(sorted(one.name for one in tmp_path.glob("step-*")))
+
+    later = threading.Thread(target=take_over)
+    later.start()
+    results = run(pool, "momentum", TWO, 4, steps=100, checkpoint_directory=str(tmp_path), checkpoint_every=1)
+    later.join()
+    assert all(one["kind"] == "failed" for one in results)
+    assert "'run/2' owns the checkpoints here" in results[0]["reason"]
+    assert "training goes on" in events(results, "warning")[0]["text"]
+    found = newest(tmp_path)
+    assert found is not None
+    assert found.about.step < 100
+    assert f"step-{found.about.step}" in claimed
 
 
 def test_running_statistics_go_along(pool: RankPool, tmp_path: Path) -> None:
