@@ -136,9 +136,7 @@ def _print_table(keys: list[Key]) -> None:
 
     table = Table("id", "tenant", "name", "scopes", "state", "expires", "last used", "jobs", box=None, pad_edge=False)
     for key in keys:
-        limits = [
-            f"{most} {what}" for what in ("running", "queued") if (most := getattr(key, f"max_{what}")) is not None
-        ]
+        limits = {"running": key.max_running, "queued": key.max_queued}
         table.add_row(
             key.id,
             key.tenant,
