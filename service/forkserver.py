@@ -10,7 +10,6 @@ runs one thread and never a parallel kernel, so that forking is safe.
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import logging
 import os
@@ -25,15 +24,15 @@ from contextlib import suppress
 from typing import NoReturn
 
 from penstock.schemas.errors import Unreachable
+from penstock.service.child import die_with
 
 PRELOAD = ("penstock.api", "penstock.service.solve_child")
 WARM = (*PRELOAD, "penstock.solvers.warm:warm")
 """Modules to import, and functions to call after it."""
-_PR_SET_PDEATHSIG = 1
 
 
-class Child:
-    """One task's process, seen from the service."""
+class ForkedChild:
+    """A child of the forkserver, seen from the service."""
 
     def __init__(self, pid: int, pipe: socket.socket, status: socket.socket) -> None:
         self.pid = pid
@@ -80,7 +79,7 @@ class Forkserver:
         with self._lock:
             self._start()
 
-    def spawn(self) -> Child:
+    def spawn(self) -> ForkedChild:
         """Fork a child that waits for its task. Raises Unreachable when that fails twice."""
         with self._lock:
             for _ in range(2):
@@ -121,7 +120,7 @@ class Forkserver:
                 self._process.wait()
         self._control = self._process = None
 
-    def _spawn(self) -> Child:
+    def _spawn(self) -> ForkedChild:
         assert self._control is not None
         pipe, child_pipe = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         status, child_status = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -132,7 +131,7 @@ class Forkserver:
             pipe.close()
             status.close()
             raise OSError("the forkserver has died")
-        return Child(int(pid), pipe, status)
+        return ForkedChild(int(pid), pipe, status)
 
 
 # ---- in the forkserver's own process ---------------------------------------------------------------------------------
@@ -230,16 +229,15 @@ def _kill(running: dict[int, socket.socket]) -> None:
 def _child(pipe: socket.socket, parent: int) -> NoReturn:
     code = 1
     try:
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() == parent:
-            os.setpgid(0, 0)
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            from penstock.service.solve_child import serve
+        die_with(parent)
+        os.setpgid(0, 0)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        from penstock.service.solve_child import serve
 
-            with pipe, pipe.makefile("rb") as source, pipe.makefile("wb") as sink:
-                serve(source, sink)
-            code = 0
+        with pipe, pipe.makefile("rb") as source, pipe.makefile("wb") as sink:
+            serve(source, sink)
+        code = 0
     except BrokenPipeError:
         pass
     except BaseException:

@@ -3,22 +3,28 @@
 The protocol is one line of JSON in, lines of JSON out, over a pipe. In: ``{"task": one of TASKS, "entry":
 "module:function", …}``. Out: ``incumbent``, ``progress`` and ``row`` as they are found, then ``result``, or ``error``
 with the problem details, or ``crash`` with a traceback for the service's log. The same entry serves a child of the
-forkserver (a socket) and ``python -m penstock.service.solve_child`` (standard input and output).
+forkserver and ``python -m penstock.service.solve_child PARENT``, whose standard input is the socket.
+``memory_bytes`` of a task limits what its process may take beyond what it had loaded before.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import os
+import resource
+import socket
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from penstock.schemas.errors import InvalidPlan, PenstockError
 from penstock.schemas.jobs import PlanComparison, ProblemDetails, ResultOut
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.request import PlanRequest
+from penstock.service.child import die_with
 
 if TYPE_CHECKING:
     from penstock.solvers.result import Progress
@@ -34,10 +40,14 @@ def serve(source: IO[bytes], sink: IO[bytes]) -> None:
         sink.flush()
 
     task = json.loads(source.readline())
+    limit_memory(task.get("memory_bytes", 0))
     try:
         TASKS[task["task"]](_find(task["entry"]), task, send)
     except PenstockError as error:
         send({"kind": "error", "problem": ProblemDetails.of(error).model_dump(exclude_none=True)})
+    except MemoryError:
+        limit_memory(0)
+        send({"kind": "error", "problem": _too_big(task.get("memory_bytes", 0)).model_dump(exclude_none=True)})
     except Exception:  # the parent logs it; nothing of it reaches the client
         send({"kind": "crash", "traceback": traceback.format_exc()})
 
@@ -108,6 +118,27 @@ def refuse_unsound(file: PlanFile) -> None:
         )
 
 
+def limit_memory(memory_bytes: int) -> None:
+    """Refuse this process more than so many bytes beyond what it holds now; 0: any number.
+
+    Linux counts private writable memory here, not the address space, of which threads reserve far more than they use.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    soft = most
+    if memory_bytes:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        held = next(int(line.split()[1]) for line in lines if line.startswith("VmData:"))
+        soft = held * 1024 + memory_bytes
+    resource.setrlimit(resource.RLIMIT_DATA, (soft if most < 0 else min(soft, most), most))
+
+
+def _too_big(memory_bytes: int) -> ProblemDetails:
+    from penstock.service.tasks import out_of_memory
+
+    allowed = f"more than its limit of {memory_bytes / 2**20:.0f} MiB" if memory_bytes else "more memory than there is"
+    return out_of_memory(f"the solver needs {allowed}")
+
+
 def _find(entry: str) -> Callable[..., Any]:
     module, _, name = entry.partition(":")
     function: Callable[..., Any] = getattr(importlib.import_module(module), name)
@@ -115,4 +146,6 @@ def _find(entry: str) -> Callable[..., Any]:
 
 
 if __name__ == "__main__":
-    serve(sys.stdin.buffer, sys.stdout.buffer)
+    die_with(int(sys.argv[1]))
+    with socket.socket(fileno=os.dup(0)) as pipe, pipe.makefile("rb") as source, pipe.makefile("wb") as sink:
+        serve(source, sink)

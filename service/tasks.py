@@ -14,23 +14,35 @@ from typing import Any
 
 from penstock.schemas.errors import Unreachable
 from penstock.schemas.jobs import ProblemDetails
-from penstock.service.forkserver import Child, Forkserver
+from penstock.service.child import Child, Spawner
+
+LOOK_S = 0.2
+"""How often a task outside the queue looks whether its answer is still wanted."""
 
 log = logging.getLogger("penstock.service")
 
 
 def run_task(
-    forkserver: Forkserver, task: dict[str, Any], limit_s: float, take: Callable[[dict[str, Any]], None]
+    place: Spawner,
+    task: dict[str, Any],
+    limit_s: float,
+    take: Callable[[dict[str, Any]], None],
+    *,
+    wanted: Callable[[], bool] = lambda: True,
 ) -> ProblemDetails | None:
-    """Do one task in a child outside the queue, within a limit; return what went wrong, if anything did."""
-    child = forkserver.spawn()
+    """Do one task in a child outside the queue, within a limit; return what went wrong, if anything did.
+
+    A child whose answer is not ``wanted`` any more is ended.
+    """
+    child = place.spawn()
     deadline = time.monotonic() + limit_s
     buffer, problem, done = bytearray(), None, False
     try:
         send(child, task)
-        while (left := deadline - time.monotonic()) > 0:
-            readable, _, _ = select.select([child.pipe], [], [], left)
-            chunk = child.pipe.recv(1 << 20) if readable else b""
+        while (left := deadline - time.monotonic()) > 0 and wanted():
+            if not select.select([child.pipe], [], [], min(left, LOOK_S))[0]:
+                continue
+            chunk = child.pipe.recv(1 << 20)
             if not chunk:
                 break
             for message in lines(buffer, chunk):
@@ -46,7 +58,9 @@ def run_task(
         child.close()
     if done or problem is not None:
         return problem
-    return crashed(f"it was not done after {limit_s:.0f} s" if time.monotonic() >= deadline else death(status))
+    if time.monotonic() >= deadline:
+        return crashed(f"it was not done after {limit_s:.0f} s")
+    return death(status, task.get("memory_bytes", 0))
 
 
 def send(child: Child, task: dict[str, Any]) -> None:
@@ -97,6 +111,17 @@ def lines(buffer: bytearray, chunk: bytes) -> Iterator[dict[str, Any]]:
         yield message
 
 
+def out_of_memory(detail: str) -> ProblemDetails:
+    """The failure of a solver that wanted more memory than it may have."""
+    return ProblemDetails(
+        title="The solver ran out of memory",
+        status=500,
+        code="out-of-memory",
+        detail=detail,
+        remedy="ask another planner, or raise the service's solve_memory_bytes or the host's memory",
+    )
+
+
 def crashed(detail: str) -> ProblemDetails:
     """The failure of a solver."""
     return ProblemDetails(
@@ -104,10 +129,17 @@ def crashed(detail: str) -> ProblemDetails:
     )
 
 
-def death(status: int) -> str:
-    """How a process ended, in words."""
+def death(status: int, memory_bytes: int = 0) -> ProblemDetails:
+    """The failure of a solver whose process ended without an answer; ``memory_bytes``: its limit, 0 for none.
+
+    Native code that may not have more memory aborts; what the kernel takes for want of memory is killed.
+    """
     if status >= 0:
-        return f"the solver's process ended with exit code {status} and without an answer"
-    name = signal.Signals(-status).name
-    hint = " (the host may be out of memory)" if -status == signal.SIGKILL else ""
-    return f"the solver's process was killed by {name}{hint}"
+        return crashed(f"the solver's process ended with exit code {status} and without an answer")
+    number = signal.Signals(-status)
+    words = f"the solver's process was killed by {number.name}"
+    if number is signal.SIGKILL:
+        return out_of_memory(f"{words}, and not by the service: the host is out of memory, most likely")
+    if number is signal.SIGABRT and memory_bytes:
+        return out_of_memory(f"{words}, most likely at its limit of {memory_bytes / 2**20:.0f} MiB")
+    return crashed(words)

@@ -18,13 +18,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.schemas.errors import PenstockError, Unreachable
+from penstock.schemas.errors import Unreachable
 from penstock.schemas.jobs import ProblemDetails, ResultOut
-from penstock.schemas.plan import Plan, PlanFile
+from penstock.schemas.plan import Plan
 from penstock.schemas.request import PlanRequest
-from penstock.service.forkserver import Child, Forkserver
+from penstock.service.child import Child
+from penstock.service.cut_off import best_so_far
+from penstock.service.forkserver import Forkserver
 from penstock.service.jobs import Claim, JobQueue, new_id
-from penstock.service.solve_child import refuse_unsound
 from penstock.service.store import Store
 from penstock.service.tasks import crashed, death, drain, end, lines, send
 
@@ -209,7 +210,7 @@ class Worker:
             self._succeed(solve, self._best_so_far(solve, seconds), cacheable=False)
         elif solve.stop is None:
             log.error("job %s: the solver's process ended with status %s", claim.job_id, status)
-            self._queue.finish(claim, "failed", error=crashed(death(status)))
+            self._queue.finish(claim, "failed", error=death(status))
         outcome = solve.result.status if solve.result else solve.stop or "failed"
         log.info("job %s %s after %.3f s (planner %s)", claim.job_id, outcome, seconds, solve.request.planner)
 
@@ -219,27 +220,9 @@ class Worker:
         self._queue.finish(solve.claim, "succeeded", result=result, keep=cacheable)
 
     def _best_so_far(self, solve: Solve, seconds: float) -> ResultOut:
-        asked = (
-            "it was asked to finish"
-            if solve.stop == "finish"
-            else f"its limit of {solve.claim.limit_ms / 1000:g} s was over"
-        )
-        if solve.best is not None:
-            try:
-                refuse_unsound(PlanFile(plan=solve.best, request=solve.request))
-            except PenstockError as error:
-                log.error("job %s: %s", solve.claim.job_id, error)
-                solve.best = None
-        plan = solve.best
-        return ResultOut(
-            status="time_limit" if plan is None else "feasible",
-            why=f"the solver was stopped because {asked}; "
-            + ("no plan had been found" if plan is None else "this is the best plan until then"),
-            plan=plan,
-            plan_hash=None if plan is None else plan.content_hash(),
-            certificates=() if plan is None else plan.certificates,
-            seconds=seconds,
-        )
+        limit = f"its limit of {solve.claim.limit_ms / 1000:g} s was over"
+        because = "it was asked to finish" if solve.stop == "finish" else limit
+        return best_so_far(solve.request, solve.best, because, seconds)
 
 
 def _poke(waker: socket.socket) -> None:

@@ -1,0 +1,32 @@
+"""Where many solves run: processes of this machine, or the workers of a Dask cluster, behind one kind of executor.
+
+``executor_of("local:4")`` and ``executor_of("dask://host:8786")`` give a ``concurrent.futures.Executor``. What is
+submitted to it may be ended at any time: ``future.cancel()`` ends a running solver too, here and on a Dask worker.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager
+
+from penstock.schemas.errors import InvalidDocument
+
+
+def executor_of(address: str = "local") -> AbstractContextManager[Executor]:
+    """An executor by address, for a ``with``: ``local``, ``local:PROCESSES`` or ``dask://HOST:PORT``.
+
+    Raises InvalidDocument for another address, MissingExtra without Dask, Unreachable without its scheduler.
+    """
+    kind, _, rest = address.partition(":")
+    if kind == "local" and (not rest or (rest.isdigit() and int(rest) > 0)):
+        from penstock.scale_out.local import LocalExecutor
+
+        return LocalExecutor(int(rest) if rest else None)
+    if kind == "dask" and rest.startswith("//") and rest[2:].rpartition(":")[2].isdigit():
+        from penstock.scale_out.cluster import dask_executor
+
+        return dask_executor(rest[2:])
+    raise InvalidDocument(f"{address!r} is no executor", remedy="local, local:PROCESSES or dask://HOST:PORT")
+
+
+__all__ = ["executor_of"]
