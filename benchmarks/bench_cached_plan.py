@@ -86,7 +86,7 @@ def main() -> None:
 def _url(service: subprocess.Popen[str]) -> str:
     assert service.stderr is not None
     for line in service.stderr:
-        if match := re.search(r"listening on (\S+)", line):
+        if match := re.search(r"listening on ([^\s\"]+)", line):
             return match[1]
     raise SystemExit("the service did not start")
 

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
+import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from importlib.metadata import version
-from typing import Any
+from types import FrameType
 
 import uvicorn
+from anyio.to_thread import run_sync
 from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
 
 from penstock.schemas.errors import Unreachable
-from penstock.schemas.jobs import ProblemDetails
-from penstock.service import problems
+from penstock.service import logs, negotiation, openapi, problems
+from penstock.service.observing import Observing
 from penstock.service.routes import agents, documents, health, pages, plans, runs
-from penstock.service.routes.bodies import BODY_MODELS
 from penstock.service.security import answers
 from penstock.service.services import Service
 from penstock.service.settings import Settings
@@ -55,9 +56,11 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.service = service
     problems.install(app)
     answers.install(app, service.settings)
+    negotiation.install(app)
+    openapi.install(app)
+    app.add_middleware(Observing, service=service)
     for routes in (plans, documents, runs, agents, health, pages):
         app.include_router(routes.router)
-    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 
 
@@ -69,7 +72,7 @@ def serve(settings: Settings | None = None) -> None:
     """
     settings = settings or Settings.load()
     settings.refuse_open_doors()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logs.configure(settings.log_format, settings.log_level)
     app = create_app(settings)
     service: Service = app.state.service
     service.database.create()
@@ -77,17 +80,19 @@ def serve(settings: Settings | None = None) -> None:
     host, port = listener.getsockname()[:2]
     log.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE_S, timeout_keep_alive=60
+        app, log_config=None, access_log=False, timeout_graceful_shutdown=GRACE_S, timeout_keep_alive=60
     )
     _Server(config, service).run(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
-    """Wakes everybody who waits before it waits for their connections to end."""
+    """Ends in order: not ready, waiters answered and jobs handed back, then, after ``drain_s``, the connections."""
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self._service = service
+        self._handing_back: asyncio.Task[None] | None = None
+        self._stop_listening_at = math.inf
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -102,9 +107,20 @@ class _Server(uvicorn.Server):
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._service.notifier.close()
-        await super().shutdown(sockets)
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to end; told a second time, end at once: children die with us, leases run out."""
+        if self._service.ending:
+            os._exit(128 + sig)
+        self._service.ending = True
+        self._stop_listening_at = time.monotonic() + self._service.settings.drain_s
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second: whether to stop listening."""
+        if self._service.ending and self._handing_back is None:
+            log.info("ending: what waits is answered, running jobs go back to the queue")
+            self._service.notifier.close()
+            self._handing_back = asyncio.create_task(run_sync(self._service.worker.stop))
+        return await super().on_tick(counter) or time.monotonic() >= self._stop_listening_at
 
 
 def _listen(settings: Settings) -> socket.socket:
@@ -121,16 +137,3 @@ def _listen(settings: Settings) -> socket.socket:
             remedy="choose another port, or end what uses this one",
         ) from None
     return listener
-
-
-def _openapi(app: FastAPI) -> dict[str, Any]:
-    if app.openapi_schema is None:
-        schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-        known = schema.setdefault("components", {}).setdefault("schemas", {})
-        models: list[type[BaseModel]] = [ProblemDetails, *BODY_MODELS.values()]
-        _, extra = models_json_schema(
-            [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"
-        )
-        schema["components"]["schemas"] = extra["$defs"] | known
-        app.openapi_schema = schema
-    return app.openapi_schema

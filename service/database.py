@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import sqlalchemy as sa
 
 from penstock.schemas.errors import Conflict, InvalidDocument, Unreachable, UnsupportedRequest
-from penstock.service import migrations
+from penstock.service import metrics, migrations
 from penstock.service.tables import (
     ACTIVE,
     agents,
@@ -158,6 +158,7 @@ class Database:
             raise
 
     def _away(self, error: sa.exc.DBAPIError) -> NoReturn:
+        metrics.database_errors.inc()
         reason = _first_line(error.orig)
         remedy = next((words for sign, words in _REMEDIES.items() if sign in reason), "ask again in a moment")
         raise DatabaseAway(f"the database {self.name} does not answer: {reason}", remedy=remedy) from error

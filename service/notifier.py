@@ -31,6 +31,10 @@ class Notifier:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._wake, topic)
 
+    def waiting(self) -> int:
+        """How many listen now."""
+        return sum(len(events) for events in self._listeners.values())
+
     @contextmanager
     def listen(self, topic: str) -> Iterator[Listener]:
         """Listen from now on; look at the state afterwards, so that nothing is missed in between."""

@@ -90,8 +90,7 @@ def install(app: FastAPI) -> None:
 
 async def _on_ours(request: Request, error: Exception) -> Response:
     assert isinstance(error, PenstockError)
-    if error.status >= 500:
-        log.error("%s %s: %s", request.method, request.url.path, error)
+    request.state.problem = error.detail
     problem = ProblemDetails.of(error).model_copy(update={"instance": request.url.path})
     return problem_response(problem, _headers_of(error))
 

@@ -15,6 +15,7 @@ from penstock.service.database import Database
 from penstock.service.forkserver import PRELOAD, WARM, Forkserver
 from penstock.service.jobs import JobQueue
 from penstock.service.judging import ProgramCache
+from penstock.service.metrics import DatabaseCollector
 from penstock.service.notifier import Notifier
 from penstock.service.planning import Planning
 from penstock.service.recovery import Recovery
@@ -33,6 +34,8 @@ class Service:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.started = time.monotonic()
+        self.ending = False
+        """From the first SIGTERM on: not ready, and nothing new is taken."""
         self.notifier = Notifier()
         self.heavy = CapacityLimiter(max(2, available_processors()))
         """How many threads judge, lower and compare at a time, so that the others stay free."""
@@ -72,6 +75,9 @@ class Service:
             self.queue,
             wait_s=settings.recovery_wait_s,
         )
+        self.collector = DatabaseCollector(
+            self.database, silent_after_s=settings.lease_s, agent_timeout_s=settings.agent_timeout_s
+        )
         self._watches: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:
@@ -86,6 +92,7 @@ class Service:
 
     async def close(self) -> None:
         """Wake all waiters, hand running jobs back to the queue, and end every child."""
+        self.ending = True
         self.notifier.close()
         for watch in self._watches:
             watch.cancel()

@@ -100,7 +100,7 @@ def _start(story: Story, directory: Path, processes: Background) -> Client:
     story.tell("starting the service on SQLite")
     database = str(directory / "penstock.sqlite")
     processes.start("service", [*command, "serve", "--port", "0", "--database", database])
-    server = processes.wait_for("service", r"listening on (http://\S+)", START_LIMIT_S)
+    server = processes.wait_for("service", r"listening on (http://[^\s\"]+)", START_LIMIT_S)
     for name in ("host0", "host1"):
         story.tell(f"starting agent {name} with two CPU devices for {server}")
         options = ["--server", server, "--name", name, "--cpu-devices", "2", "--model", f"gpt={MODEL}"]

@@ -1,4 +1,4 @@
-"""Whether the service lives and works, and what it is."""
+"""Whether the service lives and works, what it counts, and what it is."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from importlib.metadata import version
 
 from fastapi import APIRouter, Response
 
-from penstock.schemas.errors import Unreachable
+from penstock.service import metrics
 from penstock.service.problems import problems
+from penstock.service.readiness import readiness
 from penstock.service.routes.access import Access
 
 router = APIRouter(tags=["health"])
@@ -21,11 +22,15 @@ async def healthz() -> dict[str, str]:
 
 @router.get("/readyz", responses=problems(503))
 def readyz(service: Access) -> dict[str, str | int]:
-    """Database and worker do their part; 503 says which does not."""
-    revision = service.database.revision()
-    if not service.worker.alive():
-        raise Unreachable("a thread of the worker has ended", remedy="start the service again")
-    return {"status": "ready", "revision": revision, "slots": service.settings.slots}
+    """The database answers and is of this version, a worker lives, nothing is ending; 503 says what fails."""
+    return readiness(service)
+
+
+@router.get("/metrics", response_class=Response, responses={**problems(503), 200: {"content": {"text/plain": {}}}})
+def get_metrics(service: Access) -> Response:
+    """Metrics for Prometheus: of this process, and of all that share the database."""
+    metrics.waiters.set(service.notifier.waiting())
+    return Response(metrics.exposition(service.collector), media_type=metrics.CONTENT_TYPE)
 
 
 @router.get("/version")

@@ -84,7 +84,7 @@ def test_two_hosts_train_what_one_process_trains(hosts: TwoHosts, tmp_path: Path
     service = [*PENSTOCK, "serve", "--host", hosts.addresses[0], "--port", "0", "--database", str(tmp_path / "db")]
     with (tmp_path / "service.log").open("wb") as log:
         hosts.start(0, service, env=os.environ | settings, stdout=log, stderr=log)
-    url = wait_for(tmp_path / "service.log", r"listening on (http://\S+)")
+    url = wait_for(tmp_path / "service.log", r"listening on (http://[^\s\"]+)")
     for host, address in enumerate(hosts.addresses):
         agent = [*PENSTOCK, "agent", "--server", url, "--name", f"node{host}", "--cpu-devices", "1"]
         agent += ["--model", "toy=toy_job:job", "--directory", str(tmp_path), "--interface", address]
