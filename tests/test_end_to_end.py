@@ -92,7 +92,7 @@ class Cluster:
     def start_service(self, port: int) -> str:
         database = str(self.directory / "penstock.sqlite")
         return self._start(
-            "service", r"listening on (http://\S+)", "serve", "--port", str(port), "--database", database
+            "service", r"listening on (http://[^\s\"]+)", "serve", "--port", str(port), "--database", database
         )
 
     def start_agent(self, name: str) -> None:
@@ -256,6 +256,22 @@ def test_the_last_step_is_traced_on_every_rank(cluster, good_run):
     for one in trace.ranks:
         instructions = {event.instruction for event in one.events}
         assert {f"{one.rank}{kind}{i}" for kind in "FB" for i in range(MICRO_BATCHES)} <= instructions
+
+
+def test_a_plan_without_a_flush_trains_in_segments_between_checkpoints(cluster, request_for_a_plan):
+    """2BW through the service: programs for each stretch between halts, and what one process trains by that rule."""
+    cluster.gate.unlink(missing_ok=True)
+    fields = {"planner": "pipedream-2bw", "schedule": "auto", "update_rules": ("double_buffered",), "options": {}}
+    periodic = request_for_a_plan.model_copy(update=fields)
+    result = ask(cluster, periodic).result
+    assert result.plan is not None, result.why
+    saved = cluster.directory / "saved"
+    options = {"checkpoint_directory": str(saved), "checkpoint_every": 3, "keep_checkpoints": 5}
+    run = cluster.run_when(cluster.start_run(result.plan_hash, steps=5, check=True, options=options), ended)
+    assert run.state == "succeeded", run.error
+    assert (run.steps_done, run.checkpoint_step) == (5, 5)
+    assert run.gradient_check <= 1e-6
+    assert sorted(one.name for one in saved.glob("step-*")) == ["step-3", "step-5"]
 
 
 def test_training_goes_on_while_the_service_is_dead(cluster, plan, good_run):

@@ -6,6 +6,7 @@ of four stages with its bound; the plan run through the agents on four ranks and
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import sys
 import time
@@ -51,8 +52,9 @@ class Story:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the demonstration in ``demo/`` (or the directory given); returns the exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    directory = Path(given[0] if given else "demo").absolute()
+    parser = argparse.ArgumentParser(prog="scripts/demo", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("directory", nargs="?", type=Path, default="demo", help="where results and logs go (demo)")
+    directory = parser.parse_args(arguments).directory.absolute()
     from penstock.cli.show import Screen
 
     story = Story(Screen.of())

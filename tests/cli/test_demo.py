@@ -42,6 +42,19 @@ def test_an_interrupt_leaves_nothing_running(tmp_path: Path) -> None:
     assert not [command for command in here if str(tmp_path) in " ".join(command or ())]
 
 
+def test_an_unknown_option_is_refused_and_makes_no_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for given, code, words in ((["--help"], 0, "usage: scripts/demo"), (["--fast"], 2, "--fast"), (["a", "b"], 2, "b")):
+        with pytest.raises(SystemExit) as ended:
+            main(given)
+        assert ended.value.code == code
+        said = capsys.readouterr()
+        assert words in said.out + said.err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_failure_names_the_logs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
