@@ -14,7 +14,7 @@ from penstock.schemas.topology import ClusterTopology
 from penstock.service import judging
 from penstock.service.living import living_topology
 from penstock.service.problems import problems
-from penstock.service.routes.access import Access
+from penstock.service.routes.access import Access, Reader
 from penstock.service.routes.bodies import immutable, reader, takes
 from penstock.service.samples import tiny_profile, tiny_request, tiny_topology
 
@@ -62,9 +62,10 @@ def get_profile(request: Request, hash: str, service: Access) -> Response:
 
 
 @router.get("/topologies/agents", response_model_exclude_none=True, responses=problems(404))
-def get_agents_topology(service: Access) -> ClusterTopology:
+def get_agents_topology(service: Access, caller: Reader) -> ClusterTopology:
     """The devices of the agents that are alive, with links where a POSTed topology has them measured."""
-    return living_topology(service.agents.everybody(), service.store.newest_topologies())
+    agents, store = service.agents.everybody(caller.tenant), service.stores.of(caller.tenant)
+    return living_topology(agents, store.newest_topologies())
 
 
 @router.get("/topologies/{hash}", responses={200: {"model": ClusterTopology}, **problems(404)})
