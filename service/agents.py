@@ -12,8 +12,9 @@ from anyio.to_thread import run_sync
 
 from penstock.schemas.agents import AgentOut, LogTail, LogWish, SyncReply, SyncRequest
 from penstock.schemas.errors import Conflict, Unreachable
-from penstock.service.database import Database, agents, iso, now_ms, run_agents
+from penstock.service.database import Database, agents, iso, now_ms, run_agents, runs
 from penstock.service.notifier import Listener, Notifier
+from penstock.service.run_rows import topic_of
 from penstock.service.runs import Runs
 
 RETRY_S = 10.0
@@ -66,34 +67,39 @@ class Agents:
         self._database, self._notifier, self._runs = database, notifier, runs
         self._hold_s, self._timeout_s = hold_s, timeout_s
         self._started = time.monotonic()
-        self._contacts: dict[str, Contact] = {}
+        self._contacts: dict[tuple[str, str], Contact] = {}
+        """By tenant and name."""
         self._wishes_made = 0
 
-    async def sync(self, agent_id: str, request: SyncRequest, hung_up: Callable[[], Awaitable[None]]) -> SyncReply:
-        """One call of an agent; ``hung_up`` returns when its connection is gone.
+    async def sync(
+        self, tenant: str, agent_id: str, request: SyncRequest, hung_up: Callable[[], Awaitable[None]]
+    ) -> SyncReply:
+        """One call of a tenant's agent; ``hung_up`` returns when its connection is gone.
 
         Raises Conflict when another incarnation of the name is alive.
         """
-        contact = self._meet(agent_id, request.incarnation)
+        contact = self._meet(tenant, agent_id, request.incarnation)
         contact.calls += 1
         call = contact.calls
         for told in request.log_tails:
             self._hand_over(contact, told)
-        with self._notifier.listen(f"agent:{agent_id}") as listener:
+        with self._notifier.listen(topic_of(tenant, agent_id)) as listener:
             if request.leaving:
                 contact.left = True
                 contact.release()
-            reply = await run_sync(self._accept, agent_id, request)
+            reply = await run_sync(self._accept, tenant, agent_id, request)
             is_news = reply.state_version != request.state_version or bool(contact.wishes)
             if request.leaving or request.events or not request.hold or is_news:
                 return _with_wishes(reply, contact)
             if call == contact.calls:
                 await self._hold(contact, call, listener, hung_up)
-        return _with_wishes(await run_sync(self._reply, agent_id), contact)
+        return _with_wishes(await run_sync(self._reply, tenant, agent_id), contact)
 
-    async def log_tail(self, agent_id: str, run: str, generation: int, rank: int, max_bytes: int) -> LogTail:
+    async def log_tail(
+        self, tenant: str, agent_id: str, run: str, generation: int, rank: int, max_bytes: int
+    ) -> LogTail:
         """The end of a rank's log, from its agent. Raises Conflict when it is away, Unreachable if silent."""
-        contact = self._contacts.get(agent_id)
+        contact = self._contacts.get((tenant, agent_id))
         if contact is None or not contact.alive():
             raise Conflict(
                 f"agent {agent_id!r} is not there to send the log of rank {rank}",
@@ -111,9 +117,9 @@ class Agents:
         finally:
             contact.wishes.pop(wish.number, None)
 
-    def is_lost(self, agent_id: str, incarnation: str) -> bool:
+    def is_lost(self, tenant: str, agent_id: str, incarnation: str) -> bool:
         """Whether an incarnation of an agent has left, was replaced, or has been silent for too long."""
-        contact = self._contacts.get(agent_id)
+        contact = self._contacts.get((tenant, agent_id))
         if contact is None:
             return time.monotonic() - self._started > self._timeout_s
         if contact.incarnation != incarnation or contact.left:
@@ -124,28 +130,32 @@ class Agents:
         """End the generations of agents that have gone silent; for ever."""
         while True:
             await asyncio.sleep(min(1.0, self._timeout_s / 4))
-            for agent_id in await run_sync(self._silent):
-                await run_sync(self._runs.agent_lost, agent_id, f"was silent for more than {self._timeout_s:g} s")
+            for tenant, agent_id in await run_sync(self._silent):
+                await run_sync(
+                    self._runs.agent_lost, tenant, agent_id, f"was silent for more than {self._timeout_s:g} s"
+                )
 
     def _hand_over(self, contact: Contact, told: LogTail) -> None:
         wish = contact.wishes.pop(told.number, None)
         if wish is not None and not wish[1].done():
             wish[1].set_result(told)
 
-    def everybody(self) -> list[AgentOut]:
-        """All agents that were ever here, by name."""
+    def everybody(self, tenant: str) -> list[AgentOut]:
+        """All agents of a tenant that were ever here, by name."""
         with self._database.read() as connection:
-            rows = connection.execute(sa.select(agents).order_by(agents.c.id)).mappings().all()
+            query = sa.select(agents).where(agents.c.tenant == tenant).order_by(agents.c.id)
+            rows = connection.execute(query).mappings().all()
             held = connection.execute(
                 sa.select(run_agents.c.agent, run_agents.c.run_id)
-                .where(run_agents.c.phase != "released")
+                .join(runs, runs.c.id == run_agents.c.run_id)
+                .where(runs.c.tenant == tenant, run_agents.c.phase != "released")
                 .order_by(run_agents.c.run_id)
             ).all()
         return [
             AgentOut(
                 id=row["id"],
                 incarnation=row["incarnation"],
-                alive=(contact := self._contacts.get(row["id"])) is not None and contact.alive(),
+                alive=(contact := self._contacts.get((tenant, row["id"]))) is not None and contact.alive(),
                 last_seen=iso(row["last_seen_ms"]),
                 address=row["address"],
                 probe_address=row["probe_address"],
@@ -175,8 +185,8 @@ class Agents:
                 task.cancel()
             contact.last = time.monotonic()
 
-    def _meet(self, agent_id: str, incarnation: str) -> Contact:
-        contact = self._contacts.get(agent_id)
+    def _meet(self, tenant: str, agent_id: str, incarnation: str) -> Contact:
+        contact = self._contacts.get((tenant, agent_id))
         if contact is not None and contact.incarnation == incarnation:
             contact.last, contact.gone = time.monotonic(), False
             return contact
@@ -185,10 +195,10 @@ class Agents:
                 f"agent {agent_id!r} is alive in another incarnation, {contact.incarnation!r}",
                 remedy=f"give this agent another name, or end the other one and wait {RETRY_S:.0f} s",
             )
-        self._contacts[agent_id] = contact = Contact(incarnation, time.monotonic())
+        self._contacts[tenant, agent_id] = contact = Contact(incarnation, time.monotonic())
         return contact
 
-    def _accept(self, agent_id: str, request: SyncRequest) -> SyncReply:
+    def _accept(self, tenant: str, agent_id: str, request: SyncRequest) -> SyncReply:
         """Store who called and what happened, in one transaction, and say what is wanted."""
         offer = {
             "incarnation": request.incarnation,
@@ -200,38 +210,46 @@ class Agents:
         }
         changed: set[str] = set()
         with self._database.write() as connection:
-            here = agents.c.id == agent_id
+            here = sa.and_(agents.c.tenant == tenant, agents.c.id == agent_id)
             row = connection.execute(sa.select(agents).where(here)).mappings().first()
             ack = 0
             if row is None:
-                connection.execute(agents.insert().values(id=agent_id, ack=0, state_version=now_ms(), **offer))
+                new = {"tenant": tenant, "id": agent_id, "ack": 0, "state_version": now_ms()}
+                connection.execute(agents.insert().values(**new, **offer))
             elif row["incarnation"] != request.incarnation:
-                changed |= self._runs.lose_agent(connection, agent_id, "was started anew", replaced=True)
+                changed |= self._runs.lose_agent(connection, tenant, agent_id, "was started anew", replaced=True)
                 connection.execute(agents.update().where(here).values(ack=0, **offer))
             else:
                 ack = row["ack"]
                 connection.execute(agents.update().where(here).values(**offer))
             for event in request.events:
                 if event.sequence > ack:
-                    changed |= self._runs.take(connection, agent_id, event)
+                    changed |= self._runs.take(connection, tenant, agent_id, event)
                     ack = event.sequence
             if request.events:
                 connection.execute(agents.update().where(here).values(ack=ack))
-            reply = self._runs.reply(connection, agent_id)
+            reply = self._runs.reply(connection, tenant, agent_id)
         for topic in changed:
             self._notifier.publish(topic)
         return reply
 
-    def _reply(self, agent_id: str) -> SyncReply:
+    def _reply(self, tenant: str, agent_id: str) -> SyncReply:
         with self._database.read() as connection:
-            return self._runs.reply(connection, agent_id)
+            return self._runs.reply(connection, tenant, agent_id)
 
-    def _silent(self) -> list[str]:
+    def _silent(self) -> list[tuple[str, str]]:
         """Agents with ranks whom nobody has heard of for too long, counting from the start of this service."""
-        query = sa.select(run_agents.c.agent, run_agents.c.incarnation).distinct()
+        query = (
+            sa.select(runs.c.tenant, run_agents.c.agent, run_agents.c.incarnation)
+            .join(run_agents, run_agents.c.run_id == runs.c.id)
+            .where(run_agents.c.phase.not_in(("released", "save", "stop")))
+            .distinct()
+        )
         with self._database.read() as connection:
-            busy = connection.execute(query.where(run_agents.c.phase.not_in(("released", "save", "stop")))).all()
-        return sorted(agent for agent, incarnation in busy if self.is_lost(agent, incarnation))
+            busy = connection.execute(query).all()
+        return sorted(
+            (tenant, agent) for tenant, agent, incarnation in busy if self.is_lost(tenant, agent, incarnation)
+        )
 
 
 def _with_wishes(reply: SyncReply, contact: Contact) -> SyncReply:

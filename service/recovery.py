@@ -90,13 +90,14 @@ class Recovery:
                     run_generations.c.run_id == run_id, run_generations.c.generation == 1
                 )
             )
-            busy = busy_places(connection, but=run_id)
+            busy = busy_places(connection, row["tenant"], but=run_id)
         if row["state"] != "recovering":
             return
-        everybody = self._agents.everybody()
-        if any(not one.alive and not self._agents.is_lost(one.id, one.incarnation) for one in everybody):
+        tenant = row["tenant"]
+        everybody = self._agents.everybody(tenant)
+        if any(not one.alive and not self._agents.is_lost(tenant, one.id, one.incarnation) for one in everybody):
             return  # it may be back in a moment: its connection broke off, or this service has just been started
-        present = [one for one in everybody if self._may_train(one, row["model"])]
+        present = [one for one in everybody if self._may_train(tenant, one, row["model"])]
         if not _free(present, busy) and self._down_for_s(run_id) < self._wait_s:
             return
         options = RunOptions.model_validate(row["options"])
@@ -114,8 +115,8 @@ class Recovery:
         with self._database.read() as connection:
             return int(connection.scalar(query) or 0) / 1000
 
-    def _may_train(self, agent: AgentOut, model: str) -> bool:
-        lost = self._agents.is_lost(agent.id, agent.incarnation)
+    def _may_train(self, tenant: str, agent: AgentOut, model: str) -> bool:
+        lost = self._agents.is_lost(tenant, agent.id, agent.incarnation)
         return agent.alive and not lost and (model in agent.models or ANY_MODEL in agent.models)
 
     def _is_over(self, run_id: str) -> bool:
@@ -123,7 +124,8 @@ class Recovery:
         with self._database.write() as connection:
             mine = sa.and_(run_agents.c.run_id == run_id, run_agents.c.phase != "released")
             waiting = connection.execute(sa.select(run_agents.c.agent, run_agents.c.incarnation).where(mine)).all()
-            lost = [agent for agent, incarnation in waiting if self._agents.is_lost(agent, incarnation)]
+            tenant = row_of(connection, run_id)["tenant"]
+            lost = [agent for agent, incarnation in waiting if self._agents.is_lost(tenant, agent, incarnation)]
             for agent in lost:
                 self._runs.release(connection, run_id, agent)
         return len(lost) == len(waiting)

@@ -37,10 +37,15 @@ WISHES = {"prepare": "prepare", "prepared": "prepare", "start": "start", "save":
 """What an agent is asked for in each phase of its part of a generation; ``released``: it holds nothing any more."""
 
 
-def row_of(connection: sa.Connection, run_id: str) -> Any:
-    """The row of a run. Raises NotFound."""
+def topic_of(tenant: str, agent_id: str) -> str:
+    """The topic of what an agent shall do; no tenant's name has a slash."""
+    return f"agent:{tenant}/{agent_id}"
+
+
+def row_of(connection: sa.Connection, run_id: str, tenant: str | None = None) -> Any:
+    """The row of a run, or of a tenant's run: another's is not there. Raises NotFound."""
     row = connection.execute(sa.select(runs).where(runs.c.id == run_id)).mappings().first()
-    if row is None:
+    if row is None or tenant not in (None, row["tenant"]):
         raise NotFound(f"no run {run_id!r} here", remedy="GET /v1/runs lists the runs")
     return row
 
@@ -49,8 +54,10 @@ def touch(connection: sa.Connection, run_id: str, only: str | None = None) -> se
     """Move the version of the run's agents; the topics to publish."""
     query = sa.select(run_agents.c.agent).where(run_agents.c.run_id == run_id)
     names = [only] if only is not None else list(connection.scalars(query))
-    connection.execute(agents.update().where(agents.c.id.in_(names)).values(state_version=agents.c.state_version + 1))
-    return {f"agent:{name}" for name in names} | {f"run:{run_id}"}
+    tenant = row_of(connection, run_id)["tenant"]
+    theirs = sa.and_(agents.c.tenant == tenant, agents.c.id.in_(names))
+    connection.execute(agents.update().where(theirs).values(state_version=agents.c.state_version + 1))
+    return {topic_of(tenant, name) for name in names} | {f"run:{run_id}"}
 
 
 def tell(connection: sa.Connection, run_id: str, kind: str, **data: Any) -> None:
@@ -75,12 +82,12 @@ def events_after(connection: sa.Connection, run_id: str, after: int, limit: int 
     ]
 
 
-def busy_places(connection: sa.Connection, but: str = "") -> dict[Place, str]:
-    """The run that each device belongs to now; those of run ``but`` count as free."""
+def busy_places(connection: sa.Connection, tenant: str, but: str = "") -> dict[Place, str]:
+    """The run that each device of a tenant belongs to now; those of run ``but`` count as free."""
     query = (
         sa.select(run_ranks.c.agent, run_ranks.c.device, runs.c.id)
         .join(runs, runs.c.id == run_ranks.c.run_id)
-        .where(runs.c.state.in_(LIVE), runs.c.id != but)
+        .where(runs.c.tenant == tenant, runs.c.state.in_(LIVE), runs.c.id != but)
     )
     return {Place(agent, device): run_id for agent, device, run_id in connection.execute(query)}
 

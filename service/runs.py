@@ -56,16 +56,17 @@ class Runs:
     def __init__(self, database: Database, publish: Callable[[str], None]) -> None:
         self._database, self._publish = database, publish
 
-    # ---- for those who ask ---------------------------------------------------------------------------------------
+    # ---- for those who ask, each for a tenant --------------------------------------------------------------------
 
-    def create(self, request: RunRequest, lowered: Lowered, present: Sequence[AgentOut]) -> RunOut:
+    def create(self, tenant: str, request: RunRequest, lowered: Lowered, present: Sequence[AgentOut]) -> RunOut:
         """Begin a run. Raises Conflict when devices or the model are not there."""
         run_id = new_id()
         with self._database.write() as connection:
-            places = place(lowered.devices, present, request.model, busy_places(connection))
+            places = place(lowered.devices, present, request.model, busy_places(connection, tenant))
             connection.execute(
                 runs.insert().values(
                     id=run_id,
+                    tenant=tenant,
                     **about(lowered),
                     generation=1,
                     model=request.model,
@@ -82,31 +83,31 @@ class Runs:
             )
             changed = begin(connection, run_id, 1, places, lowered, present)
         self._tell(changed)
-        return self.run(run_id)
+        return self.run(tenant, run_id)
 
-    def run(self, run_id: str) -> RunOut:
+    def run(self, tenant: str, run_id: str) -> RunOut:
         """A run as it stands. Raises NotFound."""
         with self._database.read() as connection:
-            return run_out(connection, row_of(connection, run_id))
+            return run_out(connection, row_of(connection, run_id, tenant))
 
-    def recent(self, before: str | None, limit: int) -> list[RunOut]:
+    def recent(self, tenant: str, before: str | None, limit: int) -> list[RunOut]:
         """Runs, the newest first, older than the run ``before``."""
-        query = sa.select(runs).order_by(runs.c.id.desc()).limit(limit)
+        query = sa.select(runs).where(runs.c.tenant == tenant).order_by(runs.c.id.desc()).limit(limit)
         if before is not None:
             query = query.where(runs.c.id < before)
         with self._database.read() as connection:
             return [run_out(connection, row) for row in connection.execute(query).mappings().all()]
 
-    def events(self, run_id: str, after: int) -> tuple[list[RunEvent], bool]:
+    def events(self, tenant: str, run_id: str, after: int) -> tuple[list[RunEvent], bool]:
         """The story of a run after event ``after``, and whether the run has ended. Raises NotFound."""
         with self._database.read() as connection:
-            is_over = row_of(connection, run_id)["state"] not in LIVE
+            is_over = row_of(connection, run_id, tenant)["state"] not in LIVE
             return events_after(connection, run_id, after), is_over
 
-    def trace(self, run_id: str) -> Trace:
+    def trace(self, tenant: str, run_id: str) -> Trace:
         """The steps that were traced, as far as they have arrived. Raises NotFound while there is none."""
         with self._database.read() as connection:
-            row = row_of(connection, run_id)
+            row = row_of(connection, run_id, tenant)
             out = run_out(connection, row)
             bodies = connection.scalars(
                 sa.select(run_traces.c.body)
@@ -123,22 +124,22 @@ class Runs:
             ranks=tuple(RankTrace.model_validate_json(body) for body in bodies),
         )
 
-    def cancel(self, run_id: str) -> RunOut:
+    def cancel(self, tenant: str, run_id: str) -> RunOut:
         """Stop a run; its ranks may save a checkpoint. Raises NotFound, and Conflict when it has ended otherwise."""
         changed: set[str] = set()
         with self._database.write() as connection:
-            state = row_of(connection, run_id)["state"]
+            state = row_of(connection, run_id, tenant)["state"]
             if state in LIVE:
                 changed = end(connection, run_id, "cancelled")
             elif state != "cancelled":
                 raise Conflict(f"run {run_id!r} has {state} already; it cannot be cancelled any more")
         self._tell(changed)
-        return self.run(run_id)
+        return self.run(tenant, run_id)
 
-    def agent_of(self, run_id: str, rank: int, generation: int | None) -> tuple[str, int]:
+    def agent_of(self, tenant: str, run_id: str, rank: int, generation: int | None) -> tuple[str, int]:
         """The agent that holds a rank in the present generation, and its number. Raises NotFound, Conflict."""
         with self._database.read() as connection:
-            row = row_of(connection, run_id)
+            row = row_of(connection, run_id, tenant)
             here = sa.and_(run_ranks.c.run_id == run_id, run_ranks.c.rank == rank)
             agent = connection.scalar(sa.select(run_ranks.c.agent).where(here))
         wanted = row["generation"] if generation is None else generation
@@ -150,13 +151,15 @@ class Runs:
 
     # ---- for agents ----------------------------------------------------------------------------------------------
 
-    def reply(self, connection: sa.Connection, agent_id: str) -> SyncReply:
+    def reply(self, connection: sa.Connection, tenant: str, agent_id: str) -> SyncReply:
         """Everything that an agent shall have."""
-        agent = connection.execute(sa.select(agents).where(agents.c.id == agent_id)).mappings().one()
+        this = sa.and_(agents.c.tenant == tenant, agents.c.id == agent_id)
+        agent = connection.execute(sa.select(agents).where(this)).mappings().one()
         query = (
             sa.select(runs, run_agents.c.phase, run_agents.c.hosts_store)
             .join(run_agents, run_agents.c.run_id == runs.c.id)
             .where(
+                runs.c.tenant == tenant,
                 run_agents.c.agent == agent_id,
                 run_agents.c.incarnation == agent["incarnation"],
                 run_agents.c.phase.in_(WISHES),
@@ -170,9 +173,10 @@ class Runs:
             ack=agent["ack"],
         )
 
-    def take(self, connection: sa.Connection, agent_id: str, event: AgentEvent) -> set[str]:
+    def take(self, connection: sa.Connection, tenant: str, agent_id: str, event: AgentEvent) -> set[str]:
         """Store an event; what follows from it happens in the same transaction. Returns the topics that changed."""
-        run = connection.execute(sa.select(runs).where(runs.c.id == event.run)).mappings().first()
+        this = sa.and_(runs.c.id == event.run, runs.c.tenant == tenant)
+        run = connection.execute(sa.select(runs).where(this)).mappings().first()
         mine = sa.and_(run_agents.c.run_id == event.run, run_agents.c.agent == agent_id)
         phase = connection.scalar(sa.select(run_agents.c.phase).where(mine))
         if run is None or phase is None or event.generation != run["generation"]:
@@ -225,17 +229,20 @@ class Runs:
                 return fail(connection, run_id, RunFailed(gone))
         return set()
 
-    def agent_lost(self, agent_id: str, how: str) -> None:
+    def agent_lost(self, tenant: str, agent_id: str, how: str) -> None:
         """End the generations that an agent takes part in: it is gone."""
         with self._database.write() as connection:
-            changed = self.lose_agent(connection, agent_id, how)
+            changed = self.lose_agent(connection, tenant, agent_id, how)
         self._tell(changed)
 
-    def lose_agent(self, connection: sa.Connection, agent_id: str, how: str, *, replaced: bool = False) -> set[str]:
+    def lose_agent(
+        self, connection: sa.Connection, tenant: str, agent_id: str, how: str, *, replaced: bool = False
+    ) -> set[str]:
         """End the generations of an agent's incarnation; when it was replaced, nobody will say that they stopped."""
-        mine = sa.and_(run_agents.c.agent == agent_id, run_agents.c.phase != "released")
+        mine = sa.and_(runs.c.tenant == tenant, run_agents.c.agent == agent_id, run_agents.c.phase != "released")
+        held = sa.select(run_agents.c.run_id).join(runs, runs.c.id == run_agents.c.run_id).where(mine)
         changed: set[str] = set()
-        for run_id in connection.scalars(sa.select(run_agents.c.run_id).where(mine)).all():
+        for run_id in connection.scalars(held).all():
             if row_of(connection, run_id)["state"] in ("preparing", "running"):
                 error = RunFailed(
                     f"agent {agent_id!r} {how} while it held ranks of this run",
@@ -260,7 +267,7 @@ class Runs:
             row = row_of(connection, run_id)
             if row["state"] != "recovering":
                 return
-            places = place(lowered.devices, present, row["model"], busy_places(connection, but=run_id))
+            places = place(lowered.devices, present, row["model"], busy_places(connection, row["tenant"], but=run_id))
             changed = touch(connection, run_id)
             for table in (run_agents, run_ranks, run_traces):
                 connection.execute(table.delete().where(table.c.run_id == run_id))

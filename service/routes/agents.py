@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Path, Request, Response
 
 from penstock.schemas.agents import AgentOut, SyncReply, SyncRequest
 from penstock.service.problems import problems
-from penstock.service.routes.access import Access
+from penstock.service.routes.access import Access, NodeAgent, Reader
 from penstock.service.routes.bodies import json_response, reader, takes
 
 router = APIRouter(prefix="/v1", tags=["agents"])
@@ -34,6 +34,7 @@ async def sync(
     id: Annotated[str, Path(max_length=512)],
     told: Annotated[SyncRequest, Depends(reader(SyncRequest))],
     service: Access,
+    caller: NodeAgent,
 ) -> Response:
     """An agent tells what happened and hears what it shall do; held until that changes (`schemas/agents.py`)."""
 
@@ -41,10 +42,10 @@ async def sync(
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    return json_response(await service.agents.sync(id, told, hung_up))
+    return json_response(await service.agents.sync(caller.tenant, id, told, hung_up))
 
 
 @router.get("/agents", response_model=list[AgentOut])
-def list_agents(service: Access) -> list[AgentOut]:
+def list_agents(service: Access, caller: Reader) -> list[AgentOut]:
     """All agents that were ever here."""
-    return service.agents.everybody()
+    return service.agents.everybody(caller.tenant)

@@ -14,7 +14,7 @@ from penstock.schemas.quantities import MAX_WIRE_INTEGER
 from penstock.schemas.trace import Trace
 from penstock.service import judging
 from penstock.service.problems import problems
-from penstock.service.routes.access import Access
+from penstock.service.routes.access import Access, Reader, Runner
 from penstock.service.routes.bodies import json_response, prefer_wait_s, reader, tagged, takes
 from penstock.service.routes.stories import After, tell_story
 from penstock.service.run_rows import LIVE
@@ -33,31 +33,34 @@ RUN_EXAMPLE = {"schema_version": 1, "plan": tiny_plan_file(), "model": "gpt", "s
     responses=problems(404, 409, 413, 415, 422),
     openapi_extra=takes(RunRequest, RUN_EXAMPLE),
 )
-async def start(wanted: Annotated[RunRequest, Depends(reader(RunRequest))], service: Access) -> Response:
+async def start(
+    wanted: Annotated[RunRequest, Depends(reader(RunRequest))], service: Access, caller: Runner
+) -> Response:
     """Train with a plan on the agents whose devices it names; `model` is a key of their configuration."""
-    run = await run_sync(_start, service, wanted, limiter=service.heavy)
+    run = await run_sync(_start, service, caller.tenant, wanted, limiter=service.heavy)
     return json_response(run, 201, {"Location": f"/v1/runs/{run.id}"})
 
 
 @router.get("/runs", response_model=RunPage, responses=problems(422))
 def list_runs(
     service: Access,
+    caller: Reader,
     cursor: Annotated[str | None, Query(max_length=64)] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> RunPage:
     """Runs, the newest first."""
-    items = service.runs.recent(cursor, limit)
+    items = service.runs.recent(caller.tenant, cursor, limit)
     return RunPage(items=tuple(items), next_cursor=items[-1].id if len(items) == limit else None)
 
 
 @router.get("/runs/{id}", response_model=RunOut, responses=problems(404))
-async def get(request: Request, id: str, service: Access) -> Response:
+async def get(request: Request, id: str, service: Access, caller: Reader) -> Response:
     """A run as it stands; with `Prefer: wait=N`, once it differs from `If-None-Match`, or has ended."""
     until = time.monotonic() + prefer_wait_s(request, service.settings.max_wait_s)
     any_change = "if-none-match" in request.headers
     with service.notifier.listen(f"run:{id}") as listener:
         while True:
-            run = await run_sync(service.runs.run, id)
+            run = await run_sync(service.runs.run, caller.tenant, id)
             answer = tagged(request, run.model_dump_json().encode())
             settled = answer.status_code == 200 if any_change else run.state not in LIVE
             if settled or service.notifier.closed or not await listener.wait(until - time.monotonic()):
@@ -65,16 +68,16 @@ async def get(request: Request, id: str, service: Access) -> Response:
 
 
 @router.post("/runs/{id}/cancel", response_model=RunOut, responses=problems(404, 409))
-def cancel(id: str, service: Access) -> Response:
+def cancel(id: str, service: Access, caller: Runner) -> Response:
     """Stop a run on all its agents."""
-    return json_response(service.runs.cancel(id))
+    return json_response(service.runs.cancel(caller.tenant, id))
 
 
 @router.get("/runs/{id}/trace", response_model=Trace, responses=problems(404))
-def trace(request: Request, id: str, service: Access) -> Response:
+def trace(request: Request, id: str, service: Access, caller: Reader) -> Response:
     """What the ranks measured in the traced steps, with the plan that they ran."""
-    found = service.runs.trace(id)
-    whole = found.model_copy(update={"plan_file": service.store.plan_file(found.plan_hash)})
+    found = service.runs.trace(caller.tenant, id)
+    whole = found.model_copy(update={"plan_file": service.stores.of(caller.tenant).plan_file(found.plan_hash)})
     return tagged(request, whole.model_dump_json().encode())
 
 
@@ -83,6 +86,7 @@ async def events(
     request: Request,
     id: str,
     service: Access,
+    caller: Reader,
     poll: Literal["0", "1"] = "0",
     after: After = 0,
     last_event_id: Annotated[int | None, Header(ge=0, le=MAX_WIRE_INTEGER)] = None,
@@ -90,7 +94,7 @@ async def events(
     """A run's story as server-sent events, resumed after `Last-Event-ID`; with `poll=1` as JSON, held by `Prefer`."""
 
     def page(after: int) -> RunEventPage:
-        items, done = service.runs.events(id, after)
+        items, done = service.runs.events(caller.tenant, id, after)
         return RunEventPage(items=tuple(items), last=items[-1].sequence if items else after, done=done)
 
     start = after if last_event_id is None else last_event_id
@@ -101,19 +105,20 @@ async def events(
 async def logs(
     id: str,
     service: Access,
+    caller: Reader,
     rank: Annotated[int, Query(ge=0, le=MAX_WIRE_INTEGER)] = 0,
     generation: Annotated[int | None, Query(ge=1, le=MAX_WIRE_INTEGER)] = None,
     max_bytes: Annotated[int, Query(ge=1, le=2**20)] = 2**16,
 ) -> Response:
     """The end of what a rank has written; its agent is asked, and has to be there."""
-    agent, number = await run_sync(service.runs.agent_of, id, rank, generation)
-    found = await service.agents.log_tail(agent, id, number, rank, max_bytes)
+    agent, number = await run_sync(service.runs.agent_of, caller.tenant, id, rank, generation)
+    found = await service.agents.log_tail(caller.tenant, agent, id, number, rank, max_bytes)
     if found.path is None:
         raise NotFound(f"agent {agent!r} has no log of rank {rank} in generation {number} of run {id!r}")
     return json_response(RankLog(agent=agent, rank=rank, generation=number, path=found.path, text=found.text))
 
 
-def _start(service: Service, wanted: RunRequest) -> RunOut:
+def _start(service: Service, tenant: str, wanted: RunRequest) -> RunOut:
     lowered = judging.lowered(service.planning.plan_file(wanted.plan), wanted.options, wanted.steps)
     service.planning.keep(lowered.file)
-    return service.runs.create(wanted, lowered, service.agents.everybody())
+    return service.runs.create(tenant, wanted, lowered, service.agents.everybody(tenant))
