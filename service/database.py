@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from typing import Any, NoReturn
 
 import sqlalchemy as sa
@@ -21,6 +20,7 @@ from penstock.service.tables import (
     agents,
     answers,
     documents,
+    iso,
     job_events,
     jobs,
     metadata,
@@ -208,8 +208,3 @@ def _on_sqlite_begin(connection: sa.Connection) -> None:
 
 def _first_line(error: object) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def iso(milliseconds: int) -> str:
-    """Milliseconds since 1970 as ISO 8601 in UTC."""
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

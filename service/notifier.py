@@ -1,4 +1,7 @@
-"""Wakes the endpoints that wait: one asyncio notifier per process, no thread held while waiting."""
+"""Wakes the endpoints that wait: one asyncio notifier per process, no thread held while waiting.
+
+What other processes change arrives through `relay`.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +26,17 @@ class Notifier:
     def close(self) -> None:
         """Wake everybody for the last time: the service ends."""
         self.closed = True
-        for topic in list(self._listeners):
-            self._wake(topic)
+        self._wake_all()
 
     def publish(self, topic: str) -> None:
         """Say from any thread that something about a topic has changed."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._wake, topic)
+
+    def publish_all(self) -> None:
+        """Say from any thread that anything may have changed: what other processes did was not heard for a while."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._wake_all)
 
     def waiting(self) -> int:
         """How many listen now."""
@@ -51,6 +58,10 @@ class Notifier:
     def _wake(self, topic: str) -> None:
         for event in self._listeners.get(topic, ()):
             event.set()
+
+    def _wake_all(self) -> None:
+        for topic in list(self._listeners):
+            self._wake(topic)
 
 
 class Listener:

@@ -19,6 +19,7 @@ from penstock.service.metrics import DatabaseCollector
 from penstock.service.notifier import Notifier
 from penstock.service.planning import Planning
 from penstock.service.recovery import Recovery
+from penstock.service.relay import Relay
 from penstock.service.runs import Runs
 from penstock.service.security.door import Door
 from penstock.service.settings import Settings
@@ -42,6 +43,7 @@ class Service:
         self.database = Database(
             settings.database_url(), connections=settings.database_connections, upgrade=settings.upgrade_database
         )
+        self.relay = Relay(self.database, self._heard)
         self.stores = Stores(self.database)
         self.store = self.stores.of(DEFAULT_TENANT)
         self.queue = JobQueue(
@@ -84,6 +86,7 @@ class Service:
         """Create the tables, start the worker, and load the solvers in the background."""
         await run_sync(self.database.create)
         self.notifier.bind()
+        await run_sync(self.relay.start)
         await run_sync(self.forkserver.start)
         self.worker.start()
         self._watches = [asyncio.create_task(one.watch()) for one in (self.agents, self.recovery)]
@@ -100,6 +103,7 @@ class Service:
                 await watch
         await run_sync(self.worker.stop)
         await run_sync(self.forkserver.stop)
+        await run_sync(self.relay.stop)
         self.database.close()
 
     def _publish(self, topic: str) -> None:
@@ -108,3 +112,12 @@ class Service:
             self.worker.nudge(name)
         else:
             self.notifier.publish(topic)
+
+    def _heard(self, topic: str | None) -> None:
+        """Another process, or this one, has changed something in the database; None: anything."""
+        if topic is None:
+            self.notifier.publish_all()
+        else:
+            self._publish(topic)
+        if topic in ("jobs", None):
+            self.worker.nudge()

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from alembic import context
 
-from penstock.service.tables import metadata
+from penstock.service.tables import CHANGES, metadata
+
+
+def _is_ours(name: str | None, kind: str, parents: object) -> bool:
+    """What metadata describes: not the table that SQLite's triggers write."""
+    return not (kind == "table" and name == CHANGES)
+
 
 context.configure(
     connection=context.config.attributes["connection"],
     target_metadata=metadata,
     render_as_batch=True,
     compare_type=True,
+    include_name=_is_ours,
 )
 context.run_migrations()

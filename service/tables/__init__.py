@@ -1,7 +1,7 @@
 """The tables, by what they hold. A change here needs a revision in ``service/migrations``."""
 
 from penstock.service.tables.access import api_keys, idempotency
-from penstock.service.tables.base import DEFAULT_TENANT, metadata, now_ms
+from penstock.service.tables.base import DEFAULT_TENANT, iso, metadata, now_ms
 from penstock.service.tables.documents import answers, documents
 from penstock.service.tables.jobs import ACTIVE, job_events, jobs, sweeps, workers
 from penstock.service.tables.runs import (
@@ -14,15 +14,18 @@ from penstock.service.tables.runs import (
     run_traces,
     runs,
 )
+from penstock.service.tables.telling import CHANGES
 
 __all__ = [
     "ACTIVE",
+    "CHANGES",
     "DEFAULT_TENANT",
     "agents",
     "answers",
     "api_keys",
     "documents",
     "idempotency",
+    "iso",
     "job_events",
     "jobs",
     "metadata",

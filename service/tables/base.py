@@ -5,6 +5,7 @@ Times are integer milliseconds since 1970 by the database's own clock, so that l
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import sqlalchemy as sa
@@ -44,3 +45,8 @@ def _now_sqlite(element: now_ms, compiler: Any, **options: Any) -> str:
 @compiles(now_ms, "postgresql")
 def _now_postgresql(element: now_ms, compiler: Any, **options: Any) -> str:
     return "CAST(extract(epoch from clock_timestamp()) * 1000 AS BIGINT)"
+
+
+def iso(milliseconds: int) -> str:
+    """Milliseconds since 1970 as ISO 8601 in UTC."""
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,4 +1,4 @@
-"""Tenants, API keys, sweeps, workers, retries; the version stands in Alembic's own table.
+"""Tenants, API keys, sweeps, workers, retries; changes are told; the version stands in Alembic's own table.
 
 Revision ID: 0002
 """
@@ -10,10 +10,21 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 from alembic import op
 
+from penstock.service.tables.telling import Telling, statements
+
 revision = "0002"
 down_revision = "0001"
 
 TENANT_OF_ALL = "default"
+
+TELLINGS = (
+    Telling("jobs", "INSERT", "'jobs'"),
+    Telling("jobs", "UPDATE OF state", "'jobs'", "NEW.state = 'queued'"),
+    Telling("jobs", "UPDATE OF stop", "'stop:' || NEW.id", "NEW.stop IS NOT NULL"),
+    Telling("job_events", "INSERT", "'job:' || NEW.job_id"),
+    Telling("run_events", "INSERT", "'run:' || NEW.run_id"),
+    Telling("sweeps", "UPDATE OF state", "'sweep:' || NEW.id"),
+)
 
 
 def upgrade() -> None:
@@ -26,6 +37,8 @@ def upgrade() -> None:
     op.create_index("ix_runs_newest", "runs", ["tenant", "id"])
     _change_jobs()
     _create_tables()
+    for statement in statements(op.get_context().dialect.name, TELLINGS):
+        op.execute(statement)
     op.drop_table("schema_version")
 
 
