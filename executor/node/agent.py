@@ -111,7 +111,14 @@ class Agent:
         self._peer = _peer_of(settings, devices)
         self._incarnation = secrets.token_hex(8)
         self._state = State(
-            Offer(settings.name, frozenset(self._devices), dict(settings.models), settings.allow_any_model)
+            Offer(
+                settings.name,
+                frozenset(self._devices),
+                dict(settings.models),
+                settings.allow_any_model,
+                settings.outputs(),
+                str(settings.directory.resolve()),
+            )
         )
         self._children: dict[tuple[str, int, Process], Child] = {}
         self._news = asyncio.Event()
@@ -138,7 +145,11 @@ class Agent:
             self._logs = (self._settings.log_directory or self._scratch / "logs").resolve()
             try:
                 async with httpx.AsyncClient(
-                    base_url=self._settings.server, timeout=httpx.Timeout(HOLD_LIMIT_S), trust_env=proxied
+                    base_url=self._settings.server,
+                    timeout=httpx.Timeout(HOLD_LIMIT_S),
+                    trust_env=proxied,
+                    headers=self._settings.credentials(),
+                    verify=self._settings.trusted(),
                 ) as client:
                     await self._sync_until_over(client)
                     await self._say_goodbye(client)
@@ -229,7 +240,13 @@ class Agent:
                 f"the service at {server} already has a living agent called {name!r}: {detail}",
                 remedy="give this one another --name; after a crash, wait until the service has noticed it",
             )
-        is_ours = answer.status_code in (401, 403) or not self._was_synced
+        if answer.status_code in (401, 403):
+            raise Unreachable(
+                f"{server} does not let agent {name!r} in (status {answer.status_code}): {detail}",
+                remedy="give it a key that `penstock keys create --scope agent` has made: token in its settings, or "
+                "PENSTOCK_AGENT_TOKEN",
+            )
+        is_ours = not self._was_synced
         if 400 <= answer.status_code < 500 and answer.status_code not in (408, 425, 429) and is_ours:
             raise Unreachable(
                 f"{server} refused agent {name!r} with status {answer.status_code}: {detail}",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
+from pathlib import PurePath
 from typing import NamedTuple
 
 from penstock.executor.node.outbox import Outbox
@@ -85,16 +87,26 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What this agent has: device ids, and each model key's job."""
+    """What this agent has: device ids, each model key's job, and where runs may write (``outputs``; None: anywhere).
+
+    ``directory``: where ranks run; a relative path of a run begins there.
+    """
 
     agent: str
     devices: frozenset[str]
     models: Mapping[str, str]
     any_model: bool = False
+    outputs: tuple[str, ...] | None = None
+    directory: str = "/"
 
     def reference(self, model: str) -> str | None:
         """The job of a model key, or None."""
         return self.models.get(model) or (model if self.any_model and ":" in model else None)
+
+    def may_use(self, path: str) -> bool:
+        """Whether a run may write and read there."""
+        place = PurePath(os.path.normpath(os.path.join(self.directory, path)))
+        return self.outputs is None or any(place.is_relative_to(allowed) for allowed in self.outputs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@
     name = "node0"
     cpu_devices = 2
     directory = "/srv/training"
+    output_directories = ["/shared/checkpoints"]
     [models]
     gpt = "mytrain:job"
 """
@@ -14,8 +15,10 @@ from __future__ import annotations
 
 import fcntl
 import ipaddress
+import os
 import re
 import socket
+import ssl
 import struct
 import tomllib
 from collections.abc import Mapping
@@ -23,7 +26,8 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+import httpx
+from pydantic import Field, SecretStr, model_validator
 
 from penstock.schemas.document import Document
 from penstock.schemas.errors import InvalidDocument
@@ -44,13 +48,20 @@ class AgentSettings(Document):
     kind: ClassVar[str] = "agent settings"
 
     name: AgentName = Field(default_factory=socket.gethostname, description="unique among the service's agents")
-    server: str = Field(description="the service's address, http://host:port")
+    server: str = Field(description="the service's address, http://host:port or https://host:port")
+    token: SecretStr = Field(default=SecretStr(""), description="key of scope agent; a service without keys needs none")
+    ca: Path | None = Field(default=None, description="certificates to trust beside the system's, as a PEM file")
     cpu_devices: int = Field(
         default=0, ge=0, le=4096, strict=True, description="0: offer the GPUs that nvidia-smi shows"
     )
     cpu_kind: Name = Field(default="cpu", description="what profiles call a CPU device of this machine")
     models: dict[Name, str] = Field(default_factory=dict, description="key of a model: its job as module:attribute")
     directory: Path = Field(default=Path(), description="where the training project lies, and where ranks write")
+    output_directories: tuple[Path, ...] = Field(
+        default=(),
+        description="below these, runs may write and read checkpoints and metrics; none: anywhere while the server is "
+        "on loopback, else nowhere",
+    )
     interface: str = Field(default="", description="address or network interface of stores and ranks; empty: found")
     probe_port: int = Field(
         default=0, ge=-1, le=65535, strict=True, description="answers `penstock probe` here; 0: a free port, -1: never"
@@ -74,6 +85,11 @@ class AgentSettings(Document):
                 raise ValueError(f"model {key!r} is {reference!r}; write module:attribute, such as mytrain:job")
         if not self.directory.is_dir():
             raise ValueError(f"directory {str(self.directory)!r} does not exist")
+        relative = [str(path) for path in self.output_directories if not path.is_absolute()]
+        if relative:
+            raise ValueError(f"output_directories {relative} are relative; write whole paths")
+        if self.ca is not None and not self.ca.is_file():
+            raise ValueError(f"ca {str(self.ca)!r} is no file; give the PEM file of the certificates to trust")
         address = self.address()
         if self.allow_any_model and not (is_loopback(parts.hostname) and is_loopback(address)):
             raise ValueError(
@@ -105,6 +121,27 @@ class AgentSettings(Document):
         if model in self.models:
             return self.models[model]
         return model if self.allow_any_model and _REFERENCE.fullmatch(model) else None
+
+    def outputs(self) -> tuple[str, ...] | None:
+        """The directories that runs may use; None: any."""
+        if not self.output_directories and is_loopback(urlsplit(self.server).hostname or ""):
+            return None
+        return tuple(os.path.normpath(path) for path in self.output_directories)
+
+    def credentials(self) -> dict[str, str]:
+        """The headers by which the service knows the agent."""
+        token = self.token.get_secret_value()
+        return {"Authorization": f"Bearer {token}"} if token else {}
+
+    def trusted(self) -> ssl.SSLContext:
+        """Which certificates the service may show. Raises InvalidDocument when ``ca`` holds none."""
+        trusted = httpx.create_ssl_context()
+        if self.ca is not None:
+            try:
+                trusted.load_verify_locations(self.ca)
+            except (OSError, ssl.SSLError) as error:
+                raise InvalidDocument(f"ca {str(self.ca)!r} holds no certificate: {error}") from None
+        return trusted
 
     def address(self) -> str:
         """The IP address on which stores and ranks of this node are reached."""
@@ -185,6 +222,8 @@ def _read_variable(variable: str, field: str, text: str) -> Any:
         case "models":
             pairs = [part.partition("=") for part in text.split(",") if part.strip()]
             return {key.strip(): reference.strip() for key, _, reference in pairs}
+        case "output_directories":
+            return [part for part in text.split(os.pathsep) if part]
         case "cpu_devices" | "log_bytes" | "log_runs":
             if not text.isdecimal():
                 raise InvalidDocument(f"{variable} is {text!r}; give a whole number")

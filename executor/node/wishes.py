@@ -92,10 +92,23 @@ def _why_refused(offer: Offer, wanted: Assignment) -> str | None:
             f"agent {offer.agent!r} has no model {wanted.model!r} in its configuration; it has {has}. "
             f"Add it under [models] in the agent's settings"
         )
+    outside = [path for path in _paths(wanted) if not offer.may_use(path)]
+    if outside:
+        allowed = ", ".join(map(repr, offer.outputs or ())) or "none"
+        return (
+            f"agent {offer.agent!r} lets runs write below its output_directories only; there are {allowed}, and the "
+            f"run names {', '.join(map(repr, outside))}. Add the directory to the agent's settings, or name another"
+        )
     digest = digest_of(program for rank in wanted.ranks for program in rank.programs)
     if digest != wanted.digest:
         return f"the programs do not match their digest: announced {wanted.digest}, received {digest}"
     return None
+
+
+def _paths(wanted: Assignment) -> list[str]:
+    options = wanted.options
+    named = (options.checkpoint_directory, options.metrics_path, options.tensorboard_directory)
+    return [path for path in named if path is not None]
 
 
 def start_if_prepared(state: State, run: str, actions: list[Action]) -> State:

@@ -48,7 +48,11 @@ def serve(
 
 
 def agent(
-    server: Annotated[str | None, typer.Option(help="The service: http://host:port.")] = None,
+    server: Annotated[str | None, typer.Option(help="The service: http://host:port or https://host:port.")] = None,
+    ca: Annotated[str | None, typer.Option(help="PEM file of certificates to trust beside the system's.")] = None,
+    output_directory: Annotated[
+        list[str] | None, typer.Option(help="Runs may write checkpoints and metrics below it; may be repeated.")
+    ] = None,
     name: Annotated[
         str | None, typer.Option(help="Unique among the service's agents; the host's name by default.")
     ] = None,
@@ -63,12 +67,17 @@ def agent(
         bool, typer.Option("--allow-any-model", help="Run whatever a request names; on loopback only.")
     ] = False,
 ) -> None:
-    """Offer this machine's devices to a service, and run its plans on them."""
+    """Offer this machine's devices to a service, and run its plans on them.
+
+    A service with keys wants one of scope agent: PENSTOCK_AGENT_TOKEN, or token in the settings.
+    """
     from penstock.executor.node.agent import run_agent
     from penstock.executor.node.settings import AgentSettings
 
     given: dict[str, Any] = {
         "server": server,
+        "ca": ca,
+        "output_directories": output_directory or None,
         "name": name,
         "cpu_devices": cpu_devices,
         "models": dict(_model(text) for text in model) if model else None,
