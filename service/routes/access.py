@@ -1,7 +1,8 @@
 """How an endpoint gets at the service, and at who is asking.
 
 An endpoint says what a key must open by the type of a parameter: ``caller: Solver`` is the Principal, and a request
-whose key does not open ``solve`` never gets there. One without such a parameter is open to everybody.
+whose key does not open ``solve`` never gets there; before a body in the signature, it is refused before that is read.
+An endpoint without such a parameter is open to everybody.
 """
 
 from __future__ import annotations

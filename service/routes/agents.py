@@ -31,10 +31,10 @@ SYNC_EXAMPLE = {
 )
 async def sync(
     request: Request,
+    caller: NodeAgent,
     id: Annotated[str, Path(max_length=512)],
     told: Annotated[SyncRequest, Depends(reader(SyncRequest))],
     service: Access,
-    caller: NodeAgent,
 ) -> Response:
     """An agent tells what happened and hears what it shall do; held until that changes (`schemas/agents.py`)."""
 

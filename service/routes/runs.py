@@ -34,7 +34,7 @@ RUN_EXAMPLE = {"schema_version": 1, "plan": tiny_plan_file(), "model": "gpt", "s
     openapi_extra=takes(RunRequest, RUN_EXAMPLE),
 )
 async def start(
-    wanted: Annotated[RunRequest, Depends(reader(RunRequest))], service: Access, caller: Runner
+    caller: Runner, wanted: Annotated[RunRequest, Depends(reader(RunRequest))], service: Access
 ) -> Response:
     """Train with a plan on the agents whose devices it names; `model` is a key of their configuration."""
     run = await run_sync(_start, service, caller.tenant, wanted, limiter=service.heavy)
