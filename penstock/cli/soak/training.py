@@ -1,4 +1,4 @@
-"""Kills ranks, agents and the service at random moments, and looks whether training goes on: ``scripts/soak``.
+"""Kills ranks, agents and the service at random moments, and looks whether training goes on.
 
 A service and two agents train a toy with checkpoints; the plan has a stage on each agent's device. Victims are chosen
 by a seed; an agent stays away for a moment, or for so long that the service plans again without it. What is looked at:
@@ -8,24 +8,21 @@ those of one process that was left alone.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import ctypes
 import os
 import random
 import re
 import signal
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from penstock.schemas.errors import PenstockError, RunFailed, Unreachable
+from penstock.cli.soak.processes import Processes, command_of, marked, refuse_orphans
+from penstock.schemas.errors import RunFailed, Unreachable
 
 if TYPE_CHECKING:
     from penstock.client import Client
@@ -41,7 +38,6 @@ STEPS = 1_000_000
 SEED = 7
 BATCH = 16
 TOLERANCE = 1e-5
-MARK = "PENSTOCK_SOAK"
 
 JOB = f"""
 import time
@@ -83,7 +79,7 @@ class Cluster:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.port = 0
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes = Processes(directory)
 
     @property
     def url(self) -> str:
@@ -98,53 +94,18 @@ class Cluster:
         else:
             command += ["agent", "--server", self.url, "--name", name, "--cpu-devices", "1"]
             command += ["--model", "toy=soak_job:job", "--directory", str(self.directory)]
-        settings = SETTINGS if name == "service" else {}
-        parent = os.getpid()
-        with (self.directory / f"{name}.log").open("ab") as log:
-            self._processes[name] = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=os.environ | settings | {MARK: str(os.getpid())},
-                process_group=0,
-                preexec_fn=lambda: _die_with(parent),
-            )
+        self.processes.start(name, command, SETTINGS if name == "service" else {})
         if name == "service" and not self.port:
             self.port = self._port()
 
-    def kill(self, name: str) -> None:
-        """SIGKILL, to this one process alone: what it started has to see to itself."""
-        self._processes[name].kill()
-        self._processes.pop(name).wait()
-
-    def pid(self, name: str) -> int | None:
-        """The process id of one that lives."""
-        process = self._processes.get(name)
-        return process.pid if process is not None and process.poll() is None else None
-
-    def refuse_dead(self) -> None:
-        """Raise RunFailed when one has ended that nobody killed."""
-        for name, process in self._processes.items():
-            if process.poll() is not None:
-                raise RunFailed(f"{name} ended by itself with {process.returncode}; see {self.directory / name}.log")
-
     def stop(self) -> None:
         """SIGTERM, agents first; what is left after a while is killed."""
-        for name in sorted(self._processes, key=lambda name: name == "service"):
-            process = self._processes[name]
-            process.terminate()
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        self._processes.clear()
+        self.processes.stop(last=["service"])
 
     def _port(self) -> int:
         until = time.monotonic() + LIMIT_S
         while time.monotonic() < until:
-            text = (self.directory / "service.log").read_text(errors="replace")
+            text = self.processes.log("service").read_text(errors="replace")
             if found := re.search(r"listening on http://[^:]+:(\d+)", text):
                 return int(found[1])
             time.sleep(0.05)
@@ -179,7 +140,7 @@ class Soak:
                 run_out = self._finish(client, run)
         finally:
             self._cluster.stop()
-        self._refuse_orphans()
+        refuse_orphans()
         self._refuse_other_losses(run_out)
 
     def _begin(self, client: Client) -> str:
@@ -217,23 +178,23 @@ class Soak:
             kinds.append(self._kill_one())
         self._wait_for_progress(client, run, " + ".join(sorted(kinds)), time.monotonic())
         self._refuse_lost_checkpoints()
-        self._refuse_orphans()
+        refuse_orphans()
 
     def _kill_one(self) -> str:
         kind = self._random.choices(("rank", "agent", "node", "service"), (6, 2, 1, 2))[0]
         ranks = self._ranks()
-        agents = [name for name in ("node0", "node1") if self._cluster.pid(name) is not None]
+        agents = [name for name in ("node0", "node1") if self._cluster.processes.pid(name) is not None]
         if kind == "rank" and ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._random.choice(ranks), signal.SIGKILL)
         elif kind in ("agent", "node") and len(agents) == 2:
             name = self._random.choice(agents)
-            self._cluster.kill(name)
+            self._cluster.processes.kill(name)
             away_s = self._random.uniform(0.0, 1.0) if kind == "agent" else 3 * AGENT_TIMEOUT_S
             self._away[name] = time.monotonic() + away_s
         else:
             kind = "service"
-            self._cluster.kill("service")
+            self._cluster.processes.kill("service")
             time.sleep(self._random.uniform(0.0, 1.0))
             self._cluster.start("service")
         self.deaths.killed[kind] = self.deaths.killed.get(kind, 0) + 1
@@ -251,7 +212,7 @@ class Soak:
         goal: int | None = None
         while True:
             self._return(now=False)
-            self._cluster.refuse_dead()
+            self._cluster.processes.refuse_dead()
             state = _patiently(lambda: client.run_state(run))
             if state.error is not None or state.state in ("succeeded", "cancelled"):
                 raise RunFailed(f"after {what}: the run {state.state}: {state.error and state.error.detail}")
@@ -289,24 +250,8 @@ class Soak:
             raise RunFailed(f"the newest checkpoint is of step {step}; there was one of step {self._newest}")
         self._newest = step
 
-    def _refuse_orphans(self) -> None:
-        """Whatever carries our mark has a living ancestor among the service, the agents and this process."""
-        until = time.monotonic() + 5.0
-        while left := [pid for pid in _marked() if not self._has_parent(pid)]:
-            if time.monotonic() > until:
-                lines = [f"{pid}: {_command(pid)}" for pid in left]
-                raise RunFailed(f"{len(left)} processes are left without their parents: {'; '.join(lines)}")
-            time.sleep(0.1)
-
-    def _has_parent(self, pid: int) -> bool:
-        while pid > 1:
-            if pid == os.getpid():
-                return True
-            pid = _parent(pid)
-        return False
-
     def _ranks(self) -> list[int]:
-        return [pid for pid in _marked() if "penstock.executor.rank" in _command(pid)]
+        return [pid for pid in marked() if "penstock.executor.rank" in command_of(pid)]
 
     def _refuse_other_losses(self, run: RunOut) -> None:
         known = {step: loss for step, loss in enumerate(run.losses) if loss is not None}
@@ -360,63 +305,10 @@ def _patiently(call: Callable[[], T]) -> T:
             time.sleep(0.2)
 
 
-def _marked() -> Iterator[int]:
-    """Processes that were started by this soak, or by what it started."""
-    mark = f"{MARK}={os.getpid()}".encode()
-    for place in Path("/proc").iterdir():
-        if place.name.isdigit():
-            with contextlib.suppress(OSError):
-                if mark in (place / "environ").read_bytes().split(b"\0"):
-                    yield int(place.name)
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-    except OSError:
-        return ""
-
-
-def _parent(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
-
-
-def _die_with(parent: int) -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a soak; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="scripts/soak", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--most-at-once", type=int, default=3, help="deaths before training has to have gone on")
-    parser.add_argument("--directory", type=Path, help="keeps logs, database and checkpoints")
-    given = parser.parse_args(arguments)
-    began = time.monotonic()
-
-    def say(text: str) -> None:
-        print(f"[{time.monotonic() - began:6.1f} s] {text}", flush=True)
-
-    with contextlib.ExitStack() as stack:
-        directory = given.directory or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-soak-")))
-        directory.mkdir(parents=True, exist_ok=True)
-        soak = Soak(directory.absolute(), given.kills, given.seed, say, given.most_at_once)
-        try:
-            soak.run()
-        except PenstockError as error:
-            print(f"soak: {error}", file=sys.stderr)
-            return 1
+def run(directory: Path, kills: int, seed: int, say: Callable[[str], None], most_at_once: int) -> None:
+    """One soak, with what it has found told to ``say``. Raises RunFailed."""
+    soak = Soak(directory, kills, seed, say, most_at_once)
+    soak.run()
     for what, times in sorted(soak.deaths.resumed_s.items()):
         say(f"after {what}: median {statistics.median(times):.1f} s, longest {max(times):.1f} s of {len(times)}")
     say(f"killed: {soak.deaths.killed}; no hang, no orphan, no lost checkpoint, the same losses")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Deaths at random moments, and whether everything goes on: of ``training``, of the ``service``."""

@@ -1,0 +1,179 @@
+"""Those who ask while a soak kills: plan requests without a break, and everything that was ever answered.
+
+What counts is what somebody was told. A request whose answer never came may or may not have made a job.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from penstock.schemas.errors import RunFailed
+
+if TYPE_CHECKING:
+    import httpx
+
+PATIENCE_S = 120.0
+"""Everything has to answer again within this time."""
+
+MOST_OPEN = 8
+ENDED = ("succeeded", "failed", "cancelled")
+_PLANNERS = ("gpipe", "dapple", "dp")
+
+
+@dataclass
+class Accepted:
+    """A job that somebody was told of, and what was told of it since."""
+
+    seed: int
+    accepted: float
+    state: str = "queued"
+    answers: set[str] = field(default_factory=set)
+    code: str | None = None
+    story: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Load(threading.Thread):
+    """Asks several services in turn, and looks at open jobs; ``jobs`` by id."""
+
+    def __init__(self, urls: Sequence[str], seed: int) -> None:
+        super().__init__(name="load", daemon=True)
+        self._urls, self._random = urls, random.Random(seed)
+        self._ending = threading.Event()
+        self._next_seed = 0
+        self.jobs: dict[str, Accepted] = {}
+        self.fault: str | None = None
+        self.unanswered = self.refused = 0
+
+    def run(self) -> None:
+        """Ask until told to stop, or until an answer is wrong."""
+        import httpx
+
+        with httpx.Client(timeout=httpx.Timeout(60.0)) as http:
+            while not self._ending.is_set():
+                try:
+                    self._step(http)
+                except httpx.TransportError:
+                    self.unanswered += 1
+                    self._ending.wait(0.05)
+                except RunFailed as error:
+                    self.fault = str(error)
+                    return
+
+    def stop(self) -> None:
+        """Ask for nothing more. Raises RunFailed for what was answered wrong."""
+        self._ending.set()
+        self.join()
+        self.refuse_fault()
+
+    def refuse_fault(self) -> None:
+        """Raise RunFailed for what was answered wrong until now."""
+        if self.fault is not None:
+            raise RunFailed(self.fault)
+
+    def finished_since(self, moment: float) -> int:
+        """How many jobs that were accepted since then have ended."""
+        return sum(job.accepted >= moment and job.state in ENDED for job in list(self.jobs.values()))
+
+    def settle(self) -> None:
+        """Wait until every accepted job has ended, and read their stories. Raises RunFailed for one that does not."""
+        import httpx
+
+        until = time.monotonic() + PATIENCE_S
+        with httpx.Client(timeout=httpx.Timeout(60.0)) as http:
+            for job_id, job in self.jobs.items():
+                while job.state not in ENDED:
+                    if time.monotonic() > until:
+                        raise RunFailed(f"job {job_id} was accepted, and is {job.state} {PATIENCE_S:g} s after the end")
+                    self._look(http, job_id)
+                    time.sleep(0.02)
+                self._look(http, job_id)
+                self._read_story(http, job_id)
+
+    def _step(self, http: httpx.Client) -> None:
+        open_jobs = [job_id for job_id, job in self.jobs.items() if job.state not in ENDED]
+        if len(open_jobs) < MOST_OPEN:
+            self._ask(http)
+        if open_jobs:
+            self._look(http, self._random.choice(open_jobs))
+        if self.jobs and self._random.random() < 0.3:
+            self._read_story(http, self._random.choice(list(self.jobs)))
+        self._ending.wait(0.05)
+
+    def _ask(self, http: httpx.Client) -> None:
+        from penstock.service.samples import tiny_request
+
+        self._next_seed += 1
+        request = tiny_request() | {"seed": self._next_seed, "planner": self._random.choice(_PLANNERS)}
+        answer = self._answer(http, "POST", "/v1/plans", request)
+        if answer is not None:
+            self.jobs[answer["id"]] = Accepted(self._next_seed, time.monotonic())
+            self._take(answer)
+
+    def _look(self, http: httpx.Client, job_id: str) -> None:
+        answer = self._answer(http, "GET", f"/v1/plans/{job_id}")
+        if answer is not None:
+            self._take(answer)
+
+    def _take(self, answer: dict[str, Any]) -> None:
+        job = self.jobs[answer["id"]]
+        if job.state in ENDED and answer["state"] != job.state:
+            raise RunFailed(f"job {answer['id']} had {job.state}, and is {answer['state']}")
+        job.state = answer["state"]
+        job.code = (answer.get("error") or {}).get("code")
+        if job.state in ENDED:
+            told = json.dumps([answer.get("result"), answer.get("error")], sort_keys=True)
+            job.answers.add(hashlib.sha256(told.encode()).hexdigest())
+        if len(job.answers) > 1:
+            raise RunFailed(f"job {answer['id']} has had {len(job.answers)} different answers")
+
+    def _read_story(self, http: httpx.Client, job_id: str) -> None:
+        """The events so far; those that were read before must be the same, and their order that of a job."""
+        page = self._answer(http, "GET", f"/v1/plans/{job_id}/events?poll=1&after=0")
+        if page is None:
+            return
+        job, story = self.jobs[job_id], page["items"]
+        if story[: len(job.story)] != job.story:
+            raise RunFailed(f"job {job_id}: events that were told have changed: {job.story} became {story}")
+        job.story = story
+        refuse_disorder(job_id, story)
+
+    def _answer(self, http: httpx.Client, method: str, path: str, body: Any = None) -> dict[str, Any] | None:
+        """A good answer; None for a refusal that says to come again. Raises RunFailed for any other."""
+        answer = http.request(method, self._random.choice(self._urls) + path, json=body)
+        if answer.status_code in (200, 202):
+            found: dict[str, Any] = answer.json()
+            return found
+        if answer.status_code == 503 and "Retry-After" in answer.headers:
+            self.refused += 1
+            self._ending.wait(0.05)
+            return None
+        raise RunFailed(f"{method} {path} was answered {answer.status_code}: {answer.text[:500]}")
+
+
+FOLLOWS = {
+    None: {"queued"},
+    "queued": {"running", "cancelled", "failed"},
+    "running": {"queued", "running", *ENDED},
+}
+"""Which state may come after which."""
+
+
+def refuse_disorder(job_id: str, story: Sequence[dict[str, Any]]) -> None:
+    """Raise RunFailed for events whose numbers have gaps or whose states could not follow each other."""
+    if [event["sequence"] for event in story] != list(range(1, len(story) + 1)):
+        raise RunFailed(f"job {job_id}: the numbers of its events are {[event['sequence'] for event in story]}")
+    before: str | None = None
+    for event in story:
+        after = event["data"].get("state") if event["kind"] == "state" else None
+        if after is not None and after not in FOLLOWS.get(before, set()):
+            raise RunFailed(f"job {job_id}: {after} came after {before}")
+        if before in ENDED:
+            raise RunFailed(f"job {job_id}: a {event['kind']} event came after it had {before}")
+        before = after or before

@@ -1,0 +1,127 @@
+"""Processes that a soak starts, kills and starts again, and all that they have started themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from penstock.schemas.errors import RunFailed
+
+MARK = "PENSTOCK_SOAK"
+"""In the environment of everything that a soak starts: the soak's process id."""
+
+ORPHANS_S = 10.0
+"""How long a process may look for its dead parent."""
+
+STOP_S = 20.0
+_PR_SET_PDEATHSIG = 1
+
+
+class Processes:
+    """Named processes with their logs in ``directory``; each is started again under its name."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start one; it dies with this process."""
+        parent = os.getpid()
+        with self.log(name).open("ab") as log:
+            self._running[name] = subprocess.Popen(
+                list(command),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=os.environ | environment | {MARK: str(parent)},
+                process_group=0,
+                preexec_fn=lambda: _die_with(parent),
+            )
+
+    def log(self, name: str) -> Path:
+        """Where one writes."""
+        return self.directory / f"{name}.log"
+
+    def kill(self, name: str) -> None:
+        """SIGKILL, to this one process alone: what it started has to see to itself."""
+        self._running[name].kill()
+        self._running.pop(name).wait()
+
+    def pid(self, name: str) -> int | None:
+        """The process id of one that lives."""
+        process = self._running.get(name)
+        return process.pid if process is not None and process.poll() is None else None
+
+    def refuse_dead(self) -> None:
+        """Raise RunFailed when one has ended that nobody killed."""
+        for name, process in self._running.items():
+            if process.poll() is not None:
+                raise RunFailed(f"{name} ended by itself with {process.returncode}; see {self.log(name)}")
+
+    def stop(self, last: Sequence[str] = (), number: signal.Signals = signal.SIGTERM) -> None:
+        """End all by a signal, those named in ``last`` after the others; what is left after a while is killed."""
+        for name in sorted(self._running, key=lambda name: last.index(name) if name in last else -1):
+            process = self._running[name]
+            process.send_signal(number)
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._running.clear()
+
+
+def marked() -> Iterator[int]:
+    """Processes that were started by this soak, or by what it started."""
+    mark = f"{MARK}={os.getpid()}".encode()
+    for place in Path("/proc").iterdir():
+        if place.name.isdigit():
+            with contextlib.suppress(OSError):
+                if mark in (place / "environ").read_bytes().split(b"\0"):
+                    yield int(place.name)
+
+
+def refuse_orphans() -> None:
+    """Raise RunFailed unless whatever carries our mark has a living ancestor among what this process started."""
+    until = time.monotonic() + ORPHANS_S
+    while left := [pid for pid in marked() if not _has_parent(pid)]:
+        if time.monotonic() > until:
+            lines = [f"{pid}: {command_of(pid)}" for pid in left]
+            raise RunFailed(f"{len(left)} processes are left without their parents: {'; '.join(lines)}")
+        time.sleep(0.1)
+
+
+def command_of(pid: int) -> str:
+    """A process's command line; empty when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def parent_of(pid: int) -> int:
+    """The process id of a process's parent; 0 when it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def _has_parent(pid: int) -> bool:
+    while pid > 1:
+        if pid == os.getpid():
+            return True
+        pid = parent_of(pid)
+    return False
+
+
+def _die_with(parent: int) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)

@@ -1,0 +1,165 @@
+"""Kills workers, services, solvers and the database at random moments while somebody asks for plans without a break.
+
+Two services without a worker of their own, two workers, and a PostgreSQL of their own or one SQLite file. What is
+looked at: no accepted job is lost, every one ends, none has two different answers, its events are in order and stay as
+they were told, nothing answers 500, and no process is left without its parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from penstock.cli.soak import postgres
+from penstock.cli.soak.load import PATIENCE_S, Load
+from penstock.cli.soak.processes import Processes, command_of, marked, parent_of, refuse_orphans
+from penstock.schemas.errors import RunFailed
+
+SERVICES = ("service0", "service1")
+WORKERS = ("worker0", "worker1")
+SETTINGS = {
+    "PENSTOCK_WARM_UP": "false",
+    "PENSTOCK_SOLVE_ENTRY": "penstock.cli.soak.solver:solve",
+    "PENSTOCK_SOLVE_WORKERS": "1",
+    "PENSTOCK_LEASE_S": "2",
+    "PENSTOCK_MAX_ATTEMPTS": "1000",
+    "PENSTOCK_UPGRADE_DATABASE": "true",
+}
+WEIGHTS = {"worker": 4, "service": 3, "solver": 3, "database": 2}
+"""How often which one dies."""
+
+AWAY_S = 1.0
+"""The longest time that a victim stays away, and between two deaths."""
+
+
+class Soak:
+    """One soak; at most ``most_at_once`` deaths before a job that was accepted later has to have ended."""
+
+    def __init__(
+        self, directory: Path, kills: int, seed: int, say: Callable[[str], None], most_at_once: int, engine: str
+    ) -> None:
+        self._kills, self._random, self._say, self._most_at_once = kills, random.Random(seed), say, most_at_once
+        self._directory = directory
+        self._processes = Processes(directory)
+        self._database = postgres.Postgres(self._processes) if engine == "postgresql" else None
+        self._ports = {name: _free_port() for name in SERVICES}
+        self._load = Load([f"http://127.0.0.1:{port}" for port in self._ports.values()], seed)
+        self.killed: dict[str, int] = {}
+        self.resumed_s: list[float] = []
+
+    def run(self) -> None:
+        """Raise RunFailed where something is not as it has to be."""
+        try:
+            if self._database is not None:
+                self._database.start()
+            for name in (*SERVICES, *WORKERS):
+                self._start(name)
+            self._load.start()
+            self._go_on("start")
+            while sum(self.killed.values()) < self._kills:
+                self._some_deaths()
+            self._load.stop()
+            self._load.settle()
+        finally:
+            self._processes.stop(last=[*SERVICES, postgres.NAME], number=signal.SIGTERM)
+            if self._database is not None:
+                self._database.remove()
+        refuse_orphans()
+        self._refuse_unexplained_failures()
+
+    def _start(self, name: str) -> None:
+        if name == postgres.NAME:
+            assert self._database is not None
+            self._database.start()
+            return
+        url = self._database.url if self._database is not None else str(self._directory / "soak.sqlite")
+        command = [sys.executable, "-P", "-m", "penstock.cli.main"]
+        if name in SERVICES:
+            command += ["serve", "--port", str(self._ports[name]), "--slots", "0", "--database", url]
+        else:
+            command += ["worker", "--slots", "1", "--database", url]
+        self._processes.start(name, command, SETTINGS)
+
+    def _some_deaths(self) -> None:
+        number = min(self._random.randint(1, self._most_at_once), self._kills - sum(self.killed.values()))
+        kinds = [self._kill_one() for _ in range(number)]
+        self._go_on(" + ".join(sorted(kinds)))
+        refuse_orphans()
+
+    def _kill_one(self) -> str:
+        time.sleep(self._random.uniform(0.0, AWAY_S))
+        kinds = [kind for kind in WEIGHTS if kind != "database" or self._database is not None]
+        kind = self._random.choices(kinds, [WEIGHTS[kind] for kind in kinds])[0]
+        solvers = _solvers()
+        if kind == "solver" and solvers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._random.choice(solvers), signal.SIGKILL)
+        else:
+            kind = "worker" if kind == "solver" else kind
+            name = self._random.choice({"worker": WORKERS, "service": SERVICES, "database": (postgres.NAME,)}[kind])
+            self._processes.kill(name)
+            time.sleep(self._random.uniform(0.0, AWAY_S))
+            self._start(name)
+        self.killed[kind] = self.killed.get(kind, 0) + 1
+        return kind
+
+    def _go_on(self, what: str) -> None:
+        """Until a job has ended that was accepted after this began."""
+        began = time.monotonic()
+        while not self._load.finished_since(began):
+            self._load.refuse_fault()
+            self._processes.refuse_dead()
+            if time.monotonic() - began > PATIENCE_S:
+                raise RunFailed(f"after {what}: no new job was accepted and done within {PATIENCE_S:g} s")
+            time.sleep(0.05)
+        took_s = time.monotonic() - began
+        self.resumed_s.append(took_s)
+        self._say(f"{sum(self.killed.values()):4d} deaths; after {what}: a new job was done after {took_s:.1f} s")
+
+    def _refuse_unexplained_failures(self) -> None:
+        """A job fails only because its solver was killed: that is its answer."""
+        failed = [job.code for job in self._load.jobs.values() if job.state != "succeeded"]
+        killed = self.killed.get("solver", 0)
+        if len(failed) > killed or any(code != "solver-failed" for code in failed):
+            raise RunFailed(f"{len(failed)} jobs failed ({failed}), and {killed} solvers were killed")
+
+    def summary(self) -> str:
+        """What was seen."""
+        jobs = self._load.jobs.values()
+        attempts = [sum(event["data"].get("state") == "running" for event in job.story) for job in jobs]
+        failed = sum(job.state == "failed" for job in jobs)
+        return (
+            f"killed: {self.killed}; {len(jobs)} jobs accepted, all ended ({failed} with the death of their solver), "
+            f"{sum(number > 1 for number in attempts)} of them taken over; {self._load.refused} requests refused with "
+            f"Retry-After, {self._load.unanswered} unanswered; a new job was done after a median of "
+            f"{statistics.median(self.resumed_s):.1f} s, at most {max(self.resumed_s):.1f} s; "
+            "no job lost, none with two answers, events in order, no orphan"
+        )
+
+
+def run(directory: Path, kills: int, seed: int, say: Callable[[str], None], most_at_once: int, *, engine: str) -> None:
+    """One soak on ``engine`` (``postgresql`` or ``sqlite``), with what was seen told to ``say``. Raises RunFailed."""
+    soak = Soak(directory, kills, seed, say, most_at_once, engine)
+    soak.run()
+    say(soak.summary())
+
+
+def _solvers() -> list[int]:
+    """Processes that solve: children of forkservers."""
+    forkservers = {pid for pid in marked() if "penstock.service.forkserver" in command_of(pid)}
+    return [pid for pid in forkservers if parent_of(pid) in forkservers]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
