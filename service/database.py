@@ -153,7 +153,8 @@ class Database:
         except (sa.exc.OperationalError, sa.exc.InterfaceError) as error:
             self._away(error)
         except sa.exc.DBAPIError as error:
-            if error.connection_invalidated or "read-only" in str(error.orig):
+            is_broken = type(error) is sa.exc.DatabaseError  # a file that is damaged, or none of SQLite's
+            if error.connection_invalidated or is_broken or "read-only" in str(error.orig):
                 self._away(error)
             raise
 
@@ -175,6 +176,8 @@ _REMEDIES = {
     "unable to open": "give a file in a directory that exists and can be written, or the URL of a running server",
     "readonly": "make the file and its directory writable for the service",
     "read-only": "name a server that takes writes, not a standby",
+    "not a database": "name another file, or restore a backup: penstock db restore",
+    "malformed": "the file is damaged: restore a backup, penstock db restore",
     "is full": "make room on its disk; nothing that was accepted is lost",
     "No space left": "make room on its disk; nothing that was accepted is lost",
     "locked": "another process writes for long (a backup, another service?); ask again",

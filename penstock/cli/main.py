@@ -15,7 +15,19 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import calibrating, judging, keys, planning, probing, profiling, running, schedules, serving, tuning
+from penstock.cli import (
+    calibrating,
+    doctor,
+    judging,
+    keys,
+    planning,
+    probing,
+    profiling,
+    running,
+    schedules,
+    serving,
+    tuning,
+)
 from penstock.schemas.errors import MissingExtra, PenstockError
 
 USAGE = 64
@@ -49,6 +61,7 @@ calibrating.register(app, exporting)
 tuning.register(app)
 schedules.register(importing, exporting)
 serving.register(app)
+doctor.register(app)
 keys.register(app)
 
 

@@ -1,0 +1,60 @@
+"""``penstock doctor``: what it finds here, and what it says where something is wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+
+
+def checks(capsys: pytest.CaptureFixture[str], *arguments: str, expect: int = 0) -> dict[str, dict[str, str]]:
+    """The rows of ``doctor --json`` by name."""
+    assert main(["doctor", "--json", *arguments]) == expect
+    return {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+
+
+def test_a_machine_in_good_health(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    found = checks(capsys, "--database", str(tmp_path / "new.sqlite"))
+    assert {row["verdict"] for row in found.values()} <= {"ok", "note"}
+    assert found.keys() >= {"Python", "extra [service]", "processors", "kernels", "database", "port"}
+    assert not (tmp_path / "new.sqlite").exists(), "it only looks"
+
+
+def test_the_table_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["doctor", "--database", str(tmp_path / "no" / "such.sqlite")]) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "FAILED" in shown
+    assert "make the directory" in shown
+
+
+def test_a_file_that_is_no_database(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "x.sqlite").write_text("no database" * 100)
+    found = checks(capsys, "--database", str(tmp_path / "x.sqlite"), expect=1)
+    assert found["database"]["verdict"] == "FAILED"
+    assert "file is not a database" in found["database"]["found"]
+
+
+def test_settings_that_are_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "penstock.toml").write_text("solts = 3\n")
+    found = checks(capsys, "--settings", str(tmp_path / "penstock.toml"), expect=1)
+    assert "did you mean 'slots'?" in found["settings"]["found"]
+
+
+def test_a_service_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    given = ["--database", str(tmp_path / "x.sqlite"), "--server", "http://127.0.0.1:9"]
+    assert checks(capsys, *given, expect=1)["service"]["verdict"] == "FAILED"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="install Debian's systemd")
+def test_the_systemd_units_are_sound():
+    units = sorted((ROOT / "docs").glob("penstock*.service"))
+    assert [unit.name for unit in units] == ["penstock-agent.service", "penstock-worker.service", "penstock.service"]
+    done = subprocess.run(["systemd-analyze", "verify", *units], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
