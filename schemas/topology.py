@@ -67,7 +67,12 @@ class UniformCluster(Part):
     gpus: PositiveCount = 1
     fabric: Fabric | None = None
     nic: Fabric | None = Field(default=None, description="each node's link to the switch; `form` is not used")
-    node_names: str = Field(default="node{}", description="node i is called node_names.format(i)")
+    node_names: str = Field(
+        default="node{}",
+        max_length=200,
+        pattern=r"^[^{}]*\{(:0[1-9]d)?\}[^{}]*$",
+        description="node i is called node_names.format(i): node{}, or gpu{:03d} with leading zeros",
+    )
 
 
 class DeviceKind(Part):
