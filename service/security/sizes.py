@@ -1,0 +1,75 @@
+"""How much one request may ask for, apart from its bytes: layers, devices, micro-batches, seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel
+
+from penstock.schemas.document import Document
+from penstock.schemas.errors import Fault, UnsupportedRequest
+from penstock.schemas.profile import ModelProfile
+from penstock.schemas.request import PlanRequest
+from penstock.schemas.topology import ClusterTopology
+from penstock.service.settings import Settings
+
+
+class Sizes:
+    """The limits of a service."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def check(self, document: BaseModel) -> None:
+        """Raise UnsupportedRequest, with a fault for each size that is beyond a limit, in all that a document holds."""
+        faults = tuple(self._faults(document, ""))
+        if faults:
+            raise UnsupportedRequest(
+                "more is asked for than this service takes",
+                faults=faults,
+                remedy="ask for less, or have the operator raise the setting",
+            )
+
+    def _faults(self, document: BaseModel, pointer: str) -> Iterator[Fault]:
+        match document:
+            case ModelProfile():
+                yield from self._fault(f"{pointer}/layers", len(document.layers), "layers", "max_layers")
+            case ClusterTopology():
+                yield from self._fault(f"{pointer}/{_form(document)}", _devices(document), "devices", "max_devices")
+            case PlanRequest():
+                yield from self._of_request(document, pointer)
+        if not isinstance(document, ModelProfile | ClusterTopology):
+            for name in type(document).model_fields:
+                for step, inner in _inner(getattr(document, name)):
+                    yield from self._faults(inner, f"{pointer}/{name}{step}")
+
+    def _of_request(self, request: PlanRequest, pointer: str) -> Iterator[Fault]:
+        most = request.global_batch_size // min(request.micro_batch_sizes or (1,))
+        yield from self._fault(f"{pointer}/global_batch_size", most, "micro-batches", "max_micro_batches")
+        limit_ns = request.termination.time_limit_ns
+        if limit_ns is not None:
+            at = f"{pointer}/termination/time_limit_ns"
+            yield from self._fault(at, limit_ns / 1e9, "seconds", "max_solve_s")
+
+    def _fault(self, pointer: str, asked: float, what: str, setting: str) -> Iterator[Fault]:
+        most = getattr(self._settings, setting)
+        if asked > most:
+            yield Fault(pointer, f"{asked:g} {what}; the most are {most:g} ({setting})", "beyond-limit")
+
+
+def _inner(value: Any) -> Iterator[tuple[str, BaseModel]]:
+    if isinstance(value, BaseModel):
+        yield "", value
+    elif isinstance(value, tuple):
+        yield from ((f"/{number}", one) for number, one in enumerate(value) if isinstance(one, Document))
+
+
+def _form(topology: ClusterTopology) -> str:
+    return "nodes" if topology.uniform is None else "uniform"
+
+
+def _devices(topology: ClusterTopology) -> int:
+    if topology.uniform is not None:
+        return topology.uniform.nodes * topology.uniform.devices_per_node
+    return sum(len(node.devices) for node in topology.nodes)
