@@ -1,0 +1,193 @@
+"""What happens when somebody sends a form or presses a button, and what plans and their what-ifs show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+from urllib.parse import parse_qs
+
+from fastapi import Request
+
+from penstock.report.figure import fetched_figure
+from penstock.schemas.errors import Conflict, NotFound, PenstockError
+from penstock.schemas.explanation import Explanation
+from penstock.schemas.request import UpdateRule
+from penstock.schemas.sweep import SweepRequest
+from penstock.service.pages import form as forms
+from penstock.service.pages import timelines
+from penstock.service.pages.form import Faults, Values
+from penstock.service.pages.sources import Sources
+from penstock.service.problems import TooLarge
+
+JobVerb = Literal["cancel", "finish", "retry"]
+MAX_FIELDS = 500
+RULES: dict[UpdateRule, str] = {
+    "synchronous": "synchronous",
+    "weight_stashing": "weight stashing",
+    "double_buffered": "double buffered",
+    "double_grouped": "double grouped",
+    "elastic_averaging": "elastic averaging",
+}
+LABELS = {
+    "global_batch_size": "Global batch",
+    "micro_batch_sizes": "Micro-batch sizes",
+    "time_limit": "Time limit",
+    "headroom": "Memory left free",
+    "profile_text": "Profile of your own",
+    "topology_text": "Topology of your own",
+    "update_rules": "Update rules",
+    "model": "Model",
+    "cluster": "Cluster",
+    "max_plans": "Most plans judged",
+    "gap": "Good enough",
+    "seed": "Seed",
+}
+CHANGES = ("bandwidth=2", "bandwidth=0.5", "memory=2", "devices=+8", "global-batch=2", "recompute=here")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Where a form leads to, or what is shown of it again."""
+
+    goes_to: str | None = None
+    shown: dict[str, Any] = field(default_factory=dict)
+
+
+async def posted(request: Request) -> Values:
+    """The fields of a form. Raises TooLarge."""
+    limit = request.app.state.service.settings.max_body_bytes
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > limit:
+            raise TooLarge(f"the form has more than {limit} bytes", remedy="POST the documents to /v1/profiles first")
+    try:
+        return parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=MAX_FIELDS)
+    except ValueError:
+        raise TooLarge(f"the form has more than {MAX_FIELDS} fields") from None
+
+
+def form(sources: Sources, query: dict[str, str]) -> dict[str, Any]:
+    """The form as it is opened. Raises NotFound for an id that is none."""
+    return _shown(sources, forms.first_values(sources, query), Faults())
+
+
+def submit(sources: Sources, values: Values) -> Outcome:
+    """Ask for a plan: on to its plan where it is known already, else to its job; or what is wrong."""
+    try:
+        job = sources.submit(forms.request_of(sources, values))
+    except PenstockError as error:
+        return _again(sources, values, error)
+    return Outcome(f"/plans/{job.result.plan_hash}" if job.result and job.result.plan_hash else f"/jobs/{job.id}")
+
+
+def submit_sweep(sources: Sources, values: Values) -> Outcome:
+    """Ask for every combination: on to the table; or what is wrong."""
+    try:
+        request = forms.request_of(sources, values)
+        sweep = sources.submit_sweep(SweepRequest(request=request, over=forms.axes_of(sources, values, request)))
+    except PenstockError as error:
+        return _again(sources, values, error)
+    return Outcome(f"/sweeps/{sweep.id}")
+
+
+def on_job(sources: Sources, job_id: str, verb: JobVerb) -> None:
+    """Cancel, finish or retry. Raises NotFound and Conflict."""
+    if verb == "retry":
+        sources.retry(job_id)
+    else:
+        sources.stop(job_id, verb)
+
+
+def plan(sources: Sources, plan_or_job: str) -> dict[str, Any] | None:
+    """What a plan's page shows; None for a job that has no plan (yet). Raises NotFound and InvalidPlan."""
+    try:
+        address = sources.plan_hash(plan_or_job)
+    except Conflict:
+        return None
+    return {
+        **timelines.plan_view(sources, address),
+        "id": address,
+        "timeline": fetched_figure(f"/plans/{address}/timeline"),
+    }
+
+
+def plan_timeline(sources: Sources, plan_or_job: str, part: timelines.Part | None) -> bytes:
+    """A plan's timeline as JSON. Raises NotFound, Conflict and InvalidPlan."""
+    return timelines.as_json(timelines.of_plan(sources, sources.plan_hash(plan_or_job), part))
+
+
+def run_timeline(sources: Sources, run_id: str, part: timelines.Part | None) -> bytes:
+    """A run's timelines as JSON. Raises NotFound."""
+    return timelines.as_json(timelines.of_run(sources, run_id, part))
+
+
+def whole_request(sources: Sources, plan_or_job: str) -> bytes:
+    """A request with its documents inline. Raises NotFound."""
+    return sources.store.resolve(sources.request_of(plan_or_job)).canonical_json()
+
+
+def what_if(sources: Sources, plan_or_job: str, changes: Sequence[str]) -> dict[str, Any]:
+    """What changed requests would give. Raises NotFound and Conflict; what cannot be tried is said on the page."""
+    address = sources.plan_hash(plan_or_job)
+    file = sources.store.plan_file(address)
+    asked = [text for change in changes for text in change.split()]
+    found: Explanation | None = None
+    error: PenstockError | None = None
+    try:
+        found = sources.explanation(file, asked or ["default"])
+    except NotFound:
+        raise
+    except PenstockError as problem:
+        error = problem
+    return {
+        "id": address,
+        "model": sources.asked(file.plan.request_hash).model,
+        "cluster": sources.asked(file.plan.request_hash).cluster,
+        "asked": " ".join(asked),
+        "found": found,
+        "error": error,
+        "changes": CHANGES,
+    }
+
+
+def as_file(name: str) -> dict[str, str]:
+    """The headers of something that is meant to be kept; it may hold its own styles and scripts, and nothing else."""
+    return {
+        "Content-Disposition": f'inline; filename="{name}"',
+        "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+        "img-src data:; frame-ancestors 'none'; sandbox allow-scripts",
+        "X-Content-Type-Options": "nosniff",
+    }
+
+
+def _again(sources: Sources, values: Values, error: PenstockError) -> Outcome:
+    planner = values.get("planner", [""])[0]
+    return Outcome(shown=_shown(sources, values, Faults.of(error, planner)))
+
+
+def _shown(sources: Sources, values: Values, faults: Faults) -> dict[str, Any]:
+    offered = forms.choices()
+    model, again = values.get("model", [""])[0], values.get("from", [""])[0]
+    models: Iterable[tuple[str, str]] = [(name, name) for name in offered["models"]]
+    if model.startswith("sha256:"):
+        models = [(model, "as before"), *models]
+    return {
+        **offered,
+        "values": values,
+        "faults": faults,
+        "labels": LABELS,
+        "model_choices": models,
+        "schedule_choices": [(name, name) for name in offered["schedules"]],
+        "option_choices": lambda choices: [(str(choice), str(choice)) for choice in choices],
+        "rules": [(rule, RULES[rule]) for rule in get_args(UpdateRule)],
+        "opened": {name.split(".")[1] for name in (*values, *faults.fields) if _is_given_option(name, values, faults)},
+        "again": again,
+        "again_at": f"/plans/{again}" if again.startswith("sha256:") else f"/jobs/{again}",
+        "advanced": any(faults.fields.get(name) for name in forms.ADVANCED),
+    }
+
+
+def _is_given_option(name: str, values: Values, faults: Faults) -> bool:
+    return name.startswith("option.") and (name in faults.fields or any(values.get(name, ())))

@@ -1,0 +1,105 @@
+"""Tables of many plans: a sweep's cases, or jobs that somebody chose, with the front of the best."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.schemas.jobs import JobOut, ResultOut
+from penstock.schemas.sweep import SweepRow
+from penstock.service.pages.sources import ACTIVE, Sources
+from penstock.sweeping import Case, answered, with_front
+
+MAX_JOBS = 200
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table: the model it is for, how its point is called, and its numbers."""
+
+    model: str
+    name: str
+    row: SweepRow
+
+
+def of_sweep(sources: Sources, sweep_id: str) -> dict[str, Any]:
+    """A sweep as a table. Raises NotFound."""
+    sweep = sources.sweep(sweep_id)
+    model = sources.swept_model(sweep_id)
+    return {
+        "title": f"{model}: {sweep.cases} plans compared",
+        "lead": "One request, asked once for each combination.",
+        "steps": [("/", "Overview"), ("/sweeps", "Sweeps")],
+        "sweep": sweep,
+        **_table([Row(model, _name(row), row) for row in sweep.rows]),
+    }
+
+
+def chosen(sources: Sources, job_ids: Sequence[str], plans: Sequence[str]) -> dict[str, Any]:
+    """Jobs and plans as one table. Raises NotFound."""
+    jobs = [sources.job(job_id) for job_id in dict.fromkeys(job_ids[:MAX_JOBS])]
+    cases = [_of_job(sources, job) for job in jobs] + [_of_plan(sources, plan) for plan in dict.fromkeys(plans)]
+    rows = with_front([case.row for case in cases])
+    models = [case.model for case in cases]
+    several = len(set(models)) > 1
+    return {
+        "title": "Plans compared",
+        "lead": "Jobs side by side; the address of this page names them, so it can be sent to others.",
+        "steps": [("/", "Overview"), ("/jobs", "Jobs")],
+        "sweep": None,
+        **_table(
+            [
+                Row(model, f"{model}, {_name(row)}" if several else _name(row), row)
+                for model, row in zip(models, rows, strict=True)
+            ]
+        ),
+    }
+
+
+def _table(rows: list[Row]) -> dict[str, Any]:
+    ended = sum(one.row.state not in ACTIVE for one in rows)
+    plain = [one.row for one in rows]
+    return {
+        "rows": rows,
+        "ended": ended,
+        "working": ended < len(rows),
+        "last": "compare",
+        "shows": {
+            "model": len({one.model for one in rows}) > 1,
+            "topology": len({row.topology for row in plain}) > 1,
+            "batch": len({row.global_batch_size for row in plain}) > 1,
+            "rules": len({row.update_rules for row in plain}) > 1,
+            "cost": any(row.cost_per_sample is not None for row in plain),
+        },
+    }
+
+
+def _of_job(sources: Sources, job: JobOut) -> Row:
+    case = _case(sources, job.id)
+    if job.result is not None:
+        row = answered(case, job.result).model_copy(update={"state": job.state, "job_id": job.id})
+    else:
+        why = job.error.detail if job.error else ""
+        row = case.row(state=job.state, job_id=job.id, why=why, time_per_global_batch_ns=job.incumbent_ns)
+    return Row(sources.asked(job.request_hash).model, "", row)
+
+
+def _of_plan(sources: Sources, address: str) -> Row:
+    plan = sources.store.plan(address)
+    result = ResultOut(
+        status="feasible", why="", plan_hash=address, plan=plan, certificates=plan.certificates, seconds=0
+    )
+    row = answered(_case(sources, address), result).model_copy(update={"seconds": None})
+    return Row(sources.asked(plan.request_hash).model, "", row)
+
+
+def _case(sources: Sources, plan_or_job: str) -> Case:
+    request = sources.request_of(plan_or_job)
+    assert isinstance(request.topology, str)
+    return Case(request.model_copy(update={"topology": sources.store.topology(request.topology)}))
+
+
+def _name(row: SweepRow) -> str:
+    schedule = "" if row.schedule == "auto" else f" with {row.schedule}"
+    return f"{row.planner}{schedule} on {row.topology}, batch {row.global_batch_size}"

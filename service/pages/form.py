@@ -1,0 +1,319 @@
+"""The form that asks for a plan: its fields, what they hold at first, and the request that they make.
+
+A form's values are lists of texts by the name of their field, as a browser sends them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from pydantic import ValidationError
+
+from penstock.examples import catalogue
+from penstock.schemas.document import Document, load_json
+from penstock.schemas.errors import Fault, InvalidDocument, NotFound, PenstockError
+from penstock.schemas.jobs import PlannerOut
+from penstock.schemas.profile import ModelProfile
+from penstock.schemas.request import PlanRequest
+from penstock.schemas.sweep import Axes
+from penstock.schemas.topology import ClusterTopology
+from penstock.service import judging
+from penstock.service.pages.sources import Sources
+from penstock.service.samples import tiny_profile, tiny_topology
+
+D = TypeVar("D", bound=Document)
+Values = dict[str, list[str]]
+
+AGENTS = "agents"
+"""Stands for the devices of the agents that are alive, where a cluster is named."""
+
+FIRST: Values = {
+    "model": ["gpt2-small"],
+    "cluster": ["2x4xV100"],
+    "global_batch_size": ["64"],
+    "planner": ["auto"],
+    "schedule": ["auto"],
+    "update_rules": ["synchronous"],
+    "time_limit": ["10 s"],
+}
+EXAMPLES = (
+    ("GPT-2 small on 8 V100", "model=gpt2-small&cluster=2x4xV100&global_batch_size=64"),
+    ("BERT large on 32 A100", "model=bert-large&cluster=4x8xA100&global_batch_size=256"),
+    ("Llama 3 70B on 64 H100", "model=llama-3-70b&cluster=8x8xH100&global_batch_size=1024"),
+    ("ResNet-50 on SPP's testbed", "model=resnet-50&cluster=spp-testbed-1&global_batch_size=256"),
+    ("four layers, two devices, as JSON", "example=tiny"),
+)
+CLUSTER_FORMS = ("1x4xV100", "2x4xV100", "1x8xA100", "4x8xA100", "1x8xH100", "8x8xH100", "16x8xH100")
+
+
+class _Field(NamedTuple):
+    name: str
+    pointer: str
+    read: Callable[[str], Any]
+    write: Callable[[Any], str] = str
+
+
+def _whole(text: str) -> Any:
+    return int(text) if text.isdecimal() and len(text) < 20 else text
+
+
+def _number(text: str) -> Any:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _sizes(text: str) -> Any:
+    return [_whole(part) for part in text.replace(",", " ").split()]
+
+
+def _seconds(limit_ns: int) -> str:
+    return f"{limit_ns / 10**9:g} s"
+
+
+def _unit(text: str) -> Any:
+    """A number without a unit stays one, for seconds as people type them."""
+    return f"{text} s" if text.replace(".", "", 1).isdecimal() else text
+
+
+def _memory(text: str) -> Any:
+    return _whole(text) if text.isdecimal() else text
+
+
+FIELDS = (
+    _Field("global_batch_size", "/global_batch_size", _whole),
+    _Field("micro_batch_sizes", "/micro_batch_sizes", _sizes, lambda sizes: ", ".join(map(str, sizes))),
+    _Field("planner", "/planner", str),
+    _Field("schedule", "/schedule", str),
+    _Field("recompute", "/recompute", str),
+    _Field("codec", "/codec", str),
+    _Field("optimizer", "/memory/optimizer", str),
+    _Field("precision", "/memory/precision", str),
+    _Field("gradient", "/memory/gradient", str),
+    _Field("optimizer_sharding", "/memory/optimizer_sharding", str),
+    _Field("headroom", "/memory/headroom_bytes", _memory),
+    _Field("sharing", "/network/sharing", str),
+    _Field("all_reduce", "/network/all_reduce", str),
+    _Field("time_limit", "/termination/time_limit_ns", _unit, _seconds),
+    _Field("max_plans", "/termination/max_plans", _whole),
+    _Field("gap", "/termination/gap", _number),
+    _Field("target", "/target", str),
+    _Field("seed", "/seed", _whole),
+)
+ADVANCED = frozenset(
+    {"micro_batch_sizes", "gradient", "optimizer_sharding", "sharing", "all_reduce", "codec", "target", "max_plans"}
+    | {"gap", "seed"}
+)
+"""Fields that are folded away at first."""
+_AXES = {
+    "topologies": "/clusters",
+    "global_batch_sizes": "/batches",
+    "planners": "/planners",
+    "schedules": "/schedules",
+    "update_rules": "/update_rules",
+}
+_HOMES = {"/profile": "profile_text", "/topology": "topology_text", "/update_rules": "update_rules"}
+
+
+@dataclass
+class Faults:
+    """What is wrong with a form: of the whole, and by field."""
+
+    general: str = ""
+    remedy: str = ""
+    fields: dict[str, list[str]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, error: PenstockError, planner: str) -> Faults:
+        """An error as it is shown: each fault at the field that its pointer leads to, the others above the form."""
+        found = cls(remedy=error.remedy or "")
+        elsewhere = []
+        for fault in error.faults:
+            name = _home(fault.pointer, planner)
+            if name is None:
+                elsewhere.append(f"{fault.pointer}: {fault.detail}")
+            else:
+                found.fields.setdefault(name, []).append(_within(fault, name))
+        if elsewhere or not error.faults:
+            found.general = "; ".join([error.detail, *elsewhere])
+        return found
+
+
+def first_values(sources: Sources, query: Mapping[str, str]) -> Values:
+    """What the form holds when it is opened: the fields that the address names, those of a plan or job, or these.
+
+    Raises NotFound for an id that is none.
+    """
+    values = dict(FIRST)
+    if query.get("example") == "tiny":
+        values |= {"model": [""], "cluster": [""], "global_batch_size": ["16"]}
+        values |= {"profile_text": [_pretty(ModelProfile.parse(tiny_profile()))]}
+        values |= {"topology_text": [_pretty(ClusterTopology.parse(tiny_topology()))]}
+    if "from" in query:
+        values |= _values_of(sources, sources.request_of(query["from"])) | {"from": [query["from"]]}
+    return values | {name: [value] for name, value in query.items() if name not in ("example", "from")}
+
+
+def request_of(sources: Sources, values: Values) -> PlanRequest:
+    """The request that a form makes. Raises InvalidDocument with pointers that lead to its fields, and NotFound."""
+    data: dict[str, Any] = {}
+    if base := _text(values, "from"):
+        data = sources.request_of(base).model_dump(mode="json", exclude_none=True)
+    data["profile"] = _document(sources, values, "profile_text", ModelProfile) or _named(
+        "/model", lambda: sources.profile(_text(values, "model"))
+    )
+    data["topology"] = _document(sources, values, "topology_text", ClusterTopology) or _named(
+        "/cluster", lambda: _cluster(sources, _text(values, "cluster"))
+    )
+    data["update_rules"] = values.get("update_rules", [])
+    for entry in FIELDS:
+        if entry.name in values:
+            text = _text(values, entry.name)
+            _put(data, entry.pointer, entry.read(text) if text else None)
+    data["options"] = dict(_options(values))
+    return PlanRequest.parse(data, units=True)
+
+
+def axes_of(sources: Sources, values: Values, request: PlanRequest) -> Axes:
+    """What a sweep of the form varies; with nothing named, every planner. Raises NotFound for an unknown cluster."""
+    planners = _names(_text(values, "planners"), [one.name for one in judging.planners()])
+    schedules = _names(_text(values, "schedules"), [name for name in choices()["schedules"] if name != "auto"])
+    clusters = [_named("/clusters", partial(_cluster, sources, name)) for name in _list(_text(values, "clusters"))]
+    batches = _sizes(_text(values, "batches"))
+    rules = request.update_rules if values.get("each_rule") else ()
+    if not (planners or schedules or clusters or batches or rules):
+        planners = [one.name for one in judging.planners()]
+    data = {"topologies": clusters, "global_batch_sizes": batches, "planners": planners, "schedules": schedules}
+    try:
+        return Axes.model_validate(data | {"update_rules": rules})
+    except ValidationError as error:
+        faults = tuple(Fault(_AXES[str(each["loc"][0])], each["msg"]) for each in error.errors() if each["loc"])
+        raise InvalidDocument("what shall be compared is not valid", faults=faults) from None
+
+
+def choices() -> dict[str, Any]:
+    """What the form offers."""
+    planners = judging.planners()
+    schedules = dict.fromkeys(name for planner in planners for name in planner.schedules)
+    return {
+        "examples": EXAMPLES,
+        "models": catalogue.model_names(),
+        "clusters": (*catalogue.cluster_names(), *CLUSTER_FORMS),
+        "planners": planners,
+        "schedules": tuple(schedules),
+    }
+
+
+def _values_of(sources: Sources, request: PlanRequest) -> Values:
+    data = request.model_dump(mode="json", exclude_none=True)
+    assert isinstance(request.profile, str)
+    assert isinstance(request.topology, str)
+    values: Values = {
+        "model": [_name_of(sources.store.profile(request.profile), catalogue.profile) or request.profile],
+        "cluster": [_name_of(sources.store.topology(request.topology), catalogue.cluster) or request.topology],
+        "update_rules": list(request.update_rules),
+    }
+    for entry in FIELDS:
+        found: Any = data
+        for step in entry.pointer.split("/")[1:]:
+            found = found.get(step) if found is not None else None
+        values[entry.name] = ["" if found is None else entry.write(found)]
+    return values | {f"option.{request.planner}.{name}": [str(value)] for name, value in request.options.items()}
+
+
+def _name_of(document: D, shipped: Callable[[str], D]) -> str | None:
+    name: str = document.name  # type: ignore[attr-defined]
+    try:
+        return name if shipped(name) == document else None
+    except (NotFound, InvalidDocument):
+        return None
+
+
+def _document(sources: Sources, values: Values, name: str, kind: type[D]) -> D | None:
+    if not (text := _text(values, name)):
+        return None
+    at = {"profile_text": "/profile", "topology_text": "/topology"}[name]
+    try:
+        return kind.parse(load_json(text, f"this {kind.kind}"), units=True)
+    except InvalidDocument as error:
+        inner = tuple(Fault(at + fault.pointer, fault.detail, fault.code) for fault in error.faults)
+        raise InvalidDocument(error.detail, faults=inner or (Fault(at, error.detail),), remedy=error.remedy) from None
+
+
+def _named(pointer: str, find: Callable[[], D]) -> D:
+    try:
+        return find()
+    except PenstockError as error:
+        hint = f"; try: {error.remedy}" if error.remedy else ""
+        raise InvalidDocument(error.detail, faults=(Fault(pointer, error.detail + hint),)) from None
+
+
+def _cluster(sources: Sources, name: str) -> ClusterTopology:
+    if name != AGENTS:
+        return sources.topology(name)
+    found = sources.living()
+    if found is None:
+        raise NotFound("no agent is alive, so there are no devices", remedy="start `penstock agent` on a node")
+    return found
+
+
+def _options(values: Values) -> Iterator[tuple[str, Any]]:
+    """The options of the chosen planner that differ from their defaults."""
+    chosen = _text(values, "planner")
+    planner: PlannerOut | None = next((one for one in judging.planners() if one.name == chosen), None)
+    for name, about in (planner.options if planner else {}).items():
+        text = _text(values, f"option.{chosen}.{name}")
+        readers: dict[str, Callable[[str], Any]] = {"integer": _whole, "number": _number, "boolean": _boolean}
+        value = readers.get(about["type"], str)(text)
+        if text and value != about["default"]:
+            yield name, value
+
+
+def _names(text: str, every: list[str]) -> list[str]:
+    return every if text.lower() == "all" else _list(text)
+
+
+def _list(text: str) -> list[str]:
+    return text.replace(",", " ").split()
+
+
+def _boolean(text: str) -> Any:
+    return {"true": True, "false": False}.get(text.lower(), text)
+
+
+def _put(data: dict[str, Any], pointer: str, value: Any) -> None:
+    *way, last = pointer.split("/")[1:]
+    for step in way:
+        data = data.setdefault(step, {})
+    if value is None:
+        data.pop(last, None)
+    else:
+        data[last] = value
+
+
+def _text(values: Values, name: str) -> str:
+    return values.get(name, [""])[0].strip()
+
+
+def _home(pointer: str, planner: str) -> str | None:
+    """The field that a pointer into the request leads to."""
+    if pointer in ("/model", "/cluster", *_AXES.values()):
+        return pointer[1:]
+    if pointer.startswith("/options/"):
+        return f"option.{planner}.{pointer.removeprefix('/options/')}"
+    homes = {entry.pointer: entry.name for entry in FIELDS} | _HOMES
+    return next((name for start, name in homes.items() if pointer == start or pointer.startswith(start + "/")), None)
+
+
+def _within(fault: Fault, name: str) -> str:
+    """A fault's sentence, with its place where the field holds a whole document."""
+    inner = fault.pointer.partition("/")[2].partition("/")[2]
+    return f"/{inner}: {fault.detail}" if name.endswith("_text") and inner else fault.detail
+
+
+def _pretty(document: Document) -> str:
+    return document.model_dump_json(indent=2, exclude_none=True, exclude_defaults=True)

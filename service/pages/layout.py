@@ -1,0 +1,133 @@
+"""How pages are made: the templates, what all of them can use, and the policy that they are sent with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import version
+from typing import Any
+from urllib.parse import quote
+
+from fastapi import Request, Response
+from fastapi.responses import HTMLResponse, RedirectResponse
+from fastapi.routing import APIRoute
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from penstock.report.words import amount, duration, percent, ranges
+from penstock.schemas.errors import PenstockError, Unauthenticated
+from penstock.service.pages import assets
+from penstock.service.security.principals import Principal
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+NAVIGATION = (
+    ("/plan", "Plan"),
+    ("/jobs", "Jobs"),
+    ("/sweeps", "Sweeps"),
+    ("/runs", "Runs"),
+    ("/agents", "Agents"),
+    ("/cluster", "Cluster"),
+    ("/health", "Health"),
+    ("/docs", "API"),
+)
+
+
+class PageRoute(APIRoute):
+    """A route whose errors are pages too."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The handler, with errors of ours rendered for people."""
+        handle = super().get_route_handler()
+
+        async def handle_as_page(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except Unauthenticated:
+                return RedirectResponse(f"/sign-in?next={quote(request.url.path)}", 303)
+            except PenstockError as error:
+                return error_page(request, error)
+
+        return handle_as_page
+
+
+def page(request: Request, template: str, status: int = 200, **shown: Any) -> HTMLResponse:
+    """A template, filled in."""
+    known = {"here": request.url.path, "url": str(request.base_url).rstrip("/"), "who": _signed_in(request)}
+    return HTMLResponse(_environment().get_template(template).render(known | shown), status, headers=HEADERS)
+
+
+def found_page(request: Request, template: str, shown: dict[str, Any] | None, otherwise: str) -> Response:
+    """A page of what was found; where that is nothing, on to another address."""
+    return RedirectResponse(otherwise, 303) if shown is None else page(request, template, **shown)
+
+
+def error_page(request: Request, error: PenstockError) -> HTMLResponse:
+    """What went wrong, for people."""
+    return page(request, "error.html", error.status, error=error)
+
+
+def _signed_in(request: Request) -> Principal | None:
+    """Who asks, if he had to say so."""
+    principal: Principal | None = getattr(request.state, "principal", None)
+    return principal if principal is not None and principal.key_id is not None else None
+
+
+def when(moment: str | None) -> str:
+    """How long ago an ISO time is, in words; of another day the date."""
+    if moment is None:
+        return "–"
+    at = datetime.fromisoformat(moment)
+    past_s = (datetime.now(UTC) - at).total_seconds()
+    if past_s < 1:
+        return "now"
+    for limit_s, unit_s, unit in ((60, 1, "s"), (3600, 60, "min"), (86400, 3600, "h")):
+        if past_s < limit_s:
+            return f"{past_s // unit_s:.0f} {unit} ago"
+    return f"{at:%Y-%m-%d %H:%M}"
+
+
+def lasting(begin: str | None, end: str | None) -> str:
+    """How long it took from one ISO time to another, or till now."""
+    if begin is None:
+        return "–"
+    until = datetime.now(UTC) if end is None else datetime.fromisoformat(end)
+    return duration(max(0.0, (until - datetime.fromisoformat(begin)).total_seconds()) * 1e9)
+
+
+def gap(value_ns: int | None, bound_ns: int | None) -> str:
+    """By how much a value is above its bound at most."""
+    return percent(value_ns / bound_ns - 1) if value_ns is not None and bound_ns else "–"
+
+
+def short(address: str) -> str:
+    """A hash or an id, as short as people can compare it."""
+    return address.removeprefix("sha256:")[:8] if address.startswith("sha256:") else f"…{address[-8:]}"
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("penstock.service"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals |= {
+        "asset": assets.address,
+        "navigation": NAVIGATION,
+        "version": version("penstock"),
+        "duration": duration,
+        "amount": amount,
+        "percent": percent,
+        "ranges": ranges,
+        "gap": gap,
+    }
+    environment.filters |= {"when": when, "lasting": lasting, "short": short}
+    return environment

@@ -1,0 +1,267 @@
+"""Where pages get from what they show: one tenant's jobs, plans, runs and agents."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from penstock.examples import catalogue
+from penstock.schemas.agents import AgentOut
+from penstock.schemas.errors import Conflict, InvalidDocument, NotFound
+from penstock.schemas.explanation import Explanation
+from penstock.schemas.jobs import JobEvent, JobOut, JobState, RunEvent, RunOut
+from penstock.schemas.plan import PlanFile
+from penstock.schemas.profile import ModelProfile
+from penstock.schemas.request import PlanRequest
+from penstock.schemas.sweep import SweepOut, SweepRequest
+from penstock.schemas.topology import ClusterTopology
+from penstock.schemas.trace import Trace
+from penstock.service.living import living_topology
+from penstock.service.security.principals import Principal
+from penstock.service.services import Service
+from penstock.service.store import Store
+from penstock.service.tables import ACTIVE, iso, jobs, now_ms, workers
+from penstock.service.tasks import run_task
+
+
+class NotTried(InvalidDocument):
+    """Changes that could not be tried."""
+
+    title = "That could not be tried"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request in a few words."""
+
+    model: str
+    cluster: str
+    global_batch_size: int
+    planner: str
+    schedule: str
+    update_rules: tuple[str, ...]
+    limit_ns: int | None
+
+
+class WorkerSeen(NamedTuple):
+    """A process that solves jobs, as the database knows it."""
+
+    id: str
+    host: str
+    pid: int
+    slots: int
+    started_at: str
+    seen_at: str
+    version: str
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What ``who`` may see in the service."""
+
+    service: Service
+    who: Principal
+
+    @classmethod
+    def of(cls, service: Service, who: Principal) -> Sources:
+        """What one who asks may see."""
+        return cls(service, who)
+
+    @property
+    def tenant(self) -> str:
+        """Whose everything is."""
+        return self.who.tenant
+
+    @property
+    def store(self) -> Store:
+        """The tenant's documents."""
+        return self.service.stores.of(self.tenant)
+
+    def jobs(self, before: str | None, limit: int, state: JobState | None = None) -> list[JobOut]:
+        """Jobs, the newest first."""
+        return self.service.queue.recent(self.tenant, before, limit, state)
+
+    def job(self, job_id: str) -> JobOut:
+        """A job with its result. Raises NotFound."""
+        return self.service.queue.job(self.tenant, job_id)
+
+    def stop(self, job_id: str, how: str) -> None:
+        """Cancel or finish a job. Raises NotFound and Conflict."""
+        self.service.queue.stop(self.tenant, job_id, how)
+
+    def retry(self, job_id: str) -> None:
+        """Try a job again that failed or was cancelled. Raises NotFound and Conflict."""
+        self.service.queue.retry(self.tenant, job_id)
+
+    def submit_sweep(self, request: SweepRequest) -> SweepOut:
+        """Ask every case of a sweep. Raises as ``submit``."""
+        return self.service.sweeps.submit(self.who, request)
+
+    def sweep(self, sweep_id: str) -> SweepOut:
+        """A sweep with its rows. Raises NotFound."""
+        return self.service.sweeps.sweep(self.tenant, sweep_id)
+
+    def sweeps(self, before: str | None, limit: int) -> list[SweepOut]:
+        """Sweeps, the newest first, without their rows."""
+        return self.service.sweeps.recent(self.tenant, before, limit)
+
+    def swept_model(self, sweep_id: str) -> str:
+        """The model that a sweep is about; a dash where none of its cases was ever asked."""
+        return _swept_model(self, sweep_id)
+
+    def cancel_sweep(self, sweep_id: str) -> None:
+        """Cancel the cases of a sweep that have not ended. Raises NotFound and Conflict."""
+        self.service.sweeps.stop(self.tenant, sweep_id, "cancel")
+
+    def explanation(self, file: PlanFile, what_ifs: Sequence[str]) -> Explanation:
+        """A plan's explanation with what other requests would give, from a process of its own.
+
+        Raises InvalidDocument and UnsupportedRequest for changes that make no sense.
+        """
+        task = {
+            "task": "explain",
+            "entry": "penstock.explaining:explain",
+            "file": file.model_dump(mode="json"),
+            "how": {"what_if": list(what_ifs), "planner": None, "max_plans": 20, "layout": None},
+        }
+        told: list[dict[str, Any]] = []
+        problem = run_task(self.service.forkserver, task, self.service.settings.max_solve_s, told.append)
+        if problem is not None:
+            raise NotTried(problem.detail, remedy=problem.remedy)
+        return Explanation.model_validate(next(one["result"] for one in reversed(told) if "result" in one))
+
+    def events(self, job_id: str) -> list[JobEvent]:
+        """The begin of a job's story."""
+        return self.service.queue.events(self.tenant, job_id, 0)
+
+    def asked(self, request_hash: str) -> Asked:
+        """A stored request in a few words. Raises NotFound."""
+        return _asked(self, request_hash)
+
+    def submit(self, request: PlanRequest) -> JobOut:
+        """A finished job where the answer is known, else the one that is under way."""
+        submitted = self.service.planning.submit(self.who, request)
+        if submitted.answer is not None:
+            return JobOut.model_validate_json(submitted.answer)
+        return self.job(submitted.job_id)
+
+    def plan_hash(self, plan_or_job: str) -> str:
+        """The plan of an id. Raises NotFound, and Conflict for a job without one."""
+        return self.service.planning.of(self.tenant).plan_hash(plan_or_job)
+
+    def plan_file(self, plan_or_job: str) -> PlanFile:
+        """A plan with its request. Raises NotFound and Conflict."""
+        return self.store.plan_file(self.plan_hash(plan_or_job))
+
+    def request_of(self, plan_or_job: str) -> PlanRequest:
+        """The request of a job or of a plan, with profile and topology as hashes. Raises NotFound."""
+        if plan_or_job.startswith("sha256:"):
+            address = self.store.plan(plan_or_job).request_hash
+        else:
+            address = self.job(plan_or_job).request_hash
+        return PlanRequest.model_validate_json(self.store.body("plan request", address))
+
+    def runs(self, before: str | None, limit: int) -> list[RunOut]:
+        """Runs, the newest first."""
+        return self.service.runs.recent(self.tenant, before, limit)
+
+    def run(self, run_id: str) -> RunOut:
+        """A run. Raises NotFound."""
+        return self.service.runs.run(self.tenant, run_id)
+
+    def run_events(self, run_id: str) -> list[RunEvent]:
+        """The begin of a run's story."""
+        return self.service.runs.events(self.tenant, run_id, 0)[0]
+
+    def cancel_run(self, run_id: str) -> None:
+        """Stop a run. Raises NotFound and Conflict."""
+        self.service.runs.cancel(self.tenant, run_id)
+
+    def trace(self, run_id: str) -> Trace | None:
+        """What a run measured, if it did."""
+        try:
+            return self.service.runs.trace(self.tenant, run_id)
+        except (NotFound, Conflict):
+            return None
+
+    def agents(self) -> list[AgentOut]:
+        """All agents that were ever here."""
+        return self.service.agents.everybody(self.tenant)
+
+    def living(self) -> ClusterTopology | None:
+        """What living agents offer, with the links that are known; None while nobody lives."""
+        try:
+            return living_topology(self.agents(), self.store.newest_topologies())
+        except NotFound:
+            return None
+
+    def workers(self) -> list[WorkerSeen]:
+        """The workers that are alive, whoever asks."""
+        alive = workers.c.seen_ms > now_ms() - int(self.service.settings.lease_s * 1000)
+        with self.service.database.read() as connection:
+            rows = connection.execute(sa.select(workers).where(alive).order_by(workers.c.id)).mappings().all()
+        return [
+            WorkerSeen(
+                **{name: row[name] for name in ("id", "host", "pid", "slots", "version")},
+                started_at=iso(row["started_ms"]),
+                seen_at=iso(row["seen_ms"]),
+            )
+            for row in rows
+        ]
+
+    def job_counts(self) -> dict[str, int]:
+        """How many jobs wait and how many are under way."""
+        query = (
+            sa.select(jobs.c.state, sa.func.count().label("number"))
+            .where(jobs.c.tenant == self.tenant, jobs.c.state.in_(ACTIVE))
+            .group_by(jobs.c.state)
+        )
+        with self.service.database.read() as connection:
+            return {row.state: row.number for row in connection.execute(query)}
+
+    def up_s(self) -> float:
+        """For how long this process has served."""
+        return time.monotonic() - self.service.started
+
+    def profile(self, name: str) -> ModelProfile:
+        """A shipped profile by its name, or a stored one by its hash. Raises NotFound."""
+        return self.store.profile(name) if name.startswith("sha256:") else catalogue.profile(name)
+
+    def topology(self, name: str) -> ClusterTopology:
+        """A shipped cluster by its name or form, or a stored one by its hash. Raises NotFound and InvalidDocument."""
+        return self.store.topology(name) if name.startswith("sha256:") else catalogue.cluster(name)
+
+    def words(self, jobs: Iterable[JobOut]) -> dict[str, Asked]:
+        """What each of the jobs asks for, by the hash of its request."""
+        return {job.request_hash: self.asked(job.request_hash) for job in jobs}
+
+
+@lru_cache(maxsize=1024)
+def _swept_model(sources: Sources, sweep_id: str) -> str:
+    job_ids = (row.job_id for row in sources.sweep(sweep_id).rows if row.job_id is not None)
+    for job_id in job_ids:
+        with suppress(NotFound):
+            return sources.asked(sources.job(job_id).request_hash).model
+    return "–"
+
+
+@lru_cache(maxsize=2048)
+def _asked(sources: Sources, request_hash: str) -> Asked:
+    store = sources.store
+    request: dict[str, Any] = json.loads(store.body("plan request", request_hash))
+    return Asked(
+        model=json.loads(store.body("profile", request["profile"]))["name"],
+        cluster=json.loads(store.body("topology", request["topology"]))["name"],
+        global_batch_size=request["global_batch_size"],
+        planner=request.get("planner", "auto"),
+        schedule=request.get("schedule", "auto"),
+        update_rules=tuple(request.get("update_rules", ("synchronous",))),
+        limit_ns=request.get("termination", {}).get("time_limit_ns"),
+    )

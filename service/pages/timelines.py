@@ -1,0 +1,81 @@
+"""Timelines as data for the script that draws them, and as one file that needs no service."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from penstock.explaining import explanation, judged, page, picture
+from penstock.report.explained import marks
+from penstock.report.payload import Mark, finer, payload
+from penstock.report.picture import Picture, picture_of_trace
+from penstock.schemas.errors import NotFound
+from penstock.service.pages.plan_view import view
+from penstock.service.pages.sources import Sources
+
+
+class Part(NamedTuple):
+    """A part of a timeline, and in how many columns it is wanted."""
+
+    from_ns: int
+    to_ns: int
+    columns: int
+
+
+class _Drawn(NamedTuple):
+    picture: Picture
+    path: tuple[Mark, ...]
+    view: dict[str, Any]
+
+
+def plan_view(sources: Sources, address: str) -> dict[str, Any]:
+    """What a plan's page shows. Raises NotFound, and InvalidPlan where it cannot be simulated."""
+    return _drawn(sources, address).view
+
+
+def of_plan(sources: Sources, address: str, part: Part | None) -> dict[str, Any]:
+    """A plan's timeline, or a part of it in finer columns. Raises as ``plan_view``."""
+    drawn = _drawn(sources, address)
+    if part is not None:
+        return finer(drawn.picture, *part)
+    return payload(drawn.picture, "predicted", drawn.path)
+
+
+def of_run(sources: Sources, run_id: str, part: Part | None) -> dict[str, Any]:
+    """What a run was predicted to do, and above it what its ranks measured. Raises NotFound while nothing is."""
+    trace = sources.trace(run_id)
+    if trace is None:
+        raise NotFound(f"run {run_id!r} has measured no step yet")
+    drawn = _drawn(sources, trace.plan_hash)
+    if part is not None:
+        return finer(drawn.picture, *part)
+    measured = picture_of_trace(trace, sources.store.plan(trace.plan_hash))
+    return payload(drawn.picture, "predicted and measured", drawn.path, measured=measured)
+
+
+def as_json(data: dict[str, Any]) -> bytes:
+    """Data as it is sent."""
+    return json.dumps(data, separators=(",", ":")).encode()
+
+
+def report(sources: Sources, plan_or_job: str) -> str:
+    """A plan's report as one file. Raises as ``plan_view``."""
+    return page(sources.plan_file(plan_or_job))
+
+
+def run_report(sources: Sources, run_id: str) -> str:
+    """A run's report as one file: prediction and measurement. Raises NotFound while nothing is measured."""
+    trace = sources.trace(run_id)
+    if trace is None:
+        raise NotFound(f"run {run_id!r} has measured no step yet")
+    return page(sources.store.plan_file(trace.plan_hash), trace)
+
+
+@lru_cache(maxsize=8)
+def _drawn(sources: Sources, address: str) -> _Drawn:
+    file = sources.store.plan_file(address)
+    found = judged(file)
+    explained = explanation(file, found, (), None, 1, None, lambda _words: None)
+    drawn = picture(found)
+    return _Drawn(drawn, marks(explained, found.judgement.plan, drawn), view(file, found, explained, drawn))

@@ -1,0 +1,26 @@
+/* The form that asks for a plan: schedules and options of the chosen planner only, files read into their fields. */
+
+const planner = document.getElementById("planner"), schedule = document.getElementById("schedule");
+const hint = document.getElementById("planner-hint");
+
+function fit() {
+  const chosen = planner.selectedOptions[0], own = chosen.dataset.schedules.split(" ");
+  for (const option of schedule.options) {
+    option.hidden = option.disabled = !own.includes(option.value);
+  }
+  if (schedule.selectedOptions[0]?.disabled) schedule.value = "auto";
+  for (const details of document.querySelectorAll("[data-planner]")) details.hidden = details.dataset.planner !== planner.value;
+  if (hint) hint.textContent = `${chosen.dataset.summary}.`;
+}
+
+planner.addEventListener("change", fit);
+fit();
+
+for (const input of document.querySelectorAll("input[type=file][data-into]")) {
+  input.addEventListener("change", async () => {
+    if (input.files[0]) document.getElementById(input.dataset.into).value = await input.files[0].text();
+  });
+}
+
+const faults = document.getElementById("faults");
+if (faults) faults.focus();
