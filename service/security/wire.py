@@ -1,23 +1,48 @@
-"""Connections that cost too much are dropped: heads that never end or are too long, and answers that nobody reads.
+"""How connections are taken: over TLS or not, and dropped when they cost too much.
 
-uvicorn bounds what it buffers of an answer, and then waits for the client for ever; it waits for ever, too, for the
-head of a first request. A held answer is not slow: nothing waits to be sent.
+That is: heads that never end or are too long, and answers that nobody reads. uvicorn bounds what it buffers of an
+answer, and then waits for the client for ever; it waits for ever, too, for the head of a first request. A held answer
+is not slow: nothing waits to be sent.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ssl
 import sys
 from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.jobs import ProblemDetails
 from penstock.service.problems import MEDIA_TYPE
+from penstock.service.settings import Settings
 
 MAX_HEAD_BYTES = 32 * 2**10
 """Of the request line and the headers together."""
+
+
+def options(settings: Settings) -> dict[str, Any]:
+    """What uvicorn is told about connections. Raises InvalidDocument for a certificate that cannot be used."""
+    chosen: dict[str, Any] = {
+        "http": patient(settings.slow_client_s),
+        "ws": "none",
+        "h11_max_incomplete_event_size": MAX_HEAD_BYTES,
+    }
+    if settings.tls_certificate is None:
+        if settings.tls_key is not None:
+            raise InvalidDocument("tls_key is of no use alone", remedy="set tls_certificate as well")
+        return chosen
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(settings.tls_certificate, settings.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidDocument(
+            f"tls_certificate {str(settings.tls_certificate)!r} and its key cannot be used: {error}",
+            remedy="give PEM files that the service may read: the certificate with its chain, and the key that fits it",
+        ) from None
+    return chosen | {"ssl_certfile": settings.tls_certificate, "ssl_keyfile": settings.tls_key}
 
 
 def patient(slow_s: float) -> type[asyncio.Protocol]:
