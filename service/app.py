@@ -23,7 +23,7 @@ from penstock.schemas.errors import Unreachable
 from penstock.service import logs, negotiation, openapi, problems
 from penstock.service.observing import Observing
 from penstock.service.routes import agents, documents, health, pages, plans, runs
-from penstock.service.security import answers
+from penstock.service.security import answers, wire
 from penstock.service.services import Service
 from penstock.service.settings import Settings
 
@@ -73,14 +73,16 @@ def serve(settings: Settings | None = None) -> None:
     settings = settings or Settings.load()
     settings.refuse_open_doors()
     logs.configure(settings.log_format, settings.log_level)
+    connections = wire.options(settings)
     app = create_app(settings)
     service: Service = app.state.service
     service.database.create()
     listener = _listen(settings)
     host, port = listener.getsockname()[:2]
-    log.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+    scheme = "http" if settings.tls_certificate is None else "https"
+    log.info("listening on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
     config = uvicorn.Config(
-        app, log_config=None, access_log=False, timeout_graceful_shutdown=GRACE_S, timeout_keep_alive=60
+        app, log_config=None, access_log=False, timeout_graceful_shutdown=GRACE_S, timeout_keep_alive=60, **connections
     )
     _Server(config, service).run(sockets=[listener])
 
