@@ -110,6 +110,7 @@ class Agent:
         self._interface = interface_of(self._address)
         self._peer = _peer_of(settings, devices)
         self._incarnation = secrets.token_hex(8)
+        self._name_until = time.monotonic() + settings.name_wait_s
         self._state = State(
             Offer(
                 settings.name,
@@ -236,9 +237,11 @@ class Agent:
         name, server = self._settings.name, self._settings.server
         detail = _problem(answer)
         if answer.status_code == httpx.codes.CONFLICT:
+            if not self._was_synced and time.monotonic() < self._name_until:
+                raise _Retry(f"status 409: {detail}")
             raise Conflict(
                 f"the service at {server} already has a living agent called {name!r}: {detail}",
-                remedy="give this one another --name; after a crash, wait until the service has noticed it",
+                remedy="give this one another --name, or end the other",
             )
         if answer.status_code in (401, 403):
             raise Unreachable(

@@ -71,6 +71,11 @@ class AgentSettings(Document):
     stop_grace_s: float = Field(
         default=30, ge=0, description="between SIGTERM and SIGKILL: time for ranks to save when they are told to end"
     )
+    name_wait_s: float = Field(
+        default=15,
+        ge=0,
+        description="at its start: how long the service may take to notice that the last agent of this name is dead",
+    )
     log_directory: Path | None = Field(default=None, description="keeps what ranks write; none: until the agent ends")
     log_bytes: int = Field(default=10_000_000, ge=1000, strict=True, description="of each rank; older lines go")
     log_runs: int = Field(default=20, ge=1, strict=True, description="of how many runs logs are kept")

@@ -307,11 +307,20 @@ def test_an_answer_that_passes_is_tried_again(service, project):
 )
 def test_a_refused_agent_ends_with_a_sentence(service, project, status, error, words):
     service.answer_with = problem(status, "incarnation x is alive")
-    agent = Running(service.url, project)
+    agent = Running(service.url, project, name_wait_s=0)
     agent.thread.join(LIMIT_S)
     assert isinstance(agent.error, error)
     assert words in str(agent.error)
     assert "\n  try: " in str(agent.error)
+
+
+def test_a_new_agent_waits_for_the_name_of_a_dead_one(service, project):
+    service.answer_with = problem(409, "incarnation x is alive")
+    with running(service, project) as agent:
+        agent.wait_until_said("status 409: incarnation x is alive")
+        service.answer_with = None
+        agent.wait_until_said(f"{service.url} answers")
+    assert agent.error is None
 
 
 @pytest.mark.parametrize(
