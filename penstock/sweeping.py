@@ -81,13 +81,22 @@ def _combined(fields: dict[str, Any], values: dict[str, Any]) -> PlanRequest:
         raise InvalidDocument(f"the case {shown} is no plan request: {error.detail}", faults=error.faults) from None
 
 
+def figures(result: ResultOut) -> dict[str, Any]:
+    """What a row says of a planner's answer."""
+    return {
+        "state": "succeeded",
+        "status": result.status,
+        "why": result.why,
+        "seconds": round(result.seconds, 6),
+        "gap": next((c.gap for c in result.certificates if c.scope == REQUEST_SCOPE), None),
+        "plan_hash": result.plan_hash,
+        **({} if result.plan is None else _figures_of(result.plan)),
+    }
+
+
 def answered(case: Case, result: ResultOut) -> SweepRow:
     """The row of a planner's answer."""
-    known: dict[str, Any] = {"status": result.status, "why": result.why, "seconds": round(result.seconds, 6)}
-    known["gap"] = next((c.gap for c in result.certificates if c.scope == REQUEST_SCOPE), None)
-    if result.plan is not None:
-        known |= {"plan_hash": result.plan_hash, **_figures(result.plan)}
-    return case.row(state="succeeded", **known)
+    return case.row(**figures(result))
 
 
 def refused(case: Case, problem: ProblemDetails) -> SweepRow:
@@ -96,7 +105,7 @@ def refused(case: Case, problem: ProblemDetails) -> SweepRow:
     return case.row(state=state, why=f"{problem.detail}; {problem.remedy}" if problem.remedy else problem.detail)
 
 
-def _figures(plan: Plan) -> dict[str, Any]:
+def _figures_of(plan: Plan) -> dict[str, Any]:
     assert plan.prediction is not None
     time_ns = plan.prediction.time_per_global_batch_ns
     stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]

@@ -84,6 +84,10 @@ class JobOut(Part):
     id: str
     state: JobState
     request_hash: ContentHash
+    planner: str | None = Field(default=None, description="that was asked for")
+    tag: str | None = None
+    priority: int = Field(default=0, description="higher ones start first")
+    parent_id: str | None = Field(default=None, description="the sweep that it belongs to")
     created_at: str
     started_at: str | None = None
     finished_at: str | None = None
@@ -261,8 +265,8 @@ class DocumentOut(Part):
     """A stored document, in a list."""
 
     hash: ContentHash
-    name: str
-    bytes: Count = Field(description="of its canonical JSON")
+    name: str | None = Field(description="what it calls itself; null of documents from before names were kept")
+    size_bytes: Count | None = Field(description="of its canonical JSON")
     created_at: str
     href: str
 

@@ -32,6 +32,7 @@ from penstock.service.planning import Planning
 from penstock.service.replanning import requests_for
 from penstock.service.run_rows import busy_places, row_of
 from penstock.service.runs import Runs
+from penstock.service.security.principals import nobody
 
 POLL_S = 0.5
 """Agents grow old and solves end without a word on the topic of recovering runs."""
@@ -102,11 +103,12 @@ class Recovery:
             return
         options = RunOptions.model_validate(row["options"])
         assert isinstance(first, str)
+        planning = self._planning.of(tenant)
         for plan_hash in dict.fromkeys((first, row["plan_hash"])):
-            file = self._planning.plan_file(plan_hash)
+            file = planning.plan_file(plan_hash)
             if _devices(file) <= _free(present, busy) and self._begin(run_id, file, options, row["steps"], present):
                 return
-        self._plan_again(run_id, row, self._planning.plan_file(first), options, present, busy)
+        self._plan_again(run_id, row, planning.plan_file(first), options, present, busy)
 
     def _down_for_s(self, run_id: str) -> float:
         """How long ago the run's last generation ended, by the clock of the database."""
@@ -149,12 +151,13 @@ class Recovery:
     ) -> None:
         """Ask for a plan for what is left, or see what came of it. ``replans``: a job's id, or why there was none."""
         replans = [dict(one) for one in row["replans"]]
+        principal = nobody(row["tenant"])
         while replans and "job" in replans[-1]:
-            job = self._queue.job(replans[-1]["job"])
+            job = self._queue.job(principal.tenant, replans[-1]["job"])
             if job.state in ACTIVE:
                 return
             if job.result is not None and job.result.plan_hash is not None:
-                file = self._planning.plan_file(job.result.plan_hash)
+                file = self._planning.of(principal.tenant).plan_file(job.result.plan_hash)
                 if not self._begin(run_id, file, options, row["steps"], present):
                     self._note(run_id, [])
                 return
@@ -168,7 +171,7 @@ class Recovery:
                 )
             )
         try:
-            submitted = self._planning.submit(requests[len(replans)])
+            submitted = self._planning.submit(principal, requests[len(replans)])
         except PenstockError as error:
             replans.append({"why": error.detail})
         else:

@@ -13,8 +13,10 @@ from penstock.service import judging
 from penstock.service.agents import Agents
 from penstock.service.database import Database
 from penstock.service.forkserver import PRELOAD, WARM, Forkserver
+from penstock.service.idempotency import Idempotency
 from penstock.service.jobs import JobQueue
 from penstock.service.judging import ProgramCache
+from penstock.service.leases import Leases
 from penstock.service.metrics import DatabaseCollector
 from penstock.service.notifier import Notifier
 from penstock.service.planning import Planning
@@ -24,9 +26,14 @@ from penstock.service.runs import Runs
 from penstock.service.security.door import Door
 from penstock.service.settings import Settings
 from penstock.service.store import Stores
+from penstock.service.submissions import Submissions
+from penstock.service.sweeps import Sweeps
 from penstock.service.tables import DEFAULT_TENANT
 from penstock.service.worker import Worker
 from penstock.solvers.processors import available_processors
+
+LOST_S = 60.0
+"""Beside the longest wait: when a request that was not answered is taken to have been lost with its process."""
 
 
 class Service:
@@ -39,31 +46,25 @@ class Service:
         """From the first SIGTERM on: not ready, and nothing new is taken."""
         self.notifier = Notifier()
         self.heavy = CapacityLimiter(max(2, available_processors()))
-        """How many threads judge, lower and compare at a time, so that the others stay free."""
+        """How many threads judge and lower at a time, so that the others stay free."""
+        self.children = CapacityLimiter(max(2, available_processors()))
+        """How many children compare and explain at a time."""
         self.database = Database(
             settings.database_url(), connections=settings.database_connections, upgrade=settings.upgrade_database
         )
         self.relay = Relay(self.database, self._heard)
         self.stores = Stores(self.database)
         self.store = self.stores.of(DEFAULT_TENANT)
-        self.queue = JobQueue(
-            self.database, self._publish, lease_s=settings.lease_s, max_attempts=settings.max_attempts
-        )
+        self.queue = JobQueue(self.database, self._publish)
         self.door = Door(self.database, settings)
         self.forkserver = Forkserver(WARM if settings.warm_up else PRELOAD)
-        self.worker = Worker(
-            self.queue,
-            self.store,
-            self.forkserver,
-            slots=settings.slots,
-            entry=settings.solve_entry,
-            lease_s=settings.lease_s,
-            solve_grace_s=settings.solve_grace_s,
-            kill_grace_s=settings.kill_grace_s,
-            workers=settings.solve_workers or max(1, available_processors() // max(1, settings.slots)),
-        )
-        self.planning = Planning(self.store, self.queue, max_solve_s=settings.max_solve_s, nudge=self.worker.nudge)
-        self.programs = ProgramCache(self.store.plan_file)
+        leases = Leases(self.database, self._publish, lease_s=settings.lease_s, max_attempts=settings.max_attempts)
+        self.worker = Worker(self.database, leases, self.stores, self.forkserver, settings, hourly=lambda: None)
+        self.planning = Planning(self.stores, self.queue, max_solve_s=settings.max_solve_s, nudge=self.worker.nudge)
+        self.sweeps = Sweeps(self.database, self.stores, self.planning, self.queue, max_cases=settings.max_sweep_cases)
+        self.programs = ProgramCache(self.stores)
+        self.submissions = Submissions(self.stores, self.planning)
+        self.idempotency = Idempotency(self.database, lost_s=settings.max_wait_s + LOST_S)
         self.runs = Runs(self.database, self.notifier.publish)
         self.agents = Agents(
             self.database, self.notifier, self.runs, hold_s=settings.agent_hold_s, timeout_s=settings.agent_timeout_s
@@ -119,5 +120,4 @@ class Service:
             self.notifier.publish_all()
         else:
             self._publish(topic)
-        if topic in ("jobs", None):
-            self.worker.nudge()
+        self.worker.heard(topic)

@@ -41,6 +41,10 @@ class Settings(BaseSettings):
     solve_workers: int = Field(
         default=0, ge=0, le=256, description="processes of one solve; 0: the processors divided by the slots"
     )
+    solve_memory_bytes: int = Field(
+        default=0, ge=0, description="a process of a solve may take so much beyond what is loaded; 0: any amount"
+    )
+    max_sweep_cases: int = Field(default=1000, ge=1, description="plan requests of one sweep")
     solve_entry: str = Field(default="penstock.api:solve", description="module:function that answers a plan request")
     compare_entry: str = Field(default="penstock.api:compare", description="module:function that compares planners")
     lease_s: float = Field(default=30.0, gt=0, description="a worker that is silent for longer has lost its job")

@@ -1,8 +1,8 @@
-"""The built-in worker: claims jobs, and looks after one killable child process per solve.
+"""A worker: claims jobs, and looks after one killable child process per solve.
 
-A child that does not come back is ended in three steps: its request's own time limit, then SIGTERM, then SIGKILL. The
-best plan that it has reported until then is its answer. The worker's death ends its children; its own end hands the
-jobs back.
+It is the same in the service and in ``penstock worker``. A child that does not come back is ended in three steps: its
+request's own time limit, then SIGTERM, then SIGKILL. The best plan that it has reported until then is its answer. The
+worker's death ends its children; its own end hands the jobs back.
 """
 
 from __future__ import annotations
@@ -13,36 +13,46 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.schemas.errors import Unreachable
+from penstock.schemas.errors import PenstockError, Unreachable
 from penstock.schemas.jobs import ProblemDetails, ResultOut
 from penstock.schemas.plan import Plan
 from penstock.schemas.request import PlanRequest
+from penstock.service import metrics
 from penstock.service.child import Child
 from penstock.service.cut_off import best_so_far
+from penstock.service.database import Database, DatabaseAway
 from penstock.service.forkserver import Forkserver
-from penstock.service.jobs import Claim, JobQueue, new_id
-from penstock.service.store import Store
+from penstock.service.job_rows import new_id
+from penstock.service.leases import Claim, Leases
+from penstock.service.logs import about
+from penstock.service.settings import Settings
+from penstock.service.store import Stores
 from penstock.service.tasks import crashed, death, drain, end, lines, send
+from penstock.service.workers import Attendance
+from penstock.solvers.processors import available_processors
 
-IDLE_POLL_S = 1.0
+IDLE_POLL_S = 0.5
+AGAIN_S = 0.5
+"""From a database that is away to the next try."""
 
 log = logging.getLogger("penstock.service")
 
 
 @dataclass
 class Solve:
-    """What is known of a running child."""
+    """What is known of a running child. ``renewed``: when the lease was, by our clock."""
 
     claim: Claim
     request: PlanRequest
-    started: float
-    deadline: float
     wake: socket.socket
+    deadline: float
+    started: float
+    renewed: float
     best: Plan | None = None
     result: ResultOut | None = None
     problem: ProblemDetails | None = None
@@ -51,31 +61,34 @@ class Solve:
 
 
 class Worker:
-    """``slots`` threads, each with one solve at a time; ``workers``: processes of a solve."""
+    """``settings.slots`` threads, each with one solve at a time, and one that says that the worker lives.
+
+    ``hourly`` is called once an hour by one of all workers of the database.
+    """
 
     def __init__(
         self,
-        queue: JobQueue,
-        store: Store,
+        database: Database,
+        leases: Leases,
+        stores: Stores,
         forkserver: Forkserver,
-        *,
-        slots: int,
-        entry: str,
-        lease_s: float,
-        solve_grace_s: float,
-        kill_grace_s: float,
-        workers: int,
+        settings: Settings,
+        hourly: Callable[[], object],
     ) -> None:
-        self._queue, self._store, self._forkserver = queue, store, forkserver
-        self._entry = entry
-        self._processes = workers
-        self._beat_s = lease_s / 3
-        self._solve_grace_s, self._kill_grace_s = solve_grace_s, kill_grace_s
-        self._owner = f"{socket.gethostname()}:{os.getpid()}:{new_id()[-6:]}"[-64:]
+        self._leases, self._stores, self._forkserver, self._settings = leases, stores, forkserver, settings
+        self._hourly = hourly
+        self._beat_s = settings.lease_s / 3
+        self._processes = settings.solve_workers or max(1, available_processors() // max(1, settings.slots))
+        self.owner = f"{socket.gethostname()}:{os.getpid()}:{new_id()[-6:]}"[-128:]
+        self._attendance = Attendance(database, self.owner, settings.slots, settings.lease_s)
         self._work = threading.Condition()
         self._ending = False
         self._wakers: dict[str, socket.socket] = {}
-        self._threads = [threading.Thread(target=self._loop, name=f"solve-{i}", daemon=True) for i in range(slots)]
+        self._threads = [
+            threading.Thread(target=self._loop, name=f"solve-{i}", daemon=True) for i in range(settings.slots)
+        ]
+        if settings.slots:
+            self._threads.append(threading.Thread(target=self._attend, name="attendance", daemon=True))
 
     def start(self) -> None:
         """Begin to work."""
@@ -90,7 +103,8 @@ class Worker:
             for waker in self._wakers.values():
                 _poke(waker)
         for thread in self._threads:
-            thread.join()
+            if thread.ident is not None:
+                thread.join()
 
     def alive(self) -> bool:
         """Whether every thread still works."""
@@ -100,23 +114,60 @@ class Worker:
         """Look at the queue, or at the wishes for one running job, now."""
         with self._work:
             if job_id is None:
-                self._work.notify()
+                self._work.notify_all()
             elif (waker := self._wakers.get(job_id)) is not None:
                 _poke(waker)
+
+    def heard(self, topic: str | None) -> None:
+        """Look at what may have changed in the database; None: anything."""
+        if topic in (None, "jobs"):
+            self.nudge()
+        if topic is None:
+            for job_id in list(self._wakers):
+                self.nudge(job_id)
+        elif topic.startswith("stop:"):
+            self.nudge(topic.removeprefix("stop:"))
+
+    # ---- the worker itself ---------------------------------------------------------------------------------------
+
+    def _attend(self) -> None:
+        """Say now and then that this worker lives; once an hour the eldest one does what is common to all."""
+        last = 0.0
+        while not self._ending:
+            try:
+                if self._attendance.beat() and time.monotonic() - last > 3600:
+                    last = time.monotonic()
+                    self._hourly()
+            except DatabaseAway as away:
+                log.warning("the database cannot be told that this worker lives: %s", away.detail)
+            except Exception:
+                log.exception("the worker met an error beside its jobs; it goes on")
+            self._rest(self._beat_s)
+        with suppress(DatabaseAway):
+            self._attendance.leave()
+
+    def _rest(self, seconds: float) -> None:
+        """Wait, at most until the end."""
+        until = time.monotonic() + seconds
+        with self._work:
+            while not self._ending and (left := until - time.monotonic()) > 0:
+                self._work.wait(left)
 
     def _loop(self) -> None:
         while not self._ending:
             try:
-                claim = self._queue.claim(self._owner)
-                if claim is None:
-                    with self._work:
-                        if not self._ending:
-                            self._work.wait(IDLE_POLL_S)
+                claim = self._leases.claim(self.owner)
+                if claim is not None:
+                    with about(job_id=claim.job_id, tenant=claim.tenant, request_id=claim.request_id):
+                        self._do(claim)
                     continue
-                self._do(claim)
+            except DatabaseAway as away:
+                log.warning("no job can be claimed: %s", away.detail)
             except Exception:
                 log.exception("the worker met an error; it goes on")
-                time.sleep(IDLE_POLL_S)
+            with self._work:
+                if not self._ending:
+                    self._work.wait(IDLE_POLL_S)
 
     def _do(self, claim: Claim) -> None:
         ours, theirs = socket.socketpair()
@@ -127,46 +178,64 @@ class Worker:
         try:
             with ours, theirs:
                 self._solve(claim, ours)
+        except DatabaseAway as away:
+            log.error("the job waits until its lease is over: %s", away.detail)
         except Unreachable as gone:
-            log.error("job %s goes back to the queue: %s", claim.job_id, gone)
-            self._queue.give_up(claim)
+            log.error("the job goes back to the queue: %s", gone)
+            self._leases.give_up(claim)
+        except PenstockError as error:
+            self._leases.finish(claim, "failed", error=ProblemDetails.of(error))
         except Exception:
-            log.exception("job %s: the worker met an error", claim.job_id)
-            error = crashed("the worker met an error of its own; the service's log has the reason")
-            self._queue.finish(claim, "failed", error=error)
+            log.exception("the worker met an error")
+            problem = crashed("the worker met an error of its own; the service's log has the reason")
+            self._leases.finish(claim, "failed", error=problem)
         finally:
             with self._work:
                 del self._wakers[claim.job_id]
 
+    # ---- one solve -----------------------------------------------------------------------------------------------
+
     def _solve(self, claim: Claim, wake: socket.socket) -> None:
-        request = self._store.request(claim.request_hash)
-        started = time.monotonic()
-        deadline = started + claim.limit_ms / 1000 + self._solve_grace_s
-        solve = Solve(claim, request, started, deadline, wake)
+        began = time.monotonic()
         child = self._forkserver.spawn()
-        document = request.model_dump(mode="json")
-        task = {"task": "solve", "entry": self._entry, "request": document, "workers": self._processes}
         try:
-            send(child, task)
+            request = self._stores.of(claim.tenant).request(claim.request_hash)
+            started = time.monotonic()
+            deadline = started + claim.limit_ms / 1000 + self._settings.solve_grace_s
+            solve = Solve(claim, request, wake, deadline, started, renewed=began)
+            solve.best = self._leases.best_of_earlier_attempts(claim)
+            send(child, self._task(request))
+            log.info("the solve has started after %.3f s", time.monotonic() - began)
             for message in self._messages(solve, child):
                 self._take(solve, message)
-            status = end(child, self._kill_grace_s)
+            if solve.stop == "hand back":
+                self._leases.hand_back(claim)
+            status = end(child, self._settings.kill_grace_s if solve.stop != "lost" else 0.0)
         finally:
             child.close()
         self._conclude(solve, status)
+
+    def _task(self, request: PlanRequest) -> dict[str, Any]:
+        return {
+            "task": "solve",
+            "entry": self._settings.solve_entry,
+            "request": request.model_dump(mode="json"),
+            "workers": self._processes,
+            "memory_bytes": self._settings.solve_memory_bytes,
+        }
 
     def _messages(self, solve: Solve, child: Child) -> Iterator[dict[str, Any]]:
         """What the child writes, until it ends or has to be ended."""
         next_beat = time.monotonic() + self._beat_s
         while True:
             now = time.monotonic()
-            if now >= solve.deadline:
+            if now >= next_beat:
+                solve.stop = self._beat(solve)
+                next_beat = now + (self._beat_s if solve.renewed >= now else AGAIN_S)
+            if solve.stop is None and now >= solve.deadline:
                 solve.stop = "limit"
-            elif self._ending:
+            if solve.stop is None and self._ending:
                 solve.stop = "hand back"
-            elif now >= next_beat:
-                solve.stop = self._queue.heartbeat(solve.claim)
-                next_beat = now + self._beat_s
             if solve.stop is not None:
                 yield from drain(solve.buffer, child)
                 return
@@ -181,48 +250,100 @@ class Worker:
                     return
                 yield from lines(solve.buffer, chunk)
 
+    def _beat(self, solve: Solve) -> str | None:
+        """Renew the lease; one that could not be renewed in time is as good as lost."""
+        now = time.monotonic()
+        try:
+            stop = self._leases.heartbeat(solve.claim)
+        except DatabaseAway as away:
+            log.warning("the lease is not renewed yet: %s", away.detail)
+            return "lost" if now - solve.renewed > self._settings.lease_s else None
+        solve.renewed = time.monotonic()
+        return stop
+
     def _take(self, solve: Solve, message: dict[str, Any]) -> None:
         match message["kind"]:
             case "incumbent":
-                solve.best = Plan.model_validate(message["plan"])
-                self._queue.report(solve.claim, solve.best)
+                plan = Plan.model_validate(message["plan"])
+                if _value_ns(plan) < _value_ns(solve.best):
+                    solve.best = plan
+                with suppress(DatabaseAway):
+                    self._leases.report(solve.claim, plan)
             case "progress":
-                self._queue.progress(solve.claim, message["bound_ns"], message["working"])
+                with suppress(DatabaseAway):
+                    self._leases.progress(solve.claim, message["bound_ns"], message["working"])
             case "result":
                 solve.result = ResultOut.model_validate(message["result"])
             case "error":
                 solve.problem = ProblemDetails.model_validate(message["problem"])
             case "crash":
-                log.error("job %s: the solver crashed\n%s", solve.claim.job_id, message["traceback"])
+                log.error("the solver crashed\n%s", message["traceback"])
                 solve.problem = crashed("the planner met an error of its own; the service's log has the reason")
 
     def _conclude(self, solve: Solve, status: int) -> None:
-        claim, seconds = solve.claim, time.monotonic() - solve.started
-        if solve.result is not None:
-            self._succeed(solve, solve.result, cacheable=True)
-        elif solve.problem is not None:
-            self._queue.finish(claim, "failed", error=solve.problem)
-        elif solve.stop == "cancel":
-            self._queue.finish(claim, "cancelled")
-        elif solve.stop == "hand back":
-            self._queue.hand_back(claim)
-        elif solve.stop in ("finish", "limit"):
-            self._succeed(solve, self._best_so_far(solve, seconds), cacheable=False)
-        elif solve.stop is None:
-            log.error("job %s: the solver's process ended with status %s", claim.job_id, status)
-            self._queue.finish(claim, "failed", error=death(status))
-        outcome = solve.result.status if solve.result else solve.stop or "failed"
-        log.info("job %s %s after %.3f s (planner %s)", claim.job_id, outcome, seconds, solve.request.planner)
+        seconds = time.monotonic() - solve.started
+        outcome = self._outcome(solve, status, seconds)
+        plan_hash = None if solve.result is None else solve.result.plan_hash
+        metrics.solve_seconds.labels(solve.request.planner, outcome).observe(seconds)
+        facts = {
+            "planner": solve.request.planner,
+            "seconds": round(seconds, 3),
+            "plan_hash": plan_hash,
+        }
+        log.info("the job %s after %.3f s", outcome, seconds, extra=facts)
 
-    def _succeed(self, solve: Solve, result: ResultOut, *, cacheable: bool) -> None:
-        if result.plan is not None:
-            self._store.put(result.plan)
-        self._queue.finish(solve.claim, "succeeded", result=result, keep=cacheable)
+    def _outcome(self, solve: Solve, status: int, seconds: float) -> str:
+        """Write down what came of a solve; say it in a word."""
+        if solve.stop == "hand back":
+            return "went back to the queue"
+        if solve.stop == "lost":
+            log.warning("the lease was lost; what was found is dropped")
+            return "was lost"
+        if solve.stop == "cancel":
+            return self._finish(solve, "cancelled")
+        kept = solve.result is not None
+        if solve.result is None and solve.stop is not None:
+            solve.result = self._best_so_far(solve, seconds)
+        if solve.result is not None:
+            return self._finish(solve, "succeeded", result=solve.result, keep=kept)
+        if solve.problem is None:
+            solve.problem = death(status, self._settings.solve_memory_bytes)
+            log.error("the solver's process ended with status %s: %s", status, solve.problem.detail)
+        return self._finish(solve, "failed", error=solve.problem)
+
+    def _finish(self, solve: Solve, state: Any, *, result: ResultOut | None = None, **more: Any) -> str:
+        """End the job, as soon as the database answers: as long as nobody has taken it, this answer is right."""
+        while True:
+            try:
+                if result is not None and result.plan is not None:
+                    self._stores.of(solve.claim.tenant).put(result.plan)
+                held = self._leases.finish(solve.claim, state, result=result, **more)
+            except DatabaseAway as away:
+                if self._ending:
+                    raise
+                log.warning("what came of the job is not written yet: %s", away.detail)
+                self._rest(AGAIN_S)
+                continue
+            if held and result is not None:
+                _tell_gap(solve.request, result)
+            return (result.status if result is not None else str(state)) if held else "was lost"
 
     def _best_so_far(self, solve: Solve, seconds: float) -> ResultOut:
         limit = f"its limit of {solve.claim.limit_ms / 1000:g} s was over"
         because = "it was asked to finish" if solve.stop == "finish" else limit
         return best_so_far(solve.request, solve.best, because, seconds)
+
+
+def _value_ns(plan: Plan | None) -> float:
+    if plan is None or plan.prediction is None:
+        return float("inf")
+    return plan.prediction.time_per_global_batch_ns
+
+
+def _tell_gap(request: PlanRequest, result: ResultOut) -> None:
+    gaps = [certificate.gap for certificate in result.certificates]
+    if result.plan is not None and gaps:
+        metrics.gap.labels(request.planner).observe(min(gaps))
 
 
 def _poke(waker: socket.socket) -> None:

@@ -16,12 +16,13 @@ from penstock.service import judging
 from penstock.service.problems import problems
 from penstock.service.routes.access import Access, Reader, Runner
 from penstock.service.routes.bodies import json_response, prefer_wait_s, reader, tagged, takes
+from penstock.service.routes.once import OnceRoute
 from penstock.service.routes.stories import After, tell_story
 from penstock.service.run_rows import LIVE
 from penstock.service.samples import tiny_plan_file
 from penstock.service.services import Service
 
-router = APIRouter(prefix="/v1", tags=["runs"])
+router = APIRouter(prefix="/v1", tags=["runs"], route_class=OnceRoute)
 
 RUN_EXAMPLE = {"schema_version": 1, "plan": tiny_plan_file(), "model": "gpt", "steps": 3, "check": True}
 
@@ -119,6 +120,7 @@ async def logs(
 
 
 def _start(service: Service, tenant: str, wanted: RunRequest) -> RunOut:
-    lowered = judging.lowered(service.planning.plan_file(wanted.plan), wanted.options, wanted.steps)
-    service.planning.keep(lowered.file)
+    planning = service.planning.of(tenant)
+    lowered = judging.lowered(planning.plan_file(wanted.plan), wanted.options, wanted.steps)
+    planning.keep(lowered.file)
     return service.runs.create(tenant, wanted, lowered, service.agents.everybody(tenant))

@@ -33,5 +33,10 @@ class Principal:
     max_queued: int | None = None
 
 
+def nobody(tenant: str) -> Principal:
+    """The service itself, working for a tenant: it has no key and no limits."""
+    return Principal(tenant, None, frozenset())
+
+
 EVERYBODY = Principal(DEFAULT_TENANT, None, OPENS["admin"])
 """Whoever asks a service that asks for no keys."""

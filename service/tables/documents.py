@@ -14,6 +14,8 @@ documents = sa.Table(
     sa.Column("kind", sa.String(32), nullable=False),
     sa.Column("body", sa.LargeBinary, nullable=False, comment="canonical JSON, as it is or deflated"),
     sa.Column("created_ms", sa.BigInteger, nullable=False),
+    sa.Column("name", sa.String(512), comment="what it calls itself"),
+    sa.Column("size_bytes", sa.BigInteger, comment="of its canonical JSON"),
     sa.Index("ix_documents_newest", "tenant", "kind", "created_ms"),
 )
 

@@ -16,6 +16,7 @@ jobs = sa.Table(
     sa.Column("state", sa.String(12), nullable=False),
     sa.Column("request_hash", sa.String(71), nullable=False),
     sa.Column("cache_key", sa.String(64), nullable=False),
+    sa.Column("profile_hash", sa.String(71)),
     sa.Column("planner", sa.String(64)),
     sa.Column("tag", sa.String(128)),
     sa.Column("priority", sa.Integer, nullable=False),

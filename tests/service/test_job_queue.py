@@ -1,4 +1,4 @@
-"""The lease queue on SQLite: order, leases, fencing, equal requests, several processes at once."""
+"""The queue on both engines: order, leases, fencing, equal requests, tenants, keys' limits, several processes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,22 @@ import uuid
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
-from penstock.schemas.errors import Conflict, NotFound, Unreachable
+from penstock.api import solve
+from penstock.schemas.errors import Conflict, NotFound, QuotaExceeded, Unreachable
 from penstock.schemas.jobs import ResultOut
+from penstock.schemas.request import PlanRequest
 from penstock.service.database import Database
-from penstock.service.jobs import Claim, JobQueue, new_id
+from penstock.service.jobs import JobQueue, NewJob, new_id
+from penstock.service.leases import Claim, Leases
+from penstock.service.samples import tiny_request
+from penstock.service.tables import answers, api_keys, job_events, jobs, now_ms
+from penstock.service.workers import Attendance
 
 RESULT = ResultOut(status="infeasible", why="too big", seconds=0.1)
 HASH = "sha256:" + "0" * 64
+OURS, THEIRS = "ours", "theirs"
 
 
 class Told(list[str]):
@@ -31,24 +39,41 @@ def told() -> Told:
 
 @pytest.fixture
 def queue(database: Database, told: Told) -> JobQueue:
-    return JobQueue(database, told, lease_s=30, max_attempts=2)
+    return JobQueue(database, told)
 
 
-def add(queue: JobQueue, key: str, priority: int = 0) -> str:
-    job_id, is_new = queue.enqueue(HASH, key, 1000, priority)
+@pytest.fixture
+def leases(database: Database, told: Told) -> Leases:
+    return Leases(database, told, lease_s=30, max_attempts=2)
+
+
+@pytest.fixture
+def losing(database: Database) -> Leases:
+    """Leases that are over as soon as they begin."""
+    return Leases(database, lambda topic: None, lease_s=-1, max_attempts=3)
+
+
+def job(key: str, **more: object) -> NewJob:
+    return NewJob(request_hash=HASH, cache_key=key, limit_ms=1000, **more)  # type: ignore[arg-type]
+
+
+def add(queue: JobQueue, key: str, tenant: str = OURS, **more: object) -> str:
+    job_id, is_new = queue.enqueue(tenant, job(key, **more))
     assert is_new
     return job_id
 
 
-def claim(queue: JobQueue) -> Claim:
-    found = queue.claim("me")
+def claim(leases: Leases) -> Claim:
+    found = leases.claim("me")
     assert found is not None
     return found
 
 
-def expired(database: Database, queue: JobQueue) -> JobQueue:
-    """The same queue, whose leases are over as soon as they begin."""
-    return JobQueue(database, lambda topic: None, lease_s=-1, max_attempts=2)
+def add_key(database: Database, name: str, tenant: str = OURS, **limits: int) -> str:
+    values = {"id": name, "tenant": tenant, "name": name, "hash": name, "scopes": ["solve"]}
+    with database.write() as connection:
+        connection.execute(api_keys.insert().values(**values, created_ms=now_ms(), **limits))
+    return name
 
 
 def test_ids_sort_by_the_time_they_were_made(monkeypatch: pytest.MonkeyPatch):
@@ -60,111 +85,260 @@ def test_ids_sort_by_the_time_they_were_made(monkeypatch: pytest.MonkeyPatch):
     assert {uuid.UUID(one).version for one in made} == {7}
 
 
-def test_higher_priority_first_then_older_first(queue: JobQueue):
-    low = add(queue, "a")
-    high = add(queue, "b", priority=5)
-    assert claim(queue).job_id == high
-    assert claim(queue).job_id == low
-    assert queue.claim("me") is None
+def test_higher_priority_first_then_older_first(queue: JobQueue, leases: Leases):
+    low, high, middle = add(queue, "a", priority=-7), add(queue, "b", priority=5), add(queue, "c")
+    assert [claim(leases).job_id for _ in range(3)] == [high, middle, low]
+    assert leases.claim("me") is None
 
 
-def test_equal_requests_share_a_job_while_it_is_active(queue: JobQueue):
+def test_the_tenant_with_fewer_running_jobs_goes_first(queue: JobQueue, leases: Leases):
+    """Its queue is younger, and yet it need not wait for all that the other tenant has asked before."""
+    ours = [add(queue, f"ours{i}") for i in range(3)]
+    theirs = [add(queue, f"theirs{i}", THEIRS) for i in range(2)]
+    order = [claim(leases).job_id for _ in range(5)]
+    assert order == [ours[0], theirs[0], ours[1], theirs[1], ours[2]]
+    urgent = add(queue, "urgent", priority=1)
+    add(queue, "free", "third")
+    assert claim(leases).job_id == urgent, "fairness is within a priority"
+
+
+def test_a_key_has_no_more_jobs_running_than_it_may(database: Database, queue: JobQueue, leases: Leases):
+    key = add_key(database, "small", max_running=1)
+    first, second = add(queue, "a", key_id=key), add(queue, "b", key_id=key)
+    other = add(queue, "c")
+    one, two = claim(leases), claim(leases)
+    assert [one.job_id, two.job_id] == [first, other]
+    assert leases.claim("me") is None
+    leases.finish(one, "succeeded", result=RESULT)
+    assert claim(leases).job_id == second
+
+
+def test_a_key_queues_no_more_jobs_than_it_may(queue: JobQueue, leases: Leases):
+    first = add(queue, "a", key_id="k", max_queued=1)
+    with pytest.raises(QuotaExceeded, match="1 jobs of this key wait already; it may have 1") as caught:
+        queue.enqueue(OURS, job("b", key_id="k", max_queued=1))
+    assert caught.value.retry_after_s > 0
+    assert queue.enqueue(OURS, job("a", key_id="k", max_queued=1)) == (first, False)
+    claim(leases)
+    add(queue, "b", key_id="k", max_queued=1)
+
+
+def test_equal_requests_share_a_job_while_it_is_active(queue: JobQueue, leases: Leases):
     first = add(queue, "same")
-    assert queue.enqueue(HASH, "same", 1000) == (first, False)
-    running = claim(queue)
-    assert queue.enqueue(HASH, "same", 1000) == (first, False)
-    queue.finish(running, "succeeded", result=RESULT)
-    assert queue.enqueue(HASH, "same", 1000)[1]
+    theirs = add(queue, "same", THEIRS)
+    assert queue.enqueue(OURS, job("same", priority=9)) == (first, False)
+    assert queue.job(OURS, first).priority == 9
+    running = claim(leases)
+    assert running.job_id == first, "the more urgent of equal requests counts"
+    assert queue.enqueue(OURS, job("same")) == (first, False)
+    leases.finish(running, "succeeded", result=RESULT)
+    assert queue.enqueue(OURS, job("same"))[1]
+    assert queue.enqueue(THEIRS, job("same")) == (theirs, False)
 
 
-def test_a_finished_job_tells_its_story(queue: JobQueue, told: Told):
-    job_id = add(queue, "a")
-    queue.finish(claim(queue), "succeeded", result=RESULT)
-    job = queue.job(job_id)
-    assert (job.state, job.attempt, job.result) == ("succeeded", 1, RESULT)
-    assert [(event.sequence, event.data["state"]) for event in queue.events(job_id, 0)] == [
+def test_a_finished_job_tells_its_story(queue: JobQueue, leases: Leases, told: Told):
+    job_id = add(queue, "a", planner="dp", tag="night", parent_id="sweep")
+    leases.finish(claim(leases), "succeeded", result=RESULT)
+    found = queue.job(OURS, job_id)
+    assert (found.state, found.attempt, found.result) == ("succeeded", 1, RESULT)
+    assert (found.planner, found.tag, found.parent_id) == ("dp", "night", "sweep")
+    assert [(event.sequence, event.data["state"]) for event in queue.events(OURS, job_id, 0)] == [
         (1, "queued"),
         (2, "running"),
         (3, "succeeded"),
     ]
-    assert [event.sequence for event in queue.events(job_id, 2)] == [3]
+    assert [event.sequence for event in queue.events(OURS, job_id, 2)] == [3]
     assert told.count(f"job:{job_id}") == 3
 
 
-def test_a_silent_worker_loses_its_job_and_its_right_to_write(database: Database, queue: JobQueue):
+def test_another_tenants_job_is_not_there(queue: JobQueue, leases: Leases):
     job_id = add(queue, "a")
-    silent = claim(expired(database, queue))
-    second = claim(queue)
+    asks = [
+        lambda: queue.job(THEIRS, job_id),
+        lambda: queue.events(THEIRS, job_id, 0),
+        lambda: queue.incumbent(THEIRS, job_id),
+        lambda: queue.stop(THEIRS, job_id, "cancel"),
+        lambda: queue.retry(THEIRS, job_id),
+        lambda: queue.delete(THEIRS, job_id),
+    ]
+    for ask in asks:
+        with pytest.raises(NotFound, match=job_id):
+            ask()
+    assert queue.recent(THEIRS, None, 9) == []
+    assert queue.job(OURS, job_id).state == "queued"
+    leases.finish(claim(leases), "succeeded", result=RESULT, keep=True)
+
+
+def test_a_silent_worker_loses_its_job_and_its_right_to_write(queue: JobQueue, leases: Leases, losing: Leases):
+    job_id = add(queue, "a")
+    silent = claim(losing)
+    second = claim(leases)
     assert (second.job_id, second.attempt) == (job_id, 2)
-    assert queue.heartbeat(silent) == "lost"
-    assert not queue.finish(silent, "succeeded", result=RESULT)
-    assert queue.job(job_id).state == "running"
-    assert queue.heartbeat(second) is None
-    assert queue.finish(second, "succeeded", result=RESULT)
+    assert leases.heartbeat(silent) == "lost"
+    assert not leases.finish(silent, "succeeded", result=RESULT)
+    assert queue.job(OURS, job_id).state == "running"
+    assert leases.heartbeat(second) is None
+    assert leases.finish(second, "succeeded", result=RESULT)
+    assert not leases.finish(silent, "failed")
 
 
-def test_a_job_that_is_lost_too_often_fails(database: Database, queue: JobQueue):
+def test_a_job_that_is_lost_again_waits_and_then_fails(database: Database, queue: JobQueue, losing: Leases):
     job_id = add(queue, "a")
-    losing = expired(database, queue)
-    assert claim(losing).attempt == 1
-    assert claim(losing).attempt == 2
+    assert [claim(losing).attempt, claim(losing).attempt] == [1, 2]
+    assert losing.claim("me") is None, "it has been lost twice, and waits"
+    assert queue.job(OURS, job_id).state == "queued"
+    with database.write() as connection:
+        waits_ms = connection.scalar(sa.select(jobs.c.not_before_ms - now_ms()))
+        assert 0 < waits_ms <= 2000
+        connection.execute(jobs.update().values(not_before_ms=now_ms() - 1))
+    assert claim(losing).attempt == 3
     assert losing.claim("me") is None
-    job = queue.job(job_id)
-    assert job.state == "failed"
-    assert job.error is not None
-    assert job.error.code == "worker-lost"
-    assert "2 times" in job.error.detail
+    ended = queue.job(OURS, job_id)
+    assert ended.state == "failed"
+    assert ended.error is not None
+    assert ended.error.code == "worker-lost"
+    assert "3 times" in ended.error.detail
 
 
-def test_a_job_handed_back_does_not_count_as_lost(queue: JobQueue):
+def test_the_wait_before_another_try_is_a_minute_at_most(database: Database, queue: JobQueue):
+    stubborn = Leases(database, lambda topic: None, lease_s=-1, max_attempts=100)
+    add(queue, "a")
+    claim(stubborn)
+    with database.write() as connection:
+        connection.execute(jobs.update().values(lost=50))
+    assert stubborn.claim("me") is None
+    with database.read() as connection:
+        assert 55_000 < connection.scalar(sa.select(jobs.c.not_before_ms - now_ms())) <= 60_000
+
+
+def test_a_lost_job_that_was_to_be_cancelled_is_cancelled(queue: JobQueue, leases: Leases, losing: Leases):
+    lost, returned = add(queue, "a"), add(queue, "b")
+    claim(losing)
+    queue.stop(OURS, lost, "cancel")
+    running = claim(leases)
+    assert running.job_id == returned
+    queue.stop(OURS, returned, "cancel")
+    leases.hand_back(running)
+    assert leases.claim("me") is None
+    assert {one.state for one in queue.recent(OURS, None, 9)} == {"cancelled"}
+
+
+def test_a_job_handed_back_does_not_count_as_lost(queue: JobQueue, leases: Leases):
     job_id = add(queue, "a")
     for attempt in (1, 2, 3):
-        running = claim(queue)
+        running = claim(leases)
         assert running.attempt == attempt
-        queue.hand_back(running)
-        assert queue.job(job_id).state == "queued"
+        leases.hand_back(running)
+        assert queue.job(OURS, job_id).state == "queued"
 
 
-def test_a_job_given_up_twice_fails(queue: JobQueue):
+def test_a_job_given_up_too_often_fails(queue: JobQueue, leases: Leases):
     job_id = add(queue, "a")
-    queue.give_up(claim(queue))
-    assert queue.job(job_id).state == "queued"
-    queue.give_up(claim(queue))
-    assert queue.job(job_id).state == "failed"
+    leases.give_up(claim(leases))
+    assert queue.job(OURS, job_id).state == "queued"
+    leases.give_up(claim(leases))
+    assert queue.job(OURS, job_id).state == "failed"
 
 
-def test_cancelling(queue: JobQueue):
+def test_cancelling(queue: JobQueue, leases: Leases):
     waiting = add(queue, "waiting")
-    assert queue.stop(waiting, "cancel").state == "cancelled"
-    assert queue.claim("me") is None
-    assert queue.stop(waiting, "cancel").state == "cancelled"
+    assert queue.stop(OURS, waiting, "cancel").state == "cancelled"
+    assert leases.claim("me") is None
+    assert queue.stop(OURS, waiting, "cancel").state == "cancelled"
     running_id = add(queue, "running")
-    running = claim(queue)
-    assert queue.stop(running_id, "cancel").state == "running"
-    assert queue.heartbeat(running) == "cancel"
-    queue.finish(running, "cancelled")
+    running = claim(leases)
+    assert queue.stop(OURS, running_id, "cancel").state == "running"
+    assert leases.heartbeat(running) == "cancel"
+    leases.finish(running, "cancelled")
     with pytest.raises(Conflict, match="has cancelled already; it cannot finish"):
-        queue.stop(running_id, "finish")
+        queue.stop(OURS, running_id, "finish")
     with pytest.raises(NotFound, match="nothing-like-this"):
-        queue.stop("nothing-like-this", "cancel")
+        queue.stop(OURS, "nothing-like-this", "cancel")
 
 
-def test_pages_go_from_the_newest_to_the_oldest(queue: JobQueue):
-    made = sorted(add(queue, f"key{i}") for i in range(5))
-    first = queue.recent(None, 3)
-    second = queue.recent(first[-1].id, 3)
-    assert [job.id for job in (*first, *second)] == made[::-1]
-    claim(queue)
-    assert [job.state for job in queue.recent(None, 9, "running")] == ["running"]
+def test_a_job_is_tried_again_under_its_own_id(queue: JobQueue, leases: Leases):
+    job_id = add(queue, "a")
+    with pytest.raises(Conflict, match="is queued; only jobs that failed or were cancelled"):
+        queue.retry(OURS, job_id)
+    queue.stop(OURS, job_id, "cancel")
+    equal = add(queue, "a")
+    with pytest.raises(Conflict, match=f"job '{equal}' has the same request and is under way"):
+        queue.retry(OURS, job_id)
+    queue.stop(OURS, equal, "cancel")
+    again = queue.retry(OURS, job_id)
+    assert (again.id, again.state, again.finished_at) == (job_id, "queued", None)
+    running = claim(leases)
+    assert leases.heartbeat(running) is None, "the old wish to cancel is forgotten"
+    assert leases.finish(running, "succeeded", result=RESULT)
+    assert queue.job(OURS, job_id).attempt == running.attempt
+
+
+def test_deleting_forgets_job_story_and_answer(database: Database, queue: JobQueue, leases: Leases):
+    job_id, other = add(queue, "a"), add(queue, "b")
+    with pytest.raises(Conflict, match="is queued"):
+        queue.delete(OURS, job_id)
+    for _ in range(2):
+        leases.finish(claim(leases), "succeeded", result=RESULT, keep=True)
+    queue.delete(OURS, job_id)
+    with pytest.raises(NotFound):
+        queue.job(OURS, job_id)
+    with database.read() as connection:
+        assert connection.scalars(sa.select(answers.c.job_id)).all() == [other]
+        assert set(connection.scalars(sa.select(job_events.c.job_id))) == {other}
+
+
+def test_pages_go_from_the_newest_to_the_oldest(queue: JobQueue, leases: Leases):
+    made = sorted(add(queue, f"key{i}", planner="dp" if i else "auto", tag=f"tag{i % 2}") for i in range(5))
+    first = queue.recent(OURS, None, 3)
+    second = queue.recent(OURS, first[-1].id, 3)
+    assert [one.id for one in (*first, *second)] == made[::-1]
+    claim(leases)
+    assert [one.state for one in queue.recent(OURS, None, 9, "running")] == ["running"]
+    assert len(queue.recent(OURS, None, 9, tag="tag1")) == 2
+    assert [one.planner for one in queue.recent(OURS, None, 9, planner="auto")] == ["auto"]
+    assert queue.recent(OURS, None, 9, parent_id="none") == []
+
+
+def test_the_best_plan_survives_its_worker_and_is_never_replaced_by_a_worse_one(
+    queue: JobQueue, leases: Leases, losing: Leases
+):
+    request = PlanRequest.parse(tiny_request())
+    worse, better = (solve(request.model_copy(update={"planner": name})).plan for name in ("dp", "gpipe"))
+    assert worse is not None
+    assert better is not None
+    assert worse.prediction is not None
+    assert better.prediction is not None
+    assert better.prediction.time_per_global_batch_ns < worse.prediction.time_per_global_batch_ns
+    job_id = add(queue, "a")
+    first = claim(losing)
+    assert losing.best_of_earlier_attempts(first) is None
+    losing.report(first, better)
+    second = claim(leases)
+    assert leases.best_of_earlier_attempts(second) == better
+    leases.report(second, worse)
+    losing.report(first, worse)
+    assert queue.incumbent(OURS, job_id) == better
+    told = [event.data["planner"] for event in queue.events(OURS, job_id, 0) if event.kind == "progress"]
+    assert told == ["gpipe"]
+
+
+def test_workers_say_that_they_live_and_the_eldest_does_what_is_common(database: Database):
+    first, second = (Attendance(database, name, 2, lease_s=30) for name in ("first", "second"))
+    assert first.beat()
+    assert not second.beat()
+    first.leave()
+    assert second.beat()
+    hasty = Attendance(database, "third", 1, lease_s=-1)
+    assert not hasty.beat(), "whoever is silent for a lease is not alive"
 
 
 CLAIM_ALL = """
 import sys
 from penstock.service.database import Database
-from penstock.service.jobs import JobQueue
-queue = JobQueue(Database(sys.argv[1]), lambda topic: None, lease_s=30, max_attempts=2)
+from penstock.service.leases import Leases
+leases = Leases(Database(sys.argv[1]), lambda topic: None, lease_s=30, max_attempts=2)
 sys.stdin.readline()
-while (claim := queue.claim(sys.argv[2])) is not None:
+while (claim := leases.claim(sys.argv[2])) is not None:
     print(claim.job_id, claim.attempt)
 """
 

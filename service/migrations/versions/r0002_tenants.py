@@ -30,6 +30,9 @@ TELLINGS = (
 def upgrade() -> None:
     """Give what is there to the tenant of those who need no key, and make the new tables."""
     _add_tenant("documents", key=["tenant", "hash"])
+    with op.batch_alter_table("documents") as batch:
+        batch.add_column(sa.Column("name", sa.String(512), comment="what it calls itself"))
+        batch.add_column(sa.Column("size_bytes", sa.BigInteger(), comment="of its canonical JSON"))
     op.create_index("ix_documents_newest", "documents", ["tenant", "kind", "created_ms"])
     _add_tenant("answers", key=["tenant", "cache_key"])
     _add_tenant("agents", key=["tenant", "id"])
@@ -58,6 +61,7 @@ def _change_jobs() -> None:
     op.drop_index("uq_jobs_active", "jobs")
     _add_tenant("jobs")
     with op.batch_alter_table("jobs") as batch:
+        batch.add_column(sa.Column("profile_hash", sa.String(71)))
         batch.add_column(sa.Column("planner", sa.String(64)))
         batch.add_column(sa.Column("tag", sa.String(128)))
         batch.add_column(sa.Column("key_id", sa.String(36), comment="the API key that asked: its jobs are limited"))
