@@ -36,6 +36,9 @@ SETTINGS = {
 WEIGHTS = {"worker": 4, "service": 3, "solver": 3, "database": 2}
 """How often which one dies."""
 
+KILLED = frozenset({"solver-failed", "out-of-memory"})
+"""How a job fails whose solver is killed; nobody can tell a kill from a lack of memory."""
+
 AWAY_S = 1.0
 """The longest time that a victim stays away, and between two deaths."""
 
@@ -128,7 +131,7 @@ class Soak:
         """A job fails only because its solver was killed: that is its answer."""
         failed = [job.code for job in self._load.jobs.values() if job.state != "succeeded"]
         killed = self.killed.get("solver", 0)
-        if len(failed) > killed or any(code != "solver-failed" for code in failed):
+        if len(failed) > killed or not KILLED.issuperset(failed):
             raise RunFailed(f"{len(failed)} jobs failed ({failed}), and {killed} solvers were killed")
 
     def summary(self) -> str:
