@@ -7,7 +7,7 @@ An endpoint without such a parameter is open to everybody.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Annotated, Any
 
@@ -76,15 +76,22 @@ def scope_of(route: APIRoute) -> str | None:
     return None
 
 
-def describe_keys(schema: dict[str, Any], routes: list[Any]) -> None:
+def every_route(routes: Iterable[Any]) -> Iterator[APIRoute]:
+    """The routes of an app, those of the routers that it includes as well."""
+    for route in routes:
+        if isinstance(route, APIRoute):
+            yield route
+        elif (router := getattr(route, "original_router", None)) is not None:
+            yield from every_route(router.routes)
+
+
+def describe_keys(schema: dict[str, Any], routes: Iterable[Any]) -> None:
     """Add to an OpenAPI document which key each route needs."""
     scheme = {"type": "http", "scheme": "bearer", "description": "a key of `penstock keys create`"}
     schema["components"].setdefault("securitySchemes", {})["key"] = scheme
-    for route in routes:
-        scope = scope_of(route) if isinstance(route, APIRoute) and route.include_in_schema else None
-        if scope is None:
-            continue
-        for method in route.methods:
+    for route in every_route(routes):
+        scope = scope_of(route) if route.include_in_schema else None
+        for method in route.methods if scope is not None else ():
             operation = schema["paths"][route.path_format][method.lower()]
             operation["security"] = [{"key": []}]
             operation["description"] = (
@@ -112,6 +119,7 @@ __all__ = [
     "Scraper",
     "Solver",
     "describe_keys",
+    "every_route",
     "needs",
     "scope_of",
     "service_of",
