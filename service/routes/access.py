@@ -91,7 +91,7 @@ def describe_keys(schema: dict[str, Any], routes: Iterable[Any]) -> None:
     schema["components"].setdefault("securitySchemes", {})["key"] = scheme
     for route in every_route(routes):
         scope = scope_of(route) if route.include_in_schema else None
-        for method in route.methods if scope is not None else ():
+        for method in (route.methods or ()) if scope is not None else ():
             operation = schema["paths"][route.path_format][method.lower()]
             operation["security"] = [{"key": []}]
             operation["description"] = (
