@@ -9,7 +9,7 @@ from fastapi import APIRouter, Response
 from penstock.service import metrics
 from penstock.service.problems import problems
 from penstock.service.readiness import readiness
-from penstock.service.routes.access import Access
+from penstock.service.routes.access import Access, Scraper
 
 router = APIRouter(tags=["health"])
 
@@ -27,7 +27,7 @@ def readyz(service: Access) -> dict[str, str | int]:
 
 
 @router.get("/metrics", response_class=Response, responses={**problems(503), 200: {"content": {"text/plain": {}}}})
-def get_metrics(service: Access) -> Response:
+def get_metrics(service: Access, caller: Scraper) -> Response:
     """Metrics for Prometheus: of this process, and of all that share the database."""
     metrics.waiters.set(service.notifier.waiting())
     return Response(metrics.exposition(service.collector), media_type=metrics.CONTENT_TYPE)
