@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 from penstock.api import Answer, Judgement, judge
 from penstock.convert.explanations import most_helpful, to_idle, to_layout, to_path, to_sensitivity, to_what_if
 from penstock.report.chrome_trace import chrome_events, compared_events, write_events
+from penstock.report.explained import marks
 from penstock.report.page import html_report
-from penstock.report.picture import picture_of_timeline
+from penstock.report.picture import Picture, picture_of_timeline, picture_of_trace
 from penstock.report.sentences import sentences
+from penstock.report.svg import svg_timeline
 from penstock.schemas.errors import Fault, InvalidDocument, InvalidPlan
 from penstock.schemas.explanation import Explanation
 from penstock.schemas.plan import PlanFile
@@ -21,7 +23,7 @@ from penstock.solvers.explanation.binding import binding, sensitivities
 from penstock.solvers.explanation.changes import default_changes
 from penstock.solvers.explanation.critical_path import path_of_run
 from penstock.solvers.explanation.drafting import shortages
-from penstock.solvers.explanation.idle import idle_split
+from penstock.solvers.explanation.idle import idle_pieces, idle_split
 from penstock.solvers.explanation.layout import Layout, compare_layout
 from penstock.solvers.explanation.run import Run
 from penstock.solvers.explanation.what_if import Replan, lacks, planned_by, what_if
@@ -151,7 +153,25 @@ def page(file: PlanFile, trace: Trace | None = None) -> str:
         trace=trace,
         faults=judgement.faults,
         explanation=explanation(file, found, (), None, 1, None, lambda _words: None),
+        idle=idle_pieces(Run(found.problem, found.plan)),
     )
+
+
+def picture(found: Judged) -> Picture:
+    """The timeline of a judged plan as a picture that knows why devices idle."""
+    judgement = found.judgement
+    assert judgement.timeline is not None
+    idle = idle_pieces(Run(found.problem, found.plan))
+    return picture_of_timeline(judgement.problem, judgement.timeline, judgement.allocation, idle)
+
+
+def svg(file: PlanFile, trace: Trace | None = None) -> str:
+    """A plan's timeline as an SVG file, with its critical path. Raises InvalidPlan where it cannot be simulated."""
+    found = judged(file)
+    drawn = picture(found)
+    explained = explanation(file, found, (), None, 1, None, lambda _words: None)
+    measured = picture_of_trace(trace, file.plan) if trace is not None else None
+    return svg_timeline(drawn, marks(explained, found.judgement.plan, drawn), measured=measured)
 
 
 def write_comparison(file: PlanFile, trace: Trace | None, path: Path) -> None:

@@ -6,7 +6,7 @@ ALGORITHMS 1.7 with the rules of ``simulate``: the curve is exact for the times 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -54,6 +54,27 @@ class MemoryProfile:
         lane = next(lane for lane, devices in enumerate(self.lanes.devices) if device in devices)
         times, size = lane_curve(self.lanes.arrays, self.streams, self.costs, self.times, lane)
         return times, size + self.tables.problem.devices[device].context_bytes
+
+    def activations(self, device: int) -> tuple[np.ndarray, np.ndarray]:
+        """(times, bytes) of a device's activations alone."""
+        lane = next(lane for lane, devices in enumerate(self.lanes.devices) if device in devices)
+        times, size = lane_curve(self.lanes.arrays, self._no_streams, self._kept_alone, self.times, lane)
+        return times, size
+
+    @cached_property
+    def _kept_alone(self) -> Costs:
+        """The costs of activations."""
+        size = self.costs.size.copy()
+        size[:, 1:] = 0
+        changes = self.costs.changes.copy()
+        changes[changes[:, 0] != NEVER, 1] = 0
+        return self.costs._replace(size=size, static=np.zeros_like(self.costs.static), changes=changes)
+
+    @cached_property
+    def _no_streams(self) -> Streams:
+        """Nothing received, nothing sent."""
+        nothing = Streams(*(column[:0] for column in self.streams))
+        return nothing._replace(begin=np.zeros_like(self.streams.begin))
 
     def uses(self, begin_ns: int, end_ns: int) -> tuple[list[Breakdown], list[tuple[int, int]]]:
         """Each lane's first peak without its devices' contexts; busy time and communication without it, both in ns.

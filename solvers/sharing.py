@@ -107,6 +107,7 @@ def simulate_sharing(problem: Problem, allocation: Allocation, schedule: Schedul
             for k, (device, memory) in enumerate(profiles.items())
         },
         memory_curve=lambda device: profiles[device].curve(),
+        activations_curve=lambda device: profiles[device].activations(),
         window_ns=(0, iteration),
         rounds=batches,
         window_rounds=batches,

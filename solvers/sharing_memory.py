@@ -61,6 +61,10 @@ class DeviceMemory:
         changed = np.append(True, levels[1:] != levels[:-1])
         return self.times[changed], levels[changed]
 
+    def activations(self) -> tuple[np.ndarray, np.ndarray]:
+        """(times, bytes) of activations alone."""
+        return self.times, self.sizes[:, KEPT]
+
     def breakdown(self, context_bytes: int) -> Breakdown:
         """At the first peak."""
         gradients, kept, buffers, workspace = self.sizes[int(np.argmax(self.sizes.sum(axis=1)))].tolist()

@@ -130,6 +130,7 @@ def simulate(
         updates=_updates(lanes, ends),
         uses=_uses(lanes, ends, profile),
         memory_curve=profile.curve,
+        activations_curve=profile.activations,
         window_ns=ends.window_ns,
         rounds=unrolled.rounds if unrolled else 1,
         window_rounds=ends.window_rounds,

@@ -70,9 +70,9 @@ class DeviceUse(NamedTuple):
 class Timeline:
     """One global batch, or some rounds of a periodic plan in one run.
 
-    ``memory_curve(device)`` gives (times_ns, bytes), both int64, bytes from each time on. ``uses`` are shares of one
-    global batch: what happens in ``window_ns`` (first and last nanosecond), divided by its ``window_rounds`` global
-    batches. ``rounds`` global batches have been run.
+    ``memory_curve(device)`` gives (times_ns, bytes), both int64, bytes from each time on; ``activations_curve`` gives
+    what of it are activations. ``uses`` are shares of one global batch: what happens in ``window_ns`` (first and last
+    nanosecond), divided by its ``window_rounds`` global batches. ``rounds`` global batches have been run.
     """
 
     time_per_global_batch_ns: int
@@ -84,6 +84,7 @@ class Timeline:
     updates: tuple[Interval, ...]
     uses: dict[int, DeviceUse]
     memory_curve: Callable[[int], tuple[np.ndarray, np.ndarray]]
+    activations_curve: Callable[[int], tuple[np.ndarray, np.ndarray]]
     window_ns: tuple[int, int] = (0, 0)
     rounds: int = 1
     window_rounds: int = 1

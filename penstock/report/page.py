@@ -1,21 +1,22 @@
 """The HTML report: one file that holds its own styles, script and data, and works without a network.
 
-Timeline and memory are drawn on canvases by ``timeline.js``; everything they show also stands in tables.
+Timeline and memory are drawn on canvases by the script of ``assets``; everything they show also stands in tables.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
-from importlib.resources import files
-from typing import Any
 
-from penstock.report.cluster_map import cluster_map
+from penstock.report.assets import script, style
+from penstock.report.cluster_map import cluster_map, traffic_table
 from penstock.report.explained import explained, marks
-from penstock.report.payload import payload
-from penstock.report.picture import NAMES, Picture, Window, picture_of_timeline, picture_of_trace
+from penstock.report.figure import embedded_figure
+from penstock.report.memory import peaks
+from penstock.report.payload import Mark, payload
+from penstock.report.picture import NAMES, Picture, Piece, picture_of_timeline, picture_of_trace
 from penstock.report.tables import table
+from penstock.report.traffic import traffic
 from penstock.report.words import amount, duration, percent, ranges
 from penstock.schemas.explanation import Explanation
 from penstock.schemas.plan import Plan, PlanFile
@@ -27,6 +28,7 @@ from penstock.solvers.problem import Problem
 from penstock.solvers.timeline import Timeline
 
 MAX_TABLE_ROWS = 400
+_THEMES = (("", "As the system"), ("light", "Light"), ("dark", "Dark"))
 
 
 def html_report(
@@ -39,39 +41,40 @@ def html_report(
     trace: Trace | None = None,
     faults: Sequence[str] = (),
     explanation: Explanation | None = None,
+    idle: Mapping[tuple[int, ...], Sequence[Piece]] | None = None,
 ) -> str:
-    """The page. ``plan`` is the judged plan of ``file``, ``allocation`` its own; a ``trace`` adds the measured one.
+    """The page. ``plan`` is the judged plan of ``file``, ``allocation`` its own; a ``trace`` adds what was measured.
 
-    With its ``explanation`` the critical path is marked on the timeline and stands in tables below.
+    With its ``explanation`` the critical path is marked on the timeline and stands in tables below; with ``idle`` the
+    timeline says why devices wait.
     """
     profile, topology = file.request.profile, file.request.topology
     assert isinstance(profile, ModelProfile)
     assert isinstance(topology, ClusterTopology)
-    picture = picture_of_timeline(problem, timeline, allocation)
+    picture = picture_of_timeline(problem, timeline, allocation, idle)
+    flows = traffic(problem, allocation, timeline.time_per_global_batch_ns) if allocation is not None else ()
     title = f"{profile.name} on {topology.name}"
     sections = [
-        f"<h1>{escape(title)}</h1>",
+        f"<header><h1>{escape(title)}</h1>{_themes()}</header>",
         f'<p class="faint">{escape(_subtitle(plan))}</p>',
         "".join(f'<p class="fault">{escape(fault)}</p>' for fault in faults),
         _figures(plan, trace),
-        _figure(
-            "timeline-predicted",
-            "Predicted timeline",
-            payload(picture, "predicted", marks(explanation, plan, picture) if explanation else ()),
-            picture.window,
+        _timeline(
+            picture,
+            marks(explanation, plan, picture) if explanation else (),
+            picture_of_trace(trace, plan) if trace is not None else None,
         ),
+        f"<h2>Memory of all devices</h2>{peaks(picture)}",
     ]
     if explanation is not None:
         sections.append(explained(explanation))
-    if trace is not None:
-        measured = picture_of_trace(trace, plan)
-        sections.append(_figure("timeline-measured", "Measured timeline", payload(measured, "measured")))
     sections += [
         _stages(plan, profile),
         _devices(plan),
         _certificates(plan),
-        f"<h2>Cluster</h2><figure>{cluster_map(plan, topology)}",
-        "<figcaption>Numbers and colours are stages.</figcaption></figure>",
+        f"<h2>Cluster</h2><figure>{cluster_map(plan, topology, flows)}<figcaption>Numbers and colours are stages; the "
+        "thicker a line, the more travels along it.</figcaption></figure>",
+        traffic_table(flows, [device.name for device in problem.devices]),
         _assumptions(plan, profile),
         _operations(picture),
         _origin(plan),
@@ -80,15 +83,17 @@ def html_report(
 
 
 def _page(title: str, body: str) -> str:
-    here = files("penstock.report")
-    style = (here / "style.css").read_text(encoding="utf-8")
-    script = (here / "timeline.js").read_text(encoding="utf-8")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n"
-        f"<script>\n{script}</script>\n</body>\n</html>\n"
+        f"<title>{escape(title)}</title>\n<style>\n{style()}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n"
+        f"<script>\n{script()}</script>\n</body>\n</html>\n"
     )
+
+
+def _themes() -> str:
+    buttons = "".join(f'<button type="button" data-theme-choice="{name}">{words}</button>' for name, words in _THEMES)
+    return f'<div class="themes" role="group" aria-label="Colours">{buttons}</div>'
 
 
 def _subtitle(plan: Plan) -> str:
@@ -126,34 +131,19 @@ def _figures(plan: Plan, trace: Trace | None) -> str:
     return f'<dl class="figures">{cells}</dl>'
 
 
-def _figure(name: str, title: str, data: dict[str, Any], window: Window | None = None) -> str:
-    used = set("".join(s["compute"]["kind"] + s["communication"]["kind"] for s in data["strips"]))
-    legend = "".join(
-        f'<li><i style="background:var(--{letter})"></i>{escape(NAMES[letter])}</li>'
-        for letter in NAMES
-        if letter in used
-    )
-    merged = (
-        f" Its {data['num_blocks']:,} blocks are merged: each column shows what fills most of it."
-        if data["merged"]
-        else ""
-    )
-    steady = f"The line under the lanes is the {window}; all shares and times are measured there. " if window else ""
-    path = "The critical path is marked in red. " if data["path"] else ""
-    return (
-        f'<h2>{escape(title)}</h2>\n<figure data-timeline="{name}">\n<ul class="legend">{legend}</ul>\n'
-        f'<canvas class="timeline" tabindex="0" role="img" aria-label="{escape(title)}; its blocks stand in the table '
-        'of operations below"></canvas>\n<p class="about" role="status" aria-live="polite"></p>\n'
-        f'<canvas class="memory"></canvas>\n<figcaption>{path}{steady}Drag to move, Ctrl + wheel or double click '
-        "to zoom. Keys: ← → move, + − zoom, 0 everything, ↑ ↓ device (its memory is drawn below), n p next and "
-        f"previous block.{merged}</figcaption>\n</figure>\n"
-        f'<script type="application/json" id="{name}">{_embedded(data)}</script>'
-    )
-
-
-def _embedded(data: dict[str, Any]) -> str:
-    """JSON that no HTML parser can mistake for markup."""
-    return json.dumps(data, separators=(",", ":"), ensure_ascii=True).replace("<", "\\u003c").replace("&", "\\u0026")
+def _timeline(picture: Picture, path: Sequence[Mark], measured: Picture | None) -> str:
+    """The heading, the figure, and what its marks mean."""
+    title = "Timeline" if measured is None else "Predicted and measured timeline"
+    notes = []
+    if measured is not None:
+        notes.append("Predicted blocks are above the measured ones of the same device; a block tells how they differ.")
+    if path:
+        notes.append("The critical path is marked in red.")
+    if picture.window is not None:
+        notes.append(f"The blue line above is the {picture.window}; all shares and times are measured there.")
+    data = payload(picture, title, path, measured=measured)
+    hint = f'<p class="hint">{escape(" ".join(notes))}</p>' if notes else ""
+    return f"<h2>{title}</h2>\n{hint}{embedded_figure('timeline-data', data)}"
 
 
 def _stages(plan: Plan, profile: ModelProfile) -> str:

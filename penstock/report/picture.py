@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
@@ -37,8 +38,27 @@ NAMES = {
     "f": "activations sent",
     "b": "gradients sent",
     "a": "all-reduce",
+    "<": "pipeline fills",
+    ">": "pipeline drains",
+    "t": "waits for a transfer",
+    "g": "waits for an all-reduce",
+    "s": "waits for another stage",
+    "o": "waits by its order",
+    "m": "waits for memory",
 }
+"""Kinds of blocks: computing, communication, and why a device idles."""
 _COMMUNICATION = "fba"
+_IDLE = {
+    "fill_ns": "<",
+    "drain_ns": ">",
+    "transfer_ns": "t",
+    "all_reduce_ns": "g",
+    "other_stages_ns": "s",
+    "order_ns": "o",
+    "memory_ns": "m",
+}
+CONSTANT_PARTS = ("parameters", "optimizer", "versions", "context")
+"""Of a device's memory, what it holds all the time."""
 _TRACED = re.compile(r"(\d+)([A-Z_]+?)(\d*)(?:@\d+)?")
 _TRACED_COMMUNICATION = {
     **dict.fromkeys(("RECV_F", "SEND_F"), 0),
@@ -69,18 +89,40 @@ class Blocks:
         rows = rows[np.lexsort((rows[:, 4], rows[:, 3]))]
         return cls(letters, *(np.ascontiguousarray(rows[:, column]) for column in range(5)))
 
+    @classmethod
+    def none(cls, letters: str) -> Blocks:
+        """No block at all."""
+        return cls.from_rows(letters, np.zeros((0, 5), dtype=np.int64))
 
-@dataclass(frozen=True, eq=False)
-class Strip:
-    """What devices with the same order do: their computation and their communication."""
+    def where(self, chosen: np.ndarray) -> Blocks:
+        """Those that a mask chooses."""
+        columns = (self.kind, self.stage, self.number, self.start_ns, self.end_ns)
+        return Blocks(self.letters, *(column[chosen] for column in columns))
+
+
+class Strip(NamedTuple):
+    """What devices with the same order do: computation, communication, and why they idle in between."""
 
     compute: Blocks
     communication: Blocks
+    idle: Blocks = Blocks.none("".join(_IDLE.values()))
+
+    @classmethod
+    def nothing(cls) -> Strip:
+        """A strip without a block."""
+        return cls(Blocks.none(LETTERS), Blocks.none(_COMMUNICATION))
+
+
+Piece = tuple[str, int, int]
+"""A piece of idle time: the field of ``Idle`` that it belongs to, and from when to when."""
 
 
 @dataclass(frozen=True, eq=False)
 class Lane:
-    """One device. ``strip`` indexes ``Picture.strips``; the curve holds bytes from each time on."""
+    """One device. ``strip`` indexes ``Picture.strips``; the curves hold bytes from each time on.
+
+    ``parts``: what its memory consists of at its peak; ``activations_bytes`` are those of each time, if they are known.
+    """
 
     device: str
     strip: int
@@ -88,6 +130,9 @@ class Lane:
     times_ns: np.ndarray
     memory_bytes: np.ndarray
     capacity_bytes: int | None
+    activations_bytes: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    parts: Mapping[str, int] = field(default_factory=dict)
+    node: str = ""
 
 
 class Window(NamedTuple):
@@ -105,13 +150,17 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """One global batch, or a run of several, on all devices that take part."""
+    """One global batch, or a run of several, on all devices that take part.
+
+    ``firsts``: the first stage of each pipeline, and the number of all stages.
+    """
 
     end_ns: int
     num_micro_batches: int
     strips: tuple[Strip, ...]
     lanes: tuple[Lane, ...]
     window: Window | None = None
+    firsts: tuple[int, ...] = (0,)
 
     @cached_property
     def num_blocks(self) -> int:
@@ -121,27 +170,68 @@ class Picture:
         )
 
 
-def picture_of_timeline(problem: Problem, timeline: Timeline, allocation: Allocation | None = None) -> Picture:
+def picture_of_timeline(
+    problem: Problem,
+    timeline: Timeline,
+    allocation: Allocation | None = None,
+    idle: Mapping[tuple[int, ...], Sequence[Piece]] | None = None,
+) -> Picture:
     """The judge's timeline; devices that hold no stage are left out.
 
-    ``allocation`` says which stages reduce together where there are several pipelines.
+    ``allocation`` says which stages reduce together where there are several pipelines; ``idle`` why devices wait.
     """
     members = _members(problem, allocation) if timeline.reductions else {}
     strips, lanes = [], []
     for track in timeline.tracks:
         operations = np.asarray(track.operations, dtype=np.int64)
         stages = tuple(np.unique(operations[:, 1]).tolist())
-        strips.append(_strip(track, operations, stages, timeline, members))
-        for device in track.devices:
-            times, memory = timeline.memory_curve(device)
-            about = problem.devices[device]
-            lanes.append((stages, device, Lane(about.name, len(strips) - 1, stages, times, memory, about.memory_bytes)))
+        strip = _strip(track, operations, stages, timeline, members)
+        strips.append(strip._replace(idle=_idle((idle or {}).get(track.devices, ()))))
+        kept = timeline.activations_curve(track.devices[0])
+        lanes += [(stages, d, _lane(problem, timeline, d, kept, len(strips) - 1, stages)) for d in track.devices]
     lanes.sort(key=lambda entry: entry[:2])
     count = 1 + max((int(track.operations[:, 2].max(initial=0)) for track in timeline.tracks), default=0)
     window = None
     if timeline.window_rounds < timeline.rounds:
         window = Window(*timeline.window_ns, timeline.window_rounds, timeline.rounds)
-    return Picture(_end_ns(timeline), count, tuple(strips), tuple(lane for _, _, lane in lanes), window)
+    return Picture(
+        _end_ns(timeline), count, tuple(strips), tuple(lane for _, _, lane in lanes), window, _firsts(lanes, allocation)
+    )
+
+
+def _firsts(lanes: Sequence[tuple[tuple[int, ...], int, Lane]], allocation: Allocation | None) -> tuple[int, ...]:
+    if allocation is None:
+        return (0, 1 + max(max(stages) for stages, _device, _lane in lanes))
+    return tuple(np.cumsum([0, *(len(pipeline.stages) for pipeline in allocation.pipelines)]).tolist())
+
+
+def _lane(
+    problem: Problem,
+    timeline: Timeline,
+    device: int,
+    kept: tuple[np.ndarray, np.ndarray],
+    strip: int,
+    stages: tuple[int, ...],
+) -> Lane:
+    about = problem.devices[device]
+    times, memory = timeline.memory_curve(device)
+    return Lane(
+        about.name,
+        strip,
+        stages,
+        times,
+        memory,
+        about.memory_bytes,
+        kept[1][np.searchsorted(kept[0], times, side="right") - 1],
+        timeline.uses[device].memory._asdict(),
+        problem.network.node_names[about.node],
+    )
+
+
+def _idle(pieces: Sequence[Piece]) -> Blocks:
+    letters = "".join(_IDLE.values())
+    rows = [(letters.index(_IDLE[name]), -1, -1, low, high) for name, low, high in pieces]
+    return Blocks.from_rows(letters, np.array(rows, dtype=np.int64))
 
 
 def _end_ns(timeline: Timeline) -> int:
@@ -177,7 +267,8 @@ def picture_of_trace(trace: Trace, plan: Plan) -> Picture:
         held = tuple(np.unique(strips[-1].compute.stage).tolist())
         lanes.append(Lane(rank.device, number, held, np.zeros(0, np.int64), np.zeros(0, np.int64), None))
         end = max([end, *(event.end_ns for event in rank.events)])
-    return Picture(max(end, 1), plan.num_micro_batches, tuple(strips), tuple(lanes))
+    firsts = np.cumsum([0, *(len(pipeline.stages) for pipeline in plan.pipelines)]).tolist()
+    return Picture(max(end, 1), plan.num_micro_batches, tuple(strips), tuple(lanes), firsts=tuple(firsts))
 
 
 def last_traces(trace: Trace) -> list[RankTrace]:
@@ -214,9 +305,9 @@ def coverage(blocks: Blocks, edges_ns: np.ndarray) -> np.ndarray:
     return shares
 
 
-def merged(blocks: Blocks, columns: int, end_ns: int) -> Blocks:
+def merged(blocks: Blocks, columns: int, end_ns: int, from_ns: int = 0) -> Blocks:
     """The same strip in at most ``columns`` blocks: in each pixel column the kind that fills most of it, or nothing."""
-    edges = np.linspace(0, end_ns, columns + 1)
+    edges = np.linspace(from_ns, end_ns, columns + 1)
     shares = coverage(blocks, edges)
     idle = np.maximum((edges[1:] - edges[:-1]) - shares.sum(axis=0), 0.0)
     kind = np.argmax(np.vstack((shares, idle)), axis=0)

@@ -71,46 +71,64 @@ class _Later(NamedTuple):
         return cls(place, np.concatenate(least_ns), np.concatenate(which))
 
 
+class Piece(NamedTuple):
+    """A piece of idle time; ``part`` is the field of ``Idle`` that it belongs to."""
+
+    part: str
+    start_ns: int
+    end_ns: int
+
+
 def idle_split(run: Run) -> tuple[Idle, ...]:
     """One entry for the devices of each row (where pipelines share devices: of all their rows)."""
+    first, last = run.timeline.window_ns
+    found = []
+    for devices, pieces in idle_pieces(run).items():
+        parts = dict.fromkeys(Idle._fields[2:], 0)
+        for piece in pieces:
+            parts[piece.part] += max(0, min(piece.end_ns, last) - max(piece.start_ns, first))
+        found.append(Idle(devices, last - first - sum(parts.values()), **parts))
+    return tuple(found)
+
+
+def idle_pieces(run: Run) -> dict[tuple[int, ...], list[Piece]]:
+    """The devices of each row, and all the pieces of their idle time in the order of time, none of them empty."""
     rows: dict[tuple[int, ...], list[int]] = {}
     for lane, devices in enumerate(run.lane_devices):
         rows.setdefault(devices, []).append(lane)
     ready, produced = _ready_ns(run)
-    return tuple(_split(run, devices, lanes, ready, produced) for devices, lanes in rows.items())
+    found = {devices: _pieces(run, devices, lanes, ready, produced) for devices, lanes in rows.items()}
+    return {devices: [piece for piece in own if piece.end_ns > piece.start_ns] for devices, own in found.items()}
 
 
-def _split(run: Run, devices: tuple[int, ...], lanes: list[int], ready: np.ndarray, produced: np.ndarray) -> Idle:
-    first, last = run.timeline.window_ns
+def _pieces(
+    run: Run, devices: tuple[int, ...], lanes: list[int], ready: np.ndarray, produced: np.ndarray
+) -> list[Piece]:
     nodes = [np.arange(run.lane_start[lane], run.lane_start[lane + 1]) for lane in lanes]
     updates = [u for u in range(run.first_update, run.count) if run.lane(u) in lanes]
     own = np.concatenate([*nodes, np.asarray(updates, dtype=np.int64)])
     own = own[np.lexsort((own, run.end[own], run.start[own]))]
     reached = np.concatenate(([0], np.maximum.accumulate(run.end[own])))
     gaps = np.flatnonzero(run.start[own] > reached[:-1])
-    parts = dict.fromkeys(Idle._fields[2:], 0)
+    found: list[Piece] = []
     later = _Later.of(run, lanes, ready)
-    for g in gaps[run.start[own[gaps]] > first].tolist():
+    for g in gaps.tolist():
         node, low, high = int(own[g]), int(reached[g]), int(run.start[own[g]])
-        pieces = [("fill_ns", low, high)] if g == 0 else _parts(run, devices, node, low, produced, later)
-        for name, a, b in pieces:
-            parts[name] += max(0, min(b, last) - max(a, first))
-    parts["drain_ns"] += max(0, last - max(first, int(reached[-1])))
-    return Idle(devices, last - first - sum(parts.values()), **parts)
+        found += [Piece("fill_ns", low, high)] if g == 0 else _parts(run, devices, node, low, produced, later)
+    found.append(Piece("drain_ns", int(reached[-1]), run.timeline.window_ns[1]))
+    return found
 
 
-def _parts(
-    run: Run, devices: tuple[int, ...], node: int, low: int, produced: np.ndarray, later: _Later
-) -> list[tuple[str, int, int]]:
+def _parts(run: Run, devices: tuple[int, ...], node: int, low: int, produced: np.ndarray, later: _Later) -> list[Piece]:
     """The gap from ``low`` until ``node`` begins, in pieces with their names."""
     high = int(run.start[node])
     if node >= run.first_update or run.kind[node] == STEP:
-        return [("all_reduce_ns", low, high)]
+        return [Piece("all_reduce_ns", low, high)]
     made = min(high, max(low, int(produced[node])))
     place = later.place[node]
     turn = min(made, max(low, int(later.least_ns[place])))
     name = "memory_ns" if turn < made and _is_too_large(run, devices, int(later.which[place])) else "order_ns"
-    return [("other_stages_ns", low, turn), (name, turn, made), ("transfer_ns", made, high)]
+    return [Piece("other_stages_ns", low, turn), Piece(name, turn, made), Piece("transfer_ns", made, high)]
 
 
 def _is_too_large(run: Run, devices: tuple[int, ...], node: int) -> bool:

@@ -73,6 +73,7 @@ def timeline() -> Timeline:
         updates=(Interval(0, -1, 84, 100), Interval(1, -1, 60, 70)),
         uses={device: DeviceUse(50, 10, 40, nothing) for device in range(3)},
         memory_curve=lambda device: (np.array([0, 10, 64]), np.array([100, 200 + device, 50])),
+        activations_curve=lambda device: (np.array([0, 10, 64]), np.array([0, 90, 0])),
     )
 
 

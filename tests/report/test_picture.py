@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from base64 import b64decode, b64encode
+from itertools import accumulate
 
 import numpy as np
 import pytest
@@ -10,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.report.chrome_trace import MEASURED, PREDICTED, chrome_events, compared_events
-from penstock.report.payload import MAX_BLOCKS, MAX_CURVE_POINTS, payload
+from penstock.report.payload import MAX_BLOCKS, MAX_CURVE_POINTS, finer, payload
 from penstock.report.picture import LETTERS, Blocks, Lane, Picture, Strip, coverage, merged, picture_of_trace
 from penstock.report.svg import svg_timeline
+from penstock.report.varints import varints
 from penstock.report.words import amount, duration, percent
 from penstock.schemas.plan import Plan
 from penstock.schemas.trace import Trace
@@ -84,24 +87,49 @@ def test_a_large_picture_is_merged_and_a_small_one_is_not() -> None:
     data = payload(Picture(10 * count, count, (strip,), lanes), "large")
     assert data["merged"]
     assert data["num_blocks"] == 2 * count
-    assert len(data["strips"][0]["compute"]["gap"]) <= 4000
-    assert len(data["lanes"][0]["times_ns"]) == MAX_CURVE_POINTS
-    assert max(data["lanes"][0]["memory_bytes"]) == 4999
+    assert len(data["strips"][0]["compute"]["kind"]) <= 4000
+    assert data["curves"][0]["count"] == MAX_CURVE_POINTS
+    assert max(_numbers(data["curves"][0]["total"], sums=True)) == 4999
     small = payload(Picture(10 * count, count, (strip,), lanes[:1]), "small")
     assert not small["merged"]
-    assert len(small["strips"][0]["compute"]["gap"]) == count
+    assert len(small["strips"][0]["compute"]["kind"]) == count
+    part = finer(Picture(10 * count, count, (strip,), lanes), 5000, 6000, 50)
+    assert part["strips"][0]["compute"]["kind"] == "F" * 100, "few enough to be themselves"
+
+
+def _numbers(packed: int | str, count: int = 1, *, sums: bool = False) -> list[int]:
+    """Zigzag varints, byte by byte."""
+    if isinstance(packed, int):
+        return [packed] * count
+    values, value, shift = [], 0, 0
+    for byte in b64decode(packed):
+        value |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            values.append(value // 2 if value % 2 == 0 else -(value + 1) // 2)
+            value, shift = 0, 0
+    return list(accumulate(values)) if sums else values
+
+
+@given(st.lists(st.integers(-(2**62), 2**62 - 1)))
+def test_varints_give_back_every_number(numbers: list[int]) -> None:
+    packed = varints(np.array(numbers, dtype=np.int64))
+    assert _numbers(b64encode(packed).decode()) == numbers
 
 
 def test_payload_gives_back_every_time(picture: Picture) -> None:
     data = payload(picture, "x")
     for strip, packed in zip(picture.strips, data["strips"], strict=True):
-        for blocks, columns in ((strip.compute, packed["compute"]), (strip.communication, packed["communication"])):
+        for blocks, columns in zip(strip, packed.values(), strict=True):
+            count = len(columns["kind"])
             end, starts, ends = 0, [], []
-            for gap, length in zip(columns["gap"], columns["length"], strict=True):
+            lengths = _numbers(columns["length"], count)
+            for gap, length in zip(_numbers(columns["gap"], count), lengths, strict=True):
                 starts.append(end + gap)
                 end = starts[-1] + length
                 ends.append(end)
             assert (starts, ends) == (blocks.start_ns.tolist(), blocks.end_ns.tolist())
+            assert _numbers(columns["number"], count, sums=True) == blocks.number.tolist()
             assert columns["kind"] == _letters(blocks)
 
 
@@ -114,7 +142,7 @@ def test_chrome_events_are_complete_and_in_microseconds(picture: Picture) -> Non
 
 def test_svg_draws_each_block(picture: Picture) -> None:
     text = svg_timeline(picture)
-    assert text.count('fill="#0072b2"') == 4 + 1, "four forwards and the legend"
+    assert text.count('<rect class="kF"') == 4 + 1, "four forwards and the legend"
     assert "node0/2 [1]" in text
 
 

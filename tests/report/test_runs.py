@@ -122,7 +122,7 @@ def test_the_window_is_marked_in_text_svg_and_page(periodic: PlanFile) -> None:
     svg = svg_timeline(picture)
     assert svg.count("steady state") == 2
     page = html_report(periodic, judgement.plan, judgement.problem, judgement.timeline, allocation=judgement.allocation)
-    data = json.loads(re.search(r'id="timeline-predicted">(.*?)</script>', page).group(1))
+    data = json.loads(re.search(r'id="timeline-data">(.*?)</script>', page).group(1))
     assert data["window_ns"] == list(judgement.timeline.window_ns)
     assert f"the steady state: {batches}" in page
 

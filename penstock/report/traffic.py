@@ -1,0 +1,93 @@
+"""What travels between devices in one global batch: activations, gradients, and the rings of all-reduces."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import replace
+from math import lcm
+from typing import NamedTuple
+
+from penstock.solvers.allocation import Allocation, Stage
+from penstock.solvers.batching import row_classes
+from penstock.solvers.costs import message_bytes, row_pairs
+from penstock.solvers.problem import Problem
+from penstock.solvers.reductions import group_buckets, reduction_groups
+
+SORTS = ("activations", "gradients", "all-reduce")
+Pair = tuple[int, int]
+
+
+class Flow(NamedTuple):
+    """From one device to another: bytes per global batch by sort, as in ``SORTS``.
+
+    ``utilisation``: for what share of the global batch's time the busiest link on its way carries data.
+    """
+
+    source: int
+    target: int
+    sizes: tuple[int, int, int]
+    utilisation: float
+
+    @property
+    def bytes(self) -> int:
+        """All of it."""
+        return sum(self.sizes)
+
+
+def traffic(problem: Problem, allocation: Allocation, time_ns: int) -> tuple[Flow, ...]:
+    """The flows of a plan whose global batch takes ``time_ns``, the largest first. Nothing without a route is there."""
+    sizes: dict[Pair, Counter[int]] = defaultdict(Counter)
+    for s in range(len(allocation.stages)):
+        for direction, other in ((0, allocation.next(s)), (1, allocation.previous(s))):
+            if other is not None:
+                _add_messages(problem, allocation, s, other, direction, sizes)
+    for group in reduction_groups(allocation):
+        moved = sum(bucket.bytes for bucket in group_buckets(problem, group, 1))
+        count = len(group.devices)
+        for pair in problem.network.ring(group.devices) if count > 1 else ():
+            sizes[pair][2] += 2 * (count - 1) * moved // count
+    load: Counter[int] = Counter()
+    for pair, own in sizes.items():
+        for resource in _way(problem, pair):
+            load[resource] += own.total()
+    rates = problem.network.resources
+    busy = {r: size / rates[r].bandwidth_bytes_per_s * 1e9 / time_ns for r, size in load.items()}
+    flows = [
+        Flow(*pair, (own[0], own[1], own[2]), max((busy[r] for r in _way(problem, pair)), default=0.0))
+        for pair, own in sizes.items()
+        if own.total()
+    ]
+    return tuple(sorted(flows, key=lambda flow: (-flow.bytes, flow.source, flow.target)))
+
+
+def _way(problem: Problem, pair: Pair) -> tuple[int, ...]:
+    route = problem.network.route(*pair)
+    return route.resources if route else ()
+
+
+def _add_messages(
+    problem: Problem, allocation: Allocation, s: int, other: int, direction: int, sizes: dict[Pair, Counter[int]]
+) -> None:
+    """The messages of all micro-batches from a stage to its neighbour, from replica to replica."""
+    source, target = allocation.stages[s], allocation.stages[other]
+    cut = source.last if direction == 0 else target.last
+    larger = row_classes(problem.global_batch_size, allocation.num_micro_batches)
+    period = lcm(_turns(source), _turns(target))
+    counted = Counter((m % period, int(m >= larger[0][1])) for m in allocation.micro_batches(s))
+    for (turn, late), count in counted.items():
+        rows = larger[late][0]
+        for u, v, part in row_pairs(_holder(source, turn), _holder(target, turn), rows):
+            if u != v:
+                size = message_bytes(problem, cut, part, direction, coded=source.coded[1 - direction])
+                sizes[u, v][direction] += size * count
+
+
+def _turns(stage: Stage) -> int:
+    return stage.replicas if stage.dispatch == "round_robin" else 1
+
+
+def _holder(stage: Stage, micro_batch: int) -> Stage:
+    """The stage as one micro-batch sees it: replicas that take turns are one of them."""
+    if stage.dispatch == "rows":
+        return stage
+    return replace(stage, devices=(stage.devices[micro_batch % stage.replicas],))
