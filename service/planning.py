@@ -13,6 +13,7 @@ from penstock.schemas.request import PlanRequest
 from penstock.service import judging, metrics
 from penstock.service.jobs import JobQueue, NewJob
 from penstock.service.security.principals import Principal
+from penstock.service.security.sizes import Sizes
 from penstock.service.store import Store, Stores, cache_key
 from penstock.service.tables import ACTIVE
 
@@ -46,8 +47,10 @@ def planner_versions() -> dict[str, str]:
 class Planning:
     """Requests of all tenants and their jobs. ``nudge`` wakes the worker."""
 
-    def __init__(self, stores: Stores, queue: JobQueue, *, max_solve_s: float, nudge: Callable[[], None]) -> None:
-        self._stores, self._queue, self._nudge = stores, queue, nudge
+    def __init__(
+        self, stores: Stores, queue: JobQueue, sizes: Sizes, *, max_solve_s: float, nudge: Callable[[], None]
+    ) -> None:
+        self._stores, self._queue, self._sizes, self._nudge = stores, queue, sizes, nudge
         self._max_solve_ms = int(max_solve_s * 1000)
 
     def of(self, tenant: str) -> TenantPlanning:
@@ -61,6 +64,8 @@ class Planning:
         QuotaExceeded when too many of the key's jobs wait.
         """
         store, wishes = self._stores.of(principal.tenant), wishes or Wishes()
+        if principal.scopes:
+            self._sizes.check(request)
         inline = store.resolve(request)
         address = inline.content_hash()
         key = cache_key(address, planner_versions())

@@ -24,6 +24,7 @@ from penstock.service.recovery import Recovery
 from penstock.service.relay import Relay
 from penstock.service.runs import Runs
 from penstock.service.security.door import Door
+from penstock.service.security.sizes import Sizes
 from penstock.service.settings import Settings
 from penstock.service.store import Stores
 from penstock.service.submissions import Submissions
@@ -60,7 +61,10 @@ class Service:
         self.forkserver = Forkserver(WARM if settings.warm_up else PRELOAD)
         leases = Leases(self.database, self._publish, lease_s=settings.lease_s, max_attempts=settings.max_attempts)
         self.worker = Worker(self.database, leases, self.stores, self.forkserver, settings, hourly=lambda: None)
-        self.planning = Planning(self.stores, self.queue, max_solve_s=settings.max_solve_s, nudge=self.worker.nudge)
+        self.sizes = Sizes(settings)
+        self.planning = Planning(
+            self.stores, self.queue, self.sizes, max_solve_s=settings.max_solve_s, nudge=self.worker.nudge
+        )
         self.sweeps = Sweeps(self.database, self.stores, self.planning, self.queue, max_cases=settings.max_sweep_cases)
         self.programs = ProgramCache(self.stores)
         self.submissions = Submissions(self.stores, self.planning)

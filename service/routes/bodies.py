@@ -30,7 +30,9 @@ def reader(model: type[M]) -> Callable[[Request], Awaitable[M]]:
     BODY_MODELS[model.__name__] = model
 
     async def read(request: Request) -> M:
-        return await run_sync(parse, model, await body_of(request))
+        document = await run_sync(parse, model, await body_of(request))
+        request.app.state.service.sizes.check(document)
+        return document
 
     return read
 
