@@ -93,7 +93,7 @@ def revision_of(connection: sa.Connection) -> str | None:
 
 def _unknown(connection: sa.Connection, what: str) -> Conflict:
     return Conflict(
-        f"the database {_name(connection)} {what}, this Penstock knows revisions {', '.join(REVISIONS)}",
+        f"the database {_name(connection)} {what}, this Penstock knows {', '.join(REVISIONS)}",
         remedy="use the Penstock that made it or a newer one; to go back, restore the backup from before the upgrade",
     )
 
