@@ -220,4 +220,4 @@ def _generation(row: Row) -> GenerationOut:
 def _evaluations(connection: sa.Connection, run_id: str) -> tuple[EvaluationOut, ...]:
     query = sa.select(run_events.c.data).where(run_events.c.run_id == run_id, run_events.c.kind == "evaluation")
     newest = {data["step"]: data for data in connection.scalars(query.order_by(run_events.c.sequence))}
-    return tuple(EvaluationOut.model_validate(newest[step]) for step in sorted(newest))
+    return tuple(EvaluationOut(step=step, loss=newest[step]["loss"]) for step in sorted(newest))
