@@ -26,6 +26,8 @@ from penstock.schemas.trace import Trace
 
 LIMIT_S = 120.0
 LAYERS, BATCH, MICRO_BATCHES, STEPS = 8, 16, 8, 4
+SETTINGS = {"PENSTOCK_AGENT_HOLD_S": "2", "PENSTOCK_AGENT_TIMEOUT_S": "8"}
+"""How soon a dead agent is noticed: there is none that is only slow."""
 COMMAND = [sys.executable, "-P", "-m", "penstock.cli.main"]
 
 PROJECT = {
@@ -102,7 +104,7 @@ class Cluster:
     def _start(self, name: str, pattern: str, *arguments: str) -> str:
         """Start it and read its log until the words are there; the rest goes to a file."""
         reading, writing = os.pipe()
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("PENSTOCK_")}
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("PENSTOCK_")} | SETTINGS
         self.processes[name] = subprocess.Popen(
             [*COMMAND, *arguments],
             stdin=subprocess.DEVNULL,

@@ -50,8 +50,9 @@ def v_blocks(chained: Chained, room: Sequence[int]) -> Iterator[Orders]:
     for times, ways, period_ns, most in kinds:
         for hop in HOPS:
             found: dict[bytes, Block] = {}
+            plain = [_chain(chained, times, ways, period_ns, hop, reverse) for reverse in (False, True)]
             for turns, reverse in product(TURNS, (False, True)):
-                block = _block(chained, times, ways, period_ns, hop, turns, reverse)
+                block = _block(plain[reverse], times, period_ns, turns, reverse)
                 if block is not None:
                     found.setdefault(block.start.tobytes(), block)
             ranked = sorted(found.values(), key=lambda each: each.length_ns)
@@ -65,21 +66,16 @@ def _lanes(chained: Chained) -> list[int]:
     return [rank_of[s] for s in range(len(rank_of))]
 
 
-def _block(
-    chained: Chained,
-    times: np.ndarray,
-    lags: np.ndarray,
-    period_ns: int,
-    hop: tuple[int, ...],
-    turns: tuple[int, ...],
-    reverse: bool,
-) -> Block | None:
-    """``times`` (3, S) of F, I, W; ``lags`` (2, S): on the way to each stage's forward and gradient."""
+def _chain(
+    chained: Chained, times: np.ndarray, lags: np.ndarray, period_ns: int, hop: tuple[int, ...], reverse: bool
+) -> Chain:
+    """One micro-batch's operations without any wait at the turns; ``times`` (3, S) of F, I, W.
+
+    ``lags`` (2, S): on the way to each stage's forward and gradient. ``reverse``: weight gradients go down.
+    """
     lanes, count, p = _lanes(chained), times.shape[1], len(chained.ranks.stages)
     down, up = np.arange(count), np.arange(count)[::-1]
     way = np.arange(1, 2 * count)
-    unit = period_ns // 6
-    waits = np.where(way % p == 0, np.asarray((0, *turns))[way // p], np.asarray(hop)[way // p]) * unit
     weights = down if reverse else up
     chain = Chain(
         after=np.concatenate((np.arange(-1, 2 * count - 1), 2 * count - 1 - weights)),
@@ -87,12 +83,22 @@ def _block(
         lane=np.asarray([lanes[s] for s in (*down, *up, *weights)]),
         duration_ns=np.concatenate((times[0, down], times[1, up], times[2, weights])),
     )
-    chain.lag_ns[1 : 2 * count] += waits
-    start = place(chain, period_ns, p)
+    chain.lag_ns[1 : 2 * count] += np.where(way % p == 0, 0, np.asarray(hop)[way // p]) * (period_ns // 6)
+    return chain
+
+
+def _block(plain: Chain, times: np.ndarray, period_ns: int, turns: tuple[int, ...], reverse: bool) -> Block | None:
+    """The chain with waits of so many units at its three turns, none of its operations in another's way."""
+    count = times.shape[1]
+    p = count // 2
+    lag_ns = plain.lag_ns.copy()
+    lag_ns[p : 4 * p : p] += np.asarray(turns) * (period_ns // 6)
+    start = place(plain._replace(lag_ns=lag_ns), period_ns, p)
     if (start == NOWHERE).any():
         return None
     made = np.empty((3, count), dtype=np.int64)
-    made[0, down], made[1, up], made[2, weights] = np.split(start, 3)
+    made[0], made[1] = start[:count], start[2 * count - 1 : count - 1 : -1]
+    made[2] = start[2 * count :] if reverse else start[: 2 * count - 1 : -1]
     return Block(int((made + times).max()), period_ns, made)
 
 

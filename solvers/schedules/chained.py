@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 
@@ -137,7 +138,8 @@ class Chained:
         order = np.lexsort((duration, start, lane))
         stage_kind, m = np.divmod(codes[order], self._number)
         s, kind = np.divmod(stage_kind, len(KINDS))
-        rows = np.split(np.stack((kind, s, m), axis=1), np.cumsum(np.bincount(lane))[:-1])
+        operations, ends = np.stack((kind, s, m), axis=1), np.cumsum(np.bincount(lane)).tolist()
+        rows = [operations[low:high] for low, high in pairwise([0, *ends])]
         return int((start + duration).max()), self.ranks.orders("overtaking", rows)
 
     def lists(self, orders: Orders, movers: tuple[int, ...], room: Sequence[int]) -> tuple[Lists, np.ndarray]:
@@ -146,13 +148,16 @@ class Chained:
         operations = np.concatenate(parts)
         kinds = operations[:, 0]
         codes = (operations[:, 1] * len(KINDS) + kinds) * self._number + operations[:, 2]
-        present = frozenset(map(tuple, np.unique(operations[:, :2], axis=0).tolist()))
+        lines = np.flatnonzero(np.bincount(codes // self._number)).tolist()
+        present = frozenset((line % len(KINDS), line // len(KINDS)) for line in lines)
         duration, taken, freed, behind, lag = self._arrays(present)
         place = np.full(len(duration), -1, dtype=np.int64)
         place[codes] = np.arange(len(codes))
         after = behind[codes]
         after = np.where(after >= 0, place[after], -1)
         waits = np.bincount(after[after >= 0], minlength=len(codes)).astype(np.int64)
+        moves = np.zeros(len(KINDS), dtype=np.bool_)
+        moves[list(movers)] = True
         made = Lists(
             lane_start=np.concatenate(([0], np.cumsum([len(part) for part in parts]))).astype(np.int64),
             lane=np.repeat(np.arange(len(parts)), [len(part) for part in parts]),
@@ -162,7 +167,7 @@ class Chained:
             behind=after,
             lag_ns=lag[codes],
             waits_for=waits,
-            movable=np.isin(kinds, movers),
+            movable=moves[kinds],
             room=np.asarray(room, dtype=np.int64),
         )
         return made, codes
