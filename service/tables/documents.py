@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from penstock.service.tables.base import metadata, tenant_column
+from penstock.service.tables.base import Packed, metadata, tenant_column
 
 documents = sa.Table(
     "documents",
@@ -12,7 +12,7 @@ documents = sa.Table(
     tenant_column(key=True),
     sa.Column("hash", sa.String(71), primary_key=True),
     sa.Column("kind", sa.String(32), nullable=False),
-    sa.Column("body", sa.LargeBinary, nullable=False, comment="canonical JSON, as it is or deflated"),
+    sa.Column("body", Packed, nullable=False, comment="canonical JSON, as it is or deflated"),
     sa.Column("created_ms", sa.BigInteger, nullable=False),
     sa.Column("name", sa.String(512), comment="what it calls itself"),
     sa.Column("size_bytes", sa.BigInteger, comment="of its canonical JSON"),

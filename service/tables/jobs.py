@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from penstock.service.tables.base import metadata, tenant_column
+from penstock.service.tables.base import Packed, metadata, tenant_column
 
 ACTIVE = ("queued", "running")
 
@@ -35,8 +35,8 @@ jobs = sa.Table(
     sa.Column("limit_ms", sa.BigInteger, nullable=False),
     sa.Column("incumbent_ns", sa.BigInteger),
     sa.Column("bound_ns", sa.BigInteger),
-    sa.Column("incumbent", sa.LargeBinary, comment="best result so far"),
-    sa.Column("result", sa.LargeBinary),
+    sa.Column("incumbent", Packed, comment="best result so far"),
+    sa.Column("result", Packed),
     sa.Column("plan_hash", sa.String(71)),
     sa.Column("error", sa.JSON),
     sa.Index("ix_jobs_newest", "tenant", "id"),

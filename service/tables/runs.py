@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from penstock.service.tables.base import metadata, tenant_column
+from penstock.service.tables.base import Packed, metadata, tenant_column
 
 agents = sa.Table(
     "agents",
@@ -92,7 +92,7 @@ run_ranks = sa.Table(
     sa.Column("rank", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("agent", sa.String(512), nullable=False),
     sa.Column("device", sa.String(512), nullable=False, comment="the agent's own name for it"),
-    sa.Column("programs", sa.LargeBinary, nullable=False),
+    sa.Column("programs", Packed, nullable=False),
     sa.Column("done", sa.Boolean, nullable=False),
     sa.Column("peak_memory_bytes", sa.BigInteger),
 )
@@ -113,5 +113,5 @@ run_traces = sa.Table(
     sa.Column("run_id", sa.ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True),
     sa.Column("step", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("rank", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("body", sa.LargeBinary, nullable=False),
+    sa.Column("body", Packed, nullable=False),
 )
