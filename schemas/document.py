@@ -29,8 +29,14 @@ class Document(Part):
     schema_version: Literal[1] = 1
 
     def canonical_json(self) -> bytes:
-        """The document as RFC 8785 canonical JSON; absent optional fields are left out."""
-        return rfc8785.dumps(self.model_dump(mode="json", exclude_none=True))
+        """The document as RFC 8785 canonical JSON; absent optional fields are left out.
+
+        Raises InvalidDocument for free data with numbers that JSON's readers would change.
+        """
+        try:
+            return rfc8785.dumps(self.model_dump(mode="json", exclude_none=True))
+        except rfc8785.CanonicalizationError as error:
+            raise InvalidDocument(f"{self.kind} has no canonical form: {error}") from None
 
     def content_hash(self) -> str:
         """``sha256:`` and the digest of the canonical JSON: the document's address."""

@@ -59,7 +59,7 @@ class PatternOperation(Part):
 class Pattern(Part):
     """A steady state repeated for ever: one micro-batch of each pipeline per period, unless said otherwise."""
 
-    period_ns: Annotated[int, Field(strict=True, ge=1)]
+    period_ns: PositiveCount
     micro_batches_per_period: PositiveCount = 1
     operations: Annotated[tuple[PatternOperation, ...], Field(min_length=1)]
 

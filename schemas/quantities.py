@@ -50,6 +50,12 @@ def parse_bytes_per_s(text: str) -> int:
     return _parse(text, _RATE, "bandwidth")
 
 
+def _within_wire(value: Any) -> Any:
+    if isinstance(value, int) and abs(value) > MAX_WIRE_INTEGER:
+        raise ValueError("an integer on the wire is at most 2^53 - 1")
+    return value
+
+
 def _with_units(parse: Any) -> BeforeValidator:
     def read(value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, str) and info.context and info.context.get("units"):
@@ -59,6 +65,7 @@ def _with_units(parse: Any) -> BeforeValidator:
     return BeforeValidator(read)
 
 
+Scalar = Annotated[str | int | float | bool, BeforeValidator(_within_wire)]
 Count = Annotated[int, Field(strict=True, ge=0, le=MAX_WIRE_INTEGER)]
 PositiveCount = Annotated[int, Field(strict=True, ge=1, le=MAX_WIRE_INTEGER)]
 Nanoseconds = Annotated[int, Field(strict=True, ge=0, le=MAX_WIRE_INTEGER), _with_units(parse_time_ns)]

@@ -8,7 +8,16 @@ from pydantic import Field, model_validator
 
 from penstock.schemas.document import Document, Part
 from penstock.schemas.profile import ModelProfile, PipelineProfile
-from penstock.schemas.quantities import Bytes, ContentHash, Count, Fraction, Name, Nanoseconds, PositiveCount
+from penstock.schemas.quantities import (
+    Bytes,
+    ContentHash,
+    Count,
+    Fraction,
+    Name,
+    Nanoseconds,
+    PositiveCount,
+    Scalar,
+)
 from penstock.schemas.topology import ClusterTopology
 
 UpdateRule = Literal["synchronous", "weight_stashing", "double_buffered", "double_grouped", "elastic_averaging"]
@@ -42,7 +51,7 @@ class NetworkModel(Part):
         default="nic", description="duration of a transfer in a private network; a shared one always uses nic"
     )
     all_reduce: Literal["flat", "hierarchical", "dapple"] = "hierarchical"
-    bucket_bytes: Annotated[int, Field(strict=True, ge=1)] = 25_000_000
+    bucket_bytes: PositiveCount = 25_000_000
     overlap_all_reduce: bool = Field(default=True, description="buckets leave as the last backward passes their layers")
 
 
@@ -91,7 +100,7 @@ class PlanRequest(Document):
     )
     planner: Name = "auto"
     schedule: Name = "auto"
-    options: dict[str, str | int | float | bool] = Field(
+    options: dict[str, Scalar] = Field(
         default_factory=dict, description="options of the planner, as GET /v1/planners lists them"
     )
     objective: Literal["time_per_global_batch"] = "time_per_global_batch"

@@ -22,7 +22,19 @@ from fastapi import FastAPI
 from penstock.schemas.errors import Unreachable
 from penstock.service import logs, negotiation, openapi, problems
 from penstock.service.observing import Observing
-from penstock.service.routes import agents, documents, health, pages, plans, runs
+from penstock.service.routes import (
+    agents,
+    documents,
+    exports,
+    health,
+    pages,
+    plans,
+    questions,
+    reference,
+    runs,
+    sessions,
+    sweeps,
+)
 from penstock.service.security import answers, wire
 from penstock.service.services import Service
 from penstock.service.settings import Settings
@@ -59,7 +71,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     negotiation.install(app)
     openapi.install(app)
     app.add_middleware(Observing, service=service)
-    for routes in (plans, documents, runs, agents, health, pages):
+    for routes in (plans, exports, questions, sweeps, documents, runs, agents, health, sessions, pages, reference):
         app.include_router(routes.router)
     return app
 

@@ -21,6 +21,7 @@ from penstock.service.tasks import run_task
 
 if TYPE_CHECKING:
     from penstock.api import Judgement
+    from penstock.service.store import Stores
     from penstock.solvers.planners.options import Option
 
 WARM_UP_S = 300.0
@@ -102,23 +103,23 @@ def report(file: PlanFile, trace: Trace | None = None) -> str:
 class ProgramCache:
     """Programs of plans that were asked for lately, as JSON, one per rank."""
 
-    def __init__(self, load: Any) -> None:
-        self._of = lru_cache(maxsize=8)(lambda plan_hash: self._lower(load(plan_hash)))
+    def __init__(self, stores: Stores) -> None:
+        self._stores = stores
+        self._of = lru_cache(maxsize=8)(self._lower)
 
-    def all(self, plan_hash: str) -> tuple[bytes, ...]:
-        """The programs of all ranks."""
-        programs: tuple[bytes, ...] = self._of(plan_hash)
-        return programs
+    def all(self, tenant: str, plan_hash: str) -> tuple[bytes, ...]:
+        """The programs of all ranks. Raises NotFound."""
+        return self._of(tenant, plan_hash)
 
-    def one(self, plan_hash: str, rank: int) -> bytes:
+    def one(self, tenant: str, plan_hash: str, rank: int) -> bytes:
         """The program of one rank. Raises NotFound."""
-        programs = self.all(plan_hash)
+        programs = self.all(tenant, plan_hash)
         if not 0 <= rank < len(programs):
             raise NotFound(f"the plan has no rank {rank}; its ranks are 0…{len(programs) - 1}")
         return programs[rank]
 
-    @staticmethod
-    def _lower(file: PlanFile) -> tuple[bytes, ...]:
+    def _lower(self, tenant: str, plan_hash: str) -> tuple[bytes, ...]:
+        file = self._stores.of(tenant).plan_file(plan_hash)
         return tuple(json.dumps(program, separators=(",", ":")).encode() for program, *_ in lowered(file).programs)
 
 

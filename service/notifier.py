@@ -79,7 +79,8 @@ class Listener:
         if timeout_s <= 0:
             return False
         try:
-            await asyncio.wait_for(self._event.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):  # wait_for would lose a cancellation that comes with the event
+                await self._event.wait()
         except TimeoutError:
             return False
         self._event.clear()

@@ -13,6 +13,7 @@ from penstock.schemas.jobs import ProblemDetails
 from penstock.service.problems import MEDIA_TYPE
 from penstock.service.routes.access import describe_keys
 from penstock.service.routes.bodies import BODY_MODELS
+from penstock.service.routes.once import describe_idempotency
 
 ANY_PROBLEM = {
     "description": "any error: problem details (RFC 9457)",
@@ -37,6 +38,7 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         for path in schema["paths"].values():
             for operation in path.values():
                 _tell_of_problems(operation)
+        describe_idempotency(schema, app.routes)
         if not app.state.service.door.is_open:
             describe_keys(schema, app.routes)
         app.openapi_schema = schema

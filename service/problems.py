@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -16,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from penstock.schemas.document import faults_of
-from penstock.schemas.errors import Fault, PenstockError, QuotaExceeded, Unauthenticated, Unreachable
+from penstock.schemas.errors import Fault, PenstockError, Unreachable
 from penstock.schemas.jobs import FaultOut, ProblemDetails
 from penstock.service.logs import request_id
 
@@ -68,6 +67,14 @@ class NotAcceptable(Refusal):
     exit_code = 65
 
 
+class TaskFailed(Exception):
+    """A child process met an error; ``problem`` says which."""
+
+    def __init__(self, problem: ProblemDetails) -> None:
+        super().__init__(problem.detail)
+        self.problem = problem
+
+
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """How a route's errors stand in the OpenAPI document."""
     content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}}
@@ -83,6 +90,7 @@ def problem_response(problem: ProblemDetails, headers: dict[str, str] | None = N
 def install(app: FastAPI) -> None:
     """Make the app answer every error with problem details."""
     app.add_exception_handler(PenstockError, _on_ours)
+    app.add_exception_handler(TaskFailed, _on_failed_task)
     app.add_exception_handler(RequestValidationError, _on_parameters)
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(OperationalError, _on_database)
@@ -95,13 +103,14 @@ async def _on_ours(request: Request, error: Exception) -> Response:
     return problem_response(problem, _headers_of(error))
 
 
+async def _on_failed_task(request: Request, error: Exception) -> Response:
+    assert isinstance(error, TaskFailed)
+    return problem_response(error.problem.model_copy(update={"instance": request.url.path}))
+
+
 def _headers_of(error: PenstockError) -> dict[str, str]:
     if isinstance(error, Refusal):
         return error.headers
-    if isinstance(error, QuotaExceeded):
-        return {"Retry-After": str(math.ceil(error.retry_after_s))}
-    if isinstance(error, Unauthenticated):
-        return {"WWW-Authenticate": 'Bearer realm="penstock"'}
     return {"Retry-After": str(RETRY_AFTER_S)} if error.status == HTTPStatus.SERVICE_UNAVAILABLE else {}
 
 

@@ -50,6 +50,12 @@ def tiny_request() -> dict[str, Any]:
     }
 
 
+def tiny_sweep() -> dict[str, Any]:
+    """The tiny request with two batch sizes and two planners."""
+    over = {"global_batch_sizes": [8, 16], "planners": ["gpipe", "dapple"]}
+    return {"schema_version": 1, "request": tiny_request(), "over": over}
+
+
 def tiny_plan_file() -> dict[str, Any]:
     """A plan of one's own for the tiny request, not judged yet: two stages, four micro-batches, early backward."""
     request = tiny_request()

@@ -16,11 +16,12 @@ import sqlalchemy as sa
 
 from penstock.schemas.document import Document
 from penstock.schemas.errors import NotFound
+from penstock.schemas.jobs import DocumentOut, DocumentPage
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
-from penstock.service.database import Database
+from penstock.service.database import Database, iso
 from penstock.service.tables import answers, documents, now_ms
 
 D = TypeVar("D", bound=Document)
@@ -34,6 +35,9 @@ WHERE_TO_POST = {
     "plan": "POST a request to /v1/plans first; its job names the plan's hash",
     "plan request": "POST the request to /v1/plans first",
 }
+
+
+WHERE_IT_IS = {"profile": "/v1/profiles", "topology": "/v1/topologies"}
 
 
 class Stores:
@@ -71,20 +75,21 @@ class Store:
         """Keep a document; return its address."""
         body = document.canonical_json()
         address = "sha256:" + hashlib.sha256(body).hexdigest()
-        self._insert({address: (document.kind, body)})
+        self._insert({address: (document, body)})
         return address
 
-    def put_request(self, request: PlanRequest, address: str) -> None:
-        """Keep a request whose documents are inline under ``address``, its content hash."""
+    def put_request(self, request: PlanRequest, address: str) -> str:
+        """Keep a request whose documents are inline under ``address``, its content hash; return its profile's."""
         assert isinstance(request.profile, ModelProfile)
         assert isinstance(request.topology, ClusterTopology)
         parts = {"profile": request.profile, "topology": request.topology}
-        rows: dict[str, tuple[str, bytes]] = {}
+        rows: dict[str, tuple[Document, bytes]] = {}
         for part in parts.values():
             body = part.canonical_json()
-            rows["sha256:" + hashlib.sha256(body).hexdigest()] = (part.kind, body)
+            rows["sha256:" + hashlib.sha256(body).hexdigest()] = (part, body)
         referring = request.model_copy(update=dict(zip(parts, rows, strict=True)))
-        self._insert({**rows, address: (request.kind, referring.canonical_json())})
+        self._insert({**rows, address: (request, referring.canonical_json())})
+        return next(iter(rows))
 
     def body(self, kind: str, address: str) -> bytes:
         """The canonical JSON at an address. Raises NotFound naming what to POST first."""
@@ -95,6 +100,30 @@ class Store:
         if body is None:
             raise NotFound(f"no {kind} is stored under {address!r}", remedy=WHERE_TO_POST[kind])
         return bytes(body)
+
+    def listed(self, kind: str, before: str | None, limit: int) -> DocumentPage:
+        """Documents of a kind, the newest first, without their bodies; older than the one that ``before`` names."""
+        columns = (documents.c.hash, documents.c.name, documents.c.size_bytes, documents.c.created_ms)
+        query = sa.select(*columns).where(self._mine(documents), documents.c.kind == kind)
+        if before is not None:
+            at_ms, _, address = before.partition("-")
+            key = sa.tuple_(documents.c.created_ms, documents.c.hash)
+            query = query.where(key < (int(at_ms) if at_ms.isdecimal() else 0, address))
+        query = query.order_by(documents.c.created_ms.desc(), documents.c.hash.desc()).limit(limit)
+        with self._database.read() as connection:
+            rows = connection.execute(query).all()
+        items = tuple(
+            DocumentOut(
+                hash=row.hash,
+                name=row.name,
+                size_bytes=row.size_bytes,
+                created_at=iso(row.created_ms),
+                href=f"{WHERE_IT_IS[kind]}/{row.hash}",
+            )
+            for row in rows
+        )
+        more = len(rows) == limit
+        return DocumentPage(items=items, next_cursor=f"{rows[-1].created_ms}-{rows[-1].hash}" if more else None)
 
     def newest_topologies(self, limit: int = 100) -> Iterator[ClusterTopology]:
         """Topologies that were POSTed, the last one first; only ``limit`` of them."""
@@ -160,7 +189,7 @@ class Store:
             rest[1:],
         )
 
-    def _insert(self, rows: dict[str, tuple[str, bytes]]) -> None:
+    def _insert(self, rows: dict[str, tuple[Document, bytes]]) -> None:
         with self._database.read() as connection:
             missing = rows.keys() - self._known(connection, rows)
         if not missing:
@@ -168,8 +197,9 @@ class Store:
         with self._database.write() as connection:
             missing -= self._known(connection, missing)
             for address in sorted(missing):
-                kind, body = rows[address]
-                values = {"tenant": self.tenant, "hash": address, "kind": kind, "body": body}
+                document, body = rows[address]
+                values: dict[str, Any] = {"tenant": self.tenant, "hash": address, "kind": document.kind, "body": body}
+                values |= {"name": _name(document), "size_bytes": len(body)}
                 connection.execute(documents.insert().values(created_ms=now_ms(), **values))
 
     def _known(self, connection: sa.Connection, addresses: Iterable[str]) -> set[str]:
@@ -178,6 +208,11 @@ class Store:
 
     def _mine(self, table: sa.Table) -> sa.ColumnElement[bool]:
         return table.c.tenant == self.tenant
+
+
+def _name(document: Document) -> str | None:
+    name: str | None = getattr(document, "name", None)
+    return None if name is None else name.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 def cache_key(request_hash: str, versions: dict[str, str]) -> str:

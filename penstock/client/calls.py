@@ -23,10 +23,10 @@ from penstock.client.flows import (
     heard,
     listing,
     story,
+    unreachable,
 )
-from penstock.client.refusals import error_of
+from penstock.client.refusals import error_of, refusal
 from penstock.schemas.agents import AgentOut
-from penstock.schemas.errors import Unreachable
 from penstock.schemas.explanation import Explanation
 from penstock.schemas.jobs import (
     DocumentPage,
@@ -409,15 +409,18 @@ class Calls:
 
     @call
     def wait_until_ready(self, timeout_s: float = 30.0) -> Flow[None]:
-        """Return once the service is ready. Raises Unreachable when it is not in time."""
-        until = time.monotonic() + timeout_s
+        """Return once the service is ready. Raises Unreachable, or the service's reason, when it is not in time."""
+        until, send = time.monotonic() + timeout_s, Send("GET", "/readyz", again=False)
         while True:
             try:
-                yield from self._done(Send("GET", "/readyz", again=False))
-                return
-            except Unreachable:
-                if time.monotonic() > until:
-                    raise
+                found: httpx.Response = yield send
+                if found.is_success:
+                    return
+                error = refusal(found)
+            except httpx.TransportError as no_answer:
+                error = unreachable(self._server, send, no_answer)
+            if time.monotonic() > until:
+                raise error
             yield Pause(0.1)
 
     def _changes(self, run_id: str) -> Listing[RunOut]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from anyio.to_thread import run_sync
-from fastapi import Request, Response
+from fastapi import Query, Request, Response
 from pydantic import BaseModel, ValidationError
 
 from penstock.schemas.document import Document, faults_of, load_json
@@ -20,6 +20,12 @@ from penstock.service import media
 from penstock.service.problems import TooLarge
 
 M = TypeVar("M", bound=BaseModel)
+
+Cursor = Annotated[str | None, Query(max_length=128, description="`next_cursor` of the page before")]
+Limit = Annotated[int, Query(ge=1, le=200, description="how many at most")]
+
+UNCHANGED: dict[str, Any] = {"description": "unchanged since the ETag in `If-None-Match`"}
+"""A 304 in the OpenAPI document."""
 
 BODY_MODELS: dict[str, type[BaseModel]] = {}
 """Models that requests carry, for the OpenAPI document."""

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from anyio.to_thread import run_sync
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Path, Request, Response
+from pydantic import BaseModel
 
 from penstock.examples import catalogue
-from penstock.schemas.jobs import DocumentStored, ExampleOut, PlannerOut
+from penstock.schemas.jobs import DocumentPage, DocumentStored, ExampleOut, PlannerOut
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.topology import ClusterTopology
 from penstock.service import judging
 from penstock.service.living import living_topology
 from penstock.service.problems import problems
-from penstock.service.routes.access import Access, Reader
-from penstock.service.routes.bodies import immutable, reader, takes
+from penstock.service.routes.access import Access, Caller, Reader, Solver
+from penstock.service.routes.bodies import UNCHANGED, Cursor, Limit, immutable, reader, tagged, takes
+from penstock.service.routes.once import OnceRoute
 from penstock.service.samples import tiny_profile, tiny_request, tiny_topology
 
 EXAMPLES = (("gpt2-small", "2x4xV100", 64), ("bert-large", "4x8xA100", 256), ("llama-3-70b", "8x8xH100", 1024))
 
-router = APIRouter(prefix="/v1", tags=["documents"])
+router = APIRouter(prefix="/v1", tags=["documents"], route_class=OnceRoute)
+
+Hash = Annotated[str, Path(description="`sha256:` and 64 hexadecimal digits", max_length=128)]
 
 
 @router.post(
@@ -31,10 +36,10 @@ router = APIRouter(prefix="/v1", tags=["documents"])
     openapi_extra=takes(ModelProfile, tiny_profile()),
 )
 async def post_profile(
-    profile: Annotated[ModelProfile, Depends(reader(ModelProfile))], response: Response, service: Access
+    profile: Annotated[ModelProfile, Depends(reader(ModelProfile))], response: Response, service: Access, caller: Solver
 ) -> DocumentStored:
     """Keep a profile; requests may then name it by its hash."""
-    address = await run_sync(service.store.put, profile)
+    address = await run_sync(service.stores.of(caller.tenant).put, profile)
     response.headers["Location"] = f"/v1/profiles/{address}"
     return DocumentStored(hash=address, href=f"/v1/profiles/{address}")
 
@@ -47,18 +52,39 @@ async def post_profile(
     openapi_extra=takes(ClusterTopology, tiny_topology()),
 )
 async def post_topology(
-    topology: Annotated[ClusterTopology, Depends(reader(ClusterTopology))], response: Response, service: Access
+    topology: Annotated[ClusterTopology, Depends(reader(ClusterTopology))],
+    response: Response,
+    service: Access,
+    caller: Solver,
 ) -> DocumentStored:
     """Keep a topology; requests may then name it by its hash."""
-    address = await run_sync(service.store.put, topology)
+    address = await run_sync(service.stores.of(caller.tenant).put, topology)
     response.headers["Location"] = f"/v1/topologies/{address}"
     return DocumentStored(hash=address, href=f"/v1/topologies/{address}")
 
 
-@router.get("/profiles/{hash}", responses={200: {"model": ModelProfile}, **problems(404)})
-def get_profile(request: Request, hash: str, service: Access) -> Response:
+@router.get("/profiles", response_model=DocumentPage, responses={304: UNCHANGED, **problems(422)})
+def list_profiles(
+    request: Request, service: Access, caller: Reader, cursor: Cursor = None, limit: Limit = 50
+) -> Response:
+    """Stored profiles, the newest first, without their layers."""
+    page = service.stores.of(caller.tenant).listed("profile", cursor, limit)
+    return tagged(request, page.model_dump_json().encode())
+
+
+@router.get("/topologies", response_model=DocumentPage, responses={304: UNCHANGED, **problems(422)})
+def list_topologies(
+    request: Request, service: Access, caller: Reader, cursor: Cursor = None, limit: Limit = 50
+) -> Response:
+    """Stored topologies, the newest first, without their devices."""
+    page = service.stores.of(caller.tenant).listed("topology", cursor, limit)
+    return tagged(request, page.model_dump_json().encode())
+
+
+@router.get("/profiles/{hash}", responses={200: {"model": ModelProfile}, 304: UNCHANGED, **problems(404)})
+def get_profile(request: Request, hash: Hash, service: Access, caller: Reader) -> Response:
     """A stored profile."""
-    return immutable(request, service.store.body("profile", hash), hash)
+    return immutable(request, service.stores.of(caller.tenant).body("profile", hash), hash)
 
 
 @router.get("/topologies/agents", response_model_exclude_none=True, responses=problems(404))
@@ -68,24 +94,24 @@ def get_agents_topology(service: Access, caller: Reader) -> ClusterTopology:
     return living_topology(agents, store.newest_topologies())
 
 
-@router.get("/topologies/{hash}", responses={200: {"model": ClusterTopology}, **problems(404)})
-def get_topology(request: Request, hash: str, service: Access) -> Response:
+@router.get("/topologies/{hash}", responses={200: {"model": ClusterTopology}, 304: UNCHANGED, **problems(404)})
+def get_topology(request: Request, hash: Hash, service: Access, caller: Reader) -> Response:
     """A stored topology."""
-    return immutable(request, service.store.body("topology", hash), hash)
+    return immutable(request, service.stores.of(caller.tenant).body("topology", hash), hash)
 
 
-@router.get("/planners", response_model=list[PlannerOut])
-def get_planners() -> list[PlannerOut]:
+@router.get("/planners", response_model=list[PlannerOut], responses={304: UNCHANGED})
+def get_planners(request: Request, caller: Caller) -> Response:
     """The planners that a request may name, with their schedules and options."""
-    return judging.planners()
+    return tagged(request, _json_list(judging.planners()))
 
 
-@router.get("/examples", response_model=list[ExampleOut])
-def get_examples() -> list[ExampleOut]:
+@router.get("/examples", response_model=list[ExampleOut], responses={304: UNCHANGED})
+def get_examples(request: Request, caller: Caller) -> Response:
     """Requests that can be POSTed to /v1/plans as they are."""
     tiny = ExampleOut(name="tiny", summary="four layers on two devices", request=tiny_request())
     known = set(catalogue.model_names())
-    return [tiny, *(_example(*given) for given in EXAMPLES if given[0] in known)]
+    return tagged(request, _json_list([tiny, *(_example(*given) for given in EXAMPLES if given[0] in known)]))
 
 
 def _example(model: str, cluster: str, batch: int) -> ExampleOut:
@@ -96,3 +122,7 @@ def _example(model: str, cluster: str, batch: int) -> ExampleOut:
         "global_batch_size": batch,
     }
     return ExampleOut(name=f"{model} on {cluster}", summary=f"{batch} samples per step", request=request)
+
+
+def _json_list(items: Sequence[BaseModel]) -> bytes:
+    return b"[" + b",".join(item.model_dump_json().encode() for item in items) + b"]"

@@ -1,0 +1,101 @@
+"""Tasks of one endpoint in a child process, watched without a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from anyio import CancelScope, create_task_group
+from anyio.to_thread import run_sync
+
+from penstock.schemas.errors import Unreachable
+from penstock.schemas.jobs import ProblemDetails
+from penstock.service.child import Child, Spawner
+from penstock.service.problems import TaskFailed
+from penstock.service.tasks import crashed, death, end, lines, send
+
+T = TypeVar("T")
+
+PIECE_BYTES = 1 << 20
+END_S = 0.5
+
+log = logging.getLogger("penstock.service")
+
+
+async def messages(place: Spawner, task: dict[str, Any], limit_s: float) -> AsyncGenerator[dict[str, Any]]:
+    """What a child says while it does one task, until its result; whoever stops listening ends the child.
+
+    Raises TaskFailed with the error that it met, or with how it died.
+    """
+    child = await run_sync(place.spawn)
+    deadline = time.monotonic() + limit_s
+    ended = False
+    try:
+        await run_sync(send, child, task)
+        child.pipe.setblocking(False)
+        async for message in _said(child, deadline):
+            if message["kind"] == "error":
+                raise TaskFailed(ProblemDetails.model_validate(message["problem"]))
+            if message["kind"] == "crash":
+                log.error("a %s crashed\n%s", task["task"], message["traceback"])
+                raise TaskFailed(crashed("a planner met an error of its own; the service's log has the reason"))
+            yield message
+            if message["kind"] == "result":
+                return
+        if time.monotonic() >= deadline:
+            raise TaskFailed(crashed(f"it was not done after {limit_s:.0f} s"))
+        ended = True
+        raise TaskFailed(death(await run_sync(end, child, END_S)))
+    finally:
+        with CancelScope(shield=True):
+            await run_sync(_dismiss, child, ended)
+
+
+async def unless_gone(receive: Callable[[], Awaitable[Any]], work: Callable[[], Awaitable[T]]) -> T | None:
+    """What the work gives; None, and the work is cancelled, when the client hangs up first. The body has been read."""
+    found: T | None = None
+
+    async with create_task_group() as group:
+
+        async def until_gone() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            group.cancel_scope.cancel()
+
+        group.start_soon(until_gone)
+        found = await work()
+        group.cancel_scope.cancel()
+    return found
+
+
+async def _said(child: Child, deadline: float) -> AsyncIterator[dict[str, Any]]:
+    loop, buffer = asyncio.get_running_loop(), bytearray()
+    while (left_s := deadline - time.monotonic()) > 0:
+        try:
+            async with asyncio.timeout(left_s):
+                piece = await loop.sock_recv(child.pipe, PIECE_BYTES)
+        except TimeoutError:
+            return
+        except ConnectionError:
+            piece = b""
+        if not piece:
+            return
+        for message in lines(buffer, piece):
+            yield message
+
+
+def _dismiss(child: Child, ended: bool) -> None:
+    with suppress(Unreachable):  # the forkserver has died, and the child with it
+        if not ended:
+            end(child, END_S)
+    child.close()
+
+
+def json_of(value: Any) -> bytes:
+    """Plain data of a child as it is sent."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()

@@ -1,0 +1,76 @@
+"""``/v1/plans/{id}/…``: a plan with its request, its programs, and its other forms."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from anyio.to_thread import run_sync
+from fastapi import APIRouter, Path, Request, Response
+
+from penstock.schemas.plan import Plan, PlanFile
+from penstock.schemas.quantities import MAX_WIRE_INTEGER
+from penstock.service.exports import FORMS
+from penstock.service.problems import problems
+from penstock.service.routes.access import Access, Reader
+from penstock.service.routes.bodies import UNCHANGED, immutable, tagged
+from penstock.service.routes.plans import Id
+
+router = APIRouter(prefix="/v1", tags=["plans"])
+
+To = StrEnum("To", {name.replace("-", "_"): name for name in FORMS})  # type: ignore[misc]
+Rank = Annotated[int, Path(ge=0, le=MAX_WIRE_INTEGER)]
+
+
+@router.get("/plans/{id}/plan", responses={200: {"model": PlanFile}, 304: UNCHANGED, **problems(404, 409, 422)})
+def plan_file(request: Request, id: Id, service: Access, caller: Reader, best: Literal["0", "1"] = "0") -> Response:
+    """The final plan with its request inline: it can be judged, run and explained alone.
+
+    With `best=1` a job that still runs gives its best plan so far.
+    """
+    planning, store = service.planning.of(caller.tenant), service.stores.of(caller.tenant)
+    if best == "1" and planning.is_open(id):
+        return tagged(request, store.file_of(planning.incumbent(id)).canonical_json())
+    address = planning.plan_hash(id)
+    return immutable(request, store.plan_file_body(address), address)
+
+
+@router.get("/plans/{id}/incumbent", responses={200: {"model": Plan}, 304: UNCHANGED, **problems(404, 409)})
+def incumbent(request: Request, id: Id, service: Access, caller: Reader) -> Response:
+    """The best plan of a job so far."""
+    return tagged(request, service.planning.of(caller.tenant).incumbent(id).canonical_json())
+
+
+@router.get("/plans/{id}/programs", responses={304: UNCHANGED, **problems(404, 409, 422)})
+async def programs(request: Request, id: Id, service: Access, caller: Reader) -> Response:
+    """The programs of all ranks, lowered from the plan."""
+    address = await run_sync(service.planning.of(caller.tenant).plan_hash, id)
+    found = await run_sync(service.programs.all, caller.tenant, address, limiter=service.heavy)
+    return immutable(request, b"[" + b",".join(found) + b"]", address)
+
+
+@router.get("/plans/{id}/programs/{rank}", responses={304: UNCHANGED, **problems(404, 409, 422)})
+async def program(request: Request, id: Id, rank: Rank, service: Access, caller: Reader) -> Response:
+    """The program of one rank."""
+    address = await run_sync(service.planning.of(caller.tenant).plan_hash, id)
+    found = await run_sync(service.programs.one, caller.tenant, address, rank, limiter=service.heavy)
+    return immutable(request, found, address)
+
+
+@router.get(
+    "/plans/{id}/export",
+    responses={
+        200: {"content": {form.media_type: {} for form in FORMS.values()}, "description": "a file"},
+        **problems(404, 409, 422),
+    },
+    response_class=Response,
+)
+async def export(request: Request, id: Id, to: To, service: Access, caller: Reader) -> Response:
+    """The plan in another form, as a file: `chrome-trace` for Perfetto, `csv` for PyTorch, `svg`, `report`, …"""
+    address = await run_sync(service.planning.of(caller.tenant).plan_hash, id)
+    file = await run_sync(service.stores.of(caller.tenant).plan_file, address)
+    form = FORMS[to.value]
+    body = await run_sync(form.make, file, limiter=service.heavy)
+    name = f"plan-{address.removeprefix('sha256:')[:12]}.{form.ending}"
+    headers = {"Content-Disposition": f'attachment; filename="{name}"', "Cache-Control": "private, max-age=3600"}
+    return Response(body, media_type=form.media_type, headers=headers)

@@ -1,0 +1,194 @@
+"""``/v1/plans:…``: questions about requests and plans of one's own. Nothing of them is kept."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Annotated, Any
+
+from anyio.to_thread import run_sync
+from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.sse import EventSourceResponse, format_sse_event
+
+from penstock.schemas.explanation import Explanation
+from penstock.schemas.jobs import PlanComparison, RequestChecked, Simulation, Verdict
+from penstock.schemas.plan import PlanFile
+from penstock.schemas.quantities import MAX_WIRE_INTEGER
+from penstock.schemas.request import PlanRequest
+from penstock.service import judging
+from penstock.service.asking import json_of, messages, unless_gone
+from penstock.service.problems import TaskFailed, problems
+from penstock.service.routes.access import Access, Reader, Solver
+from penstock.service.routes.bodies import json_response, reader, takes
+from penstock.service.routes.plans import Asked, Id
+from penstock.service.samples import tiny_plan_file, tiny_request
+from penstock.service.services import Service
+
+router = APIRouter(prefix="/v1", tags=["questions"])
+
+File = Annotated[PlanFile, Depends(reader(PlanFile))]
+Texts = Annotated[list[str], Query(max_length=1024)]
+
+
+@router.post(
+    "/plans:validate",
+    response_model=RequestChecked,
+    responses=problems(404, 413, 415, 422),
+    openapi_extra=takes(PlanRequest, tiny_request()),
+)
+async def validate(asked: Asked, service: Access, caller: Solver) -> RequestChecked:
+    """Check a request as far as that is possible without solving it; 422 names all of its faults at once."""
+    address, known = await run_sync(service.planning.of(caller.tenant).checked, asked)
+    return RequestChecked(request_hash=address, cached=known)
+
+
+@router.post(
+    "/plans:verify",
+    response_model=Verdict,
+    responses=problems(413, 415, 422),
+    openapi_extra=takes(PlanFile, tiny_plan_file()),
+)
+async def verify(file: File, service: Access, caller: Solver) -> Verdict:
+    """Judge a plan of one's own: `valid`, or a sentence per fault. A plan with faults is an answer, not an error."""
+    return await run_sync(judging.verdict, file, limiter=service.heavy)
+
+
+@router.post(
+    "/plans:simulate",
+    response_model=Simulation,
+    responses=problems(413, 415, 422),
+    openapi_extra=takes(PlanFile, tiny_plan_file()),
+)
+async def simulate(file: File, service: Access, caller: Solver) -> Response:
+    """A plan of one's own with the judge's prediction; 422 when it cannot be simulated (deadlock, shape)."""
+    return json_response(await run_sync(judging.simulation, file, limiter=service.heavy))
+
+
+@router.post(
+    "/plans:compare",
+    responses={
+        200: {"model": list[PlanComparison], "content": {"text/event-stream": {"schema": {"type": "string"}}}},
+        **problems(404, 413, 415, 422),
+    },
+    openapi_extra=takes(PlanRequest, tiny_request()),
+)
+async def compare(
+    request: Request,
+    asked: Asked,
+    service: Access,
+    caller: Solver,
+    planner: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006  (FastAPI reads it, nobody writes it)
+    schedule: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006
+) -> Response:
+    """Each planner with each of its schedules, judged alike; `planner` and `schedule` narrow it down.
+
+    A planner that cannot take the request has a row with status `unsupported`, whose `why` says what it can take.
+    With `Accept: text/event-stream` each row is an event `row` as soon as it is found, and the last one is `end` or
+    `problem`.
+    """
+    task, limit_s = await run_sync(_comparison, service, caller.tenant, asked, planner, schedule)
+    if "text/event-stream" in request.headers.get("accept", ""):
+        return EventSourceResponse(_streamed(service, task, limit_s), headers={"Cache-Control": "no-store"})
+    rows = await unless_gone(request.receive, lambda: _told(service, task, limit_s, "row"))
+    return json_response(json_of(rows))
+
+
+class How:
+    """How a plan is to be explained: query parameters."""
+
+    def __init__(
+        self,
+        what_if: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006
+        planner: str | None = None,
+        max_plans: Annotated[int, Query(ge=1, le=10_000)] = 20,
+        cut: Texts = [],  # noqa: B006
+        replicas: Annotated[list[int], Query(max_length=1024)] = [],  # noqa: B006
+        devices: Texts = [],  # noqa: B006
+        schedule: str | None = None,
+        micro_batches: Annotated[int | None, Query(ge=1, le=MAX_WIRE_INTEGER)] = None,
+    ) -> None:
+        layout = {
+            "cuts": cut,
+            "replicas": replicas,
+            "devices": [[name for name in names.split(",") if name] for names in devices],
+            "schedule": schedule,
+            "num_micro_batches": micro_batches,
+        }
+        self.arguments: dict[str, Any] = {
+            "what_if": what_if,
+            "planner": planner,
+            "max_plans": max_plans,
+            "layout": layout if cut else None,
+        }
+
+
+@router.post(
+    "/plans:explain",
+    responses={200: {"model": Explanation}, **problems(413, 415, 422)},
+    openapi_extra=takes(PlanFile, tiny_plan_file()),
+)
+async def explain(
+    request: Request, file: File, service: Access, caller: Solver, how: Annotated[How, Depends()]
+) -> Response:
+    """What a plan's time is made of, what binds it, and what would help; 422 when it cannot be simulated.
+
+    `what_if` names changes to try (`bandwidth=2`, `devices=+8`, …; `default` the usual ones), `planner` who plans anew
+    for them. With `cut` (layers or their names, where stages begin) the answer compares a layout of one's own, whose
+    `replicas` or `devices` (one entry a stage, names separated by commas), `schedule` and `micro_batches` may be given.
+    """
+    return await _explained(request, service, file, how)
+
+
+@router.get("/plans/{id}/explain", responses={200: {"model": Explanation}, **problems(404, 409, 422)})
+async def explain_stored(
+    request: Request, id: Id, service: Access, caller: Reader, how: Annotated[How, Depends()]
+) -> Response:
+    """The same of a stored plan, or of the plan of a job."""
+    address = await run_sync(service.planning.of(caller.tenant).plan_hash, id)
+    return await _explained(request, service, await run_sync(service.stores.of(caller.tenant).plan_file, address), how)
+
+
+async def _explained(request: Request, service: Service, file: PlanFile, how: How) -> Response:
+    task = {
+        "task": "explain",
+        "entry": "penstock.explaining:explain",
+        "file": file.model_dump(mode="json"),
+        "how": how.arguments,
+    }
+    limit_s = service.settings.max_solve_s
+    found = await unless_gone(request.receive, lambda: _told(service, task, limit_s, "result"))
+    return json_response(json_of(found[-1] if found else None))
+
+
+def _comparison(
+    service: Service, tenant: str, asked: PlanRequest, planners: list[str], schedules: list[str]
+) -> tuple[dict[str, Any], float]:
+    """The task for a child, and its limit in seconds."""
+    inline = service.stores.of(tenant).resolve(asked)
+    judging.check_comparison(inline, planners, schedules)
+    task = {
+        "task": "compare",
+        "entry": service.settings.compare_entry,
+        "request": inline.model_dump(mode="json"),
+        "planners": planners,
+        "schedules": schedules,
+    }
+    limit_ns, longest_s = inline.termination.time_limit_ns, service.settings.max_solve_s
+    return task, longest_s if limit_ns is None else min(limit_ns / 1e9 + service.settings.solve_grace_s, longest_s)
+
+
+async def _told(service: Service, task: dict[str, Any], limit_s: float, kind: str) -> list[Any]:
+    """What a child said of one kind."""
+    async with service.children, aclosing(messages(service.forkserver, task, limit_s)) as said:
+        return [told[kind] async for told in said if told["kind"] == kind]
+
+
+async def _streamed(service: Service, task: dict[str, Any], limit_s: float) -> AsyncIterator[bytes]:
+    try:
+        async with service.children, aclosing(messages(service.forkserver, task, limit_s)) as said:
+            async for told in said:
+                if told["kind"] == "row":
+                    yield format_sse_event(data_str=json_of(told["row"]).decode(), event="row")
+        yield format_sse_event(data_str="{}", event="end")
+    except TaskFailed as failed:
+        yield format_sse_event(data_str=failed.problem.model_dump_json(exclude_none=True), event="problem")
