@@ -8,7 +8,8 @@ from typing import Any
 
 from penstock.schemas.jobs import JobOut, ResultOut
 from penstock.schemas.sweep import SweepRow
-from penstock.service.pages.sources import ACTIVE, Sources
+from penstock.service.pages.sources import Sources
+from penstock.service.tables import ACTIVE
 from penstock.sweeping import Case, answered, with_front
 
 MAX_JOBS = 200
@@ -16,11 +17,28 @@ MAX_JOBS = 200
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table: the model it is for, how its point is called, and its numbers."""
+    """A row of the table: the model it is for, and its numbers; ``several``: there are other models in the table."""
 
     model: str
-    name: str
     row: SweepRow
+    several: bool = False
+
+    @property
+    def name(self) -> str:
+        """How its point is called."""
+        row, model = self.row, f"{self.model}, " if self.several else ""
+        schedule = "" if row.schedule == "auto" else f" with {row.schedule}"
+        return f"{model}{row.planner}{schedule} on {row.topology}, batch {row.global_batch_size}"
+
+    @property
+    def found(self) -> str:
+        """What the plan decided that the case had left open."""
+        parts = (self.row.found or "–").split(", ")
+        return ", ".join(part.replace("_", " ") for part in dict.fromkeys(parts) if part not in self._asked) or "–"
+
+    @property
+    def _asked(self) -> tuple[str, ...]:
+        return (self.row.planner, self.row.schedule, *self.row.update_rules[: len(self.row.update_rules) == 1])
 
 
 def of_sweep(sources: Sources, sweep_id: str) -> dict[str, Any]:
@@ -32,7 +50,7 @@ def of_sweep(sources: Sources, sweep_id: str) -> dict[str, Any]:
         "lead": "One request, asked once for each combination.",
         "steps": [("/", "Overview"), ("/sweeps", "Sweeps")],
         "sweep": sweep,
-        **_table([Row(model, _name(row), row) for row in sweep.rows]),
+        **_table([Row(model, row) for row in sweep.rows]),
     }
 
 
@@ -41,19 +59,13 @@ def chosen(sources: Sources, job_ids: Sequence[str], plans: Sequence[str]) -> di
     jobs = [sources.job(job_id) for job_id in dict.fromkeys(job_ids[:MAX_JOBS])]
     cases = [_of_job(sources, job) for job in jobs] + [_of_plan(sources, plan) for plan in dict.fromkeys(plans)]
     rows = with_front([case.row for case in cases])
-    models = [case.model for case in cases]
-    several = len(set(models)) > 1
+    several = len({case.model for case in cases}) > 1
     return {
         "title": "Plans compared",
         "lead": "Jobs side by side; the address of this page names them, so it can be sent to others.",
         "steps": [("/", "Overview"), ("/jobs", "Jobs")],
         "sweep": None,
-        **_table(
-            [
-                Row(model, f"{model}, {_name(row)}" if several else _name(row), row)
-                for model, row in zip(models, rows, strict=True)
-            ]
-        ),
+        **_table([Row(case.model, row, several) for case, row in zip(cases, rows, strict=True)]),
     }
 
 
@@ -69,6 +81,7 @@ def _table(rows: list[Row]) -> dict[str, Any]:
             "model": len({one.model for one in rows}) > 1,
             "topology": len({row.topology for row in plain}) > 1,
             "batch": len({row.global_batch_size for row in plain}) > 1,
+            "schedule": len({row.schedule for row in plain}) > 1,
             "rules": len({row.update_rules for row in plain}) > 1,
             "cost": any(row.cost_per_sample is not None for row in plain),
         },
@@ -82,7 +95,7 @@ def _of_job(sources: Sources, job: JobOut) -> Row:
     else:
         why = job.error.detail if job.error else ""
         row = case.row(state=job.state, job_id=job.id, why=why, time_per_global_batch_ns=job.incumbent_ns)
-    return Row(sources.asked(job.request_hash).model, "", row)
+    return Row(sources.asked(job.request_hash).model, row)
 
 
 def _of_plan(sources: Sources, address: str) -> Row:
@@ -91,15 +104,10 @@ def _of_plan(sources: Sources, address: str) -> Row:
         status="feasible", why="", plan_hash=address, plan=plan, certificates=plan.certificates, seconds=0
     )
     row = answered(_case(sources, address), result).model_copy(update={"seconds": None})
-    return Row(sources.asked(plan.request_hash).model, "", row)
+    return Row(sources.asked(plan.request_hash).model, row)
 
 
 def _case(sources: Sources, plan_or_job: str) -> Case:
     request = sources.request_of(plan_or_job)
     assert isinstance(request.topology, str)
     return Case(request.model_copy(update={"topology": sources.store.topology(request.topology)}))
-
-
-def _name(row: SweepRow) -> str:
-    schedule = "" if row.schedule == "auto" else f" with {row.schedule}"
-    return f"{row.planner}{schedule} on {row.topology}, batch {row.global_batch_size}"

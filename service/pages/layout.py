@@ -110,6 +110,15 @@ def short(address: str) -> str:
     return address.removeprefix("sha256:")[:8] if address.startswith("sha256:") else f"…{address[-8:]}"
 
 
+def told(value: object) -> str:
+    """A value of an event: hashes short, lists without brackets, numbers with few digits."""
+    if isinstance(value, list | tuple):
+        return ", ".join(map(told, value))
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    return short(value) if isinstance(value, str) and value.startswith("sha256:") else str(value)
+
+
 @cache
 def _environment() -> Environment:
     environment = Environment(
@@ -129,5 +138,5 @@ def _environment() -> Environment:
         "ranges": ranges,
         "gap": gap,
     }
-    environment.filters |= {"when": when, "lasting": lasting, "short": short}
+    environment.filters |= {"when": when, "lasting": lasting, "short": short, "told": told}
     return environment

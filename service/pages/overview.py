@@ -12,9 +12,10 @@ from penstock.schemas.errors import PenstockError
 from penstock.schemas.jobs import JobState, RunOut
 from penstock.schemas.topology import ClusterTopology
 from penstock.service.pages.form import EXAMPLES
-from penstock.service.pages.sources import ACTIVE, Sources
+from penstock.service.pages.sources import Sources
 from penstock.service.readiness import readiness
 from penstock.service.run_rows import LIVE
+from penstock.service.tables import ACTIVE
 
 NEWEST = 10
 PAGE = 50

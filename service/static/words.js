@@ -25,11 +25,15 @@ export function amount(bytes) {
 
 export const percent = (share) => `${(100 * share).toFixed(Math.abs(share) < 0.9995 ? 1 : 0)} %`;
 
-/** An element with its attributes and children; texts are never read as markup. */
-export function made(name, attributes = {}, ...children) {
-  const svg = ["svg", "path", "circle", "line", "text", "title", "g"].includes(name);
-  const element = svg ? document.createElementNS("http://www.w3.org/2000/svg", name) : document.createElement(name);
+function filled(element, attributes, children) {
   for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, String(value));
   element.append(...children);
   return element;
 }
+
+/** An element with its attributes and children; texts are never read as markup. */
+export const made = (name, attributes = {}, ...children) => filled(document.createElement(name), attributes, children);
+
+/** The same, of a drawing. */
+export const drawn = (name, attributes = {}, ...children) =>
+  filled(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, children);
