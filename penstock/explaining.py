@@ -140,7 +140,11 @@ def explanation(
 
 
 def page(file: PlanFile, trace: Trace | None = None) -> str:
-    """The HTML report of a plan with its explanation. Raises InvalidPlan where it cannot be simulated."""
+    """The HTML report of a plan with its explanation. Raises InvalidPlan where it cannot be simulated.
+
+    Raises InvalidDocument for the trace of another plan.
+    """
+    _check_trace(file, trace)
     found = judged(file)
     judgement = found.judgement
     assert judgement.timeline is not None
@@ -166,7 +170,8 @@ def picture(found: Judged) -> Picture:
 
 
 def svg(file: PlanFile, trace: Trace | None = None) -> str:
-    """A plan's timeline as an SVG file, with its critical path. Raises InvalidPlan where it cannot be simulated."""
+    """A plan's timeline as an SVG file, with its critical path. Raises as ``page``."""
+    _check_trace(file, trace)
     found = judged(file)
     drawn = picture(found)
     explained = explanation(file, found, (), None, 1, None, lambda _words: None)
@@ -179,12 +184,16 @@ def write_comparison(file: PlanFile, trace: Trace | None, path: Path) -> None:
 
     Raises InvalidDocument for the trace of another plan.
     """
-    if trace is not None and trace.plan_hash != file.plan.content_hash():
-        raise InvalidDocument(f"the trace is of plan {trace.plan_hash}, not of {file.plan.content_hash()}")
+    _check_trace(file, trace)
     judgement = judged(file).judgement
     assert judgement.timeline is not None
     predicted = picture_of_timeline(judgement.problem, judgement.timeline, judgement.allocation)
     write_events(chrome_events(predicted) if trace is None else compared_events(predicted, trace, file.plan), path)
+
+
+def _check_trace(file: PlanFile, trace: Trace | None) -> None:
+    if trace is not None and trace.plan_hash != file.plan.content_hash():
+        raise InvalidDocument(f"the trace is of plan {trace.plan_hash}, not of {file.plan.content_hash()}")
 
 
 def _replan(plan: Candidate, planner: str | None, max_plans: int) -> Replan | None:

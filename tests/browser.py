@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, sync_playwright
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -72,3 +73,14 @@ class Watched:
     def _fetch(self, address: str) -> None:
         if not address.startswith(self._allowed):
             self.complaints.append(f"fetched {address}")
+
+
+def barriers(page: Page) -> list[str]:
+    """What axe finds serious or critical for people who cannot see, point or tell colours apart."""
+    found = Axe().run(page).response["violations"]
+    return [
+        f"{each['id']}: {each['help']}: {node['html'][:120]}"
+        for each in found
+        if each["impact"] in ("serious", "critical")
+        for node in each["nodes"][:3]
+    ]

@@ -116,17 +116,22 @@ def explain(
 
 def report(
     plan: PlanPath,
-    output: Annotated[str, typer.Option("--output", "-o", help="The HTML file; - is standard output.")],
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output", "-o", help="The HTML file, or SVG where it ends with .svg; - is HTML to standard output."
+        ),
+    ],
     trace: Annotated[str | None, typer.Option(help="A trace of a run, shown beside the prediction.")] = None,
 ) -> None:
-    """Write one HTML file with timeline, memory, stages and bounds that needs no network."""
+    """Write one HTML file with timeline, memory, stages and bounds that needs no network, or its timeline as SVG."""
     refuse_unwritable(output)
     file = read_plan(plan)
-    from penstock.explaining import page
+    from penstock.explaining import page, svg
     from penstock.schemas.trace import Trace
 
     measured = None if trace is None else read_document(Trace, trace)
-    text = page(file, measured)
+    text = (svg if output.endswith(".svg") else page)(file, measured)
     if output == STANDARD:
         sys.stdout.write(text)
     else:

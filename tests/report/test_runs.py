@@ -171,5 +171,7 @@ def test_every_command_takes_the_plan(
     assert words[kind] in capsys.readouterr().out
     assert main(["report", str(path), "-o", str(tmp_path / "page.html")]) == 0
     assert "double_buffered" in (tmp_path / "page.html").read_text() or kind != "periodic"
+    assert main(["report", str(path), "-o", str(tmp_path / "plan.svg")]) == 0
+    assert "critical path" in (tmp_path / "plan.svg").read_text()
     assert main(["simulate", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["time_per_global_batch_ns"] > 0

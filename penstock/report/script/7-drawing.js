@@ -48,7 +48,7 @@ class Drawing {
   resize() {
     const { scroller, spacer, main, map, memory } = this.parts, height = this.view.rows.height + AXIS_PX;
     spacer.style.height = `${height}px`;
-    this.width = Math.max(360, scroller.clientWidth || 1000);
+    this.width = Math.max(240, scroller.clientWidth || 1000);
     this.height = Math.min(height, Math.max(240, scroller.clientHeight || height));
     this.ratio = Math.min(3, window.devicePixelRatio || 1);
     for (const [canvas, tall] of [[main, this.height], [map, MAP_PX], [memory, MEMORY_PX]]) {

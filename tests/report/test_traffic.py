@@ -1,0 +1,70 @@
+"""What travels between devices: by hand, and everything that the judge sends is somewhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from penstock.report.cluster_map import cluster_map, traffic_table
+from penstock.report.traffic import traffic
+from penstock.schemas.plan import PlanFile
+from penstock.schemas.topology import ClusterTopology
+from penstock.solvers.allocation import Stage, single_pipeline
+from penstock.solvers.problem import Problem
+
+
+def test_replicas_share_rows_or_take_turns(problem: Problem) -> None:
+    """A byte of activations and one of gradients per sample over the cut, two micro-batches of one row; by hand.
+
+    The second stage has a parameter of four bytes on two replicas: 2 (2 - 1) / 2 of its gradients go each way.
+    """
+    turns = single_pipeline((Stage(0, 0, (0,)), Stage(1, 1, (1, 2), "round_robin")), 2)
+    flows = {(flow.source, flow.target): flow.sizes for flow in traffic(problem, turns, 100)}
+    ring = flows[1, 2][2]
+    assert ring == flows[2, 1][2] > 0
+    assert flows == {
+        (0, 1): (1, 0, 0), (0, 2): (1, 0, 0), (1, 0): (0, 1, 0), (2, 0): (0, 1, 0),
+        (1, 2): (0, 0, ring), (2, 1): (0, 0, ring),
+    }  # fmt: skip
+    wide = replace(problem, global_batch_size=4)
+    rows = single_pipeline((Stage(0, 0, (0,)), Stage(1, 1, (1, 2))), 2)
+    split = {(flow.source, flow.target): flow.sizes[:2] for flow in traffic(wide, rows, 100)}
+    assert split[0, 1] == split[0, 2] == (2, 0)
+
+
+def test_utilisation_is_what_the_links_carry(problem: Problem) -> None:
+    """10⁹ bytes a second: a byte takes a nanosecond; 10 ns in which two bytes leave device 0."""
+    straight = single_pipeline((Stage(0, 0, (0,)), Stage(1, 1, (1,))), 2)
+    forth, back = traffic(problem, straight, 10)
+    assert (forth.sizes, back.sizes) == ((2, 0, 0), (0, 2, 0))
+    shared = set(problem.network.route(0, 1).resources) & set(problem.network.route(1, 0).resources)  # type: ignore[union-attr]
+    assert forth.utilisation == back.utilisation == pytest.approx(0.4 if shared else 0.2)
+
+
+def test_the_map_has_every_flow(file: PlanFile, problem: Problem) -> None:
+    topology = file.request.topology
+    assert isinstance(topology, ClusterTopology)
+    flows = traffic(problem, single_pipeline((Stage(0, 0, (0,)), Stage(1, 1, (1, 2), "round_robin")), 2), 100)
+    drawn = cluster_map(file.plan, topology, flows)
+    assert drawn.count('<path class="flow') == len(flows) == 6
+    assert "node0/0 to node0/2: 1 B per global batch (activations 1 B)" in drawn
+    table = traffic_table(flows, [device.name for device in problem.devices])
+    assert table.count("<tr>") == 1 + len(flows)
+    assert " style=" not in drawn + table, "the service's pages allow no inline style"
+
+
+def test_large_clusters_are_drawn_small_or_told(file: PlanFile) -> None:
+    for nodes, words in ((128, "1024 devices in 128 nodes"), (2048, "too many to draw")):
+        uniform = {
+            "nodes": nodes,
+            "devices_per_node": 8,
+            "kind": "cpu",
+            "memory_bytes": 1000,
+            "fabric": {"bandwidth_bytes_per_s": 10**9},
+            "nic": {"bandwidth_bytes_per_s": 10**9},
+        }
+        large = ClusterTopology.parse({"name": "large", "uniform": uniform})
+        drawn = cluster_map(file.plan, large)
+        assert words in drawn
+        assert len(drawn) < 300_000
