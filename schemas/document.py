@@ -16,6 +16,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from penstock.schemas.errors import Fault, InvalidDocument
 
 
+MAX_DEPTH = 64
+"""Lists and objects in each other that JSON of ours may have; documents have a dozen."""
+
+
 class Part(BaseModel):
     """A piece of a document."""
 
@@ -82,7 +86,10 @@ class Document(Part):
 
 
 def load_json(text: str | bytes, origin: str = "") -> Any:
-    """``json.loads`` that refuses NaN, infinities and doubled keys: InvalidDocument with a pointer to each."""
+    """``json.loads`` that refuses NaN, infinities and doubled keys, and more than MAX_DEPTH values in each other.
+
+    Raises InvalidDocument with a pointer to each.
+    """
     found: list[tuple[Any, str, str]] = []
 
     def constant(name: str) -> Any:
@@ -104,7 +111,23 @@ def load_json(text: str | bytes, origin: str = "") -> Any:
     if found:
         faults = tuple(Fault(_pointer_to(wrong, data), detail, code) for wrong, detail, code in found)
         raise InvalidDocument(f"{origin or 'the body'} is not JSON: {faults[0].detail}", faults=faults)
+    _refuse_depths(data, origin)
     return data
+
+
+def _refuse_depths(data: Any, origin: str) -> None:
+    level = [data] if isinstance(data, dict | list) else []
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if type(outer) is dict else outer)
+            if type(inner) is dict or type(inner) is list
+        ]
+        if not level:
+            return
+    fault = Fault(_pointer_to(level[0], data), f"more than {MAX_DEPTH} lists and objects in each other", "too-deep")
+    raise InvalidDocument(f"{origin or 'the body'} is nested too deep", faults=(fault,))
 
 
 def doubled_keys(pairs: list[tuple[str, Any]]) -> list[str]:

@@ -134,8 +134,10 @@ class AgentSettings(Document):
         return tuple(os.path.normpath(path) for path in self.output_directories)
 
     def credentials(self) -> dict[str, str]:
-        """The headers by which the service knows the agent."""
-        token = self.token.get_secret_value()
+        """The headers by which the service knows the agent. Raises InvalidDocument for a token that can be none."""
+        token = self.token.get_secret_value().strip()
+        if not (token.isascii() and token.isprintable()):
+            raise InvalidDocument("the token holds characters that no key has", remedy="copy it anew: psk_…")
         return {"Authorization": f"Bearer {token}"} if token else {}
 
     def trusted(self) -> ssl.SSLContext:

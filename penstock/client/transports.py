@@ -15,6 +15,7 @@ import httpx
 
 from penstock.client.calls import WAIT_S, Calls
 from penstock.client.flows import Flow, Item, Listing, NextLine, Open, Pause, Send, Step
+from penstock.schemas.errors import InvalidDocument
 
 LOCAL = "http://127.0.0.1:8642"
 CONNECT_S = 10.0
@@ -216,7 +217,9 @@ class _AsyncLine:
 def _settings(server: str, key: str | None, ca: str | Path | None, timeout_s: float) -> dict[str, Any]:
     """What both kinds of connection are made with."""
     settings: dict[str, Any] = {"base_url": server, "timeout": httpx.Timeout(timeout_s, read=timeout_s + WAIT_S)}
-    if key := os.environ.get("PENSTOCK_API_KEY") if key is None else key:
+    if key := (os.environ.get("PENSTOCK_API_KEY", "") if key is None else key).strip():
+        if not (key.isascii() and key.isprintable()):
+            raise InvalidDocument("the API key holds characters that no key has", remedy="copy it anew: psk_…")
         settings["headers"] = {"Authorization": f"Bearer {key}"}
     if ca is not None:
         trusted = ssl.create_default_context()

@@ -36,7 +36,7 @@ Hash = Annotated[str, Path(description="`sha256:` and 64 hexadecimal digits", ma
     openapi_extra=takes(ModelProfile, tiny_profile()),
 )
 async def post_profile(
-    profile: Annotated[ModelProfile, Depends(reader(ModelProfile))], response: Response, service: Access, caller: Solver
+    caller: Solver, profile: Annotated[ModelProfile, Depends(reader(ModelProfile))], response: Response, service: Access
 ) -> DocumentStored:
     """Keep a profile; requests may then name it by its hash."""
     address = await run_sync(service.stores.of(caller.tenant).put, profile)
@@ -52,10 +52,10 @@ async def post_profile(
     openapi_extra=takes(ClusterTopology, tiny_topology()),
 )
 async def post_topology(
+    caller: Solver,
     topology: Annotated[ClusterTopology, Depends(reader(ClusterTopology))],
     response: Response,
     service: Access,
-    caller: Solver,
 ) -> DocumentStored:
     """Keep a topology; requests may then name it by its hash."""
     address = await run_sync(service.stores.of(caller.tenant).put, topology)

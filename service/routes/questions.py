@@ -36,7 +36,7 @@ Texts = Annotated[list[str], Query(max_length=1024)]
     responses=problems(404, 413, 415, 422),
     openapi_extra=takes(PlanRequest, tiny_request()),
 )
-async def validate(asked: Asked, service: Access, caller: Solver) -> RequestChecked:
+async def validate(caller: Solver, asked: Asked, service: Access) -> RequestChecked:
     """Check a request as far as that is possible without solving it; 422 names all of its faults at once."""
     address, known = await run_sync(service.planning.of(caller.tenant).checked, asked)
     return RequestChecked(request_hash=address, cached=known)
@@ -48,7 +48,7 @@ async def validate(asked: Asked, service: Access, caller: Solver) -> RequestChec
     responses=problems(413, 415, 422),
     openapi_extra=takes(PlanFile, tiny_plan_file()),
 )
-async def verify(file: File, service: Access, caller: Solver) -> Verdict:
+async def verify(caller: Solver, file: File, service: Access) -> Verdict:
     """Judge a plan of one's own: `valid`, or a sentence per fault. A plan with faults is an answer, not an error."""
     return await run_sync(judging.verdict, file, limiter=service.heavy)
 
@@ -59,7 +59,7 @@ async def verify(file: File, service: Access, caller: Solver) -> Verdict:
     responses=problems(413, 415, 422),
     openapi_extra=takes(PlanFile, tiny_plan_file()),
 )
-async def simulate(file: File, service: Access, caller: Solver) -> Response:
+async def simulate(caller: Solver, file: File, service: Access) -> Response:
     """A plan of one's own with the judge's prediction; 422 when it cannot be simulated (deadlock, shape)."""
     return json_response(await run_sync(judging.simulation, file, limiter=service.heavy))
 
@@ -74,9 +74,9 @@ async def simulate(file: File, service: Access, caller: Solver) -> Response:
 )
 async def compare(
     request: Request,
+    caller: Solver,
     asked: Asked,
     service: Access,
-    caller: Solver,
     planner: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006  (FastAPI reads it, nobody writes it)
     schedule: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006
 ) -> Response:
@@ -128,7 +128,7 @@ class How:
     openapi_extra=takes(PlanFile, tiny_plan_file()),
 )
 async def explain(
-    request: Request, file: File, service: Access, caller: Solver, how: Annotated[How, Depends()]
+    request: Request, caller: Solver, file: File, service: Access, how: Annotated[How, Depends()]
 ) -> Response:
     """What a plan's time is made of, what binds it, and what would help; 422 when it cannot be simulated.
 
