@@ -30,6 +30,18 @@ HEADERS = {
 
 HSTS = "max-age=31536000"
 
+MAX_HEAD_BYTES = 32 * 2**10
+"""Of the request line and the headers together."""
+
+
+class LongHead(Refusal):
+    """A request line and headers beyond what any request needs."""
+
+    title = "The head is too large"
+    code = "head-too-large"
+    status = 431
+    exit_code = 1
+
 
 class SlowBody(Refusal):
     """A body that does not arrive."""
@@ -73,6 +85,10 @@ class Guard:
                 state["leave"]()
 
     def _refusal(self, scope: Scope) -> PenstockError | None:
+        size = len(scope["raw_path"]) + len(scope["query_string"])
+        size += sum(len(name) + len(value) for name, value in scope["headers"])
+        if size > MAX_HEAD_BYTES:
+            return LongHead(f"request line and headers have {size} bytes; the most are {MAX_HEAD_BYTES}")
         headers = Headers(scope=scope)
         host = headers.get("host", "")
         if self._hosts is not None and not self._is_known(host):

@@ -18,10 +18,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.jobs import ProblemDetails
 from penstock.service.problems import MEDIA_TYPE
+from penstock.service.security.guard import MAX_HEAD_BYTES, LongHead
 from penstock.service.settings import Settings
-
-MAX_HEAD_BYTES = 32 * 2**10
-"""Of the request line and the headers together."""
 
 
 def options(settings: Settings) -> dict[str, Any]:
@@ -101,7 +99,6 @@ def patient(slow_s: float) -> type[asyncio.Protocol]:
 
 def _problem(status: int) -> ProblemDetails:
     if status == 431:
-        title, detail = "The head is too large", f"request line and headers have more than {MAX_HEAD_BYTES} bytes"
-        return ProblemDetails(title=title, status=status, code="head-too-large", detail=detail)
+        return ProblemDetails.of(LongHead(f"request line and headers have more than {MAX_HEAD_BYTES} bytes"))
     detail = "what was sent is no HTTP request"
     return ProblemDetails(title="Bad request", status=status, code="bad-request", detail=detail)
