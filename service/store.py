@@ -26,6 +26,12 @@ from penstock.service.tables import answers, documents, now_ms
 
 D = TypeVar("D", bound=Document)
 
+FRESH_MS = 86_400_000
+"""A document that is stored again within a day is not marked as used once more."""
+
+TOPOLOGIES_KEPT = 100
+"""The newest ones of a tenant; the links of living agents are looked for in them."""
+
 PARSED = 64
 """Profiles and topologies that are kept as objects; one of 20,000 layers takes some 50 MB."""
 
@@ -125,7 +131,7 @@ class Store:
         more = len(rows) == limit
         return DocumentPage(items=items, next_cursor=f"{rows[-1].created_ms}-{rows[-1].hash}" if more else None)
 
-    def newest_topologies(self, limit: int = 100) -> Iterator[ClusterTopology]:
+    def newest_topologies(self, limit: int = TOPOLOGIES_KEPT) -> Iterator[ClusterTopology]:
         """Topologies that were POSTed, the last one first; only ``limit`` of them."""
         query = (
             sa.select(documents.c.body)
@@ -191,23 +197,32 @@ class Store:
 
     def _insert(self, rows: dict[str, tuple[Document, bytes]]) -> None:
         with self._database.read() as connection:
-            missing = rows.keys() - self._known(connection, rows)
-        if not missing:
+            old = rows.keys() - self._known(connection, rows, sa.not_(stored_before(now_ms() - FRESH_MS)))
+        if not old:
             return
         with self._database.write() as connection:
-            missing -= self._known(connection, missing)
-            for address in sorted(missing):
+            known = self._known(connection, old)
+            here = sa.and_(self._mine(documents), documents.c.hash.in_(known))
+            connection.execute(documents.update().where(here).values(used_ms=now_ms()))
+            for address in sorted(old - known):
                 document, body = rows[address]
                 values: dict[str, Any] = {"tenant": self.tenant, "hash": address, "kind": document.kind, "body": body}
                 values |= {"name": _name(document), "size_bytes": len(body)}
                 connection.execute(documents.insert().values(created_ms=now_ms(), **values))
 
-    def _known(self, connection: sa.Connection, addresses: Iterable[str]) -> set[str]:
+    def _known(
+        self, connection: sa.Connection, addresses: Iterable[str], *conditions: sa.ColumnElement[bool]
+    ) -> set[str]:
         query = sa.select(documents.c.hash).where(self._mine(documents), documents.c.hash.in_(list(addresses)))
-        return set(connection.scalars(query))
+        return set(connection.scalars(query.where(*conditions)))
 
     def _mine(self, table: sa.Table) -> sa.ColumnElement[bool]:
         return table.c.tenant == self.tenant
+
+
+def stored_before(ms: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
+    """Whether a document was stored for the last time before a moment."""
+    return sa.func.coalesce(documents.c.used_ms, documents.c.created_ms) < ms
 
 
 def _name(document: Document) -> str | None:

@@ -16,6 +16,7 @@ documents = sa.Table(
     sa.Column("created_ms", sa.BigInteger, nullable=False),
     sa.Column("name", sa.String(512), comment="what it calls itself"),
     sa.Column("size_bytes", sa.BigInteger, comment="of its canonical JSON"),
+    sa.Column("used_ms", sa.BigInteger, comment="when it was stored again, to the day"),
     sa.Index("ix_documents_newest", "tenant", "kind", "created_ms"),
 )
 

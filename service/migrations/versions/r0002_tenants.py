@@ -33,6 +33,7 @@ def upgrade() -> None:
     with op.batch_alter_table("documents") as batch:
         batch.add_column(sa.Column("name", sa.String(512), comment="what it calls itself"))
         batch.add_column(sa.Column("size_bytes", sa.BigInteger(), comment="of its canonical JSON"))
+        batch.add_column(sa.Column("used_ms", sa.BigInteger(), comment="when it was stored again, to the day"))
         batch.alter_column("body", comment="canonical JSON, as it is or deflated")
     op.create_index("ix_documents_newest", "documents", ["tenant", "kind", "created_ms"])
     _add_tenant("answers", key=["tenant", "cache_key"])
