@@ -1,6 +1,6 @@
-"""Documents that are almost good: each is made from a sample by one to three changes that people, programs and
+"""Documents that are almost good: each is a sample with one to three changes that people, programs and attackers make.
 
-attackers make. The same seed gives the same documents.
+The same seed gives the same documents.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def mutants(seed: int, count: int) -> Iterator[Mutant]:
     for _ in range(count):
         path = rng.choices(paths, weights)[0]
         document = copy.deepcopy(SAMPLES[path])
-        changes = rng.choices(list(CHANGES), k=rng.randint(1, 3))
+        changes = sorted(rng.choices(list(CHANGES), k=rng.randint(1, 3)), key="deep".__eq__)  # it cannot be copied
         for name in changes:
             document = CHANGES[name](rng, document)
         spoiling = rng.choices(list(SPOILINGS), [12, 1, 1, 1, 1, 1, 1])[0]
@@ -164,7 +164,7 @@ def _wrapped(rng: random.Random, here: Any, key: Any) -> None:
 
 def _deep(rng: random.Random, here: Any, key: Any) -> None:
     value: Any = 1
-    for _ in range(rng.choice((20, 200, 600))):
+    for _ in range(rng.choice((20, 200, 300))):
         value = rng.choice(([value], {"a": value}))
     here[key] = value
 

@@ -213,5 +213,5 @@ def test_what_there_is_to_ask_for(client: Client, http: httpx.Client):
 
 def test_health(http: httpx.Client):
     assert http.get("/healthz").json() == {"status": "ok"}
-    assert http.get("/readyz").json() == {"status": "ready", "revision": HEAD, "slots": 2}
+    assert http.get("/readyz").json() == {"status": "ready", "revision": HEAD, "workers": 1, "slots": 2}
     assert http.get("/version").json()["name"] == "penstock"
