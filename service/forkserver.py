@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import select
 import selectors
 import signal
 import socket
@@ -29,6 +30,7 @@ from penstock.service.child import die_with
 PRELOAD = ("penstock.api", "penstock.service.solve_child")
 WARM = (*PRELOAD, "penstock.solvers.warm:warm")
 """Modules to import, and functions to call after it."""
+READY = b"ready"
 
 
 class ForkedChild:
@@ -73,11 +75,26 @@ class Forkserver:
         self._lock = threading.Lock()
         self._control: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_ready = False
 
     def start(self) -> None:
         """Start the process; it imports in the background, and the first child waits for that."""
         with self._lock:
             self._start()
+
+    def wait_ready(self, timeout_s: float) -> bool:
+        """Whether the imports are done, so that a child can be had at once; waits for that a while."""
+        if not self._lock.acquire(timeout=timeout_s):
+            return False
+        try:
+            if self._process is None or self._process.poll() is not None:
+                self._start()
+            assert self._control is not None
+            if not self._is_ready and select.select([self._control], [], [], timeout_s)[0]:
+                self._is_ready = self._control.recv(16) == READY
+            return self._is_ready
+        finally:
+            self._lock.release()
 
     def spawn(self) -> ForkedChild:
         """Fork a child that waits for its task. Raises Unreachable when that fails twice."""
@@ -107,7 +124,7 @@ class Forkserver:
                 start_new_session=True,
                 env={**os.environ, "NUMBA_THREADING_LAYER": "workqueue", "OPENBLAS_NUM_THREADS": "1"},
             )
-        self._control = ours
+        self._control, self._is_ready = ours, False
 
     def _stop(self) -> None:
         if self._control is not None:
@@ -141,6 +158,7 @@ def main(control_fd: int, preload: Sequence[str]) -> None:
     """Import, then fork on request until the service is gone."""
     control = socket.socket(fileno=control_fd)
     _load_ahead(control, preload)
+    control.send(READY)
     wake_read, wake_write = socket.socketpair()
     for end in (wake_read, wake_write):
         end.setblocking(False)

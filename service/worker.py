@@ -156,6 +156,8 @@ class Worker:
     def _loop(self) -> None:
         while not self._ending:
             try:
+                if not self._forkserver.wait_ready(IDLE_POLL_S):
+                    continue
                 claim = self._leases.claim(self.owner)
                 if claim is not None:
                     with about(job_id=claim.job_id, tenant=claim.tenant, request_id=claim.request_id):

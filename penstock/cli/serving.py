@@ -1,4 +1,4 @@
-"""``penstock serve`` and ``penstock agent``: the two that stay."""
+"""``penstock serve``, ``penstock worker`` and ``penstock agent``: those that stay."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import typer
 def register(app: typer.Typer) -> None:
     """Add this module's commands."""
     app.command("serve")(serve)
+    app.command("worker")(worker)
     app.command("agent")(agent)
 
 
@@ -45,6 +46,23 @@ def serve(
     from penstock.service.app import serve as run_service
 
     run_service(chosen)
+
+
+def worker(
+    database: Annotated[
+        str | None, typer.Option(help="The service's: an SQLite file on this machine, or postgresql://….")
+    ] = None,
+    slots: Annotated[int | None, typer.Option(min=1, help="Solves at a time.")] = None,
+    settings: Annotated[
+        Path | None, typer.Option(help="A TOML file with settings; variables PENSTOCK_… and options go before it.")
+    ] = None,
+) -> None:
+    """Solve the jobs of a service's database, beside its own worker or instead of it, on any machine."""
+    from penstock.service.settings import Settings
+    from penstock.service.worker_process import work
+
+    given = {"database": database, "slots": slots}
+    work(Settings.load(settings, **{name: value for name, value in given.items() if value is not None}))
 
 
 def agent(

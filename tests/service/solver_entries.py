@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -75,6 +76,34 @@ def lie(request: PlanRequest, tell: Tell) -> ResultOut:
     return result.model_copy(update={"plan": plan, "plan_hash": plan.content_hash()})
 
 
+def answer_late(request: PlanRequest, tell: Tell) -> ResultOut:
+    """The first one answers when it is told to; whoever comes after it answers at once, in other words."""
+    pids = Path(os.environ["PIDS_FILE"])
+    if pids.exists():
+        return solve(request).model_copy(update={"why": "second"})
+    pids.write_text(f"{os.getpid()}\n")
+    while not pids.with_suffix(".go").exists():
+        time.sleep(0.02)
+    result = solve(request).model_copy(update={"why": "first"})
+    pids.with_suffix(".done").touch()
+    return result
+
+
+def eat(request: PlanRequest, tell: Tell) -> NoReturn:
+    """Takes all the memory that it gets."""
+    tell_plan(request, tell)
+    eaten = []
+    while True:
+        eaten.append(bytearray(1 << 24))
+
+
+def be_killed(request: PlanRequest, tell: Tell) -> NoReturn:
+    """Ends as the kernel ends whom it has no memory for."""
+    tell_plan(request, tell)
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
 ENTRIES = {
     1: hang,
     2: hang_without_plan,
@@ -83,6 +112,9 @@ ENTRIES = {
     5: crash,
     6: refuse,
     7: lie,
+    8: answer_late,
+    9: eat,
+    10: be_killed,
 }
 
 

@@ -1,0 +1,26 @@
+"""The Pareto front against its definition."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.pareto import Point, front
+
+POINTS = st.integers(1, 4).flatmap(
+    lambda size: st.lists(st.tuples(*[st.integers(0, 4).map(float)] * size), max_size=12)
+)
+
+
+def beaten(point: Point, by: Point) -> bool:
+    return all(a <= b for a, b in zip(by, point, strict=True)) and any(a < b for a, b in zip(by, point, strict=True))
+
+
+@given(POINTS)
+def test_exactly_those_that_no_other_beats(points: list[Point]):
+    assert front(points) == [not any(beaten(point, other) for other in points) for point in points]
+
+
+def test_by_hand():
+    fast, small, slow_and_big, equal = (-9.0, 8.0), (-3.0, 2.0), (-3.0, 4.0), (-9.0, 8.0)
+    assert front([fast, small, slow_and_big, equal]) == [True, True, False, True]
