@@ -92,7 +92,7 @@ class Database:
             self._reader = self.engine.execution_options(sqlite_begin="DEFERRED")
         else:
             self.engine = sa.create_engine(self.url, **pool, pool_pre_ping=True, connect_args=_POSTGRESQL)
-            self._reader = self.engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+            self._reader = self.engine.execution_options(isolation_level="REPEATABLE READ")
 
     @property
     def name(self) -> str:
@@ -107,6 +107,14 @@ class Database:
         """
         with self._clear_errors():
             migrations.prepare(self.engine, may_upgrade=self._may_upgrade)
+
+    def upgrade(self) -> str | None:
+        """Make the tables, or bring them to the newest revision, whatever they were; the revision that they had.
+
+        Raises Conflict for those of a newer Penstock or another program, DatabaseAway.
+        """
+        with self._clear_errors():
+            return migrations.upgrade(self.engine)
 
     def revision(self) -> str:
         """The revision of the tables. Raises Conflict where it is not this Penstock's, DatabaseAway."""
@@ -154,7 +162,7 @@ class Database:
             self._away(error)
         except sa.exc.DBAPIError as error:
             is_broken = type(error) is sa.exc.DatabaseError  # a file that is damaged, or none of SQLite's
-            if error.connection_invalidated or is_broken or "read-only" in str(error.orig):
+            if error.connection_invalidated or is_broken or any(sign in str(error.orig) for sign in _STANDBY):
                 self._away(error)
             raise
 
@@ -172,10 +180,13 @@ _POSTGRESQL = {
     " -c idle_in_transaction_session_timeout=60000 -c timezone=UTC",
 }
 
+_STANDBY = ("read-only", "during recovery", "recovery is in progress")
+"""What PostgreSQL says on a server that follows another."""
+
 _REMEDIES = {
     "unable to open": "give a file in a directory that exists and can be written, or the URL of a running server",
     "readonly": "make the file and its directory writable for the service",
-    "read-only": "name a server that takes writes, not a standby",
+    **dict.fromkeys(_STANDBY, "name a server that takes writes, not a standby"),
     "not a database": "name another file, or restore a backup: penstock db restore",
     "malformed": "the file is damaged: restore a backup, penstock db restore",
     "is full": "make room on its disk; nothing that was accepted is lost",

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +20,18 @@ from penstock.schemas.plan import PlanFile
 from penstock.service.samples import tiny_plan_file
 
 HERE = Path(__file__).parent
-LISTENING = re.compile(r"listening on (http://\S+)")
+LISTENING = re.compile(r"(http://[^\s\",]+)")
 
 
 class Server:
-    """``serve()`` in a child process; ``log`` holds what it has written so far."""
+    """``serve()`` in a child process, run by the command ``around``; ``log`` holds what it has written so far."""
 
-    def __init__(self, database: Path, **settings: Any) -> None:
+    def __init__(self, database: Path | str, *, around: Sequence[str] = (), **settings: Any) -> None:
         given = {"database": database, "port": 0, "warm_up": False, **settings}
         environment = {f"PENSTOCK_{name.upper()}": str(value) for name, value in given.items()}
         paths = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH", "")]))
         self.process = subprocess.Popen(
-            [sys.executable, "-c", "from penstock.service.app import serve; serve()"],
+            [*around, sys.executable, "-c", "from penstock.service.app import serve; serve()"],
             env={**os.environ, **environment, "PYTHONPATH": paths},
             stderr=subprocess.PIPE,
             text=True,

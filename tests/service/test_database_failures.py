@@ -1,0 +1,154 @@
+"""A database that is full, read-only or away: 503 with the reason, nothing lost, and all is well when it is back."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psycopg
+import pytest
+from postgres import Cluster
+from service_process import Server
+
+from penstock.service.samples import tiny_profile, tiny_request
+
+MANY_LINES = 60
+"""More log lines than an outage of some seconds may cause: each is a request's, or one of a worker's."""
+
+
+def refused(answer: httpx.Response, *words: str) -> None:
+    """It is a refusal that tells why and when to come again."""
+    assert answer.status_code == 503, answer.text
+    assert answer.headers["Retry-After"]
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert any(word in answer.json()["detail"] for word in words), answer.text
+
+
+def profile(number: int, size: int = 0) -> dict[str, Any]:
+    """A profile like no other."""
+    source = tiny_profile()["source"] | {"description": secrets.token_hex(size // 2)}
+    return tiny_profile() | {"name": f"profile {number}", "source": source}
+
+
+def solved(url: str, seed: int) -> dict[str, Any]:
+    """Ask for a plan and wait for it."""
+    request = tiny_request() | {"seed": seed, "planner": "gpipe"}
+    answer = httpx.post(f"{url}/v1/plans", json=request, headers={"Prefer": "wait=60"}, timeout=90)
+    found: dict[str, Any] = answer.raise_for_status().json()
+    return found
+
+
+def until(what: Callable[[], bool]) -> None:
+    """Wait for something; half a minute at most."""
+    deadline = time.monotonic() + 30
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def fill(path: Path) -> None:
+    """Write until there is no room."""
+    with path.open("wb", buffering=0) as filler, contextlib.suppress(OSError):
+        while True:
+            filler.write(b"x" * 4096)
+
+
+def quiet(server: Server, since: int) -> None:
+    """It has told of its troubles, without a traceback and without a flood."""
+    lines = server.log[since:]
+    assert "Traceback" not in "".join(lines)
+    assert len(lines) < MANY_LINES, "".join(lines)
+
+
+def test_postgresql_is_a_standby_for_a_while_then_away_for_a_while(postgres: Cluster, postgresql_url: str):
+    name = psycopg.conninfo.conninfo_to_dict(postgresql_url)["dbname"]
+    postgres._execute(f"ALTER DATABASE {name} SET synchronous_commit = on")  # as where nobody only tests
+    server = Server(postgresql_url, slots=1, lease_s=3)
+    try:
+        first = solved(server.url, 1)
+        assert first["state"] == "succeeded"
+        since = len(server.log)
+        postgres.stop()
+        (postgres.home / "data" / "standby.signal").touch()
+        postgres.start()
+        until(lambda: httpx.get(f"{server.url}/v1/plans/{first['id']}").status_code == 200)
+        refused(httpx.post(f"{server.url}/v1/profiles", json=profile(2)), "read-only", "recovery")
+        postgres._execute("SELECT pg_promote()")
+        until(lambda: httpx.post(f"{server.url}/v1/profiles", json=profile(2)).status_code < 300)
+        accepted = httpx.post(f"{server.url}/v1/plans", json=tiny_request() | {"seed": 2, "planner": "gpipe"})
+        postgres.stop(signal.SIGKILL)
+        refused(httpx.get(f"{server.url}/v1/plans/{first['id']}", timeout=30), "does not answer")
+        refused(httpx.post(f"{server.url}/v1/plans", json=tiny_request() | {"seed": 3}, timeout=30), "does not answer")
+        not_ready = httpx.get(f"{server.url}/readyz", timeout=30)
+        assert (not_ready.status_code, not_ready.json()["errors"][0]["pointer"]) == (503, "/database")
+        assert httpx.get(f"{server.url}/healthz").status_code == 200
+        time.sleep(2)
+        quiet(server, since)
+        postgres.start()
+        until(lambda: httpx.get(f"{server.url}/readyz").status_code == 200)
+        job = server.client.job(accepted.json()["id"], wait_s=20)
+        assert job.state == "succeeded", "an accepted job outlives its database's death"
+        assert solved(server.url, 3)["state"] == "succeeded"
+        assert httpx.get(f"{server.url}/v1/plans/{first['id']}").json() == first
+    finally:
+        assert server.stop() == 0
+
+
+def test_a_sqlite_file_that_is_read_only(tmp_path: Path):
+    path = tmp_path / "penstock.sqlite"
+    server = Server(path, slots=1)
+    first = solved(server.url, 1)
+    assert server.stop() == 0
+    server = Server(f"sqlite:///file:{path}?mode=ro&uri=true", slots=0)
+    try:
+        refused(httpx.post(f"{server.url}/v1/profiles", json=profile(1)), "readonly")
+        assert httpx.get(f"{server.url}/v1/plans/{first['id']}").json() == first
+        quiet(server, 0)
+    finally:
+        assert server.stop() == 0
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[tuple[Server, Path]]:
+    """A service whose database lies on a disk of 4 MB, in a mount namespace of its own; the disk as seen from here."""
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("a small disk of its own needs root and util-linux")
+    inside = tmp_path / "disk"
+    inside.mkdir()
+    mount = ["unshare", "-m", "sh", "-c", f'mount -t tmpfs -o size=4m none {inside} && exec "$@"', "sh"]
+    server = Server(inside / "penstock.sqlite", around=mount, slots=1, lease_s=3)
+    yield server, Path(f"/proc/{server.process.pid}/root{inside}")
+    assert server.stop() == 0
+
+
+def test_a_disk_that_is_full_for_a_while(small_disk: tuple[Server, Path]):
+    server, disk = small_disk
+    first = solved(server.url, 1)
+    accepted = []
+    since = len(server.log)
+    fill(disk / "filler")
+    number = 0
+    while True:
+        number += 1
+        answer = httpx.post(f"{server.url}/v1/profiles", json=profile(number, 4000))
+        if answer.status_code == 503:
+            break
+        accepted.append(answer.json()["hash"])
+        assert number < 2000
+    refused(answer, "full")
+    assert httpx.get(f"{server.url}/v1/plans/{first['id']}").json() == first
+    assert httpx.get(f"{server.url}/healthz").status_code == 200
+    quiet(server, since + number)
+    (disk / "filler").unlink()
+    until(lambda: httpx.post(f"{server.url}/v1/profiles", json=profile(number, 4000)).status_code < 300)
+    assert solved(server.url, 2)["state"] == "succeeded"
+    for address in accepted:
+        assert httpx.get(f"{server.url}/v1/profiles/{address}").status_code == 200, "what was accepted is kept"
