@@ -210,7 +210,10 @@ def _load(name: str) -> None:
 
 
 def _fork(control: socket.socket, running: dict[int, socket.socket], ours: Sequence[socket.socket]) -> bool:
-    message, descriptors, _, _ = socket.recv_fds(control, 16, 2)
+    try:
+        message, descriptors, _, _ = socket.recv_fds(control, 16, 2)
+    except ConnectionResetError:  # the service has ended with something of ours unread
+        return False
     if not message:
         return False
     pipe, status = (socket.socket(fileno=fd) for fd in descriptors)
