@@ -17,6 +17,7 @@ import typer
 
 from penstock.cli import (
     calibrating,
+    database,
     doctor,
     judging,
     keys,
@@ -63,6 +64,7 @@ schedules.register(importing, exporting)
 serving.register(app)
 doctor.register(app)
 keys.register(app)
+database.register(app)
 
 
 def _print_version(asked: bool) -> None:
