@@ -15,4 +15,5 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence
         )
 
     body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    return f'<div class="scroll" tabindex="0"><table><thead><tr>{cells("th", heads)}</tr></thead><tbody>{body}</tbody></table></div>'
+    head = f"<thead><tr>{cells('th', heads)}</tr></thead>"
+    return f'<div class="scroll" tabindex="0"><table>{head}<tbody>{body}</tbody></table></div>'

@@ -1,6 +1,6 @@
 /* The view as pixels: lanes by the raster, everything else with a pen on top of them. */
 
-const LABEL_PX = 150, AXIS_PX = 24, MAP_PX = 44, MEMORY_PX = 132, MOST_LINKS = 1500, RIGHT_PX = 6;
+const LABEL_PX = 150, AXIS_PX = 24, MAP_PX = 44, MEMORY_PX = 132, MOST_LINKS = 1500, RIGHT_PX = 6, LARGE = 20000;
 const TOKENS = ["back", "panel", "text", "faint", "line", "accent", "limit"];
 
 class Theme {
@@ -35,6 +35,8 @@ class Drawing {
 
   get lanesWidth() { return this.width - LABEL_PX - RIGHT_PX; }
   get scale() { return this.lanesWidth / this.view.span; }
+  /** Of a large timeline the first frame has what devices compute; everything else comes with the next one. */
+  get isWhole() { return this.stats.frames > 0 || this.view.data.num_blocks < LARGE; }
   x(time) { return LABEL_PX + (time - this.view.from) * this.scale; }
   time(x) { return this.view.from + (x - LABEL_PX) / this.scale; }
   get top() { return this.parts.scroller.scrollTop; }
@@ -90,8 +92,12 @@ class Drawing {
     pen.restore();
     this.labels(pen, visible);
     this.axis(pen);
-    drawOverview(this);
-    drawMemory(this);
+    if (this.isWhole) {
+      drawOverview(this);
+      drawMemory(this);
+    } else {
+      this.view.changed();
+    }
     this.stats.frames++;
     this.stats.ms = performance.now() - began;
   }
@@ -110,7 +116,7 @@ class Drawing {
         this.stats.drawn += paint(strip.compute, this.codes);
         raster.band(this.codes, view.layers.idle ? this.idleCodes : null, left, low, tall);
         this.numbers(strip.compute, low, tall, left, scale);
-        if (!view.layers.communication || !strip.communication.count) continue;
+        if (!view.layers.communication || !this.isWhole || !strip.communication.count) continue;
         const thin = px(bar.moves[1]);
         strip.communication.directions().forEach((blocks, forward) => {
           this.stats.drawn += paint(blocks, this.codes);

@@ -7,9 +7,8 @@ function drawOverview(drawing) {
   const wide = drawing.lanesWidth / view.end, x = (time) => LABEL_PX + time * wide;
   pen.fillStyle = theme.panel;
   pen.fillRect(0, 0, drawing.width, MAP_PX);
-  if (!drawing.overview && drawing.stats.frames) drawing.overview = overview(drawing);
-  if (!drawing.overview) view.changed();
-  else pen.putImageData(drawing.overview, Math.round(LABEL_PX * ratio), 0);
+  if (!drawing.overview) drawing.overview = overview(drawing);
+  pen.putImageData(drawing.overview, Math.round(LABEL_PX * ratio), 0);
   pen.fillStyle = theme.faint;
   pen.fillText(`everything: ${duration(view.end)}`, 6, MAP_PX / 2, LABEL_PX - 14);
   pen.fillStyle = theme.panel;
