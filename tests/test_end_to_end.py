@@ -17,6 +17,7 @@ import httpx
 import psutil
 import pytest
 
+from penstock.cli.main import main
 from penstock.schemas.jobs import JobOut, RunOut
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import ModelProfile
@@ -274,6 +275,18 @@ def test_a_plan_without_a_flush_trains_in_segments_between_checkpoints(cluster, 
     assert (run.steps_done, run.checkpoint_step) == (5, 5)
     assert run.gradient_check <= 1e-6
     assert sorted(one.name for one in saved.glob("step-*")) == ["step-3", "step-5"]
+
+
+def test_run_by_the_command_line_through_the_service(cluster, plan, capsys):
+    cluster.gate.unlink(missing_ok=True)
+    trace = cluster.directory / "trace.json"
+    command = ["run", plan, "--model", "toy", "--steps", "2", "--server", cluster.url]
+    assert main([*command, "--trace", str(trace)]) == 0
+    out = capsys.readouterr().out
+    for words in ("on host0, host1: succeeded", "measured", "predicted"):
+        assert words in out
+    assert len(Trace.read(trace).ranks) == 4
+    assert main([*command, "--device", "cuda"]) == 64
 
 
 def test_training_goes_on_while_the_service_is_dead(cluster, plan, good_run):

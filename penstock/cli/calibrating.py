@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.documents import STANDARD, read_document, read_plan, refuse_unwritable, write_document
+from penstock.cli.documents import STANDARD, print_json, read_document, read_plan, refuse_unwritable, write_document
+from penstock.cli.remote import Server, export_there, refuse_here
 
 if TYPE_CHECKING:
     from penstock.calibrating import Calibration
@@ -28,11 +30,14 @@ def calibrate(
     topology: Annotated[
         str | None, typer.Option(help="Fit the links too, and write the calibrated topology here.")
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print each run before and after as JSON; needs -o.")] = False,
 ) -> None:
     """Fold traces of runs into a profile: the next plans are predicted from what was measured.
 
     Traces of differently cut plans tell more layers apart.
     """
+    if as_json and STANDARD in (output, topology):
+        raise typer.BadParameter("standard output can hold one of them; write the document to a file", param_hint="-o")
     for target in (output, topology):
         refuse_unwritable(target)
     from penstock.calibrating import calibrate as calibrated
@@ -44,11 +49,19 @@ def calibrate(
     found = calibrated(read_document(ModelProfile, profile), given, links=topology is not None)
     write_document(found.profile, output)
     write_document(found.topology, topology)
-    screen = Screen.of(quiet=STANDARD in (output, topology))
+    if as_json:
+        told = dataclasses.asdict(found, dict_factory=_plain)
+        print_json({**told, "expected_error": found.profile.source.expected_error})
+    screen = Screen.of(quiet=as_json or STANDARD in (output, topology))
     for line in calibrated_lines(found, topology is not None):
         screen.say(line)
     for target in filter(None, (output, topology)):
         screen.say(f"written to {target}")
+
+
+def _plain(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Figures without the documents, which have files of their own."""
+    return {name: value for name, value in fields if name not in ("profile", "topology")}
 
 
 def calibrated_lines(found: Calibration, links: bool) -> list[str]:
@@ -72,12 +85,17 @@ def calibrated_lines(found: Calibration, links: bool) -> list[str]:
 
 
 def export_chrome(
-    plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file, or - for standard input.")],
+    plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file, or - ; with --server a hash or a job.")],
     output: Annotated[str, typer.Option("--output", "-o", help="The file for chrome://tracing or Perfetto.")],
     trace: Annotated[str | None, typer.Option(help="A trace of a run, as a second track.")] = None,
+    server: Server = None,
 ) -> None:
     """Write a plan's timeline for Perfetto, and what its ranks measured beside it."""
     refuse_unwritable(output)
+    if server is not None:
+        refuse_here(trace=trace)
+        Path(output).write_bytes(export_there(server, plan, "chrome-trace"))
+        return
     file = read_plan(plan)
     from penstock.explaining import write_comparison
     from penstock.schemas.trace import Trace

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -16,31 +16,67 @@ from penstock.report.words import amount, duration, percent
 if TYPE_CHECKING:
     from penstock.cli.show import Screen
     from penstock.schemas import explanation as wire
-    from penstock.solvers.explanation.layout import Layout
+    from penstock.schemas.plan import PlanFile
 
+USUAL = "default"
+"""The name of the usual table of what-ifs, here and in the service."""
 MAX_SEGMENTS = 16
 MAX_IDLE = 16
 
 
-def layout_of(
-    cuts: str | None, replicas: str | None, devices: str | None, schedule: str | None, micro_batches: int | None
-) -> Layout | None:
-    """The layout that options describe; None without ``--cuts``. Raises typer.BadParameter for what says nothing."""
+def explained_here(
+    file: PlanFile,
+    what_if: Sequence[str],
+    planner: str | None,
+    max_plans: int,
+    layout: dict[str, Any] | None,
+    on_progress: Callable[[str], None],
+) -> wire.Explanation:
+    """By this machine; ``layout`` as ``layout_fields`` gives it."""
+    from penstock.explaining import explain
     from penstock.solvers.explanation.layout import Layout
 
+    asked = None if layout is None else Layout(**layout)
+    return explain(file, what_if=what_if, planner=planner, max_plans=max_plans, layout=asked, on_progress=on_progress)
+
+
+def explained_there(
+    server: str,
+    plan: str,
+    what_if: Sequence[str],
+    planner: str | None,
+    max_plans: int,
+    layout: dict[str, Any] | None,
+) -> wire.Explanation:
+    """The same by a service; ``plan``: a file, or the hash or job of one that it keeps."""
+    from penstock.cli.remote import connect, is_file, plan_there
+
+    given = dict(layout or {})
+    count = given.pop("num_micro_batches", None)
+    with connect(server) as client:
+        asked = plan_there(client, plan) if is_file(plan) else plan
+        return client.explain(
+            asked, what_if=what_if, planner=planner, max_plans=max_plans, micro_batches=count, **given
+        )
+
+
+def layout_fields(
+    cuts: str | None, replicas: str | None, devices: str | None, schedule: str | None, micro_batches: int | None
+) -> dict[str, Any] | None:
+    """The layout that options describe; None without ``--cuts``. Raises typer.BadParameter for what says nothing."""
     if cuts is None:
         if any(given is not None for given in (replicas, devices, schedule, micro_batches)):
             raise typer.BadParameter("a layout needs its cuts", param_hint="--cuts")
         return None
     if micro_batches is not None and micro_batches < 1:
         raise typer.BadParameter(f"{micro_batches} is no number of micro-batches", param_hint="--micro-batches")
-    return Layout(
-        cuts=tuple(_parts(cuts)),
-        replicas=tuple(_number(text) for text in _parts(replicas or "")),
-        devices=tuple(tuple(_parts(stage)) for stage in devices.split(";")) if devices else (),
-        schedule=schedule,
-        num_micro_batches=micro_batches,
-    )
+    return {
+        "cuts": tuple(_parts(cuts)),
+        "replicas": tuple(_number(text) for text in _parts(replicas or "")),
+        "devices": tuple(tuple(_parts(stage)) for stage in devices.split(";")) if devices else (),
+        "schedule": schedule,
+        "num_micro_batches": micro_batches,
+    }
 
 
 def _parts(text: str) -> list[str]:

@@ -9,13 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.documents import STANDARD, print_json, read_document, read_plan, refuse_unwritable
+from penstock.cli.remote import Server, connect, export_there, plan_there, refuse_here
 
 if TYPE_CHECKING:
     from penstock.api import Judgement
+    from penstock.schemas.jobs import Verdict
     from penstock.schemas.plan import PlanFile
     from penstock.solvers.timeline import Timeline
 
-PlanPath = Annotated[str, typer.Argument(metavar="PLAN", help="A plan file, or - for standard input.")]
+PlanPath = Annotated[
+    str,
+    typer.Argument(metavar="PLAN", help="A plan file, or - for standard input; with --server also a hash or a job."),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -24,16 +29,31 @@ def register(app: typer.Typer) -> None:
         app.command(command.__name__)(command)
 
 
-def verify(plan: PlanPath) -> None:
+def verify(
+    plan: PlanPath,
+    server: Server = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
+) -> None:
     """Check a plan from the problem alone. Silent when it is good; a sentence per fault, and 1, when it is not."""
+    found = _verdict(plan, server)
+    if as_json:
+        print_json(found)
+    for fault in () if as_json else found.sentences:
+        print(fault)
+    if not found.valid:
+        raise typer.Exit(1)
+
+
+def _verdict(plan: str, server: str | None) -> Verdict:
+    if server is not None:
+        with connect(server) as client:
+            return client.verify(plan_there(client, plan))
     file = read_plan(plan)
     from penstock import api
+    from penstock.schemas.jobs import Verdict
 
     faults = api.judge(file).faults
-    for fault in faults:
-        print(fault)
-    if faults:
-        raise typer.Exit(1)
+    return Verdict(valid=not faults, plan_hash=file.plan.content_hash(), sentences=faults)
 
 
 def simulate(
@@ -42,8 +62,13 @@ def simulate(
         str | None, typer.Option("--chrome-trace", help="Write the timeline for chrome://tracing or Perfetto.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the prediction as JSON.")] = False,
+    server: Server = None,
 ) -> None:
-    """Run a plan through the judge: time, idle time, memory, timeline."""
+    """Run a plan through the judge: time, idle time, memory, timeline (which is drawn without --server only)."""
+    if server is not None:
+        refuse_here(chrome_trace=chrome_trace)
+        _simulate_there(server, plan, as_json)
+        return
     file = read_plan(plan)
     judgement, timeline = _judged(file)
     from penstock.cli.show import Screen, show_plan
@@ -58,6 +83,19 @@ def simulate(
     screen = Screen.of(quiet=as_json)
     show_plan(screen, file.request, judgement)
     _say(judgement.faults)
+
+
+def _simulate_there(server: str, plan: str, as_json: bool) -> None:
+    from penstock.cli.show import Screen, show_found
+
+    with connect(server) as client:
+        file = plan_there(client, plan)
+        found = client.simulate(file)
+    if as_json:
+        print_json(found.plan.prediction)
+    else:
+        show_found(Screen.of(), file.request, found.plan)
+    _say(found.sentences)
 
 
 def explain(
@@ -86,26 +124,22 @@ def explain(
         int | None, typer.Option("--micro-batches", help="The micro-batches of that layout; else the plan's.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the explanation as JSON.")] = False,
+    server: Server = None,
 ) -> None:
     """Say what a plan's time is made of, what binds it, what would help, and why not another layout."""
-    file = read_plan(plan)
-    from penstock.cli.explaining import layout_of, show_explanation
+    from penstock.cli.explaining import USUAL, explained_here, explained_there, layout_fields, show_explanation
     from penstock.cli.show import Screen
-    from penstock.explaining import DEFAULT
-    from penstock.explaining import explain as explained
 
     screen = Screen.of(quiet=as_json)
-    layout = layout_of(cuts, replicas, devices, schedule, micro_batches)
-    asked = what_if or [DEFAULT if layout is None else "none"]
+    layout = layout_fields(cuts, replicas, devices, schedule, micro_batches)
+    asked = [text for text in what_if or [USUAL if layout is None else "none"] if text != "none"]
     try:
-        found = explained(
-            file,
-            what_if=[text for text in asked if text != "none"],
-            planner=planner,
-            max_plans=max_plans,
-            layout=layout,
-            on_progress=screen.progress,
-        )
+        if server is None:
+            file = read_plan(plan)
+            found = explained_here(file, asked, planner, max_plans, layout, screen.progress)
+        else:
+            screen.progress(f"{server} explains")
+            found = explained_there(server, plan, asked, planner, max_plans, layout)
     finally:
         screen.done()
     if as_json:
@@ -123,19 +157,28 @@ def report(
         ),
     ],
     trace: Annotated[str | None, typer.Option(help="A trace of a run, shown beside the prediction.")] = None,
+    server: Server = None,
 ) -> None:
     """Write one HTML file with timeline, memory, stages and bounds that needs no network, or its timeline as SVG."""
     refuse_unwritable(output)
-    file = read_plan(plan)
-    from penstock.explaining import page, svg
-    from penstock.schemas.trace import Trace
-
-    measured = None if trace is None else read_document(Trace, trace)
-    text = (svg if output.endswith(".svg") else page)(file, measured)
+    if server is not None:
+        refuse_here(trace=trace)
+        text = export_there(server, plan, "svg" if output.endswith(".svg") else "report").decode()
+    else:
+        text = _reported(plan, trace, svg=output.endswith(".svg"))
     if output == STANDARD:
         sys.stdout.write(text)
     else:
         Path(output).write_text(text, encoding="utf-8")
+
+
+def _reported(plan: str, trace: str | None, *, svg: bool) -> str:
+    file = read_plan(plan)
+    from penstock import explaining
+    from penstock.schemas.trace import Trace
+
+    measured = None if trace is None else read_document(Trace, trace)
+    return (explaining.svg if svg else explaining.page)(file, measured)
 
 
 def _judged(file: PlanFile) -> tuple[Judgement, Timeline]:

@@ -19,6 +19,7 @@ from penstock.cli import (
     calibrating,
     database,
     doctor,
+    jobs,
     judging,
     keys,
     planning,
@@ -27,6 +28,7 @@ from penstock.cli import (
     running,
     schedules,
     serving,
+    sweeping,
     tuning,
 )
 from penstock.schemas.errors import MissingExtra, PenstockError
@@ -45,7 +47,7 @@ app = typer.Typer(
     name="penstock",
     help="Plan pipeline-parallel training, prove how good the plan is, and run it.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -63,6 +65,8 @@ tuning.register(app)
 schedules.register(importing, exporting)
 serving.register(app)
 doctor.register(app)
+jobs.register(app)
+sweeping.register(app)
 keys.register(app)
 database.register(app)
 

@@ -5,24 +5,36 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli import completion
 from penstock.cli.asking import request_of
 from penstock.cli.documents import STANDARD, print_json, refuse_unwritable, write_document
+from penstock.cli.remote import Server, connect, refuse_here, solved_there
 
 if TYPE_CHECKING:
     from penstock.cli.show import Screen
-    from penstock.schemas.plan import Plan
+    from penstock.schemas.jobs import PlanComparison, ResultOut
+    from penstock.schemas.plan import Plan, PlanFile
+    from penstock.schemas.request import PlanRequest
     from penstock.solvers.result import Progress
 
 EXIT_CODES = {"optimal": 0, "feasible": 2, "infeasible": 3, "time_limit": 4}
 
 Profile = Annotated[str | None, typer.Option("--profile", "-p", help="A profile file, or - for standard input.")]
 Topology = Annotated[str | None, typer.Option("--topology", "-t", help="A topology file, or - for standard input.")]
-Model = Annotated[str | None, typer.Option(help="A shipped profile by name, instead of --profile.")]
-Cluster = Annotated[str | None, typer.Option(help="A shipped topology, or NODESxDEVICESxKIND, instead of --topology.")]
+Model = Annotated[
+    str | None, typer.Option(help="A shipped profile by name, instead of --profile.", autocompletion=completion.models)
+]
+Cluster = Annotated[
+    str | None,
+    typer.Option(
+        help="A shipped topology, or NODESxDEVICESxKIND, instead of --topology.", autocompletion=completion.clusters
+    ),
+]
 PipelineRun = Annotated[str | None, typer.Option("--pipeline-profile", help="A measured run, for avgpipe's tuning.")]
 Request = Annotated[str | None, typer.Option("--request", help="A plan request; other options override its fields.")]
 Batch = Annotated[int | None, typer.Option("--global-batch-size", "-b", help="Samples per step.")]
@@ -49,6 +61,12 @@ Workers = Annotated[
     int | None,
     typer.Option(min=1, help="Processes for a large request; by default as many as processors. The plan is the same."),
 ]
+Planners = Annotated[
+    list[str] | None, typer.Option(help="Only this one; may be repeated.", autocompletion=completion.planners)
+]
+Schedules = Annotated[
+    list[str] | None, typer.Option(help="Only this one; may be repeated.", autocompletion=completion.schedules)
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
 
 
@@ -66,8 +84,12 @@ def plan(
     model: Model = None,
     cluster: Cluster = None,
     request: Request = None,
-    planner: Annotated[str | None, typer.Option(help="auto, dapple, dp, gpipe, …")] = None,
-    schedule: Annotated[str | None, typer.Option(help="auto, or a schedule's name.")] = None,
+    planner: Annotated[
+        str | None, typer.Option(help="auto, dapple, dp, gpipe, …", autocompletion=completion.planners)
+    ] = None,
+    schedule: Annotated[
+        str | None, typer.Option(help="auto, or a schedule's name.", autocompletion=completion.schedules)
+    ] = None,
     micro_batch_size: MicroBatch = None,
     recompute: Recompute = None,
     codec: Codec = None,
@@ -89,30 +111,52 @@ def plan(
     exit_zero: Annotated[
         bool, typer.Option("--exit-zero", help="0 also for a plan that is not proven optimal.")
     ] = False,
+    server: Server = None,
 ) -> None:
     """Find the best way to train a model on a cluster.
 
     Exits with 0 when the plan is proven optimal, 2 when it is not, 3 when there is none, 4 when time ran out first.
     """
     asked = request_of(context.params)
-    one_thread()
-    from penstock import api
-    from penstock.cli.show import Screen, show_result
-    from penstock.schemas.plan import PlanFile
-
     refuse_unwritable(output)
+    from penstock.cli.show import Screen, show_answer, show_result
+
     screen = Screen.of(quiet=as_json or output == STANDARD)
-    reporter = Reporter(screen)
-    result = api.solve(asked, reporter.incumbent, reporter.progress, workers)
-    if result.plan is not None:
-        write_document(PlanFile(plan=result.plan, request=asked), output)
+    if server is None:
+        result, file = _solved_here(asked, screen, workers)
+    else:
+        refuse_here(workers=workers)
+        result, file = _solved_by(server, asked, screen)
+    if file is not None:
+        write_document(file, output)
     if as_json and output != STANDARD:
         print_json(result)
-    show_result(screen, asked, result)
-    if result.plan is not None and output not in (None, STANDARD):
+    (show_result if server is None else show_answer)(screen, asked if file is None else file.request, result)
+    if file is not None and output not in (None, STANDARD):
         screen.say(f"written to {output}")
     code = EXIT_CODES[result.status]
     raise typer.Exit(0 if exit_zero and code == 2 else code)
+
+
+def _solved_here(asked: PlanRequest, screen: Screen, workers: int | None) -> tuple[ResultOut, PlanFile | None]:
+    one_thread()
+    from penstock import api
+    from penstock.schemas.plan import PlanFile
+
+    reporter = Reporter(screen)
+    result = api.solve(asked, reporter.incumbent, reporter.progress, workers)
+    return result, None if result.plan is None else PlanFile(plan=result.plan, request=asked)
+
+
+def _solved_by(server: str, asked: PlanRequest, screen: Screen) -> tuple[ResultOut, PlanFile | None]:
+    """Raises Conflict for a job that somebody has cancelled."""
+    from penstock.schemas.errors import Conflict
+
+    with connect(server) as client:
+        job = solved_there(client, asked, screen)
+        if job.result is None:
+            raise Conflict(f"job {job.id} was {job.state}", remedy=f"penstock jobs retry {job.id} --server {server}")
+        return job.result, None if job.result.plan is None else client.plan_file(job.id)
 
 
 def compare(
@@ -123,8 +167,8 @@ def compare(
     model: Model = None,
     cluster: Cluster = None,
     request: Request = None,
-    planner: Annotated[list[str] | None, typer.Option(help="Only this one; may be repeated.")] = None,
-    schedule: Annotated[list[str] | None, typer.Option(help="Only this one; may be repeated.")] = None,
+    planner: Planners = None,
+    schedule: Schedules = None,
     micro_batch_size: MicroBatch = None,
     recompute: Recompute = None,
     codec: Codec = None,
@@ -140,25 +184,55 @@ def compare(
     set_option: Settings = None,
     workers: Workers = None,
     as_json: AsJson = False,
+    server: Server = None,
 ) -> None:
     """Ask every planner the same question, and show their answers side by side.
 
     Planners whose update rule changes the mathematics of training take part once it is allowed: --update-rule all.
     """
     asked = request_of({**context.params, "planner": None, "schedule": None})
-    one_thread()
-    from penstock import api
     from penstock.cli.show import Screen, show_comparison
 
     screen = Screen.of(quiet=as_json)
-    rows = []
-    for row in api.compare(asked, tuple(planner or ()), tuple(schedule or ()), workers):
+    rows, started = [], time.monotonic()
+    for row in _rows(asked, planner or (), schedule or (), workers, server):
         rows.append(row)
-        screen.progress(f"{row.planner} with {row.schedule}: {row.status}" if row.schedule else f"not {row.planner}")
+        screen.progress(f"{time.monotonic() - started:.1f} s: {_row_line(row, rows)}")
     screen.done()
     if as_json:
         print(json.dumps([row.model_dump(mode="json") for row in rows], indent=1))
     show_comparison(screen, rows)
+
+
+def _rows(
+    asked: PlanRequest, planners: Sequence[str], schedules: Sequence[str], workers: int | None, server: str | None
+) -> Iterator[PlanComparison]:
+    if server is None:
+        one_thread()
+        from penstock import api
+
+        yield from api.compare(asked, tuple(planners), tuple(schedules), workers)
+        return
+    refuse_here(workers=workers)
+    with connect(server) as client:
+        yield from client.compare(asked, planners, schedules)
+
+
+def _row_line(row: PlanComparison, rows: Sequence[PlanComparison]) -> str:
+    """Who has just answered, and the best so far with its bound and gap."""
+    from penstock.report.words import duration, percent
+
+    said = f"{row.planner} with {row.schedule}: {row.status}" if row.schedule else f"not {row.planner}"
+    best = min((each for each in rows if each.iteration_ns is not None), key=_time, default=None)
+    if best is None or best.iteration_ns is None:
+        return said
+    bound = "" if best.bound_ns is None else f", bound {duration(best.bound_ns)}"
+    gap = "" if best.gap is None else f", gap {percent(best.gap)}"
+    return f"{said}; best {duration(best.iteration_ns)} by {best.planner}{bound}{gap}"
+
+
+def _time(row: PlanComparison) -> int:
+    return row.iteration_ns or 0
 
 
 def one_thread() -> None:

@@ -11,16 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from penstock.cli.documents import read_plan, refuse_unwritable, write_document
+from penstock.cli.documents import print_json, read_plan, refuse_unwritable, write_document
+from penstock.cli.measured import figures, measured_lines, memory_lines
+from penstock.cli.remote import Server, refuse_here
 
 if TYPE_CHECKING:
     from penstock.cli.show import Screen
     from penstock.executor.checkpoints.checkpoint import Checkpoint
     from penstock.executor.launch import RunReport
     from penstock.executor.work import Work
-    from penstock.schemas.plan import Plan, PlanFile
+    from penstock.schemas.plan import PlanFile
     from penstock.schemas.profile import ModelProfile
     from penstock.schemas.run_options import RunOptions
+    from penstock.schemas.trace import Trace
 
 
 class Precision(StrEnum):
@@ -53,8 +56,8 @@ def register(app: typer.Typer) -> None:
 
 
 def run(
-    plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file, or - for standard input.")],
-    model: Annotated[str, typer.Option(help="The job, as module:attribute (examples.gpt:job).")],
+    plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file, or - ; with --server a hash or a job.")],
+    model: Annotated[str, typer.Option(help="The job, as module:attribute; with --server its key on the agents.")],
     steps: Annotated[int, typer.Option(min=1, help="Train up to this step.")] = 5,
     check: Annotated[bool, typer.Option("--check", help="Compare loss and gradients with a single process.")] = False,
     trace: Annotated[str | None, typer.Option(help="Write what the ranks measured.")] = None,
@@ -79,9 +82,11 @@ def run(
     device: Annotated[str, typer.Option(help="cpu; cuda: ranks take this machine's GPUs in turn; or cuda:0.")] = "cpu",
     transport: Annotated[Transport, typer.Option(help="What ranks send over; auto: by device.")] = Transport.AUTO,
     memory: Annotated[bool, typer.Option("--memory", help="Count the ranks' tensors; slows them down.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print losses, times and the check as JSON.")] = False,
+    server: Server = None,
 ) -> None:
-    """Train with a plan: one process per rank, on this machine."""
-    for target in (trace, chrome_trace, metrics):
+    """Train with a plan: one process per rank, on this machine; with --server on the agents of a service."""
+    for target in (trace, chrome_trace, *([metrics] if server is None else [])):
         refuse_unwritable(target)
     from penstock.cli.show import Screen
     from penstock.schemas.errors import RunFailed
@@ -91,20 +96,35 @@ def run(
         {
             "precision": precision.value,
             "clip_norm": clip_norm,
-            "checkpoint_directory": _absolute(checkpoint),
+            "checkpoint_directory": _path(checkpoint, server),
             "checkpoint_every": checkpoint_every,
             "keep_checkpoints": keep_checkpoints,
             "resume": {None: False, Resume.NEWEST: True, Resume.AUTO: "auto"}[resume],
             "evaluate_every": evaluate_every,
-            "metrics_path": _absolute(metrics),
-            "tensorboard_directory": _absolute(tensorboard),
+            "metrics_path": _path(metrics, server),
+            "tensorboard_directory": _path(tensorboard, server),
             "staleness": staleness,
             "advance_forward": advance_forward,
         }
     )
+    screen = Screen.of(quiet=as_json)
+    traced = trace is not None or chrome_trace is not None
+    if server is not None:
+        from penstock.cli.running_there import run_there
+
+        refuse_here(
+            device=device != "cpu", transport=transport is not Transport.AUTO, memory=memory, directory=directory
+        )
+        more = {"steps": steps, "seed": seed, "check": check, "trace_steps": trace_steps if traced else 0}
+        file, told, document = run_there(server, screen, plan, model, options, restarts=restarts, traced=traced, **more)
+        _write_traces(file, document, trace, chrome_trace)
+        if as_json:
+            print_json(told)
+        for line in measured_lines(file.plan, told.step_times_ns, told.losses, told.gradient_check):
+            screen.say(line)
+        return
     refuse_combinations(options, check=check, restarts=restarts, memory=memory)
     file = read_plan(plan)
-    screen = Screen.of()
     report = _train(
         screen,
         file,
@@ -116,14 +136,16 @@ def run(
         check=check,
         devices=_devices(device),
         transport=transport.value,
-        trace_steps=trace_steps if memory or trace is not None or chrome_trace is not None else 0,
+        trace_steps=trace_steps if memory or traced else 0,
         count_memory=memory,
         directory=Path.cwd() if directory is None else Path(directory),
     )
     screen.done()
     lanes = _batches_per_step(file)
     report = replace(report, step_times_ns=tuple(time_ns // lanes for time_ns in report.step_times_ns))
-    _write_traces(file, report, trace, chrome_trace)
+    _write_traces(file, _document(file, report) if traced else None, trace, chrome_trace)
+    if as_json:
+        print_json(figures(file.plan, report))
     for line in measured_lines(file.plan, report.step_times_ns, report.losses, report.gradient_check):
         screen.say(line)
     for line in memory_lines(file.plan, report) if memory else ():
@@ -220,9 +242,9 @@ def _batches_per_step(file: PlanFile) -> int:
     return len(file.plan.pipelines) if file.plan.update_rule == "elastic_averaging" else 1
 
 
-def _absolute(path: str | None) -> str | None:
-    """Ranks run in the project's directory, so what is written has to be said from the root."""
-    return None if path is None else str(Path(path).absolute())
+def _path(path: str | None, server: str | None) -> str | None:
+    """Ranks run in the project's directory, so what is written has to be said from the root; on agents it is theirs."""
+    return path if path is None or server is not None else str(Path(path).absolute())
 
 
 def _boundaries(profile: ModelProfile) -> list[list[list[Any]]] | None:
@@ -232,58 +254,12 @@ def _boundaries(profile: ModelProfile) -> list[list[list[Any]]] | None:
     return [[[t.name, t.bytes_per_sample, t.gradient_bytes_per_sample] for t in cut] for cut in profile.boundaries]
 
 
-def measured_lines(
-    plan: Plan, step_times_ns: Sequence[int], losses: Sequence[float], gradient_check: float | None
-) -> list[str]:
-    """Losses, the measured time against the predicted one, and the comparison with a single process."""
-    from penstock.report.words import duration
-
-    lines = []
-    if losses:
-        lines.append(f"loss       {losses[0]:.6f} in the first step, {losses[-1]:.6f} in the last of {len(losses)}")
-    median = median_time_ns(step_times_ns)
-    if median is not None:
-        lines.append(f"measured   {duration(median)} per global batch (median of {len(step_times_ns)})")
-        if plan.prediction is not None:
-            predicted = plan.prediction.time_per_global_batch_ns
-            lines.append(f"predicted  {duration(predicted)}, {100 * (predicted / median - 1):+.1f} % against it")
-    if gradient_check is not None:
-        lines.append(f"gradients  {gradient_check:.3g} apart from a single process, relative to the largest")
-    return lines
-
-
-def memory_lines(plan: Plan, report: RunReport) -> list[str]:
-    """Each device's measured peak beside the predicted one, which also holds what no tensor does (the context)."""
-    from penstock.report.words import amount
-
-    device_of = {trace["rank"]: trace["device"] for trace in report.rank_traces}
-    measured: dict[str, int] = {}
-    for rank, peak_bytes in enumerate(report.peak_memory_bytes):
-        measured[device_of[rank]] = measured.get(device_of[rank], 0) + peak_bytes
-    lines = []
-    for use in plan.prediction.devices if plan.prediction is not None else ():
-        if use.device in measured:
-            predicted, found = use.peak_memory_bytes - use.memory.context_bytes, measured[use.device]
-            apart = f"{100 * (predicted / max(1, found) - 1):+.1f} % against it"
-            lines.append(f"memory     {use.device}: {amount(found)} measured, {amount(predicted)} predicted, {apart}")
-    return lines
-
-
-def median_time_ns(step_times_ns: Sequence[int]) -> int | None:
-    """The median step; None for no step."""
-    times = sorted(step_times_ns)
-    return times[len(times) // 2] if times else None
-
-
-def _write_traces(file: PlanFile, report: RunReport, trace: str | None, chrome_trace: str | None) -> None:
-    """What the ranks measured, as a document, and beside the prediction for Perfetto."""
-    if trace is None and chrome_trace is None:
-        return
-    from penstock.explaining import write_comparison
+def _document(file: PlanFile, report: RunReport) -> Trace:
+    """What the ranks measured."""
     from penstock.schemas.trace import Trace
 
     plan = file.plan
-    document = Trace.parse(
+    return Trace.parse(
         {
             "plan_hash": plan.content_hash(),
             "predicted_time_per_global_batch_ns": plan.prediction.time_per_global_batch_ns if plan.prediction else 0,
@@ -293,8 +269,16 @@ def _write_traces(file: PlanFile, report: RunReport, trace: str | None, chrome_t
             "plan_file": file,
         }
     )
+
+
+def _write_traces(file: PlanFile, document: Trace | None, trace: str | None, chrome_trace: str | None) -> None:
+    """The trace, and the same beside the prediction for Perfetto."""
+    if document is None:
+        return
     write_document(document, trace)
     if chrome_trace is not None:
+        from penstock.explaining import write_comparison
+
         write_comparison(file, document, Path(chrome_trace))
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.documents import STANDARD, read_plan, refuse_unwritable, write_document
+from penstock.cli.remote import Server, export_there
 
 
 def register(importing: typer.Typer, exporting: typer.Typer) -> None:
@@ -54,16 +55,21 @@ def import_schedule(
 
 
 def export_schedule(
-    plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file, or - for standard input.")],
+    plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file, or - ; with --server a hash or a job.")],
     output: Annotated[str, typer.Option("--output", "-o", help="The CSV file; - is standard output.")] = STANDARD,
+    server: Server = None,
 ) -> None:
     """Write a plan's order for PyTorch's ``_PipelineScheduleRuntime`` or torchtitan."""
     refuse_unwritable(output)
-    file = read_plan(plan)
-    from penstock.plan_schedules import schedule_csv
-
-    text = schedule_csv(file)
+    text = _csv(plan) if server is None else export_there(server, plan, "csv").decode()
     if output == STANDARD:
         sys.stdout.write(text)
     else:
         Path(output).write_text(text, encoding="utf-8")
+
+
+def _csv(plan: str) -> str:
+    file = read_plan(plan)
+    from penstock.plan_schedules import schedule_csv
+
+    return schedule_csv(file)

@@ -75,12 +75,7 @@ def show_result(screen: Screen, request: PlanRequest, result: ResultOut) -> None
     """A planner's answer: the plan with its bound and timeline, or why there is none."""
     screen.done()
     if result.plan is None:
-        screen.say(f"{result.status}: {result.why}")
-        if result.infeasibility is not None:
-            if result.infeasibility.sentence != result.why:
-                screen.say(f"  {result.infeasibility.sentence}")
-            if result.infeasibility.remedy:
-                screen.say(f"  try: {result.infeasibility.remedy}")
+        _show_nothing(screen, result)
         return
     if screen.quiet:
         return
@@ -92,13 +87,45 @@ def show_result(screen: Screen, request: PlanRequest, result: ResultOut) -> None
     screen.say(f"{result.status} after {result.seconds:.2f} s: {result.why}")
 
 
+def show_answer(screen: Screen, request: PlanRequest, result: ResultOut) -> None:
+    """The same without the timeline, which needs the judge: what a service has answered."""
+    screen.done()
+    if result.plan is None:
+        _show_nothing(screen, result)
+        return
+    show_found(screen, request, result.plan)
+    screen.say(f"{result.status} after {result.seconds:.2f} s: {result.why}")
+
+
+def _show_nothing(screen: Screen, result: ResultOut) -> None:
+    screen.say(f"{result.status}: {result.why}")
+    if result.infeasibility is not None:
+        if result.infeasibility.sentence != result.why:
+            screen.say(f"  {result.infeasibility.sentence}")
+        if result.infeasibility.remedy:
+            screen.say(f"  try: {result.infeasibility.remedy}")
+
+
 def show_plan(screen: Screen, request: PlanRequest, judgement: Judgement) -> None:
     """Stages, prediction, bounds and timeline."""
     from penstock.cli.timeline_text import render_timeline
+
+    show_found(screen, request, judgement.plan)
+    if judgement.timeline is not None:
+        screen.say()
+        width = screen.out.width - 1
+        screen.say(
+            render_timeline(
+                judgement.problem, judgement.timeline, judgement.allocation, width=width, colour=screen.colour
+            )
+        )
+
+
+def show_found(screen: Screen, request: PlanRequest, plan: Plan) -> None:
+    """Stages, prediction and bounds."""
     from penstock.schemas.profile import ModelProfile
     from penstock.schemas.topology import ClusterTopology
 
-    plan = judgement.plan
     assert isinstance(request.profile, ModelProfile)
     assert isinstance(request.topology, ClusterTopology)
     screen.say(f"{request.profile.name} on {request.topology.name}: {plan.planner}, {plan.schedule.name} schedule")
@@ -109,14 +136,6 @@ def show_plan(screen: Screen, request: PlanRequest, judgement: Judgement) -> Non
     screen.table(stage_table(plan, request.profile))
     for line in prediction_lines(plan):
         screen.say(line)
-    if judgement.timeline is not None:
-        screen.say()
-        width = screen.out.width - 1
-        screen.say(
-            render_timeline(
-                judgement.problem, judgement.timeline, judgement.allocation, width=width, colour=screen.colour
-            )
-        )
 
 
 def stage_table(plan: Plan, profile: ModelProfile) -> Table:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.documents import read_plan, refuse_unwritable, write_document
+from penstock.cli.documents import print_json, read_plan, refuse_unwritable, write_document
 
 if TYPE_CHECKING:
     from penstock.schemas.plan import PlanFile
@@ -31,6 +31,7 @@ def tune(
     output: Annotated[
         str | None, typer.Option("--output", "-o", help="Write the plan with the fastest setting here.")
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print every setting and its times as JSON.")] = False,
 ) -> None:
     """Run every number of micro-batches and of pipelines that fits, beside what the judge and the profile say."""
     refuse_unwritable(output)
@@ -38,7 +39,7 @@ def tune(
     from penstock.cli.show import Screen
     from penstock.tuning import fastest, settings, traverse
 
-    screen = Screen.of()
+    screen = Screen.of(quiet=as_json)
     found = settings(file, max_pipelines)
     where = Path.cwd() if directory is None else Path(directory)
     screen.say(f"{len(found)} settings, {batches} iterations each")
@@ -47,13 +48,26 @@ def tune(
         tried.append(one)
         screen.say(_line(one, found))
     best = fastest(tried).setting
+    if as_json:
+        print_json([_figures(one) for one in tried])
     screen.say(f"fastest: {best.num_micro_batches} micro-batches, {best.num_pipelines} pipelines")
     write_document(best.file, output)
 
 
+def _figures(one: Tried) -> dict[str, Any]:
+    setting = one.setting
+    return {
+        "num_micro_batches": setting.num_micro_batches,
+        "num_pipelines": setting.num_pipelines,
+        "measured_ns": one.measured_ns,
+        "judged_ns": setting.judged_ns,
+        "by_profile": setting.by_profile,
+    }
+
+
 def _iteration_ns(file: PlanFile, model: str, directory: Path, batches: int) -> int:
     from penstock import api
-    from penstock.cli.running import median_time_ns
+    from penstock.cli.measured import median_time_ns
     from penstock.executor.launch import run_locally
 
     steps = WARMUP_STEPS + batches

@@ -1,0 +1,38 @@
+"""What the shell offers: shipped models and clusters, planners, schedules (`penstock --install-completion`)."""
+
+from __future__ import annotations
+
+KINDS_OF_CLUSTERS = ("1x8xH100", "8x8xH100", "4x8xA100", "2x4xV100")
+"""Examples of the form NODESxDEVICESxKIND, which is no list."""
+
+
+def models(incomplete: str) -> list[str]:
+    """Shipped profiles."""
+    from penstock.examples.catalogue import model_names
+
+    return _starting(model_names(), incomplete)
+
+
+def clusters(incomplete: str) -> list[str]:
+    """Shipped topologies, and examples of the form."""
+    from penstock.examples.catalogue import cluster_names
+
+    return _starting((*cluster_names(), *KINDS_OF_CLUSTERS), incomplete)
+
+
+def planners(incomplete: str) -> list[str]:
+    """Planners of this installation."""
+    from penstock.solvers.registry import PLANNERS
+
+    return _starting(tuple(PLANNERS), incomplete)
+
+
+def schedules(incomplete: str) -> list[str]:
+    """Schedules of this installation, and auto."""
+    from penstock.solvers.registry import SCHEDULES
+
+    return _starting(("auto", *SCHEDULES), incomplete)
+
+
+def _starting(names: tuple[str, ...], incomplete: str) -> list[str]:
+    return [name for name in names if name.startswith(incomplete)]
