@@ -12,10 +12,11 @@ from anyio.to_thread import run_sync
 
 from penstock.schemas.agents import AgentOut, LogTail, LogWish, SyncReply, SyncRequest
 from penstock.schemas.errors import Conflict, Unreachable
-from penstock.service.database import Database, agents, iso, now_ms, run_agents, runs
+from penstock.service.database import Database
 from penstock.service.notifier import Listener, Notifier
 from penstock.service.run_rows import topic_of
 from penstock.service.runs import Runs
+from penstock.service.tables import agents, iso, now_ms, run_agents, runs
 
 RETRY_S = 10.0
 """An agent in good health calls again within a few seconds."""

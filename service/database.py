@@ -15,45 +15,6 @@ import sqlalchemy as sa
 
 from penstock.schemas.errors import Conflict, InvalidDocument, Unreachable, UnsupportedRequest
 from penstock.service import metrics, migrations
-from penstock.service.tables import (
-    ACTIVE,
-    agents,
-    answers,
-    documents,
-    iso,
-    job_events,
-    jobs,
-    metadata,
-    now_ms,
-    run_agents,
-    run_events,
-    run_generations,
-    run_ranks,
-    run_steps,
-    run_traces,
-    runs,
-)
-
-__all__ = [
-    "ACTIVE",
-    "Database",
-    "DatabaseAway",
-    "agents",
-    "answers",
-    "documents",
-    "iso",
-    "job_events",
-    "jobs",
-    "metadata",
-    "now_ms",
-    "run_agents",
-    "run_events",
-    "run_generations",
-    "run_ranks",
-    "run_steps",
-    "run_traces",
-    "runs",
-]
 
 LOCK_WAIT_MS = 10_000
 """How long a transaction waits for another's locks."""

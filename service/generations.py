@@ -17,9 +17,9 @@ from penstock.schemas.agents import AgentOut, RankDone
 from penstock.schemas.errors import RunFailed
 from penstock.schemas.jobs import ProblemDetails
 from penstock.schemas.plan import PlanFile
-from penstock.service.database import now_ms, run_agents, run_generations, run_ranks, runs
 from penstock.service.placement import Place
 from penstock.service.run_rows import Row, row_of, store_steps, tell, touch
+from penstock.service.tables import now_ms, run_agents, run_generations, run_ranks, runs
 
 RECOVERY = "recovery"
 """The topic of runs that wait for their next generation."""

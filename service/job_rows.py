@@ -10,8 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from penstock.schemas.jobs import JobOut, ProblemDetails, ResultOut
-from penstock.service.database import iso
-from penstock.service.tables import ACTIVE, job_events, jobs, now_ms
+from penstock.service.tables import ACTIVE, iso, job_events, jobs, now_ms
 
 BRIEF = tuple(column for column in jobs.c if column.name not in ("incumbent", "result"))
 """The columns of a job without its documents, which may be large."""

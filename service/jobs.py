@@ -15,10 +15,10 @@ import sqlalchemy as sa
 from penstock.schemas.errors import Conflict, NotFound, QuotaExceeded
 from penstock.schemas.jobs import JobEvent, JobOut, JobState, ResultOut
 from penstock.schemas.plan import Plan
-from penstock.service.database import Database, iso
+from penstock.service.database import Database
 from penstock.service.job_rows import BRIEF, job_out, new_id, tell
 from penstock.service.logs import request_id
-from penstock.service.tables import ACTIVE, answers, job_events, jobs, now_ms
+from penstock.service.tables import ACTIVE, answers, iso, job_events, jobs, now_ms
 
 MIN_PRIORITY, MAX_PRIORITY = -100, 100
 RETRY_AFTER_S = 5

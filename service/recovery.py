@@ -23,7 +23,7 @@ from penstock.schemas.plan import PlanFile
 from penstock.schemas.run_options import RunOptions
 from penstock.service import judging
 from penstock.service.agents import Agents
-from penstock.service.database import ACTIVE, Database, now_ms, run_agents, run_generations, runs
+from penstock.service.database import Database
 from penstock.service.generations import RECOVERY
 from penstock.service.jobs import JobQueue
 from penstock.service.notifier import Notifier
@@ -33,6 +33,7 @@ from penstock.service.replanning import requests_for
 from penstock.service.run_rows import busy_places, row_of
 from penstock.service.runs import Runs
 from penstock.service.security.principals import nobody
+from penstock.service.tables import ACTIVE, now_ms, run_agents, run_generations, runs
 
 POLL_S = 0.5
 """Agents grow old and solves end without a word on the topic of recovering runs."""

@@ -14,7 +14,8 @@ from penstock.schemas.agents import Assignment, RankAssignment, digest_of
 from penstock.schemas.errors import NotFound
 from penstock.schemas.jobs import EvaluationOut, GenerationOut, ProblemDetails, RunEvent, RunOut
 from penstock.schemas.trace import RankTrace
-from penstock.service.database import (
+from penstock.service.placement import Place
+from penstock.service.tables import (
     agents,
     iso,
     now_ms,
@@ -26,7 +27,6 @@ from penstock.service.database import (
     run_traces,
     runs,
 )
-from penstock.service.placement import Place
 
 Row = Mapping[str, Any] | sa.RowMapping
 

@@ -30,7 +30,7 @@ from penstock.schemas.document import faults_of
 from penstock.schemas.errors import Conflict, Fault, InvalidDocument, NotFound, RunFailed
 from penstock.schemas.jobs import RunEvent, RunOut, RunRequest
 from penstock.schemas.trace import RankTrace, Trace
-from penstock.service.database import Database, agents, now_ms, run_agents, run_ranks, run_traces, runs
+from penstock.service.database import Database
 from penstock.service.generations import RECOVERY, Lowered, about, begin, end, fail, rank_done, start_if_ready
 from penstock.service.jobs import new_id
 from penstock.service.placement import place
@@ -48,6 +48,7 @@ from penstock.service.run_rows import (
     tell,
     touch,
 )
+from penstock.service.tables import agents, now_ms, run_agents, run_ranks, run_traces, runs
 
 
 class Runs:

@@ -21,8 +21,8 @@ from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
-from penstock.service.database import Database, iso
-from penstock.service.tables import answers, documents, now_ms
+from penstock.service.database import Database
+from penstock.service.tables import answers, documents, iso, now_ms
 
 D = TypeVar("D", bound=Document)
 

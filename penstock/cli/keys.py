@@ -152,7 +152,7 @@ def _print_table(keys: list[Key]) -> None:
 
 def _plain(key: Key) -> dict[str, Any]:
     """A key as JSON."""
-    from penstock.service.database import iso
+    from penstock.service.tables import iso
 
     times = {
         f"{name}_at": None if (at := getattr(key, f"{name}_ms")) is None else iso(at)
@@ -163,6 +163,6 @@ def _plain(key: Key) -> dict[str, Any]:
 
 
 def _time(milliseconds: int) -> str:
-    from penstock.service.database import iso
+    from penstock.service.tables import iso
 
     return iso(milliseconds)[:16].replace("T", " ")

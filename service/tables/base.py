@@ -30,7 +30,7 @@ metadata = sa.MetaData(naming_convention=NAMING)
 
 def tenant_column(*, key: bool = False) -> sa.Column[str]:
     """Whose row it is; with ``key`` a part of the table's primary key."""
-    return sa.Column("tenant", sa.String(64), primary_key=key, nullable=False, default=DEFAULT_TENANT)
+    return sa.Column("tenant", sa.String(64), primary_key=key, nullable=False)
 
 
 class Packed(sa.types.TypeDecorator[bytes]):
