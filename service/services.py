@@ -60,7 +60,7 @@ class Service:
         self.door = Door(self.database, settings)
         self.forkserver = Forkserver(WARM if settings.warm_up else PRELOAD)
         leases = Leases(self.database, self._publish, lease_s=settings.lease_s, max_attempts=settings.max_attempts)
-        self.worker = Worker(self.database, leases, self.stores, self.forkserver, settings, hourly=lambda: None)
+        self.worker = Worker(self.database, leases, self.stores, self.forkserver, settings)
         self.sizes = Sizes(settings)
         self.planning = Planning(
             self.stores, self.queue, self.sizes, max_solve_s=settings.max_solve_s, nudge=self.worker.nudge

@@ -8,13 +8,16 @@ import secrets
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from penstock.schemas.document import faults_of
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.service import configuration
 from penstock.solvers.processors import available_processors
+
+SHORTEST_DAYS = 2
+"""A document that was stored within the last day is not marked again when somebody asks for it."""
 
 
 class Settings(BaseSettings):
@@ -43,6 +46,11 @@ class Settings(BaseSettings):
     )
     solve_memory_bytes: int = Field(
         default=0, ge=0, description="a process of a solve may take so much beyond what is loaded; 0: any amount"
+    )
+    keep_jobs_days: float = Field(
+        default=0.0,
+        ge=0,
+        description="what ended so long ago, at least 2 days, is removed with what only it had named; 0: never",
     )
     max_sweep_cases: int = Field(default=1000, ge=1, description="plan requests of one sweep")
     solve_entry: str = Field(default="penstock.api:solve", description="module:function that answers a plan request")
@@ -100,6 +108,13 @@ class Settings(BaseSettings):
     max_micro_batches: int = Field(default=1_048_576, ge=1, description="of a global batch")
     tls_certificate: Path | None = Field(default=None, description="PEM file; with it the service speaks HTTPS only")
     tls_key: Path | None = Field(default=None, description="PEM file of the certificate's key, if it is another file")
+
+    @field_validator("keep_jobs_days")
+    @classmethod
+    def _keeps_what_is_in_use(cls, value: float) -> float:
+        if 0 < value < SHORTEST_DAYS:
+            raise ValueError(f"what is {value:g} days old may still be in use; at least {SHORTEST_DAYS} days are kept")
+        return value
 
     @classmethod
     def load(cls, path: str | Path | None = None, **given: Any) -> Self:

@@ -1,46 +1,43 @@
-"""Sweeps: one request along many axes, as jobs of the queue, and the table of what came of them.
+"""Sweeps as they are asked: one request along many axes, as jobs of the queue.
 
 A case whose answer is known has no job of its own, and one that somebody else is asking already shares that job; so a
-sweep remembers which job answers which case. Once all have ended, the table is written down and changes no more.
+sweep remembers which job answers which case.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
 
 from penstock.schemas.errors import Conflict, NotFound, QuotaExceeded, UnsupportedRequest
-from penstock.schemas.jobs import JobOut, ProblemDetails, ResultOut
-from penstock.schemas.sweep import SweepOut, SweepRequest, SweepRow
-from penstock.service.database import Database, iso
+from penstock.schemas.jobs import JobOut, ProblemDetails
+from penstock.schemas.sweep import SweepOut, SweepRequest
+from penstock.service.database import Database
 from penstock.service.job_rows import new_id
 from penstock.service.jobs import MIN_PRIORITY, RETRY_AFTER_S, JobQueue
 from penstock.service.planning import Planning, Wishes
 from penstock.service.security.principals import Principal
 from penstock.service.store import Stores
+from penstock.service.sweep_tables import SweepTables
 from penstock.service.tables import ACTIVE, jobs, now_ms, sweeps
-from penstock.sweeping import Case, cases, figures, refused, with_front
+from penstock.sweeping import Case, cases, refused
 
 PRIORITY = MIN_PRIORITY // 2
 """Of a sweep's jobs: single ones go first."""
 
-REMEMBERED = 4096
-"""Results whose rows are kept."""
 
-
-class Sweeps:
-    """The sweeps of all tenants. A sweep has ``max_cases`` at most."""
+class Sweeps(SweepTables):
+    """The sweeps of all tenants, to be asked and stopped as well. One has ``max_cases`` at most."""
 
     def __init__(
         self, database: Database, stores: Stores, planning: Planning, queue: JobQueue, *, max_cases: int
     ) -> None:
-        self._database, self._stores, self._planning, self._queue = database, stores, planning, queue
+        super().__init__(database)
+        self._stores, self._planning, self._queue = stores, planning, queue
         self._max_cases = max_cases
-        self._found = lru_cache(maxsize=REMEMBERED)(self._read_result)
 
     def submit(self, principal: Principal, request: SweepRequest) -> SweepOut:
         """Ask all cases. One that no planner takes is a row that says so; at least one has to be taken.
@@ -70,25 +67,6 @@ class Sweeps:
             connection.execute(sweeps.insert().values(**values))
         return self.sweep(principal.tenant, sweep_id)
 
-    def sweep(self, tenant: str, sweep_id: str) -> SweepOut:
-        """A sweep with its table as it stands. Raises NotFound."""
-        row = self._row(tenant, sweep_id)
-        rows = self._table(row)
-        out = _out(row, rows)
-        if row["state"] == "running" and out.ended == out.cases:
-            self._settle(sweep_id, rows)
-            return self.sweep(tenant, sweep_id)
-        return out
-
-    def recent(self, tenant: str, before: str | None, limit: int) -> list[SweepOut]:
-        """Sweeps, the newest first, older than the sweep ``before``; without their tables."""
-        query = sa.select(sweeps.c.id).where(sweeps.c.tenant == tenant).order_by(sweeps.c.id.desc()).limit(limit)
-        if before is not None:
-            query = query.where(sweeps.c.id < before)
-        with self._database.read() as connection:
-            found = connection.scalars(query).all()
-        return [self.sweep(tenant, sweep_id).model_copy(update={"rows": ()}) for sweep_id in found]
-
     def stop(self, tenant: str, sweep_id: str, how: str) -> SweepOut:
         """Cancel or finish all jobs of a sweep that have not ended; those that others had asked for go on.
 
@@ -112,8 +90,6 @@ class Sweeps:
         with self._database.write() as connection:
             connection.execute(sweeps.delete().where(sweeps.c.id == sweep_id))
 
-    # ---- cases ---------------------------------------------------------------------------------------------------
-
     def _inline(self, tenant: str, request: SweepRequest) -> SweepRequest:
         """The request with its documents inline, so that rows have their names and nothing is looked up per case."""
         store = self._stores.of(tenant)
@@ -133,74 +109,7 @@ class Sweeps:
         row = case.row(state="queued", job_id=job_id)
         return {"row": row.model_dump(mode="json"), "job_id": job_id, "request_hash": submitted.request_hash}
 
-    def _table(self, row: Any) -> tuple[SweepRow, ...]:
-        entries = json.loads(row["body"])
-        asked = [SweepRow.model_validate(entry["row"]) for entry in entries]
-        if row["state"] != "running":
-            return tuple(asked)
-        known = self._states([entry["job_id"] for entry in entries if entry["job_id"] is not None])
-        rows = [self._now(one, known.get(one.job_id)) if one.job_id is not None else one for one in asked]
-        return with_front(rows)
-
-    def _states(self, job_ids: Sequence[str]) -> dict[str | None, Any]:
-        columns = (jobs.c.id, jobs.c.state, jobs.c.attempt, jobs.c.error)
-        found: dict[str | None, Any] = {}
-        with self._database.read() as connection:
-            for start in range(0, len(job_ids), 500):
-                query = sa.select(*columns).where(jobs.c.id.in_(job_ids[start : start + 500]))
-                found |= {row["id"]: row for row in connection.execute(query).mappings()}
-        return found
-
-    def _now(self, row: SweepRow, job: Any) -> SweepRow:
-        """A case's row as its job stands now."""
-        if job is None:
-            return row.model_copy(update={"state": "deleted", "why": "its job was deleted"})
-        if job["state"] == "succeeded":
-            return row.model_copy(update=self._found(job["id"], job["attempt"]))
-        if job["state"] == "failed":
-            return row.model_copy(update={"state": "failed", "why": job["error"]["detail"]})
-        return row.model_copy(update={"state": job["state"]})
-
-    def _read_result(self, job_id: str, attempt: int) -> dict[str, Any]:
-        """What the table says of a result. ``attempt`` is part of the key: a job may be tried again."""
-        with self._database.read() as connection:
-            body = connection.scalar(sa.select(jobs.c.result).where(jobs.c.id == job_id, jobs.c.attempt == attempt))
-        return figures(ResultOut.model_validate_json(body or b""))
-
-    # ---- rows ----------------------------------------------------------------------------------------------------
-
     def _own_jobs(self, sweep_id: str, states: Sequence[str]) -> list[str]:
         with self._database.read() as connection:
             query = sa.select(jobs.c.id).where(jobs.c.parent_id == sweep_id, jobs.c.state.in_(states))
             return list(connection.scalars(query))
-
-    def _settle(self, sweep_id: str, rows: Sequence[SweepRow]) -> None:
-        state = "cancelled" if any(row.state == "cancelled" for row in rows) else "succeeded"
-        body = json.dumps([{"row": row.model_dump(mode="json"), "job_id": row.job_id} for row in rows]).encode()
-        open_ = sa.and_(sweeps.c.id == sweep_id, sweeps.c.state == "running")
-        with self._database.write() as connection:
-            connection.execute(sweeps.update().where(open_).values(state=state, finished_ms=now_ms(), body=body))
-
-    def _row(self, tenant: str, sweep_id: str) -> Any:
-        with self._database.read() as connection:
-            query = sa.select(sweeps).where(sweeps.c.id == sweep_id, sweeps.c.tenant == tenant)
-            row = connection.execute(query).mappings().first()
-        if row is None:
-            raise NotFound(f"no sweep {sweep_id!r} here", remedy="GET /v1/sweeps lists the sweeps")
-        return row
-
-
-def _out(row: Any, rows: tuple[SweepRow, ...]) -> SweepOut:
-    here = f"/v1/sweeps/{row['id']}"
-    ways = {"cancel": f"{here}/cancel", "finish": f"{here}/finish"} if row["state"] == "running" else {}
-    return SweepOut(
-        id=row["id"],
-        state=row["state"],
-        request_hash=row["request_hash"],
-        created_at=iso(row["created_ms"]),
-        finished_at=None if row["finished_ms"] is None else iso(row["finished_ms"]),
-        cases=len(rows),
-        ended=sum(one.state not in ACTIVE for one in rows),
-        rows=rows,
-        links={"self": here, "jobs": f"/v1/plans?parent={row['id']}", **ways},
-    )

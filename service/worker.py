@@ -13,7 +13,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +26,7 @@ from penstock.service import metrics
 from penstock.service.child import Child
 from penstock.service.cut_off import best_so_far
 from penstock.service.database import Database, DatabaseAway
+from penstock.service.duties import do_hourly
 from penstock.service.forkserver import Forkserver
 from penstock.service.job_rows import new_id
 from penstock.service.leases import Claim, Leases
@@ -63,7 +64,7 @@ class Solve:
 class Worker:
     """``settings.slots`` threads, each with one solve at a time, and one that says that the worker lives.
 
-    ``hourly`` is called once an hour by one of all workers of the database.
+    One of all workers of the database does what is common to them, once an hour.
     """
 
     def __init__(
@@ -73,10 +74,9 @@ class Worker:
         stores: Stores,
         forkserver: Forkserver,
         settings: Settings,
-        hourly: Callable[[], object],
     ) -> None:
         self._leases, self._stores, self._forkserver, self._settings = leases, stores, forkserver, settings
-        self._hourly = hourly
+        self._database = database
         self._beat_s = settings.lease_s / 3
         self._processes = settings.solve_workers or max(1, available_processors() // max(1, settings.slots))
         self.owner = f"{socket.gethostname()}:{os.getpid()}:{new_id()[-6:]}"[-128:]
@@ -137,7 +137,7 @@ class Worker:
             try:
                 if self._attendance.beat() and time.monotonic() - last > 3600:
                     last = time.monotonic()
-                    self._hourly()
+                    do_hourly(self._database, self._settings)
             except DatabaseAway as away:
                 log.warning("the database cannot be told that this worker lives: %s", away.detail)
             except Exception:

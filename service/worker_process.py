@@ -56,7 +56,7 @@ def work(settings: Settings) -> None:
 
 def _worker(settings: Settings, database: Database, forkserver: Forkserver) -> Worker:
     leases = Leases(database, lambda topic: None, lease_s=settings.lease_s, max_attempts=settings.max_attempts)
-    return Worker(database, leases, Stores(database), forkserver, settings, hourly=lambda: None)
+    return Worker(database, leases, Stores(database), forkserver, settings)
 
 
 def _until_told() -> threading.Event:

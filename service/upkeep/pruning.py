@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.service.database import Database
+from penstock.service.settings import SHORTEST_DAYS
 from penstock.service.store import TOPOLOGIES_KEPT, stored_before
 from penstock.service.tables import (
     ACTIVE,
@@ -29,9 +30,6 @@ from penstock.service.tables import (
 )
 
 DAY_MS = 86_400_000
-SHORTEST_DAYS = 2
-"""A document that was stored within the last day is not marked again when somebody asks for it."""
-
 AT_A_TIME = 500
 """Rows of a transaction, so that others can write in between."""
 

@@ -1,0 +1,150 @@
+"""Sweeps through a service: their jobs, their tables, what is shared with others, and how they end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from service_process import Server
+
+from penstock.client import Client
+from penstock.schemas.errors import Conflict, InvalidDocument, NotFound, QuotaExceeded
+from penstock.schemas.request import PlanRequest
+from penstock.schemas.sweep import SweepOut, SweepRequest
+from penstock.service.database import Database
+from penstock.service.jobs import JobQueue
+from penstock.service.leases import Leases
+from penstock.service.planning import Planning
+from penstock.service.samples import tiny_request
+from penstock.service.security.principals import EVERYBODY, Principal
+from penstock.service.security.sizes import Sizes
+from penstock.service.settings import Settings
+from penstock.service.store import Stores
+from penstock.service.sweeps import Sweeps
+from penstock.sweeping import sweep as swept
+
+HANG = 1
+PATIENCE_S = 60
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    path = tmp_path_factory.mktemp("sweeps")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PIDS_FILE", str(path / "pids"))
+        server = Server(path / "service.sqlite", solve_entry="solver_entries:entry", kill_grace_s=0.2, slots=2)
+    yield server
+    assert server.stop() == 0
+    assert "Traceback" not in server.text, server.text
+
+
+@pytest.fixture
+def client(server: Server) -> Client:
+    return server.client
+
+
+def request(seed: int = 0, **over: Any) -> SweepRequest:
+    return SweepRequest.parse({"request": tiny_request() | {"planner": "dp", "seed": seed}, "over": over})
+
+
+def ended(client: Client, sweep_id: str) -> SweepOut:
+    until = time.monotonic() + PATIENCE_S
+    while (found := client.sweep_state(sweep_id)).state == "running":
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    return found
+
+
+def test_a_sweep_gives_the_table_that_the_library_gives(client: Client):
+    asked = request(planners=["dp", "gpipe", "nobody"], global_batch_sizes=[8, 16])
+    found = client.sweep(asked)
+    assert (found.state, found.cases, found.ended) == ("succeeded", 6, 6)
+    expected = swept(asked)
+    assert [row.model_copy(update={"job_id": None, "seconds": None}) for row in found.rows] == [
+        row.model_copy(update={"seconds": None}) for row in expected
+    ]
+    jobs = [job for job in client.jobs(limit=200).items if job.parent_id == found.id]
+    assert {job.id for job in jobs} == {row.job_id for row in found.rows if row.state == "succeeded"}
+    assert all(job.priority < 0 for job in jobs)
+    again = client.sweep(asked)
+    assert [row.job_id for row in again.rows] == [row.job_id for row in found.rows], "their answers are known"
+    assert again.state == "succeeded"
+    client.delete_sweep(found.id)
+    with pytest.raises(NotFound, match=found.id):
+        client.sweep_state(found.id)
+    assert client.sweep_state(again.id) == again, "a table that was written down needs no job any more"
+
+
+def test_cancelling_a_sweep_leaves_what_others_have_asked(client: Client):
+    theirs = client.plan(PlanRequest.parse(tiny_request() | {"planner": "dp", "seed": HANG}), wait=False)
+    running = client.sweep(request(HANG, global_batch_sizes=[8, 16]), wait=False)
+    assert running.rows[1].job_id == theirs.id, "equal requests share a job"
+    with pytest.raises(Conflict, match="is running"):
+        client.delete_sweep(running.id)
+    client.stop_sweep(running.id)
+    client.job(str(running.rows[0].job_id), wait_s=20)
+    now = client.sweep_state(running.id)
+    assert (now.state, now.ended) == ("running", 1)
+    client.cancel(theirs.id)
+    over = ended(client, running.id)
+    assert [row.state for row in over.rows] == ["cancelled", "cancelled"]
+    assert over.state == "cancelled"
+    with pytest.raises(Conflict, match="has cancelled already"):
+        client.stop_sweep(running.id)
+    assert running.id in [one.id for one in client.sweeps().items]
+
+
+def test_finishing_a_sweep_keeps_the_best_plans(client: Client):
+    running = client.sweep(request(HANG, global_batch_sizes=[4, 8]), wait=False)
+    for row in running.rows:
+        next(event for event in client.events(str(row.job_id)) if event.kind == "progress")
+    client.stop_sweep(running.id, "finish")
+    over = ended(client, running.id)
+    assert [(row.state, row.status) for row in over.rows] == [("succeeded", "feasible")] * 2
+    assert any(row.pareto for row in over.rows)
+
+
+@pytest.fixture
+def sweeps(tmp_path: Path) -> Iterator[Callable[[], tuple[Sweeps, JobQueue, Leases]]]:
+    database = Database(f"sqlite:///{tmp_path / 'sweeps.sqlite'}")
+    database.create()
+    stores, queue = Stores(database), JobQueue(database, lambda topic: None)
+    planning = Planning(stores, queue, Sizes(Settings()), max_solve_s=60, nudge=lambda: None)
+    leases = Leases(database, lambda topic: None, lease_s=30, max_attempts=3)
+    yield lambda: (Sweeps(database, stores, planning, queue, max_cases=4), queue, leases)
+    database.close()
+
+
+def test_what_is_refused(sweeps: Callable[[], tuple[Sweeps, JobQueue, Leases]]):
+    asking, queue, _ = sweeps()
+    with pytest.raises(InvalidDocument, match=r"has 5 cases \(5 global_batch_size\); at most 4 are taken"):
+        asking.submit(EVERYBODY, request(global_batch_sizes=[1, 2, 4, 8, 16]))
+    small = Principal("default", "key", frozenset({"solve"}), max_queued=1)
+    with pytest.raises(QuotaExceeded, match="has 2 cases; of this key, 1 jobs may wait"):
+        asking.submit(small, request(global_batch_sizes=[8, 16]))
+    with pytest.raises(NotFound, match="no topology is stored"):
+        asking.submit(EVERYBODY, request(topologies=["sha256:" + "0" * 64]))
+    assert queue.recent("default", None, 9) == [], "a refused sweep has queued nothing"
+
+
+def test_another_tenants_sweep_is_not_there_and_deleted_jobs_are_said(
+    sweeps: Callable[[], tuple[Sweeps, JobQueue, Leases]],
+):
+    asking, queue, leases = sweeps()
+    sweep_id = asking.submit(EVERYBODY, request(global_batch_sizes=[8, 16])).id
+    for ask in (asking.sweep, asking.delete, lambda *of: asking.stop(*of, "cancel")):
+        with pytest.raises(NotFound, match=sweep_id):
+            ask("theirs", sweep_id)
+    first, second = (leases.claim("me") for _ in range(2))
+    assert first is not None
+    assert second is not None
+    leases.finish(first, "failed", error=None)
+    queue.delete("default", first.job_id)
+    assert asking.sweep("default", sweep_id).state == "running"
+    leases.finish(second, "cancelled")
+    asking.settle_open()
+    assert [one.state for one in asking.recent("default", None, 9)] == ["cancelled"]
+    assert [row.state for row in asking.sweep("default", sweep_id).rows] == ["deleted", "cancelled"]
