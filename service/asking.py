@@ -59,6 +59,7 @@ async def messages(place: Spawner, task: dict[str, Any], limit_s: float) -> Asyn
 async def unless_gone(receive: Callable[[], Awaitable[Any]], work: Callable[[], Awaitable[T]]) -> T | None:
     """What the work gives; None, and the work is cancelled, when the client hangs up first. The body has been read."""
     found: T | None = None
+    failed: Exception | None = None
 
     async with create_task_group() as group:
 
@@ -68,8 +69,13 @@ async def unless_gone(receive: Callable[[], Awaitable[Any]], work: Callable[[], 
             group.cancel_scope.cancel()
 
         group.start_soon(until_gone)
-        found = await work()
+        try:
+            found = await work()
+        except Exception as error:  # raised below, and not as a group of one
+            failed = error
         group.cancel_scope.cancel()
+    if failed is not None:
+        raise failed
     return found
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from functools import cache
 from importlib.metadata import version
 
+from pydantic import ValidationError
+
 from penstock.convert.plans import home_stages
 from penstock.convert.requests import inline_documents
 from penstock.schemas import plan as wire
+from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.jobs import Infeasibility, ResultOut
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.program import KINDS, print_row
@@ -100,7 +103,18 @@ def _wire_schedule(problem: Problem, allocation: Allocation, schedule: Schedule)
 
 
 def to_prediction(problem: Problem, profile: ModelProfile, timeline: Timeline) -> wire.Prediction:
-    """The judge's numbers as they stand in a plan."""
+    """The judge's numbers as they stand in a plan. Raises UnsupportedRequest for times and sizes beyond the wire's."""
+    try:
+        return _prediction(problem, profile, timeline)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UnsupportedRequest(
+            f"the plan's {first['loc'][-1]} is {first['input']}, which no document can say: {first['msg']}",
+            remedy="are the profile's times and sizes, and the topology's bandwidths, in nanoseconds and bytes?",
+        ) from None
+
+
+def _prediction(problem: Problem, profile: ModelProfile, timeline: Timeline) -> wire.Prediction:
     devices = tuple(
         wire.DevicePrediction(
             device=problem.devices[d].name,

@@ -99,7 +99,9 @@ def mutants(seed: int, count: int) -> Iterator[Mutant]:
     for _ in range(count):
         path = rng.choices(paths, weights)[0]
         document = copy.deepcopy(SAMPLES[path])
-        changes = sorted(rng.choices(list(CHANGES), k=rng.randint(1, 3)), key="deep".__eq__)  # it cannot be copied
+        changes = sorted(
+            rng.choices(list(CHANCES), CHANCES.values(), k=rng.choices((1, 2, 3), (6, 2, 1))[0]), key="deep".__eq__
+        )  # it cannot be copied
         for name in changes:
             document = CHANGES[name](rng, document)
         spoiling = rng.choices(list(SPOILINGS), [12, 1, 1, 1, 1, 1, 1])[0]
@@ -182,6 +184,19 @@ def _another(rng: random.Random, document: Any) -> Any:
     """A good document of another kind."""
     return copy.deepcopy(rng.choice(list(SAMPLES.values())))
 
+
+CHANCES = {
+    "odd": 6,
+    "word": 3,
+    "number": 6,
+    "missing": 2,
+    "doubled": 2,
+    "wrapped": 1,
+    "deep": 1,
+    "swapped": 2,
+    "another": 1,
+}
+"""How often each change is made."""
 
 CHANGES: dict[str, Callable[[random.Random, Any], Any]] = {
     "odd": _at_one_place(_odd),

@@ -1,0 +1,55 @@
+"""Runs schemathesis on every route of a real service: ``python tests/service/fuzz_routes.py --examples 200``."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from service_process import Server
+
+CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_headers_conformance",
+    "response_schema_conformance",
+    "negative_data_rejection",
+    "unsupported_method",
+)
+"""All but ``positive_data_acceptance``: no JSON schema says all that a plan has to keep, so much of what follows the
+
+schema is refused, with reason; and those about keys, which tests of their own are about."""
+
+
+def fuzz_routes(directory: Path, examples: int, seed: int) -> tuple[int, str]:
+    """Exit code and report of schemathesis, with ``examples`` random requests per route."""
+    server = Server(directory / "fuzzed.sqlite", slots=1, agent_hold_s=0.05, max_solve_s=2, max_wait_s=1)
+    try:
+        command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--no-color"]
+        command += ["--phases", "examples,coverage,fuzzing", "--checks", ",".join(CHECKS), "--continue-on-failure"]
+        command += ["--max-examples", str(examples), "--seed", str(seed), "--generation-database", "none"]
+        command += ["--suppress-health-check", "all", "--warnings", "off", "--request-timeout", "30"]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=directory, check=False)
+    finally:
+        server.stop()
+    traces = "\nThe service's log:\n" + server.text if "Traceback" in server.text else ""
+    return done.returncode or len(traces) > 0, done.stdout + done.stderr + traces
+
+
+def main() -> int:
+    """The exit code of schemathesis."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--examples", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        code, report = fuzz_routes(Path(directory), given.examples, given.seed)
+    sys.stdout.write(report)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

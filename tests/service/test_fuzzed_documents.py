@@ -1,0 +1,19 @@
+"""A thousand documents that are almost good: each is answered or refused with a reason. ``scripts/fuzz`` sends more."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from fuzz_documents import fuzz
+
+SEED = 1
+COUNT = 1000
+
+
+def test_no_mutated_document_is_answered_with_a_fault_of_the_service(tmp_path: Path):
+    found = asyncio.run(fuzz(SEED, COUNT, tmp_path))
+    assert found.bad == []
+    assert sum(found.answers.values()) == COUNT
+    assert found.answers[422] > COUNT / 3, "mutations that change nothing find nothing"
+    assert found.answers.keys() >= {200, 201, 202, 415, 422}
