@@ -157,7 +157,7 @@ def _arrow(source: str, target: str, a: _Place, b: _Place, flows: Sequence[Flow]
     across, along = (a.middle[1] - b.middle[1]) / far, (b.middle[0] - a.middle[0]) / far
     bend = min(26.0, far / 4)
     (x1, y1), (x2, y2) = a.towards(b), b.towards(a)
-    shift = min(a.width, a.height, b.width, b.height) / 8
+    shift = min(6.0, a.width / 8, b.width / 8)
     x1, y1, x2, y2 = (v + shift * d for v, d in zip((x1, y1, x2, y2), (across, along, across, along), strict=True))
     path = (
         f"M{x1:.0f} {y1:.0f}Q{(x1 + x2) / 2 + bend * across:.0f} {(y1 + y2) / 2 + bend * along:.0f} {x2:.0f} {y2:.0f}"

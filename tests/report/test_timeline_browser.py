@@ -460,3 +460,8 @@ def test_a_large_cluster_is_folded_and_refined(browser: Browser, large: tuple[st
         strip = value("(({ compute: b }) => [b.count, [...b.start], [...b.number]])(v.strip(3))")
         assert strip[1] == [100.0 * k for k in range(94, 112)]
         assert strip[2] == list(range(94, 112))
+        value("(v.rows.folded.clear(), v.rows.place(), v.controls.resize(), d.parts.scroller.scrollTop = 0)")
+        top = value("d.box({strip: 0, part: 'compute', index: 9, blocks: v.strip(0).compute}, 0)")
+        page.mouse.move(*_on(page, (top[0] + top[1]) / 2, (top[2] + top[3]) / 2))
+        page.wait_for_selector(".tip:not([hidden])")
+        assert "n0/0: backward of micro-batch 103, stage 0" in page.inner_text(".tip")

@@ -1,4 +1,5 @@
-/* What a block waited for and what waits for it, and the same in words. A place is {strip, part, index}. */
+/* What a block waited for and what waits for it, and the same in words. A place is {strip, part, index}; of a
+   merged timeline also {blocks}, the finer ones that it is an index of. */
 
 const PART_OF = (kind) => (kind < COMPUTING ? "compute" : kind < MOVING ? "communication" : "idle");
 const K = Object.fromEntries([...KINDS].map((letter, k) => [letter, k]));
@@ -110,9 +111,9 @@ class Reasons {
   }
 
   name(place) {
-    const blocks = this.strips[place.strip][place.part], i = place.index, letter = KINDS[blocks.kind[i]];
+    const blocks = place.blocks || this.strips[place.strip][place.part], i = place.index, letter = KINDS[blocks.kind[i]];
     const words = this.data.names[letter], m = blocks.number[i], s = blocks.stage[i];
-    if (this.data.merged || s < 0) return words;
+    if (s < 0) return words;
     const number = m < 0 ? "" : letter === "a" || letter === "U" ? ` of bucket ${m}` : ` of micro-batch ${m}`;
     return `${words}${number}, stage ${s}`;
   }

@@ -46,7 +46,7 @@ class View {
     return fine && fine.from <= this.from && fine.to >= this.to ? fine.strips[number] : this.strips[number];
   }
 
-  blocks(place) { return this.strips[place.strip][place.part]; }
+  blocks(place) { return place.blocks || this.strips[place.strip][place.part]; }
   same(a, b) { return a === b || Boolean(a && b && a.strip === b.strip && a.part === b.part && a.index === b.index); }
 
   /** The lane that a block is drawn on: the chosen one where it can be, else the first that has its strip. */
@@ -170,7 +170,7 @@ class View {
     const parts = new URLSearchParams();
     if (this.zoomed > 1.0001) parts.set("t", `${Math.round(this.from)}-${Math.round(this.to)}`);
     if (this.lane) parts.set("d", this.data.lanes[this.lane].device);
-    if (this.selected) {
+    if (this.selected && !this.data.merged) {
       const blocks = this.blocks(this.selected), i = this.selected.index;
       parts.set("b", [KINDS[blocks.kind[i]], blocks.stage[i], blocks.number[i], Number(this.isMeasured(this.selected))].join("."));
     }
@@ -190,7 +190,7 @@ class View {
     if (parts.has("m")) this.only = Number(parts.get("m"));
     if (parts.has("l")) for (const name of Object.keys(this.layers)) this.layers[name] = parts.get("l").includes(name[0]);
     const [letter, stage, number, measured] = (parts.get("b") || "").split(".");
-    if (letter && letter in K) {
+    if (letter in K && !this.data.merged) {
       const found = this.reasons.find(measured === "1", [letter], Number(stage), Number(number));
       if (found.length) this.select(found.find((each) => this.data.lanes[this.lane].strip === each.strip) || found[0]);
     }

@@ -129,7 +129,7 @@ class Drawing {
   /** Micro-batch numbers in the blocks that have room for them. */
   numbers(blocks, low, tall, left, scale) {
     const { view, raster, ratio } = this, least = 16 * ratio;
-    if (tall < 10 * ratio || view.data.merged || blocks.longest * scale < least) return;
+    if (tall < 10 * ratio || blocks.longest * scale < least) return;
     const y = low + Math.round((tall - 11 * ratio) / 2);
     for (let i = blocks.after(view.from); i < blocks.count && blocks.start[i] < view.to; i++) {
       if ((blocks.end[i] - blocks.start[i]) * scale < least || blocks.number[i] < 0 || !view.shown[blocks.kind[i]]) continue;
@@ -321,13 +321,13 @@ class Drawing {
     if (x < LABEL_PX) return { lane: row.lane, place: null };
     const time = this.time(x), level = y - AXIS_PX + this.top, { view } = this, shown = (kind) => view.shown[kind];
     for (const bar of view.rows.bars(row, view.layers.communication)) {
-      const strip = view.strips[bar.strip], end = bar.moves[0] + 2 * bar.moves[1];
+      const strip = view.strip(bar.strip), end = bar.moves[0] + 2 * bar.moves[1];
       if (level < bar.compute[0] - 1 || level > end + 1) continue;
       const low = level >= bar.moves[0];
       const kinds = !low ? shown : (kind) => shown(kind) && (level < bar.moves[0] + bar.moves[1] ? kind !== K.b : kind !== K.f);
       for (const part of low ? ["communication", "compute", "idle"] : ["compute", "idle"]) {
         const index = strip[part].at(time, part === "communication" ? kinds : shown);
-        if (index >= 0) return { lane: row.lane, place: { strip: bar.strip, part, index } };
+        if (index >= 0) return { lane: row.lane, place: { strip: bar.strip, part, index, ...(view.data.merged && { blocks: strip[part] }) } };
       }
     }
     return { lane: row.lane, place: null };
