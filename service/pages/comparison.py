@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.report.words import duration
 from penstock.schemas.jobs import JobOut, ResultOut
 from penstock.schemas.sweep import SweepRow
 from penstock.service.pages.sources import Sources
@@ -13,6 +14,8 @@ from penstock.service.tables import ACTIVE
 from penstock.sweeping import Case, answered, with_front
 
 MAX_JOBS = 200
+NEWEST = 50
+MAX_WORDS = 120
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ def of_sweep(sources: Sources, sweep_id: str) -> dict[str, Any]:
         "lead": "One request, asked once for each combination.",
         "steps": [("/", "Overview"), ("/sweeps", "Sweeps")],
         "sweep": sweep,
+        "others": [],
         **_table([Row(model, row) for row in sweep.rows]),
     }
 
@@ -65,8 +69,20 @@ def chosen(sources: Sources, job_ids: Sequence[str], plans: Sequence[str]) -> di
         "lead": "Jobs side by side; the address of this page names them, so it can be sent to others.",
         "steps": [("/", "Overview"), ("/jobs", "Jobs")],
         "sweep": None,
+        "named": [*(("job", one.id) for one in jobs), *(("plan", one) for one in plans)],
+        "others": list(_others(sources, {job.id for job in jobs})),
         **_table([Row(case.model, row, several) for case, row in zip(cases, rows, strict=True)]),
     }
+
+
+def _others(sources: Sources, named: set[str]) -> Iterator[tuple[str, str]]:
+    """The newest jobs that have a plan, and are not in the table yet, in words."""
+    for job in sources.jobs(None, NEWEST, "succeeded"):
+        if job.id not in named and job.incumbent_ns is not None and "plan_file" in job.links:
+            asked = sources.asked(job.request_hash)
+            time = duration(job.incumbent_ns)
+            words = f"{asked.model} on {asked.cluster}, batch {asked.global_batch_size}, {asked.planner}: {time}"
+            yield job.id, words if len(words) <= MAX_WORDS else f"{words[: MAX_WORDS - 1]}…"
 
 
 def _table(rows: list[Row]) -> dict[str, Any]:

@@ -159,23 +159,53 @@ def first_values(sources: Sources, query: Mapping[str, str]) -> Values:
 
 
 def request_of(sources: Sources, values: Values) -> PlanRequest:
-    """The request that a form makes. Raises InvalidDocument with pointers that lead to its fields, and NotFound."""
+    """The request that a form makes; fields that it has not are as in the request that it begins from.
+
+    Raises InvalidDocument with a fault for everything that is wrong, each leading to its field, and NotFound.
+    """
     data: dict[str, Any] = {}
     if base := _text(values, "from"):
         data = sources.request_of(base).model_dump(mode="json", exclude_none=True)
-    data["profile"] = _document(sources, values, "profile_text", ModelProfile) or _named(
-        "/model", lambda: sources.profile(_text(values, "model"))
-    )
-    data["topology"] = _document(sources, values, "topology_text", ClusterTopology) or _named(
-        "/cluster", lambda: _cluster(sources, _text(values, "cluster"))
-    )
-    data["update_rules"] = values.get("update_rules", [])
+    faults: list[Fault] = []
+    for name, text, find, stand_in in (
+        ("profile", "profile_text", partial(_profile_of, sources, values), tiny_profile),
+        ("topology", "topology_text", partial(_topology_of, sources, values), tiny_topology),
+    ):
+        if not base or {"model" if name == "profile" else "cluster", text} & values.keys():
+            try:
+                data[name] = find()
+            except InvalidDocument as error:  # the other fields are looked at all the same
+                faults += error.faults
+                data[name] = stand_in()
+    if not base or "update_rules" in values:
+        data["update_rules"] = values.get("update_rules", [])
     for entry in FIELDS:
         if entry.name in values:
-            text = _text(values, entry.name)
-            _put(data, entry.pointer, entry.read(text) if text else None)
-    data["options"] = dict(_options(values))
-    return PlanRequest.parse(data, units=True)
+            value = _text(values, entry.name)
+            _put(data, entry.pointer, entry.read(value) if value else None)
+    if "planner" in values:
+        data["options"] = dict(_options(values))
+    return _parsed(data, faults)
+
+
+def _parsed(data: dict[str, Any], faults: list[Fault]) -> PlanRequest:
+    try:
+        request = PlanRequest.parse(data, units=True)
+    except InvalidDocument as error:
+        raise InvalidDocument(error.detail, faults=(*faults, *error.faults), remedy=error.remedy) from None
+    if faults:
+        raise InvalidDocument("the request is not valid", faults=tuple(faults))
+    return request
+
+
+def _profile_of(sources: Sources, values: Values) -> ModelProfile:
+    name = _text(values, "model")
+    return _document(values, "profile_text", ModelProfile) or _named("/model", lambda: sources.profile(name))
+
+
+def _topology_of(sources: Sources, values: Values) -> ClusterTopology:
+    own = _document(values, "topology_text", ClusterTopology)
+    return own or _named("/cluster", partial(_cluster, sources, _text(values, "cluster")))
 
 
 def axes_of(sources: Sources, values: Values, request: PlanRequest) -> Axes:
@@ -233,7 +263,7 @@ def _name_of(document: D, shipped: Callable[[str], D]) -> str | None:
         return None
 
 
-def _document(sources: Sources, values: Values, name: str, kind: type[D]) -> D | None:
+def _document(values: Values, name: str, kind: type[D]) -> D | None:
     if not (text := _text(values, name)):
         return None
     at = {"profile_text": "/profile", "topology_text": "/topology"}[name]

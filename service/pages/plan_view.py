@@ -9,13 +9,14 @@ from typing import Any
 
 from penstock.examples import catalogue
 from penstock.explaining import Judged
+from penstock.plan_schedules import schedule_csv
 from penstock.report.cluster_map import cluster_map, traffic_table
 from penstock.report.explained import PARTS, SPANS, share_name
 from penstock.report.memory import peaks
 from penstock.report.picture import Picture
 from penstock.report.traffic import traffic
 from penstock.report.words import amount, duration, percent, ranges
-from penstock.schemas.errors import InvalidDocument, NotFound
+from penstock.schemas.errors import InvalidDocument, InvalidPlan, NotFound, UnsupportedRequest
 from penstock.schemas.explanation import Explanation, IdleOut
 from penstock.schemas.plan import Certificate, Plan, PlanFile
 from penstock.schemas.profile import ModelProfile
@@ -72,6 +73,7 @@ def view(file: PlanFile, found: Judged, explained: Explanation, drawn: Picture) 
         "cluster_map": cluster_map(plan, topology, flows),
         "traffic": traffic_table(flows, [device.name for device in found.problem.devices]),
         "assumptions": [*plan.assumptions, *(a for a in profile.assumptions if a not in plan.assumptions)],
+        "has_csv": _has_csv(file),
         "command": command(file.request),
         "python": python(file.request),
     }
@@ -113,6 +115,15 @@ def python(request: PlanRequest) -> str:
     lines = [f"    {json.dumps(profile)},", f"    {json.dumps(topology)},", f"    global_batch_size={batch},"]
     lines += [f"    {name}={value!r}," for name, value in given.items()]
     return "\n".join(["import penstock", "", "answer = penstock.plan(", *lines, ")", 'answer.save("plan.json")'])
+
+
+def _has_csv(file: PlanFile) -> bool:
+    """Whether PyTorch's form of a schedule has words for this one."""
+    try:
+        schedule_csv(file)
+    except (UnsupportedRequest, InvalidPlan):
+        return False
+    return True
 
 
 def _subtitle(plan: Plan) -> str:

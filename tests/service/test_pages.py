@@ -1,48 +1,271 @@
-"""Pages for people: they name what is there, and nothing that a document holds becomes markup."""
+"""Pages without a browser: each is whole, no link is dead, forms say what is wrong, nothing inline becomes markup."""
 
 from __future__ import annotations
 
-from html.parser import HTMLParser
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import pytest
+from pages_read import Form, Page
+from service_process import Server
 
+import penstock
 from penstock.client import Client
+from penstock.schemas.jobs import JobOut
 from penstock.schemas.request import PlanRequest
+from penstock.service.pages.form import EXAMPLES
 from penstock.service.samples import tiny_profile, tiny_request
 
-
-class Page(HTMLParser):
-    """The tags and links of a page."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.links: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.links += [value or "" for name, value in attrs if name in ("href", "src")]
+MOST_BYTES = 300_000
+AS_A_BROWSER = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+FORM = {
+    "model": "gpt2-small",
+    "cluster": "1x4xV100",
+    "global_batch_size": "16",
+    "planner": "dp",
+    "schedule": "auto",
+    "update_rules": "synchronous",
+    "time_limit": "60",
+}
 
 
-def test_the_index_leads_to_the_report(client: Client):
-    http: httpx.Client = client._http
-    profile: Any = tiny_profile() | {"name": "</script><script>alert(1)</script><b>"}
-    job = client.plan(PlanRequest.parse(tiny_request() | {"profile": profile}))
-    index = http.get("/")
-    assert index.status_code == 200
-    page = Page(index.text)
-    assert f"/plans/{job.id}" in page.links
-    assert "script" not in page.tags
-    assert all(link.startswith("/") for link in page.links)
-    assert "default-src 'none'" in index.headers["content-security-policy"]
-    plain = client.plan(PlanRequest.parse(tiny_request()))
-    tags = [Page(http.get(f"/plans/{one.id}").raise_for_status().text).tags for one in (job, plain)]
+@pytest.fixture(scope="module")
+def http(shared_server: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=shared_server.url, timeout=120) as http:
+        yield http
+
+
+@pytest.fixture(scope="module")
+def planned(shared_server: Server) -> JobOut:
+    """A job whose plan is there."""
+    return shared_server.client.plan(PlanRequest.parse(tiny_request() | {"planner": "dp"}))
+
+
+def read(http: httpx.Client, address: str) -> Page:
+    answer = http.get(address, headers=AS_A_BROWSER, follow_redirects=True)
+    assert answer.status_code == 200, f"{address}: {answer.status_code} {answer.text[:300]}"
+    return Page(answer.text)
+
+
+def form(page: Page, action: str) -> Form:
+    return next(form for form in page.forms if form.action == action)
+
+
+def send(http: httpx.Client, action: str, fields: Any) -> httpx.Response:
+    return http.post(action, data=fields, headers={"Sec-Fetch-Site": "same-origin"})
+
+
+def ended(http: httpx.Client, job_id: str) -> JobOut:
+    """A job once it has ended."""
+    answer = http.get(f"/v1/plans/{job_id.rpartition('/')[2]}", headers={"Prefer": "wait=100"})
+    return JobOut.model_validate_json(answer.raise_for_status().content)
+
+
+def body_of(form: Form, **changed: str) -> dict[str, list[str]]:
+    """A form as it stands, with some fields changed."""
+    fields: dict[str, list[str]] = {}
+    for name, value in form.fields:
+        fields.setdefault(name, []).append(value)
+    return fields | {name: [value] for name, value in changed.items()}
+
+
+def test_every_page_is_whole_and_no_link_is_dead(http: httpx.Client, planned: JobOut):
+    sweep = send(http, "/compare", body_of(form(read(http, f"/plan?from={planned.id}"), "/plan"), planners="dp, gpipe"))
+    assert sweep.status_code == 303
+    assert planned.result is not None
+    waiting = ["/", sweep.headers["location"], f"/compare?job={planned.id}", f"/plans/{planned.result.plan_hash}"]
+    seen: set[str] = set()
+    while waiting:
+        address = waiting.pop()
+        if address in seen or address.endswith("/what-if"):  # it searches for seconds, and has a test of its own
+            continue
+        seen.add(address)
+        answer = http.get(address, headers=AS_A_BROWSER, follow_redirects=True)
+        assert answer.status_code == 200, f"{address}: {answer.status_code} {answer.text[:300]}"
+        if not answer.headers["content-type"].startswith("text/html") or address.endswith("/report"):
+            continue
+        page = Page(answer.text)
+        assert page.inline == [], address
+        assert "default-src 'self'" in answer.headers["content-security-policy"]
+        assert (page.tags.count("h1"), page.tags.count("main"), page.tags.count("nav") > 0) == (1, 1, True), address
+        assert len(page.ids) == len(set(page.ids)), f"{address}: an id is there twice"
+        assert page.unnamed == [], f"{address}: fields without a label"
+        inside = [link for link in (*page.links, *page.sources) if not link.startswith("#")]
+        assert all(link.startswith(("/", "?")) for link in inside), address
+        assert {link[1:] for link in page.links if link.startswith("#")} <= {*page.ids, ""}, address
+        waiting += [link.partition("#")[0] for link in inside if link.startswith("/")]
+        weight = len(answer.content) + sum(len(http.get(source).content) for source in set(page.sources))
+        assert weight <= MOST_BYTES, f"{address} weighs {weight} bytes, with its scripts and styles"
+    assert {"/plan", "/jobs", "/sweeps", "/runs", "/agents", "/cluster", "/health", "/docs"} <= seen
+    assert {f"/plan?{query}" for _, query in EXAMPLES} <= seen
+
+
+def test_a_form_goes_to_its_plan(http: httpx.Client):
+    first = send(http, "/plan", FORM)
+    assert first.status_code == 303, first.text
+    job_id = first.headers["location"].removeprefix("/jobs/")
+    job = ended(http, job_id)
+    assert job.result is not None
+    assert job.result.plan_hash is not None
+    again = send(http, "/plan", FORM)
+    assert again.headers["location"] == f"/plans/{job.result.plan_hash}", "a known answer is shown at once"
+    assert http.get(f"/jobs/{job_id}").status_code == 200
+    assert f"/plan?from={job.result.plan_hash}" in read(http, f"/plans/{job_id}").links
+
+
+@pytest.mark.parametrize(
+    "request_more", [{"planner": "dp"}, {"planner": "dapple", "options": {"beam": 4}, "recompute": "always"}]
+)
+def test_plan_again_begins_with_the_same_request(http: httpx.Client, client: Client, request_more: dict[str, Any]):
+    more: dict[str, Any] = {
+        "micro_batch_sizes": [1, 2],
+        "termination": {"time_limit_ns": 90_000_000_000},
+        "memory": {"headroom_bytes": 1024, "optimizer": "momentum"},
+        "pins": [{"layers": [0, 0], "devices": ["node0/0"]}],
+        **request_more,
+    }
+    request = PlanRequest.parse(tiny_request() | more)
+    job = client.plan(request)
+    assert job.result is not None
+    found = form(read(http, f"/plan?from={job.id}"), "/plan")
+    same = send(http, "/plan", body_of(found))
+    assert same.headers["location"] == f"/plans/{job.result.plan_hash}"
+    other = send(http, "/plan", body_of(found, global_batch_size="8"))
+    assert other.status_code == 303
+    changed = ended(http, other.headers["location"])
+    assert changed.request_hash == request.model_copy(update={"global_batch_size": 8}).content_hash()
+
+
+@pytest.mark.parametrize(
+    ("changed", "fields"),
+    [
+        ({"global_batch_size": "many"}, ["global_batch_size"]),
+        ({"global_batch_size": ""}, ["global_batch_size"]),
+        ({"cluster": "8x8xH1000"}, ["cluster"]),
+        ({"cluster": "nowhere", "model": "nothing", "time_limit": "soon"}, ["model", "cluster", "time_limit"]),
+        ({"cluster": "agents"}, ["cluster"]),
+        ({"profile_text": "{"}, ["profile_text"]),
+        ({"profile_text": '{"name": 3}', "headroom": "much"}, ["profile_text", "headroom"]),
+        ({"topology_text": '{"name": "x"}'}, ["topology_text"]),
+        ({"planner": "dapple", "option.dapple.beam": "wide"}, ["option.dapple.beam"]),
+        ({"from": "sha256:" + "0" * 64}, []),
+        ({"planner": "nobody"}, []),
+        ({"planner": "wpipe"}, []),
+        ({"update_rules": "sometimes"}, ["update_rules"]),
+        ({"seed": "-1", "gap": "7", "max_plans": "0"}, ["seed", "gap", "max_plans"]),
+    ],
+)
+def test_faults_stand_at_their_fields(http: httpx.Client, changed: dict[str, str], fields: list[str]):
+    answer = send(http, "/plan", FORM | changed)
+    assert answer.status_code == 422, answer.headers
+    page = Page(answer.text)
+    for name in fields:
+        assert f"{name}-fault1" in page.ids, f"{name}: {''.join(page.text)}"
+    assert "faults" in page.ids
+    sent = dict(form(page, "/plan").fields)
+    assert sent.get("global_batch_size") == (FORM | changed)["global_batch_size"], "what was typed is still there"
+
+
+def test_compare_says_what_it_cannot(http: httpx.Client):
+    for changed, fault in (
+        ({"clusters": "2x2xV100, 9x9xNONE"}, "clusters-fault1"),
+        ({"batches": "16, much"}, "batches-fault1"),
+        ({"planners": "dp, dp"}, "faults"),
+    ):
+        answer = send(http, "/compare", FORM | changed)
+        assert answer.status_code == 422
+        assert fault in Page(answer.text).ids, answer.text
+
+
+def test_buttons_of_a_job(http: httpx.Client, planned: JobOut):
+    refused = send(http, f"/jobs/{planned.id}/cancel", {})
+    assert refused.status_code == 409
+    assert "has succeeded already" in "".join(Page(refused.text).text)
+    assert send(http, "/jobs/nobody/cancel", {}).status_code == 404
+    assert send(http, f"/jobs/{planned.id}/explode", {}).status_code == 422
+    strange = http.post("/plan", data=FORM, headers={"Sec-Fetch-Site": "cross-site"})
+    assert strange.status_code == 403, "another site may not press our buttons"
+
+
+def test_what_a_document_holds_is_never_markup(http: httpx.Client, client: Client):
+    profile: Any = tiny_profile() | {"name": "</title></script><script>alert(1)</script><b onclick=alert(2)>"}
+    job = client.plan(PlanRequest.parse(tiny_request() | {"profile": profile, "planner": "dp"}))
+    for address in (
+        "/",
+        "/jobs",
+        f"/jobs/{job.id}",
+        f"/plans/{job.id}",
+        f"/compare?job={job.id}",
+        f"/plan?from={job.id}",
+    ):
+        page = read(http, address)
+        assert "b" not in page.tags
+        assert page.inline == []
+    plain = client.plan(PlanRequest.parse(tiny_request() | {"planner": "dp"}))
+    tags = [Page(http.get(f"/plans/{one.id}/report").raise_for_status().text).tags for one in (job, plain)]
     assert tags[0].count("script") == tags[1].count("script") > 0
     assert "b" not in tags[0]
 
 
-def test_a_report_that_is_not_there(client: Client):
-    assert client._http.get("/plans/nobody").status_code == 404
-    assert client._http.get("/runs/nobody").status_code == 404
+def test_the_same_in_python_and_on_the_command_line(
+    http: httpx.Client, client: Client, monkeypatch: pytest.MonkeyPatch
+):
+    sent = send(http, "/plan", FORM | {"recompute": "always", "option.dp.overlap": "no"})
+    job = ended(http, sent.headers["location"])
+    text = "".join(read(http, f"/plans/{job.id}").text)
+    asked: list[PlanRequest] = []
+
+    class Kept:
+        def save(self, path: str) -> None:
+            assert path == "plan.json"
+
+    def plan(profile: str, topology: str, **more: Any) -> Kept:
+        found = {"profile": penstock.api.find_profile(profile), "topology": penstock.api.find_topology(topology)}
+        asked.append(PlanRequest.parse(found | more))
+        return Kept()
+
+    monkeypatch.setattr(penstock, "plan", plan)
+    call = text[text.index("import penstock") :]
+    exec(call[: call.index('answer.save("plan.json")') + len('answer.save("plan.json")')], {})
+    assert [request.content_hash() for request in asked] == [job.request_hash]
+    words = "penstock plan --model gpt2-small --cluster 1x4xV100 -b 16 --planner dp --recompute always"
+    assert f"{words} --set overlap=no --time-limit 60 -o plan.json" in text
+    request = http.get(f"/plans/{job.id}/request").content
+    assert PlanRequest.parse_json(request).content_hash() == job.request_hash
+
+
+def test_timelines_and_finer_parts(http: httpx.Client, planned: JobOut):
+    whole = http.get(f"/plans/{planned.id}/timeline").raise_for_status().json()
+    assert len(whole["lanes"]) == 2
+    part = {"from": 0, "to": whole["end_ns"] // 2, "columns": 100}
+    finer = http.get(f"/plans/{planned.id}/timeline", params=part).raise_for_status().json()
+    assert (finer["from_ns"], finer["to_ns"]) == (0, whole["end_ns"] // 2)
+    assert http.get("/plans/nobody/timeline").status_code == 404
+
+
+def test_what_if(http: httpx.Client, planned: JobOut):
+    text = "".join(read(http, f"/plans/{planned.id}/what-if?change=bandwidth%3D2").text)
+    assert "What if" in text
+    assert "bandwidth" in text
+    wrong = "".join(read(http, f"/plans/{planned.id}/what-if?change=nonsense%3D2").text)
+    assert "could not be tried" in wrong
+
+
+def test_static_files_are_kept_for_ever(http: httpx.Client):
+    script = next(source for source in read(http, "/").sources if source.endswith("live.js"))
+    answer = http.get(script)
+    assert answer.headers["content-type"].startswith("text/javascript")
+    assert "immutable" in answer.headers["cache-control"]
+    old = http.get(f"/static/0123456789abcdef/{script.rpartition('/')[2]}")
+    assert (old.status_code, old.headers["cache-control"]) == (200, "no-store")
+    for name in ("nothing.js", "..%2Fassets.py", "__init__.py"):
+        assert http.get(f"/static/x/{name}").status_code == 404
+
+
+@pytest.mark.parametrize("address", ["/plans/nobody", "/runs/nobody", "/jobs/nobody", "/sweeps/nobody"])
+def test_what_is_not_there(http: httpx.Client, address: str):
+    answer = http.get(address)
+    assert answer.status_code == 404
+    assert "nobody" in "".join(Page(answer.text).text)
+    assert Page(answer.text).tags.count("h1") == 1
