@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NoReturn
 
 import sqlalchemy as sa
 
 from penstock.schemas.errors import Conflict, InvalidDocument, Unreachable, UnsupportedRequest
 from penstock.service import metrics, migrations
+from penstock.service.disks import refuse_shared_disk
 
 LOCK_WAIT_MS = 10_000
 """How long a transaction waits for another's locks."""
@@ -38,7 +40,8 @@ class Database:
     """An engine and its transactions. ``url`` is of a SQLite file or a PostgreSQL server.
 
     ``connections``: at most so many at a time; ``upgrade``: whether ``create`` may change the tables of an older
-    Penstock, by default on SQLite only. Raises UnsupportedRequest for another kind of URL.
+    Penstock, by default on SQLite only. Raises UnsupportedRequest for another kind of URL,
+    and for a SQLite file on a disk that several hosts share.
     """
 
     def __init__(self, url: str, *, connections: int = 20, upgrade: bool | None = None) -> None:
@@ -47,6 +50,7 @@ class Database:
         self._may_upgrade = self.is_sqlite if upgrade is None else upgrade
         pool: dict[str, Any] = {"pool_size": connections, "max_overflow": 0, "pool_timeout": LOCK_WAIT_MS / 1000}
         if self.is_sqlite:
+            refuse_shared_disk(Path(self.url.database or ""))
             self.engine = sa.create_engine(self.url, **pool)
             sa.event.listen(self.engine, "connect", _on_sqlite_connect)
             sa.event.listen(self.engine, "begin", _on_sqlite_begin)

@@ -1,0 +1,41 @@
+"""Which file system a SQLite file lies on: its locks and its shared memory need one that a single host mounts."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from penstock.schemas.errors import UnsupportedRequest
+
+MOUNTS = Path("/proc/self/mountinfo")
+
+SHARED = frozenset(
+    ("nfs", "nfs4", "lustre", "cifs", "smb3", "smbfs", "ceph", "gpfs", "beegfs", "glusterfs", "pvfs2", "afs", "gfs2")
+)
+"""File systems that several hosts write at once."""
+
+
+def refuse_shared_disk(file: Path, mounts: str | None = None) -> None:
+    """Raise UnsupportedRequest for a file on a file system that several hosts share; ``mounts`` as Linux tells them."""
+    if mounts is None:
+        mounts = MOUNTS.read_text(errors="replace") if MOUNTS.exists() else ""
+    kind, where = _mount_of(file.absolute().parent.resolve(), mounts)
+    if kind.removeprefix("fuse.") in SHARED:
+        raise UnsupportedRequest(
+            f"the SQLite file {str(file)!r} lies on {kind}, mounted at {where}, where several hosts can damage it",
+            remedy="name a file on a disk of this host; for several hosts, postgresql://user@host/name",
+        )
+
+
+def _mount_of(directory: Path, mounts: str) -> tuple[str, str]:
+    """The kind of file system that holds a directory, and where it is mounted; the last one there hides the others."""
+    found = ("", "")
+    for line in mounts.splitlines():
+        left, _, right = line.partition(" - ")
+        fields = left.split(" ")
+        if len(fields) < 5 or not right:
+            continue
+        point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), fields[4])
+        if directory.is_relative_to(point) and len(point) >= len(found[1]):
+            found = (right.split(" ")[0], point)
+    return found
