@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import log
 from statistics import geometric_mean, median
 
@@ -21,6 +21,7 @@ from penstock.calibration.fitting import fit
 from penstock.calibration.links import changed, changes
 from penstock.calibration.observations import Observations, StageTime, StepTime, observe
 from penstock.convert import from_plan, to_problem
+from penstock.schemas.calibration import CalibratedRun, CalibrationOut, CalibrationRequest
 from penstock.schemas.errors import InvalidDocument, InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import LayerMeasurement, Measurement, ModelProfile, ProfileSource
@@ -61,6 +62,23 @@ class Calibration:
     unaccounted: float
     issue_ns: float
     num_messages: int
+
+    def out(self) -> CalibrationOut:
+        """As a document."""
+        return CalibrationOut(
+            profile=self.profile,
+            topology=self.topology,
+            runs=tuple(CalibratedRun(**asdict(run)) for run in self.runs),
+            unaccounted=self.unaccounted,
+            issue_ns=self.issue_ns,
+            num_messages=self.num_messages,
+            expected_error=self.profile.source.expected_error,
+        )
+
+
+def answer(request: CalibrationRequest) -> CalibrationOut:
+    """The same from a document to a document. Raises as ``calibrate``."""
+    return calibrate(request.profile, request.traces, links=request.links).out()
 
 
 def calibrate(profile: ModelProfile, traces: Sequence[Trace], *, links: bool = True) -> Calibration:

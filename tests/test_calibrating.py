@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.api import judge
-from penstock.calibrating import Calibration, calibrate
+from penstock.calibrating import Calibration, answer, calibrate
 from penstock.calibration.fitting import fit
 from penstock.cli.main import main
 from penstock.convert import to_plan, to_problem
+from penstock.schemas.calibration import CalibrationRequest
 from penstock.schemas.errors import InvalidDocument, InvalidPlan
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import ModelProfile
@@ -264,6 +265,13 @@ def test_the_command_writes_profile_and_topology(tmp_path: Path, capsys: pytest.
     assert "before" in said
     assert "expected error" in said
     found = calibrate(WRONG, [trace])
+    assert main(["calibrate", wrong, traces, "-o", profile_out, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["runs"][0]["before_ns"] != told["runs"][0]["after_ns"]
+    assert main(["calibrate", wrong, traces, "-o", profile_out, "--topology", topology_out]) == 0
+    capsys.readouterr()
+    asked = CalibrationRequest.parse({"profile": WRONG, "traces": [trace]})
+    assert answer(asked) == found.out()
     assert (ModelProfile.read(profile_out), ClusterTopology.read(topology_out)) == (found.profile, found.topology)
     assert main(["calibrate", wrong, traces]) == 0
     printed = ModelProfile.parse(json.loads(capsys.readouterr().out))

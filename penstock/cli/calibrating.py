@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -50,18 +49,12 @@ def calibrate(
     write_document(found.profile, output)
     write_document(found.topology, topology)
     if as_json:
-        told = dataclasses.asdict(found, dict_factory=_plain)
-        print_json({**told, "expected_error": found.profile.source.expected_error})
+        print_json(found.out().model_dump(mode="json", exclude={"profile", "topology"}))
     screen = Screen.of(quiet=as_json or STANDARD in (output, topology))
     for line in calibrated_lines(found, topology is not None):
         screen.say(line)
     for target in filter(None, (output, topology)):
         screen.say(f"written to {target}")
-
-
-def _plain(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Figures without the documents, which have files of their own."""
-    return {name: value for name, value in fields if name not in ("profile", "topology")}
 
 
 def calibrated_lines(found: Calibration, links: bool) -> list[str]:

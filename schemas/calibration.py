@@ -1,0 +1,44 @@
+"""A profile and the traces to fold into it; the profile and the topology after, and how well they explain the runs."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from penstock.schemas.document import Document, Part
+from penstock.schemas.profile import ModelProfile
+from penstock.schemas.quantities import ContentHash, Count, Nanoseconds
+from penstock.schemas.topology import ClusterTopology
+from penstock.schemas.trace import Trace
+
+
+class CalibrationRequest(Document):
+    """What to calibrate, from traces that hold their plans."""
+
+    kind: ClassVar[str] = "calibration request"
+
+    profile: ModelProfile
+    traces: tuple[Trace, ...] = Field(min_length=1, max_length=64)
+    links: bool = Field(default=True, description="whether the links are fitted, too")
+
+
+class CalibratedRun(Part):
+    """A plan that was run: measured (median) and predicted time per global batch, before and after."""
+
+    plan_hash: ContentHash
+    measured_ns: Nanoseconds
+    before_ns: Nanoseconds
+    after_ns: Nanoseconds
+
+
+class CalibrationOut(Part):
+    """The documents after, and what is left."""
+
+    profile: ModelProfile
+    topology: ClusterTopology
+    runs: tuple[CalibratedRun, ...]
+    unaccounted: float = Field(description="factor over all computation beyond what instructions took")
+    issue_ns: float = Field(description="issuing messages and letting go, per operation")
+    num_messages: Count = Field(description="that links were fitted to")
+    expected_error: float
