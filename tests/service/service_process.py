@@ -20,7 +20,7 @@ from penstock.schemas.plan import PlanFile
 from penstock.service.samples import tiny_plan_file
 
 HERE = Path(__file__).parent
-LISTENING = re.compile(r"(http://[^\s\",]+)")
+LISTENING = re.compile(r"(https?://[^\s\",]+)")
 
 
 class Server:
