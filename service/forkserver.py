@@ -54,7 +54,7 @@ class ForkedChild:
         self._status.settimeout(timeout_s)
         try:
             text = self._status.recv(64)
-        except TimeoutError:
+        except (TimeoutError, BlockingIOError):  # the latter where there is no time at all
             return None
         if not text:
             self.signal(signal.SIGKILL)  # the child is dead already, not what it has started

@@ -1,0 +1,322 @@
+"""The service under load, through HTTP on loopback: each row is one target of a service that people wait for.
+
+Real services and workers answer in processes of their own, on SQLite; those who ask share the processors with them.
+Prints ``name value unit target ok|MISSED``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from penstock.service.samples import tiny_request
+
+RATE_PER_S, ASKED = 100, 500
+JOBS = 1000
+WAITERS = 500
+PROBES = 100
+LEASE_S = 5.0
+LAYERS = 20_000
+JSON = {"Content-Type": "application/json"}
+
+
+def request_body() -> bytes:
+    """60 layers with different costs at four micro-batch sizes, all 64 devices written out, each with its own id."""
+    sizes = (1, 2, 4, 8)
+    profile: dict[str, Any] = {
+        "schema_version": 1,
+        "name": "sixty",
+        "layers": [{"name": f"layer{i}", "kind": "Block", "parameter_bytes": 40_000_000 + 1000 * i} for i in range(60)],
+        "boundaries": [
+            [{"name": f"hidden{i}", "bytes_per_sample": 500_000, "gradient_bytes_per_sample": 500_000}]
+            for i in range(59)
+        ],
+        "measurements": [
+            {
+                "device_kind": "V100",
+                "micro_batch_size": size,
+                "layers": [
+                    {
+                        "forward_ns": size * (2_000_000 + 7919 * i),
+                        "backward_ns": size * 4_000_000,
+                        "stash_bytes": size * 10**6,
+                    }
+                    for i in range(60)
+                ],
+            }
+            for size in sizes
+        ],
+        "source": {"method": "imported", "expected_error": 0.2},
+    }
+    nodes = [
+        {
+            "name": f"node{n}",
+            "devices": [{"id": f"node{n}/{d}", "kind": "V100", "memory_bytes": 16 * 10**9} for d in range(8)],
+            "fabric": {"form": "pairs", "bandwidth_bytes_per_s": 25 * 10**9},
+        }
+        for n in range(8)
+    ]
+    links = [{"a": f"node{n}", "b": "switch", "bandwidth_bytes_per_s": 3_125_000_000} for n in range(8)]
+    topology = {"schema_version": 1, "name": "8x8", "nodes": nodes, "switches": ["switch"], "links": links}
+    request = {"profile": profile, "topology": topology, "global_batch_size": 128, "planner": "gpipe"}
+    return json.dumps(request).encode()
+
+
+def long_profile(layers: int) -> bytes:
+    """A profile of many layers, each with its own costs."""
+    profile: dict[str, Any] = {
+        "schema_version": 1,
+        "name": "long",
+        "layers": [{"name": f"layer{i}", "kind": "Block", "parameter_bytes": 40_000_000 + i} for i in range(layers)],
+        "boundaries": [
+            [{"name": f"hidden{i}", "bytes_per_sample": 500_000, "gradient_bytes_per_sample": 500_000}]
+            for i in range(layers - 1)
+        ],
+        "measurements": [
+            {
+                "device_kind": "V100",
+                "micro_batch_size": 1,
+                "layers": [
+                    {"forward_ns": 2_000_000 + i, "backward_ns": 4_000_000, "stash_bytes": 10**6} for i in range(layers)
+                ],
+            }
+        ],
+        "source": {"method": "imported", "expected_error": 0.2},
+    }
+    return json.dumps(profile).encode()
+
+
+class Process:
+    """A service or a worker of the command line, and what it logs."""
+
+    def __init__(self, directory: Path, *command: str, **settings: object) -> None:
+        self.log = directory / f"{command[0]}-{time.monotonic_ns()}.log"
+        given = {"database": directory / "bench.sqlite", "warm_up": False, "log_level": "info", **settings}
+        environment = {f"PENSTOCK_{name.upper()}": str(value) for name, value in given.items()}
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "penstock.cli.main", *command],
+                stderr=log,
+                env=os.environ | environment,
+            )
+
+    def wait_for(self, pattern: str) -> re.Match[str]:
+        """The first match in its log."""
+        while self.process.poll() is None:
+            if found := re.search(pattern, self.log.read_text(encoding="utf-8")):
+                return found
+            time.sleep(0.02)
+        raise SystemExit(f"{self.process.args} ended:\n{self.log.read_text(encoding='utf-8')}")
+
+    def stop(self) -> None:
+        """End it."""
+        self.process.terminate()
+        self.process.wait()
+
+
+@contextlib.contextmanager
+def service(directory: Path, **settings: object) -> Iterator[str]:
+    """A service on a free port; its URL."""
+    process = Process(directory, "serve", "--port", "0", **settings)
+    try:
+        yield process.wait_for(r"listening on (http://[^\s\"]+)")[1]
+    finally:
+        process.stop()
+
+
+def row(name: str, value: float, unit: str, target: float, more: str = "") -> None:
+    """Print one row."""
+    print(f"{name} {value:.4g} {unit} {target:g} {'ok' if value <= target else 'MISSED'}")
+    if more:
+        print(f"  {more}")
+
+
+def cached_plan(url: str) -> None:
+    """An open loop: requests leave on time, whether the one before is answered or not."""
+    body = request_body()
+    first = httpx.post(f"{url}/v1/plans", content=body, headers=JSON | {"Prefer": "wait=200"}, timeout=300).json()
+    assert first["state"] == "succeeded", first
+    times_ms = asyncio.run(_at_rate(f"{url}/v1/plans", body))
+    median, slow = statistics.median(times_ms), statistics.quantiles(times_ms, n=100)[98]
+    rate = f"at {RATE_PER_S} requests a second"
+    row(f"cached plan, 60 layers inline, 64 devices, {rate}, median", median, "ms", 10)
+    row(f"cached plan, {rate}, p99", slow, "ms", 30, f"request {len(body) / 1000:.0f} kB, {ASKED} requests")
+
+
+async def _at_rate(url: str, body: bytes) -> list[float]:
+    limits = httpx.Limits(max_connections=64, max_keepalive_connections=64)
+    async with httpx.AsyncClient(timeout=60, headers=JSON, limits=limits) as http:
+        await asyncio.gather(*(http.post(url, content=body) for _ in range(16)))  # connections, and both ends awake
+        began = time.perf_counter()
+
+        async def ask(number: int) -> float:
+            due = began + number / RATE_PER_S
+            await asyncio.sleep(due - time.perf_counter())
+            answer = await http.post(url, content=body)
+            assert answer.json()["cached"]
+            return 1000 * (time.perf_counter() - due)
+
+        return await asyncio.gather(*(ask(number) for number in range(ASKED)))
+
+
+def queued_jobs(url: str) -> None:
+    """Distinct requests, eight connections; nobody solves them."""
+
+    async def queue() -> float:
+        numbers = iter(range(JOBS))
+        async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+
+            async def ask() -> None:
+                for number in numbers:
+                    answer = await http.post("/v1/plans", json=tiny_request() | {"seed": 10_000 + number})
+                    assert answer.status_code == 202, answer.text
+
+            await http.post("/v1/plans:validate", json=tiny_request())  # loads what checks requests
+            began = time.perf_counter()
+            await asyncio.gather(*(ask() for _ in range(8)))
+            return time.perf_counter() - began
+
+    row(f"{JOBS} jobs queued", asyncio.run(queue()), "s", 10)
+
+
+def idle_waiters(url: str) -> None:
+    """Event streams, jobs that are waited for, and agents' calls, all of them held; then somebody asks for health."""
+    jobs = [job["id"] for job in httpx.get(f"{url}/v1/plans?state=queued&limit=50").json()["items"]]
+
+    async def measure() -> list[float]:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=url, timeout=300, limits=limits) as http:
+            waiting = [asyncio.create_task(_wait(http, number, jobs[number % len(jobs)])) for number in range(WAITERS)]
+            while _open_requests(await http.get("/metrics")) < WAITERS:
+                assert not any(task.done() for task in waiting), "a waiter did not wait"
+                await asyncio.sleep(0.2)
+            times_ms = []
+            for _ in range(PROBES):
+                began = time.perf_counter()
+                assert (await http.get("/healthz")).status_code == 200
+                times_ms.append(1000 * (time.perf_counter() - began))
+                await asyncio.sleep(0.02)
+            held = sum(not task.done() for task in waiting)
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            assert held > 0.9 * WAITERS, f"only {held} still waited"
+            return times_ms
+
+    times_ms = asyncio.run(measure())
+    slow = max(times_ms)
+    row(
+        f"/healthz beside {WAITERS} idle waiters, slowest",
+        slow,
+        "ms",
+        50,
+        f"median {statistics.median(times_ms):.1f} ms",
+    )
+
+
+async def _wait(http: httpx.AsyncClient, number: int, job: str) -> None:
+    match number % 5:
+        case 0 | 1:
+            async with http.stream("GET", f"/v1/plans/{job}/events") as story:
+                async for _ in story.aiter_lines():
+                    pass
+        case 2 | 3:
+            await http.get(f"/v1/plans/{job}", headers={"Prefer": "wait=300"})
+        case _:
+            body = {"incarnation": "one", "state_version": 0, "models": ["gpt"], "address": "127.0.0.1"}
+            body["devices"] = [{"id": "cpu0", "kind": "cpu", "memory_bytes": 10**9}]
+            answer = await http.post(f"/v1/agents/waiter{number}/sync", json=body | {"hold": False})
+            body["state_version"] = answer.json()["state_version"]
+            while True:
+                await http.post(f"/v1/agents/waiter{number}/sync", json=body)
+
+
+def _open_requests(answer: httpx.Response) -> float:
+    found = re.search(r"^penstock_http_requests_active (\S+)", answer.text, re.MULTILINE)
+    assert found is not None, answer.text
+    return float(found[1]) - 1
+
+
+def large_profile(url: str) -> None:
+    """POSTed once, new to the service."""
+    body = long_profile(LAYERS)
+    began = time.perf_counter()
+    answer = httpx.post(f"{url}/v1/profiles", content=body, headers=JSON, timeout=60)
+    seconds = time.perf_counter() - began
+    assert answer.status_code == 201, answer.text
+    row(f"a profile of {LAYERS} layers accepted", seconds, "s", 2, f"{len(body) / 1e6:.1f} MB")
+
+
+def workers(directory: Path) -> None:
+    """A worker with everything loaded starts jobs; then it is killed in the middle of one, and another takes over."""
+    settings = {"lease_s": LEASE_S, "solve_entry": "penstock.cli.soak.solver:solve"}
+    with service(directory, slots=0, **settings) as url, httpx.Client(base_url=url, timeout=120) as http:
+        first = Process(directory, "worker", "--slots", "1", **settings)
+        try:
+            for number in range(12):
+                http.post("/v1/plans", json=_small(2 * number), headers={"Prefer": "wait=100"}).raise_for_status()
+            started = [float(text) for text in re.findall(r"started after (\S+) s", first.log.read_text())]
+            row("start of a solve after its claim, median", statistics.median(started), "s", 0.1)
+            second = Process(directory, "worker", "--slots", "1", **settings)
+            second.wait_for("ready|work")
+            row(f"take-over after kill -9, lease {LEASE_S:g} s", _take_over(http, first), "s", LEASE_S + 2)
+            second.stop()
+        finally:
+            first.stop()
+
+
+def _small(seed: int) -> dict[str, Any]:
+    return tiny_request() | {"seed": seed, "planner": "gpipe"}
+
+
+def _take_over(http: httpx.Client, victim: Process) -> float:
+    """Seconds from the death of a job's worker until another one has claimed it."""
+    seeds = iter(range(1_000_004, 2_000_000, 5))  # of those, each second one takes half a second
+    while True:
+        job = http.post("/v1/plans", json=_small(next(seeds))).json()["id"]
+        while _states(http, job).count("running") == 0:
+            time.sleep(0.005)
+        if job in victim.log.read_text() and _states(http, job)[-1] == "running":
+            victim.process.kill()
+            began = time.perf_counter()
+            break
+    while _states(http, job).count("running") < 2:
+        time.sleep(0.02)
+        assert time.perf_counter() - began < 60, _states(http, job)
+    return time.perf_counter() - began
+
+
+def _states(http: httpx.Client, job: str) -> Sequence[str]:
+    events = http.get(f"/v1/plans/{job}/events?poll=1&after=0").json()["items"]
+    return [event["data"]["state"] for event in events if event["kind"] == "state"]
+
+
+def main() -> None:
+    """All rows."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        with service(directory, slots=1) as url:
+            cached_plan(url)
+        with service(directory, slots=0, agent_hold_s=60) as url:
+            queued_jobs(url)
+            idle_waiters(url)
+            large_profile(url)
+        (directory / "of-workers").mkdir()
+        workers(directory / "of-workers")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""Ten deaths of ``scripts/soak service``: workers, services, solvers and a PostgreSQL, at random moments under load."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LIMIT_S = 600
+
+
+@pytest.mark.timeout(LIMIT_S)
+def test_ten_deaths_cost_no_job_and_no_answer(tmp_path: Path):
+    command = [sys.executable, "-P", "-m", "penstock.cli.soak", "service", "--kills", "10", "--seed", "4"]
+    done = subprocess.run(
+        [*command, "--most-at-once", "10", "--directory", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "no job lost, none with two answers, events in order, no orphan" in done.stdout
+    assert "Traceback" not in "".join(path.read_text(errors="replace") for path in tmp_path.glob("*.log"))

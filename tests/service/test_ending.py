@@ -1,0 +1,81 @@
+"""How a service ends: told once, in order; told twice, at once."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from penstock.service.samples import tiny_request
+
+HANG = 1
+"""The seed of a request whose solver never ends (``solver_entries``)."""
+
+
+@pytest.fixture
+def start(start_server: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    monkeypatch.setenv("PIDS_FILE", str(tmp_path / "pids"))
+    settings = {"solve_entry": "solver_entries:entry", "kill_grace_s": 0.2, "slots": 1}
+    return lambda **more: start_server(**settings | more)
+
+
+def hanging_job(server: Any, pids_file: Path) -> tuple[str, list[psutil.Process]]:
+    """A job that is being solved, and the processes that solve it."""
+    answer = httpx.post(f"{server.url}/v1/plans", json=tiny_request() | {"seed": HANG, "planner": "gpipe"}, timeout=60)
+    job_id = answer.json()["id"]
+    events = f"{server.url}/v1/plans/{job_id}/events?poll=1&after="
+    while not any(event["kind"] == "progress" for event in httpx.get(f"{events}0", timeout=60).json()["items"]):
+        time.sleep(0.05)
+    return job_id, [psutil.Process(int(pid)) for pid in pids_file.read_text().split()]
+
+
+def test_told_once_it_ends_in_order(start: Callable[..., Any], tmp_path: Path):
+    server = start(drain_s=3)
+    job_id, solver = hanging_job(server, tmp_path / "pids")
+    waited: list[httpx.Response] = []
+    with httpx.Client(base_url=server.url, timeout=60) as http:
+        assert http.get("/readyz").status_code == 200
+        wait = {"Prefer": "wait=300"}
+        waiter = threading.Thread(
+            target=lambda: waited.append(httpx.get(f"{server.url}/v1/plans/{job_id}", headers=wait, timeout=60))
+        )
+        waiter.start()
+        while http.get("/metrics").text.find("penstock_http_requests_active 2.0") < 0:
+            time.sleep(0.05)
+        server.process.send_signal(signal.SIGTERM)
+        while (ready := http.get("/readyz")).status_code == 200:
+            time.sleep(0.02)
+        assert (ready.status_code, ready.json()["errors"][0]["pointer"]) == (503, "/service")
+        refused = http.post("/v1/plans", json=tiny_request())
+        assert (refused.status_code, refused.headers["Retry-After"]) == (503, "5")
+        assert "ending" in refused.json()["detail"]
+        waiter.join(20)
+        assert [answer.json()["id"] for answer in waited] == [job_id]
+        assert http.get("/healthz").status_code == 200
+    server.process.wait(20)
+    assert server.stop() == 0
+    assert psutil.wait_procs(solver, 10)[1] == []
+    assert "Traceback" not in server.text
+    again = start(slots=0)
+    job = again.client.job(job_id)
+    assert (job.state, job.attempt) == ("queued", 1)
+    assert job.incumbent_ns is not None
+
+
+def test_told_twice_it_ends_at_once(start: Callable[..., Any], tmp_path: Path):
+    server = start(drain_s=1000)
+    _, solver = hanging_job(server, tmp_path / "pids")
+    server.process.send_signal(signal.SIGTERM)
+    while httpx.get(f"{server.url}/readyz").status_code == 200:
+        time.sleep(0.02)
+    server.process.send_signal(signal.SIGTERM)
+    server.process.wait(20)
+    assert server.stop() == 128 + signal.SIGTERM
+    assert psutil.wait_procs(solver, 10)[1] == []
