@@ -10,7 +10,8 @@ from itertools import groupby
 
 import numpy as np
 
-from penstock.report.picture import LETTERS, Lane, Picture, Strip, Window, coverage, picture_of_timeline
+from penstock.report.merging import coverage
+from penstock.report.picture import LETTERS, Lane, Picture, Strip, Window, picture_of_timeline
 from penstock.report.words import duration
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.problem import Problem

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.report.picture import CONSTANT_PARTS, NAMES, Blocks, Lane, Picture, Strip, merged
+from penstock.report.merging import merged
+from penstock.report.picture import CONSTANT_PARTS, NAMES, Blocks, Lane, Picture, Strip
 from penstock.report.varints import varints
 
 MAX_BLOCKS = 200_000

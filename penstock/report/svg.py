@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from math import floor, log10
 
+from penstock.report.merging import merged
 from penstock.report.payload import MAX_BLOCKS, Mark
-from penstock.report.picture import NAMES, Blocks, Picture, Strip, Window, merged
+from penstock.report.picture import NAMES, Blocks, Picture, Strip, Window
 from penstock.report.words import duration
 
 COLOURS = {
@@ -75,8 +76,9 @@ def _lanes(picture: Picture, first: int, scale: float, width: int, what: str) ->
         y = row * _LANE + 4
         strip = _drawable(picture, picture.strips[lane.strip], width)
         stages = ",".join(str(stage) for stage in lane.stages)
-        note = f'<tspan class="faint"> {what}</tspan>' if what else ""
-        yield f'<text class="text" x="6" y="{y + 15}">{escape(lane.device)} [{stages}]{note}</text>'
+        yield f'<text class="text" x="6" y="{y + (10 if what else 15)}">{escape(lane.device)} [{stages}]</text>'
+        if what:
+            yield f'<text class="faint" x="6" y="{y + 21}" font-size="9">{what}</text>'
         yield _blocks(strip.compute, scale, y, _LANE - _THIN - 5, labelled=True)
         yield _blocks(strip.communication, scale, y + _LANE - _THIN - 4, _THIN, labelled=False)
 
@@ -136,7 +138,7 @@ def _axis(end_ns: int, scale: float, y: float) -> Iterator[str]:
         x = _LABEL + tick * scale
         anchor = ' text-anchor="middle"' if tick else ""
         yield f'<rect class="faint" x="{x:.1f}" y="{y}" width="1" height="4"/>'
-        yield f'<text class="faint" x="{x:.1f}" y="{y + 16}"{anchor}>{duration(tick)}</text>'
+        yield f'<text class="faint" x="{x:.1f}" y="{y + 16}"{anchor}>{duration(tick) if tick else "0"}</text>'
         tick += step
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from base64 import b64decode, b64encode
 from itertools import accumulate
 
@@ -11,10 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.report.assets import style
 from penstock.report.chrome_trace import MEASURED, PREDICTED, chrome_events, compared_events
+from penstock.report.merging import coverage, merged
 from penstock.report.payload import MAX_BLOCKS, MAX_CURVE_POINTS, finer, payload
-from penstock.report.picture import LETTERS, Blocks, Lane, Picture, Strip, coverage, merged, picture_of_trace
-from penstock.report.svg import svg_timeline
+from penstock.report.picture import LETTERS, Blocks, Lane, Picture, Strip, picture_of_trace
+from penstock.report.svg import COLOURS, svg_timeline
 from penstock.report.varints import varints
 from penstock.report.words import amount, duration, percent
 from penstock.schemas.plan import Plan
@@ -144,6 +147,11 @@ def test_svg_draws_each_block(picture: Picture) -> None:
     text = svg_timeline(picture)
     assert text.count('<rect class="kF"') == 4 + 1, "four forwards and the legend"
     assert "node0/2 [1]" in text
+
+
+def test_svg_and_style_sheet_have_the_same_colours() -> None:
+    sheet = dict(re.findall(r"--(\w): light-dark\((#\w+, #\w+)\)", style()))
+    assert sheet == {letter: ", ".join(tones) for letter, tones in COLOURS.items()}
 
 
 def test_a_trace_becomes_a_picture_of_its_last_step(plan: Plan) -> None:
