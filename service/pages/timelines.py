@@ -1,18 +1,21 @@
-"""Timelines as data for the script that draws them, and as one file that needs no service."""
+"""Timelines as data for the script that draws them, and as one file that needs no service.
+
+The judge takes seconds to load, so it is imported where it is needed: the service listens before.
+"""
 
 from __future__ import annotations
 
 import json
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.explaining import explanation, judged, page, picture
-from penstock.report.explained import marks
-from penstock.report.payload import Mark, finer, payload
-from penstock.report.picture import Picture, picture_of_trace
 from penstock.schemas.errors import NotFound
-from penstock.service.pages.plan_view import view
+from penstock.service import judging
 from penstock.service.pages.sources import Sources
+
+if TYPE_CHECKING:
+    from penstock.report.payload import Mark
+    from penstock.report.picture import Picture
 
 
 class Part(NamedTuple):
@@ -36,6 +39,8 @@ def plan_view(sources: Sources, address: str) -> dict[str, Any]:
 
 def of_plan(sources: Sources, address: str, part: Part | None) -> dict[str, Any]:
     """A plan's timeline, or a part of it in finer columns. Raises as ``plan_view``."""
+    from penstock.report.payload import finer, payload
+
     drawn = _drawn(sources, address)
     if part is not None:
         return finer(drawn.picture, *part)
@@ -44,6 +49,9 @@ def of_plan(sources: Sources, address: str, part: Part | None) -> dict[str, Any]
 
 def of_run(sources: Sources, run_id: str, part: Part | None) -> dict[str, Any]:
     """What a run was predicted to do, and above it what its ranks measured. Raises NotFound while nothing is."""
+    from penstock.report.payload import finer, payload
+    from penstock.report.picture import picture_of_trace
+
     trace = sources.trace(run_id)
     if trace is None:
         raise NotFound(f"run {run_id!r} has measured no step yet")
@@ -61,7 +69,7 @@ def as_json(data: dict[str, Any]) -> bytes:
 
 def report(sources: Sources, plan_or_job: str) -> str:
     """A plan's report as one file. Raises as ``plan_view``."""
-    return page(sources.plan_file(plan_or_job))
+    return judging.report(sources.plan_file(plan_or_job))
 
 
 def run_report(sources: Sources, run_id: str) -> str:
@@ -69,11 +77,15 @@ def run_report(sources: Sources, run_id: str) -> str:
     trace = sources.trace(run_id)
     if trace is None:
         raise NotFound(f"run {run_id!r} has measured no step yet")
-    return page(sources.store.plan_file(trace.plan_hash), trace)
+    return judging.report(sources.store.plan_file(trace.plan_hash), trace)
 
 
 @lru_cache(maxsize=8)
 def _drawn(sources: Sources, address: str) -> _Drawn:
+    from penstock.explaining import explanation, judged, picture
+    from penstock.report.explained import marks
+    from penstock.service.pages.plan_view import view
+
     file = sources.store.plan_file(address)
     found = judged(file)
     explained = explanation(file, found, (), None, 1, None, lambda _words: None)

@@ -6,7 +6,7 @@ import { duration, made, percent } from "./words.js";
 const page = document.getElementById("job");
 const chart = page.querySelector("[data-chart]"), table = page.querySelector("[data-events]");
 const figure = (name) => page.querySelector(`[data-figure="${name}"]`);
-const story = { first: null, last: null, best: [], bound: [], ended: page.dataset.active === "no" };
+const story = { first: null, begun: 0, last: null, best: [], bound: [], ended: page.dataset.active === "no" };
 
 table.replaceChildren();
 
@@ -15,6 +15,7 @@ function take(event) {
   story.first ??= at;
   story.last = at;
   const after = (at - story.first) * 1e6, data = event.data;
+  if (data.state === "running" && !story.best.length) story.begun = after;
   if (data.incumbent_ns != null) story.best.push([after, data.incumbent_ns]);
   if (data.bound_ns != null) story.bound.push([after, data.bound_ns]);
   if (data.incumbent_ns != null) figure("incumbent").textContent = duration(data.incumbent_ns);
@@ -43,7 +44,7 @@ function draw() {
     { points: story.bound, kind: "two", stepped: true },
     { points: story.best, kind: "one", stepped: true },
   ], { formats: [duration, duration], names: ["since it was asked", "time per global batch"],
-    about: "Best plan so far and proven lower bound over time", from: 0, until: story.first === null ? 0 : Math.min(now - story.first, 3.6e6) * 1e6 });
+    about: "Best plan so far and proven lower bound over time", from: story.begun, until: story.first === null ? 0 : Math.min(now - story.first, 3.6e6) * 1e6 });
 }
 
 /** The parts of the page that name the state, as the service renders them now. */
