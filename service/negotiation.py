@@ -16,6 +16,9 @@ from penstock.service.problems import NotAcceptable, problem_response
 COMPRESS_FROM_BYTES = 1024
 API = "/v1/"
 SAFE = ("GET", "HEAD", "OPTIONS")
+WRITING = (media.JSON, media.MSGPACK, "text/event-stream")
+"""What a POST may be answered with; whether as a stream, the route says."""
+
 IN_A_THREAD_BYTES = 1 << 16
 TAG_ENDING = '+msgpack"'
 
@@ -37,8 +40,8 @@ class Negotiation:
             await self._app(scope, receive, send)
             return
         accept = Accept(Headers(scope=scope).get("accept", "*/*"))
-        if scope["method"] not in SAFE and not (accept.takes(media.JSON) or accept.takes(media.MSGPACK)):
-            await _refuse(accept, f"{media.JSON} and {media.MSGPACK}", scope, receive, send)
+        if scope["method"] not in SAFE and not any(accept.takes(each) for each in WRITING):
+            await _refuse(accept, " and ".join(WRITING[:2]), scope, receive, send)
         elif accept.weight(media.MSGPACK, exactly=True) > accept.weight(media.JSON, exactly=True):
             await self._app(_without_ending(scope), receive, _Packing(send))
         elif scope["method"] in SAFE and not accept.takes_anything:

@@ -1,0 +1,167 @@
+"""Routes around a plan: its other forms, jobs that are tried again and deleted, lists, sweeps, the page of the API."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from typing import Any
+
+import httpx
+import pytest
+
+from penstock.client import Client
+from penstock.schemas.errors import Conflict, NotFound
+from penstock.schemas.jobs import PlanComparison
+from penstock.schemas.plan import PlanFile
+from penstock.schemas.profile import ModelProfile
+from penstock.schemas.request import PlanRequest
+from penstock.schemas.sweep import SweepRequest
+from penstock.service.exports import FORMS
+from penstock.service.samples import tiny_plan_file, tiny_profile, tiny_request, tiny_sweep
+
+UNKNOWN = "sha256:" + "7" * 64
+
+
+@pytest.fixture
+def http(client: Client) -> httpx.Client:
+    return client._http
+
+
+@pytest.fixture
+def planned(client: Client) -> Any:
+    """The tiny request's finished job."""
+    return client.plan(PlanRequest.parse(tiny_request()))
+
+
+@pytest.mark.parametrize("to", sorted(FORMS))
+def test_a_plan_in_every_form(http: httpx.Client, planned: Any, to: str):
+    answer = http.get(f"/v1/plans/{planned.result.plan_hash}/export", params={"to": to})
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].partition(";")[0] == FORMS[to].media_type
+    assert answer.headers["content-disposition"].startswith('attachment; filename="plan-')
+    assert http.get(f"/v1/plans/{planned.id}/export", params={"to": to}).content == answer.content
+    looks_right = {
+        "plan": lambda: PlanFile.parse_json(answer.content).plan == planned.result.plan,
+        "program": lambda: answer.json() == http.get(f"/v1/plans/{planned.id}/programs").json(),
+        "chrome-trace": lambda: any(event["ph"] == "X" for event in answer.json()["traceEvents"]),
+        "csv": lambda: len(answer.text.splitlines()) == len(planned.result.plan.schedule.rows),
+        "svg": lambda: ET.fromstring(answer.text).tag.endswith("svg"),
+        "report": lambda: "<html" in answer.text,
+    }
+    assert looks_right[to]()
+
+
+def test_forms_that_are_not_there(http: httpx.Client, planned: Any):
+    assert http.get(f"/v1/plans/{planned.id}/export", params={"to": "png"}).status_code == 422
+    assert http.get(f"/v1/plans/{UNKNOWN}/export", params={"to": "svg"}).status_code == 404
+
+
+def test_a_stored_plan_is_explained_like_one_of_ones_own(client: Client, planned: Any):
+    stored = client.explain(planned.id, what_if=["bandwidth=2"])
+    assert stored == client.explain(client.plan_file(planned.id), what_if=["bandwidth=2"])
+    assert "bandwidth=2" in {row.name for row in stored.what_ifs}
+    with pytest.raises(NotFound):
+        client.explain(UNKNOWN)
+
+
+def test_the_best_plan_of_an_ended_job_is_its_plan(client: Client, planned: Any):
+    assert client.plan_file(planned.id, best=True) == client.plan_file(planned.id)
+
+
+def test_jobs_are_found_by_tag_profile_planner_and_state(client: Client):
+    request = PlanRequest.parse(tiny_request() | {"global_batch_size": 36, "planner": "gpipe"})
+    job = client.plan(request, tag="weekly", priority=3)
+    assert isinstance(request.profile, ModelProfile)
+    wanted = {"tag": "weekly", "planner": "gpipe", "state": "succeeded", "profile": request.profile.content_hash()}
+    for name, value in wanted.items():
+        assert job.id in {each.id for each in client.jobs(limit=200, **{name: value}).items}, name  # type: ignore[arg-type]
+    assert client.jobs(tag="monthly").items == ()
+    assert client.jobs(profile=UNKNOWN).items == ()
+
+
+def test_a_job_is_deleted_and_its_plan_stays(client: Client, http: httpx.Client):
+    request = PlanRequest.parse(tiny_request() | {"global_batch_size": 52})
+    job = client.plan(request)
+    assert job.result is not None
+    client.delete(job.id)
+    with pytest.raises(NotFound):
+        client.job(job.id)
+    assert http.get(f"/v1/plans/{job.result.plan_hash}").status_code == 200
+    assert not client.plan(request).cached, "its answer went with it, though its body is remembered"
+
+
+def test_only_what_has_failed_or_was_cancelled_is_tried_again(client: Client, planned: Any):
+    with pytest.raises(Conflict, match="succeeded"):
+        client.retry(planned.id)
+    with pytest.raises(NotFound):
+        client.retry("nobody")
+
+
+def test_documents_in_pages(client: Client, http: httpx.Client):
+    for number in range(3):
+        client.post(ModelProfile.parse(tiny_profile() | {"name": f"tiny {number}"}))
+    first = client.profiles(limit=2)
+    assert [item.name for item in first.items] == ["tiny 2", "tiny 1"]
+    second = client.profiles(limit=200, cursor=first.next_cursor)
+    assert "tiny 0" in {item.name for item in second.items}
+    assert not {item.hash for item in first.items} & {item.hash for item in second.items}
+    assert client.profile(first.items[0].hash).name == "tiny 2"
+    tag = http.get("/v1/profiles").headers["etag"]
+    assert http.get("/v1/profiles", headers={"If-None-Match": tag}).status_code == 304
+
+
+def test_a_sweep_from_its_begin_to_its_end(client: Client):
+    heard: list[int] = []
+    sweep = client.sweep(SweepRequest.parse(tiny_sweep()), on_change=lambda now: heard.append(now.ended))
+    assert (sweep.state, sweep.cases, len(sweep.rows)) == ("succeeded", 4, 4)
+    assert any(row.pareto for row in sweep.rows)
+    assert heard == sorted(heard)
+    assert sweep.id in {each.id for each in client.sweeps().items}
+    assert client.sweep_state(sweep.id) == sweep
+    client.delete_sweep(sweep.id)
+    with pytest.raises(NotFound):
+        client.sweep_state(sweep.id)
+
+
+def test_rows_of_a_comparison_come_one_by_one(client: Client, http: httpx.Client):
+    params = {"planner": ["dp", "gpipe"]}
+    answer = http.post("/v1/plans:compare", json=tiny_request(), params=params, headers={"Accept": "text/event-stream"})
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    events = [dict(line.split(": ", 1) for line in one.splitlines()) for one in answer.text.strip().split("\n\n")]
+    assert [event["event"] for event in events] == ["row"] * (len(events) - 1) + ["end"]
+    rows = [PlanComparison.model_validate_json(event["data"]) for event in events[:-1]]
+    whole = client.compare(PlanRequest.parse(tiny_request()), planners=["dp", "gpipe"])
+    assert [(row.planner, row.schedule, row.iteration_ns) for row in rows] == [
+        (row.planner, row.schedule, row.iteration_ns) for row in whole
+    ]
+
+
+def test_all_faults_are_named_at_once(http: httpx.Client):
+    body = tiny_request() | {"global_batch_size": -1, "seed": "x", "colour": "red"}
+    answer = http.post("/v1/plans:validate", json=body)
+    assert {fault["pointer"] for fault in answer.json()["errors"]} == {"/global_batch_size", "/seed", "/colour"}
+
+
+def test_keys_that_are_doubled_and_numbers_that_are_none_are_pointed_at(http: httpx.Client):
+    text = json.dumps({"plan": tiny_plan_file()["plan"], "request": tiny_request() | {"seed": float("nan")}})
+    text = text.replace('"name": "block2"', '"name": "block2", "name": "again"')
+    answer = http.post("/v1/plans:verify", content=text, headers={"Content-Type": "application/json"})
+    pointers = {fault["pointer"]: fault["code"] for fault in answer.json()["errors"]}
+    assert pointers == {"/request/seed": "not-finite", "/request/profile/layers/2": "doubled-key"}
+
+
+def test_the_page_of_the_api_lists_every_route(http: httpx.Client):
+    page = http.get("/docs").text
+    for path, methods in http.get("/openapi.json").json()["paths"].items():
+        for method in methods:
+            assert f"<code>{method.upper()} {path}</code>" in page
+    outside = re.findall(r'(?:src|href)="(?!/|#)([^"]+)"', page)
+    assert outside == []
+
+
+def test_every_route_says_how_it_refuses(http: httpx.Client):
+    for path, methods in http.get("/openapi.json").json()["paths"].items():
+        for method, operation in methods.items():
+            problem = operation["responses"]["default"]["content"]["application/problem+json"]["schema"]
+            assert problem == {"$ref": "#/components/schemas/ProblemDetails"}, (method, path)
