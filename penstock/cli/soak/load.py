@@ -5,6 +5,7 @@ What counts is what somebody was told. A request whose answer never came may or 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import random
@@ -86,15 +87,18 @@ class Load(threading.Thread):
         import httpx
 
         until = time.monotonic() + PATIENCE_S
+        left = list(self.jobs)
         with httpx.Client(timeout=httpx.Timeout(60.0)) as http:
-            for job_id, job in self.jobs.items():
-                while job.state not in ENDED:
-                    if time.monotonic() > until:
-                        raise RunFailed(f"job {job_id} was accepted, and is {job.state} {PATIENCE_S:g} s after the end")
-                    self._look(http, job_id)
-                    time.sleep(0.02)
-                self._look(http, job_id)
-                self._read_story(http, job_id)
+            while left:
+                job = self.jobs[left[-1]]
+                if time.monotonic() > until:
+                    raise RunFailed(f"job {left[-1]} was accepted, and is {job.state} {PATIENCE_S:g} s after the end")
+                with contextlib.suppress(httpx.TransportError):
+                    self._look(http, left[-1])
+                    if job.state in ENDED and self._read_story(http, left[-1]):
+                        left.pop()
+                        continue
+                time.sleep(0.02)
 
     def _step(self, http: httpx.Client) -> None:
         open_jobs = [job_id for job_id, job in self.jobs.items() if job.state not in ENDED]
@@ -133,16 +137,17 @@ class Load(threading.Thread):
         if len(job.answers) > 1:
             raise RunFailed(f"job {answer['id']} has had {len(job.answers)} different answers")
 
-    def _read_story(self, http: httpx.Client, job_id: str) -> None:
+    def _read_story(self, http: httpx.Client, job_id: str) -> bool:
         """The events so far; those that were read before must be the same, and their order that of a job."""
         page = self._answer(http, "GET", f"/v1/plans/{job_id}/events?poll=1&after=0")
         if page is None:
-            return
+            return False
         job, story = self.jobs[job_id], page["items"]
         if story[: len(job.story)] != job.story:
             raise RunFailed(f"job {job_id}: events that were told have changed: {job.story} became {story}")
         job.story = story
         refuse_disorder(job_id, story)
+        return True
 
     def _answer(self, http: httpx.Client, method: str, path: str, body: Any = None) -> dict[str, Any] | None:
         """A good answer; None for a refusal that says to come again. Raises RunFailed for any other."""
