@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     from penstock.calibrating import calibrate as calibrate
     from penstock.explaining import explain as explain
     from penstock.solvers.explanation.layout import Layout as Layout
+    from penstock.sweeping import sweep as sweep
 
 _API = {
     **dict.fromkeys(("Answer", "compare", "judge", "ladder", "plan", "programs", "solve"), "penstock.api"),
     "calibrate": "penstock.calibrating",
     "explain": "penstock.explaining",
     "Layout": "penstock.solvers.explanation.layout",
+    "sweep": "penstock.sweeping",
 }
 """Where each name of the Python API is."""
 

@@ -15,6 +15,9 @@ from penstock.service.tables import ACTIVE, iso, job_events, jobs, now_ms
 BRIEF = tuple(column for column in jobs.c if column.name not in ("incumbent", "result"))
 """The columns of a job without its documents, which may be large."""
 
+IS_ACTIVE = jobs.c.state.in_(sa.bindparam("active", ACTIVE, expanding=True, literal_execute=True))
+"""Written out, so that both engines see that the index of active jobs answers it."""
+
 
 def new_id() -> str:
     """A text id that sorts by the time it was made (UUID version 7)."""

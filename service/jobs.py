@@ -16,7 +16,7 @@ from penstock.schemas.errors import Conflict, NotFound, QuotaExceeded
 from penstock.schemas.jobs import JobEvent, JobOut, JobState, ResultOut
 from penstock.schemas.plan import Plan
 from penstock.service.database import Database
-from penstock.service.job_rows import BRIEF, job_out, new_id, tell
+from penstock.service.job_rows import BRIEF, IS_ACTIVE, job_out, new_id, tell
 from penstock.service.logs import request_id
 from penstock.service.tables import ACTIVE, answers, iso, job_events, jobs, now_ms
 
@@ -55,7 +55,7 @@ class JobQueue:
         """
         job_id = new_id()
         with self._database.write() as connection:
-            active = sa.and_(jobs.c.tenant == tenant, jobs.c.cache_key == job.cache_key, jobs.c.state.in_(ACTIVE))
+            active = sa.and_(jobs.c.tenant == tenant, jobs.c.cache_key == job.cache_key, IS_ACTIVE)
             running = connection.scalar(sa.select(jobs.c.id).where(active))
             if running is not None:
                 connection.execute(
@@ -152,7 +152,7 @@ class JobQueue:
                 raise Conflict(
                     f"job {job_id!r} is {row['state']}; only jobs that failed or were cancelled are tried again"
                 )
-            equal = sa.and_(jobs.c.tenant == tenant, jobs.c.cache_key == row["cache_key"], jobs.c.state.in_(ACTIVE))
+            equal = sa.and_(jobs.c.tenant == tenant, jobs.c.cache_key == row["cache_key"], IS_ACTIVE)
             if (other := connection.scalar(sa.select(jobs.c.id).where(equal))) is not None:
                 raise Conflict(f"job {other!r} has the same request and is under way", remedy="wait for that one")
             anew = dict.fromkeys(("not_before_ms", "finished_ms", "stop", "error", "result", "plan_hash"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -198,6 +199,7 @@ _NO_LEASE: dict[str, Any] = {"lease_owner": None, "lease_until_ms": None}
 _LOSABLE = (jobs.c.id, jobs.c.lost, jobs.c.stop)
 
 
+@cache
 def _next_job() -> sa.Select[Any]:
     running = sa.select(jobs.c.tenant, jobs.c.key_id).where(jobs.c.state == "running").subquery()
     of_tenant = (

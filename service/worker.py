@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.schemas.errors import PenstockError, Unreachable
@@ -32,6 +31,7 @@ from penstock.service.job_rows import new_id
 from penstock.service.leases import Claim, Leases
 from penstock.service.logs import about
 from penstock.service.settings import Settings
+from penstock.service.solve import Solve, tell_gap, value_ns
 from penstock.service.store import Stores
 from penstock.service.tasks import crashed, death, drain, end, lines, send
 from penstock.service.workers import Attendance
@@ -42,23 +42,6 @@ AGAIN_S = 0.5
 """From a database that is away to the next try."""
 
 log = logging.getLogger("penstock.service")
-
-
-@dataclass
-class Solve:
-    """What is known of a running child. ``renewed``: when the lease was, by our clock."""
-
-    claim: Claim
-    request: PlanRequest
-    wake: socket.socket
-    deadline: float
-    started: float
-    renewed: float
-    best: Plan | None = None
-    result: ResultOut | None = None
-    problem: ProblemDetails | None = None
-    stop: str | None = None
-    buffer: bytearray = field(default_factory=bytearray)
 
 
 class Worker:
@@ -83,6 +66,8 @@ class Worker:
         self._attendance = Attendance(database, self.owner, settings.slots, settings.lease_s)
         self._work = threading.Condition()
         self._ending = False
+        self._is_away = False
+        """Whether the database was when it was last asked: that is said once, not at each try."""
         self._wakers: dict[str, socket.socket] = {}
         self._threads = [
             threading.Thread(target=self._loop, name=f"solve-{i}", daemon=True) for i in range(settings.slots)
@@ -139,7 +124,7 @@ class Worker:
                     last = time.monotonic()
                     do_hourly(self._database, self._settings)
             except DatabaseAway as away:
-                log.warning("the database cannot be told that this worker lives: %s", away.detail)
+                self._say_away(away)
             except Exception:
                 log.exception("the worker met an error beside its jobs; it goes on")
             self._rest(self._beat_s)
@@ -153,18 +138,29 @@ class Worker:
             while not self._ending and (left := until - time.monotonic()) > 0:
                 self._work.wait(left)
 
+    def _say_away(self, away: DatabaseAway) -> None:
+        if not self._is_away:
+            self._is_away = True
+            log.warning("the database is tried again and again from now on: %s", away.detail)
+
+    def _say_back(self) -> None:
+        if self._is_away:
+            self._is_away = False
+            log.info("the database answers again")
+
     def _loop(self) -> None:
         while not self._ending:
             try:
                 if not self._forkserver.wait_ready(IDLE_POLL_S):
                     continue
                 claim = self._leases.claim(self.owner)
+                self._say_back()
                 if claim is not None:
                     with about(job_id=claim.job_id, tenant=claim.tenant, request_id=claim.request_id):
                         self._do(claim)
                     continue
             except DatabaseAway as away:
-                log.warning("no job can be claimed: %s", away.detail)
+                self._say_away(away)
             except Exception:
                 log.exception("the worker met an error; it goes on")
             with self._work:
@@ -258,7 +254,7 @@ class Worker:
         try:
             stop = self._leases.heartbeat(solve.claim)
         except DatabaseAway as away:
-            log.warning("the lease is not renewed yet: %s", away.detail)
+            self._say_away(away)
             return "lost" if now - solve.renewed > self._settings.lease_s else None
         solve.renewed = time.monotonic()
         return stop
@@ -267,7 +263,7 @@ class Worker:
         match message["kind"]:
             case "incumbent":
                 plan = Plan.model_validate(message["plan"])
-                if _value_ns(plan) < _value_ns(solve.best):
+                if value_ns(plan) < value_ns(solve.best):
                     solve.best = plan
                 with suppress(DatabaseAway):
                     self._leases.report(solve.claim, plan)
@@ -323,29 +319,17 @@ class Worker:
             except DatabaseAway as away:
                 if self._ending:
                     raise
-                log.warning("what came of the job is not written yet: %s", away.detail)
+                self._say_away(away)
                 self._rest(AGAIN_S)
                 continue
             if held and result is not None:
-                _tell_gap(solve.request, result)
+                tell_gap(solve.request, result)
             return (result.status if result is not None else str(state)) if held else "was lost"
 
     def _best_so_far(self, solve: Solve, seconds: float) -> ResultOut:
         limit = f"its limit of {solve.claim.limit_ms / 1000:g} s was over"
         because = "it was asked to finish" if solve.stop == "finish" else limit
         return best_so_far(solve.request, solve.best, because, seconds)
-
-
-def _value_ns(plan: Plan | None) -> float:
-    if plan is None or plan.prediction is None:
-        return float("inf")
-    return plan.prediction.time_per_global_batch_ns
-
-
-def _tell_gap(request: PlanRequest, result: ResultOut) -> None:
-    gaps = [certificate.gap for certificate in result.certificates]
-    if result.plan is not None and gaps:
-        metrics.gap.labels(request.planner).observe(min(gaps))
 
 
 def _poke(waker: socket.socket) -> None:
