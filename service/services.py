@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from anyio import CapacityLimiter
@@ -11,7 +13,7 @@ from anyio.to_thread import run_sync
 
 from penstock.service import judging
 from penstock.service.agents import Agents
-from penstock.service.database import Database
+from penstock.service.database import Database, DatabaseAway
 from penstock.service.forkserver import PRELOAD, WARM, Forkserver
 from penstock.service.idempotency import Idempotency
 from penstock.service.jobs import JobQueue
@@ -29,12 +31,15 @@ from penstock.service.settings import Settings
 from penstock.service.store import Stores
 from penstock.service.submissions import Submissions
 from penstock.service.sweeps import Sweeps
-from penstock.service.tables import DEFAULT_TENANT
 from penstock.service.worker import Worker
 from penstock.solvers.processors import available_processors
 
 LOST_S = 60.0
 """Beside the longest wait: when a request that was not answered is taken to have been lost with its process."""
+
+WATCH_AGAIN_S = 1.0
+
+log = logging.getLogger("penstock.service")
 
 
 class Service:
@@ -55,7 +60,6 @@ class Service:
         )
         self.relay = Relay(self.database, self._heard)
         self.stores = Stores(self.database)
-        self.store = self.stores.of(DEFAULT_TENANT)
         self.queue = JobQueue(self.database, self._publish)
         self.door = Door(self.database, settings)
         self.forkserver = Forkserver(WARM if settings.warm_up else PRELOAD)
@@ -94,7 +98,7 @@ class Service:
         await run_sync(self.relay.start)
         await run_sync(self.forkserver.start)
         self.worker.start()
-        self._watches = [asyncio.create_task(one.watch()) for one in (self.agents, self.recovery)]
+        self._watches = [asyncio.create_task(_kept_up(one.watch)) for one in (self.agents, self.recovery)]
         if self.settings.warm_up:
             judging.warm_up(self.forkserver, self.settings.solve_entry)
 
@@ -125,3 +129,13 @@ class Service:
         else:
             self._publish(topic)
         self.worker.heard(topic)
+
+
+async def _kept_up(watch: Callable[[], Awaitable[None]]) -> None:
+    """A watch that begins anew when the database is back."""
+    while True:
+        try:
+            await watch()
+        except DatabaseAway as away:
+            log.debug("what is watched is looked at again in %g s: %s", WATCH_AGAIN_S, away.detail)
+            await asyncio.sleep(WATCH_AGAIN_S)
