@@ -49,7 +49,7 @@ class PageRoute(APIRoute):
             try:
                 return await handle(request)
             except Unauthenticated:
-                return RedirectResponse(f"/sign-in?next={quote(request.url.path)}", 303)
+                return RedirectResponse(f"/sign-in?next={quote(_address(request))}", 303)
             except PenstockError as error:
                 return error_page(request, error)
 
@@ -70,6 +70,12 @@ def found_page(request: Request, template: str, shown: dict[str, Any] | None, ot
 def error_page(request: Request, error: PenstockError) -> HTMLResponse:
     """What went wrong, for people."""
     return page(request, "error.html", error.status, error=error)
+
+
+def _address(request: Request) -> str:
+    """Where a browser wants to be: what it asked for, or the start where it was about to change something."""
+    query = f"?{request.url.query}" if request.url.query else ""
+    return request.url.path + query if request.method == "GET" else "/"
 
 
 def _signed_in(request: Request) -> Principal | None:
