@@ -48,7 +48,7 @@ async def messages(place: Spawner, task: dict[str, Any], limit_s: float) -> Asyn
             if message["kind"] == "result":
                 return
         if time.monotonic() >= deadline:
-            raise TaskFailed(crashed(f"it was not done after {limit_s:.0f} s"))
+            raise TaskFailed(_too_long(limit_s))
         ended = True
         raise TaskFailed(death(await run_sync(end, child, END_S)))
     finally:
@@ -93,6 +93,16 @@ async def _said(child: Child, deadline: float) -> AsyncIterator[dict[str, Any]]:
             return
         for message in lines(buffer, piece):
             yield message
+
+
+def _too_long(limit_s: float) -> ProblemDetails:
+    return ProblemDetails(
+        title="It took too long",
+        status=504,
+        code="time-limit",
+        detail=f"there was no answer after {limit_s:.0f} s, the longest that this service works for one request",
+        remedy="ask for less: fewer planners, schedules or changes, or a smaller model",
+    )
 
 
 def _dismiss(child: Child, ended: bool) -> None:

@@ -19,7 +19,7 @@ import httpx
 from in_process import in_process
 from mutations import Mutant, mutants
 
-SLOW_S = 20.0
+SLOW_S = 120.0
 
 
 @dataclass
