@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import socket
@@ -28,7 +29,7 @@ from penstock.service.samples import tiny_plan_file, tiny_profile, tiny_request,
 from penstock.service.security.keys import Keys
 from penstock.service.settings import Settings
 
-RATE_PER_S, BURST = 30, 150
+RATE_PER_S, BURST = 60, 300
 MOST_OPEN = 3
 SLOW_S = 2.0
 KEYLESS = {
@@ -120,6 +121,7 @@ def test_each_kind_of_wrong_key_has_its_own_words(house: House):
         (f"Bearer {revoked}", "was revoked"),
     ]
     http = house.http()
+    time.sleep(1.0)  # an address may show ten wrong keys at once, two a second later on
     for header, words in cases:
         answer = http.get("/v1/plans", headers={} if header is None else {"Authorization": header})
         problem = answer.json()
@@ -130,7 +132,6 @@ def test_each_kind_of_wrong_key_has_its_own_words(house: House):
         assert ("invalid_token" in answer.headers["WWW-Authenticate"]) == (header is not None)
         for key in (good, wrong, expired, revoked):
             assert key.split("_")[2] not in answer.text
-        time.sleep(0.5)  # wrong keys are few, or 429
     assert http.get("/v1/plans", headers={"Authorization": f"bearer  {good}"}).status_code == 200
 
 
@@ -279,7 +280,6 @@ def test_another_tenants_things_are_not_there(house: House, blue: dict[str, list
                 answer = red.request(method, path, params={"to": "csv"} if path.endswith("export") else {})
                 assert answer.status_code == 404, (method, path, answer.status_code, answer.text[:300])
                 checked += 1
-                time.sleep(1 / RATE_PER_S)
     assert checked > 40
     reply = red.post(
         "/v1/agents/node0/sync",
@@ -339,7 +339,7 @@ def test_a_key_that_asks_too_often_is_told_to_wait(house: House):
     assert first.headers["RateLimit-Policy"] == f'"requests";q={BURST};w=5'
     assert first.headers["RateLimit"] == f'"requests";r={BURST - 1};t=1'
     with ThreadPoolExecutor(2) as pool:
-        answers = list(pool.map(lambda _: http.get("/v1/planners"), range(3 * BURST)))
+        answers = list(pool.map(lambda _: http.get("/v1/planners"), range(4 * BURST)))
     refused = [answer for answer in answers if answer.status_code == 429]
     assert refused
     assert {answer.status_code for answer in answers} == {200, 429}
@@ -568,26 +568,22 @@ def test_every_answer_carries_what_browsers_keep_to(house: House):
 
 def test_a_service_without_keys_answers_to_its_own_names_only(tmp_path: Path):
     """Another site's name that is pointed at loopback (DNS rebinding) gets nothing; its page changes nothing."""
-    server = Server(tmp_path / "open.sqlite", slots=0, allowed_hosts='["planner.example"]')
-    try:
-        with httpx.Client(base_url=server.url) as http:
-            port = server.url.rpartition(":")[2]
-            for host in (
-                "127.0.0.1",
-                "localhost",
-                f"localhost:{port}",
-                f"[::1]:{port}",
-                "planner.example",
-                "PLANNER.example:1",
-            ):
-                assert http.get("/v1/plans", headers={"Host": host}).status_code == 200, host
-            for host in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example"):
-                answer = http.get("/v1/plans", headers={"Host": host})
+    settings = Settings(database=str(tmp_path / "open.sqlite"), slots=0, allowed_hosts=("planner.example",))
+    own = ("127.0.0.1", "localhost", "localhost:8642", "[::1]:8642", "planner.example", "PLANNER.example:1")
+    others = ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example")
+
+    async def ask() -> None:
+        transport = httpx.ASGITransport(create_app(settings))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            for host in own:
+                assert (await http.get("/healthz", headers={"Host": host})).status_code == 200, host
+            for host in others:
+                answer = await http.get("/healthz", headers={"Host": host})
                 assert (answer.status_code, answer.json()["code"]) == (403, "forbidden"), host
-            posted = http.post("/v1/plans", json=tiny_request(), headers={"Origin": "https://evil.example"})
+            posted = await http.post("/v1/plans", json=tiny_request(), headers={"Origin": "https://evil.example"})
             assert posted.status_code == 403
-    finally:
-        server.stop()
+
+    asyncio.run(ask())
 
 
 def _until_closed(line: socket.socket) -> bytes:
