@@ -78,9 +78,11 @@ def list_jobs(
     tag: Tag = None,
     profile: Annotated[str | None, Query(max_length=128, description="the hash of its profile")] = None,
     planner: Annotated[str | None, Query(max_length=128)] = None,
+    parent: Annotated[str | None, Query(max_length=64, description="the sweep that asked for it")] = None,
 ) -> JobPage:
-    """Jobs, the newest first; of one state, tag, profile or planner."""
-    items = service.queue.recent(caller.tenant, cursor, limit, state, tag=tag, profile=profile, planner=planner)
+    """Jobs, the newest first; of one state, tag, profile, planner or sweep."""
+    wanted = {"tag": tag, "profile": profile, "planner": planner, "parent_id": parent}
+    items = service.queue.recent(caller.tenant, cursor, limit, state, **wanted)
     return JobPage(items=tuple(items), next_cursor=items[-1].id if len(items) == limit else None)
 
 
