@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import combinations
+from pathlib import Path
 from threading import Thread
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 from browser import Watched, barriers
 from playwright.sync_api import Browser, Page
+from test_runs import averaging, periodic, several
 
 from penstock.explaining import explain, judged, page, picture
 from penstock.report.assets import script, style
@@ -27,6 +29,8 @@ from penstock.report.picture import LETTERS, Blocks, Lane, Picture, Strip
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.trace import Trace
 from penstock.service.samples import tiny_plan_file
+
+__all__ = ["averaging", "periodic", "several"]
 
 LABEL_PX, RIGHT_PX = 150, 6
 SLOWER = 1.25
@@ -344,6 +348,41 @@ def test_a_choice_of_colours_is_kept(browser: Browser, report: str) -> None:
         again = _open(page, report)
         assert max(again("d.theme.ground")) < 60
         assert page.get_attribute("[data-theme-choice=dark]", "aria-pressed") == "true"
+
+
+WALK = """(() => {
+  for (const layer of ["idle", "links"]) v.controls.toggle(layer);
+  for (const lane of v.data.lanes.keys()) {
+    v.lane = lane;
+    v.select(null);
+    for (let i = 0; i < 8; i++) {
+      for (const act of [() => v.step(1), () => v.follow(-1), () => v.follow(1)]) { act(); v.controls.describe(); }
+      d.draw();
+    }
+  }
+  v.search(1);
+  v.restore(v.hash);
+  return v.selected.index;
+})()"""
+
+
+@pytest.mark.parametrize("kind", ["periodic", "several", "averaging"])
+def test_plans_of_every_kind_are_walked_through(
+    browser: Browser, kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """No flush, several pipelines, pipelines that share devices: every block has its words and its reasons."""
+    path = tmp_path / "report.html"
+    path.write_text(page(request.getfixturevalue(kind)), encoding="utf-8")
+    with Watched(browser, viewport=LAPTOP) as page_:
+        value = _open(page_, path.as_uri())
+        assert value(WALK) >= 0
+        assert "stage" in page_.inner_text(".about")
+        window = value("v.data.window_ns")
+        assert (window is not None) == (kind == "periodic")
+        if window:
+            pale, full = (_colour(value, value(f"d.x({time})"), 24) for time in (window[0] / 2, sum(window) / 2))
+            accent = [int(part) for part in value("d.theme.accent")[4:-1].split()]
+            assert pale != full == accent, "a line marks the window"
 
 
 NORMAL = np.eye(3)
