@@ -26,6 +26,6 @@ answers = sa.Table(
     tenant_column(key=True),
     sa.Column("cache_key", sa.String(64), primary_key=True),
     sa.Column("job_id", sa.String(36), nullable=False),
-    sa.Column("body", sa.LargeBinary, nullable=False),
+    sa.Column("body", Packed, nullable=False),
     sa.Column("created_ms", sa.BigInteger, nullable=False),
 )
