@@ -105,7 +105,9 @@ class Cluster:
     def _start(self, name: str, pattern: str, *arguments: str) -> str:
         """Start it and read its log until the words are there; the rest goes to a file."""
         reading, writing = os.pipe()
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("PENSTOCK_")} | SETTINGS
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("PENSTOCK_")}
+        if name == "service":
+            environment |= SETTINGS
         self.processes[name] = subprocess.Popen(
             [*COMMAND, *arguments],
             stdin=subprocess.DEVNULL,

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import timedelta
 
 import pytest
 import small_jobs
 import torch
-import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from pipelines import Part, programs_of
 from rank_pool import RankPool
 from torch import Tensor
+from two_groups import two_groups
 
 from penstock.executor.codec import CodecTransport, decode, encode, scaler_exponent
 from penstock.executor.transport import GlooTransport
@@ -30,17 +28,8 @@ BIGGEST = torch.finfo(torch.float32).max
 @pytest.fixture
 def ends() -> Iterator[tuple[GlooTransport, GlooTransport]]:
     """Two ranks' transports in this process."""
-    store, groups = dist.HashStore(), {}
-
-    def make(rank: int) -> None:
-        groups[rank] = dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=30))
-
-    threads = [threading.Thread(target=make, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    made = GlooTransport(groups[0]), GlooTransport(groups[1])
+    first, second = two_groups()
+    made = GlooTransport(first), GlooTransport(second)
     yield made
     for transport in made:
         transport.close()

@@ -5,17 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import timedelta
 from typing import NamedTuple
 
 import pytest
 import small_jobs
 import torch
-import torch.distributed as dist
 from pipelines import Part, programs_of
 from rank_pool import RankPool
 from test_interpreter import differences
 from torch import Tensor
+from two_groups import two_groups
 
 from penstock.executor.gpu import moved, open_device
 from penstock.executor.transport.choice import AUTO, Place, choose
@@ -37,18 +36,7 @@ def pool() -> Iterator[RankPool]:
 
 @pytest.fixture
 def pair() -> tuple[object, object]:
-    """Two ranks' process groups in this process."""
-    store, groups = dist.HashStore(), {}
-
-    def make(rank: int) -> None:
-        groups[rank] = dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=30))
-
-    threads = [threading.Thread(target=make, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return groups[0], groups[1]
+    return two_groups()
 
 
 class Held(PlainCopies):

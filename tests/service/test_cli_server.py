@@ -110,7 +110,8 @@ def test_jobs_from_first_to_last(asked: tuple[str, Path, str], capsys: pytest.Ca
     assert "succeeded" in capsys.readouterr().out
     assert main(["jobs", "watch", job, *there, "--json"]) == 0
     assert JobOut.model_validate_json(capsys.readouterr().out).state == "succeeded"
-    for command in ("cancel", "finish", "retry"):
+    assert main(["jobs", "finish", job, *there]) == 0, "it has its best plan already"
+    for command in ("cancel", "retry"):
         assert main(["jobs", command, job, *there]) == 1
         assert "succeeded" in capsys.readouterr().err
     assert main(["jobs", "show", "nothing", *there]) == 1
