@@ -27,7 +27,7 @@ from penstock.schemas.trace import Trace
 
 LIMIT_S = 120.0
 LAYERS, BATCH, MICRO_BATCHES, STEPS = 8, 16, 8, 4
-SETTINGS = {"PENSTOCK_AGENT_HOLD_S": "2", "PENSTOCK_AGENT_TIMEOUT_S": "8"}
+SETTINGS = {"PENSTOCK_AGENT_HOLD_S": "2", "PENSTOCK_AGENT_TIMEOUT_S": "10"}
 """How soon a dead agent is noticed: there is none that is only slow."""
 COMMAND = [sys.executable, "-P", "-m", "penstock.cli.main"]
 
