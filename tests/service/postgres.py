@@ -71,7 +71,7 @@ class Cluster:
                 time.sleep(0.05)
 
     def stop(self) -> None:
-        """End the server; connections break off."""
+        """End the server in order; connections break off."""
         assert self._server is not None
         self._server.send_signal(signal.SIGINT)
         self._server.wait(30)
@@ -106,7 +106,7 @@ def running_cluster() -> Iterator[Cluster]:
         try:
             yield cluster
         finally:
-            cluster.stop()
+            cluster.kill()
     finally:
         shutil.rmtree(home)
 
