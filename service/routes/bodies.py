@@ -24,6 +24,17 @@ M = TypeVar("M", bound=BaseModel)
 Cursor = Annotated[str | None, Query(max_length=128, description="`next_cursor` of the page before")]
 Limit = Annotated[int, Query(ge=1, le=200, description="how many at most")]
 
+STREAM: dict[str, Any] = {
+    "text/event-stream": {
+        "schema": {
+            "type": "object",
+            "properties": {name: {"type": "string"} for name in ("event", "id", "data")},
+            "description": "one server-sent event; `data` is JSON",
+        }
+    }
+}
+"""Events in the OpenAPI document."""
+
 UNCHANGED: dict[str, Any] = {"description": "unchanged since the ETag in `If-None-Match`"}
 """A 304 in the OpenAPI document."""
 

@@ -16,6 +16,7 @@ from penstock.service.planning import Wishes
 from penstock.service.problems import problems
 from penstock.service.routes.access import Access, Principal, Reader, Solver
 from penstock.service.routes.bodies import (
+    STREAM,
     UNCHANGED,
     Cursor,
     Limit,
@@ -104,7 +105,7 @@ async def delete(id: Id, service: Access, caller: Solver) -> None:
 @router.get(
     "/plans/{id}/events",
     responses={
-        200: {"model": EventPage, "content": {"text/event-stream": {"schema": {"type": "string"}}}},
+        200: {"model": EventPage, "content": STREAM},
         204: {"description": "the job has ended, and there is nothing after that number"},
         **problems(404, 422),
     },

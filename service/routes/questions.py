@@ -19,7 +19,7 @@ from penstock.service import judging
 from penstock.service.asking import json_of, messages, unless_gone
 from penstock.service.problems import TaskFailed, problems
 from penstock.service.routes.access import Access, Reader, Solver
-from penstock.service.routes.bodies import json_response, reader, takes
+from penstock.service.routes.bodies import STREAM, json_response, reader, takes
 from penstock.service.routes.plans import Asked, Id
 from penstock.service.samples import tiny_plan_file, tiny_request
 from penstock.service.services import Service
@@ -67,7 +67,7 @@ async def simulate(caller: Solver, file: File, service: Access) -> Response:
 @router.post(
     "/plans:compare",
     responses={
-        200: {"model": list[PlanComparison], "content": {"text/event-stream": {"schema": {"type": "string"}}}},
+        200: {"model": list[PlanComparison], "content": STREAM},
         **problems(404, 413, 415, 422),
     },
     openapi_extra=takes(PlanRequest, tiny_request()),
