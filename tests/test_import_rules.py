@@ -17,12 +17,16 @@ HEAVY = {"torch", "numpy", "numba", "networkx", "ortools", "fastapi", "uvicorn",
 STANDARD_LIBRARY_ONLY = ("penstock.schemas.program", "penstock.schemas.errors")
 
 
+RUN_NOT_IMPORTED = ("__main__", "migrations.env")
+"""Files that are programs: Alembic runs its environment."""
+
+
 def _modules(package: str) -> list[str]:
     """All modules of a package by name, from the folders that it really is."""
     start = ROOT / package.rpartition(".")[2] if package.rpartition(".")[2] in FOLDERS else ROOT / "penstock" / "cli"
     found = [package]
     found += [name for _, name, _ in pkgutil.walk_packages([str(start)], package + ".", onerror=lambda _: None)]
-    return [name for name in found if not name.endswith("__main__")]
+    return [name for name in found if not name.endswith(RUN_NOT_IMPORTED)]
 
 
 def _loaded(names: list[str]) -> set[str]:
