@@ -70,17 +70,15 @@ class Cluster:
                     raise AssertionError("PostgreSQL did not start:\n" + (self.home / "log").read_text()) from None
                 time.sleep(0.05)
 
-    def stop(self) -> None:
-        """End the server in order; connections break off."""
+    def stop(self, number: signal.Signals = signal.SIGINT) -> None:
+        """End the server; connections break off."""
         assert self._server is not None
-        self._server.send_signal(signal.SIGINT)
+        self._server.send_signal(number)
         self._server.wait(30)
 
     def kill(self) -> None:
         """End the server's processes as a crash would: at once, nothing is written down."""
-        assert self._server is not None
-        self._server.send_signal(signal.SIGQUIT)
-        self._server.wait(30)
+        self.stop(signal.SIGQUIT)
 
     def _execute(self, statement: str) -> None:
         with psycopg.connect(host=str(self.home), user=USER, dbname="postgres", autocommit=True) as connection:
