@@ -20,7 +20,7 @@ from penstock.schemas.errors import RunFailed
 if TYPE_CHECKING:
     import httpx
 
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 """Everything has to answer again within this time."""
 
 MOST_OPEN = 8
