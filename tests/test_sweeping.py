@@ -26,7 +26,7 @@ from penstock.service.samples import tiny_request
 from penstock.sweeping import cases, sweep
 
 ENTRIES = Path(__file__).parent / "service"
-HANG, HANG_FIRST_TIME = 1, 3
+HANG, HANG_WITHOUT_PLAN, HANG_FIRST_TIME = 1, 2, 3
 PATIENCE_S = 60
 
 
@@ -174,13 +174,23 @@ def test_cancelling_a_future_ends_its_solver(executor: Executor, pids: Path):
         future.result(PATIENCE_S)
 
 
-def test_a_solver_past_its_limit_is_ended_and_its_best_plan_is_the_answer(executor: Executor, pids: Path):
-    future = ask(executor, HANG, solve_s=10.0)
-    running = solvers(pids)
-    result = future.result(PATIENCE_S)["result"]
+def test_a_solver_past_its_limit_is_ended_and_its_best_plan_is_the_answer(pids: Path):
+    with executor_of("local:1") as pool:
+        future = ask(pool, HANG, solve_s=4.0)
+        running = solvers(pids)
+        result = future.result(PATIENCE_S)["result"]
     assert result["status"] == "feasible"
-    assert "its limit of 10 s was over" in result["why"]
+    assert "its limit of 4 s was over" in result["why"]
     assert psutil.wait_procs(running, PATIENCE_S)[1] == []
+
+
+def test_a_solver_past_its_limit_is_ended_on_a_dask_worker(cluster: Cluster, pids: Path):
+    """Before it has found anything, perhaps before it is loaded: a task starts an interpreter."""
+    with executor_of(f"dask://{cluster.address}") as pool:
+        result = ask(pool, HANG_WITHOUT_PLAN, solve_s=0.5).result(PATIENCE_S)["result"]
+    assert (result["status"], result["plan"]) == ("time_limit", None)
+    assert [child for worker in cluster.workers for child in psutil.Process(worker.pid).children()] == []
+    pids.unlink(missing_ok=True)
 
 
 def test_a_solver_that_dies_is_a_problem_in_words(executor: Executor):

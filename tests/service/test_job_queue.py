@@ -11,13 +11,15 @@ import pytest
 import sqlalchemy as sa
 
 from penstock.api import solve
-from penstock.schemas.errors import Conflict, NotFound, QuotaExceeded, Unreachable
+from penstock.schemas.errors import Conflict, InvalidDocument, NotFound, QuotaExceeded, Unreachable
 from penstock.schemas.jobs import ResultOut
 from penstock.schemas.request import PlanRequest
 from penstock.service.database import Database
+from penstock.service.duties import do_hourly
 from penstock.service.jobs import JobQueue, NewJob, new_id
 from penstock.service.leases import Claim, Leases
 from penstock.service.samples import tiny_request
+from penstock.service.settings import Settings
 from penstock.service.tables import answers, api_keys, job_events, jobs, now_ms
 from penstock.service.workers import Attendance
 
@@ -365,3 +367,21 @@ def test_two_processes_never_claim_the_same_job(database: Database, queue: JobQu
 def test_a_database_that_cannot_be_opened_is_named(tmp_path: Path):
     with pytest.raises(Unreachable, match=r"no-such-directory/x\.sqlite does not answer: unable to open"):
         Database(f"sqlite:///{tmp_path}/no-such-directory/x.sqlite").create()
+
+
+def test_once_an_hour_what_is_over_for_long_goes(database: Database, queue: JobQueue, leases: Leases):
+    old, young, waiting = (add(queue, name, priority=-number) for number, name in enumerate("abc"))
+    for _ in range(2):
+        leases.finish(claim(leases), "succeeded", result=RESULT, keep=True)
+    with database.write() as connection:
+        connection.execute(jobs.update().where(jobs.c.id == old).values(finished_ms=now_ms() - 3 * 86_400_000))
+    do_hourly(database, Settings())
+    assert len(queue.recent(OURS, None, 9)) == 3, "by default everything is kept"
+    do_hourly(database, Settings(keep_jobs_days=2))
+    assert {one.id for one in queue.recent(OURS, None, 9)} == {young, waiting}
+
+
+def test_what_may_still_be_in_use_is_never_removed():
+    with pytest.raises(InvalidDocument) as caught:
+        Settings.load(keep_jobs_days=1)
+    assert "at least 2 days are kept" in caught.value.faults[0].detail
