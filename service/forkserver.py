@@ -174,6 +174,7 @@ def main(control_fd: int, preload: Sequence[str]) -> None:
                     wake_read.recv(4096)
                     _reap(running)
                 elif not _fork(control, running, (wake_read, wake_write)):
+                    signal.set_wakeup_fd(-1)  # it is closed before the last child's end is heard of
                     _kill(running)
                     return
 
