@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from pydantic import ValidationError
+
 from penstock.schemas.agents import AgentOut
-from penstock.schemas.errors import NotFound
+from penstock.schemas.errors import Conflict, NotFound
 from penstock.schemas.topology import ClusterTopology, Device, MeasuredMatrix, Node
 
 
@@ -14,8 +16,19 @@ def living_topology(agents: Iterable[AgentOut], known: Iterable[ClusterTopology]
     """Living agents as nodes; ``known``: topologies that may have their links, the newest first.
 
     The first one with measured links that names all of them counts, reduced to them: links by host, or a matrix if it
-    has just the devices that the agents offer. Raises NotFound when no agent is alive.
+    has just the devices that the agents offer. Raises NotFound when no agent is alive, and Conflict when what they
+    offer is no topology.
     """
+    try:
+        return _living(agents, known)
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise Conflict(
+            f"what the living agents offer is no topology: {reason}", remedy="end the agent that says so, or mend it"
+        ) from None
+
+
+def _living(agents: Iterable[AgentOut], known: Iterable[ClusterTopology]) -> ClusterTopology:
     alive = [agent for agent in agents if agent.alive and agent.devices]
     if not alive:
         raise NotFound("no agent with a device is alive", remedy="penstock agent --server …")

@@ -87,7 +87,7 @@ def get_profile(request: Request, hash: Hash, service: Access, caller: Reader) -
     return immutable(request, service.stores.of(caller.tenant).body("profile", hash), hash)
 
 
-@router.get("/topologies/agents", response_model_exclude_none=True, responses=problems(404))
+@router.get("/topologies/agents", response_model_exclude_none=True, responses=problems(404, 409))
 def get_agents_topology(service: Access, caller: Reader) -> ClusterTopology:
     """The devices of the agents that are alive, with links where a POSTed topology has them measured."""
     agents, store = service.agents.everybody(caller.tenant), service.stores.of(caller.tenant)

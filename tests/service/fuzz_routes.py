@@ -20,8 +20,8 @@ CHECKS = (
 )
 """Not ``positive_data_acceptance``: no JSON schema says all that a plan has to keep, so much of what fits is refused.
 
-Not ``negative_data_rejection``: documents read ``true`` as 1.0 and 0 as ``false``. Nor those about keys, which have tests
-of their own."""
+Not ``negative_data_rejection``: documents read ``true`` as 1.0 and 0 as ``false``. Nor those about keys, which have
+tests of their own."""
 
 SLOW = ("/v1/plans:compare", "/v1/plans:explain")
 """Each request starts a process. Their bodies are those of ``:validate`` and ``:verify``."""
