@@ -281,7 +281,7 @@ def test_run_trains_on_real_processes(tmp_path: Path, capsys: pytest.CaptureFixt
         assert words in out
     page = tmp_path / "report.html"
     assert main(["report", plan, "--trace", trace, "-o", str(page)]) == 0
-    assert "Measured timeline" in page.read_text(encoding="utf-8")
+    assert "Predicted and measured timeline" in page.read_text(encoding="utf-8")
     assert json.loads(Path(chrome).read_text())["traceEvents"]
     ranks = json.loads(Path(trace).read_text())["ranks"]
     assert sorted((one["rank"], one["step"]) for one in ranks) == [(0, 1), (0, 2), (1, 1), (1, 2)]
