@@ -67,8 +67,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     app.state.service = service
     problems.install(app)
-    answers.install(app, service.settings)
     negotiation.install(app)
+    answers.install(app, service.settings)
     openapi.install(app)
     app.add_middleware(Observing, service=service)
     for routes in (plans, exports, questions, sweeps, documents, runs, agents, health, sessions, pages, reference):

@@ -34,6 +34,8 @@ class DatabaseAway(Unreachable):
     title = "The database does not answer"
     code = "database-away"
     retry_after_s = 5
+    told = "the database does not answer"
+    """What clients of the service hear: addresses and names of the database are not theirs."""
 
 
 class Database:
@@ -134,8 +136,10 @@ class Database:
     def _away(self, error: sa.exc.DBAPIError) -> NoReturn:
         metrics.database_errors.inc()
         reason = _first_line(error.orig)
-        remedy = next((words for sign, words in _REMEDIES.items() if sign in reason), "ask again in a moment")
-        raise DatabaseAway(f"the database {self.name} does not answer: {reason}", remedy=remedy) from error
+        sign, remedy = next((pair for pair in _REMEDIES.items() if pair[0] in reason), ("", "ask again in a moment"))
+        away = DatabaseAway(f"the database {self.name} does not answer: {reason}", remedy=remedy)
+        away.told += f": {sign}" if sign else ""
+        raise away from error
 
 
 _POSTGRESQL = {

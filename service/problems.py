@@ -10,13 +10,13 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
-from sqlalchemy.exc import OperationalError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from penstock.schemas.document import faults_of
-from penstock.schemas.errors import Fault, PenstockError, Unreachable
+from penstock.schemas.errors import Fault, PenstockError
 from penstock.schemas.jobs import FaultOut, ProblemDetails
+from penstock.service.database import DatabaseAway
 from penstock.service.logs import request_id
 
 MEDIA_TYPE = "application/problem+json"
@@ -93,13 +93,14 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(TaskFailed, _on_failed_task)
     app.add_exception_handler(RequestValidationError, _on_parameters)
     app.add_exception_handler(HTTPException, _on_http)
-    app.add_exception_handler(OperationalError, _on_database)
 
 
 async def _on_ours(request: Request, error: Exception) -> Response:
     assert isinstance(error, PenstockError)
     request.state.problem = error.detail
     problem = ProblemDetails.of(error).model_copy(update={"instance": request.url.path})
+    if isinstance(error, DatabaseAway):
+        problem = problem.model_copy(update={"detail": error.told})
     return problem_response(problem, _headers_of(error))
 
 
@@ -148,16 +149,6 @@ async def _on_http(request: Request, error: Exception) -> Response:
             instance=request.url.path,
         ),
         headers,
-    )
-
-
-async def _on_database(request: Request, error: Exception) -> Response:
-    assert isinstance(error, OperationalError)
-    log.error("%s %s: the database failed: %s", request.method, request.url.path, error.orig)
-    unreachable = Unreachable("the database does not answer now", remedy="ask again; the service's log has the reason")
-    return problem_response(
-        ProblemDetails.of(unreachable).model_copy(update={"instance": request.url.path}),
-        {"Retry-After": str(RETRY_AFTER_S)},
     )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import sqlalchemy as sa
 
 from penstock.schemas.errors import Conflict, Fault, Unreachable
+from penstock.service.database import DatabaseAway
 from penstock.service.migrations import HEAD, revision_of
 from penstock.service.tables import now_ms, workers
 
@@ -30,7 +31,9 @@ def readiness(service: Service) -> dict[str, str | int]:
             revision = revision_of(connection) or "none"
             living = connection.scalar(living_workers(service.settings.lease_s)) or 0 if revision == HEAD else 0
         faults += _of_database(revision, living)
-    except (Unreachable, Conflict) as error:
+    except DatabaseAway as away:
+        faults.append(Fault("/database", away.told, away.code))
+    except Conflict as error:
         faults.append(Fault("/database", error.detail, error.code))
     if not service.worker.alive():
         faults.append(Fault("/worker", "a thread of the built-in worker has ended: start the service again", "worker"))

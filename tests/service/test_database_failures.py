@@ -25,11 +25,13 @@ MANY_LINES = 60
 
 
 def refused(answer: httpx.Response, *words: str) -> None:
-    """It is a refusal that tells why and when to come again."""
+    """It is a refusal that tells why and when to come again, and not where the database is."""
     assert answer.status_code == 503, answer.text
     assert answer.headers["Retry-After"]
     assert answer.headers["content-type"] == "application/problem+json"
     assert any(word in answer.json()["detail"] for word in words), answer.text
+    assert "sqlite" not in answer.text
+    assert "127.0.0.1" not in answer.text
 
 
 def profile(number: int, size: int = 0) -> dict[str, Any]:
