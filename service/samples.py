@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.schemas.plan import Plan
 from penstock.schemas.request import PlanRequest
 
 
@@ -83,3 +84,27 @@ def tiny_plan_file() -> dict[str, Any]:
         },
         "request": request,
     }
+
+
+def tiny_calibration() -> dict[str, Any]:
+    """The tiny profile, and a trace of the plan in which its operations took a tenth longer; nothing else took time."""
+    file = tiny_plan_file()
+    forward_ns = 2 * 4 * 2_200_000
+    ranks, end_ns = [], 0
+    for rank, row in enumerate(file["plan"]["schedule"]["rows"]):
+        at_ns, events = rank * forward_ns, []
+        for operation in row["text"].split():
+            took_ns = forward_ns if operation[0] == "F" else 2 * forward_ns
+            events.append({"instruction": f"{rank}{operation}", "start_ns": at_ns, "end_ns": at_ns + took_ns})
+            at_ns += took_ns
+        end_ns = max(end_ns, at_ns)
+        ranks.append({"rank": rank, "device": row["devices"][0], "step": 0, "events": events})
+    trace = {
+        "schema_version": 1,
+        "plan_hash": Plan.parse(file["plan"]).content_hash(),
+        "predicted_time_per_global_batch_ns": end_ns,
+        "measured_times_per_global_batch_ns": [end_ns],
+        "ranks": ranks,
+        "plan_file": file,
+    }
+    return {"schema_version": 1, "profile": tiny_profile(), "traces": [trace], "links": False}

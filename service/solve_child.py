@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from penstock.schemas.calibration import CalibrationRequest
 from penstock.schemas.errors import InvalidPlan, PenstockError
 from penstock.schemas.jobs import PlanComparison, ProblemDetails, ResultOut
 from penstock.schemas.plan import Plan, PlanFile
@@ -99,10 +100,16 @@ def _explain(entry: Callable[..., Any], task: dict[str, Any], send: Send) -> Non
     send({"kind": "result", "result": found.model_dump(mode="json")})
 
 
+def _calibrate(entry: Callable[..., Any], task: dict[str, Any], send: Send) -> None:
+    found = entry(CalibrationRequest.model_validate(task["request"]))
+    send({"kind": "result", "result": found.model_dump(mode="json")})
+
+
 TASKS: dict[str, Callable[[Callable[..., Any], dict[str, Any], Send], None]] = {
     "solve": _solve,
     "compare": _compare,
     "explain": _explain,
+    "calibrate": _calibrate,
 }
 
 

@@ -27,6 +27,7 @@ from penstock.client.flows import (
 )
 from penstock.client.refusals import error_of, refusal
 from penstock.schemas.agents import AgentOut
+from penstock.schemas.calibration import CalibrationOut, CalibrationRequest
 from penstock.schemas.explanation import Explanation
 from penstock.schemas.jobs import (
     DocumentPage,
@@ -225,6 +226,12 @@ class Calls:
         if isinstance(plan, str):
             return self._get(Explanation, Send("GET", f"/v1/plans/{plan}/explain", params=_given(params), patient=True))
         return self._get(Explanation, Send("POST", "/v1/plans:explain", plan, _given(params), patient=True))
+
+    @call
+    def calibrate(self, profile: ModelProfile, traces: Sequence[Trace], *, links: bool = True) -> Flow[CalibrationOut]:
+        """Fold traces, which hold their plans, into a profile, and into their topology."""
+        request = CalibrationRequest(profile=profile, traces=tuple(traces), links=links)
+        return self._get(CalibrationOut, Send("POST", "/v1/profiles:calibrate", request, patient=True))
 
     # ---- sweeps --------------------------------------------------------------------------------------------------
 

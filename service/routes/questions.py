@@ -1,4 +1,4 @@
-"""``/v1/plans:…``: questions about requests and plans of one's own. Nothing of them is kept."""
+"""``/v1/plans:…``, ``/v1/profiles:calibrate``: questions about documents of one's own. Nothing of them is kept."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.sse import EventSourceResponse, format_sse_event
 
+from penstock.schemas.calibration import CalibrationOut, CalibrationRequest
 from penstock.schemas.explanation import Explanation
 from penstock.schemas.jobs import PlanComparison, RequestChecked, Simulation, Verdict
 from penstock.schemas.plan import PlanFile
@@ -21,7 +22,7 @@ from penstock.service.problems import TaskFailed, problems
 from penstock.service.routes.access import Access, Reader, Solver
 from penstock.service.routes.bodies import STREAM, json_response, reader, takes
 from penstock.service.routes.plans import Asked, Id
-from penstock.service.samples import tiny_plan_file, tiny_request
+from penstock.service.samples import tiny_calibration, tiny_plan_file, tiny_request
 from penstock.service.services import Service
 
 router = APIRouter(prefix="/v1", tags=["questions"])
@@ -148,6 +149,22 @@ async def explain_stored(
     return await _explained(request, service, await run_sync(service.stores.of(caller.tenant).plan_file, address), how)
 
 
+@router.post(
+    "/profiles:calibrate",
+    responses={200: {"model": CalibrationOut}, **problems(413, 415, 422)},
+    openapi_extra=takes(CalibrationRequest, tiny_calibration()),
+)
+async def calibrate(
+    request: Request,
+    caller: Solver,
+    asked: Annotated[CalibrationRequest, Depends(reader(CalibrationRequest))],
+    service: Access,
+) -> Response:
+    """Fold what runs measured (`GET /v1/runs/{id}/trace`) into a profile and a topology; nothing is kept."""
+    task = {"task": "calibrate", "entry": "penstock.calibrating:answer", "request": asked.model_dump(mode="json")}
+    return await _answered(request, service, task)
+
+
 async def _explained(request: Request, service: Service, file: PlanFile, how: How) -> Response:
     task = {
         "task": "explain",
@@ -155,8 +172,12 @@ async def _explained(request: Request, service: Service, file: PlanFile, how: Ho
         "file": file.model_dump(mode="json"),
         "how": how.arguments,
     }
-    limit_s = service.settings.max_solve_s
-    found = await unless_gone(request.receive, lambda: _told(service, task, limit_s, "result"))
+    return await _answered(request, service, task)
+
+
+async def _answered(request: Request, service: Service, task: dict[str, Any]) -> Response:
+    """The result of a child."""
+    found = await unless_gone(request.receive, lambda: _told(service, task, service.settings.max_solve_s, "result"))
     return json_response(json_of(found[-1] if found else None))
 
 

@@ -23,7 +23,7 @@ CHECKS = (
 Not ``negative_data_rejection``: documents read ``true`` as 1.0 and 0 as ``false``. Nor those about keys, which have
 tests of their own."""
 
-SLOW = ("/v1/plans:compare", "/v1/plans:explain")
+SLOW = ("/v1/plans:compare", "/v1/plans:explain", "/v1/profiles:calibrate")
 """Each request starts a process. Their bodies are those of ``:validate`` and ``:verify``."""
 
 

@@ -234,7 +234,14 @@ def ids_for(path: str, blue: dict[str, list[str]]) -> list[str]:
 SHARED = {"/v1/planners", "/v1/examples", "/metrics", "/", "/plan", "/cluster", "/health", "/agents", "/compare"}
 """What is everybody's, and pages with lists: these must not name anything of the other tenant."""
 
-OWN_DOCUMENTS = {"/v1/plans:verify", "/v1/plans:simulate", "/v1/plans:explain", "/v1/profiles", "/v1/topologies"}
+OWN_DOCUMENTS = {
+    "/v1/plans:verify",
+    "/v1/plans:simulate",
+    "/v1/plans:explain",
+    "/v1/profiles:calibrate",
+    "/v1/profiles",
+    "/v1/topologies",
+}
 """What takes whole documents and no ids."""
 
 
