@@ -48,14 +48,9 @@ def _csv(file: PlanFile) -> bytes:
 
 
 def _svg(file: PlanFile) -> bytes:
-    from penstock.explaining import judged
-    from penstock.report.picture import picture_of_timeline
-    from penstock.report.svg import svg_timeline
+    from penstock.explaining import svg
 
-    judgement = judged(file).judgement
-    assert judgement.timeline is not None
-    picture = picture_of_timeline(judgement.problem, judgement.timeline, judgement.allocation)
-    return svg_timeline(picture).encode()
+    return svg(file).encode()
 
 
 def _report(file: PlanFile) -> bytes:
