@@ -45,7 +45,7 @@ import rfc8785
 from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.schemas.document import Part
-from penstock.schemas.quantities import Bytes, ContentHash, Count, Name, Nanoseconds
+from penstock.schemas.quantities import Bytes, ContentHash, Count, Flag, Name, Nanoseconds, Number
 from penstock.schemas.run_options import RunOptions
 from penstock.schemas.trace import RankTrace
 
@@ -108,7 +108,7 @@ class Progress(EventData):
 
     rank: Count
     step: Count
-    losses: tuple[float | None, ...] = ()
+    losses: tuple[Number | None, ...] = ()
     times_ns: tuple[Nanoseconds | None, ...] = ()
 
 
@@ -116,7 +116,7 @@ class StepTold(EventData):
     """One step, as a rank tells it to its agent."""
 
     step: Count
-    loss: float | None = None
+    loss: Number | None = None
     time_ns: Nanoseconds | None = None
 
 
@@ -137,7 +137,7 @@ class Evaluated(EventData):
     """The loss of the evaluation data; null where it ran away."""
 
     step: Count
-    loss: float | None
+    loss: Number | None
 
 
 class Climbed(EventData):
@@ -160,9 +160,9 @@ class RankDone(EventData):
 
     rank: Count
     first_step: Count = 0
-    losses: tuple[float | None, ...] | None = None
+    losses: tuple[Number | None, ...] | None = None
     step_times_ns: tuple[Nanoseconds, ...] | None = None
-    gradient_check: float | None = None
+    gradient_check: Number | None = None
     peak_memory_bytes: Bytes | None = None
 
 
@@ -224,8 +224,8 @@ class SyncRequest(Part):
     probe_address: Name | None = Field(default=None, description="host:port where it answers `penstock probe`")
     events: tuple[AgentEvent, ...] = ()
     log_tails: tuple[LogTail, ...] = ()
-    hold: bool = Field(default=True, description="answer only on change, after 20 s at the latest")
-    leaving: bool = Field(default=False, description="the last call of this incarnation: its name is free afterwards")
+    hold: Flag = Field(default=True, description="answer only on change, after 20 s at the latest")
+    leaving: Flag = Field(default=False, description="the last call of this incarnation: its name is free afterwards")
 
 
 class RankAssignment(Part):
@@ -250,14 +250,14 @@ class Assignment(Part):
     world_size: Count
     steps: Count
     seed: Count
-    check: bool
+    check: Flag
     trace_steps: Count
     options: RunOptions = RunOptions()
     segments: tuple[Count, ...] = Field(
         default=(), description="programs in the order in which they train, from step 0; none: the first one, each step"
     )
-    save: bool = Field(default=False, description="of a stop: ranks may write a checkpoint before they end")
-    hosts_store: bool = Field(description="rank 0's agent starts the store")
+    save: Flag = Field(default=False, description="of a stop: ranks may write a checkpoint before they end")
+    hosts_store: Flag = Field(description="rank 0's agent starts the store")
     store_address: str | None = None
     ranks: tuple[RankAssignment, ...] = Field(description="this agent's ranks; none when phase is stop")
     layers: tuple[Name, ...] = Field(description="the chain's layer names, to be checked against the model")
@@ -282,7 +282,7 @@ class AgentOut(Part):
 
     id: Name
     incarnation: Name
-    alive: bool
+    alive: Flag
     last_seen: str
     address: Name
     probe_address: Name | None = Field(default=None, description="where it answers `penstock probe`")

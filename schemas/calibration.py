@@ -8,7 +8,7 @@ from pydantic import Field
 
 from penstock.schemas.document import Document, Part
 from penstock.schemas.profile import ModelProfile
-from penstock.schemas.quantities import ContentHash, Count, Nanoseconds
+from penstock.schemas.quantities import ContentHash, Count, Flag, Nanoseconds, Number
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.trace import Trace
 
@@ -20,7 +20,7 @@ class CalibrationRequest(Document):
 
     profile: ModelProfile
     traces: tuple[Trace, ...] = Field(min_length=1, max_length=64)
-    links: bool = Field(default=True, description="whether the links are fitted, too")
+    links: Flag = Field(default=True, description="whether the links are fitted, too")
 
 
 class CalibratedRun(Part):
@@ -38,7 +38,7 @@ class CalibrationOut(Part):
     profile: ModelProfile
     topology: ClusterTopology
     runs: tuple[CalibratedRun, ...]
-    unaccounted: float = Field(description="factor over all computation beyond what instructions took")
-    issue_ns: float = Field(description="issuing messages and letting go, per operation")
+    unaccounted: Number = Field(description="factor over all computation beyond what instructions took")
+    issue_ns: Number = Field(description="issuing messages and letting go, per operation")
     num_messages: Count = Field(description="that links were fitted to")
-    expected_error: float
+    expected_error: Number

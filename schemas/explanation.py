@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from penstock.schemas.document import Part
-from penstock.schemas.quantities import ContentHash, Count, Name, Nanoseconds, PositiveCount
+from penstock.schemas.quantities import ContentHash, Count, Flag, Name, Nanoseconds, Number, PositiveCount
 
 What = Literal["operation", "transfer", "all-reduce", "update"]
 
@@ -18,7 +18,7 @@ class PathShare(Part):
     what: What
     stage: Count = Field(description="of a transfer the stage before the cut")
     length_ns: Nanoseconds
-    share: float
+    share: Number
 
 
 class PathSegment(Part):
@@ -70,7 +70,7 @@ class SensitivityOut(Part):
     thing: str
     sentence: str
     time_ns: Nanoseconds
-    ratio: float = Field(description="of the plan's own time")
+    ratio: Number = Field(description="of the plan's own time")
     how: str
 
 
@@ -81,7 +81,7 @@ class WhatIf(Part):
     sentence: str
     how: Literal["as it is", "re-timed", "re-drafted", "re-planned", "none"]
     time_ns: Nanoseconds | None
-    ratio: float | None = Field(description="of the plan's own time")
+    ratio: Number | None = Field(description="of the plan's own time")
     headroom_bytes: int | None = Field(description="the least that a device has left; negative: what it lacks")
     bound_ns: Nanoseconds = Field(description="no plan of the changed request takes less")
     shape: str = ""
@@ -93,7 +93,7 @@ class LayoutSide(Part):
 
     stages: str
     time_ns: Nanoseconds
-    bubble: float
+    bubble: Number
     peak_memory_bytes: Count
     headroom_bytes: int
     transfers_ns: Nanoseconds = Field(description="on the critical path")
@@ -112,7 +112,7 @@ class DifferenceOut(Part):
 class LayoutComparison(Part):
     """A layout of one's own beside the plan; ``theirs`` is null where it cannot run at all."""
 
-    fits: bool
+    fits: Flag
     sentence: str
     ours: LayoutSide
     theirs: LayoutSide | None
@@ -123,7 +123,7 @@ class Explanation(Part):
     """What the judge can say of a plan beyond its numbers."""
 
     plan_hash: ContentHash
-    valid: bool
+    valid: Flag
     faults: tuple[str, ...]
     time_ns: PositiveCount = Field(description="per global batch")
     sentences: tuple[str, ...]

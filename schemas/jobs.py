@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from penstock.schemas.document import Document, Part
 from penstock.schemas.errors import Fault, PenstockError
 from penstock.schemas.plan import Certificate, Plan, PlanFile
-from penstock.schemas.quantities import ContentHash, Count, Name, Nanoseconds, PositiveCount
+from penstock.schemas.quantities import ContentHash, Count, Flag, Name, Nanoseconds, Number, PositiveCount
 from penstock.schemas.run_options import RunOptions
 
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
@@ -75,7 +75,7 @@ class ResultOut(Part):
     plan_hash: ContentHash | None = None
     plan: Plan | None = None
     certificates: tuple[Certificate, ...] = ()
-    seconds: float = Field(ge=0)
+    seconds: Number = Field(ge=0)
 
 
 class JobOut(Part):
@@ -92,7 +92,7 @@ class JobOut(Part):
     started_at: str | None = None
     finished_at: str | None = None
     attempt: Count = 0
-    cached: bool = False
+    cached: Flag = False
     result: ResultOut | None = None
     incumbent_ns: Nanoseconds | None = Field(default=None, description="best plan so far")
     bound_ns: Nanoseconds | None = None
@@ -119,9 +119,9 @@ class PlanComparison(Part):
     iteration_ns: Nanoseconds | None = Field(description="time per global batch")
     peak_memory_bytes: Count | None
     bound_ns: Nanoseconds | None
-    gap: float | None
-    speedup_vs_one_device: float | None
-    seconds: float
+    gap: Number | None
+    speedup_vs_one_device: Number | None
+    seconds: Number
     why: str = ""
 
 
@@ -140,7 +140,7 @@ class RunRequest(Document):
     model: Name
     steps: PositiveCount = 3
     seed: Count = 0
-    check: bool = Field(default=False, description="compare loss and gradients with a single process")
+    check: Flag = Field(default=False, description="compare loss and gradients with a single process")
     trace_steps: Count = Field(default=1, description="how many of the last steps are traced")
     options: RunOptions = RunOptions()
     recover: Recover | None = Field(default=None, description="none: the first death ends the run")
@@ -170,7 +170,7 @@ class EvaluationOut(Part):
     """The loss of the evaluation data after ``step`` steps."""
 
     step: Count
-    loss: float | None
+    loss: Number | None
 
 
 class RunOut(Part):
@@ -185,14 +185,14 @@ class RunOut(Part):
     finished_at: str | None = None
     steps: Count
     steps_done: Count = 0
-    losses: tuple[float | None, ...] = Field(
+    losses: tuple[Number | None, ...] = Field(
         default=(),
         description="of each step from 0 on; null where a death took the news along",
     )
     step_times_ns: tuple[Nanoseconds, ...] = ()
     predicted_time_per_global_batch_ns: Nanoseconds
     measured_time_per_global_batch_ns: Nanoseconds | None = None
-    gradient_check: float | None = Field(
+    gradient_check: Number | None = Field(
         default=None, description="largest difference from one process, over the largest gradient"
     )
     error: ProblemDetails | None = None
@@ -218,7 +218,7 @@ class RunEventPage(Part):
 
     items: tuple[RunEvent, ...]
     last: Count
-    done: bool
+    done: Flag
 
 
 class RankLog(Part):
@@ -235,13 +235,13 @@ class RequestChecked(Part):
     """A request that can be answered; ``cached``: its answer is known already."""
 
     request_hash: ContentHash
-    cached: bool
+    cached: Flag
 
 
 class Verdict(Part):
     """What the judge says of a plan of one's own; ``sentences`` are its faults."""
 
-    valid: bool
+    valid: Flag
     plan_hash: ContentHash
     sentences: tuple[str, ...]
 
@@ -249,7 +249,7 @@ class Verdict(Part):
 class Simulation(Part):
     """The judge's answer to a plan: the plan with its prediction, and whether it keeps the rules."""
 
-    valid: bool
+    valid: Flag
     sentences: tuple[str, ...]
     plan: Plan
 
@@ -290,7 +290,7 @@ class EventPage(Part):
 
     items: tuple[JobEvent, ...]
     last: Count
-    done: bool
+    done: Flag
 
 
 class RunPage(Part):
@@ -306,7 +306,7 @@ class PlannerOut(Part):
     name: Name
     summary: str
     cites: str
-    exact: bool
+    exact: Flag
     schedules: tuple[str, ...]
     options: dict[str, Any]
 

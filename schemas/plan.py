@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from penstock.schemas.document import Document, Part
-from penstock.schemas.quantities import Bytes, ContentHash, Count, Name, Nanoseconds, PositiveCount
+from penstock.schemas.quantities import Bytes, ContentHash, Count, Flag, Name, Nanoseconds, Number, PositiveCount
 from penstock.schemas.request import PlanRequest, UpdateRule
 
 LayerRange = tuple[Count, Count]
@@ -110,12 +110,12 @@ class Prediction(Part):
     time_per_global_batch_ns: PositiveCount
     fill_ns: Nanoseconds
     drain_ns: Nanoseconds
-    bubble: float = Field(ge=0, le=1, description="share of the used devices' time in which they do not compute")
+    bubble: Number = Field(ge=0, le=1, description="share of the used devices' time in which they do not compute")
     peak_memory_bytes: Bytes
     devices: tuple[DevicePrediction, ...]
     basis: Literal["imported", "analytic", "measured", "calibrated"]
-    expected_error: float = Field(ge=0, le=1, description="stated relative error, from the profile")
-    cost_per_sample: float | None = Field(default=None, description="where the topology prices its devices")
+    expected_error: Number = Field(ge=0, le=1, description="stated relative error, from the profile")
+    cost_per_sample: Number | None = Field(default=None, description="where the topology prices its devices")
 
 
 class Certificate(Part):
@@ -125,7 +125,7 @@ class Certificate(Part):
     model: str = Field(description="which plans, in which network, the bound speaks of")
     bound_ns: Nanoseconds
     tolerance_ns: Nanoseconds = 0
-    gap: float = Field(ge=0, description="value / bound - 1")
+    gap: Number = Field(ge=0, description="value / bound - 1")
     method: str
 
 
@@ -141,7 +141,7 @@ class Plan(Document):
     num_micro_batches: PositiveCount
     pipelines: Annotated[tuple[Pipeline, ...], Field(min_length=1)]
     update_rule: UpdateRule
-    overlap_all_reduce: bool = True
+    overlap_all_reduce: Flag = True
     schedule: PlanSchedule
     prediction: Prediction | None = Field(
         default=None, description="absent in a plan of one's own that has not been judged yet"

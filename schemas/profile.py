@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from penstock.schemas.document import Document, Part, refuse_doubles
-from penstock.schemas.quantities import Bytes, BytesPerSecond, Count, Fraction, Name, Nanoseconds, PositiveCount
+from penstock.schemas.quantities import Bytes, BytesPerSecond, Count, Flag, Fraction, Name, Nanoseconds, PositiveCount
 
 Scaling = Literal["linear", "measured"]
 
@@ -18,9 +18,9 @@ class Layer(Part):
     name: Name
     kind: str = Field(default="", description="what it is, for people: 'TransformerBlock', 'Conv2d'")
     parameter_bytes: Bytes = Field(description="as stored for training, without gradients and optimizer states")
-    trainable: bool = True
+    trainable: Flag = True
     update_ns: Nanoseconds = Field(default=0, description="one optimizer step over this layer's parameters")
-    cuttable: bool = Field(default=True, description="whether a stage may end after this layer")
+    cuttable: Flag = Field(default=True, description="whether a stage may end after this layer")
     members: tuple[Name, ...] = Field(default=(), description="the original layers, where several were merged")
 
 

@@ -66,11 +66,14 @@ def _with_units(parse: Any) -> BeforeValidator:
 
 
 Scalar = Annotated[str | int | float | bool, BeforeValidator(_within_wire)]
+Flag = Annotated[bool, Field(strict=True)]
+Number = Annotated[float, Field(strict=True)]
+"""A number, and neither ``true`` nor a text that looks like one."""
 Count = Annotated[int, Field(strict=True, ge=0, le=MAX_WIRE_INTEGER)]
 PositiveCount = Annotated[int, Field(strict=True, ge=1, le=MAX_WIRE_INTEGER)]
 Nanoseconds = Annotated[int, Field(strict=True, ge=0, le=MAX_WIRE_INTEGER), _with_units(parse_time_ns)]
 Bytes = Annotated[int, Field(strict=True, ge=0, le=MAX_WIRE_INTEGER), _with_units(parse_bytes)]
 BytesPerSecond = Annotated[int, Field(strict=True, ge=1, le=MAX_WIRE_INTEGER), _with_units(parse_bytes_per_s)]
-Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
 Name = Annotated[str, Field(min_length=1, max_length=512)]
 ContentHash = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]

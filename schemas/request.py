@@ -12,6 +12,7 @@ from penstock.schemas.quantities import (
     Bytes,
     ContentHash,
     Count,
+    Flag,
     Fraction,
     Name,
     Nanoseconds,
@@ -52,7 +53,7 @@ class NetworkModel(Part):
     )
     all_reduce: Literal["flat", "hierarchical", "dapple"] = "hierarchical"
     bucket_bytes: PositiveCount = 25_000_000
-    overlap_all_reduce: bool = Field(default=True, description="buckets leave as the last backward passes their layers")
+    overlap_all_reduce: Flag = Field(default=True, description="buckets leave as the last backward passes their layers")
 
 
 class Termination(Part):

@@ -8,7 +8,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from penstock.schemas.document import Part, faults_of
 from penstock.schemas.errors import InvalidDocument
-from penstock.schemas.quantities import Count, Name, PositiveCount
+from penstock.schemas.quantities import Count, Flag, Name, PositiveCount
 
 MAX_SEGMENT = 1000
 """Global batches that one program of a periodic plan trains at most before it is flushed."""
@@ -23,13 +23,13 @@ class RunOptions(Part):
     precision: Literal["fp32", "bf16", "fp16"] = Field(
         default="fp32", description="of the computation; parameters stay as the job makes them; fp16 scales the loss"
     )
-    clip_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+    clip_norm: Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)] | None = Field(
         default=None, description="the largest norm of the gradient of all parameters together"
     )
     checkpoint_directory: Name | None = Field(default=None, description="where step-<n> directories are written")
     checkpoint_every: Count = Field(default=0, description="steps between checkpoints; 0: only one at the end")
     keep_checkpoints: PositiveCount = Field(default=2, description="older complete ones are removed")
-    resume: bool | Literal["auto"] = Field(
+    resume: Flag | Literal["auto"] = Field(
         default=False, description="go on from the newest checkpoint; auto: start anew where there is none"
     )
     evaluate_every: Count = Field(default=0, description="steps between evaluations; 0: none; there is one at the end")
@@ -38,7 +38,7 @@ class RunOptions(Part):
     staleness: Annotated[int, Field(strict=True, ge=0, le=1)] = Field(
         default=0, description="elastic averaging: how many iterations old the reference model may be"
     )
-    advance_forward: bool = Field(default=False, description="search how far forwards run ahead while training")
+    advance_forward: Flag = Field(default=False, description="search how far forwards run ahead while training")
 
     @model_validator(mode="after")
     def _needs_a_directory(self) -> Self:

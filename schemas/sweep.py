@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from penstock.schemas.document import Document, Part, refuse_doubles
 from penstock.schemas.jobs import JobState, ResultStatus
-from penstock.schemas.quantities import Bytes, ContentHash, Count, Name, Nanoseconds, PositiveCount
+from penstock.schemas.quantities import Bytes, ContentHash, Count, Flag, Name, Nanoseconds, Number, PositiveCount
 from penstock.schemas.request import PlanRequest, UpdateRule
 from penstock.schemas.topology import ClusterTopology
 
@@ -56,16 +56,16 @@ class SweepRow(Part):
     found: str | None = Field(default=None, description="planner, schedule and update rule of the plan")
     plan_hash: ContentHash | None = None
     time_per_global_batch_ns: Nanoseconds | None = None
-    samples_per_s: float | None = None
+    samples_per_s: Number | None = None
     peak_memory_bytes: Bytes | None = Field(default=None, description="of the fullest device")
     devices: Count | None = Field(default=None, description="that the plan uses")
-    cost_per_sample: float | None = Field(default=None, description="where the topology prices its devices")
-    gap: float | None = None
-    pareto: bool = Field(
+    cost_per_sample: Number | None = Field(default=None, description="where the topology prices its devices")
+    gap: Number | None = None
+    pareto: Flag = Field(
         default=False,
         description="no other row is at least as good in throughput, memory, devices and cost, and better in one",
     )
-    seconds: float | None = None
+    seconds: Number | None = None
 
 
 class SweepOut(Part):

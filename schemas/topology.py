@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from penstock.schemas.document import Document, Part, refuse_doubles
-from penstock.schemas.quantities import Bytes, BytesPerSecond, Count, Name, Nanoseconds, PositiveCount
+from penstock.schemas.quantities import Bytes, BytesPerSecond, Count, Name, Nanoseconds, Number, PositiveCount
 
 MAX_MATRIX_DEVICES = 2048
 Duplex = Literal["full", "half"]
@@ -20,7 +20,7 @@ class Device(Part):
     kind: Name
     memory_bytes: Bytes
     context_bytes: Bytes = Field(default=0, description="taken by the driver and the library before the first tensor")
-    price: float | None = Field(default=None, ge=0, description="per hour, in any one currency")
+    price: Number | None = Field(default=None, ge=0, description="per hour, in any one currency")
     gpus: PositiveCount = Field(default=1, description="physical accelerators behind this device")
 
 
@@ -63,7 +63,7 @@ class UniformCluster(Part):
     kind: Name
     memory_bytes: Bytes
     context_bytes: Bytes = 0
-    price: float | None = Field(default=None, ge=0)
+    price: Number | None = Field(default=None, ge=0)
     gpus: PositiveCount = 1
     fabric: Fabric | None = None
     nic: Fabric | None = Field(default=None, description="each node's link to the switch; `form` is not used")
@@ -80,7 +80,7 @@ class DeviceKind(Part):
 
     name: Name
     scale_from: Name
-    speed: float = Field(gt=0, description="how many times faster than scale_from it is")
+    speed: Number = Field(gt=0, description="how many times faster than scale_from it is")
 
 
 class MeasuredMatrix(Part):

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from penstock.schemas.document import Document, Part
 from penstock.schemas.plan import PlanFile
-from penstock.schemas.quantities import Bytes, ContentHash, Count, Name, Nanoseconds, PositiveCount
+from penstock.schemas.quantities import Bytes, ContentHash, Count, Name, Nanoseconds, Number, PositiveCount
 
 
 class TraceEvent(Part):
@@ -39,7 +39,7 @@ class Trace(Document):
     plan_hash: ContentHash
     predicted_time_per_global_batch_ns: Nanoseconds
     measured_times_per_global_batch_ns: tuple[Nanoseconds, ...] = Field(description="one per step, warm-up left out")
-    losses: tuple[float, ...] = ()
+    losses: tuple[Number, ...] = ()
     ranks: tuple[RankTrace, ...]
     plan_file: PlanFile | None = Field(
         default=None, description="what was run: with it a trace can be drawn and calibrated from by itself"

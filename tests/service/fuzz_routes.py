@@ -17,11 +17,11 @@ CHECKS = (
     "response_headers_conformance",
     "response_schema_conformance",
     "unsupported_method",
+    "negative_data_rejection",
 )
 """Not ``positive_data_acceptance``: no JSON schema says all that a plan has to keep, so much of what fits is refused.
 
-Not ``negative_data_rejection``: documents read ``true`` as 1.0 and 0 as ``false``. Nor those about keys, which have
-tests of their own."""
+Nor those about keys, which have tests of their own."""
 
 SLOW = ("/v1/plans:compare", "/v1/plans:explain", "/v1/profiles:calibrate")
 """Each request starts a process. Their bodies are those of ``:validate`` and ``:verify``."""
