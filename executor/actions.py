@@ -269,7 +269,6 @@ class Actions:
             factor = norm.factor(factor)
         if norm is None or not norm.overflow:
             self._step(stage, factor)
-        stage.updates += 1
         if clears:
             stage.clear_gradients()
         if ends:

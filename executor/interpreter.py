@@ -162,7 +162,6 @@ class Interpreter:
         self.source.untold.clear()
         self.actions.begin()
         for stage in self.stages.values():
-            stage.updates = 0
             if stage.versions is not None:
                 stage.versions.use(0)
             stage.clear_gradients()

@@ -49,7 +49,7 @@ class HeldStage:
     ``replicated_buffers``: buffers that other ranks have too, with the first of these and their process group.
     ``schedule``: of the learning rate, stepped after each step of the optimizer.
     ``scale``: what gradients are multiplied by where micro-batches are normalised one by one (weight stashing).
-    ``row_group``: the replicas that share a micro-batch's rows. ``updates``: steps so far in this run of a program.
+    ``row_group``: the replicas that share a micro-batch's rows.
     """
 
     held: Held
@@ -67,7 +67,6 @@ class HeldStage:
     schedule: LRScheduler | None = None
     scale: float | None = None
     row_group: Any = None
-    updates: int = 0
     _flat: list[Tensor] = field(default_factory=list)
     _views: list[tuple[nn.Parameter, Tensor]] = field(default_factory=list)
     _plain: list[nn.Parameter] = field(default_factory=list)
