@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Executor
@@ -198,17 +198,24 @@ def test_a_solver_that_dies_is_a_problem_in_words(executor: Executor):
     assert "was killed by SIGSEGV" in problem["detail"]
 
 
+HANGING_SWEEP = """
+import json, sys
+from penstock.scale_out.solving import SolveLimits
+from penstock.schemas.sweep import SweepRequest
+from penstock.sweeping import sweep
+sweep(SweepRequest.parse(json.loads(sys.argv[1])), limits=SolveLimits(entry="solver_entries:entry"))
+"""
+
+
 def test_a_sweep_that_is_broken_off_leaves_no_solver(pids: Path):
-    hanging = SweepRequest.parse({"request": tiny_request() | {"seed": HANG}})
-    limits = SolveLimits(entry="solver_entries:entry")
-    main = threading.main_thread().ident
-    assert main is not None
-    threading.Thread(target=lambda: (wait_for(lambda: begun(pids)), signal.pthread_kill(main, signal.SIGINT))).start()
-    with pytest.raises(KeyboardInterrupt):
-        sweep(hanging, limits=limits)
-    found = [int(pid) for pid in pids.read_text().split()]
-    pids.unlink()
-    wait_for(lambda: not any(psutil.pid_exists(pid) for pid in found))
+    asked = json.dumps({"request": tiny_request() | {"seed": HANG}})
+    command = [sys.executable, "-c", HANGING_SWEEP, asked]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        running = solvers(pids)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=PATIENCE_S)
+    assert "KeyboardInterrupt" in said
+    assert psutil.wait_procs(running, PATIENCE_S)[1] == []
 
 
 def test_a_killed_dask_worker_takes_its_solver_along_and_the_other_one_solves(cluster: Cluster, pids: Path):
