@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from orphans import no_orphans
 
 from penstock.cli.main import main
 from penstock.schemas.jobs import JobOut, RunOut
@@ -181,11 +182,10 @@ def ended(run: RunOut) -> bool:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    cluster = Cluster(tmp_path_factory.mktemp("end-to-end"))
-    yield cluster
-    family = psutil.Process().children(recursive=True)
-    cluster.close()
-    assert psutil.wait_procs(family, LIMIT_S)[1] == []
+    with no_orphans(LIMIT_S):
+        cluster = Cluster(tmp_path_factory.mktemp("end-to-end"))
+        yield cluster
+        cluster.close()
 
 
 @pytest.fixture(scope="module")

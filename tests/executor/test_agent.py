@@ -16,6 +16,7 @@ import agent_process
 import psutil
 import pytest
 from agent_process import with_real_check
+from orphans import no_orphans
 from scripted_service import LIMIT_S, ScriptedService, problem
 
 from penstock.executor.node.agent import run_agent
@@ -103,14 +104,12 @@ class Running:
 
 @contextmanager
 def running(service: ScriptedService, directory: Path, **settings):
-    agent = Running(service.url, directory, **settings)
-    try:
-        yield agent
-    finally:
-        agent.leave()
-    assert [
-        child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE
-    ] == []
+    with no_orphans():
+        agent = Running(service.url, directory, **settings)
+        try:
+            yield agent
+        finally:
+            agent.leave()
 
 
 def assign(phase, *do, generation=1, hosts_store=False, layers=("first", "second"), model="toy"):

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 import small_jobs
+from orphans import no_orphans
 from pipelines import Part, programs_of
 
 from penstock.executor.launch import RunReport, run_locally
@@ -31,8 +32,8 @@ def run(job: str, parts: list[Part], **more: Any) -> RunReport:
 
 @pytest.fixture(autouse=True)
 def _nothing_stays_behind() -> Any:
-    yield
-    assert psutil.Process().children(recursive=True) == []
+    with no_orphans():
+        yield
 
 
 def test_a_run_reports_losses_times_traces_and_the_check() -> None:

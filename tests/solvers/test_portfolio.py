@@ -15,6 +15,7 @@ from typing import Any, get_args
 import numpy as np
 import psutil
 import pytest
+from orphans import no_orphans
 from portfolio_tasks import Dying, Failing, Hanging, Late, Refusing
 from problems import make_problem
 from test_planners import random_problem
@@ -65,9 +66,8 @@ def run(session: Session, tasks: Sequence[Any], workers: int) -> Tasks:
     setting = Setting.of(session, PLANNERS)
     hands: Crew = Workers(setting, workers) if workers else Here(setting)
     round_ = Tasks(session, tasks)
-    with hands as ready:
+    with no_orphans(), hands as ready:
         round_.run(ready)
-    assert not [p for p in psutil.Process().children() if p.status() != psutil.STATUS_ZOMBIE]
     return round_
 
 
@@ -206,7 +206,7 @@ def test_a_proof_for_one_pipeline_spares_only_those_planners(problem: Problem, p
 SOLVING = """
 import os, sys
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
-sys.path.insert(0, {here!r})
+sys.path[:0] = {paths!r}
 from portfolio_tasks import Hanging
 from test_portfolio import run, session_of
 from test_planners import random_problem
@@ -217,7 +217,7 @@ run(session_of(random_problem(5)), [Hanging("one", (), pid_file={pids!r}), Hangi
 @pytest.mark.parametrize("forks", [True, False], ids=["forked", "launched"])
 def test_no_process_outlives_a_parent_that_is_killed(tmp_path: Path, forks: bool) -> None:
     pids = tmp_path / "pids"
-    code = SOLVING.format(here=str(HERE), pids=str(pids))
+    code = SOLVING.format(paths=[str(HERE), str(HERE.parent)], pids=str(pids))
     if not forks:
         code = code.replace(
             "run(", "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()\nrun(", 1
