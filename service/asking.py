@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import suppress
@@ -17,14 +16,12 @@ from penstock.schemas.errors import Unreachable
 from penstock.schemas.jobs import ProblemDetails
 from penstock.service.child import Child, Spawner
 from penstock.service.problems import TaskFailed
-from penstock.service.tasks import crashed, death, end, lines, send
+from penstock.service.tasks import death, end, failure_of, lines, send
 
 T = TypeVar("T")
 
 PIECE_BYTES = 1 << 20
 END_S = 0.5
-
-log = logging.getLogger("penstock.service")
 
 
 async def messages(place: Spawner, task: dict[str, Any], limit_s: float) -> AsyncGenerator[dict[str, Any]]:
@@ -39,11 +36,8 @@ async def messages(place: Spawner, task: dict[str, Any], limit_s: float) -> Asyn
         await run_sync(send, child, task)
         child.pipe.setblocking(False)
         async for message in _said(child, deadline):
-            if message["kind"] == "error":
-                raise TaskFailed(ProblemDetails.model_validate(message["problem"]))
-            if message["kind"] == "crash":
-                log.error("a %s crashed\n%s", task["task"], message["traceback"])
-                raise TaskFailed(crashed("a planner met an error of its own; the service's log has the reason"))
+            if (problem := failure_of(message, task)) is not None:
+                raise TaskFailed(problem)
             yield message
             if message["kind"] == "result":
                 return

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import sqlalchemy as sa
 
@@ -20,6 +20,9 @@ from penstock.service.disks import refuse_shared_disk
 
 LOCK_WAIT_MS = 10_000
 """How long a transaction waits for another's locks."""
+
+if TYPE_CHECKING:
+    from penstock.service.settings import Settings
 
 STATEMENT_MS = 30_000
 """Longest statement of a service on PostgreSQL; none comes near it on a server in good health."""
@@ -60,6 +63,13 @@ class Database:
         else:
             self.engine = sa.create_engine(self.url, **pool, pool_pre_ping=True, connect_args=_POSTGRESQL)
             self._reader = self.engine.execution_options(isolation_level="REPEATABLE READ")
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """The database that the settings name."""
+        return cls(
+            settings.database_url(), connections=settings.database_connections, upgrade=settings.upgrade_database
+        )
 
     @property
     def name(self) -> str:

@@ -55,9 +55,7 @@ class Service:
         """How many threads judge and lower at a time, so that the others stay free."""
         self.children = CapacityLimiter(max(2, available_processors()))
         """How many children compare and explain at a time."""
-        self.database = Database(
-            settings.database_url(), connections=settings.database_connections, upgrade=settings.upgrade_database
-        )
+        self.database = Database.of(settings)
         self.relay = Relay(self.database, self._heard)
         self.stores = Stores(self.database)
         self.queue = JobQueue(self.database, self._publish)

@@ -13,8 +13,8 @@ from collections import OrderedDict
 
 from penstock.schemas.request import PlanRequest
 from penstock.service import metrics
+from penstock.service.parsing import parse
 from penstock.service.planning import Planning, Submitted, Wishes
-from penstock.service.routes.bodies import parse
 from penstock.service.security.principals import Principal
 from penstock.service.store import Stores
 

@@ -46,11 +46,7 @@ def run_task(
             if not chunk:
                 break
             for message in lines(buffer, chunk):
-                if message["kind"] == "error":
-                    problem = ProblemDetails.model_validate(message["problem"])
-                elif message["kind"] == "crash":
-                    log.error("a %s crashed\n%s", task["task"], message["traceback"])
-                    problem = crashed("a planner met an error of its own; the service's log has the reason")
+                problem = failure_of(message, task) or problem
                 done = done or message["kind"] == "result"
                 take(message)
         status = end(child, 0.5)
@@ -61,6 +57,16 @@ def run_task(
     if time.monotonic() >= deadline:
         return crashed(f"it was not done after {limit_s:.0f} s")
     return death(status, task.get("memory_bytes", 0))
+
+
+def failure_of(message: dict[str, Any], task: dict[str, Any]) -> ProblemDetails | None:
+    """What went wrong, if a child's message tells of that; a crash's traceback goes to the log."""
+    if message["kind"] == "error":
+        return ProblemDetails.model_validate(message["problem"])
+    if message["kind"] == "crash":
+        log.error("a %s crashed\n%s", task["task"], message["traceback"])
+        return crashed("a planner met an error of its own; the service's log has the reason")
+    return None
 
 
 def send(child: Child, task: dict[str, Any]) -> None:

@@ -33,9 +33,7 @@ def work(settings: Settings) -> None:
     if not settings.slots:
         raise InvalidDocument("a worker without slots does nothing", remedy="--slots 1, or PENSTOCK_SLOTS=1")
     logs.configure(settings.log_format, settings.log_level)
-    database = Database(
-        settings.database_url(), connections=settings.database_connections, upgrade=settings.upgrade_database
-    )
+    database = Database.of(settings)
     database.create()
     forkserver = Forkserver(WARM if settings.warm_up else PRELOAD)
     worker = _worker(settings, database, forkserver)

@@ -112,7 +112,7 @@ def _opened(given: str | None, *, may_be_new: bool = False) -> Iterator[Database
     from penstock.service.settings import Settings
 
     settings = Settings.load(**({} if given is None else {"database": given}))
-    opened = Database(settings.database_url(), upgrade=settings.upgrade_database)
+    opened = Database.of(settings)
     try:
         if opened.is_sqlite and not may_be_new and not Path(opened.url.database or "").is_file():
             raise NotFound(

@@ -110,7 +110,7 @@ def _opened(database: str | None) -> Iterator[Keys]:
     from penstock.service.settings import Settings
 
     settings = Settings.load(**({} if database is None else {"database": database}))
-    opened = Database(settings.database_url(), upgrade=settings.upgrade_database)
+    opened = Database.of(settings)
     try:
         opened.create()
         yield Keys(opened)

@@ -41,7 +41,6 @@ class Client(Calls):
     ) -> None:
         super().__init__(server, patience_s)
         self._http = httpx.Client(**_settings(server, key, ca, timeout_s))
-        self._open: httpx.Response | None = None
 
     def __enter__(self) -> Self:
         return self

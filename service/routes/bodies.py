@@ -12,11 +12,10 @@ from typing import Annotated, Any, TypeVar
 
 from anyio.to_thread import run_sync
 from fastapi import Query, Request, Response
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from penstock.schemas.document import Document, faults_of, load_json
-from penstock.schemas.errors import Fault, InvalidDocument
 from penstock.service import media
+from penstock.service.parsing import parse
 from penstock.service.problems import TooLarge
 
 M = TypeVar("M", bound=BaseModel)
@@ -60,18 +59,6 @@ def takes(model: type[BaseModel], example: Any) -> dict[str, Any]:
     schema = {"$ref": f"#/components/schemas/{model.__name__}"}
     content = {media.JSON: {"schema": schema, "example": example}, media.MSGPACK: {"schema": schema}}
     return {"requestBody": {"required": True, "content": content}}
-
-
-def parse(model: type[M], body: bytes) -> M:
-    """A body as ``model``. Raises InvalidDocument with a fault per mistake."""
-    data = load_json(body)
-    if issubclass(model, Document):
-        return model.parse(data)
-    try:
-        return model.model_validate(data)
-    except ValidationError as error:
-        faults = faults_of(error.errors(), data)
-        raise InvalidDocument(f"the body has {len(faults)} faults", faults=_first(faults)) from None
 
 
 async def body_of(request: Request) -> bytes:
@@ -122,10 +109,6 @@ def prefer_wait_s(request: Request, longest_s: float) -> float:
         if name.strip().lower() == "wait" and value.strip().isdecimal():
             return min(float(value.strip()[:9]), longest_s)
     return 0.0
-
-
-def _first(faults: list[Fault], most: int = 50) -> tuple[Fault, ...]:
-    return tuple(faults[:most])
 
 
 async def _received(request: Request, unpacker: media.Unpacker | None) -> bytes:

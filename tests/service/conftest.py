@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from postgres import Cluster, running_cluster
 from service_process import Server
 
 from penstock.client import Client
+from penstock.schemas.request import PlanRequest
 from penstock.service.database import Database
+from penstock.service.samples import tiny_request
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +47,18 @@ def start_server(tmp_path: Path) -> Iterator[Callable[..., Server]]:
 def client(shared_server: Server) -> Client:
     """A client of the shared service."""
     return shared_server.client
+
+
+@pytest.fixture
+def http(client: Client) -> httpx.Client:
+    """The connection of that client."""
+    return client._http
+
+
+@pytest.fixture
+def planned(client: Client) -> Any:
+    """The tiny request's finished job."""
+    return client.plan(PlanRequest.parse(tiny_request()))
 
 
 @pytest.fixture(scope="session")

@@ -5,40 +5,29 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from logged_process import LoggedProcess
 
 from penstock.client import Client
 from penstock.schemas.errors import Conflict
 from penstock.schemas.plan import PlanFile
 from penstock.service.samples import tiny_plan_file
 
-HERE = Path(__file__).parent
 LISTENING = re.compile(r"(https?://[^\s\",]+)")
 
 
-class Server:
-    """``serve()`` in a child process, run by the command ``around``; ``log`` holds what it has written so far."""
+class Server(LoggedProcess):
+    """``serve()`` in a child process, run by the command ``around``."""
 
     def __init__(self, database: Path | str, *, around: Sequence[str] = (), **settings: Any) -> None:
         given = {"database": database, "port": 0, "warm_up": False, **settings}
-        environment = {f"PENSTOCK_{name.upper()}": str(value) for name, value in given.items()}
-        paths = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH", "")]))
-        self.process = subprocess.Popen(
-            [*around, sys.executable, "-c", "from penstock.service.app import serve; serve()"],
-            env={**os.environ, **environment, "PYTHONPATH": paths},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.log: list[str] = []
+        super().__init__([*around, sys.executable, "-c", "from penstock.service.app import serve; serve()"], given)
         self.url = self._wait_for_url()
-        self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self.client = Client(self.url)
         self.pids_file = Path(os.environ.get("PIDS_FILE", ""))
@@ -51,10 +40,6 @@ class Server:
                 return match[1]
         raise AssertionError("the service did not start:\n" + "".join(self.log))
 
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        self.log.extend(self.process.stderr)
-
     def load_judge(self) -> None:
         """Have the judge and the lowering loaded, so that no agent grows old meanwhile."""
         with pytest.raises(Conflict, match="no living agent"):
@@ -63,15 +48,4 @@ class Server:
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Send a signal; the exit code."""
         self.client.close()
-        self.process.send_signal(number)
-        code = self.process.wait(30)
-        self._reader.join(10)
-        assert not self._reader.is_alive(), "a process that outlives the service holds its stderr"
-        assert self.process.stderr is not None
-        self.process.stderr.close()
-        return code
-
-    @property
-    def text(self) -> str:
-        """All that it has logged."""
-        return "".join(self.log)
+        return super().stop(number)

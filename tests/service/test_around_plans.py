@@ -23,17 +23,6 @@ from penstock.service.samples import tiny_plan_file, tiny_profile, tiny_request,
 UNKNOWN = "sha256:" + "7" * 64
 
 
-@pytest.fixture
-def http(client: Client) -> httpx.Client:
-    return client._http
-
-
-@pytest.fixture
-def planned(client: Client) -> Any:
-    """The tiny request's finished job."""
-    return client.plan(PlanRequest.parse(tiny_request()))
-
-
 @pytest.mark.parametrize("to", sorted(FORMS))
 def test_a_plan_in_every_form(http: httpx.Client, planned: Any, to: str):
     answer = http.get(f"/v1/plans/{planned.result.plan_hash}/export", params={"to": to})

@@ -20,17 +20,6 @@ from penstock.service.samples import tiny_plan_file, tiny_profile, tiny_request,
 from penstock.service.settings import Settings
 
 
-@pytest.fixture
-def http(client: Client) -> httpx.Client:
-    return client._http
-
-
-@pytest.fixture
-def planned(client: Client) -> Any:
-    """The tiny request's finished job."""
-    return client.plan(PlanRequest.parse(tiny_request()))
-
-
 def documented_bodies() -> list[Any]:
     """Every POST of the OpenAPI document that has an example."""
     paths = create_app(Settings(database="unused.sqlite")).openapi()["paths"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -12,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from penstock.schemas.errors import RunFailed
+from penstock.service.child import die_with
 
 MARK = "PENSTOCK_SOAK"
 """In the environment of everything that a soak starts: the soak's process id."""
@@ -20,7 +20,6 @@ ORPHANS_S = 10.0
 """How long a process may look for its dead parent."""
 
 STOP_S = 20.0
-_PR_SET_PDEATHSIG = 1
 
 
 class Processes:
@@ -41,7 +40,7 @@ class Processes:
                 stderr=log,
                 env=os.environ | environment | {MARK: str(parent)},
                 process_group=0,
-                preexec_fn=lambda: _die_with(parent),
+                preexec_fn=lambda: die_with(parent),
             )
 
     def log(self, name: str) -> Path:
@@ -119,9 +118,3 @@ def _has_parent(pid: int) -> bool:
             return True
         pid = parent_of(pid)
     return False
-
-
-def _die_with(parent: int) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)

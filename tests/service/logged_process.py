@@ -1,0 +1,49 @@
+"""A process of the service's with its settings, and what it writes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+
+
+class LoggedProcess:
+    """A command that finds the misbehaving solvers; ``log`` holds the lines that it has written so far."""
+
+    def __init__(self, command: Sequence[str], settings: Mapping[str, Any]) -> None:
+        environment = {f"PENSTOCK_{name.upper()}": str(value) for name, value in settings.items()}
+        paths = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH", "")]))
+        self.process = subprocess.Popen(
+            list(command),
+            env={**os.environ, **environment, "PYTHONPATH": paths},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.log: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log.append(line)
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Send a signal; the exit code."""
+        self.process.send_signal(number)
+        code = self.process.wait(30)
+        self._reader.join(10)
+        assert not self._reader.is_alive(), "a process that outlives this one holds its stderr"
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+        return code
+
+    @property
+    def text(self) -> str:
+        """All that it has logged."""
+        return "".join(self.log)
