@@ -1,0 +1,112 @@
+"""What one source says of a cluster, before sources are merged. None: the source does not say it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where something was said; line and column count from 1."""
+
+    source: str
+    line: int | None = None
+    column: int | None = None
+
+    def __str__(self) -> str:
+        parts = [self.source]
+        parts += [f"{word} {number}" for word, number in (("line", self.line), ("column", self.column)) if number]
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """One accelerator. ``index``: as the driver counts. ``product``: as the source spells it."""
+
+    index: int
+    product: str | None = None
+    memory_bytes: int | None = None
+    bus_id: str | None = None
+    is_partition: bool = False
+    """A MIG instance or another part of a device."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLinkFacts:
+    """How two devices of a node (by index) reach each other; ``bandwidth_bytes_per_s`` is of one direction."""
+
+    a: int
+    b: int
+    path: Literal["nvlink", "pcie-switch", "pcie", "host-bridge", "socket"]
+    links: int = 1
+    bandwidth_bytes_per_s: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NicFacts:
+    """A network card of a node, and the devices (by index) that are nearest to it."""
+
+    name: str
+    bandwidth_bytes_per_s: int | None = None
+    near: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """A host. ``name`` is empty where a source describes one node without naming it (nvidia-smi, an NCCL file).
+
+    ``free``: whether nothing runs there; ``busy_devices``: how many devices are taken. ``has_nvswitch``: its devices
+    have ports into a switch instead of links from one to another.
+    """
+
+    name: str
+    place: Place
+    devices: tuple[DeviceFacts, ...] | None = None
+    device_links: tuple[DeviceLinkFacts, ...] = ()
+    has_nvswitch: bool | None = None
+    nics: tuple[NicFacts, ...] | None = None
+    usable: bool | None = None
+    why_not_usable: str = ""
+    busy_devices: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchFacts:
+    """A switch, block, rack or domain and what hangs below it.
+
+    ``tier`` counts from 0 at the nodes; ``layer`` is the source's word for it. ``is_nvlink``: its nodes share one
+    NVLink domain. ``bandwidth_bytes_per_s``: of the link to each child, one direction.
+    """
+
+    name: str
+    place: Place
+    nodes: tuple[str, ...] = ()
+    switches: tuple[str, ...] = ()
+    tier: int | None = None
+    layer: str = "switch"
+    is_nvlink: bool = False
+    bandwidth_bytes_per_s: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFacts:
+    """A cable between two nodes or switches; several of the same ends add up."""
+
+    a: str
+    b: str
+    place: Place
+    bandwidth_bytes_per_s: int | None = None
+    latency_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFacts:
+    """All that one source says. ``assumptions``: what had to be read into it, in sentences."""
+
+    format: str
+    source: str
+    nodes: dict[str, NodeFacts] = field(default_factory=dict)
+    switches: tuple[SwitchFacts, ...] = ()
+    links: tuple[LinkFacts, ...] = ()
+    assumptions: tuple[str, ...] = ()
