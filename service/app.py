@@ -88,7 +88,7 @@ def serve(settings: Settings | None = None) -> None:
     connections = wire.options(settings)
     app = create_app(settings)
     service: Service = app.state.service
-    service.database.create()
+    service.database.create(wait_s=settings.database_wait_s)
     listener = _listen(settings)
     host, port = listener.getsockname()[:2]
     scheme = "http" if settings.tls_certificate is None else "https"

@@ -7,6 +7,8 @@ A database that does not answer is ``DatabaseAway`` (503), whatever the driver c
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,11 +20,16 @@ from penstock.schemas.errors import Conflict, InvalidDocument, Unreachable, Unsu
 from penstock.service import metrics, migrations
 from penstock.service.disks import refuse_shared_disk
 
+log = logging.getLogger("penstock.service")
+
 LOCK_WAIT_MS = 10_000
 """How long a transaction waits for another's locks."""
 
 if TYPE_CHECKING:
     from penstock.service.settings import Settings
+
+AGAIN_S = 1.0
+"""Between two questions to a server that does not answer yet."""
 
 STATEMENT_MS = 30_000
 """Longest statement of a service on PostgreSQL; none comes near it on a server in good health."""
@@ -39,6 +46,8 @@ class DatabaseAway(Unreachable):
     retry_after_s = 5
     told = "the database does not answer"
     """What clients of the service hear: addresses and names of the database are not theirs."""
+    may_pass = True
+    """Whether waiting may help; False where somebody has to mend something first."""
 
 
 class Database:
@@ -76,14 +85,24 @@ class Database:
         """The URL as it may be shown: without the password."""
         return self.url.render_as_string()
 
-    def create(self) -> None:
+    def create(self, *, wait_s: float = 0.0) -> None:
         """Make a new database's tables, or see that they are this Penstock's.
 
-        Raises Conflict naming what to do where an older or a newer Penstock made them, Unreachable where they cannot be
-        reached.
+        A server that does not answer yet, because it starts as well or moves, is asked again for ``wait_s`` seconds.
+        Raises Conflict naming what to do where an older or a newer Penstock made them, DatabaseAway where they cannot
+        be reached.
         """
-        with self._clear_errors():
-            migrations.prepare(self.engine, may_upgrade=self._may_upgrade)
+        until = time.monotonic() + wait_s
+        while True:
+            try:
+                with self._clear_errors():
+                    migrations.prepare(self.engine, may_upgrade=self._may_upgrade)
+                return
+            except DatabaseAway as away:
+                if not away.may_pass or time.monotonic() >= until:
+                    raise
+                log.warning("the database is asked again for %.0f s: %s", until - time.monotonic(), away.detail)
+                time.sleep(min(AGAIN_S, max(0.0, until - time.monotonic())))
 
     def upgrade(self) -> str | None:
         """Make the tables, or bring them to the newest revision, whatever they were; the revision that they had.
@@ -149,6 +168,7 @@ class Database:
         sign, remedy = next((pair for pair in _REMEDIES.items() if pair[0] in reason), ("", "ask again in a moment"))
         away = DatabaseAway(f"the database {self.name} does not answer: {reason}", remedy=remedy)
         away.told += f": {sign}" if sign else ""
+        away.may_pass = not self.is_sqlite and not any(sign in reason for sign in _LASTING)
         raise away from error
 
 
@@ -161,6 +181,9 @@ _POSTGRESQL = {
 
 _STANDBY = ("read-only", "during recovery", "recovery is in progress")
 """What PostgreSQL says on a server that follows another."""
+
+_LASTING = (*_STANDBY, "authentication failed", "does not exist", "no pg_hba.conf entry", "not permitted to log in")
+"""What goes on until an administrator has done something."""
 
 _REMEDIES = {
     "unable to open": "give a file in a directory that exists and can be written, or the URL of a running server",

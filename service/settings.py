@@ -27,6 +27,9 @@ class Settings(BaseSettings):
 
     database: str = Field(default="penstock.sqlite", description="a file of SQLite, or the URL of a PostgreSQL server")
     database_connections: int = Field(default=20, ge=2, le=1000, description="connections of a process, at most")
+    database_wait_s: float = Field(
+        default=60.0, ge=0, description="how long a start waits for a PostgreSQL server that does not answer yet"
+    )
     upgrade_database: bool | None = Field(
         default=None, description="change the tables of an older Penstock at the start; by default on SQLite only"
     )

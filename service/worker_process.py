@@ -34,7 +34,7 @@ def work(settings: Settings) -> None:
         raise InvalidDocument("a worker without slots does nothing", remedy="--slots 1, or PENSTOCK_SLOTS=1")
     logs.configure(settings.log_format, settings.log_level)
     database = Database.of(settings)
-    database.create()
+    database.create(wait_s=settings.database_wait_s)
     forkserver = Forkserver(WARM if settings.warm_up else PRELOAD)
     worker = _worker(settings, database, forkserver)
     relay = Relay(database, worker.heard)

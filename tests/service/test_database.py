@@ -141,13 +141,30 @@ def test_a_server_that_was_killed_is_away_and_comes_back(mortal: Cluster):
         _write(database)
     with pytest.raises(DatabaseAway):
         database.revision()
-    mortal.start()
+    with ThreadPoolExecutor(1) as pool:
+        starting = pool.submit(database.create, wait_s=60)
+        with pytest.raises(TimeoutError):
+            starting.result(0.2)
+        mortal.start()
+        starting.result(60)
     job_id = add_job(database, "after")
     heard.wait_for(None, 2)
     JobQueue(database, lambda topic: None).stop(DEFAULT_TENANT, job_id, "cancel")
     heard.wait_for(f"job:{job_id}")
     relay.stop()
     database.close()
+
+
+def test_what_somebody_has_to_mend_is_not_waited_for(mortal: Cluster, tmp_path: Path):
+    url = sa.make_url(mortal.new_database()).set(database="nowhere").render_as_string(hide_password=False)
+    for name, reason in (
+        (url, 'database "nowhere" does not exist'),
+        (f"sqlite:///{tmp_path}/no/file", "unable to open"),
+    ):
+        database = Database(name)
+        with pytest.raises(DatabaseAway, match=reason):
+            database.create(wait_s=600)
+        database.close()
 
 
 def _write(database: Database, meanwhile: Callable[[], None] = lambda: None) -> None:
