@@ -15,6 +15,8 @@ class Form:
 
     media_type: str
     ending: str
+    help: str
+    """What it is and for whom, in a line."""
     make: Callable[[PlanFile], bytes]
     """Raises InvalidPlan for a plan that it cannot be made from, UnsupportedRequest for what the form has no word."""
 
@@ -60,10 +62,14 @@ def _report(file: PlanFile) -> bytes:
 
 
 FORMS: dict[str, Form] = {
-    "plan": Form("application/json", "json", _plan),
-    "program": Form("application/json", "programs.json", _program),
-    "chrome-trace": Form("application/json", "trace.json", _chrome_trace),
-    "csv": Form("text/csv", "csv", _csv),
-    "svg": Form("image/svg+xml", "svg", _svg),
-    "report": Form("text/html", "html", _report),
+    "plan": Form("application/json", "json", "the plan with its request inline, for verify, run and explain", _plan),
+    "program": Form("application/json", "programs.json", "the programs of all ranks", _program),
+    "chrome-trace": Form(
+        "application/json", "trace.json", "the predicted timeline, for Perfetto and chrome://tracing", _chrome_trace
+    ),
+    "csv": Form("text/csv", "csv", "the order of the schedule, for PyTorch's pipeline runtime and torchtitan", _csv),
+    "svg": Form("image/svg+xml", "svg", "the predicted timeline as a picture", _svg),
+    "report": Form(
+        "text/html", "html", "a page with timeline, memory, stages and bounds that needs no network", _report
+    ),
 }
