@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.schemas.agents import SyncReply, SyncRequest
+from penstock.schemas.bundle import JobBundle, LaunchReport
 from penstock.schemas.document import Part
 from penstock.schemas.jobs import JobEvent, JobOut, PlanComparison, ProblemDetails, ResultOut, RunOut, RunRequest
 from penstock.schemas.plan import Plan, PlanFile
@@ -33,6 +34,8 @@ DOCUMENTS: dict[str, type[Part]] = {
     "job-event": JobEvent,
     "run-request": RunRequest,
     "run": RunOut,
+    "job-bundle": JobBundle,
+    "launch-report": LaunchReport,
     "problem-details": ProblemDetails,
     "agent-sync-request": SyncRequest,
     "agent-sync-reply": SyncReply,

@@ -31,6 +31,12 @@ def _program(file: PlanFile) -> bytes:
     return json.dumps([program for program, *_ in lowered(file).programs], separators=(",", ":")).encode()
 
 
+def _bundle(file: PlanFile) -> bytes:
+    from penstock.bundles import make_bundle
+
+    return make_bundle(file).canonical_json()
+
+
 def _chrome_trace(file: PlanFile) -> bytes:
     from penstock.explaining import judged
     from penstock.report.chrome_trace import chrome_events
@@ -64,6 +70,9 @@ def _report(file: PlanFile) -> bytes:
 FORMS: dict[str, Form] = {
     "plan": Form("application/json", "json", "the plan with its request inline, for verify, run and explain", _plan),
     "program": Form("application/json", "programs.json", "the programs of all ranks", _program),
+    "bundle": Form(
+        "application/json", "job.json", "what `penstock rank` needs where another launcher starts ranks", _bundle
+    ),
     "chrome-trace": Form(
         "application/json", "trace.json", "the predicted timeline, for Perfetto and chrome://tracing", _chrome_trace
     ),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.schema_export import DOCUMENTS, schema_text, write_schemas
-from penstock.schemas import agents, jobs, plan, profile, request, topology, trace
+from penstock.schemas import agents, bundle, jobs, plan, profile, request, topology, trace
 from penstock.schemas.document import Document
 
 SCHEMAS = Path(__file__).parents[1] / "docs" / "schemas"
@@ -25,7 +25,7 @@ def test_nothing_else_lies_there() -> None:
 
 
 def test_every_document_has_one() -> None:
-    modules = (agents, jobs, plan, profile, request, topology, trace)
+    modules = (agents, bundle, jobs, plan, profile, request, topology, trace)
     found = {
         kind
         for module in modules

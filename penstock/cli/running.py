@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from penstock.executor.launch import RunReport
     from penstock.executor.work import Work
     from penstock.schemas.plan import PlanFile
-    from penstock.schemas.profile import ModelProfile
     from penstock.schemas.run_options import RunOptions
     from penstock.schemas.trace import Trace
 
@@ -188,6 +187,7 @@ def _train(
     transport: str,
     **more: Any,
 ) -> RunReport:
+    from penstock.bundles import boundary_sizes
     from penstock.executor.unattended import run_unattended
     from penstock.schemas.profile import ModelProfile
     from penstock.working import work_after
@@ -213,7 +213,7 @@ def _train(
         transport=transport,
         plan_hash=file.plan.content_hash(),
         layers=[layer.name for layer in profile.layers],
-        boundaries=_boundaries(profile),
+        boundaries=boundary_sizes(profile),
         on_progress=Progress(screen, file, steps),
         **more,
     )
@@ -245,13 +245,6 @@ def _batches_per_step(file: PlanFile) -> int:
 def _path(path: str | None, server: str | None) -> str | None:
     """Ranks run in the project's directory, so what is written has to be said from the root; on agents it is theirs."""
     return path if path is None or server is not None else str(Path(path).absolute())
-
-
-def _boundaries(profile: ModelProfile) -> list[list[list[Any]]] | None:
-    """What crosses each cut, for the ranks to compare; a model may run in another precision than one not measured."""
-    if profile.source.method != "measured":
-        return None
-    return [[[t.name, t.bytes_per_sample, t.gradient_bytes_per_sample] for t in cut] for cut in profile.boundaries]
 
 
 def _document(file: PlanFile, report: RunReport) -> Trace:

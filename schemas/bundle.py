@@ -1,0 +1,172 @@
+"""What ranks that somebody else's launcher starts need of a plan, without a solver; and what they report.
+
+``penstock export PLAN --to bundle`` writes a bundle; ``penstock rank`` runs one rank of it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from penstock.schemas.agents import digest_of
+from penstock.schemas.document import Document, Part
+from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
+from penstock.schemas.jobs import EvaluationOut
+from penstock.schemas.quantities import Bytes, ContentHash, Count, Flag, Name, Nanoseconds, Number, PositiveCount
+from penstock.schemas.request import UpdateRule
+from penstock.schemas.run_options import RunOptions
+
+BoundarySize = tuple[Name, Count, Count]
+"""A tensor that crosses a cut: its name, its bytes per sample, those of its gradient."""
+
+
+class RankPart(Part):
+    """One rank: where it runs, and what."""
+
+    rank: Count
+    device: Name = Field(description="node/index, as the plan's topology has it")
+    programs: Annotated[tuple[dict[str, Any], ...], Field(min_length=1)] = Field(
+        description="`schemas.program.Program.to_json`: one, the rungs of a ladder, or one per length of a segment"
+    )
+    digest: str = Field(description="SHA-256 of the canonical JSON of `programs`, in hexadecimal digits")
+
+    @property
+    def node(self) -> str:
+        """The node that the plan gives it to."""
+        return self.device.rpartition("/")[0]
+
+    @property
+    def index(self) -> str:
+        """The device's name within its node, usually a number."""
+        return self.device.rpartition("/")[2]
+
+    def refuse_damage(self) -> None:
+        """Raise InvalidDocument when the programs are not those that were written."""
+        found = digest_of(self.programs)
+        if found != self.digest:
+            raise InvalidDocument(
+                f"the programs of rank {self.rank} have the digest {found}, and the bundle says {self.digest}",
+                remedy="export the bundle anew; it is not made to be edited",
+            )
+
+
+class JobBundle(Document):
+    """A plan as its ranks need it."""
+
+    kind: ClassVar[str] = "job bundle"
+
+    plan_hash: ContentHash
+    update_rule: UpdateRule
+    global_batch_size: PositiveCount
+    seed: Count = Field(default=0, description="of parameters and data, unless the launch says another")
+    predicted_time_per_global_batch_ns: Nanoseconds | None = None
+    layers: tuple[Name, ...] = Field(description="the chain's layer names, to be compared with the model's")
+    boundaries: tuple[tuple[BoundarySize, ...], ...] | None = Field(
+        default=None, description="what crosses each cut, where it was measured; to be compared with the model's"
+    )
+    programs_are: Literal["whole", "ladder", "segments"] = Field(
+        default="whole", description="one per rank for every step; rungs to be searched; or one per length of a segment"
+    )
+    lowered_for: Literal["gloo", "nccl"] = Field(description="programs for nccl run over gloo too")
+    norm: Flag = Field(default=False, description="programs gather the norm of all gradients, for clipping and fp16")
+    staleness: Count = Field(default=0, description="elastic averaging: age of the reference model")
+    ranks: Annotated[tuple[RankPart, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _ranks_in_order(self) -> Self:
+        for number, part in enumerate(self.ranks):
+            if part.rank != number:
+                raise ValueError(f"ranks are numbered from 0 in their order; number {number} says rank {part.rank}")
+            if len(part.programs) != len(self.ranks[0].programs):
+                raise ValueError(
+                    f"rank {number} has {len(part.programs)} programs, rank 0 has {len(self.ranks[0].programs)}"
+                )
+            if not part.node:
+                raise ValueError(f"rank {number} runs on {part.device!r}; a device is called node/index")
+        return self
+
+    def nodes(self) -> dict[str, tuple[int, ...]]:
+        """The plan's nodes in the order of their first ranks, and the ranks of each in the order of its devices.
+
+        Local process k of a node is its k-th rank.
+        """
+        found: dict[str, list[RankPart]] = {}
+        for part in self.ranks:
+            found.setdefault(part.node, []).append(part)
+        return {
+            node: tuple(part.rank for part in sorted(parts, key=lambda part: (natural(part.index), part.rank)))
+            for node, parts in found.items()
+        }
+
+    def refuse_options(self, options: RunOptions) -> None:
+        """Raise UnsupportedRequest for options that other programs would be needed for."""
+        for wanted, has, flag in (
+            (options.needs_norm, self.norm, "--clip-norm or --precision fp16"),
+            (options.advance_forward, self.programs_are == "ladder", "--advance-forward"),
+            (bool(options.staleness), bool(self.staleness), "--staleness"),
+        ):
+            if wanted != has:
+                raise UnsupportedRequest(
+                    f"the bundle was exported {'with' if has else 'without'} {flag}, "
+                    f"and is run {'with' if wanted else 'without'}",
+                    remedy="export it with the same options that its ranks are started with",
+                )
+
+    def segments(self, rank: int, first_step: int, steps: int, options: RunOptions) -> tuple[int, ...] | None:
+        """The numbers of the programs that train steps [``first_step``, ``steps``); None where one trains every step.
+
+        Raises UnsupportedRequest naming the length that the bundle has no program for.
+        """
+        if self.programs_are != "segments":
+            return None
+        number_of = {int(program["batches"]): number for number, program in enumerate(self.ranks[rank].programs)}
+        at = first_step
+        for length in options.segments(first_step, steps):
+            if length not in number_of:
+                raise UnsupportedRequest(
+                    f"from step {at} to {at + length} there is no halt, and the bundle has programs of "
+                    f"{', '.join(map(str, sorted(number_of)))} steps (rule {self.update_rule}), none of {length}",
+                    remedy="export it with the same --steps, --checkpoint-every and --evaluate-every as its ranks have",
+                )
+            at += length
+        return tuple(number_of[length] for length in options.segments(first_step, steps))
+
+
+class RankReport(Part):
+    """Where a rank ran, and the most memory that it held."""
+
+    rank: Count
+    node: Name
+    local_rank: Count
+    device: Name = Field(description="as the plan calls it")
+    peak_memory_bytes: Bytes | None = None
+
+
+class LaunchReport(Document):
+    """What rank 0 reports of ranks that a launcher has started."""
+
+    kind: ClassVar[str] = "launch report"
+
+    plan_hash: ContentHash
+    launcher: Name
+    model: Name
+    state: Literal["succeeded", "left"] = Field(description="left: told to end, and saved")
+    first_step: Count = Field(description="0, or the step of the checkpoint that it went on from")
+    steps_done: Count
+    losses: tuple[Number | None, ...] = Field(description="of each step from `first_step` on; null: not finite")
+    step_times_ns: tuple[Nanoseconds, ...] = Field(description="of each step, the first of which warms up")
+    predicted_time_per_global_batch_ns: Nanoseconds | None = None
+    measured_time_per_global_batch_ns: Nanoseconds | None = None
+    gradient_check: Number | None = Field(
+        default=None, description="largest difference from one process, over the largest gradient"
+    )
+    evaluations: tuple[EvaluationOut, ...] = ()
+    checkpoint_step: Count | None = Field(default=None, description="steps in the newest checkpoint that it wrote")
+    ranks: tuple[RankReport, ...]
+
+
+def natural(name: str) -> tuple[tuple[int, str], ...]:
+    """A key that sorts names as people do: n2 before n10."""
+    return tuple((int(piece), "") if piece.isdecimal() else (-1, piece) for piece in re.split(r"([0-9]+)", name))
