@@ -70,8 +70,9 @@ def expand_or_report(text: str, report: Report, most: int = MOST_NAMES) -> list[
 def fold(names: Iterable[str]) -> str:
     """The short hostlist of these names, each once, in natural order (a2 before a10); ``expand`` gives them back.
 
-    Numbers anywhere in names are folded where what stands around them is equal, further right first:
-    r1n1, r1n2, r2n1, r2n2 become ``r[1-2]n[1-2]``. Widths are kept: 09 and 10 become ``[09-10]``.
+    Numbers are folded where what stands around them is equal, further right first: r1n1, r1n2, r2n1, r2n2 become
+    ``r[1-2]n[1-2]``. Widths are kept: 09 and 10 become ``[09-10]``. A name that does not end with a number stands for
+    itself, because Slurm refuses what follows the last bracket.
 
     Raises InvalidDocument for a name that no hostlist can say: empty, or with a blank, comma or bracket.
     """
@@ -82,6 +83,8 @@ def fold(names: Iterable[str]) -> str:
                 f"the name {name!r} cannot stand in a hostlist", remedy="name hosts without blanks, commas and brackets"
             )
         pieces = _DIGITS.split(name)
+        if pieces[-1]:
+            pieces = [name]
         alike.setdefault(tuple(pieces[::2]), []).append(tuple(pieces[1::2]))
     members = [member for texts, numbers in alike.items() for member in _folded(texts, numbers)]
     return ",".join(text for _, text in sorted(members))
@@ -146,8 +149,6 @@ def _ranges(text: str, start: int, report: Report) -> list[tuple[int, int, int]]
             report(at, f"{_shortened(entry.strip())!r} is no number and no range of numbers such as 01-16")
         elif read[2] and int(read[2]) < int(read[1]):
             report(at, f"the range {entry.strip()} counts down")
-        elif read[2] and read[2][0] == "0" and len(read[2]) > len(read[1]):
-            report(at, f"the range {entry.strip()} pads its upper bound only; pad both, or none")
         else:
             found.append((int(read[1]), int(read[2] or read[1]), len(read[1])))
         at += len(entry) + 1
