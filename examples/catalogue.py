@@ -1,12 +1,8 @@
 """Models and clusters by name: shipped analytic profiles, the topologies of the papers, and forms like ``8x8xH100``.
 
-No torch: planning by name needs none. The table of devices is loaded when a form asks for it, not before: the service
-imports this module. A node of a kind is what that device is usually sold in:
-
-* GTX1080Ti: one PCIe 3.0 bus that all devices share (128 Gbit/s, as SPP's section V-A has it), 25 Gbit/s Ethernet.
-* V100: NVLink pairs of 25 GB/s a direction, 25 Gbit/s Ethernet (a p3.16xlarge; DAPPLE's configuration A).
-* A100: NVSwitch ports of 300 GB/s a direction, one 200 Gbit/s NIC per device (DGX A100).
-* H100, H200: NVSwitch ports of 450 GB/s a direction, one 400 Gbit/s NIC per device (DGX H100, DGX H200).
+No torch: planning by name needs none. The tables of devices are loaded when a form asks for them, not before: the
+service imports this module. A node of a kind is what that device is usually sold in, as
+``penstock.importers.cluster.hardware`` has it.
 """
 
 from __future__ import annotations
@@ -16,7 +12,6 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal, NamedTuple
 
 from penstock.schemas.errors import InvalidDocument, NotFound
 from penstock.schemas.profile import ModelProfile
@@ -25,25 +20,6 @@ from penstock.schemas.topology import ClusterTopology, Fabric, UniformCluster
 _HERE = Path(__file__).parent
 _CLUSTER = re.compile(r"(?:(?P<nodes>[0-9]+)x)?(?P<devices>[0-9]+)x(?P<kind>[A-Za-z][A-Za-z0-9-]*)")
 _LARGEST_NODE = 8
-_GBIT = 10**9 // 8
-
-
-class _NodeKind(NamedTuple):
-    form: Literal["pairs", "ports", "bus"]
-    fabric_bytes_per_s: int
-    fabric_latency_ns: int
-    nic_bytes_per_s: int
-    nic_per_device: bool
-    nic_latency_ns: int
-
-
-_NODES: dict[str, _NodeKind] = {
-    "GTX1080Ti": _NodeKind("bus", 128 * _GBIT, 10_000, 25 * _GBIT, False, 30_000),
-    "V100": _NodeKind("pairs", 25 * 10**9, 5_000, 25 * _GBIT, False, 30_000),
-    "A100": _NodeKind("ports", 300 * 10**9, 5_000, 200 * _GBIT, True, 10_000),
-    "H100": _NodeKind("ports", 450 * 10**9, 5_000, 400 * _GBIT, True, 10_000),
-    "H200": _NodeKind("ports", 450 * 10**9, 5_000, 400 * _GBIT, True, 10_000),
-}
 
 
 def model_names() -> tuple[str, ...]:
@@ -101,22 +77,28 @@ def _counts(name: str, nodes: str | None, devices: int) -> tuple[int, int]:
 
 def _uniform(name: str, nodes: int, devices: int, kind: str) -> ClusterTopology:
     from penstock.executor.profiling.device_table import device_facts
+    from penstock.importers.cluster import hardware
 
-    facts, node = device_facts(kind), _NODES[kind]
-    nic = node.nic_bytes_per_s * (devices if node.nic_per_device else 1)
-    fabric = Fabric(form=node.form, bandwidth_bytes_per_s=node.fabric_bytes_per_s, latency_ns=node.fabric_latency_ns)
+    node = hardware.usual(device_facts(kind).kind)
+    fabric = Fabric(
+        form=node.fabric,
+        bandwidth_bytes_per_s=node.fabric_bytes_per_s.value,
+        latency_ns=node.fabric_latency_ns.value,
+    )
+    nic = node.node_nic_bytes_per_s(devices)
+    assert nic is not None
     return ClusterTopology(
         name=name,
         uniform=UniformCluster(
             nodes=nodes,
             devices_per_node=devices,
             kind=kind,
-            memory_bytes=facts.memory_bytes,
-            context_bytes=facts.context_bytes,
+            memory_bytes=node.memory[0].value,
+            context_bytes=node.context.value,
             fabric=fabric if devices > 1 else None,
-            nic=Fabric(bandwidth_bytes_per_s=nic, latency_ns=node.nic_latency_ns) if nodes > 1 else None,
+            nic=Fabric(bandwidth_bytes_per_s=nic, latency_ns=node.nic_latency_ns.value) if nodes > 1 else None,
         ),
-        assumptions=(f"links of {kind} nodes at line rate, from the table in penstock.examples.catalogue",),
+        assumptions=(f"links of {kind} nodes at line rate, from the table in penstock.importers.cluster.hardware",),
     )
 
 

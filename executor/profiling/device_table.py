@@ -1,4 +1,6 @@
-"""What devices can do, for analytic profiles and clusters by name: peaks from data sheets, efficiencies stated.
+"""What devices can do, for analytic profiles: peaks from data sheets, efficiencies stated.
+
+What they hold and how they are joined is the table of ``penstock.importers.cluster.hardware``.
 
 Peaks are dense (no sparsity), without TensorFloat-32 for fp32, as PyTorch multiplies matrices by default:
 
@@ -6,7 +8,7 @@ Peaks are dense (no sparsity), without TensorFloat-32 for fp32, as PyTorch multi
 * V100: Tesla V100 data sheet (SXM2): 15.7 TFLOP/s fp32, 125 fp16 on tensor cores, 900 GB/s. No bf16: costed as fp32.
 * A100: A100 80GB data sheet (SXM4): 19.5 TFLOP/s fp32, 312 bf16 and fp16, 2,039 GB/s.
 * H100: H100 data sheet (SXM5): 67 TFLOP/s fp32, 989 bf16 and fp16, 3,350 GB/s.
-* H200: H200 data sheet (SXM): the compute of the H100, 4,800 GB/s, 141 GB.
+* H200: H200 data sheet (SXM): the compute of the H100, 4,800 GB/s.
 
 Efficiency is the part of a peak that training reaches in a large layer; it is stated, not fitted to any plan here.
 fp32 on a V100: DAPPLE's own profile of BERT-48 (2.69 ms for one layer's forward of 2 × 528 tokens, 28.9 GFLOP) is
@@ -30,7 +32,6 @@ Dtype = Literal["fp32", "bf16", "fp16"]
 DTYPES: tuple[Dtype, ...] = ("fp32", "bf16", "fp16")
 ANALYTIC_EXPECTED_ERROR = 0.3
 _TERA = 10**12
-_GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +43,6 @@ class DeviceFacts:
     compute_efficiency: dict[Dtype, float]
     memory_bandwidth_bytes_per_s: int
     memory_efficiency: float
-    memory_bytes: int
-    context_bytes: int
     launch_ns: int
 
     def flops_per_s(self, dtype: Dtype) -> float:
@@ -70,8 +69,6 @@ def _facts(
     tera: tuple[float, float, float],
     efficiency: tuple[float, float, float],
     bandwidth_gb_per_s: int,
-    memory_bytes: int,
-    context_bytes: int,
 ) -> DeviceFacts:
     return DeviceFacts(
         kind=kind,
@@ -79,8 +76,6 @@ def _facts(
         compute_efficiency=dict(zip(DTYPES, efficiency, strict=True)),
         memory_bandwidth_bytes_per_s=bandwidth_gb_per_s * 10**9,
         memory_efficiency=0.8,
-        memory_bytes=memory_bytes,
-        context_bytes=context_bytes,
         launch_ns=5_000,
     )
 
@@ -93,40 +88,30 @@ DEVICES: dict[str, DeviceFacts] = {
             tera=(11.34, 11.34, 0.177),
             efficiency=(0.6, 0.6, 0.8),
             bandwidth_gb_per_s=484,
-            memory_bytes=11 * _GIB,
-            context_bytes=_GIB // 2,
         ),
         _facts(
             "V100",
             tera=(15.7, 15.7, 125),
             efficiency=(0.6, 0.6, 0.4),
             bandwidth_gb_per_s=900,
-            memory_bytes=16 * _GIB,
-            context_bytes=_GIB // 2,
         ),
         _facts(
             "A100",
             tera=(19.5, 312, 312),
             efficiency=(0.7, 0.5, 0.5),
             bandwidth_gb_per_s=2039,
-            memory_bytes=80 * _GIB,
-            context_bytes=_GIB,
         ),
         _facts(
             "H100",
             tera=(67, 989, 989),
             efficiency=(0.6, 0.45, 0.45),
             bandwidth_gb_per_s=3350,
-            memory_bytes=80 * _GIB,
-            context_bytes=_GIB,
         ),
         _facts(
             "H200",
             tera=(67, 989, 989),
             efficiency=(0.6, 0.45, 0.45),
             bandwidth_gb_per_s=4800,
-            memory_bytes=141 * 10**9,
-            context_bytes=_GIB,
         ),
     )
 }

@@ -1,0 +1,166 @@
+"""The table of devices and of the nodes that they are sold in: ``hardware.yaml``, each figure with where it is from.
+
+Clusters by name (``penstock.examples.catalogue``) and imported topologies read the same table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from penstock.schemas.quantities import parse_bytes, parse_bytes_per_s, parse_time_ns
+
+ASSUMED = "assumed"
+SWITCH_LATENCY_NS = 1_000
+"""From one switch to the next; assumed."""
+
+_TABLE = Path(__file__).with_name("hardware.yaml")
+_TELLS_NOTHING = frozenset({"nvidia", "amd", "tesla", "geforce", "instinct", "gpu", "hbm3", "hbm3e", "shared"})
+_SIZE = re.compile(r"([0-9]{1,3})(?:g|gb|gib)?")
+_PARTITION = re.compile(r"(?:mig|[0-9]+[cg]\.[0-9]+gb.*)")
+_SIZE_ERROR = 0.1
+"""How far a memory of the table may be from the number in a product's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A number of the table, and where it is from."""
+
+    value: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class NvLink:
+    """A device's links, and what each carries in one direction."""
+
+    links: int
+    bytes_per_s: Figure
+
+    @property
+    def total_bytes_per_s(self) -> int:
+        """All links of a device together, one direction."""
+        return self.links * self.bytes_per_s.value
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What a kind of device is sold as. ``memory``: the sizes that there are; ``nic`` is None where it is asked for."""
+
+    kind: str
+    form: str
+    words: frozenset[str]
+    memory: tuple[Figure, ...]
+    context: Figure
+    nvlink: NvLink | None
+    fabric: Literal["pairs", "ports", "bus"]
+    fabric_bytes_per_s: Figure
+    fabric_latency_ns: Figure
+    nic_bytes_per_s: Figure | None
+    nic_per_device: bool
+    nic_latency_ns: Figure
+
+    def node_nic_bytes_per_s(self, devices: int) -> int | None:
+        """All network cards of a node with so many devices, one direction; None where the table has none."""
+        if self.nic_bytes_per_s is None:
+            return None
+        return self.nic_bytes_per_s.value * (devices if self.nic_per_device else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Recognised:
+    """A product's name, read. ``memory`` is None where neither name nor table tells which size it is."""
+
+    hardware: Hardware
+    memory: Figure | None
+    is_bare: bool
+    """The name told the chip alone; the form is the usual one."""
+
+
+@cache
+def table() -> Mapping[str, tuple[Hardware, ...]]:
+    """The forms of each kind, the usual one first."""
+    data = yaml.safe_load(_TABLE.read_text(encoding="utf-8"))
+    return {
+        kind: tuple(_hardware(kind, entry["context"], form) for form in entry["forms"]) for kind, entry in data.items()
+    }
+
+
+def usual(kind: str) -> Hardware:
+    """The usual form of a kind. Raises KeyError."""
+    return table()[kind][0]
+
+
+def is_partition(product: str) -> bool:
+    """Whether a product's name is of a part of a device (MIG)."""
+    return any(_PARTITION.fullmatch(word) for word in _words(product))
+
+
+@cache
+def recognise(product: str) -> Recognised | None:
+    """What a source calls ``product``; None for a name with a word that the table does not know."""
+    words = _words(product)
+    kinds = [kind for kind in table() if kind.lower() in words]
+    if len(kinds) != 1:
+        return None
+    forms = table()[kinds[0]]
+    told = [form for form in forms if not form.words.isdisjoint(words)]
+    if len(told) > 1:
+        return None
+    hardware = told[0] if told else forms[0]
+    rest = set(words) - hardware.words - _TELLS_NOTHING - {hardware.kind.lower()}
+    sizes = [size for word in rest if (size := _size(word, hardware)) is not None]
+    if len(sizes) != len(rest) or len(sizes) > 1:
+        return None
+    memory = sizes[0] if sizes else hardware.memory[0] if len(hardware.memory) == 1 else None
+    return Recognised(hardware, memory, is_bare=not told and len(forms) > 1)
+
+
+def _words(product: str) -> list[str]:
+    text = re.sub(r"gtx[\s_-]*1080[\s_-]*ti\b", "gtx1080ti", product.lower())
+    return [word for word in re.split(r"[\s_/,-]+", text) if word]
+
+
+def _size(word: str, hardware: Hardware) -> Figure | None:
+    """The memory that a word of a name means, if the form is sold with it."""
+    match = _SIZE.fullmatch(word)
+    if match is None:
+        return None
+    meant = int(match[1]) * 10**9
+    near = [size for size in hardware.memory if abs(size.value / meant - 1) <= _SIZE_ERROR]
+    return near[0] if near else None
+
+
+def _hardware(kind: str, context: dict[str, str], form: dict[str, Any]) -> Hardware:
+    nvlink, nic, late = form.get("nvlink"), form.get("nic"), form.get("nic_latency")
+    return Hardware(
+        kind=kind,
+        form=form["name"],
+        words=frozenset(form["words"]),
+        memory=tuple(Figure(parse_bytes(size["is"]), size["from"]) for size in form["memory"]),
+        context=Figure(parse_bytes(context["is"]), context["from"]),
+        nvlink=NvLink(nvlink["links"], _rate(nvlink)) if nvlink else None,
+        fabric=form["fabric"]["form"],
+        fabric_bytes_per_s=_rate(form["fabric"]),
+        fabric_latency_ns=_time(form["fabric_latency"]),
+        nic_bytes_per_s=_rate(nic) if nic else None,
+        nic_per_device=bool(nic) and nic["per"] == "device",
+        nic_latency_ns=_time(late or _LATENCY_OF_OTHERS),
+    )
+
+
+_LATENCY_OF_OTHERS = {"is": "30 us", "from": ASSUMED}
+
+
+def _rate(figure: dict[str, str]) -> Figure:
+    return Figure(parse_bytes_per_s(figure["is"]), figure["from"])
+
+
+def _time(figure: dict[str, str]) -> Figure:
+    return Figure(parse_time_ns(figure["is"]), figure["from"])
