@@ -14,9 +14,12 @@ class Faults:
         self.what = what
         self.found: list[Fault] = []
 
-    def add(self, line: int | None, detail: str, *, column: int | None = None, code: str = "invalid") -> None:
-        """One fault; lines and columns count from 1."""
-        parts = [f"{word} {number}" for word, number in (("line", line), ("column", column)) if number]
+    def add(
+        self, line: int | None, detail: str, *, column: int | None = None, at: str = "", code: str = "invalid"
+    ) -> None:
+        """One fault; lines and columns count from 1. ``at``: where in a document's structure (``items/3/metadata``)."""
+        parts = [at] if at else []
+        parts += [f"{word} {number}" for word, number in (("line", line), ("column", column)) if number]
         self.found.append(Fault(", ".join(parts) or "the whole text", detail, code))
 
     def stop(self, remedy: str | None = None) -> None:

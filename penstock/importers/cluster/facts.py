@@ -8,26 +8,31 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where something was said; line and column count from 1."""
+    """Where something was said; line and column count from 1. ``pointer``: in a document (``items/3``)."""
 
     source: str
     line: int | None = None
     column: int | None = None
+    pointer: str | None = None
 
     def __str__(self) -> str:
-        parts = [self.source]
+        parts = [self.source] + ([self.pointer] if self.pointer else [])
         parts += [f"{word} {number}" for word, number in (("line", self.line), ("column", self.column)) if number]
         return ", ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """One accelerator. ``index``: as the driver counts. ``product``: as the source spells it."""
+    """One accelerator. ``index``: as the driver counts. ``product``: as the source spells it.
+
+    ``pcie_bandwidth_bytes_per_s``: of one direction of its own link, by generation and width.
+    """
 
     index: int
     product: str | None = None
     memory_bytes: int | None = None
     bus_id: str | None = None
+    pcie_bandwidth_bytes_per_s: int | None = None
     is_partition: bool = False
     """A MIG instance or another part of a device."""
 

@@ -1,0 +1,78 @@
+"""JSON and YAML from outside as plain values: bounded in depth, without aliases, faults by line and column."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import yaml
+
+from penstock.importers.lines import Faults
+
+MOST_LEVELS = 100
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def read_documents(text: str, faults: Faults) -> list[Any]:
+    """The documents of a JSON text (one) or a YAML text (those that are not empty).
+
+    Text that begins with a brace or bracket is read as JSON. Raises InvalidDocument where the text does not parse,
+    is nested too deeply, or repeats itself through aliases, which may grow without bound.
+    """
+    stripped = text.lstrip("\ufeff \t\r\n")
+    if not stripped:
+        faults.add(None, "it is empty")
+    elif "\0" in text or "\ufffd" in text[:4096]:
+        faults.add(None, "it is binary, or not UTF-8")
+    faults.stop()
+    if stripped[0] in "{[":
+        return [_read_json(text.lstrip("\ufeff"), faults)]
+    return _read_yaml(text, faults)
+
+
+def _read_json(text: str, faults: Faults) -> Any:
+    try:
+        return json.loads(text, parse_constant=_no_number)
+    except json.JSONDecodeError as error:
+        end = " (is the text cut off?)" if error.pos >= len(text.rstrip()) else ""
+        faults.add(error.lineno, f"{error.msg}{end}", column=error.colno)
+    except RecursionError:
+        faults.add(None, "it is nested too deeply")
+    except ValueError as error:
+        faults.add(None, str(error))
+    faults.stop()
+    raise AssertionError("stop() raises: a fault was added")
+
+
+def _no_number(word: str) -> float:
+    raise ValueError(f"{word} is no number of JSON")
+
+
+def _read_yaml(text: str, faults: Faults) -> list[Any]:
+    try:
+        _check_shape(text, faults)
+        return [document for document in yaml.load_all(text, Loader=_Loader) if document is not None]
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        detail = ", ".join(part for part in (error.context, error.problem) if part)
+        faults.add(mark.line + 1 if mark else None, detail, column=mark.column + 1 if mark else None)
+    except yaml.YAMLError as error:
+        faults.add(None, " ".join(str(error).split()))
+    except ValueError as error:
+        faults.add(None, f"a value is none of YAML: {error}")
+    faults.stop()
+    raise AssertionError("stop() raises: a fault was added")
+
+
+def _check_shape(text: str, faults: Faults) -> None:
+    """Refuses what must not reach the composer: libyaml's recurses in C without a bound, and aliases multiply."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        line, column = event.start_mark.line + 1, event.start_mark.column + 1
+        if depth > MOST_LEVELS:
+            faults.add(line, f"it is nested deeper than {MOST_LEVELS} levels", column=column)
+            faults.stop()
+        if isinstance(event, yaml.AliasEvent):
+            faults.add(line, f"the alias *{event.anchor} is not read; write the value out", column=column)
+            faults.stop()
