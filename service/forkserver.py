@@ -10,6 +10,7 @@ runs one thread and never a parallel kernel, so that forking is safe.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
 import os
@@ -196,6 +197,8 @@ def _load_ahead(control: socket.socket, preload: Sequence[str]) -> None:
     watcher.start()
     for name in preload:
         _load(name)
+    gc.collect()
+    gc.freeze()  # a child's collections leave alone, and so do not copy, what all children share
     is_loaded.set()
     watcher.join()
 
