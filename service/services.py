@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
@@ -91,7 +92,7 @@ class Service:
 
     async def open(self) -> None:
         """Create the tables, start the worker, and load the solvers in the background."""
-        await run_sync(self.database.create)
+        await run_sync(partial(self.database.create, wait_s=self.settings.database_wait_s))
         self.notifier.bind()
         await run_sync(self.relay.start)
         await run_sync(self.forkserver.start)
