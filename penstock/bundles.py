@@ -13,6 +13,8 @@ from penstock.schemas.topology import ClusterTopology
 from penstock.working import work_after
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from penstock.schemas.plan import PlanFile
 
 FLUSHED = ("synchronous", "elastic_averaging")
@@ -43,12 +45,15 @@ def make_bundle(
             remedy="penstock export PLAN --to bundle --steps N, with --checkpoint-every and --evaluate-every if any",
         )
     wanted = options or RunOptions()
-    lowered_for = _lowered_for(file) if transport == "auto" else transport
+    kinds = _kinds(file)
+    lowered_for = _lowered_for(file, kinds) if transport == "auto" else transport
     work = work_after(file, None, steps or 1, wanted, transport=lowered_for)
     parts: list[dict[str, Any]] = []
     for rank, programs in enumerate(zip(*work.programs, strict=True)):
         own = [program.to_json() for program in programs]
-        parts.append({"rank": rank, "device": programs[0].device, "programs": own, "digest": digest_of(own)})
+        device = programs[0].device
+        place = {"rank": rank, "device": device, "device_kind": kinds[device]}
+        parts.append({**place, "programs": own, "digest": digest_of(own)})
     profile = file.request.profile
     assert isinstance(profile, ModelProfile)
     whole = "whole" if work.segments is None else "segments"
@@ -77,13 +82,18 @@ def boundary_sizes(profile: ModelProfile) -> list[list[tuple[str, int, int]]] | 
     return [[(t.name, t.bytes_per_sample, t.gradient_bytes_per_sample) for t in cut] for cut in profile.boundaries]
 
 
-def _lowered_for(file: PlanFile) -> Literal["gloo", "nccl"]:
+def _kinds(file: PlanFile) -> dict[str, str]:
+    """The kind of each device of the topology, by its id."""
+    topology = file.request.topology
+    assert isinstance(topology, ClusterTopology)
+    return {device.id: device.kind for node in topology.expanded().nodes for device in node.devices}
+
+
+def _lowered_for(file: PlanFile, kinds: Mapping[str, str]) -> Literal["gloo", "nccl"]:
     """NCCL where each rank has a device of its own that is no CPU; codecs need tags, which NCCL has not."""
     plan = file.plan
     shares_devices = plan.update_rule == "elastic_averaging" and len(plan.pipelines) > 1
     has_codecs = any(codec for pipeline in plan.pipelines for codec in pipeline.codecs or ())
-    topology = file.request.topology
-    assert isinstance(topology, ClusterTopology)
     used = {device for pipeline in plan.pipelines for stage in pipeline.stages for device in stage.devices}
-    kinds = {device.kind for node in topology.expanded().nodes for device in node.devices if device.id in used}
-    return "gloo" if shares_devices or has_codecs or kinds == {"cpu"} else "nccl"
+    on_cpus = {kinds.get(device) for device in used} == {"cpu"}
+    return "gloo" if shares_devices or has_codecs or on_cpus else "nccl"

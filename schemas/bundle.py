@@ -27,6 +27,7 @@ class RankPart(Part):
 
     rank: Count
     device: Name = Field(description="node/index, as the plan's topology has it")
+    device_kind: Name
     programs: Annotated[tuple[dict[str, Any], ...], Field(min_length=1)] = Field(
         description="`schemas.program.Program.to_json`: one, the rungs of a ladder, or one per length of a segment"
     )
@@ -156,7 +157,9 @@ class LaunchReport(Document):
     first_step: Count = Field(description="0, or the step of the checkpoint that it went on from")
     steps_done: Count
     losses: tuple[Number | None, ...] = Field(description="of each step from `first_step` on; null: not finite")
-    step_times_ns: tuple[Nanoseconds, ...] = Field(description="of each step, the first of which warms up")
+    step_times_ns: tuple[Nanoseconds, ...] = Field(
+        description="per global batch; without the first, which warms up, of several"
+    )
     predicted_time_per_global_batch_ns: Nanoseconds | None = None
     measured_time_per_global_batch_ns: Nanoseconds | None = None
     gradient_check: Number | None = Field(

@@ -26,12 +26,13 @@ import httpx
 from pydantic import ValidationError
 
 from penstock.executor.children import Child
+from penstock.executor.interfaces import interface_of, is_loopback
 from penstock.executor.links.link_peer import Host, Peer
 from penstock.executor.mark import marked_instruction, write_mark
 from penstock.executor.node.agent_state import ImpossibleStateError, Offer, State
 from penstock.executor.node.devices import LocalDevice, discover
 from penstock.executor.node.rank_log import LogFile, log_path, prune, tail
-from penstock.executor.node.settings import AgentSettings, interface_of, is_loopback
+from penstock.executor.node.settings import AgentSettings
 from penstock.executor.node.state import step
 from penstock.executor.node.stimuli import (
     CHECK,

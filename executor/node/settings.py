@@ -13,13 +13,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import ipaddress
 import os
 import re
-import socket
 import ssl
-import struct
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,6 +26,7 @@ from urllib.parse import urlsplit
 import httpx
 from pydantic import Field, SecretStr, model_validator
 
+from penstock.executor.interfaces import address_towards, interface_address, is_loopback
 from penstock.schemas.document import Document
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.quantities import Name
@@ -36,7 +34,6 @@ from penstock.schemas.quantities import Name
 PREFIX = "PENSTOCK_AGENT_"
 ANY_MODEL = "*"
 _REFERENCE = re.compile(r"[^\s:]+:[^\s:]+")
-_SIOCGIFADDR = 0x8915
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 
 AgentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
@@ -153,54 +150,11 @@ class AgentSettings(Document):
     def address(self) -> str:
         """The IP address on which stores and ranks of this node are reached."""
         if not self.interface:
-            return _address_towards(urlsplit(self.server).hostname or "")
+            return address_towards(urlsplit(self.server).hostname or "")
         try:
             return str(ipaddress.ip_address(self.interface))
         except ValueError:
             return interface_address(self.interface)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether ``host`` is this machine's loopback, by name or address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def interface_address(interface: str) -> str:
-    """The IPv4 address of a network interface. ValueError names those that exist."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
-        except OSError:
-            known = ", ".join(name for _, name in socket.if_nameindex())
-            raise ValueError(f"interface {interface!r} is neither an address nor one of {known}") from None
-    return socket.inet_ntoa(answer[20:24])
-
-
-def interface_of(address: str) -> str | None:
-    """The network interface that has ``address``: gloo and NCCL are told to bind to it. None when there is none."""
-    if is_loopback(address) and address != "::1":
-        address = "127.0.0.1"
-    for _, name in socket.if_nameindex():
-        try:
-            if interface_address(name) == address:
-                return name
-        except ValueError:
-            continue
-    return None
-
-
-def _address_towards(host: str) -> str:
-    if is_loopback(host):
-        return "127.0.0.1"
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((host, 9))
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        raise ValueError(f"no way to {host!r} ({error}); give `interface`, the address of this node") from None
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.executor.interfaces import interface_address, interface_of
 from penstock.executor.node.devices import cpu_shares, device_kind, discover, machine_memory_bytes, parse_nvidia_smi
-from penstock.executor.node.settings import AgentSettings, interface_address, interface_of
+from penstock.executor.node.settings import AgentSettings
 from penstock.schemas.errors import InvalidDocument
 
 SERVER = "http://127.0.0.1:8642"
