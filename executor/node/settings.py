@@ -16,6 +16,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+import socket
 import ssl
 import tomllib
 from collections.abc import Mapping
