@@ -30,9 +30,10 @@ def new_id() -> str:
 
 def tell(connection: sa.Connection, job_id: str, kind: str, data: dict[str, Any]) -> None:
     """Add a line to a job's story. The transaction has changed the job's row, so nobody else adds one meanwhile."""
-    last = connection.scalar(sa.select(sa.func.max(job_events.c.sequence)).where(job_events.c.job_id == job_id))
+    last = sa.select(sa.func.max(job_events.c.sequence)).where(job_events.c.job_id == job_id).scalar_subquery()
+    sequence = sa.func.coalesce(last, 0) + 1
     connection.execute(
-        job_events.insert().values(job_id=job_id, sequence=(last or 0) + 1, kind=kind, at_ms=now_ms(), data=data)
+        job_events.insert().values(job_id=job_id, sequence=sequence, kind=kind, at_ms=now_ms(), data=data)
     )
 
 

@@ -202,13 +202,16 @@ class Store:
             return
         with self._database.write() as connection:
             known = self._known(connection, old)
-            here = sa.and_(self._mine(documents), documents.c.hash.in_(known))
-            connection.execute(documents.update().where(here).values(used_ms=now_ms()))
-            for address in sorted(old - known):
-                document, body = rows[address]
-                values: dict[str, Any] = {"tenant": self.tenant, "hash": address, "kind": document.kind, "body": body}
-                values |= {"name": _name(document), "size_bytes": len(body)}
-                connection.execute(documents.insert().values(created_ms=now_ms(), **values))
+            if known:
+                here = sa.and_(self._mine(documents), documents.c.hash.in_(known))
+                connection.execute(documents.update().where(here).values(used_ms=now_ms()))
+            if new := sorted(old - known):
+                insert = documents.insert().values(created_ms=now_ms())
+                connection.execute(insert, [self._row(address, *rows[address]) for address in new])
+
+    def _row(self, address: str, document: Document, body: bytes) -> dict[str, Any]:
+        row: dict[str, Any] = {"tenant": self.tenant, "hash": address, "kind": document.kind, "body": body}
+        return row | {"name": _name(document), "size_bytes": len(body)}
 
     def _known(
         self, connection: sa.Connection, addresses: Iterable[str], *conditions: sa.ColumnElement[bool]
