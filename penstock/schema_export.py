@@ -14,6 +14,7 @@ from penstock.schemas.agents import SyncReply, SyncRequest
 from penstock.schemas.bundle import JobBundle, LaunchReport
 from penstock.schemas.document import Part
 from penstock.schemas.jobs import JobEvent, JobOut, PlanComparison, ProblemDetails, ResultOut, RunOut, RunRequest
+from penstock.schemas.placement import PlacementAnswer, PlacementRequest
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.profile import ModelProfile, PipelineProfile
 from penstock.schemas.request import PlanRequest
@@ -34,6 +35,8 @@ DOCUMENTS: dict[str, type[Part]] = {
     "job-event": JobEvent,
     "run-request": RunRequest,
     "run": RunOut,
+    "placement-request": PlacementRequest,
+    "placement": PlacementAnswer,
     "job-bundle": JobBundle,
     "launch-report": LaunchReport,
     "problem-details": ProblemDetails,

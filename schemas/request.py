@@ -23,6 +23,8 @@ from penstock.schemas.topology import ClusterTopology
 
 UpdateRule = Literal["synchronous", "weight_stashing", "double_buffered", "double_grouped", "elastic_averaging"]
 Recompute = Literal["never", "auto", "always"]
+Target = Literal["megatron", "torchtitan", "deepspeed"]
+"""Trainers whose limits a plan may have to keep."""
 
 
 class MemoryModel(Part):
@@ -75,16 +77,9 @@ class Pin(Part):
     devices: Annotated[tuple[Name, ...], Field(min_length=1)]
 
 
-class PlanRequest(Document):
-    """One question to the planners."""
+class Training(Part):
+    """How a model is to be trained and planned, wherever it is placed."""
 
-    kind: ClassVar[str] = "plan request"
-
-    profile: ModelProfile | ContentHash
-    topology: ClusterTopology | ContentHash
-    pipeline_profile: PipelineProfile | None = Field(
-        default=None, description="measured run of a pipeline, for planner avgpipe: how far pipelines may share devices"
-    )
     global_batch_size: PositiveCount
     micro_batch_sizes: tuple[PositiveCount, ...] = Field(
         default=(), description="candidates; none: powers of two up to the batch that the profile can cost"
@@ -104,14 +99,9 @@ class PlanRequest(Document):
     options: dict[str, Scalar] = Field(
         default_factory=dict, description="options of the planner, as GET /v1/planners lists them"
     )
-    objective: Literal["time_per_global_batch"] = "time_per_global_batch"
     termination: Termination = Termination()
     seed: Count = 0
-    pins: tuple[Pin, ...] = ()
-    target: Literal["megatron", "torchtitan", "deepspeed"] | None = Field(
-        default=None, description="stay within what this trainer can express"
-    )
-    warm_start: ContentHash | None = Field(default=None, description="a stored plan to begin from")
+    target: Target | None = Field(default=None, description="stay within what this trainer can express")
 
     @model_validator(mode="before")
     @classmethod
@@ -121,10 +111,29 @@ class PlanRequest(Document):
         return data
 
     @model_validator(mode="after")
-    def _within_the_chain(self) -> Self:
+    def _within_the_batch(self) -> Self:
         too_big = [size for size in self.micro_batch_sizes if size > self.global_batch_size]
         if too_big:
             raise ValueError(f"micro_batch_sizes {too_big} exceed the global batch of {self.global_batch_size} samples")
+        return self
+
+
+class PlanRequest(Training, Document):
+    """One question to the planners."""
+
+    kind: ClassVar[str] = "plan request"
+
+    profile: ModelProfile | ContentHash
+    topology: ClusterTopology | ContentHash
+    pipeline_profile: PipelineProfile | None = Field(
+        default=None, description="measured run of a pipeline, for planner avgpipe: how far pipelines may share devices"
+    )
+    objective: Literal["time_per_global_batch"] = "time_per_global_batch"
+    pins: tuple[Pin, ...] = ()
+    warm_start: ContentHash | None = Field(default=None, description="a stored plan to begin from")
+
+    @model_validator(mode="after")
+    def _within_the_chain(self) -> Self:
         if isinstance(self.profile, ModelProfile):
             last = len(self.profile.layers) - 1
             for pin in self.pins:

@@ -1,0 +1,147 @@
+"""Which nodes a job should get, how many, and with what plan: the question of a scheduler, and its answer."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from penstock.schemas.document import Document, Part, refuse_doubles
+from penstock.schemas.plan import PlanFile
+from penstock.schemas.profile import ModelProfile
+from penstock.schemas.quantities import ContentHash, Count, Flag, Name, Nanoseconds, Number, PositiveCount
+from penstock.schemas.request import Training
+from penstock.schemas.topology import ClusterTopology
+
+MAX_JOBS = 64
+
+Objective = Literal["throughput", "throughput_per_device", "fastest_within_budget"]
+Together = Literal["priority", "joint"]
+
+
+class NodeRange(Part):
+    """How many nodes a job may get."""
+
+    min: PositiveCount = 1
+    max: PositiveCount | None = Field(default=None, description="left out: as many as are free")
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.max is not None and self.min > self.max:
+            raise ValueError(f"min {self.min} is more than max {self.max}")
+        return self
+
+
+class Budget(Part):
+    """What a job may take. With a deadline the cheapest placement that keeps it is chosen, not the fastest."""
+
+    devices: PositiveCount | None = None
+    price_per_hour: Number | None = Field(default=None, gt=0, description="in the currency of the devices' prices")
+    time_per_global_batch_ns: Annotated[Nanoseconds, Field(ge=1)] | None = Field(
+        default=None, description="deadline of a step"
+    )
+
+    @model_validator(mode="after")
+    def _not_empty(self) -> Self:
+        if self.devices is None and self.price_per_hour is None and self.time_per_global_batch_ns is None:
+            raise ValueError("a budget has devices, price_per_hour or time_per_global_batch_ns")
+        return self
+
+
+class PlacementJob(Training):
+    """A job that wants nodes. It gets the free devices of whole nodes; a budget of devices may leave some out."""
+
+    name: Name
+    profile: ModelProfile | ContentHash
+    nodes: NodeRange = NodeRange()
+    budget: Budget | None = None
+    weight: Number = Field(default=1, gt=0, description="of its throughput, where jobs are placed jointly")
+
+
+class PlacementRequest(Document):
+    """Jobs and a cluster, some of whose devices are free.
+
+    ``free`` and ``busy`` hold hostlists (``gpu[001-128]``) and device ids (``gpu001/3``); give one of them, or none
+    where everything is free.
+    """
+
+    kind: ClassVar[str] = "placement request"
+
+    topology: ClusterTopology | ContentHash
+    jobs: Annotated[tuple[PlacementJob, ...], Field(min_length=1, max_length=MAX_JOBS)]
+    free: tuple[str, ...] | None = None
+    busy: tuple[str, ...] | None = None
+    objective: Objective = "throughput"
+    together: Together = Field(
+        default="priority",
+        description="priority: each job in turn gets the best that is left; joint: weighted throughputs add up",
+    )
+    time_limit_ns: Annotated[Nanoseconds, Field(ge=1)] | None = Field(
+        default=None,
+        description="of the whole placement; what regular layouts leave of it goes to the jobs' planners. Without one "
+        "these plan small sets of devices only, and the answer is the same on every machine",
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.free is not None and self.busy is not None:
+            raise ValueError("give either `free` or `busy`, not both")
+        refuse_doubles("job", [job.name for job in self.jobs])
+        for number, job in enumerate(self.jobs):
+            if self.objective == "fastest_within_budget" and job.budget is None:
+                raise ValueError(f"jobs/{number} ({job.name!r}) has no budget, and the objective asks for one")
+        return self
+
+
+class PlacementRow(Part):
+    """The best found on so many nodes: what each further node would bring."""
+
+    nodes: PositiveCount
+    devices: PositiveCount
+    status: Literal["planned", "bounded", "infeasible"] = Field(
+        description="bounded: no plan was made, because no plan there can be better than what is chosen"
+    )
+    time_per_global_batch_ns: Nanoseconds | None = None
+    samples_per_s: Number | None = None
+    samples_per_s_per_device: Number | None = None
+    most_samples_per_s: Number | None = Field(default=None, description="no set of so many nodes can do more")
+    gain_per_node: Number | None = Field(
+        default=None, description="samples per second for each node more than in the planned row before"
+    )
+    price_per_hour: Number | None = None
+    within_budget: Flag = True
+    chosen: Flag = False
+
+
+class Placement(Part):
+    """Where one job should run."""
+
+    job: Name
+    status: Literal["placed", "infeasible"]
+    nodes: tuple[Name, ...] = Field(default=(), description="in the order of the plan's stages")
+    hostlist: str = Field(default="", description="the same nodes, folded")
+    devices: tuple[Name, ...] = ()
+    plan_file: PlanFile | None = Field(default=None, description="its topology holds these nodes only")
+    time_per_global_batch_ns: Nanoseconds | None = None
+    samples_per_s: Number | None = None
+    value: Number | None = Field(default=None, description="what the objective measures: the more the better")
+    bound: Number | None = Field(default=None, description="no considered set of nodes has a greater value")
+    gap: Number | None = Field(default=None, description="bound / value - 1")
+    rows: tuple[PlacementRow, ...] = ()
+    considered: Count = Field(default=0, description="classes of sets of nodes that are alike in the network")
+    planned: Count = Field(default=0, description="of these, how many got a plan")
+    every_set: Flag = Field(default=False, description="whether these classes hold every set of free nodes allowed")
+    why: tuple[str, ...] = Field(default=(), description="sentences: what was chosen, against what, what is proven")
+
+
+class PlacementAnswer(Document):
+    """A placement per job, in the order of the request."""
+
+    kind: ClassVar[str] = "placement"
+
+    topology: Name
+    objective: Objective
+    free_nodes: Count
+    free_devices: Count
+    choices: tuple[Placement, ...]
+    method: str = Field(description="how several jobs were placed")
