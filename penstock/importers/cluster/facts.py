@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from penstock.schemas.topology import ClusterTopology
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,8 @@ class DeviceFacts:
     pcie_bandwidth_bytes_per_s: int | None = None
     is_partition: bool = False
     """A MIG instance or another part of a device."""
+    is_kind: bool = False
+    """``product`` is a device kind as profiles call it, and no name of a maker's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,3 +120,5 @@ class SourceFacts:
     switches: tuple[SwitchFacts, ...] = ()
     links: tuple[LinkFacts, ...] = ()
     assumptions: tuple[str, ...] = ()
+    measured: ClusterTopology | None = None
+    """What a probe has written: the nodes' fabrics and links are its."""
