@@ -1,0 +1,132 @@
+"""A plan as what schedulers take: ``make(file, "sbatch", settings)``. A new target is a line in ``TARGETS``.
+
+Every target starts ``penstock rank job.json``, which looks up by host and local rank which stage it has: the order in
+which a scheduler lists nodes or numbers ranks is never trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from penstock.manifests import jobset, kubeflow, ray, slurm, systemd, torchrun, volcano
+from penstock.manifests.job import BUNDLE, OF_BUNDLES, OF_RANKS, File, Job, job_of
+from penstock.schemas.errors import InvalidDocument, NotFound, UnsupportedRequest
+from penstock.schemas.launch import LaunchSettings
+
+if TYPE_CHECKING:
+    from penstock.schemas.plan import PlanFile
+
+Nodes = Literal["named", "any"]
+
+_RANKS = frozenset((*OF_RANKS, *OF_BUNDLES))
+_SLURM = _RANKS | {"partition", "account", "qos", "constraint", "time_limit", "cpus_per_task"}
+_ON_ANY = frozenset({"switches", "segment"})
+_PODS = _RANKS | {"image", "namespace", "gpu_resource", "cpus_per_task", "claim", "mount", "bundle_path"}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Something that starts ranks. ``takes``: the settings that have an effect there; ``needs``: those it cannot do
+    without; ``nodes``: whose it can run on, its default first; ``steps``: assumed where none are said."""
+
+    help: str
+    make: Callable[[Job], list[File]]
+    takes: frozenset[str]
+    needs: tuple[str, ...] = ("model", "steps")
+    nodes: tuple[Nodes, ...] = ("named", "any")
+    steps: int | None = None
+
+
+def _bundle(job: Job) -> list[File]:
+    return [job.bundle_file()]
+
+
+TARGETS: dict[str, Target] = {
+    "bundle": Target(
+        "what `penstock rank` needs: any launcher can start ranks from it",
+        _bundle,
+        frozenset(OF_BUNDLES),
+        (),
+        ("named",),
+    ),
+    "sbatch": Target("Slurm: srun starts a task per rank", slurm.make, _SLURM | _ON_ANY | {"port"}),
+    "sbatch-torchrun": Target(
+        "Slurm: srun starts torchrun once per node", slurm.make_torchrun, _SLURM | _ON_ANY | {"port"}
+    ),
+    "hostfile": Target(
+        "one line per rank with its node, for SLURM_HOSTFILE", slurm.make_hostfile, frozenset(), (), ("named",), 1
+    ),
+    "torchrun": Target("a script to run on every node", torchrun.make, _RANKS | {"port"}),
+    "systemd": Target("a service, the same on every node", systemd.make, _RANKS | {"port", "restarts"}),
+    "trainjob": Target(
+        "Kubeflow Trainer: TrainJob", kubeflow.make_trainjob, _PODS | {"runtime"}, ("model", "steps", "image")
+    ),
+    "pytorchjob": Target(
+        "Kubeflow Training Operator: PyTorchJob",
+        kubeflow.make_pytorchjob,
+        _PODS | {"restarts"},
+        ("model", "steps", "image"),
+    ),
+    "jobset": Target("Kubernetes: JobSet", jobset.make, _PODS | {"port", "restarts"}, ("model", "steps", "image")),
+    "kueue": Target(
+        "Kubernetes: JobSet that Kueue places by topology, stages near each other as slices",
+        jobset.make_kueue,
+        _PODS | {"port", "restarts", "queue", "topology_level"},
+        ("model", "steps", "image", "queue"),
+        ("any",),
+    ),
+    "volcano": Target(
+        "Volcano: Job, stages near each other as partitions",
+        volcano.make,
+        _PODS | {"port", "restarts", "queue", "highest_tier"},
+        ("model", "steps", "image"),
+    ),
+    "ray": Target("Ray: a script with a placement group", ray.make, _RANKS | {"port"}),
+}
+
+
+def make(file: PlanFile, to: str, settings: LaunchSettings) -> list[File]:
+    """The files of one target; more than one lie together in a folder.
+
+    Raises NotFound for a target that is not there, InvalidDocument naming settings that are missing or without effect,
+    UnsupportedRequest for what the target cannot express, InvalidPlan for a plan that cannot be run.
+    """
+    target = TARGETS.get(to)
+    if target is None:
+        raise NotFound(f"there is no target {to!r}; there are {', '.join(TARGETS)}")
+    any_nodes = check(to, target, settings)
+    return target.make(job_of(file, to, settings, any_nodes, target.steps))
+
+
+def check(to: str, target: Target, settings: LaunchSettings) -> bool:
+    """Whether the job runs on any nodes. Raises InvalidDocument or UnsupportedRequest as ``make`` does."""
+    refuse_settings(to, settings, target.takes)
+    missing = [name for name in target.needs if getattr(settings, name) is None]
+    if missing:
+        raise InvalidDocument(
+            f"{to} needs {' and '.join(f'`{name}`' for name in missing)}: "
+            + "; ".join(f"{name}: {LaunchSettings.model_fields[name].description}" for name in missing),
+            remedy=" ".join(f"--set {name}=…" for name in missing),
+        )
+    nodes = settings.nodes or target.nodes[0]
+    if nodes not in target.nodes:
+        raise UnsupportedRequest(
+            f"{to} runs on {target.nodes[0]} nodes only: it chooses them itself", remedy=f"--nodes {target.nodes[0]}"
+        )
+    on_any = _ON_ANY & settings.model_fields_set
+    if nodes == "named" and on_any:
+        raise InvalidDocument(f"{', '.join(sorted(on_any))} would have no effect on named nodes", remedy="--nodes any")
+    return nodes == "any"
+
+
+def refuse_settings(to: str, settings: LaunchSettings, takes: frozenset[str]) -> None:
+    """Raise InvalidDocument naming settings that were given and would have no effect."""
+    idle = sorted(settings.model_fields_set - takes)
+    if idle:
+        known = f"it takes {', '.join(sorted(takes))}" if takes else "it takes none"
+        raise InvalidDocument(f"{', '.join(idle)} would have no effect on {to}; {known}", remedy="leave it out")
+
+
+__all__ = ["BUNDLE", "TARGETS", "File", "LaunchSettings", "Target", "check", "make", "refuse_settings"]

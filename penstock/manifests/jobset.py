@@ -1,0 +1,82 @@
+"""``jobset`` and ``kueue``: a JobSet (jobset.x-k8s.io/v1alpha2), and one that Kueue admits and places by topology."""
+
+from __future__ import annotations
+
+from penstock.manifests import pods
+from penstock.manifests.job import File, Job
+from penstock.manifests.layout import Group
+from penstock.manifests.pods import Manifest
+
+KUEUE = "kueue.x-k8s.io"
+
+
+def make(job: Job) -> list[File]:
+    """Nodes with equal numbers of ranks are one indexed job of the set."""
+    groups = pods.group_names(job)
+    first = next(iter(groups))
+    jobs = [_replicated(job, name, group, first) for name, group in groups.items()]
+    return pods.written(job, _jobset(job, jobs))
+
+
+def make_kueue(job: Job) -> list[File]:
+    """Kueue chooses the nodes: as slices, within which neighbouring stages stay at one switch.
+
+    Raises UnsupportedRequest where nodes differ in their numbers of ranks, or a pod would not fill its node.
+    """
+    assert job.settings.queue is not None
+    group = pods.only_group(job)
+    if not job.layout.fills_nodes or (group.num_gpus == 0 and job.settings.cpus_per_task is None):
+        raise job.refuse(
+            "parts of nodes: it counts resources, and would put two pods onto one node",
+            "--set cpus_per_task=… so that a pod fills its node, or `--to jobset`",
+        )
+    replicated = _replicated(job, pods.CONTAINER, group, pods.CONTAINER, annotations=_topology(job))
+    queued = {f"{KUEUE}/queue-name": job.settings.queue}
+    return pods.written(job, _jobset(job, [replicated], suspend=True, labels=queued))
+
+
+def _topology(job: Job) -> dict[str, str]:
+    """Of the pods: slices where equally many nodes hang at each switch, else all as near as it goes."""
+    level, nodes = job.settings.topology_level, len(job.layout.nodes)
+    if level is None:
+        return {f"{KUEUE}/podset-unconstrained-topology": "true"}
+    size = job.layout.slice_size
+    if size == nodes:
+        return {f"{KUEUE}/podset-required-topology": level}
+    if size is None or size == 1:
+        return {f"{KUEUE}/podset-preferred-topology": level}
+    return {f"{KUEUE}/podset-slice-required-topology": level, f"{KUEUE}/podset-slice-size": str(size)}
+
+
+def _jobset(job: Job, jobs: list[Manifest], *, suspend: bool = False, labels: dict[str, str] | None = None) -> Manifest:
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": pods.metadata(job, labels=labels),
+        "spec": {
+            **({"suspend": True} if suspend else {}),
+            "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+            "failurePolicy": {"maxRestarts": job.settings.restarts or 0},
+            "replicatedJobs": jobs,
+        },
+    }
+
+
+def _replicated(job: Job, name: str, group: Group, first: str, annotations: dict[str, str] | None = None) -> Manifest:
+    """One indexed job: torchrun's nodes meet at the first pod of the ``first`` job."""
+    meeting = {"MASTER_ADDR": f"{pods.name_of(job)}-{first}-0-0.{pods.name_of(job)}", "MASTER_PORT": str(job.port)}
+    return {
+        "name": name,
+        "replicas": 1,
+        "template": {
+            "spec": {
+                "completionMode": "Indexed",
+                "completions": len(group.nodes),
+                "parallelism": len(group.nodes),
+                "backoffLimit": 0,
+                "template": pods.pod_template(
+                    job, group, pods.launcher(job, group), variables=meeting, annotations=annotations
+                ),
+            }
+        },
+    }

@@ -1,0 +1,47 @@
+"""Names that a target takes: made legal where they are ours to choose, refused where they mean something."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+
+from penstock.schemas.errors import UnsupportedRequest
+
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
+_KUBERNETES = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
+_DIGITS_OF_HASH = 8
+
+
+def legal(name: str, longest: int) -> str:
+    """A name of lower-case letters, digits and hyphens that begins with a letter, at most ``longest`` characters.
+
+    What had to be changed or cut is told apart by a hash of the name as it was given.
+    """
+    made = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    if not made or not made[0].isalpha():
+        made = f"job-{made}".rstrip("-")
+    if made == name and len(made) <= longest:
+        return made
+    digest = hashlib.sha256(name.encode()).hexdigest()[:_DIGITS_OF_HASH]
+    return f"{made[: longest - _DIGITS_OF_HASH - 1].rstrip('-')}-{digest}"
+
+
+def refuse_hosts(names: Iterable[str], to: str) -> None:
+    """Raise UnsupportedRequest naming the first that no host could be called; in a file it might mean something."""
+    _refuse(names, _HOST, 255, to, "a host's name has letters, digits, '.', '-' and '_'")
+
+
+def refuse_kubernetes_nodes(names: Iterable[str], to: str) -> None:
+    """Raise UnsupportedRequest naming the first that no node of Kubernetes could be called."""
+    _refuse(names, _KUBERNETES, 253, to, "Kubernetes calls nodes by lower-case letters, digits, '-' and '.'")
+
+
+def _refuse(names: Iterable[str], form: re.Pattern[str], longest: int, to: str, rule: str) -> None:
+    for name in names:
+        if form.fullmatch(name) is None or len(name) > longest:
+            shown = name if len(name) <= 100 else name[:100] + "…"
+            raise UnsupportedRequest(
+                f"{to} cannot name the plan's node {shown!r}: {rule}, at most {longest} of them",
+                remedy="plan for a topology with the nodes' real names, or --nodes any where the target has it",
+            )

@@ -1,0 +1,213 @@
+"""What the targets in Kubernetes have in common: names, labels, the ConfigMap of the bundle, and pods of one node each.
+
+A pod is one node's ranks: torchrun starts them, and each looks up by ``NODE_NAME`` and local rank which stage it has.
+On any nodes that is the pod's own name, so that pods take the plan's places in the order of their numbers.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+from typing import Any
+
+import yaml
+
+from penstock.manifests.job import BUNDLE, File, Job
+from penstock.manifests.layout import Group
+from penstock.manifests.names import legal, refuse_kubernetes_nodes
+from penstock.schemas.errors import UnsupportedRequest
+
+LONGEST_NAME = 40
+"""Leaves room for what controllers append: pod names are labels of at most 63 characters."""
+LARGEST_CONFIG_MAP_BYTES = 1_000_000
+"""A little less than Kubernetes takes (1 MiB), because names and labels count as well."""
+LARGEST_PLAIN_BYTES = 200_000
+"""Beyond, the bundle is compressed: what people read stays readable."""
+CONFIGURATION = "/etc/penstock"
+UNPACKED = "/tmp/penstock-job.json"
+CONTAINER = "node"
+GRACE_S = 120
+"""How long ranks may write a checkpoint after they were told to end."""
+
+Manifest = dict[str, Any]
+
+
+class _Written(yaml.SafeDumper):
+    """Writes what occurs twice twice."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def name_of(job: Job) -> str:
+    """The job's name, legal in Kubernetes with room for what controllers append."""
+    return legal(job.asked_name, LONGEST_NAME)
+
+
+def metadata(job: Job, *, labels: dict[str, str] | None = None, name: str | None = None) -> Manifest:
+    """Name, namespace, labels, and the plan's hash as an annotation."""
+    made: Manifest = {"name": name or name_of(job)}
+    if job.settings.namespace is not None:
+        made["namespace"] = job.settings.namespace
+    return made | {"labels": own_labels(job) | (labels or {}), "annotations": {"penstock/plan": job.plan_hash}}
+
+
+def own_labels(job: Job) -> dict[str, str]:
+    """By which the job's objects and pods are found."""
+    return {"app.kubernetes.io/name": "penstock", "app.kubernetes.io/instance": name_of(job)}
+
+
+def written(job: Job, *manifests: Manifest) -> list[File]:
+    """One YAML file: the ConfigMap, unless the bundle lies elsewhere, and the manifests."""
+    documents = [*([] if job.settings.bundle_path else [config_map(job)]), *manifests]
+    text = yaml.dump_all(documents, Dumper=_Written, sort_keys=False, allow_unicode=True, width=120)
+    return [File("job.yaml", text)]
+
+
+def config_map(job: Job) -> Manifest:
+    """The bundle, compressed when it is large. Raises UnsupportedRequest when it does not fit even so."""
+    made: Manifest = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(job, name=_config_map_name(job))}
+    if not _is_compressed(job):
+        return made | {"immutable": True, "data": {BUNDLE: job.bundle}}
+    packed = gzip.compress(job.bundle.encode(), mtime=0)
+    if len(packed) > LARGEST_CONFIG_MAP_BYTES:
+        raise UnsupportedRequest(
+            f"the bundle has {len(packed)} bytes after compression, and a ConfigMap holds {LARGEST_CONFIG_MAP_BYTES}",
+            remedy="`penstock export PLAN --to bundle -o …` to where the pods see it, and --set bundle_path=…",
+        )
+    return made | {"immutable": True, "binaryData": {f"{BUNDLE}.gz": base64.b64encode(packed).decode()}}
+
+
+def command(job: Job, launcher: list[str]) -> list[str]:
+    """The container's command: ``launcher`` (torchrun and its options) and the rank's command."""
+    path = job.settings.bundle_path or f"{CONFIGURATION}/{BUNDLE}"
+    unpack: list[str] = []
+    if _is_compressed(job):
+        path = UNPACKED
+        unpack = ["/bin/sh", "-c", f'gzip -dc "{CONFIGURATION}/{BUNDLE}.gz" > "{UNPACKED}" && exec "$@"', "sh"]
+    directory = [] if job.settings.directory is None else ["--directory", job.settings.directory]
+    rank = [*job.penstock(), "rank", path, *directory, *job.rank_options()]
+    return [*unpack, *launcher, "--no-python", *(_literal(word) for word in rank)]
+
+
+def environment(job: Job, more: dict[str, str]) -> list[Manifest]:
+    """The name that ranks go by, and what was asked for."""
+    path = "metadata.name" if job.any_nodes else "spec.nodeName"
+    own = [{"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": path}}}]
+    asked = {name: _literal(value) for name, value in job.variables.items()}
+    return own + [{"name": name, "value": value} for name, value in (more | asked).items()]
+
+
+def resources(job: Job, group: Group) -> Manifest:
+    """The devices of a node as limits, CPUs as requests."""
+    cpus = job.settings.cpus_per_task
+    made = {"limits": {job.settings.gpu_resource: group.num_gpus}} if group.num_gpus else {}
+    return made | ({"requests": {"cpu": cpus * group.num_ranks}} if cpus is not None else {})
+
+
+def volumes(job: Job) -> list[Manifest]:
+    """Shared memory, the bundle, and the claim for data and checkpoints."""
+    made: list[Manifest] = [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}]
+    if job.settings.bundle_path is None:
+        made.append({"name": "job", "configMap": {"name": _config_map_name(job)}})
+    if job.settings.claim is not None:
+        made.append({"name": "data", "persistentVolumeClaim": {"claimName": job.settings.claim}})
+    return made
+
+
+def mounts(job: Job) -> list[Manifest]:
+    """Where the volumes are seen."""
+    made: list[Manifest] = [{"name": "shared-memory", "mountPath": "/dev/shm"}]
+    if job.settings.bundle_path is None:
+        made.append({"name": "job", "mountPath": CONFIGURATION, "readOnly": True})
+    if job.settings.claim is not None:
+        made.append({"name": "data", "mountPath": job.settings.mount})
+    return made
+
+
+def launcher(job: Job, group: Group) -> list[str]:
+    """torchrun for one pod of a group; the pods meet at ``MASTER_ADDR``."""
+    return [
+        "torchrun",
+        f"--nnodes={len(job.layout.nodes)}",
+        f"--nproc-per-node={group.num_ranks}",
+        "--rdzv-backend=c10d",
+        f"--rdzv-id={name_of(job)}",
+        "--rdzv-endpoint=$(MASTER_ADDR):$(MASTER_PORT)",
+    ]
+
+
+def group_names(job: Job) -> dict[str, Group]:
+    """The groups of nodes by the name of the task or job that they become."""
+    groups = job.layout.groups
+    if len(groups) == 1:
+        return {CONTAINER: groups[0]}
+    return {f"{CONTAINER}{group.num_ranks}x{group.num_gpus}": group for group in groups}
+
+
+def affinity(job: Job, group: Group) -> Manifest:
+    """One pod of the job per node; on the plan's own nodes, unless any will do.
+
+    Nodes are told by their names, not by the label kubernetes.io/hostname, which may be another or too long.
+    """
+    apart = {"labelSelector": {"matchLabels": own_labels(job)}, "topologyKey": "kubernetes.io/hostname"}
+    made: Manifest = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
+    if job.any_nodes:
+        return made
+    refuse_kubernetes_nodes((node.name for node in group.nodes), job.to)
+    fields = [{"key": "metadata.name", "operator": "In", "values": [node.name]} for node in group.nodes]
+    terms = {"nodeSelectorTerms": [{"matchFields": [field]} for field in fields]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}} | made
+
+
+def pod_template(
+    job: Job,
+    group: Group,
+    launcher: list[str],
+    *,
+    container: str = CONTAINER,
+    variables: dict[str, str] | None = None,
+    annotations: dict[str, str] | None = None,
+) -> Manifest:
+    """A pod for each node of a group. Raises UnsupportedRequest for nodes that Kubernetes could not name."""
+    image: Manifest = {
+        "name": container,
+        "image": job.settings.image,
+        "command": command(job, launcher),
+        "env": environment(job, variables or {}),
+        "volumeMounts": mounts(job),
+    }
+    if asked := resources(job, group):
+        image["resources"] = asked
+    return {
+        "metadata": {"labels": own_labels(job)} | ({"annotations": annotations} if annotations else {}),
+        "spec": {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": GRACE_S,
+            "affinity": affinity(job, group),
+            "containers": [image],
+            "volumes": volumes(job),
+        },
+    }
+
+
+def only_group(job: Job) -> Group:
+    """The one group of nodes. Raises UnsupportedRequest where nodes differ, which the target has no word for."""
+    groups = job.layout.groups
+    if len(groups) > 1:
+        counts = ", ".join(f"{node.name} has {group.num_ranks}" for group in groups for node in group.nodes[:1])
+        raise job.refuse(f"different numbers of ranks on different nodes ({counts})", "`--to jobset` or `--to volcano`")
+    return groups[0]
+
+
+def _is_compressed(job: Job) -> bool:
+    return job.settings.bundle_path is None and len(job.bundle.encode()) > LARGEST_PLAIN_BYTES
+
+
+def _config_map_name(job: Job) -> str:
+    return f"{name_of(job)}-bundle"
+
+
+def _literal(text: str) -> str:
+    """Kubernetes puts variables into commands and values where it sees ``$(NAME)``; a doubled dollar keeps it out."""
+    return text.replace("$(", "$$(")

@@ -1,0 +1,131 @@
+"""Starts the ranks of a plan in a Ray cluster: ``ray job submit --working-dir . -- python ray_job.py``.
+
+``launch.json``, beside it, says what the plan wants: a placement group gets one bundle per node, in the order of the
+stages, and in each bundle the node's ranks run as processes of `penstock rank`. Penstock is needed where ranks run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util import get_node_ip_address
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+HERE = Path(__file__).resolve().parent
+STOP_S = 120
+POLL_S = 0.5
+
+
+def main() -> None:
+    """Reserve the nodes, start their ranks, and wait; exit code 1 when one fails."""
+    launch = json.loads((HERE / "launch.json").read_text(encoding="utf-8"))
+    bundle = (HERE / "job.json").read_text(encoding="utf-8")
+    ray.init()
+    nodes = launch["nodes"]
+    group = placement_group(
+        bundles=[node["resources"] for node in nodes],
+        strategy="STRICT_SPREAD",
+        name=launch["name"],
+        bundle_label_selector=selectors(launch),
+    )
+    try:
+        ray.get(group.ready())
+        address = ray.get(meeting_place.options(**placed(group, nodes, 0)).remote(launch["port"]))
+        left = [
+            run_node.options(**placed(group, nodes, number)).remote(launch, number, bundle, address)
+            for number in range(len(nodes))
+        ]
+        while left:
+            done, left = ray.wait(left)
+            ray.get(done)
+    finally:
+        remove_placement_group(group)
+
+
+def selectors(launch: dict[str, Any]) -> list[dict[str, str]] | None:
+    """Which node each bundle wants; None where any will do. Ends the script with what is missing."""
+    if launch["any_nodes"]:
+        return None
+    ids = {node["NodeManagerHostname"]: node["NodeID"] for node in ray.nodes() if node["Alive"]}
+    missing = [node["name"] for node in launch["nodes"] if node["name"] not in ids]
+    if missing:
+        sys.exit(f"the plan runs on {', '.join(missing)}, and Ray has only {', '.join(sorted(ids))}")
+    return [{"ray.io/node-id": ids[node["name"]]} for node in launch["nodes"]]
+
+
+def placed(group: Any, nodes: list[dict[str, Any]], number: int) -> dict[str, Any]:
+    """Options of a task that has the whole bundle of a node."""
+    wanted = nodes[number]["resources"]
+    strategy = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=number)
+    return {"num_cpus": wanted["CPU"], "num_gpus": wanted.get("GPU", 0), "scheduling_strategy": strategy}
+
+
+@ray.remote(max_retries=0)
+def meeting_place(port: int | None) -> tuple[str, int]:
+    """Address of this node, and the port that was asked for or one that is free."""
+    with socket.socket() as probe:
+        probe.bind(("", port or 0))
+        return get_node_ip_address(), probe.getsockname()[1]
+
+
+@ray.remote(max_retries=0)
+def run_node(launch: dict[str, Any], number: int, bundle: str, address: tuple[str, int]) -> None:
+    """Run a node's ranks to their end; the first that fails ends the others. Raises RuntimeError naming it."""
+    node = launch["nodes"][number]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "job.json"
+        path.write_text(bundle, encoding="utf-8")
+        command = [*launch["command"], "rank", str(path), "--node", node["name"], *launch["options"]]
+        started = {}
+        try:
+            for local, rank in enumerate(node["ranks"]):
+                own = {
+                    "RANK": str(rank),
+                    "LOCAL_RANK": str(local),
+                    "LOCAL_WORLD_SIZE": str(len(node["ranks"])),
+                    "WORLD_SIZE": str(sum(len(other["ranks"]) for other in launch["nodes"])),
+                    "MASTER_ADDR": address[0],
+                    "MASTER_PORT": str(address[1]),
+                }
+                started[rank] = subprocess.Popen(command, env=os.environ | launch["environment"] | own)
+            while any(process.poll() is None for process in started.values()):
+                refuse_failed(started)
+                time.sleep(POLL_S)
+            refuse_failed(started)
+        finally:
+            stop(list(started.values()))
+
+
+def refuse_failed(started: dict[int, subprocess.Popen[bytes]]) -> None:
+    """Raise RuntimeError naming the ranks that ended with an error."""
+    failed = [f"rank {rank} ended with {process.returncode}" for rank, process in started.items() if process.poll()]
+    if failed:
+        raise RuntimeError("; ".join(failed))
+
+
+def stop(processes: list[subprocess.Popen[bytes]]) -> None:
+    """Tell those that still run to save and end, and end them after a while."""
+    running = [process for process in processes if process.poll() is None]
+    for process in running:
+        process.terminate()
+    until = time.monotonic() + STOP_S
+    for process in running:
+        try:
+            process.wait(max(until - time.monotonic(), 0))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+if __name__ == "__main__":
+    main()

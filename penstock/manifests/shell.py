@@ -1,0 +1,45 @@
+"""Shell scripts: everything that comes from a user or a plan is quoted."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+
+from penstock.manifests.job import BUNDLE, Job
+
+INDENT = "  "
+
+
+def comments(lines: Iterable[str]) -> list[str]:
+    """Lines as comments. They hold no line breaks: names in them were checked."""
+    return [f"# {line}" for line in lines]
+
+
+def exports(job: Job) -> list[str]:
+    """Lines that set the asked environment."""
+    return [f"export {name}={shlex.quote(value)}" for name, value in job.variables.items()]
+
+
+def find_bundle(folder: str) -> list[str]:
+    """Lines that set ``bundle`` to the file in ``folder``, a shell expression, and end the script without it."""
+    return [
+        f"here={folder}",
+        f"bundle=${{PENSTOCK_BUNDLE:-$here/{BUNDLE}}}",
+        "if [[ ! -r $bundle ]]; then",
+        f'{INDENT}echo "no $bundle: keep {BUNDLE} beside this script, or say where it is in PENSTOCK_BUNDLE" >&2',
+        f"{INDENT}exit 66",
+        "fi",
+    ]
+
+
+def rank_command(job: Job) -> str:
+    """The words of ``penstock rank``, quoted, for a script that has ``bundle`` and ``here``."""
+    directory = job.settings.directory
+    words = [*map(shlex.quote, job.penstock()), "rank", '"$bundle"']
+    words += ["--directory", '"$here"' if directory is None else shlex.quote(directory)]
+    return " ".join([*words, *map(shlex.quote, job.rank_options())])
+
+
+def continued(*parts: str) -> list[str]:
+    """One command over several lines."""
+    return [f"{INDENT if number else ''}{part} \\" for number, part in enumerate(parts[:-1])] + [INDENT + parts[-1]]

@@ -1,0 +1,115 @@
+"""``sbatch``, ``sbatch-torchrun`` and ``hostfile``: jobs of Slurm.
+
+Slurm sorts the nodes of ``--nodelist``, so no rank is told by its number which stage it has: `penstock rank` looks up
+host and local rank. The hostfile makes the numbers agree with the plan as well, and gives each node its own count.
+"""
+
+from __future__ import annotations
+
+from penstock.importers.cluster.hostlist import fold
+from penstock.manifests import torchrun
+from penstock.manifests.job import File, Job
+from penstock.manifests.names import legal, refuse_hosts
+from penstock.manifests.shell import comments, continued, exports, find_bundle, rank_command
+
+HOSTFILE = "hostfile"
+SCRIPT = "job.sbatch"
+SUBMITTED_FROM = "$SLURM_SUBMIT_DIR"
+WARNING_S = 120
+"""How long before the end of its time a job is told, so that it can write a checkpoint."""
+
+
+def make(job: Job) -> list[File]:
+    """A script in which srun starts one task per rank, the hostfile where nodes are named, and the bundle."""
+    files = [File(SCRIPT, _script(job, _srun(job)), is_executable=True)]
+    if not job.any_nodes:
+        files.append(File(HOSTFILE, hosts(job)))
+    return [*files, job.bundle_file()]
+
+
+def make_torchrun(job: Job) -> list[File]:
+    """A script in which srun starts torchrun once per node, torchrun's script, and the bundle."""
+    files = torchrun.make(job)
+    return [File(SCRIPT, _script(job, _srun_torchrun(job), tasks_are_nodes=True), is_executable=True), *files]
+
+
+def make_hostfile(job: Job) -> list[File]:
+    """The hosts alone."""
+    refuse_hosts(job.layout.names, job.to)
+    return [File(HOSTFILE, hosts(job))]
+
+
+def hosts(job: Job) -> str:
+    """One line per rank, in the order of ranks: its node."""
+    return "".join(f"{name}\n" for name in job.layout.hosts_by_rank())
+
+
+def _script(job: Job, launch: list[str], *, tasks_are_nodes: bool = False) -> str:
+    if not job.any_nodes:
+        refuse_hosts(job.layout.names, job.to)
+    lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in _options(job, tasks_are_nodes))]
+    lines += ["", *comments(job.facts() if not job.any_nodes else job.facts()[:1])]
+    lines += ["set -euo pipefail", "", *find_bundle(SUBMITTED_FROM), *exports(job), "", *launch]
+    return "\n".join(lines) + "\n"
+
+
+def _options(job: Job, tasks_are_nodes: bool) -> list[str]:
+    settings, layout = job.settings, job.layout
+    name = legal(job.asked_name, 63)
+    options = [f"--job-name={name}", f"--output={name}-%j.log", f"--nodes={len(layout.nodes)}"]
+    counts = {len(node.ranks) for node in layout.nodes}
+    if tasks_are_nodes:
+        options.append("--ntasks-per-node=1")
+    elif len(counts) == 1:
+        options.append(f"--ntasks-per-node={max(counts)}")
+    else:
+        options.append(f"--ntasks={layout.num_ranks}")
+    if not job.any_nodes:
+        options.append(f"--nodelist={fold(layout.names)}")
+    gpus = [node.num_gpus for node in layout.nodes]
+    if any(gpus):
+        options.append(f"--gpus-per-node={gpus[0]}" if len(set(gpus)) == 1 else f"--gpus={sum(gpus)}")
+    if layout.fills_nodes:
+        options.append("--exclusive")
+    for flag, value in (
+        ("partition", settings.partition),
+        ("account", settings.account),
+        ("qos", settings.qos),
+        ("constraint", settings.constraint),
+        ("time", settings.time_limit),
+        ("cpus-per-task", settings.cpus_per_task),
+        ("switches", settings.switches),
+        ("segment", settings.segment),
+    ):
+        options += [] if value is None else [f"--{flag}={value}"]
+    if settings.checkpoint is not None:
+        options += ["--requeue", "--open-mode=append", f"--signal=TERM@{WARNING_S}"]
+    return options
+
+
+def _srun(job: Job) -> list[str]:
+    counts = {len(node.ranks) for node in job.layout.nodes}
+    if job.any_nodes and len(counts) > 1:
+        raise job.refuse("different numbers of ranks on nodes that are not named", "--nodes named")
+    lines = [] if job.settings.port is None else [f"export MASTER_PORT={job.settings.port}"]
+    how = f"srun --ntasks={job.layout.num_ranks} --kill-on-bad-exit=1 {_cpus(job)}"
+    if not job.any_nodes:
+        lines += [f'export SLURM_HOSTFILE="$here/{HOSTFILE}"', "unset SLURM_NTASKS_PER_NODE"]
+        how += " --distribution=arbitrary"
+    return lines + continued(how, rank_command(job))
+
+
+def _srun_torchrun(job: Job) -> list[str]:
+    return [
+        'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+        "export MASTER_ADDR PENSTOCK_BUNDLE=$bundle",
+        *continued(
+            f"srun --ntasks={len(job.layout.nodes)} --ntasks-per-node=1 --kill-on-bad-exit=1 {_cpus(job)}",
+            f'bash "$here/{torchrun.SCRIPT}"',
+        ),
+    ]
+
+
+def _cpus(job: Job) -> str:
+    """srun takes no ``--cpus-per-task`` over from sbatch, and would bind a task to one CPU without."""
+    return "--cpu-bind=none" if job.settings.cpus_per_task is None else f"--cpus-per-task={job.settings.cpus_per_task}"

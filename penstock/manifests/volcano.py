@@ -1,0 +1,61 @@
+"""``volcano``: a Job (batch.volcano.sh/v1alpha1) that starts all at once, its pods in partitions by the network."""
+
+from __future__ import annotations
+
+from penstock.manifests import pods
+from penstock.manifests.job import File, Job
+from penstock.manifests.layout import Group
+from penstock.manifests.pods import Manifest
+
+
+def make(job: Job) -> list[File]:
+    """Nodes with equal numbers of ranks are one task."""
+    groups = pods.group_names(job)
+    first, restarts = next(iter(groups)), job.settings.restarts
+    spec: Manifest = {
+        "schedulerName": "volcano",
+        **({"queue": job.settings.queue} if job.settings.queue else {}),
+        "minAvailable": len(job.layout.nodes),
+        **({"maxRetry": restarts} if restarts else {}),
+        "plugins": {"svc": []},
+        "policies": [{"events": ["PodFailed", "PodEvicted"], "action": "RestartJob" if restarts else "AbortJob"}],
+        **_network(job),
+        "tasks": [_task(job, name, group, first) for name, group in groups.items()],
+    }
+    manifest = {
+        "apiVersion": "batch.volcano.sh/v1alpha1",
+        "kind": "Job",
+        "metadata": pods.metadata(job),
+        "spec": spec,
+    }
+    return pods.written(job, manifest)
+
+
+def _network(job: Job) -> Manifest:
+    """The whole job below one HyperNode, where a tier is asked for and it is not that of the partitions."""
+    tier = job.settings.highest_tier
+    if tier is None or _has_partitions(job):
+        return {}
+    return {"networkTopology": {"mode": "hard", "highestTierAllowed": tier}}
+
+
+def _has_partitions(job: Job) -> bool:
+    size = job.layout.slice_size
+    return len(job.layout.groups) == 1 and size is not None and 1 < size < len(job.layout.nodes)
+
+
+def _task(job: Job, name: str, group: Group, first: str) -> Manifest:
+    meeting = {"MASTER_ADDR": f"{pods.name_of(job)}-{first}-0.{pods.name_of(job)}", "MASTER_PORT": str(job.port)}
+    made: Manifest = {
+        "name": name,
+        "replicas": len(group.nodes),
+        "template": pods.pod_template(job, group, pods.launcher(job, group), variables=meeting),
+    }
+    if _has_partitions(job):
+        size = job.layout.slice_size
+        assert size is not None
+        made["partitionPolicy"] = {"totalPartitions": len(group.nodes) // size, "partitionSize": size}
+        if job.settings.highest_tier is not None:
+            network = {"mode": "hard", "highestTierAllowed": job.settings.highest_tier}
+            made["partitionPolicy"]["networkTopology"] = network
+    return made

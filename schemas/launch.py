@@ -1,0 +1,96 @@
+"""How a job is launched that a scheduler starts: what to train, under which name, with whose image and queue."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, ValidationError
+
+from penstock.schemas.document import Part, faults_of
+from penstock.schemas.errors import InvalidDocument
+from penstock.schemas.quantities import MAX_WIRE_INTEGER
+
+Text = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00-\x1f\x7f]+$")]
+"""One line without control characters; it may hold anything else and is quoted where it goes."""
+Reference = Annotated[str, Field(max_length=512, pattern=r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*$")]
+Assignment = Annotated[str, Field(max_length=32768, pattern=r"^[A-Za-z_][A-Za-z0-9_]*=[^\x00]*$")]
+SlurmWord = Annotated[str, Field(max_length=256, pattern=r"^[A-Za-z0-9_@][A-Za-z0-9_.,@+:-]*$")]
+Label = Annotated[str, Field(max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+"""A name in Kubernetes (RFC 1123)."""
+Subdomain = Annotated[str, Field(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+LabelKey = Annotated[
+    str, Field(max_length=317, pattern=r"^([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$")
+]
+Counted = Annotated[int, Field(ge=0, le=MAX_WIRE_INTEGER)]
+AtLeastOne = Annotated[int, Field(ge=1, le=MAX_WIRE_INTEGER)]
+
+
+class LaunchSettings(Part):
+    """What a plan does not say and its launch needs. A target refuses those that would have no effect there.
+
+    Values may come as text (a command line, a query).
+    """
+
+    model: Reference | None = Field(default=None, description="what is trained, as module:attribute")
+    directory: Text | None = Field(default=None, description="where the training project lies on the nodes")
+    steps: AtLeastOne | None = Field(default=None, description="train up to this step")
+    seed: Counted | None = Field(default=None, description="of parameters and data")
+    precision: Literal["fp32", "bf16", "fp16"] | None = Field(default=None, description="of the computation")
+    clip_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        default=None, description="largest norm of the whole gradient"
+    )
+    checkpoint: Text | None = Field(default=None, description="write checkpoints here, and go on from the newest one")
+    checkpoint_every: Counted | None = Field(default=None, description="steps between checkpoints")
+    keep_checkpoints: AtLeastOne | None = Field(default=None, description="how many of them are kept")
+    evaluate_every: Counted | None = Field(default=None, description="steps between evaluations")
+    staleness: Annotated[int, Field(ge=0, le=1)] | None = Field(
+        default=None, description="elastic averaging: age of the reference model"
+    )
+    advance_forward: bool = Field(default=False, description="search while training how far forwards run ahead")
+    transport: Literal["auto", "gloo", "nccl"] = Field(default="auto", description="what the programs are lowered for")
+    report: Text | None = Field(default=None, description="file that rank 0 writes its report to")
+    environment: tuple[Assignment, ...] = Field(default=(), description="NAME=value for every rank; may be repeated")
+    command: Text = Field(default="penstock", description="how penstock is called on the nodes")
+    name: Text | None = Field(default=None, description="of the job; made legal for its target")
+    nodes: Literal["named", "any"] | None = Field(
+        default=None, description="named: the plan's own nodes; any: whichever the scheduler gives, in their places"
+    )
+    port: Annotated[int, Field(ge=1, le=65535)] | None = Field(default=None, description="where the ranks meet")
+    restarts: Counted | None = Field(default=None, description="how often the whole job is started again")
+    partition: SlurmWord | None = Field(default=None, description="Slurm: partition")
+    account: SlurmWord | None = Field(default=None, description="Slurm: account")
+    qos: SlurmWord | None = Field(default=None, description="Slurm: quality of service")
+    constraint: SlurmWord | None = Field(default=None, description="Slurm: feature that every node has")
+    time_limit: Annotated[str, Field(pattern=r"^[0-9]+((-[0-9]+)?(:[0-9]+){0,2})$", max_length=32)] | None = Field(
+        default=None, description="Slurm: minutes, hours:minutes:seconds or days-hours:minutes:seconds"
+    )
+    cpus_per_task: AtLeastOne | None = Field(default=None, description="Slurm: CPUs of each rank")
+    switches: AtLeastOne | None = Field(default=None, description="Slurm, any nodes: at most so many leaf switches")
+    segment: AtLeastOne | None = Field(default=None, description="Slurm, any nodes: nodes of one block together")
+    image: Text | None = Field(default=None, description="Kubernetes: container image with penstock and the model")
+    namespace: Label | None = Field(default=None, description="Kubernetes: namespace")
+    queue: Subdomain | None = Field(default=None, description="Kueue: local queue; Volcano: queue")
+    runtime: Subdomain = Field(default="torch-distributed", description="Kubeflow Trainer: ClusterTrainingRuntime")
+    gpu_resource: LabelKey = Field(default="nvidia.com/gpu", description="Kubernetes: resource of the devices")
+    claim: Subdomain | None = Field(default=None, description="Kubernetes: volume claim for data and checkpoints")
+    mount: Annotated[str, Field(pattern=r"^/[^\x00-\x1f\x7f:]*$", max_length=1024)] = Field(
+        default="/data", description="Kubernetes: where the claim is mounted"
+    )
+    bundle_path: Annotated[str, Field(pattern=r"^/[^\x00-\x1f\x7f]*$", max_length=1024)] | None = Field(
+        default=None, description="Kubernetes: where job.json is in the container, instead of a ConfigMap"
+    )
+    topology_level: LabelKey | None = Field(
+        default=None, description="Kueue: node label of the level within which neighbouring stages stay"
+    )
+    highest_tier: AtLeastOne | None = Field(
+        default=None, description="Volcano: highest tier of HyperNode within which neighbouring stages stay"
+    )
+
+    @classmethod
+    def parse(cls, data: Any) -> Self:
+        """Validate plain data, numbers as text too. Raises InvalidDocument with one fault per mistake."""
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            faults = tuple(faults_of(error.errors(), data))
+            raise InvalidDocument("the settings of the launch are not valid", faults=faults) from None
