@@ -6,10 +6,18 @@ import json
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
 from penstock.importers.lines import Faults
 
 MOST_LEVELS = 100
+_WORDS = {
+    "missing": "it is missing",
+    "string_type": "it has to be a text (in quotes, where YAML reads something else)",
+    "tuple_type": "it has to be a list",
+    "dict_type": "it has to be an object",
+    "model_type": "it has to be an object",
+}
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -69,10 +77,30 @@ def _check_shape(text: str, faults: Faults) -> None:
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        line, column = event.start_mark.line + 1, event.start_mark.column + 1
+        refused = None
         if depth > MOST_LEVELS:
-            faults.add(line, f"it is nested deeper than {MOST_LEVELS} levels", column=column)
+            refused = f"it is nested deeper than {MOST_LEVELS} levels"
+        elif isinstance(event, yaml.AliasEvent):
+            refused = f"the alias *{event.anchor} is not read; write the value out"
+        if refused and (mark := event.start_mark):
+            faults.add(mark.line + 1, refused, column=mark.column + 1)
             faults.stop()
-        if isinstance(event, yaml.AliasEvent):
-            faults.add(line, f"the alias *{event.anchor} is not read; write the value out", column=column)
-            faults.stop()
+
+
+def tell_invalid(error: ValidationError, pointer: str, faults: Faults) -> None:
+    """One fault for each field that is not of its form; ``pointer``: of the value that was read."""
+    for found in error.errors(include_url=False):
+        place = [str(part) for part in found["loc"]]
+        named = next((depth for depth, part in enumerate(place) if "/" in part or "." in part), len(place))
+        prefix = "".join(f"{part}: " for part in place[named:])
+        message = _WORDS.get(found["type"]) or found["msg"][:1].lower() + found["msg"][1:]
+        shown = "" if found["type"] == "missing" else f"; it is {shortened(found['input'])}"
+        faults.add(
+            None, f"{prefix}{message}{shown}", at="/".join([pointer, *place[:named]] if pointer else place[:named])
+        )
+
+
+def shortened(value: Any) -> str:
+    """A value as it is told in a message."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"
