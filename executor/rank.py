@@ -193,16 +193,21 @@ class Rank:
         expected = given.get("first_step")
         if expected is not None and expected != first_step:
             raise InvalidDocument(f"the programs are for step {expected} on; the newest checkpoint is of {first_step}")
-        segments = given.get("segments")
-        if segments is not None and expected is None:
-            segments = segments[len(options.segments(0, first_step)) :]
         return Course(
             steps=given["steps"],
             first_step=first_step,
             trace_steps=given["trace_steps"],
-            segments=None if segments is None else tuple(segments),
+            segments=self.segments(first_step),
             options=options,
         )
+
+    def segments(self, first_step: int) -> tuple[int, ...] | None:
+        """The numbers of the programs that train from ``first_step`` on; None where steps are run one by one."""
+        segments = self.assignment.get("segments")
+        if segments is None:
+            return None
+        begun = 0 if self.assignment.get("first_step") is not None else len(self.options.segments(0, first_step))
+        return tuple(segments[begun:])
 
     def _open_metrics(self, course: Course, interpreter: Interpreter) -> Metrics | None:
         options = self.options

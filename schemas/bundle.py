@@ -88,6 +88,11 @@ class JobBundle(Document):
                 raise ValueError(f"rank {number} runs on {part.device!r}; a device is called node/index")
         return self
 
+    @property
+    def batches_per_step(self) -> int:
+        """Global batches of one step: under elastic averaging each pipeline trains one of its own."""
+        return int(self.ranks[0].programs[0]["pipelines"]) if self.update_rule == "elastic_averaging" else 1
+
     def nodes(self) -> dict[str, tuple[int, ...]]:
         """The plan's nodes in the order of their first ranks, and the ranks of each in the order of its devices.
 

@@ -25,6 +25,7 @@ from penstock.cli import (
     planning,
     probing,
     profiling,
+    rank,
     running,
     schedules,
     serving,
@@ -60,6 +61,7 @@ judging.register(app)
 profiling.register(app, importing)
 probing.register(app)
 running.register(app)
+rank.register(app)
 calibrating.register(app, exporting)
 tuning.register(app)
 schedules.register(importing, exporting)

@@ -1,0 +1,73 @@
+"""What rank 0 reports of a launch, from its own events and from what all ranks said at their ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock.executor.launched.seats import Presence
+from penstock.schemas.bundle import JobBundle, LaunchReport
+
+Event = Mapping[str, Any]
+
+
+def launch_report(
+    bundle: JobBundle,
+    launcher: str,
+    model: str,
+    places: Sequence[Presence],
+    events: Sequence[Event],
+    done: Sequence[Event | None],
+) -> LaunchReport:
+    """The report. ``places`` and ``done``: of each rank; ``events``: of rank 0, in their order."""
+    steps, resumed, saved, evaluated = (
+        [event for event in events if event["kind"] == kind] for kind in ("step", "resumed", "checkpoint", "evaluation")
+    )
+    first_step = resumed[-1]["step"] if resumed else 0
+    times_ns = [event["time_ns"] // bundle.batches_per_step for event in steps]
+    times_ns = times_ns[1:] if len(times_ns) > 1 else times_ns
+    return LaunchReport.parse(
+        {
+            "plan_hash": bundle.plan_hash,
+            "launcher": launcher,
+            "model": model,
+            "state": "left" if done[0] is None else "succeeded",
+            "first_step": first_step,
+            "steps_done": first_step + len(steps),
+            "losses": [_finite(event["loss"]) for event in steps],
+            "step_times_ns": times_ns,
+            "predicted_time_per_global_batch_ns": bundle.predicted_time_per_global_batch_ns,
+            "measured_time_per_global_batch_ns": sorted(times_ns)[len(times_ns) // 2] if times_ns else None,
+            "gradient_check": None if done[0] is None else done[0]["gradient_check"],
+            "evaluations": [{"step": event["step"], "loss": _finite(event["loss"])} for event in evaluated],
+            "checkpoint_step": saved[-1]["step"] if saved else None,
+            "ranks": [
+                {
+                    "rank": part.rank,
+                    "node": place.node,
+                    "local_rank": place.local_rank,
+                    "device": part.device,
+                    "peak_memory_bytes": None if own is None else own["peak_memory_bytes"],
+                }
+                for part, place, own in zip(bundle.ranks, places, done, strict=True)
+            ],
+        }
+    )
+
+
+def differs_from_one_process(done: Event | None) -> str | None:
+    """Why a run that was compared does not train what one process trains; None where it does, or was not compared."""
+    if done is None or done["gradient_check"] is None:
+        return None
+    apart, loss_apart, tolerance = done["gradient_check"], done["loss_check"], done["gradient_tolerance"]
+    if max(apart, loss_apart) <= tolerance:
+        return None
+    return (
+        f"the run does not train what one process trains: gradients {apart:.3g} apart, loss {loss_apart:.3g}, where "
+        f"{tolerance:.3g} would be rounding"
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
