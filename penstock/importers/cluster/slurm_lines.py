@@ -1,0 +1,144 @@
+"""Lines of ``Key=Value`` pairs, as Slurm's files and commands write them, with the place of every value."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from penstock.importers.cluster.hostlist import MOST_NAMES, expand_or_report
+from penstock.importers.lines import Faults
+
+_COMMENT = re.compile(r"(?<!\\)#.*+")
+_CONTINUED = re.compile(r"\\\s*+$")
+_KEY = re.compile(r"(?<!\S)([A-Za-z][\w.]*+)\s*+=[ \t]*+")
+_NO_TEXT = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f\ufffd]")
+
+At = tuple[int, int]
+"""Line and column, from 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One logical line; ``starts``: the offset at which each of its physical lines begins; ``number``: of the first."""
+
+    text: str
+    starts: tuple[int, ...]
+    number: int
+
+    def at(self, offset: int) -> At:
+        """Line and column of an offset into the text."""
+        index = bisect_right(self.starts, offset) - 1
+        return self.number + index, offset - self.starts[index] + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What stands behind ``Key=``; ``offset``: of the value within its line."""
+
+    key: str
+    text: str
+    line: Line
+    offset: int
+
+    @property
+    def at(self) -> At:
+        """Line and column of the value."""
+        return self.line.at(self.offset)
+
+    def place(self, offset: int) -> At:
+        """Line and column of an offset within the value."""
+        return self.line.at(self.offset + offset)
+
+
+class Hostlists:
+    """Reads the hostlists of one text, which may name ``MOST_NAMES`` hosts in all."""
+
+    def __init__(self, faults: Faults) -> None:
+        self._faults = faults
+        self._left = MOST_NAMES
+
+    def read(self, text: str, place: Callable[[int], At]) -> tuple[str, ...]:
+        """The names of a hostlist; ``place`` gives line and column of an offset into it, for its faults."""
+
+        def report(offset: int, detail: str) -> None:
+            line, column = place(offset)
+            self._faults.add(line, detail, column=column)
+
+        names = expand_or_report(text, report, self._left)
+        self._left -= len(names)
+        return tuple(names)
+
+
+def refuse_other_than_text(text: str, faults: Faults) -> None:
+    """Raises InvalidDocument for what is empty or no text at all; nothing else would be worth saying of it."""
+    if not text.strip("\ufeff \t\r\n"):
+        faults.add(None, "it is empty", code="missing")
+    elif odd := _NO_TEXT.search(text):
+        line = text.count("\n", 0, odd.start()) + 1
+        column = odd.start() - text.rfind("\n", 0, odd.start())
+        faults.add(line, f"the character {odd[0]!r} is none of a text: it is binary, or not UTF-8", column=column)
+    faults.stop()
+
+
+def logical_lines(text: str, faults: Faults) -> Iterator[Line]:
+    """The lines of a configuration file: comments gone, those that end with a backslash joined to the next one."""
+    pieces: list[str] = []
+    first = 1
+    number = 0
+    for number, physical in enumerate(text.lstrip("\ufeff").split("\n"), start=1):
+        bare = _COMMENT.sub("", physical)
+        if not pieces:
+            first = number
+        continued = _CONTINUED.search(bare)
+        pieces.append(f"{bare[: continued.start()]} " if continued else bare)
+        if not continued:
+            yield _joined(pieces, first)
+            pieces = []
+    if pieces:
+        faults.add(number, "it ends with a backslash, and no line follows: is the text cut off?")
+        yield _joined(pieces, first)
+
+
+def _joined(pieces: list[str], first: int) -> Line:
+    starts = [0]
+    for piece in pieces[:-1]:
+        starts.append(starts[-1] + len(piece))
+    return Line("".join(pieces), tuple(starts), first)
+
+
+def values(line: Line, known: Mapping[str, str], faults: Faults) -> dict[str, Value]:
+    """The pairs of a line by key; ``known``: how each key is spelled, by its small letters.
+
+    A value ends where the next ``Key=`` begins, so that hostlists may have blanks. What is no pair, an unknown key and
+    a key that is given twice are faults.
+    """
+    keys = list(_KEY.finditer(line.text))
+    before = line.text[: keys[0].start()] if keys else line.text
+    if before.strip():
+        number, column = line.at(len(before) - len(before.lstrip()))
+        faults.add(number, f"{_short(before.strip())!r} is no Key=Value", column=column)
+    found: dict[str, Value] = {}
+    for index, key in enumerate(keys):
+        end = keys[index + 1].start() if index + 1 < len(keys) else len(line.text)
+        number, column = line.at(key.start())
+        name = known.get(key[1].lower())
+        if name is None:
+            faults.add(number, f"{key[1]} is none of {', '.join(known.values())}", column=column, code="unknown")
+        elif name in found:
+            faults.add(number, f"{name} is given twice", column=column, code="double")
+        else:
+            found[name] = _value(name, line, key.end(), end)
+    return found
+
+
+def _value(key: str, line: Line, start: int, end: int) -> Value:
+    text = line.text[start:end].rstrip()
+    if len(text) > 1 and text[0] == text[-1] == '"':
+        return Value(key, text[1:-1], line, start + 1)
+    return Value(key, text, line, start)
+
+
+def _short(text: str, most: int = 60) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
