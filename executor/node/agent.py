@@ -57,6 +57,7 @@ HOLD_LIMIT_S = 45.0
 FAREWELL_S = 3.0
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.2, 5.0
 PROGRESS_EVERY_S = 0.5
+ALIVE_EVERY_S = 5.0
 SHORTEST_HOLD_S = 0.2
 MAX_REQUEST_BYTES = 8 * 2**20
 
@@ -142,6 +143,7 @@ class Agent:
         if answering is not None:
             answering.start()
         proxied = not is_loopback(urlsplit(self._settings.server).hostname or "")
+        alive = asyncio.create_task(self._tell_alive())
         with tempfile.TemporaryDirectory(prefix="penstock-agent-") as scratch:
             self._scratch = Path(scratch)
             self._logs = (self._settings.log_directory or self._scratch / "logs").resolve()
@@ -156,6 +158,7 @@ class Agent:
                     await self._sync_until_over(client)
                     await self._say_goodbye(client)
             finally:
+                alive.cancel()
                 if self._peer is not None and answering is not None:
                     self._peer.close()
                     answering.join()
@@ -163,6 +166,17 @@ class Agent:
                 await self._end_children()
         if self._broken is not None:
             raise self._broken
+
+    async def _tell_alive(self) -> None:
+        """Touch the alive file again and again: whether the service answers is another question."""
+        path = self._settings.alive_file
+        while path is not None:
+            try:
+                path.touch()
+            except OSError as error:
+                self._say(f"the alive file {str(path)!r} cannot be touched: {error.strerror}")
+                return
+            await asyncio.sleep(ALIVE_EVERY_S)
 
     # The call to the service
 

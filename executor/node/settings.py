@@ -74,6 +74,9 @@ class AgentSettings(Document):
         ge=0,
         description="at its start: how long the service may take to notice that the last agent of this name is dead",
     )
+    alive_file: Path | None = Field(
+        default=None, description="touched every few seconds while the agent goes on: for probes of containers"
+    )
     log_directory: Path | None = Field(default=None, description="keeps what ranks write; none: until the agent ends")
     log_bytes: int = Field(default=10_000_000, ge=1000, strict=True, description="of each rank; older lines go")
     log_runs: int = Field(default=20, ge=1, strict=True, description="of how many runs logs are kept")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -468,3 +469,12 @@ def test_a_scratch_that_is_full_costs_the_last_instruction_only(service, project
         (project / "now").touch()
         (failed,) = service.wait_for("rank_failed")
     assert (failed.data["signal"], failed.data["instruction"]) == (9, None)
+
+
+def test_an_alive_file_is_touched_again_and_again(service, project, monkeypatch):
+    monkeypatch.setattr("penstock.executor.node.agent.ALIVE_EVERY_S", 0.05)
+    alive = project / "alive"
+    with running(service, project, alive_file=alive):
+        service.wait_until(alive.exists)
+        os.utime(alive, (0, 0))
+        service.wait_until(lambda: alive.stat().st_mtime > 0)
