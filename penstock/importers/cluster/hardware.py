@@ -138,7 +138,7 @@ def _size(word: str, hardware: Hardware) -> Figure | None:
 
 
 def _hardware(kind: str, context: dict[str, str], form: dict[str, Any]) -> Hardware:
-    nvlink, nic, late = form.get("nvlink"), form.get("nic"), form.get("nic_latency")
+    nvlink, nic = form.get("nvlink"), form.get("nic")
     return Hardware(
         kind=kind,
         form=form["name"],
@@ -150,8 +150,8 @@ def _hardware(kind: str, context: dict[str, str], form: dict[str, Any]) -> Hardw
         fabric_bytes_per_s=_rate(form["fabric"]),
         fabric_latency_ns=_time(form["fabric_latency"]),
         nic_bytes_per_s=_rate(nic) if nic else None,
-        nic_per_device=bool(nic) and nic["per"] == "device",
-        nic_latency_ns=_time(late or _LATENCY_OF_OTHERS),
+        nic_per_device=nic is not None and nic["per"] == "device",
+        nic_latency_ns=_time(form.get("nic_latency", _LATENCY_OF_OTHERS)),
     )
 
 

@@ -1,0 +1,34 @@
+"""A topology of Penstock's own as a source: what living agents offer, with the links that a probe has measured."""
+
+from __future__ import annotations
+
+from penstock.importers.cluster.facts import DeviceFacts, NodeFacts, Place, SourceFacts
+from penstock.importers.cluster.structured import read_documents
+from penstock.importers.lines import Faults
+from penstock.schemas.topology import ClusterTopology, Device
+
+
+def read_agents(text: str, source: str = "agents.json") -> SourceFacts:
+    """The nodes of a topology document, JSON or YAML. Raises InvalidDocument as reading the document does."""
+    faults = Faults(f"the topology {source!r}")
+    documents = read_documents(text, faults)
+    if len(documents) != 1:
+        faults.add(None, f"it holds {len(documents)} documents, not one")
+    faults.stop()
+    topology = ClusterTopology.parse(documents[0], units=True, origin=repr(source)).expanded()
+    nodes = {
+        node.name: NodeFacts(
+            name=node.name,
+            place=Place(source, pointer=f"nodes/{number}"),
+            devices=tuple(_device(place, device) for place, device in enumerate(node.devices)),
+        )
+        for number, node in enumerate(topology.nodes)
+    }
+    said = tuple(f"{source}: {sentence}" for sentence in topology.assumptions)
+    return SourceFacts(format="agents", source=source, nodes=nodes, assumptions=said, measured=topology)
+
+
+def _device(place: int, device: Device) -> DeviceFacts:
+    last = device.id.rpartition("/")[2]
+    index = int(last) if last.isdecimal() else place
+    return DeviceFacts(index, product=device.kind, memory_bytes=device.memory_bytes, is_kind=True)

@@ -1,0 +1,119 @@
+"""The formats that topologies are imported from, and the import of several sources at once.
+
+A new format is a module with ``read_<format>(text, source) -> SourceFacts`` and a line in ``FORMATS``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from penstock.importers.cluster.facts import SourceFacts
+from penstock.importers.cluster.merge import merge
+from penstock.schemas.errors import Fault, InvalidDocument
+from penstock.schemas.topology_import import Format, ImportOptions, ImportSource, TopologyImport, TopologyImported
+
+Reader = Callable[[str, str], SourceFacts]
+
+_LOOKED_AT = 1 << 20
+
+
+@dataclass(frozen=True)
+class KnownFormat:
+    """A format: the module of its reader, what it is, and what no other format has."""
+
+    module: str
+    what: str
+    tells: re.Pattern[str]
+
+    def reader(self, name: Format) -> Reader:
+        """The function that reads it."""
+        module = import_module(f"penstock.importers.cluster.{self.module}")
+        read: Reader = getattr(module, f"read_{name.replace('-', '_')}")
+        return read
+
+
+def _format(module: str, what: str, tells: str) -> KnownFormat:
+    return KnownFormat(module, what, re.compile(tells, re.MULTILINE | re.IGNORECASE))
+
+
+FORMATS: dict[Format, KnownFormat] = {
+    "slurm-conf": _format(
+        "slurm_conf",
+        "Slurm's topology.conf: tree, blocks or rings",
+        r"^\s*(SwitchName|BlockName|RingName|BlockSizes)=(?!.*\b(Level|BlockIndex|RingIndex)=)",
+    ),
+    "slurm-yaml": _format(
+        "slurm_yaml", "Slurm's topology.yaml", r"^(-\s+|\s+)(topology|tree|block|flat|ring|torus3d):"
+    ),
+    "scontrol-topology": _format(
+        "scontrol_topology",
+        "what `scontrol show topology` prints",
+        r"^\s*(SwitchName=\S*\s+Level=|(BlockName|AggregatedBlock)=.*\bBlock(Index|Size)=|RingName=.*\bRingIndex=)",
+    ),
+    "scontrol-nodes": _format(
+        "scontrol_nodes",
+        "what `scontrol show nodes` prints, text or --json",
+        r'^\s*NodeName=\S+.*(\n.*){0,40}?\bState=|"(gres_used|slurmd_version|slurmd_start_time|tres_used)"\s*:',
+    ),
+    "ibnetdiscover": _format(
+        "ibnetdiscover", "what `ibnetdiscover` prints", r"^(Switch|Ca)\s+[0-9]+\s+\"[HS]-[0-9a-f]+\"|^switchguid="
+    ),
+    "k8s-nodes": _format(
+        "kubernetes_nodes",
+        "what `kubectl get nodes -o json` prints (or yaml)",
+        r'^\W*"?kind"?\s*:\s*"?Node(List)?"?,?\s*$',
+    ),
+    "hypernodes": _format(
+        "hypernodes", "Volcano HyperNodes, `kubectl get hypernodes -o json`", r'"?kind"?\s*:\s*"?HyperNode(List)?\b'
+    ),
+    "topograph": _format("topograph", "the graph of NVIDIA topograph, JSON", r'"(instances|network_layers)"\s*:'),
+    "nvidia-topo": _format("nvidia_topo", "what `nvidia-smi topo -m` prints", r"^[\s\x1b\[0-9;m]*GPU0\b.*"),
+    "nvidia-query": _format("nvidia_query", "what `nvidia-smi -q -x` prints", r"<nvidia_smi_log\b"),
+    "nccl-xml": _format("nccl_xml", "a topology that NCCL wrote or is given, XML", r"<system\b"),
+    "agents": _format(
+        "agents", "a topology of Penstock's: living agents, `penstock probe`", r'^\W*"?(schema_version|uniform)"?\s*:'
+    ),
+}
+
+
+def import_topology(sources: Sequence[ImportSource], options: ImportOptions | None = None) -> TopologyImported:
+    """One topology of all that the sources say.
+
+    Raises InvalidDocument for what cannot be read, by line and column; for contradictions, naming both places; and
+    for all that neither sources nor options nor the table say, each with the option that does.
+    """
+    if not sources:
+        raise InvalidDocument("there is no source to import", remedy="give a file, or - for standard input")
+    read = [_read(number, source) for number, source in enumerate(sources)]
+    return merge(read, [source.nodes for source in sources], options or ImportOptions())
+
+
+def recognised(source: ImportSource, number: int = 0) -> Format:
+    """The format of a text. Raises InvalidDocument where it is none, or may be several."""
+    if source.format is not None:
+        return source.format
+    text = source.text[:_LOOKED_AT]
+    fitting: list[Format] = [name for name, each in FORMATS.items() if each.tells.search(text)]
+    if len(fitting) == 1:
+        return fitting[0]
+    called = source.name or f"source {number + 1}"
+    if not text.strip():
+        raise InvalidDocument(f"{called} is empty", remedy="look at what the command printed to standard error")
+    seen = f"may be {' or '.join(fitting)}" if fitting else "is of no known format"
+    faults = tuple(Fault(name, each.what, "format") for name, each in FORMATS.items() if not fitting or name in fitting)
+    raise InvalidDocument(f"{called} {seen}", faults=faults, remedy="--from FORMAT (sources.format)")
+
+
+def _read(number: int, source: ImportSource) -> SourceFacts:
+    name = recognised(source, number)
+    return FORMATS[name].reader(name)(source.text, source.name or name)
+
+
+def answer(message: dict[str, Any]) -> dict[str, Any]:
+    """A request of the service, as plain data in and out."""
+    request = TopologyImport.parse(message["request"])
+    return import_topology(request.sources, request.options).model_dump(mode="json")

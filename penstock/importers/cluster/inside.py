@@ -1,0 +1,126 @@
+"""What is inside a node: its devices, what joins them, and its network cards; from facts, options and the table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from penstock.importers.cluster.cards import Cards, cards_of
+from penstock.importers.cluster.fabrics import fabric_of
+from penstock.importers.cluster.facts import DeviceFacts
+from penstock.importers.cluster.hardware import Figure, Hardware, recognise, table
+from penstock.importers.cluster.joining import Host
+from penstock.importers.cluster.notes import Notes
+from penstock.importers.cluster.reading import Known, Options, Reading, gib, only
+from penstock.schemas.topology import Fabric, Link
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """A node. ``nvlink_bytes_per_s``: of all its devices into a domain beyond the node; 0 without NVLink."""
+
+    devices: tuple[Known, ...]
+    indices: tuple[int, ...]
+    fabric: Fabric | None
+    cards: Cards
+    nvlink_bytes_per_s: int = 0
+
+
+def insides(hosts: Mapping[str, Host], options: Options, notes: Notes) -> dict[str, Inside]:
+    """What is inside each host. What is missing is noted, and such hosts are not among them."""
+    alike: dict[object, list[Host]] = {}
+    for host in hosts.values():
+        alike.setdefault(_signature(host), []).append(host)
+    found: dict[str, Inside] = {}
+    for group in alike.values():
+        names = [host.name for host in group]
+        reading = Reading(options)
+        inside = _inside(group[0], reading)
+        for sentence in reading.said:
+            notes.assume(sentence, names)
+        for what, option in reading.missing:
+            notes.miss(what, option, names)
+        if inside is not None:
+            found |= dict.fromkeys(names, inside)
+    return found
+
+
+def _signature(host: Host) -> tuple[object, ...]:
+    """What two hosts have to share so that one reading does for both. Where a device sits on its bus is none of it."""
+    measured = host.measured and (host.measured.source, _key(host.measured.fabric), _link_key(host.measured.link))
+    return host.devices, host.device_links, host.has_nvswitch, host.nics, measured
+
+
+def _key(fabric: Fabric | None) -> str:
+    return fabric.model_dump_json() if fabric else ""
+
+
+def _link_key(link: Link | None) -> tuple[int, int] | None:
+    return (link.bandwidth_bytes_per_s, link.latency_ns) if link else None
+
+
+def _inside(host: Host, reading: Reading) -> Inside | None:
+    facts = _devices(host, reading)
+    devices = [_known(device, reading) for device in facts]
+    known = tuple(device for device in devices if device is not None)
+    if not facts or len(known) < len(devices):
+        return None
+    reading.said[:] = dict.fromkeys(reading.said)
+    fabric = fabric_of(host, facts, known, reading) if len(known) > 1 else None
+    hardware = only(known)
+    nvlink = hardware.nvlink if hardware and hardware.fabric == "ports" else None
+    cards = cards_of(host, _indices(facts), hardware, reading.options.given)
+    return Inside(known, _indices(facts), fabric, cards, nvlink.total_bytes_per_s * len(known) if nvlink else 0)
+
+
+def _indices(devices: Sequence[DeviceFacts]) -> tuple[int, ...]:
+    """As the driver counts; by place where a source does not count."""
+    told = tuple(device.index for device in devices)
+    return told if len(set(told)) == len(told) else tuple(range(len(told)))
+
+
+def _devices(host: Host, reading: Reading) -> tuple[DeviceFacts, ...]:
+    if host.devices is not None:
+        return host.devices
+    count = reading.options.given.devices_per_node
+    if count is None:
+        reading.missing.append(("the number of devices", "--devices-per-node 8 (options.devices_per_node)"))
+        count = 1
+    return tuple(DeviceFacts(index) for index in range(count))
+
+
+def _known(device: DeviceFacts, reading: Reading) -> Known | None:
+    product, options = device.product, reading.options
+    if device.is_kind and product is not None:
+        hardware = table().get(product, (None,))[0]
+        return _with_memory(product, hardware, None, device, reading)
+    meant = options.kind_of(product) if product is None or product.lower() in options.called else None
+    read = recognise(meant or product) if meant or product else None
+    if read is None and meant is None:
+        meant = options.kind_of(product)
+        read = recognise(meant) if meant else None
+    if read is None and meant is None:
+        asked = f"--device '{product}=H100'" if product else "--device H100"
+        what = f"what {product!r} is" if product else "what the devices are"
+        reading.missing.append((what, f"{asked} (options.devices)"))
+        return None
+    if read is None:
+        assert meant is not None
+        return _with_memory(meant, None, None, device, reading)
+    if read.is_bare:
+        hardware = read.hardware
+        reading.said.append(f"{meant or product!r} is taken for {hardware.kind} {hardware.form}, its usual form")
+    return _with_memory(read.hardware.kind, read.hardware, read.memory, device, reading)
+
+
+def _with_memory(
+    kind: str, hardware: Hardware | None, size: Figure | None, device: DeviceFacts, reading: Reading
+) -> Known:
+    memory = device.memory_bytes or reading.options.given.memory_bytes
+    if memory is None and size is not None:
+        memory = size.value
+        reading.said.append(f"{kind} has {gib(size.value)} of memory: {size.source}")
+    if memory is None:
+        sizes = f" ({' or '.join(gib(each.value) for each in hardware.memory)})" if hardware else ""
+        reading.missing.append((f"the memory of {kind}{sizes}", "--memory 80GiB (options.memory_bytes)"))
+    return Known(kind, memory or 0, hardware)

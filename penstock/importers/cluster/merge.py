@@ -1,0 +1,130 @@
+"""Facts of several sources become one topology, with all that was assumed and left out.
+
+Nodes are joined by name (``joining``), what is inside each comes from facts, options and the table of devices
+(``inside``), what is between them from one source (``network``). The same sources give the same topology, byte by byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from penstock.importers.cluster.facts import SourceFacts
+from penstock.importers.cluster.hostlist import expand
+from penstock.importers.cluster.inside import Inside, insides
+from penstock.importers.cluster.joining import Host, join, usable
+from penstock.importers.cluster.measured import measured_network
+from penstock.importers.cluster.network import links_of, network
+from penstock.importers.cluster.notes import Notes, shown
+from penstock.importers.cluster.reading import Options
+from penstock.schemas.errors import Fault, InvalidDocument
+from penstock.schemas.topology import ClusterTopology, Device, Node
+from penstock.schemas.topology_import import ImportOptions, SourceFound, TopologyImported
+
+
+def merge(sources: Sequence[SourceFacts], described: Sequence[str | None], options: ImportOptions) -> TopologyImported:
+    """One topology of all sources; ``described``: per source, the nodes that a text without names is about.
+
+    Raises InvalidDocument for contradictions, for nodes that no source has, where nothing is left, and with all that
+    is missing.
+    """
+    notes, given = Notes(), Options(options)
+    joined = join(sources, described, notes)
+    for sentence in (sentence for facts in sources for sentence in facts.assumptions):
+        notes.assume(sentence)
+    if not joined.hosts:
+        raise InvalidDocument("no source names a node", remedy="give a source with nodes, or --nodes")
+    hosts = _asked_for(joined.hosts, options.nodes, notes)
+    hosts = usable(hosts, options.devices_per_node, notes)
+    if options.only_free:
+        hosts = _free_only(hosts, notes)
+    net, reached = network(joined.wirings, hosts, notes)
+    hosts = {name: host for name, host in hosts.items() if name in reached}
+    if not hosts:
+        _refuse_nothing(notes)
+    inside = insides(hosts, given, notes)
+    wires = measured_network(sources, list(hosts), notes) if net.is_unknown else None
+    if wires is None:
+        wires = links_of(net, inside, options, notes) if len(inside) == len(hosts) else {}
+    notes.stop_if_missing()
+    for unused in given.unused():
+        notes.assume(f"that devices are {unused} was said for nothing: the sources say what they are")
+    assumptions = notes.assumptions(hosts)
+    topology = ClusterTopology.parse(
+        {
+            "name": options.name,
+            "nodes": [_node(name, inside[name]) for name in hosts],
+            "assumptions": assumptions,
+            **wires,
+        }
+    )
+    return TopologyImported(
+        topology=topology,
+        found=tuple(map(_found, sources)),
+        assumptions=assumptions,
+        left_out=notes.left_out(),
+        free=_free(hosts),
+        hash=None,
+    )
+
+
+def _found(facts: SourceFacts) -> SourceFound:
+    return SourceFound(
+        source=facts.source,
+        format=facts.format,  # type: ignore[arg-type]
+        nodes=len(facts.nodes),
+        switches=len(facts.switches),
+        links=len(facts.links),
+    )
+
+
+def _node(name: str, inside: Inside) -> Node:
+    devices = tuple(
+        Device(
+            id=f"{name}/{index}", kind=known.kind, memory_bytes=known.memory_bytes, context_bytes=known.context_bytes
+        )
+        for index, known in zip(inside.indices, inside.devices, strict=True)
+    )
+    return Node(name=name, devices=devices, fabric=inside.fabric)
+
+
+def _asked_for(hosts: Mapping[str, Host], hostlist: str | None, notes: Notes) -> dict[str, Host]:
+    if hostlist is None:
+        return dict(hosts)
+    wanted = dict.fromkeys(expand(hostlist))
+    if unknown := [name for name in wanted if name not in hosts]:
+        raise InvalidDocument(
+            f"no source knows the nodes {shown(unknown)}",
+            faults=(Fault("/options/nodes", f"{shown(unknown)} are asked for, and no source names them", "unknown"),),
+            remedy=f"of {shown(hosts)}" if len(hosts) < 10_000 else None,
+        )
+    for name in hosts:
+        if name not in wanted:
+            notes.leave_out(name, "it was not asked for")
+    return {name: host for name, host in hosts.items() if name in wanted}
+
+
+def _free_only(hosts: Mapping[str, Host], notes: Notes) -> dict[str, Host]:
+    if all(host.busy_devices is None for host in hosts.values()):
+        raise InvalidDocument(
+            "no source says on which nodes something runs, so that the free ones cannot be told",
+            remedy="add what `scontrol show nodes` prints, or leave --only-free out",
+        )
+    for name, host in hosts.items():
+        if host.busy_devices is None:
+            notes.leave_out(name, "no source says whether something runs there")
+        elif host.busy_devices:
+            notes.leave_out(name, "something runs there")
+    return {name: host for name, host in hosts.items() if host.busy_devices == 0}
+
+
+def _free(hosts: Mapping[str, Host]) -> str | None:
+    """The hosts on which nothing runs; None where no source says what runs."""
+    if all(host.busy_devices is None for host in hosts.values()):
+        return None
+    free = [name for name, host in hosts.items() if host.busy_devices == 0]
+    return shown(free) if free else ""
+
+
+def _refuse_nothing(notes: Notes) -> None:
+    faults = tuple(Fault(group.nodes, group.why, "left-out") for group in notes.left_out())
+    raise InvalidDocument("no node is left for the topology", faults=faults, remedy="see why each was left out")

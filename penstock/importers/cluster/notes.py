@@ -1,0 +1,87 @@
+"""What an import has to say beside its topology: what was assumed, what was left out, what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from penstock.importers.cluster.hostlist import fold
+from penstock.schemas.errors import Fault, InvalidDocument
+from penstock.schemas.topology_import import LeftOut
+
+_LONGEST = 200
+
+
+class Notes:
+    """Sentences about nodes; said of many nodes at once, they become one sentence with a hostlist."""
+
+    def __init__(self) -> None:
+        self._general: list[str] = []
+        self._of_nodes: dict[str, list[str]] = {}
+        self._left_out: dict[str, list[str]] = {}
+        self._missing: dict[tuple[str, str], list[str]] = {}
+
+    def assume(self, sentence: str, nodes: Iterable[str] = ()) -> None:
+        """Something that no source says; of these nodes, or of the whole."""
+        nodes = list(nodes)
+        if nodes:
+            self._of_nodes.setdefault(sentence, []).extend(nodes)
+        elif sentence not in self._general:
+            self._general.append(sentence)
+
+    def leave_out(self, node: str, why: str) -> None:
+        """A node that is no part of the topology."""
+        self._left_out.setdefault(why, []).append(node)
+
+    def miss(self, what: str, option: str, nodes: Iterable[str]) -> None:
+        """Something that has to be known of these nodes, and the option that says it."""
+        self._missing.setdefault((what, option), []).extend(nodes)
+
+    def stop_if_missing(self) -> None:
+        """Raise InvalidDocument with all that is missing, of which nodes, and how to say it."""
+        if not self._missing:
+            return
+        faults = tuple(
+            Fault(shown(nodes), f"{what} is not said; give {option}", "missing")
+            for (what, option), nodes in self._missing.items()
+        )
+        options = " ".join(dict.fromkeys(option.split(" (")[0] for _, option in self._missing))
+        count = len(faults)
+        raise InvalidDocument(
+            f"the sources and the table of devices leave {count} thing{'s' if count > 1 else ''} open",
+            faults=faults,
+            remedy=options,
+        )
+
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """Nodes by the reason why, the most of them first."""
+        groups = sorted(self._left_out.items(), key=lambda each: (-len(each[1]), each[0]))
+        return tuple(LeftOut(nodes=shown(nodes), count=len(nodes), why=why) for why, nodes in groups)
+
+    def assumptions(self, all_nodes: Iterable[str]) -> tuple[str, ...]:
+        """All sentences; those of every node do not list them."""
+        everybody = set(all_nodes)
+        return (*self._general, *(_of(nodes, sentence, everybody) for sentence, nodes in self._of_nodes.items()))
+
+
+def _of(nodes: list[str], sentence: str, everybody: set[str]) -> str:
+    here = [node for node in nodes if node in everybody]
+    if len(here) == len(everybody) or not here:
+        return sentence
+    text = shown(here)
+    return f"{text if len(text) <= _LONGEST else f'{len(here)} nodes, {here[0]} among them'}: {sentence}"
+
+
+def shown(nodes: Iterable[str]) -> str:
+    """The nodes as a hostlist; names that no hostlist can say are listed."""
+    try:
+        return fold(nodes)
+    except InvalidDocument:
+        return ", ".join(dict.fromkeys(nodes))
+
+
+def grouped(nodes: Mapping[str, str]) -> dict[str, list[str]]:
+    """Nodes by what is said of them."""
+    groups: dict[str, list[str]] = {}
+    for node, said in nodes.items():
+        groups.setdefault(said, []).append(node)
+    return groups

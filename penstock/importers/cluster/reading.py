@@ -1,0 +1,85 @@
+"""The reading of one node: what the user says, what is noted, and a device as it comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from penstock.importers.cluster.hardware import Hardware
+from penstock.schemas.errors import InvalidDocument
+from penstock.schemas.topology_import import ImportOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A device. ``hardware`` is None for a kind that the table does not have; it was given by an option."""
+
+    kind: str
+    memory_bytes: int
+    hardware: Hardware | None
+
+    @property
+    def context_bytes(self) -> int:
+        """What the driver takes; nothing where the table does not know the kind."""
+        return self.hardware.context.value if self.hardware else 0
+
+
+@dataclass
+class Reading:
+    """One reading of alike hosts: what it notes is of all of them."""
+
+    options: Options
+    said: list[str] = field(default_factory=list)
+    missing: list[tuple[str, str]] = field(default_factory=list)
+
+
+class Options:
+    """What the user says, and whether it was needed."""
+
+    def __init__(self, given: ImportOptions) -> None:
+        self.given = given
+        self.usual: str | None = None
+        self.called: dict[str, str] = {}
+        self.used: set[str] = set()
+        for text in given.devices:
+            product, sign, kind = text.partition("=")
+            if sign and product.strip() and kind.strip():
+                self.called[product.strip().lower()] = kind.strip()
+            elif sign or (self.usual is not None and self.usual != text):
+                raise InvalidDocument(
+                    f"the devices {text!r} are neither one kind nor PRODUCT=KIND",
+                    remedy="--device H100, or --device big=H100 --device small=A10 where sources have such names",
+                )
+            else:
+                self.usual = text.strip()
+
+    def kind_of(self, product: str | None) -> str | None:
+        """What the user says that a product is; None: nothing."""
+        if product is not None and product.lower() in self.called:
+            self.used.add(product.lower())
+            return self.called[product.lower()]
+        self.used.add("")
+        return self.usual
+
+    def unused(self) -> list[str]:
+        """Devices that were given for nothing."""
+        told = [f"{product}={kind}" for product, kind in self.called.items() if product not in self.used]
+        return told + ([self.usual] if self.usual is not None and "" not in self.used else [])
+
+
+def only(devices: Iterable[Known]) -> Hardware | None:
+    """The hardware of all devices; None where they differ or the table does not know it."""
+    different = {device.hardware for device in devices}
+    return different.pop() if len(different) == 1 else None
+
+
+def gib(size: int) -> str:
+    return f"{size / 2**30:.4g} GiB"
+
+
+def gb(rate: int) -> str:
+    return f"{rate / 1e9:.4g} GB/s"
+
+
+def gbit(rate: int) -> str:
+    return f"{rate * 8 / 1e9:.4g} Gbit/s"
