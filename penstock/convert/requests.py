@@ -34,8 +34,8 @@ def to_problem(request: PlanRequest) -> Problem:
     profile, topology = inline_documents(request)
     _refuse_overflow(profile, request.global_batch_size)
     topology = topology.expanded()
-    devices = _devices(topology)
-    network = _network(topology)
+    devices = devices_of(topology)
+    network = network_of(topology)
     return Problem(
         layer_names=tuple(layer.name for layer in profile.layers),
         parameter_bytes=_prefix(layer.parameter_bytes for layer in profile.layers),
@@ -248,7 +248,8 @@ def _encodable(profile: ModelProfile) -> tuple[tuple[int, int], ...]:
     return tuple((sum(one), len(one)) for one in sizes)
 
 
-def _devices(topology: ClusterTopology) -> tuple[Device, ...]:
+def devices_of(topology: ClusterTopology) -> tuple[Device, ...]:
+    """The devices of a topology that is written out, numbered node by node."""
     return tuple(
         Device(device.id, n, device.kind, device.memory_bytes, device.context_bytes, device.price)
         for n, node in enumerate(topology.nodes)
@@ -256,7 +257,8 @@ def _devices(topology: ClusterTopology) -> tuple[Device, ...]:
     )
 
 
-def _network(topology: ClusterTopology) -> Network:
+def network_of(topology: ClusterTopology) -> Network:
+    """Its network. Raises InvalidDocument where it falls into parts."""
     ids = tuple(device.id for node in topology.nodes for device in node.devices)
     node_of = tuple(n for n, node in enumerate(topology.nodes) for _ in node.devices)
     bandwidth = latency = None
