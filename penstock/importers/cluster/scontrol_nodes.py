@@ -1,0 +1,246 @@
+"""What ``scontrol show nodes`` prints, in lines (one per node with ``--oneliner``) or with ``--json``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from penstock.importers.cluster.facts import NodeFacts, Place, SourceFacts, SwitchFacts
+from penstock.importers.cluster.hostlist import fold
+from penstock.importers.cluster.level_paths import Path, Step, make_switches
+from penstock.importers.cluster.slurm_lines import refuse_other_than_text
+from penstock.importers.cluster.slurm_states import (
+    MOST_DEVICES,
+    Counts,
+    devices,
+    gres_counts,
+    state_words,
+    tracked_devices,
+    why_not_usable,
+)
+from penstock.importers.cluster.structured import read_documents
+from penstock.importers.lines import Faults
+
+_RECORD = re.compile(r"^[ \t]*+NodeName=", re.MULTILINE)
+_SIGNED = re.compile(r".*?\[[^\]\n]*@[^\]\n]*\]")
+_NONE = ("", "(null)", "N/A", "None")
+_TEXTS = ("gres", "gres_used", "tres", "tres_used", "reason", "topology")
+_REMEDY = "give the output of `scontrol show nodes`, `scontrol -o show nodes` or `scontrol show nodes --json`"
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """One node as Slurm prints it; None: not printed. ``at``: where in a JSON document."""
+
+    name: str
+    place: Place
+    states: tuple[str, ...]
+    gres: str | None
+    gres_used: str | None
+    tres: str | None
+    tres_used: str | None
+    reason: str
+    topology: str
+    at: str = ""
+
+
+def read_scontrol_nodes(text: str, source: str = "scontrol show nodes") -> SourceFacts:
+    """The nodes that Slurm knows: their devices and how many are taken, and which nodes take no jobs, and why.
+
+    Device types are as Slurm's configuration spells them. Raises InvalidDocument with all faults: what is no output
+    of the command, nodes without a state (a text that is cut off) or there twice, resources that cannot be read.
+    """
+    faults = Faults(f"the nodes {source!r}")
+    refuse_other_than_text(text, faults)
+    as_json = text.lstrip("\ufeff \t\r\n").startswith(("{", "["))
+    reader = _Reader(faults, source)
+    for record in _json_records(text, source, faults) if as_json else _text_records(text, source, faults):
+        reader.read(record)
+    faults.stop(_REMEDY)
+    return SourceFacts(
+        format="scontrol-nodes",
+        source=source,
+        nodes=reader.nodes,
+        switches=reader.switches(),
+        assumptions=reader.assumptions(),
+    )
+
+
+class _Reader:
+    def __init__(self, faults: Faults, source: str) -> None:
+        self.nodes: dict[str, NodeFacts] = {}
+        self._faults = faults
+        self._source = source
+        self._said: dict[str, list[str]] = {}
+        self._paths: dict[str, Path] = {}
+        self._has_tres = False
+
+    def read(self, record: _Record) -> None:
+        """Takes one node in."""
+        before = self.nodes.get(record.name)
+        if before is not None:
+            where = f"first on line {before.place.line}" if before.place.line else "once before"
+            self._fault(record, f"the node {record.name!r} is there twice, {where}", "double")
+            return
+        if record.name.split() != [record.name] or set(record.name) & set("[],"):
+            self._fault(record, f"{record.name[:60]!r} is no name of one node")
+            return
+        words = state_words(record.states)
+        self._has_tres |= record.tres_used is not None
+        if not words or (record.tres_used is None and self._has_tres):
+            lacks = "AllocTRES, which others have" if words else "State"
+            self._fault(record, f"the node {record.name!r} has no {lacks}: is the text cut off?", "missing")
+            return
+        counts = gres_counts("" if record.gres in _NONE else record.gres or "")
+        if counts is None or sum(count for _, count in counts) > MOST_DEVICES:
+            detail = (
+                f"the node {record.name!r} has the Gres {record.gres!r}: no gpu:type:count of {MOST_DEVICES} at most"
+            )
+            self._fault(record, detail)
+            return
+        why = why_not_usable(words)
+        total = sum(count for _, count in counts)
+        tracked = tracked_devices(record.tres or "")
+        if not why and tracked is not None and tracked != total:
+            why = f"Gres says {total} devices and CfgTRES {tracked}"
+        if why and record.reason not in _NONE:
+            why = f"{why} ({record.reason})"
+        self._note(record, words, counts)
+        self._read_topology(record)
+        self.nodes[record.name] = NodeFacts(
+            name=record.name,
+            place=record.place,
+            devices=None if record.gres is None else devices(counts),
+            usable=not why,
+            why_not_usable=why,
+            busy_devices=self._busy(record, words, total),
+        )
+
+    def assumptions(self) -> tuple[str, ...]:
+        """What had to be read into the states and resources, with the nodes that it is about."""
+        return tuple(f"{self._source}: {said} ({fold(names)})" for said, names in self._said.items())
+
+    def switches(self) -> tuple[SwitchFacts, ...]:
+        """The switches or blocks that nodes name as the ones they are below."""
+        return make_switches(self._paths, {name: node.place for name, node in self.nodes.items()})
+
+    def _read_topology(self, record: _Record) -> None:
+        """``name:unit:unit``, outermost first; of several topologies (``,``) the first one."""
+        topology, *others = record.topology.split(",")
+        name, *units = topology.strip().split(":")
+        if not units or record.topology in _NONE:
+            return
+        if len(units) > 3 and all(unit.isdigit() for unit in units[-3:]):
+            self._say(f"the places in the torus {units[0]} are not read; give topology.yaml, too", record)
+            return
+        if others:
+            self._say(f"of several topologies {name} is read", record)
+        self._paths[record.name] = tuple(
+            Step("switch", len(units) - 1 - depth, unit) for depth, unit in enumerate(units)
+        )
+
+    def _busy(self, record: _Record, words: list[str], total: int) -> int | None:
+        taken = tracked_devices(record.tres_used or "")
+        if taken is None and record.gres_used not in (None, *_NONE):
+            taken = sum(count for _, count in gres_counts(record.gres_used or "") or ())
+        if taken is not None:
+            return min(taken, total)
+        if not total or "IDLE" in words or tracked_devices(record.tres or "") is not None:
+            return 0
+        self._say("Slurm does not track gres/gpu here, so that all devices of a node with jobs are taken", record)
+        return total
+
+    def _note(self, record: _Record, words: list[str], counts: Counts) -> None:
+        if len(counts) > 1:
+            self._say("devices are counted in the order of the Gres entries", record)
+        if "PLANNED" in words:
+            self._say("nodes that Slurm has planned a job for are counted as free until it starts", record)
+        if {"POWERED_DOWN", "POWERING_DOWN", "POWER_DOWN"} & set(words):
+            self._say("nodes that are powered down are counted as usable: Slurm starts them when a job asks", record)
+
+    def _say(self, sentence: str, record: _Record) -> None:
+        self._said.setdefault(sentence, []).append(record.name)
+
+    def _fault(self, record: _Record, detail: str, code: str = "invalid") -> None:
+        self._faults.add(record.place.line, detail, at=record.at, code=code)
+
+
+def _text_records(text: str, source: str, faults: Faults) -> Iterator[_Record]:
+    starts = [match.start() for match in _RECORD.finditer(text)]
+    before = text[: starts[0]] if starts else text
+    stray = before.strip("\ufeff \t\r\n").split("\n")[0]
+    if stray:
+        number = before.count("\n", 0, before.index(stray)) + 1
+        faults.add(number, f"{stray.strip()[:60]!r} is before the first NodeName=")
+    number, counted = 1, 0
+    for start, end in pairwise([*starts, len(text)]):
+        number += text.count("\n", counted, start)
+        counted = start
+        yield _text_record(text[start:end].strip(), Place(source, number))
+
+
+def _text_record(text: str, place: Place) -> _Record:
+    head, _, reason = text.partition(" Reason=")
+    signed = _SIGNED.match(reason)
+    return _Record(
+        name=text.removeprefix("NodeName=").split(None, 1)[0] if text != "NodeName=" else "",
+        place=place,
+        states=(_value(head, "State") or "",),
+        gres=_value(head, "Gres"),
+        gres_used=_value(head, "GresUsed"),
+        tres=_value(head, "CfgTRES"),
+        tres_used=_value(head, "AllocTRES"),
+        reason=(signed[0] if signed else reason.split("\n", 1)[0]).strip(),
+        topology=_value(text, "Topology") or "",
+    )
+
+
+def _value(text: str, key: str) -> str | None:
+    """What stands behind a key, up to the next blank: none of the values that are looked for has one."""
+    start = text.find(f" {key}=")
+    if start < 0:
+        return None
+    start += len(key) + 2
+    line = text[start : start + 4096]
+    return line.split(None, 1)[0] if line[:1].strip() else ""
+
+
+def _json_records(text: str, source: str, faults: Faults) -> Iterator[_Record]:
+    (document,) = read_documents(text, faults)
+    nodes = document.get("nodes") if isinstance(document, dict) else None
+    if not isinstance(nodes, list):
+        faults.add(None, "it has no list of nodes under the key nodes", code="missing")
+        return
+    for index, node in enumerate(nodes):
+        at = f"nodes/{index}"
+        if not isinstance(node, dict) or not isinstance(node.get("name"), str) or not node["name"].strip():
+            faults.add(None, "it is no node with a name", at=at)
+            continue
+        odd = [key for key in _TEXTS if not isinstance(node.get(key), str | None)]
+        states = [*_listed(node.get("state")), *_listed(node.get("state_flags"))]
+        if odd or not all(isinstance(state, str) for state in states):
+            faults.add(None, f"{odd[0] if odd else 'state'} of {node['name']!r} is no text", at=at)
+            continue
+        yield _json_record(node, [str(state) for state in states], Place(source), at)
+
+
+def _json_record(node: dict[str, Any], states: list[str], place: Place, at: str) -> _Record:
+    return _Record(
+        name=node["name"].strip(),
+        place=place,
+        states=tuple(states),
+        gres=node.get("gres"),
+        gres_used=node.get("gres_used"),
+        tres=node.get("tres") or "",
+        tres_used=node.get("tres_used") or "",
+        reason=" ".join((node.get("reason") or "").split()),
+        topology=node.get("topology") or "",
+        at=at,
+    )
+
+
+def _listed(value: object) -> list[object]:
+    return value if isinstance(value, list) else [] if value is None else [value]
