@@ -1,11 +1,16 @@
-"""Plans in other forms, for files. A new form is a line in ``FORMS``."""
+"""Plans in other forms, for files. A form is a line in ``FORMS``; what starts ranks is in ``penstock.manifests``."""
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 
+from penstock.manifests import TARGETS, make, refuse_settings
+from penstock.schemas.launch import LaunchSettings
 from penstock.schemas.plan import PlanFile
 
 
@@ -29,12 +34,6 @@ def _program(file: PlanFile) -> bytes:
     from penstock.service.judging import lowered
 
     return json.dumps([program for program, *_ in lowered(file).programs], separators=(",", ":")).encode()
-
-
-def _bundle(file: PlanFile) -> bytes:
-    from penstock.bundles import make_bundle
-
-    return make_bundle(file).canonical_json()
 
 
 def _chrome_trace(file: PlanFile) -> bytes:
@@ -70,9 +69,6 @@ def _report(file: PlanFile) -> bytes:
 FORMS: dict[str, Form] = {
     "plan": Form("application/json", "json", "the plan with its request inline, for verify, run and explain", _plan),
     "program": Form("application/json", "programs.json", "the programs of all ranks", _program),
-    "bundle": Form(
-        "application/json", "job.json", "what `penstock rank` needs where another launcher starts ranks", _bundle
-    ),
     "chrome-trace": Form(
         "application/json", "trace.json", "the predicted timeline, for Perfetto and chrome://tracing", _chrome_trace
     ),
@@ -82,3 +78,80 @@ FORMS: dict[str, Form] = {
         "text/html", "html", "a page with timeline, memory, stages and bounds that needs no network", _report
     ),
 }
+
+EXPORTS: dict[str, str] = {name: form.help for name, form in FORMS.items()} | {
+    name: target.help for name, target in TARGETS.items()
+}
+"""All that a plan can be exported to, with what it is in a line."""
+
+MEDIA_TYPES = {
+    ".json": "application/json",
+    ".yaml": "application/yaml",
+    ".py": "text/x-python",
+    ".sh": "text/x-shellscript",
+    ".sbatch": "text/x-shellscript",
+    "": "text/plain",
+    ".service": "text/plain",
+}
+"""Of the files of manifests, by their endings."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """A file that a plan was written as."""
+
+    name: str
+    media_type: str
+    body: bytes
+    is_executable: bool = False
+
+
+def written(file: PlanFile, to: str, settings: LaunchSettings | None = None) -> tuple[Written, ...]:
+    """A plan in another form: one file, or several that lie together in a folder.
+
+    Raises what ``Form.make`` and ``manifests.make`` raise, and InvalidDocument for settings without effect.
+    """
+    settings = settings or LaunchSettings()
+    if to in TARGETS:
+        return tuple(
+            Written(made.name, MEDIA_TYPES[PurePath(made.name).suffix], made.text.encode(), made.is_executable)
+            for made in make(file, to, settings)
+        )
+    form = FORMS[to]
+    refuse_settings(to, settings, frozenset())
+    return (Written(f"{_stem(file)}.{form.ending}", form.media_type, form.make(file)),)
+
+
+def one_file(file: PlanFile, to: str, files: Sequence[Written]) -> Written:
+    """The only file, or several as one zip archive whose bytes depend on theirs alone."""
+    if len(files) == 1:
+        return files[0]
+    held = io.BytesIO()
+    with zipfile.ZipFile(held, "w", zipfile.ZIP_DEFLATED) as archive:
+        for each in files:
+            entry = zipfile.ZipInfo(each.name)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            entry.external_attr = (0o100755 if each.is_executable else 0o100644) << 16
+            archive.writestr(entry, each.body)
+    return Written(f"{_stem(file)}.{to}.zip", "application/zip", held.getvalue())
+
+
+def unpacked(to: str, body: bytes) -> tuple[Written, ...]:
+    """What ``one_file`` was made from, out of its body."""
+    if not (to in TARGETS and zipfile.is_zipfile(io.BytesIO(body))):
+        name = TARGETS[to].only if to in TARGETS else f"plan.{FORMS[to].ending}"
+        return (Written(name, MEDIA_TYPES.get(PurePath(name).suffix, "application/octet-stream"), body),)
+    with zipfile.ZipFile(io.BytesIO(body)) as archive:
+        return tuple(
+            Written(
+                entry.filename,
+                MEDIA_TYPES[PurePath(entry.filename).suffix],
+                archive.read(entry),
+                bool(entry.external_attr >> 16 & 0o100),
+            )
+            for entry in archive.infolist()
+        )
+
+
+def _stem(file: PlanFile) -> str:
+    return f"plan-{file.plan.content_hash().removeprefix('sha256:')[:12]}"

@@ -19,6 +19,7 @@ from penstock.cli import (
     calibrating,
     database,
     doctor,
+    exporting,
     jobs,
     judging,
     keys,
@@ -53,18 +54,17 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 importing = typer.Typer(help="Read what other tools write.", no_args_is_help=True)
-exporting = typer.Typer(help="Write what other tools read.", no_args_is_help=True)
 app.add_typer(importing, name="import")
-app.add_typer(exporting, name="export")
+app.add_typer(exporting.group, name="export")
 planning.register(app)
 judging.register(app)
 profiling.register(app, importing)
 probing.register(app)
 running.register(app)
 rank.register(app)
-calibrating.register(app, exporting)
+calibrating.register(app, exporting.group)
 tuning.register(app)
-schedules.register(importing, exporting)
+schedules.register(importing, exporting.group)
 serving.register(app)
 doctor.register(app)
 jobs.register(app)

@@ -47,12 +47,17 @@ def plan_there(client: Client, source: str) -> PlanFile:
 
 def export_there(server: str, source: str, to: Any) -> bytes:
     """A stored plan in another form. Raises typer.BadParameter for a file, which the service does not keep."""
+    refuse_file(source)
+    with connect(server) as client:
+        return client.export(source, to)
+
+
+def refuse_file(source: str) -> None:
+    """Raise typer.BadParameter for a plan that is given as a document: with a service it is one that it keeps."""
     if is_file(source):
         raise typer.BadParameter(
             f"with --server PLAN is the hash or the job of a plan that the service keeps, not a file ({source!r})"
         )
-    with connect(server) as client:
-        return client.export(source, to)
 
 
 def refuse_here(**options: object) -> None:

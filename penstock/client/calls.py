@@ -51,6 +51,7 @@ from penstock.schemas.jobs import (
     Verdict,
     VersionOut,
 )
+from penstock.schemas.launch import LaunchSettings
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
@@ -63,8 +64,6 @@ WAIT_S = 20
 ENDED = ("succeeded", "failed", "cancelled")
 
 T = TypeVar("T")
-
-ExportForm = Literal["plan", "program", "chrome-trace", "csv", "svg", "report"]
 
 
 class Calls:
@@ -165,10 +164,14 @@ class Calls:
         return self._get(list[dict[str, Any]], Send("GET", f"/v1/plans/{plan_or_job}/programs"))
 
     @call
-    def export(self, plan_or_job: str, to: ExportForm) -> Flow[bytes]:
-        """A plan in another form, as the bytes of a file."""
+    def export(self, plan_or_job: str, to: str, settings: LaunchSettings | None = None) -> Flow[bytes]:
+        """A plan in another form, as the bytes of a file; several files as those of a zip archive.
+
+        ``to``: ``report``, ``svg``, …, or a scheduler (``sbatch``, ``jobset``, …), which ``settings`` are for.
+        """
+        params = {"to": to} | ({} if settings is None else settings.model_dump(mode="json", exclude_unset=True))
         found = yield from self._answer(
-            Send("GET", f"/v1/plans/{plan_or_job}/export", params={"to": to}, headers={"Accept": "*/*"}, patient=True)
+            Send("GET", f"/v1/plans/{plan_or_job}/export", params=params, headers={"Accept": "*/*"}, patient=True)
         )
         return found.content
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from penstock.manifests import jobset, kubeflow, ray, slurm, systemd, torchrun, volcano
+from penstock.manifests import jobset, kubeflow, pods, ray, slurm, systemd, torchrun, volcano
 from penstock.manifests.job import BUNDLE, OF_BUNDLES, OF_RANKS, File, Job, job_of
 from penstock.schemas.errors import InvalidDocument, NotFound, UnsupportedRequest
 from penstock.schemas.launch import LaunchSettings
@@ -28,62 +28,104 @@ _PODS = _RANKS | {"image", "namespace", "gpu_resource", "cpus_per_task", "claim"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Something that starts ranks. ``takes``: the settings that have an effect there; ``needs``: those it cannot do
-    without; ``nodes``: whose it can run on, its default first; ``steps``: assumed where none are said."""
+    """Something that starts ranks.
+
+    ``then``: what to type next, about the first file and its folder. ``takes``: the settings that have an effect there;
+    ``needs``: those that it cannot do without. ``nodes``: whose it can run on, its default first. ``steps``: assumed
+    where none are said. ``only``: the file, where it is always one.
+    """
 
     help: str
+    then: str
     make: Callable[[Job], list[File]]
     takes: frozenset[str]
     needs: tuple[str, ...] = ("model", "steps")
     nodes: tuple[Nodes, ...] = ("named", "any")
     steps: int | None = None
+    only: str = ""
 
 
 def _bundle(job: Job) -> list[File]:
     return [job.bundle_file()]
 
 
+_POD_NEEDS = ("model", "steps", "image")
+_SUBMIT = "cd {folder} && sbatch job.sbatch"
+_CREATE = "kubectl create -f {first}"
+
 TARGETS: dict[str, Target] = {
     "bundle": Target(
         "what `penstock rank` needs: any launcher can start ranks from it",
+        "srun or torchrun --no-python penstock rank {first} …, one process per device",
         _bundle,
         frozenset(OF_BUNDLES),
         (),
         ("named",),
+        only=BUNDLE,
     ),
-    "sbatch": Target("Slurm: srun starts a task per rank", slurm.make, _SLURM | _ON_ANY | {"port"}),
+    "sbatch": Target("Slurm: srun starts a task per rank", _SUBMIT, slurm.make, _SLURM | _ON_ANY | {"port"}),
     "sbatch-torchrun": Target(
-        "Slurm: srun starts torchrun once per node", slurm.make_torchrun, _SLURM | _ON_ANY | {"port"}
+        "Slurm: srun starts torchrun once per node", _SUBMIT, slurm.make_torchrun, _SLURM | _ON_ANY | {"port"}
     ),
     "hostfile": Target(
-        "one line per rank with its node, for SLURM_HOSTFILE", slurm.make_hostfile, frozenset(), (), ("named",), 1
+        "one line per rank with its node, for SLURM_HOSTFILE",
+        "inside the allocation SLURM_HOSTFILE={first} srun --distribution=arbitrary …",
+        slurm.make_hostfile,
+        frozenset(),
+        (),
+        ("named",),
+        steps=1,
+        only=slurm.HOSTFILE,
     ),
-    "torchrun": Target("a script to run on every node", torchrun.make, _RANKS | {"port"}),
-    "systemd": Target("a service, the same on every node", systemd.make, _RANKS | {"port", "restarts"}),
+    "torchrun": Target(
+        "a script to run on every node",
+        "bash {first} on every node; keep the files together",
+        torchrun.make,
+        _RANKS | {"port"},
+    ),
+    "systemd": Target(
+        "a service, the same on every node",
+        "{first} says in its first lines where the files go",
+        systemd.make,
+        _RANKS | {"port", "restarts"},
+    ),
     "trainjob": Target(
-        "Kubeflow Trainer: TrainJob", kubeflow.make_trainjob, _PODS | {"runtime"}, ("model", "steps", "image")
+        "Kubeflow Trainer: TrainJob", _CREATE, kubeflow.make_trainjob, _PODS | {"runtime"}, _POD_NEEDS, only=pods.FILE
     ),
     "pytorchjob": Target(
         "Kubeflow Training Operator: PyTorchJob",
+        _CREATE,
         kubeflow.make_pytorchjob,
         _PODS | {"restarts"},
-        ("model", "steps", "image"),
+        _POD_NEEDS,
+        only=pods.FILE,
     ),
-    "jobset": Target("Kubernetes: JobSet", jobset.make, _PODS | {"port", "restarts"}, ("model", "steps", "image")),
+    "jobset": Target(
+        "Kubernetes: JobSet", _CREATE, jobset.make, _PODS | {"port", "restarts"}, _POD_NEEDS, only=pods.FILE
+    ),
     "kueue": Target(
         "Kubernetes: JobSet that Kueue places by topology, stages near each other as slices",
+        _CREATE,
         jobset.make_kueue,
         _PODS | {"port", "restarts", "queue", "topology_level"},
-        ("model", "steps", "image", "queue"),
+        (*_POD_NEEDS, "queue"),
         ("any",),
+        only=pods.FILE,
     ),
     "volcano": Target(
         "Volcano: Job, stages near each other as partitions",
+        _CREATE,
         volcano.make,
         _PODS | {"port", "restarts", "queue", "highest_tier"},
-        ("model", "steps", "image"),
+        _POD_NEEDS,
+        only=pods.FILE,
     ),
-    "ray": Target("Ray: a script with a placement group", ray.make, _RANKS | {"port"}),
+    "ray": Target(
+        "Ray: a script with a placement group",
+        "cd {folder} && ray job submit --working-dir . -- python ray_job.py",
+        ray.make,
+        _RANKS | {"port"},
+    ),
 }
 
 

@@ -108,6 +108,7 @@ class Job:
             ("--report", settings.report),
         ):
             words += [] if value is None else [flag, str(value)]
+        words += ["--transport", settings.transport] if settings.transport != "auto" else []
         words += ["--advance-forward"] if settings.advance_forward else []
         return words + (["--any-nodes"] if self.any_nodes else [])
 

@@ -17,6 +17,7 @@ from penstock.manifests.layout import Group
 from penstock.manifests.names import legal, refuse_kubernetes_nodes
 from penstock.schemas.errors import UnsupportedRequest
 
+FILE = "job.yaml"
 LONGEST_NAME = 40
 """Leaves room for what controllers append: pod names are labels of at most 63 characters."""
 LARGEST_CONFIG_MAP_BYTES = 1_000_000
@@ -61,7 +62,7 @@ def written(job: Job, *manifests: Manifest) -> list[File]:
     """One YAML file: the ConfigMap, unless the bundle lies elsewhere, and the manifests."""
     documents = [*([] if job.settings.bundle_path else [config_map(job)]), *manifests]
     text = yaml.dump_all(documents, Dumper=_Written, sort_keys=False, allow_unicode=True, width=120)
-    return [File("job.yaml", text)]
+    return [File(FILE, text)]
 
 
 def config_map(job: Job) -> Manifest:

@@ -6,11 +6,12 @@ from enum import StrEnum
 from typing import Annotated, Literal
 
 from anyio.to_thread import run_sync
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 
+from penstock.schemas.launch import LaunchSettings
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.quantities import MAX_WIRE_INTEGER
-from penstock.service.exports import FORMS
+from penstock.service.exports import EXPORTS, FORMS, MEDIA_TYPES, one_file, written
 from penstock.service.problems import problems
 from penstock.service.routes.access import Access, Reader
 from penstock.service.routes.bodies import UNCHANGED, immutable, tagged
@@ -18,7 +19,16 @@ from penstock.service.routes.plans import Id
 
 router = APIRouter(prefix="/v1", tags=["plans"])
 
-To = StrEnum("To", {name.replace("-", "_"): name for name in FORMS})  # type: ignore[misc]
+To = StrEnum("To", {name.replace("-", "_"): name for name in EXPORTS})  # type: ignore[misc]
+TYPES = {form.media_type for form in FORMS.values()} | set(MEDIA_TYPES.values()) | {"application/zip"}
+
+
+class ExportAsked(LaunchSettings):
+    """What a plan is exported to, and how its ranks are launched where it is a scheduler."""
+
+    to: To
+
+
 Rank = Annotated[int, Path(ge=0, le=MAX_WIRE_INTEGER)]
 
 
@@ -60,17 +70,21 @@ async def program(request: Request, id: Id, rank: Rank, service: Access, caller:
 @router.get(
     "/plans/{id}/export",
     responses={
-        200: {"content": {form.media_type: {} for form in FORMS.values()}, "description": "a file"},
+        200: {"content": {media_type: {} for media_type in sorted(TYPES)}, "description": "a file"},
         **problems(404, 409, 422),
     },
     response_class=Response,
 )
-async def export(request: Request, id: Id, to: To, service: Access, caller: Reader) -> Response:
-    """The plan in another form, as a file: `chrome-trace` for Perfetto, `csv` for PyTorch, `svg`, `report`, …"""
+async def export(id: Id, asked: Annotated[ExportAsked, Query()], service: Access, caller: Reader) -> Response:
+    """The plan in another form, as a file: `chrome-trace` for Perfetto, `csv` for PyTorch, `svg`, `report`, …
+
+    For schedulers (`sbatch`, `trainjob`, `jobset`, …) the other parameters say how its ranks are launched; a form of
+    several files comes as a zip archive.
+    """
     address = await run_sync(service.planning.of(caller.tenant).plan_hash, id)
     file = await run_sync(service.stores.of(caller.tenant).plan_file, address)
-    form = FORMS[to.value]
-    body = await run_sync(form.make, file, limiter=service.heavy)
-    name = f"plan-{address.removeprefix('sha256:')[:12]}.{form.ending}"
-    headers = {"Content-Disposition": f'attachment; filename="{name}"', "Cache-Control": "private, max-age=3600"}
-    return Response(body, media_type=form.media_type, headers=headers)
+    settings = LaunchSettings.parse(asked.model_dump(include=asked.model_fields_set - {"to"}))
+    files = await run_sync(written, file, asked.to.value, settings, limiter=service.heavy)
+    made = await run_sync(one_file, file, asked.to.value, files)
+    headers = {"Content-Disposition": f'attachment; filename="{made.name}"', "Cache-Control": "private, max-age=3600"}
+    return Response(made.body, media_type=made.media_type, headers=headers)

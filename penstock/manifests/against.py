@@ -1,0 +1,84 @@
+"""Whether the nodes and devices of a plan are still there, as a topology has them or as a scheduler's text does."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.schemas.errors import Conflict
+
+if TYPE_CHECKING:
+    from penstock.importers.cluster.facts import SourceFacts
+    from penstock.schemas.plan import PlanFile
+    from penstock.schemas.topology import ClusterTopology
+
+_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is said of the nodes that exist. ``origin``: by whom.
+
+    ``num_devices``: of each node, None where it is not said; ``unusable``: nodes that are down or drained, and why.
+    """
+
+    origin: str
+    num_devices: Mapping[str, int | None]
+    unusable: Mapping[str, str]
+
+
+def read_known(source: str) -> Known:
+    """A topology document, or what a scheduler prints of its nodes.
+
+    Raises InvalidDocument for what is neither.
+    """
+    from penstock.schemas.topology import ClusterTopology
+
+    return of_topology(ClusterTopology.read(source), repr(source))
+
+
+def of_topology(topology: ClusterTopology, origin: str) -> Known:
+    """All nodes of a topology."""
+    nodes = topology.expanded().nodes
+    return Known(origin, {node.name: len(node.devices) for node in nodes}, {})
+
+
+def of_facts(facts: SourceFacts) -> Known:
+    """All nodes that a scheduler's text names."""
+    counts = {name: None if node.devices is None else len(node.devices) for name, node in facts.nodes.items()}
+    unusable = {name: node.why_not_usable or "not usable" for name, node in facts.nodes.items() if node.usable is False}
+    return Known(facts.source, counts, unusable)
+
+
+def refuse_absent(file: PlanFile, known: Known) -> None:
+    """Raise Conflict naming every node of the plan that is not there, cannot be used, or has too few devices."""
+    used: dict[str, set[str]] = {}
+    for pipeline in file.plan.pipelines:
+        for stage in pipeline.stages:
+            for device in stage.devices:
+                used.setdefault(device.rpartition("/")[0], set()).add(device)
+    wrong = [why for node, devices in used.items() if (why := _why_not(node, len(devices), known))]
+    if wrong:
+        raise Conflict(
+            f"the plan cannot run on what {known.origin} says: {_listed(wrong)}",
+            remedy="plan again for the nodes that are there, or `penstock place`; --nodes any where others are as good",
+        )
+
+
+def _why_not(node: str, num_devices: int, known: Known) -> str | None:
+    if node not in known.num_devices:
+        near = difflib.get_close_matches(node, known.num_devices, 1)
+        return f"there is no node {node!r}" + (f" (there is {near[0]!r})" if near else "")
+    if node in known.unusable:
+        return f"{node!r} is {known.unusable[node]}"
+    has = known.num_devices[node]
+    if has is not None and has < num_devices:
+        return f"{node!r} has {has} devices, and the plan uses {num_devices}"
+    return None
+
+
+def _listed(parts: Iterable[str]) -> str:
+    found = list(parts)
+    return "; ".join(found[:_SHOWN]) + (f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
