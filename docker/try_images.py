@@ -1,0 +1,234 @@
+"""Tries the images that scripts/images has built: size, user, health check, and what each is there for.
+
+``python3 docker/try_images.py ENGINE STORE service=600 …`` with the most megabytes of each; the standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+LIMIT_S = 180
+SIZE = {"bytes_per_sample": 1000, "gradient_bytes_per_sample": 1000}
+TIMES = {"forward_ns": 10**6, "backward_ns": 2 * 10**6, "stash_bytes": 1000}
+REQUEST = {
+    "schema_version": 1,
+    "profile": {
+        "schema_version": 1,
+        "name": "four",
+        "layers": [{"name": f"layer{i}", "parameter_bytes": 10**6} for i in range(4)],
+        "boundaries": [[{"name": f"hidden{i}", **SIZE}] for i in range(3)],
+        "measurements": [{"device_kind": "cpu", "micro_batch_size": 1, "layers": [TIMES] * 4}],
+        "scaling": "linear",
+        "source": {"method": "imported", "description": "made for a trial", "expected_error": 0.5},
+    },
+    "topology": {
+        "schema_version": 1,
+        "name": "two",
+        "uniform": {"nodes": 1, "devices_per_node": 2, "kind": "cpu", "memory_bytes": 10**9},
+    },
+    "global_batch_size": 8,
+}
+BUILDAH = {"STORAGE_DRIVER": "vfs", "BUILDAH_ISOLATION": "chroot"}
+
+
+class Engine:
+    """docker, podman or buildah: what differs between them."""
+
+    def __init__(self, name: str, store: str) -> None:
+        self.name = name
+        self._command = [name, "--root", f"{store}/root", "--runroot", f"{store}/run"] if name == "buildah" else [name]
+        self._environment = os.environ | (BUILDAH if name == "buildah" else {})
+
+    def _said(self, *arguments: str) -> str:
+        done = subprocess.run(
+            [*self._command, *arguments], env=self._environment, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            sys.exit(f"images: {self.name} {' '.join(arguments)} failed:\n{done.stderr}")
+        return done.stdout
+
+    def about(self, image: str) -> dict[str, Any]:
+        """Size in megabytes, user and health check of an image."""
+        if self.name == "buildah":
+            found = json.loads(self._said("inspect", "--type", "image", image))["Docker"]
+            size = json.loads(self._said("images", "--json", image))[0]["size"]
+            number, unit = size.split()
+            mb = float(number) * {"KB": 1e-3, "MB": 1.0, "GB": 1e3}[unit]
+        else:
+            found = json.loads(self._said("inspect", image))[0]
+            mb = found["Size"] / 1e6
+        config = found.get("config") or found["Config"]
+        return {"mb": mb, "user": config["User"], "check": (config.get("Healthcheck") or {}).get("Test", [])[1:]}
+
+    @contextmanager
+    def container(self, image: str) -> Iterator[Callable[..., list[str]]]:
+        """How a command runs in a new container of the image, beside other commands in it."""
+        if self.name == "buildah":
+            name = self._said("from", image).strip()
+            try:
+                yield lambda *command, **variables: [
+                    *self._command,
+                    "run",
+                    *(f"--env={key}={value}" for key, value in variables.items()),
+                    name,
+                    "--",
+                    *command,
+                ]
+            finally:
+                self._said("rm", name)
+            return
+        name = f"penstock-trial-{os.getpid()}-{image}"
+        self._said("run", "-d", "--rm", "--network=host", "--name", name, "--entrypoint", "sleep", image, "infinity")
+        try:
+            yield lambda *command, **variables: [
+                *self._command,
+                "exec",
+                *(f"--env={key}={value}" for key, value in variables.items()),
+                name,
+                *command,
+            ]
+        finally:
+            self._said("kill", name)
+
+    def popen(self, command: Sequence[str]) -> subprocess.Popen[str]:
+        """A command in a container, going on."""
+        quiet = subprocess.DEVNULL
+        return subprocess.Popen(command, env=self._environment, stdout=quiet, stderr=quiet, text=True)
+
+    def run(self, command: Sequence[str]) -> str:
+        """What a command in a container says; ends this script where it fails."""
+        done = subprocess.run(command, env=self._environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            sys.exit(f"images: {' '.join(command[-6:])} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+        return done.stdout
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def asked(url: str, body: Any = None, key: str = "", **headers: str) -> Any:
+    """The JSON that a service answers with."""
+    request = urllib.request.Request(url, headers={"Content-Type": "application/json", **headers})
+    if body is not None:
+        request.data = json.dumps(body).encode()
+    if key:
+        request.add_header("Authorization", f"Bearer {key}")
+    with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
+        text = answer.read()
+        return json.loads(text) if "json" in answer.headers.get("Content-Type", "") else text
+
+
+def until(what: str, process: subprocess.Popen[str], ready: Callable[[], Any]) -> Any:
+    """The first true answer of ``ready``; ends this script where the process ends or the time is over."""
+    ends = time.monotonic() + LIMIT_S
+    while time.monotonic() < ends and process.poll() is None:
+        try:
+            if found := ready():
+                return found
+        except (OSError, urllib.error.URLError):
+            pass
+        time.sleep(0.2)
+    sys.exit(f"images: {what}: not within {LIMIT_S} s, or ended with {process.poll()}")
+
+
+@contextmanager
+def told_to_end(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
+    """A process that is told to end afterwards."""
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def refuse_open_door(url: str) -> None:
+    """End this script where a service answers who has no key."""
+    try:
+        asked(f"{url}/v1/plans", REQUEST)
+    except urllib.error.HTTPError as refused:
+        if refused.code == 401:
+            return
+    sys.exit("images: the service does not ask for a key")
+
+
+def try_service(engine: Engine, image: str, check: Sequence[str]) -> None:
+    """Only with a key; a plan; healthy."""
+    port = free_port()
+    with engine.container(image) as inside:
+        key = engine.run(inside("penstock", "keys", "create", "--name", "trial", "--scope", "solve", "--scope", "read"))
+        key = next(word for word in key.split() if word.startswith("psk_"))
+        began = time.monotonic()
+        with told_to_end(engine.popen(inside("penstock", "serve", PENSTOCK_PORT=str(port)))) as process:
+            url = f"http://127.0.0.1:{port}"
+            until("the service is ready", process, lambda: asked(f"{url}/readyz"))
+            ready_s = time.monotonic() - began
+            refuse_open_door(url)
+            job = asked(f"{url}/v1/plans", REQUEST, key, Prefer="wait=120")
+            assert job["state"] == "succeeded", job
+            engine.run(inside(*[part.replace("8642", str(port)) for part in check]))
+            seconds = time.monotonic() - began
+            print(f"{image}: ready after {ready_s:.1f} s, a plan ({job['result']['status']}) after {seconds:.1f} s")
+
+
+def try_worker(engine: Engine, image: str, check: Sequence[str]) -> None:
+    """Comes up on an empty database, and is healthy."""
+    port = str(free_port())
+    with engine.container(image) as inside:
+        worker = engine.popen(inside("penstock", "worker", PENSTOCK_METRICS_PORT=port))
+        with told_to_end(worker):
+            until("the worker tells metrics", worker, lambda: asked(f"http://127.0.0.1:{port}/metrics"))
+            engine.run(inside(*[part.replace("9642", port) for part in check]))
+        print(f"{image}: works")
+
+
+def try_agent(engine: Engine, image: str, check: Sequence[str]) -> None:
+    """Is heard by a service of the service's image, and healthy."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    loopback = {"PENSTOCK_HOST": "127.0.0.1", "PENSTOCK_PORT": str(port), "PENSTOCK_SECURITY": "off"}
+    agent = ("penstock", "agent", "--server", url, "--name", "trial", "--cpu-devices", "2", "--model", "toy=toy:job")
+    with engine.container("penstock-service") as of_service, engine.container(image) as inside:
+        with told_to_end(engine.popen(of_service("penstock", "serve", **loopback))) as service:
+            until("the service answers", service, lambda: asked(f"{url}/healthz"))
+            with told_to_end(engine.popen(inside(*agent))) as process:
+                heard = until("the agent is heard", process, lambda: asked(f"{url}/v1/agents"))
+                engine.run(inside(*check))
+                print(f"{image}: heard as {heard['items'][0]['id'] if 'items' in heard else heard[0]['id']}")
+        said = engine.run(inside("python3", "-c", "import torch; print(torch.ones(2).sum().item(), torch.__version__)"))
+        print(f"{image}: torch adds up to {said.strip()}")
+
+
+TRIALS = {"service": try_service, "worker": try_worker, "agent": try_agent}
+
+
+def main(engine_name: str, store: str, *targets: str) -> int:
+    """Try each; 1 where an image is too large."""
+    engine, code = Engine(engine_name, store), 0
+    for target, _, most_mb in (one.partition("=") for one in targets):
+        image = f"penstock-{target}"
+        about = engine.about(image)
+        fits = about["mb"] <= float(most_mb)
+        print(f"{image}: {about['mb']:.0f} MB of at most {most_mb}: {'ok' if fits else 'TOO LARGE'}")
+        code = code if fits else 1
+        assert about["user"] not in ("", "0", "root", "0:0"), f"{image} runs as {about['user']!r}"
+        assert about["check"], f"{image} has no health check"
+        TRIALS[target](engine, image, about["check"])
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

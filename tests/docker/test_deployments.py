@@ -1,0 +1,82 @@
+"""The files that start Penstock elsewhere: known to their schemas, true to the settings and images that there are."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+from penstock.executor.node.settings import PREFIX, AgentSettings
+from penstock.service.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+DOCKER = ROOT / "docker"
+KUBERNETES = "1.30"
+COMPOSE = yaml.safe_load((DOCKER / "compose.yaml").read_text())
+RESOURCES = [
+    pytest.param(resource, id=f"{path.stem}-{resource['kind']}")
+    for path in sorted((DOCKER / "kubernetes").glob("*.yaml"))
+    if path.stem != "kustomization"
+    for resource in yaml.safe_load_all(path.read_text())
+]
+TARGETS = set(re.findall(r"^FROM .* AS (service|worker|agent)$", (DOCKER / "Dockerfile").read_text(), re.M))
+
+
+def refuse_unknown(variables: set[str]) -> None:
+    """Each is a variable of the service or of an agent."""
+    service = {f"PENSTOCK_{name.upper()}" for name in Settings.model_fields}
+    agent = {PREFIX + name.upper() for name in AgentSettings.model_fields}
+    assert {one for one in variables if one.startswith("PENSTOCK_")} <= service | agent
+
+
+def containers_of(resource: dict[str, Any]) -> list[dict[str, Any]]:
+    pod = resource.get("spec", {}).get("template", {}).get("spec", {})
+    return [*pod.get("containers", []), *pod.get("initContainers", [])]
+
+
+def test_compose_keeps_to_its_specification() -> None:
+    schema = json.loads((Path(__file__).parent / "compose-spec.json").read_text())
+    newer = {"name"}
+    given = {key: value for key, value in COMPOSE.items() if key not in newer}
+    jsonschema.Draft201909Validator(schema).validate(given)
+
+
+def test_compose_starts_images_that_there_are_with_settings_that_there_are() -> None:
+    built = {one["build"]["target"] for one in COMPOSE["services"].values() if "build" in one}
+    assert built <= TARGETS
+    images = {one["image"] for one in COMPOSE["services"].values() if one["image"].startswith("penstock-")}
+    assert images == {f"penstock-{target}" for target in built}
+    refuse_unknown({name for one in COMPOSE["services"].values() for name in one.get("environment", {})})
+
+
+@pytest.mark.parametrize("resource", RESOURCES)
+def test_kubernetes_knows_every_field(resource: dict[str, Any]) -> None:
+    kubernetes_validate.validate(resource, KUBERNETES, strict=True)
+
+
+@pytest.mark.parametrize("resource", RESOURCES)
+def test_pods_are_not_root_and_know_their_settings(resource: dict[str, Any]) -> None:
+    for container in containers_of(resource):
+        pod = resource["spec"]["template"]["spec"]
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert not container["securityContext"]["allowPrivilegeEscalation"]
+        image = container["image"]
+        assert image.removeprefix("penstock-") in TARGETS or not image.startswith("penstock")
+        refuse_unknown({one["name"] for one in container.get("env", [])})
+
+
+def test_the_kustomization_names_what_lies_there() -> None:
+    folder = DOCKER / "kubernetes"
+    found = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    assert set(found["resources"]) == {path.name for path in folder.glob("*.yaml")} - {"kustomization.yaml"}
+    assert {one["name"] for one in found["images"]} == {f"penstock-{target}" for target in TARGETS}
+
+
+def test_the_image_sets_settings_that_there_are() -> None:
+    refuse_unknown(set(re.findall(r"\b(PENSTOCK_[A-Z_]+)=", (DOCKER / "Dockerfile").read_text())))
