@@ -10,6 +10,7 @@ import os
 import socket
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 from uuid import uuid4
 
 from torch._C._distributed_c10d import PrefixStore, TCPStore
-from torch.distributed import DistError
+from torch.distributed import DistError, DistStoreError
 
 from penstock.executor.interfaces import address_towards, interface_of, is_loopback
 from penstock.executor.launched.launch import Launch
@@ -61,6 +62,7 @@ class Meeting:
             address=address_towards(self.host),
             bundle=bundle,
             orders=dict(orders),
+            opens_store=launch.opens_store,
         )
         if launch.process == 0:
             self._store.set("name", uuid4().hex)
@@ -81,8 +83,9 @@ class Meeting:
     # What comes after
 
     def tell_failure(self, text: str) -> None:
-        """Let the others know why this process ends; the first one counts."""
-        self._store.compare_set("failed", "", text)
+        """Let the others know why this process ends, if the store is still there; the first one counts."""
+        with suppress(DistError):
+            self._store.compare_set("failed", "", text)
 
     def watch(self) -> str:
         """Wait until somebody has told of a failure, over a connection of its own; what it said.
@@ -94,22 +97,20 @@ class Meeting:
         return str(store.get("failed").decode())
 
     def failure(self, within_s: float) -> str | None:
-        """What somebody has told of a failure, if it is told in time."""
+        """What somebody has told of a failure, if it is told in time. Raises DistNetworkError without a store."""
         try:
             self._store.wait(["failed"], timedelta(seconds=within_s))
-        except DistError:
+        except DistStoreError:
             return None
         return str(self._store.get("failed").decode())
 
     def leave(self, limit_s: float) -> None:
         """The process that has the store stays until all others have left, or the limit is over."""
-        if self._store.add("left", 1) == self.launch.processes:
-            self._store.set("left/all", "1")
-        if self.launch.opens_store:
-            try:
+        with suppress(DistError):
+            if self._store.add("left", 1) == self.launch.processes:
+                self._store.set("left/all", "1")
+            if self.launch.opens_store:
                 self._store.wait(["left/all"], timedelta(seconds=limit_s))
-            except DistError:
-                return
 
     def _open(self) -> TCPStore:
         launch, limit = self.launch, timedelta(seconds=self._wait_s)

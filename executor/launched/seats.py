@@ -21,7 +21,7 @@ class Presence:
     """What a process announces: where it is, and what it was started with.
 
     ``machine``: the same text on all processes of one machine; ``address``: where others reach it. ``bundle``: the
-    digest of its file; ``orders``: what the command line says of the training.
+    digest of its file; ``orders``: what the command line says of the training. ``opens_store``: others meet at it.
     """
 
     node: str
@@ -30,6 +30,7 @@ class Presence:
     address: str
     bundle: str
     orders: Mapping[str, Any]
+    opens_store: bool = False
 
 
 def refuse_differences(present: Sequence[Presence]) -> None:
@@ -106,7 +107,7 @@ def _by_node(present: Sequence[Presence]) -> dict[str, list[int]]:
 
 def _known(nodes: Iterable[str], wanted: Iterable[str]) -> dict[str, str]:
     """The plan's names of nodes: the same, or the same up to the first dot where only one of each is."""
-    found = {node: node for node in set(nodes) & set(wanted)}
+    found = {node: node for node in nodes if node in set(wanted)}
     shorts: dict[str, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
     for side, names in enumerate((nodes, wanted)):
         for name in names:

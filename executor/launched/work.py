@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +28,7 @@ from penstock.executor.node.agent_state import lost_a_peer
 from penstock.executor.rank import TIMEOUT_S, Rank
 from penstock.schemas.bundle import JobBundle, LaunchReport
 from penstock.schemas.errors import PenstockError
-from penstock.schemas.program import Program
+from penstock.schemas.program import Instruction, Program
 from penstock.schemas.run_options import RunOptions
 
 TOLD_TO_END = 143
@@ -180,7 +181,8 @@ class Process:
             _complain(str(error))
             self._meeting.tell_failure("said")
         else:
-            self._meeting.failure(LAST_WORDS_S)
+            with suppress(DistError):
+                self._meeting.failure(LAST_WORDS_S)
             _complain(f"{self._launch} ends: process 0 says why")
         self._meeting.leave(LAST_WORDS_S)
         return Outcome(error.exit_code)
@@ -189,8 +191,9 @@ class Process:
         event = rank.failure(error)
         where = _where(event)
         if lost_a_peer(str(event["reason"])):
-            told = self._meeting.failure(LAST_WORDS_S)
-            text = told or f"{self._name(self.rank)} lost {self._peer(error)}{where}: {event['reason']}"
+            told = self._told()
+            how = "it sent nothing for too long" if "timed out" in event["reason"] else "its connection was closed"
+            text = told or f"{self._name(self.rank)} lost {self._peers(error)}{where}: {how} without a word from it"
             said = f"{self._name(self.rank)} ends: {text}" if told else text
         else:
             remedy = f"\n  try: {event['remedy']}" if event["remedy"] else ""
@@ -237,7 +240,7 @@ class Process:
         try:
             text = self._meeting.watch()
         except DistError:
-            text = f"the process that opened the store at {self._meeting.address} is gone"
+            text = self._store_is_gone()
         time.sleep(LAST_WORDS_S / 2)
         if self._ending.acquire(blocking=False):
             _complain(f"{self._name(self.rank)} ends: {text}")
@@ -247,12 +250,41 @@ class Process:
         one = self._present[self._ranks.index(rank)]
         return f"rank {rank} (number {one.local_rank} on {one.node})"
 
-    def _peer(self, error: Exception) -> str:
-        """Who was silent, as far as the instruction says it."""
-        if isinstance(error, InstructionFailed) and error.instruction.kind.startswith(("SEND", "RECV")):
-            program = Program.from_json(self._bundle.ranks[self.rank].programs[0])
-            return self._name(program.channels[error.instruction.channel].peer)
-        return "another rank"
+    def _told(self) -> str | None:
+        """What the others know of the first failure."""
+        try:
+            return self._meeting.failure(LAST_WORDS_S)
+        except DistError:
+            return self._store_is_gone()
+
+    def _store_is_gone(self) -> str:
+        keeper = next((number for number, one in enumerate(self._present) if one.opens_store), None)
+        who = "torchrun's agent" if keeper is None else self._name(self._ranks[keeper])
+        return f"{who} is gone, at whose store ranks met ({self._meeting.address})"
+
+    def _peers(self, error: Exception) -> str:
+        """Who was silent: those that the instruction waits for, as far as it says so."""
+        program = Program.from_json(self._bundle.ranks[self.rank].programs[0])
+        ranks = awaited(program, error.instruction) if isinstance(error, InstructionFailed) else []
+        return " or ".join(map(self._name, ranks)) or "another rank"
+
+
+def awaited(program: Program, instruction: Instruction) -> list[int]:
+    """The ranks whose messages an instruction needs or takes; none where it is no matter of two ranks."""
+    if instruction.kind.startswith(("SEND", "RECV")):
+        return [program.channels[instruction.channel].peer]
+    before = {held.stage: {"F": held.previous, "B": held.next} for held in program.stages}
+    if instruction.kind not in ("F", "B"):
+        return []
+    return sorted(
+        {
+            channel.peer
+            for channel in program.channels
+            if channel.kind == instruction.kind
+            and channel.stage == instruction.stage
+            and channel.peer_stage == before[instruction.stage][instruction.kind]
+        }
+    )
 
 
 def device_of(bundle: JobBundle, rank: int, wanted: str) -> str:

@@ -106,6 +106,8 @@ def rank(
     from penstock.importers.cluster.hostlist import expand
 
     launch = read_launch(os.environ, expand, node)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from penstock.executor.launched.work import Orders, Process
 
     orders = Orders(
@@ -122,7 +124,6 @@ def rank(
         wait_s=wait_s,
         timeout_s=timeout_s,
     )
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.chdir(project)
     process = Process(job, digest, launch, orders, tell=Log(job, steps), on_first=files.refuse_unwritable)
     outcome = process.run()
