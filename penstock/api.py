@@ -15,6 +15,8 @@ from typing import Any
 
 from penstock.convert import from_plan, to_plan, to_prediction, to_problem, to_result
 from penstock.examples import catalogue
+from penstock.layouts.limits import faults as faults_beyond
+from penstock.layouts.limits import refuse_beyond
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.jobs import PlanComparison, ResultOut
 from penstock.schemas.plan import Plan, PlanFile
@@ -27,6 +29,7 @@ from penstock.solvers.batching import row_classes
 from penstock.solvers.lowering import lower
 from penstock.solvers.lowering.checks import Transport
 from penstock.solvers.pins import broken_pin
+from penstock.solvers.planners.auto import TARGET
 from penstock.solvers.problem import Problem
 from penstock.solvers.registry import PLANNERS, SCHEDULES, resolve
 from penstock.solvers.result import REQUEST_SCOPE, Candidate, Progress, Result
@@ -81,7 +84,7 @@ def _solve(
         if on_incumbent is not None:
             on_incumbent(to_plan(problem, request, candidate, ()))
 
-    return entry.solve(
+    result = entry.solve(
         problem,
         schedule=request.schedule,
         time_limit_ns=request.termination.time_limit_ns,
@@ -92,15 +95,26 @@ def _solve(
         on_progress=on_progress,
         workers=workers,
     )
+    if problem.within is not None and result.best is not None:
+        beyond = faults_beyond(problem, result.best.allocation, result.best.schedule, problem.within)
+        if beyond:
+            raise InvalidPlan(f"planner {request.planner!r} made a plan beyond {request.target}: {beyond[0]}")
+    return result
 
 
 def refuse_unsupported(request: PlanRequest) -> None:
     """What the documents can say and no planner here does yet is refused, never ignored."""
-    for field, value in {"target": request.target, "warm_start": request.warm_start}.items():
-        if value:
-            raise UnsupportedRequest(
-                f"no planner here honours {field} = {value!r}", remedy=f"leave {field} out of the request"
-            )
+    if request.warm_start is not None:
+        raise UnsupportedRequest(
+            f"no planner here honours warm_start = {request.warm_start!r}", remedy="leave warm_start out of the request"
+        )
+    refuse_beyond(request)
+    if request.target is not None and TARGET not in resolve(request.planner).supports:
+        able = " or ".join(repr(name) for name, entry in PLANNERS.items() if TARGET in entry.supports)
+        raise UnsupportedRequest(
+            f"planner {request.planner!r} does not stay within what {request.target} can express; {able} does",
+            remedy=f"planner {able}, or leave the target out",
+        )
 
 
 def judge(file: PlanFile) -> Judgement:
@@ -119,14 +133,19 @@ def judge(file: PlanFile) -> Judgement:
     except InvalidPlan as error:
         return Judgement(file.plan, None, (error.detail, *(f"{f.pointer}: {f.detail}" for f in error.faults)), problem)
     faults = verify(problem, allocation, schedule, timeline, overlap=overlap, update_rule=rule)
-    faults += _claims(file.plan, file.request, problem, allocation, timeline)
+    faults += _claims(file.plan, file.request, problem, allocation, schedule, timeline)
     assert isinstance(file.request.profile, ModelProfile)
     judged = file.plan.model_copy(update={"prediction": to_prediction(problem, file.request.profile, timeline)})
     return Judgement(judged, timeline, tuple(faults), problem, allocation, schedule)
 
 
 def _claims(
-    plan: Plan, request: PlanRequest, problem: Problem, allocation: Allocation, timeline: Timeline
+    plan: Plan,
+    request: PlanRequest,
+    problem: Problem,
+    allocation: Allocation,
+    schedule: Schedule,
+    timeline: Timeline,
 ) -> Iterator[str]:
     """A plan never carries a number that the judge does not give, and is one that its request asks for."""
     if plan.prediction is not None:
@@ -141,6 +160,9 @@ def _claims(
         yield "The plan encodes tensors; the request does not allow codecs."
     if (broken := broken_pin(problem, allocation)) is not None:
         yield f"The plan breaks a pin: {broken}."
+    if problem.within is not None:
+        for beyond in faults_beyond(problem, allocation, schedule, problem.within):
+            yield f"The request wants a plan that {problem.within.trainer} can express, but {beyond}."
 
 
 def programs(

@@ -9,6 +9,7 @@ import numpy as np
 
 from penstock.solvers.network import Network
 from penstock.solvers.update_rules import UpdateRule
+from penstock.solvers.within import Within
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,8 @@ class Problem:
     ``parameter_bytes``, ``trainable_bytes``, ``update_ns`` are prefix sums (L + 1,); ``forward_bytes`` and
     ``backward_bytes`` (L - 1,) are what one sample sends over the cut after each layer; ``cuttable`` (L - 1,).
     ``codec``: whether plans may encode tensors; ``codec_speeds`` by kind of device; ``encodable``: for each cut, the
-    bytes of one sample's tensors that the codec takes, and how many these are.
+    bytes of one sample's tensors that the codec takes, and how many these are. ``within``: plans have to be such that
+    another trainer can express them.
     """
 
     layer_names: tuple[str, ...]
@@ -152,6 +154,7 @@ class Problem:
     codec: bool = False
     codec_speeds: dict[str, CodecSpeed] = field(default_factory=dict)
     encodable: tuple[tuple[int, int], ...] = ()
+    within: Within | None = None
     _costs: dict[tuple[str, int], Costs] = field(default_factory=dict, repr=False)
 
     @property

@@ -29,6 +29,7 @@ from penstock.solvers.planners import (
     pipedream_2bw,
     relax,
     spp,
+    uniform,
     wpipe,
 )
 from penstock.solvers.planners.deadline import Deadline
@@ -173,7 +174,7 @@ PLANNERS: dict[str, Planner] = {
             "every planner in turn, the simple ones first; the best plan of all",
             ("auto",),
             tuple(SCHEDULES),
-            supports=frozenset({*get_args(UpdateRule), "heterogeneous", "recompute"}),
+            supports=frozenset({*get_args(UpdateRule), "heterogeneous", "recompute", auto.TARGET}),
             options=auto.OPTIONS,
         ),
         Planner(
@@ -265,6 +266,16 @@ PLANNERS: dict[str, Planner] = {
             ("early-backward",),
             ("early-backward",),
             options=relax.OPTIONS,
+        ),
+        Planner(
+            "uniform",
+            uniform.proposals,
+            "Megatron-LM (Narayanan et al., SC 2021), section 3",
+            "with a target: plans that this trainer can express, every shape of equally replicated stages",
+            ("early-backward", "gpipe", "interleaved", "looped-bfs"),
+            ("early-backward", "gpipe", "interleaved", "looped-bfs"),
+            supports=frozenset({"synchronous", "heterogeneous", "recompute", auto.TARGET}),
+            options=uniform.OPTIONS,
         ),
         Planner(
             "pipedream",

@@ -93,7 +93,7 @@ def test_every_used_device_has_a_program(answer: penstock.Answer) -> None:
     "change",
     [
         {"update_rules": ["double_buffered"], "planner": "dapple"},
-        {"target": "megatron"},
+        {"target": "megatron", "planner": "dapple"},
         {"warm_start": "sha256:" + "0" * 64},
         {"planner": "dappel"},
         {"schedule": "zero-bubble"},

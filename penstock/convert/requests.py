@@ -8,6 +8,8 @@ from difflib import get_close_matches
 import networkx as nx
 import numpy as np
 
+from penstock.layouts.limits import within_of
+from penstock.layouts.roles import transformer_of
 from penstock.schemas.errors import Fault, InvalidDocument
 from penstock.schemas.profile import Measurement, ModelProfile, PipelineProfile
 from penstock.schemas.quantities import MAX_WIRE_INTEGER
@@ -74,6 +76,7 @@ def to_problem(request: PlanRequest) -> Problem:
         update_rules=frozenset(request.update_rules),
         pins=_pins(request, devices),
         seed=request.seed,
+        within=None if request.target is None else within_of(request.target, profile, transformer_of(request)),
     )
 
 

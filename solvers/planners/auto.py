@@ -4,7 +4,8 @@ Rounds (``portfolio``): all planners, each as if it were run alone with the same
 than any of them; a neighbourhood search from the best plan, while its order is improved or proven; the same for the
 search's own result. Where a plan of several pipelines or with split backwards is best, the best of all others is
 searched from and closed as well. Planners whose update rules the request does not allow, those that ``exclude`` names,
-and those that cannot take the request are left out.
+and those that cannot take the request are left out. With a target, ``uniform`` alone is asked: all others, and what
+follows them, make plans beyond its limits.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from difflib import get_close_matches
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.all_plans.kinds import CONTIGUOUS, EVERY_PLAN, ONE_PIPELINE
+from penstock.solvers.planners import uniform
 from penstock.solvers.planners.options import Option, checked
 from penstock.solvers.planners.session import Session
 from penstock.solvers.portfolio.crew import Crew
@@ -41,6 +43,10 @@ CONTAINED = (
     "exact",
 )
 """Planners in the order in which they are asked, and in which ties are decided."""
+TARGET = "target"
+"""What planners support that stay within what another trainer can express."""
+WITHIN = ("uniform",)
+"""With a target, these are asked and nothing else."""
 SIMPLE = CONTAINED[:3]
 """One of these has a plan within a second."""
 KINDS_MADE = {
@@ -64,12 +70,17 @@ OPTIONS: tuple[Option, ...] = (
         "",
         "contained planners to leave out, separated by commas; also 'polish' and 'closing'",
     ),
+    uniform.TRANSFORMER,
 )
 
 
 def run(session: Session, values: Mapping[str, object], planners: Mapping[str, Known], crew: Crew) -> None:
     """All rounds."""
     excluded = _excluded(str(values["exclude"]))
+    if session.problem.within is not None:
+        asked = _asked([name for name in WITHIN if _may_be_asked(session, planners[name])], planners)
+        Tasks(session, [*([] if session.first_feasible else [Prove()]), *asked]).run(crew)
+        return
     contained = [name for name in CONTAINED if name not in excluded and _may_be_asked(session, planners[name])]
     if session.first_feasible:
         contained = [name for name in contained if name != "exact"]
@@ -139,9 +150,10 @@ def _asked(names: list[str], planners: Mapping[str, Known]) -> list[Task]:
 
 
 def _may_be_asked(session: Session, entry: Known) -> bool:
-    """Whether it knows the schedule, or makes its own, and one of the update rules."""
+    """Whether it knows the schedule, or makes its own, one of the update rules, and the target if there is one."""
     knows = session.schedule == "auto" or session.schedule in entry.accepts
-    return knows and bool(entry.supports & session.problem.update_rules)
+    within = session.problem.within is None or TARGET in entry.supports
+    return knows and within and bool(entry.supports & session.problem.update_rules)
 
 
 def _polishable(session: Session) -> bool:

@@ -1,0 +1,274 @@
+"""What each trainer can express, said once, and whether a plan is such; planners get it as ``solvers.within``.
+
+.. [1] Megatron-LM, ``core/pipeline_parallel/schedules.py``, ``core/transformer/transformer_block.py``,
+   ``core/transformer/pipeline_parallel_layer_layout.py``, ``core/parallel_state.py`` (tp-cp-ep-dp-pp).
+.. [2] torchtitan, ``distributed/pipeline_parallel.py``; PyTorch, ``distributed/pipelining/schedules.py``.
+.. [3] DeepSpeed, ``runtime/pipe/module.py``, ``schedule.py`` (TrainSchedule) and ``topology.py`` beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import get_args
+
+from penstock.layouts.roles import OPTION, Roles, roles_of
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.schemas.profile import ModelProfile
+from penstock.schemas.program import BACKWARD, FORWARD
+from penstock.schemas.request import PlanRequest, Target
+from penstock.solvers.allocation import Allocation, Stage
+from penstock.solvers.problem import Problem
+from penstock.solvers.schedule import Orders, Schedule
+from penstock.solvers.within import Method, Recomputing, Span, Within
+
+
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    """One trainer. ``orders``: our schedules by the name that the trainer has for them."""
+
+    name: str
+    orders: dict[str, str]
+    recompute: tuple[Method, ...]
+    at_once: bool
+    needs_roles: bool
+    """Whether it trains embedding, transformer layers and head, or any chain of layers."""
+
+
+TRAINERS: dict[str, Trainer] = {
+    "megatron": Trainer(
+        "megatron",
+        {"early-backward": "1F1B", "interleaved": "interleaved 1F1B"},
+        ("block", "uniform"),
+        at_once=True,
+        needs_roles=True,
+    ),
+    "torchtitan": Trainer(
+        "torchtitan",
+        {"early-backward": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B", "looped-bfs": "LoopedBFS"},
+        ("uniform",),
+        at_once=False,
+        needs_roles=False,
+    ),
+    "deepspeed": Trainer("deepspeed", {"early-backward": "1F1B"}, ("uniform",), at_once=True, needs_roles=False),
+}
+assert set(TRAINERS) == set(get_args(Target))
+
+
+def within_of(target: str, profile: ModelProfile, told: str = "") -> Within:
+    """The limits of a trainer for a model. Raises UnsupportedRequest where the trainer has no such model."""
+    trainer = TRAINERS[target]
+    roles = roles_of(profile, told)
+    last = len(profile.layers) - 1
+    if roles is None and trainer.needs_roles:
+        raise UnsupportedRequest(
+            f"{target} trains an embedding, transformer layers and a head; the names of the layers of "
+            f"{profile.name!r} do not say which are which ({profile.layers[0].name} … {profile.layers[last].name})",
+            remedy=f"say which are the transformer layers: options {{{OPTION}: 1-{last - 1}}} "
+            f"(--set {OPTION}=1-{last - 1}), or another target",
+        )
+    spans = target != "deepspeed" and roles is not None
+    return Within(
+        trainer=target,
+        schedules=tuple(trainer.orders),
+        recompute=trainer.recompute,
+        at_once=trainer.at_once,
+        span=Span(roles.first, roles.last) if spans and roles is not None else Span(0, last),
+        cuts=tuple(_may_end(i, roles if trainer.needs_roles else None) for i in range(last)),
+    )
+
+
+def _may_end(layer: int, roles: Roles | None) -> bool:
+    """Megatron's embedding and its head are one piece each."""
+    return roles is None or roles.first - 1 <= layer <= roles.last
+
+
+def refuse_beyond(request: PlanRequest) -> None:
+    """Raise UnsupportedRequest for what the target of a request, or the lack of one, rules out."""
+    if request.target is None:
+        if request.options.get(OPTION):
+            raise UnsupportedRequest(
+                f"option {OPTION!r} says which layers another trainer calls transformer layers; there is no target",
+                remedy=f"add a target (--target megatron), or leave {OPTION} out",
+            )
+        return
+    known = TRAINERS[request.target].orders
+    if request.schedule not in ("auto", *known):
+        raise UnsupportedRequest(
+            f"{request.target} has no schedule {request.schedule!r}; it runs "
+            + ", ".join(f"{ours} ({theirs})" for ours, theirs in known.items()),
+            remedy="one of these, or schedule auto",
+        )
+    if "synchronous" not in request.update_rules:
+        raise UnsupportedRequest(
+            f"{request.target} updates synchronously; the request allows {', '.join(request.update_rules)}",
+            remedy="allow it: update_rules [synchronous] (--update-rule synchronous), or leave the target out",
+        )
+    if request.codec is not None:
+        raise UnsupportedRequest(
+            f"{request.target} sends tensors as they are; the request asks for codecs",
+            remedy="leave codec or target out",
+        )
+
+
+def faults(problem: Problem, allocation: Allocation, schedule: Schedule, within: Within) -> list[str]:
+    """Why a trainer cannot express a plan, in sentences; none where it can."""
+    if len(allocation.pipelines) > 1:
+        return [f"it has {len(allocation.pipelines)} pipelines; {within.trainer} runs one"]
+    if not isinstance(schedule, Orders) or schedule.update_every:
+        return [f"its updates are not synchronous; those of {within.trainer} are"]
+    found = [
+        *_unequal(problem, allocation, within),
+        *_misplaced(problem, allocation, within),
+        *_cut(problem, allocation, within),
+    ]
+    if not found:
+        found += _recomputing(allocation, within)
+        found += _ordered(allocation, schedule, within)
+    return found
+
+
+def _unequal(problem: Problem, allocation: Allocation, within: Within) -> Iterator[str]:
+    stages = allocation.stages
+    for s, stage in enumerate(stages):
+        if stage.replicas != stages[0].replicas:
+            yield (
+                f"stage {s} ({_named(problem, stage)}) has {_counted(stage.replicas, 'replica')}, stage 0 "
+                f"{stages[0].replicas}; {within.trainer} replicates every stage equally"
+            )
+            break
+    for s, stage in enumerate(stages):
+        if stage.dispatch == "round_robin" and stage.replicas > 1:
+            yield f"the replicas of stage {s} take whole micro-batches in turn; {within.trainer} shares each by rows"
+            break
+        if any(stage.coded):
+            yield f"stage {s} sends encoded tensors; {within.trainer} sends them as they are"
+            break
+    each = allocation.num_micro_batches * stages[0].replicas
+    if problem.global_batch_size % each:
+        yield (
+            f"{problem.global_batch_size} samples in {allocation.num_micro_batches} micro-batches over "
+            f"{_counted(stages[0].replicas, 'replica')} are not even; {within.trainer} takes equal micro-batches only"
+        )
+
+
+def _misplaced(problem: Problem, allocation: Allocation, within: Within) -> Iterator[str]:
+    """Stages r and r + p are on the same devices; ranks count through nodes, and in each from its first device on."""
+    stages = allocation.stages
+    ranks = len({stage.devices for stage in stages})
+    for s, stage in enumerate(stages):
+        if stage.devices != stages[s % ranks].devices:
+            yield (
+                f"stage {s} is not on the devices of stage {s % ranks}; {within.trainer} deals stages to its {ranks} "
+                "ranks in turn"
+            )
+            return
+    if ranks == 1 and len(stages) > 1:
+        yield f"all {len(stages)} stages are on the same devices; {within.trainer} interleaves two ranks or more"
+        return
+    used = [device for stage in stages[:ranks] for device in stage.devices]
+    if len(set(used)) != len(used):
+        yield f"a device is in two groups of replicas; in {within.trainer} each is of one rank"
+        return
+    nodes = problem.nodes()
+    seen: set[int] = set()
+    for node, group in groupby(used, key=lambda device: problem.devices[device].node):
+        own = tuple(group)
+        if node in seen or own != nodes[node][: len(own)]:
+            yield (
+                f"counted stage after stage, the devices of node {problem.network.node_names[node]!r} are not "
+                f"neighbours in their order from the first ({', '.join(problem.devices[d].name for d in own[:4])}); "
+                f"{within.trainer} numbers its ranks through nodes and devices in order"
+            )
+            return
+        seen.add(node)
+
+
+def _cut(problem: Problem, allocation: Allocation, within: Within) -> Iterator[str]:
+    for s, stage in enumerate(allocation.stages[:-1]):
+        if not within.cuts[stage.last]:
+            yield (
+                f"stage {s} ends with layer {stage.last} ({problem.layer_names[stage.last]}), inside what is one piece "
+                f"to {within.trainer}"
+            )
+
+
+def recomputing_of(stages: Sequence[Stage], within: Within) -> Recomputing | None:
+    """How the stages recompute in the trainer's words; None where it has none."""
+    segments = [segment for stage in stages for segment in stage.recompute]
+    if not segments:
+        return Recomputing()
+    most = max(last - first + 1 for first, last in segments)
+    count = max(len(stage.recompute) for stage in stages)
+    for how in (Recomputing("uniform", most), Recomputing("block", count)):
+        known = how.method in within.recompute and (within.at_once or how.layers == 1 or how.method == "block")
+        if known and all(within.segments(stage, how) == stage.recompute for stage in stages):
+            return how
+    return None
+
+
+def _recomputing(allocation: Allocation, within: Within) -> Iterator[str]:
+    if recomputing_of(allocation.stages, within) is not None:
+        return
+    s, stage = next((s, stage) for s, stage in enumerate(allocation.stages) if stage.recompute)
+    ways = {
+        "megatron": "all transformer layers, so many at once, or the first so many of every stage",
+        "torchtitan": "every transformer layer by itself, or none",
+        "deepspeed": "every so many layers of every stage together, or none",
+    }
+    shown = ", ".join(f"{first}–{last}" for first, last in stage.recompute[:4])
+    yield f"stage {s} recomputes layers {shown}; {within.trainer} recomputes {ways[within.trainer]}"
+
+
+def _ordered(allocation: Allocation, orders: Orders, within: Within) -> Iterator[str]:
+    if order_name(allocation, orders, within) is None:
+        known = ", ".join(TRAINERS[within.trainer].orders.values())
+        yield f"its order ({orders.name}) is none of those that {within.trainer} runs: {known}"
+
+
+def order_name(allocation: Allocation, orders: Orders, within: Within) -> str | None:
+    """Which of the trainer's orders, by our name, the rows are; None where they are none."""
+    own = {device: row.operations for row in orders.rows for device in row.devices}
+    stages, number = allocation.stages, allocation.num_micro_batches
+    ranks = len({stage.devices for stage in stages})
+    chunks = len(stages) // ranks
+    for name in within.schedules:
+        if (name in ("early-backward", "gpipe")) != (chunks == 1) or (name == "interleaved" and number % ranks):
+            continue
+        wanted = [rank_order(name, rank, ranks, chunks, number) for rank in range(ranks)]
+        if all(own[d].tolist() == wanted[rank] for rank in range(ranks) for d in stages[rank].devices):
+            return name
+    return None
+
+
+def rank_order(name: str, rank: int, ranks: int, chunks: int, number: int) -> list[list[int]]:
+    """[kind, stage, micro-batch] of a rank: passes are counted through groups of ``ranks`` micro-batches and chunks."""
+    if name == "looped-bfs":
+        order = [(chunk, m) for chunk in range(chunks) for m in range(number)]
+        back = [(chunk, m) for chunk in reversed(range(chunks)) for m in range(number)]
+    else:
+        group = ranks if chunks > 1 else number
+        starts = range(0, number, group)
+        order = [(chunk, start + m) for start in starts for chunk in range(chunks) for m in range(group)]
+        back = [(chunk, start + m) for start in starts for chunk in reversed(range(chunks)) for m in range(group)]
+    ahead = {
+        "early-backward": ranks - rank - 1,
+        "interleaved": 2 * (ranks - rank - 1) + (chunks - 1) * ranks,
+    }.get(name, len(order))
+    ahead = min(ahead, len(order))
+    row = [[FORWARD, chunk * ranks + rank, m] for chunk, m in order[:ahead]]
+    for turn, (chunk, m) in enumerate(back):
+        if ahead + turn < len(order):
+            forward, ours = order[ahead + turn]
+            row.append([FORWARD, forward * ranks + rank, ours])
+        row.append([BACKWARD, chunk * ranks + rank, m])
+    return row
+
+
+def _named(problem: Problem, stage: Stage) -> str:
+    return f"layers {stage.first}–{stage.last}, {problem.layer_names[stage.first]} … {problem.layer_names[stage.last]}"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

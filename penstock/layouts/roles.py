@@ -1,0 +1,70 @@
+"""Which layers of a profile are what transformer trainers call embedding, transformer layers and head."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from penstock.schemas.errors import Fault, InvalidDocument
+from penstock.schemas.profile import ModelProfile
+from penstock.schemas.request import PlanRequest
+
+EMBEDDING = ("embed", "wte", "wpe")
+HEAD = ("head", "logit", "loss", "classifier", "prediction", "lm_output", "norm", "linear")
+OPTION = "transformer"
+"""The planners' option that says it (FIRST-LAST)."""
+
+
+class Roles(NamedTuple):
+    """Transformer layers ``first`` to ``last``; what is before them is the embedding, what is behind them the head."""
+
+    first: int
+    last: int
+    assumption: str
+
+    @property
+    def number(self) -> int:
+        """Transformer layers."""
+        return self.last - self.first + 1
+
+
+def roles_of(profile: ModelProfile, told: str = "") -> Roles | None:
+    """The roles as ``told`` (``FIRST-LAST``), or by kinds and names; None where these do not say it.
+
+    Raises InvalidDocument for a range that the chain has not, or that leaves no embedding or no head.
+    """
+    if told:
+        return _told(profile, told)
+    said = [f"{layer.kind} {layer.name}".lower() for layer in profile.layers]
+    first = next((i for i, words in enumerate(said) if not any(word in words for word in EMBEDDING)), len(said))
+    behind = next((i for i in range(first, len(said)) if any(word in said[i] for word in HEAD)), len(said))
+    if not 0 < first < behind < len(said) or any(not _is_head(words) for words in said[behind:]):
+        return None
+    names = [layer.name for layer in profile.layers]
+    return Roles(
+        first,
+        behind - 1,
+        f"by their names, layers {first}–{behind - 1} ({names[first]} … {names[behind - 1]}) are the transformer "
+        f"layers, those before them the embedding, those behind them head and loss",
+    )
+
+
+def transformer_of(request: PlanRequest) -> str:
+    """What a request says of it."""
+    return str(request.options.get(OPTION, ""))
+
+
+def _is_head(words: str) -> bool:
+    return any(word in words for word in HEAD)
+
+
+def _told(profile: ModelProfile, told: str) -> Roles:
+    match = re.fullmatch(r"\s*(\d{1,9})\s*-\s*(\d{1,9})\s*", told)
+    most = len(profile.layers) - 1
+    if match is None or not 0 < int(match[1]) <= int(match[2]) < most:
+        raise InvalidDocument(
+            f"{told!r} are no transformer layers of the profile {profile.name!r}, whose layers are 0…{most}",
+            faults=(Fault(f"/options/{OPTION}", told),),
+            remedy=f"FIRST-LAST with an embedding before and a head behind, such as 1-{most - 1}",
+        )
+    return Roles(int(match[1]), int(match[2]), f"layers {match[1]}–{match[2]} are the transformer layers, as told")

@@ -1,0 +1,66 @@
+"""What another trainer can express, as far as planners have to know: its orders, its recomputation, where it may cut.
+
+All of these trainers replicate every stage equally, run one flushed pipeline of equal micro-batches, and number their
+ranks stage after stage (Megatron's order tp-cp-ep-dp-pp, DeepSpeed's ``pipe``-``data``, torchtitan's mesh: the pipeline
+is outermost). ``penstock.layouts.limits`` has the table, and checks plans without any of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from penstock.solvers.allocation import Stage
+
+Method = Literal["none", "block", "uniform"]
+AT_ONCE = 8
+"""Layers recomputed together: all numbers up to this are tried, then its doubles."""
+
+
+class Recomputing(NamedTuple):
+    """How stages recompute: ``block``: the first so many layers, each by itself; ``uniform``: all, so many at once."""
+
+    method: Method = "none"
+    layers: int = 0
+
+
+class Span(NamedTuple):
+    """Layers ``first`` to ``last``, both included."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """The limits of one trainer for one model.
+
+    ``schedules`` by our names; ``recompute``: ways that it knows beside none; ``at_once``: whether more than one layer
+    may be recomputed together; ``span``: the layers that may recompute at all; ``cuts`` (L - 1): where stages may end.
+    """
+
+    trainer: str
+    schedules: tuple[str, ...]
+    recompute: tuple[Method, ...]
+    at_once: bool
+    span: Span
+    cuts: tuple[bool, ...]
+
+    def segments(self, stage: Stage, how: Recomputing) -> tuple[tuple[int, int], ...]:
+        """What a stage recomputes."""
+        low, high = max(stage.first, self.span.first), min(stage.last, self.span.last)
+        if how.method == "none":
+            return ()
+        if how.method == "block":
+            return tuple((layer, layer) for layer in range(low, min(high + 1, low + how.layers)))
+        return tuple((layer, min(layer + how.layers - 1, high)) for layer in range(low, high + 1, how.layers))
+
+    def ways(self, stages: Sequence[Stage]) -> Iterator[Recomputing]:
+        """From none to everything, the cheapest way first."""
+        most = max(min(s.last, self.span.last) - max(s.first, self.span.first) + 1 for s in stages)
+        yield Recomputing()
+        if "block" in self.recompute:
+            yield from (Recomputing("block", number) for number in range(1, most))
+        together = [n for n in range(1, most + 1) if n <= AT_ONCE or n & (n - 1) == 0 or n == most]
+        yield from (Recomputing("uniform", number) for number in (together if self.at_once else together[:1]))

@@ -1,0 +1,216 @@
+"""Plans within a trainer's limits: the planner against every plan there is, and the limits against hand-made plans."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations, pairwise, permutations
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from penstock.api import solve
+from penstock.examples import catalogue
+from penstock.layouts.limits import TRAINERS, faults, order_name, recomputing_of, within_of
+from penstock.layouts.roles import roles_of
+from penstock.schemas.errors import InvalidDocument, InvalidPlan, UnsupportedRequest
+from penstock.schemas.request import PlanRequest
+from penstock.solvers.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.planners.ranking import excess_of
+from penstock.solvers.problem import Problem
+from penstock.solvers.registry import PLANNERS
+from penstock.solvers.result import Candidate
+from penstock.solvers.schedules.early_backward import early_backward
+from penstock.solvers.schedules.of_trainers import order_of
+from penstock.solvers.simulate import simulate
+from penstock.solvers.within import Span, Within
+from tests.solvers.problems import make_problem
+
+
+def limits(trainer: str, layers: int) -> Within:
+    """Of a chain whose first and last layers are embedding and head."""
+    one = TRAINERS[trainer]
+    span = Span(1, layers - 2) if one.needs_roles else Span(0, layers - 1)
+    return Within(trainer, tuple(one.orders), one.recompute, one.at_once, span, (True,) * (layers - 1))
+
+
+def every_plan(problem: Problem, within: Within) -> Iterator[Candidate]:
+    """All plans that fit and that the limits find nothing wrong with, by plain enumeration."""
+    layers, devices = problem.num_layers, range(problem.num_devices)
+    for used in range(1, problem.num_devices + 1):
+        for world in permutations(devices, used):
+            for ranks in (r for r in range(1, used + 1) if used % r == 0):
+                per = used // ranks
+                for parts in (ranks * chunks for chunks in range(1, layers // ranks + 1)):
+                    for cuts in combinations(range(1, layers), parts - 1):
+                        for number in range(1, problem.global_batch_size + 1):
+                            held = [world[s % ranks * per : (s % ranks + 1) * per] for s in range(parts)]
+                            spans = list(pairwise([0, *cuts, layers]))
+                            plain = tuple(Stage(a, b - 1, d) for (a, b), d in zip(spans, held, strict=True))
+                            yield from _plans(problem, within, plain, number)
+
+
+def _plans(problem: Problem, within: Within, plain: tuple[Stage, ...], number: int) -> Iterator[Candidate]:
+    for name in within.schedules:
+        for how in within.ways(plain):
+            if how.method != "none" and problem.recompute == "never":
+                continue
+            stages = tuple(replace(stage, recompute=within.segments(stage, how)) for stage in plain)
+            allocation = single_pipeline(stages, number)
+            try:
+                orders = order_of(problem, allocation, name)
+            except (UnsupportedRequest, InvalidPlan):
+                continue
+            if faults(problem, allocation, orders, within):
+                continue
+            timeline = simulate(problem, allocation, orders)
+            if excess_of(problem, allocation, timeline) is None:
+                yield Candidate("all", allocation, orders, timeline)
+
+
+@pytest.mark.parametrize("trainer", sorted(TRAINERS))
+@settings(max_examples=5, deadline=None, phases=(Phase.explicit, Phase.generate))
+@given(data=st.data())
+def test_uniform_finds_the_best_of_all_plans_within(trainer: str, data: st.DataObject) -> None:
+    times = data.draw(st.lists(st.integers(1, 50), min_size=3, max_size=4))
+    problem = make_problem(
+        times,
+        boundary_bytes=data.draw(st.integers(0, 20)),
+        parameter_bytes=data.draw(st.integers(0, 60)),
+        stash_bytes=data.draw(st.integers(0, 40)),
+        nodes=data.draw(st.sampled_from([(2,), (3,), (1, 2)])),
+        global_batch_size=data.draw(st.sampled_from([2, 3, 4])),
+        micro_batch_sizes=(),
+        between_bytes_per_s=data.draw(st.sampled_from([10**8, 10**9])),
+        memory_bytes=data.draw(st.sampled_from([250, 500, 2**40])),
+        recompute=data.draw(st.sampled_from(["never", "auto"])),
+        shared=data.draw(st.booleans()),
+    )
+    within = limits(trainer, len(times))
+    best = min((each.value_ns for each in every_plan(problem, within)), default=None)
+    found = PLANNERS["uniform"].solve(replace(problem, within=within))
+    assert (None if found.best is None else found.best.value_ns) == best
+    if found.best is not None:
+        assert faults(problem, found.best.allocation, found.best.schedule, within) == []
+        assert all(bound.bound_ns <= found.best.value_ns for bound in found.bounds)
+
+
+def test_auto_with_a_target_is_never_better_than_without() -> None:
+    problem = make_problem([3, 9, 4, 8, 2], boundary_bytes=2, parameter_bytes=9, nodes=(2, 1), micro_batch_sizes=())
+    free = PLANNERS["auto"].solve(problem, workers=1)
+    kept = PLANNERS["auto"].solve(replace(problem, within=limits("megatron", 5)), workers=1)
+    assert free.best is not None
+    assert kept.best is not None
+    assert free.best.value_ns <= kept.best.value_ns
+    assert kept.best.value_ns == PLANNERS["uniform"].solve(replace(problem, within=limits("megatron", 5))).best.value_ns  # type: ignore[union-attr]
+    assert max(bound.bound_ns for bound in kept.bounds) <= kept.best.value_ns
+
+
+def plan_of(*stages: tuple[int, int, tuple[int, ...]], number: int = 4, recompute: tuple = ()) -> Allocation:  # type: ignore[type-arg]
+    made = [Stage(first, last, devices) for first, last, devices in stages]
+    for s, segments in enumerate(recompute):
+        made[s] = replace(made[s], recompute=segments)
+    return single_pipeline(tuple(made), number)
+
+
+PROBLEM = make_problem([1] * 6, nodes=(2, 2), global_batch_size=8, micro_batch_sizes=())
+
+
+@pytest.mark.parametrize(
+    ("trainer", "allocation", "words"),
+    [
+        ("megatron", plan_of((0, 2, (0, 1)), (3, 5, (2, 3))), None),
+        ("deepspeed", plan_of((0, 5, (0, 1, 2, 3)), number=2), None),
+        ("megatron", plan_of((0, 2, (2, 3)), (3, 5, (0, 1))), None),
+        ("megatron", plan_of((0, 2, (0, 1)), (3, 5, (2,))), r"stage 1 \(layers 3–5.* has 1 replica, stage 0 2"),
+        ("megatron", plan_of((0, 2, (1, 0)), (3, 5, (2, 3))), "'n0' are not neighbours"),
+        ("megatron", plan_of((0, 2, (0, 2)), (3, 5, (1, 3))), "'n0' are not neighbours"),
+        ("megatron", plan_of((0, 2, (0,)), (3, 5, (2,)), number=3), "8 samples in 3 micro-batches .* not even"),
+        ("deepspeed", plan_of((0, 1, (0,)), (2, 3, (1,)), (4, 4, (0,)), (5, 5, (1,))), "none of those"),
+        ("megatron", plan_of((0, 1, (0,)), (2, 3, (1,)), (4, 4, (1,)), (5, 5, (0,))), "stage 2 is not on the devices"),
+        ("megatron", plan_of((0, 2, (0, 1)), (3, 5, (2, 3)), recompute=(((1, 1),), ((3, 3),))), None),
+        ("torchtitan", plan_of((0, 2, (0, 1)), (3, 5, (2, 3)), recompute=(((1, 1),), ((3, 3),))), "recomputes layers"),
+        ("megatron", plan_of((0, 2, (0, 1)), (3, 5, (2, 3)), recompute=(((0, 2),),)), "recomputes layers 0–2"),
+    ],
+)  # fmt: skip
+def test_limits_say_which_stage_and_why(trainer: str, allocation: Allocation, words: str | None) -> None:
+    within = limits(trainer, 6)
+    looped = len({stage.devices for stage in allocation.stages}) < len(allocation.stages)
+    v_shaped = looped and allocation.stages[2].devices != allocation.stages[0].devices
+    orders = order_of(PROBLEM, allocation, "interleaved") if looped and not v_shaped else None
+    if orders is None:
+        orders = order_of(PROBLEM, plan_of((0, 2, (0,)), (3, 5, (1,))) if v_shaped else allocation, "early-backward")
+    found = faults(PROBLEM, allocation, orders, within)
+    if words is None:
+        assert found == []
+    else:
+        assert found
+        assert re.search(words, found[0]), found
+
+
+def test_other_warm_ups_are_not_the_trainers() -> None:
+    within = limits("megatron", 6)
+    allocation = plan_of((0, 2, (0, 1)), (3, 5, (2, 3)))
+    eager = early_backward(PROBLEM, allocation, warmup=[3, 1])
+    assert "none of those that megatron runs" in faults(PROBLEM, allocation, eager, within)[0]
+    assert order_name(allocation, order_of(PROBLEM, allocation, "gpipe"), limits("torchtitan", 6)) == "gpipe"
+
+
+@pytest.mark.parametrize(("ranks", "chunks"), [(2, 2), (2, 3), (3, 2)])
+def test_interleaved_orders_agree_with_the_planners(ranks: int, chunks: int) -> None:
+    problem = make_problem([1] * (ranks * chunks), nodes=(ranks,), global_batch_size=2 * ranks, micro_batch_sizes=())
+    stages = [(s, s, (s % ranks,)) for s in range(ranks * chunks)]
+    allocation = plan_of(*stages, number=2 * ranks)
+    within = limits("torchtitan", ranks * chunks)
+    for name in ("interleaved", "looped-bfs"):
+        assert order_name(allocation, order_of(problem, allocation, name), within) == name
+
+
+def test_every_way_of_recomputing_is_read_back() -> None:
+    allocation = plan_of((0, 2, (0,)), (3, 5, (1,)))
+    for trainer in TRAINERS:
+        within = limits(trainer, 6)
+        for how in within.ways(allocation.stages):
+            stages = tuple(replace(stage, recompute=within.segments(stage, how)) for stage in allocation.stages)
+            read = recomputing_of(stages, within)
+            assert read is not None
+            assert [within.segments(stage, read) for stage in stages] == [stage.recompute for stage in stages]
+
+
+def test_roles_come_from_names_or_are_told() -> None:
+    llama = catalogue.profile("llama-3-8b")
+    roles = roles_of(llama)
+    assert roles is not None
+    assert (roles.first, roles.last, roles.number) == (1, 32, 32)
+    assert roles_of(catalogue.profile("resnet-50")) is None
+    assert roles_of(catalogue.profile("resnet-50"), "1-30") is not None
+    for wrong in ("0-3", "5-2", "1-33", "1", "a-b", "1-99999999999"):
+        with pytest.raises(InvalidDocument, match="no transformer layers"):
+            roles_of(llama, wrong)
+    with pytest.raises(UnsupportedRequest, match="do not say which"):
+        within_of("megatron", catalogue.profile("resnet-50"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"planner": "dapple"}, "'dapple' does not stay within what megatron can express; 'auto' or 'uniform' does"),
+        ({"schedule": "gpipe"}, "megatron has no schedule 'gpipe'; it runs early-backward"),
+        ({"update_rules": ["weight_stashing"]}, "megatron updates synchronously"),
+        ({"target": None, "options": {"transformer": "1-3"}}, "there is no target"),
+        ({"target": None, "planner": "uniform"}, "the request names none"),
+        ({"options": {"transformer": "0-3"}}, "no transformer layers"),
+    ],
+)
+def test_requests_beyond_the_limits_are_refused(changes: dict[str, object], words: str) -> None:
+    fields: dict[str, object] = {
+        "schema_version": 1,
+        "profile": catalogue.profile("gpt").model_dump(mode="json"),
+        "topology": catalogue.cluster("1x2xV100").model_dump(mode="json"),
+        "global_batch_size": 4,
+        "target": "megatron",
+    }
+    with pytest.raises((UnsupportedRequest, InvalidDocument), match=words):
+        solve(PlanRequest.parse(fields | changes), workers=1)
