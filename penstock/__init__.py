@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from penstock.api import solve as solve
     from penstock.calibrating import calibrate as calibrate
     from penstock.explaining import explain as explain
+    from penstock.placing import place as place
+    from penstock.importing import import_topology as import_topology
     from penstock.solvers.explanation.layout import Layout as Layout
     from penstock.sweeping import sweep as sweep
 
@@ -25,6 +27,8 @@ _API = {
     **dict.fromkeys(("Answer", "compare", "judge", "ladder", "plan", "programs", "solve"), "penstock.api"),
     "calibrate": "penstock.calibrating",
     "explain": "penstock.explaining",
+    "place": "penstock.placing",
+    "import_topology": "penstock.importing",
     "Layout": "penstock.solvers.explanation.layout",
     "sweep": "penstock.sweeping",
 }

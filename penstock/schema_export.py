@@ -19,12 +19,15 @@ from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.profile import ModelProfile, PipelineProfile
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
+from penstock.schemas.topology_import import TopologyImport, TopologyImported
 from penstock.schemas.trace import Trace
 
 DOCUMENTS: dict[str, type[Part]] = {
     "model-profile": ModelProfile,
     "pipeline-profile": PipelineProfile,
     "cluster-topology": ClusterTopology,
+    "topology-import": TopologyImport,
+    "topology-imported": TopologyImported,
     "plan-request": PlanRequest,
     "plan": Plan,
     "plan-file": PlanFile,

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -71,17 +72,27 @@ class Document(Part):
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidDocument(f"cannot read {str(path)!r}: {error}") from None
         if path.suffix in {".yaml", ".yml"}:
-            try:
-                data = yaml.safe_load(text)
-            except yaml.YAMLError as error:
-                raise InvalidDocument(f"{str(path)!r} is not YAML: {error}") from None
-            return cls.parse(data, units=True, origin=repr(str(path)))
+            return cls.parse(_load_yaml(text, str(path)), units=True, origin=repr(str(path)))
         return cls.parse_json(text, origin=repr(str(path)))
 
     def write(self, path: str | Path) -> None:
-        """Write indented JSON, for people; the address does not depend on the layout."""
-        data = self.model_dump(mode="json", exclude_none=True)
-        Path(path).write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        """Write JSON, for people; the address does not depend on the layout."""
+        Path(path).write_text(self.text() + "\n", encoding="utf-8")
+
+    def text(self) -> str:
+        """Indented JSON."""
+        return json.dumps(self.model_dump(mode="json", exclude_none=True), indent=1, ensure_ascii=False)
+
+
+def _load_yaml(text: str, path: str) -> Any:
+    """YAML; as JSON, a hundred times faster, where it is that as well."""
+    if text.startswith("{"):
+        with suppress(InvalidDocument):
+            return load_json(text)
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InvalidDocument(f"{path!r} is not YAML: {error}") from None
 
 
 def load_json(text: str | bytes, origin: str = "") -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -141,6 +142,16 @@ class ClusterTopology(Document):
         if self.matrix is not None and sorted(self.matrix.devices) != sorted(ids):
             raise ValueError("the matrix has to name each device of `nodes` exactly once")
         return self
+
+    def text(self) -> str:
+        """JSON with a line for each node and link: of thousands of them, too, something to read and to compare."""
+        data = self.model_dump(mode="json", exclude_none=True)
+        fields = []
+        for name, value in data.items():
+            lines = [json.dumps(each, ensure_ascii=False) for each in value] if name in ("nodes", "links") else []
+            text = "[\n  " + ",\n  ".join(lines) + "\n ]" if lines else json.dumps(value, ensure_ascii=False)
+            fields.append(f" {json.dumps(name)}: {text}")
+        return "{\n" + ",\n".join(fields) + "\n}"
 
     def expanded(self) -> ClusterTopology:
         """The same cluster with ``uniform`` written out as nodes and links."""

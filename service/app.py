@@ -27,6 +27,7 @@ from penstock.service.routes import (
     documents,
     exports,
     health,
+    imports,
     pages,
     plans,
     questions,
@@ -71,7 +72,20 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     answers.install(app, service.settings)
     openapi.install(app)
     app.add_middleware(Observing, service=service)
-    for routes in (plans, exports, questions, sweeps, documents, runs, agents, health, sessions, pages, reference):
+    for routes in (
+        plans,
+        exports,
+        questions,
+        sweeps,
+        imports,
+        documents,
+        runs,
+        agents,
+        health,
+        sessions,
+        pages,
+        reference,
+    ):
         app.include_router(routes.router)
     return app
 

@@ -39,6 +39,13 @@ def tiny_topology() -> dict[str, Any]:
     }
 
 
+def tiny_import() -> dict[str, Any]:
+    """Two switches of Slurm's with two nodes each, and what Slurm does not say of them."""
+    text = "SwitchName=a Nodes=n[0-1]\nSwitchName=b Nodes=n[2-3]\nSwitchName=top Switches=a,b\n"
+    options = {"name": "tiny-slurm", "devices": ["V100"], "devices_per_node": 4, "memory_bytes": 16 * 2**30}
+    return {"schema_version": 1, "sources": [{"text": text, "format": "slurm-conf"}], "options": options}
+
+
 def tiny_request() -> dict[str, Any]:
     """A request that is answered at once, and can be POSTed to ``/v1/plans`` as it is."""
     return {

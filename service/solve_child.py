@@ -25,6 +25,7 @@ from penstock.schemas.errors import InvalidPlan, PenstockError
 from penstock.schemas.jobs import PlanComparison, ProblemDetails, ResultOut
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.request import PlanRequest
+from penstock.schemas.topology_import import TopologyImport
 from penstock.service.child import die_with
 
 if TYPE_CHECKING:
@@ -105,11 +106,17 @@ def _calibrate(entry: Callable[..., Any], task: dict[str, Any], send: Send) -> N
     send({"kind": "result", "result": found.model_dump(mode="json")})
 
 
+def _import(entry: Callable[..., Any], task: dict[str, Any], send: Send) -> None:
+    found = entry(TopologyImport.model_validate(task["request"]))
+    send({"kind": "result", "result": found.model_dump(mode="json")})
+
+
 TASKS: dict[str, Callable[[Callable[..., Any], dict[str, Any], Send], None]] = {
     "solve": _solve,
     "compare": _compare,
     "explain": _explain,
     "calibrate": _calibrate,
+    "import": _import,
 }
 
 

@@ -70,7 +70,7 @@ def read_raw(source: str) -> dict[str, Any]:
 def write_document(document: Document, target: str | None) -> None:
     """Write a document to a file or to standard output; ``None`` writes nothing."""
     if target == STANDARD:
-        print_json(document)
+        print(document.text())
     elif target is not None:
         document.write(target)
 

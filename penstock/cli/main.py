@@ -20,9 +20,11 @@ from penstock.cli import (
     database,
     doctor,
     exporting,
+    importing,
     jobs,
     judging,
     keys,
+    placing,
     planning,
     probing,
     profiling,
@@ -53,18 +55,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-importing = typer.Typer(help="Read what other tools write.", no_args_is_help=True)
-app.add_typer(importing, name="import")
+app.add_typer(importing.group, name="import")
 app.add_typer(exporting.group, name="export")
 planning.register(app)
+placing.register(app)
 judging.register(app)
-profiling.register(app, importing)
+profiling.register(app, importing.group)
 probing.register(app)
 running.register(app)
 rank.register(app)
 calibrating.register(app, exporting.group)
 tuning.register(app)
-schedules.register(importing, exporting.group)
+schedules.register(importing.group, exporting.group)
 serving.register(app)
 doctor.register(app)
 jobs.register(app)

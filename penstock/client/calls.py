@@ -52,12 +52,14 @@ from penstock.schemas.jobs import (
     VersionOut,
 )
 from penstock.schemas.launch import LaunchSettings
+from penstock.schemas.placement import PlacementAnswer, PlacementRequest
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.run_options import RunOptions
 from penstock.schemas.sweep import SweepOut, SweepPage, SweepRequest
 from penstock.schemas.topology import ClusterTopology
+from penstock.schemas.topology_import import ImportOptions, ImportSource, TopologyImport, TopologyImported
 from penstock.schemas.trace import Trace
 
 WAIT_S = 20
@@ -236,6 +238,11 @@ class Calls:
         request = CalibrationRequest(profile=profile, traces=tuple(traces), links=links)
         return self._get(CalibrationOut, Send("POST", "/v1/profiles:calibrate", request, patient=True))
 
+    @call
+    def place(self, request: PlacementRequest) -> Flow[PlacementAnswer]:
+        """Choose nodes, and how many, for each job of a request, with plans and reasons."""
+        return self._get(PlacementAnswer, Send("POST", "/v1/placements", request, patient=True))
+
     # ---- sweeps --------------------------------------------------------------------------------------------------
 
     @call
@@ -306,6 +313,19 @@ class Calls:
     def agents_topology(self) -> Flow[ClusterTopology]:
         """The devices of living agents, with links where they were measured. Raises NotFound without any agent."""
         return self._get(ClusterTopology, Send("GET", "/v1/topologies/agents"))
+
+    @call
+    def import_topology(
+        self,
+        sources: Sequence[ImportSource],
+        options: ImportOptions | None = None,
+        *,
+        agents: bool = False,
+        store: bool = True,
+    ) -> Flow[TopologyImported]:
+        """One topology of what tools print; ``agents``: of the living ones, too. Kept on the service with ``store``."""
+        request = TopologyImport(sources=tuple(sources), options=options or ImportOptions(), agents=agents, store=store)
+        return self._get(TopologyImported, Send("POST", "/v1/topologies:import", request, patient=True))
 
     @call
     def planners(self) -> Flow[list[PlannerOut]]:

@@ -21,6 +21,7 @@ from penstock.service.asking import json_of, messages, unless_gone
 from penstock.service.problems import TaskFailed, problems
 from penstock.service.routes.access import Access, Reader, Solver
 from penstock.service.routes.bodies import STREAM, json_response, reader, takes
+from penstock.service.routes.children import answered, told
 from penstock.service.routes.plans import Asked, Id
 from penstock.service.samples import tiny_calibration, tiny_plan_file, tiny_request
 from penstock.service.services import Service
@@ -90,7 +91,7 @@ async def compare(
     task, limit_s = await run_sync(_comparison, service, caller.tenant, asked, planner, schedule)
     if "text/event-stream" in request.headers.get("accept", ""):
         return EventSourceResponse(_streamed(service, task, limit_s), headers={"Cache-Control": "no-store"})
-    rows = await unless_gone(request.receive, lambda: _told(service, task, limit_s, "row"))
+    rows = await unless_gone(request.receive, lambda: told(service, task, limit_s, "row"))
     return json_response(json_of(rows))
 
 
@@ -162,7 +163,7 @@ async def calibrate(
 ) -> Response:
     """Fold what runs measured (`GET /v1/runs/{id}/trace`) into a profile and a topology; nothing is kept."""
     task = {"task": "calibrate", "entry": "penstock.calibrating:answer", "request": asked.model_dump(mode="json")}
-    return await _answered(request, service, task)
+    return await answered(request, service, task)
 
 
 async def _explained(request: Request, service: Service, file: PlanFile, how: How) -> Response:
@@ -172,13 +173,7 @@ async def _explained(request: Request, service: Service, file: PlanFile, how: Ho
         "file": file.model_dump(mode="json"),
         "how": how.arguments,
     }
-    return await _answered(request, service, task)
-
-
-async def _answered(request: Request, service: Service, task: dict[str, Any]) -> Response:
-    """The result of a child."""
-    found = await unless_gone(request.receive, lambda: _told(service, task, service.settings.max_solve_s, "result"))
-    return json_response(json_of(found[-1] if found else None))
+    return await answered(request, service, task)
 
 
 def _comparison(
@@ -198,18 +193,12 @@ def _comparison(
     return task, longest_s if limit_ns is None else min(limit_ns / 1e9 + service.settings.solve_grace_s, longest_s)
 
 
-async def _told(service: Service, task: dict[str, Any], limit_s: float, kind: str) -> list[Any]:
-    """What a child said of one kind."""
-    async with service.children, aclosing(messages(service.forkserver, task, limit_s)) as said:
-        return [told[kind] async for told in said if told["kind"] == kind]
-
-
 async def _streamed(service: Service, task: dict[str, Any], limit_s: float) -> AsyncIterator[bytes]:
     try:
         async with service.children, aclosing(messages(service.forkserver, task, limit_s)) as said:
-            async for told in said:
-                if told["kind"] == "row":
-                    yield format_sse_event(data_str=json_of(told["row"]).decode(), event="row")
+            async for message in said:
+                if message["kind"] == "row":
+                    yield format_sse_event(data_str=json_of(message["row"]).decode(), event="row")
         yield format_sse_event(data_str="{}", event="end")
     except TaskFailed as failed:
         yield format_sse_event(data_str=failed.problem.model_dump_json(exclude_none=True), event="problem")

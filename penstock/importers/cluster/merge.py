@@ -7,6 +7,7 @@ Nodes are joined by name (``joining``), what is inside each comes from facts, op
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from penstock.importers.cluster.facts import SourceFacts
 from penstock.importers.cluster.hostlist import expand
@@ -17,7 +18,7 @@ from penstock.importers.cluster.network import links_of, network
 from penstock.importers.cluster.notes import Notes, shown
 from penstock.importers.cluster.reading import Options
 from penstock.schemas.errors import Fault, InvalidDocument
-from penstock.schemas.topology import ClusterTopology, Device, Node
+from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.topology_import import ImportOptions, SourceFound, TopologyImported
 
 
@@ -32,8 +33,8 @@ def merge(sources: Sequence[SourceFacts], described: Sequence[str | None], optio
     for sentence in (sentence for facts in sources for sentence in facts.assumptions):
         notes.assume(sentence)
     if not joined.hosts:
-        raise InvalidDocument("no source names a node", remedy="give a source with nodes, or --nodes")
-    hosts = _asked_for(joined.hosts, options.nodes, notes)
+        raise InvalidDocument("no source names a node", remedy="give a source with nodes, or --node")
+    hosts = _asked_for(joined.hosts, options.only, notes)
     hosts = usable(hosts, options.devices_per_node, notes)
     if options.only_free:
         hosts = _free_only(hosts, notes)
@@ -57,7 +58,7 @@ def merge(sources: Sequence[SourceFacts], described: Sequence[str | None], optio
             **wires,
         }
     )
-    return TopologyImported(
+    return TopologyImported.model_construct(
         topology=topology,
         found=tuple(map(_found, sources)),
         assumptions=assumptions,
@@ -77,14 +78,12 @@ def _found(facts: SourceFacts) -> SourceFound:
     )
 
 
-def _node(name: str, inside: Inside) -> Node:
-    devices = tuple(
-        Device(
-            id=f"{name}/{index}", kind=known.kind, memory_bytes=known.memory_bytes, context_bytes=known.context_bytes
-        )
-        for index, known in zip(inside.indices, inside.devices, strict=True)
-    )
-    return Node(name=name, devices=devices, fabric=inside.fabric)
+def _node(name: str, inside: Inside) -> dict[str, Any]:
+    """Plain data: validated as a whole, which is many times faster than object by object."""
+    devices = [
+        {"id": f"{name}/{index}", **known.plain} for index, known in zip(inside.indices, inside.devices, strict=True)
+    ]
+    return {"name": name, "devices": devices, "fabric": inside.fabric}
 
 
 def _asked_for(hosts: Mapping[str, Host], hostlist: str | None, notes: Notes) -> dict[str, Host]:
@@ -94,7 +93,7 @@ def _asked_for(hosts: Mapping[str, Host], hostlist: str | None, notes: Notes) ->
     if unknown := [name for name in wanted if name not in hosts]:
         raise InvalidDocument(
             f"no source knows the nodes {shown(unknown)}",
-            faults=(Fault("/options/nodes", f"{shown(unknown)} are asked for, and no source names them", "unknown"),),
+            faults=(Fault("/options/only", f"{shown(unknown)} are asked for, and no source names them", "unknown"),),
             remedy=f"of {shown(hosts)}" if len(hosts) < 10_000 else None,
         )
     for name in hosts:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 from penstock.importers.cluster.hardware import Hardware
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.topology_import import ImportOptions
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Known:
     """A device. ``hardware`` is None for a kind that the table does not have; it was given by an option."""
 
@@ -18,10 +20,11 @@ class Known:
     memory_bytes: int
     hardware: Hardware | None
 
-    @property
-    def context_bytes(self) -> int:
-        """What the driver takes; nothing where the table does not know the kind."""
-        return self.hardware.context.value if self.hardware else 0
+    @cached_property
+    def plain(self) -> dict[str, Any]:
+        """A device of a topology, but for its name; the driver takes nothing that the table does not know."""
+        context_bytes = self.hardware.context.value if self.hardware else 0
+        return {"kind": self.kind, "memory_bytes": self.memory_bytes, "context_bytes": context_bytes}
 
 
 @dataclass
