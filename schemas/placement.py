@@ -33,7 +33,7 @@ class NodeRange(Part):
 
 
 class Budget(Part):
-    """What a job may take. With a deadline the cheapest placement that keeps it is chosen, not the fastest."""
+    """What a job may take. The fastest within a deadline are the fewest devices that keep it."""
 
     devices: PositiveCount | None = None
     price_per_hour: Number | None = Field(default=None, gt=0, description="in the currency of the devices' prices")
@@ -87,6 +87,8 @@ class PlacementRequest(Document):
         if self.free is not None and self.busy is not None:
             raise ValueError("give either `free` or `busy`, not both")
         refuse_doubles("job", [job.name for job in self.jobs])
+        if self.together == "joint" and self.objective != "throughput":
+            raise ValueError(f"jobs are placed jointly for their throughput, not for {self.objective}")
         for number, job in enumerate(self.jobs):
             if self.objective == "fastest_within_budget" and job.budget is None:
                 raise ValueError(f"jobs/{number} ({job.name!r}) has no budget, and the objective asks for one")
@@ -98,8 +100,8 @@ class PlacementRow(Part):
 
     nodes: PositiveCount
     devices: PositiveCount
-    status: Literal["planned", "bounded", "infeasible"] = Field(
-        description="bounded: no plan was made, because no plan there can be better than what is chosen"
+    status: Literal["planned", "unplanned", "infeasible"] = Field(
+        description="unplanned: the time limit came first; infeasible: nothing there fits memory"
     )
     time_per_global_batch_ns: Nanoseconds | None = None
     samples_per_s: Number | None = None

@@ -1,0 +1,8 @@
+"""Placement: documents in, the solver's choice of hosts, an answer with plans and reasons out.
+
+``penstock.place(...)`` is the front door for people, ``answer`` that of the service and the command line.
+"""
+
+from penstock.placing.answers import answer, place
+
+__all__ = ["answer", "place"]

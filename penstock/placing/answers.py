@@ -1,0 +1,246 @@
+"""Placement requests answered: each job in turn, or all jointly; the choice, the table and the reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from penstock.api import find_profile, find_topology
+from penstock.convert.requests import inline_documents
+from penstock.importers.cluster.hostlist import fold
+from penstock.placing.asking import Job
+from penstock.placing.cluster import Cluster
+from penstock.placing.words import reasons, reasons_without
+from penstock.schemas.errors import InvalidDocument
+from penstock.schemas.placement import (
+    Placement,
+    PlacementAnswer,
+    PlacementJob,
+    PlacementRequest,
+    PlacementRow,
+)
+from penstock.schemas.profile import ModelProfile
+from penstock.schemas.request import PlanRequest
+from penstock.schemas.topology import ClusterTopology
+from penstock.solvers.placement.choice import Choice, Chooser, Option
+from penstock.solvers.placement.joint import shares
+from penstock.solvers.placement.wish import Wish, price_of
+from penstock.solvers.planners.deadline import Deadline
+
+Tell = Callable[[str, int, int], None]
+"""Hears of the job's name, its number of hosts and the time of a step, whenever a better plan is found."""
+
+ALONE = "one job, which may use all that is free"
+IN_TURN = "jobs in the order of the request: each gets the best that those before it have left"
+JOINTLY = (
+    "jointly: the numbers of nodes whose weighted throughputs add up to most, exact over the numbers that were planned "
+    "for each job as if it were alone; then the nodes themselves, the largest job first"
+)
+
+
+def answer(request: PlacementRequest, tell: Tell = lambda _job, _hosts, _time_ns: None) -> PlacementAnswer:
+    """Place the jobs of a request whose documents stand inline.
+
+    Raises InvalidDocument for names that the topology lacks and kinds that a profile lacks, Conflict where nothing is
+    free, UnsupportedRequest for what no planner does. That a job fits nowhere is an answer.
+    """
+    topology = _inline(request)
+    cluster = Cluster(topology)
+    free = cluster.free(request.free, request.busy)
+    placing = _Placing(request, cluster, tell)
+    choices = placing.jointly(free) if request.together == "joint" and len(request.jobs) > 1 else placing.in_turn(free)
+    return PlacementAnswer(
+        topology=topology.name,
+        objective=request.objective,
+        free_nodes=len({cluster.devices[number].node for number in free}),
+        free_devices=len(free),
+        choices=tuple(choices),
+        method=ALONE if len(request.jobs) == 1 else JOINTLY if request.together == "joint" else IN_TURN,
+    )
+
+
+def place(
+    profile: str | Path | ModelProfile,
+    topology: str | Path | ClusterTopology,
+    *,
+    global_batch_size: int,
+    free: Sequence[str] | None = None,
+    busy: Sequence[str] | None = None,
+    objective: str = "throughput",
+    name: str = "job",
+    time_limit_ns: int | None = None,
+    **more: Any,
+) -> Placement:
+    """Choose nodes and a plan for one job. ``more``: fields of PlacementJob (``nodes={"max": 8}``, ``budget=…``)."""
+    job = {"name": name, "profile": find_profile(profile), "global_batch_size": global_batch_size, **more}
+    request = PlacementRequest.parse(
+        {
+            "topology": find_topology(topology),
+            "jobs": [job],
+            "free": free,
+            "busy": busy,
+            "objective": objective,
+            "time_limit_ns": time_limit_ns,
+        },
+        units=True,
+    )
+    return answer(request).choices[0]
+
+
+def _inline(request: PlacementRequest) -> ClusterTopology:
+    """The topology. Raises InvalidDocument where it or a profile is named by hash only."""
+    for job in request.jobs:
+        asked = PlanRequest(profile=job.profile, topology=request.topology, global_batch_size=job.global_batch_size)
+        _profile, topology = inline_documents(asked)
+    return topology
+
+
+class _Placing:
+    """The jobs of one request, one after the other."""
+
+    def __init__(self, request: PlacementRequest, cluster: Cluster, tell: Tell) -> None:
+        self.request, self.cluster, self.tell = request, cluster, tell
+        self.deadline = Deadline(request.time_limit_ns)
+        self.left = len(request.jobs) * (1 if request.together == "priority" else 2)
+
+    def in_turn(self, free: frozenset[int]) -> list[Placement]:
+        """Each job on what those before it have left."""
+        placements = []
+        for number, job in enumerate(self.request.jobs):
+            if free:
+                placements.append(self._placed(number, free))
+            else:
+                placements.append(_nothing_left(job))
+            free -= {self.cluster.number_of[name] for name in placements[-1].devices}
+        return placements
+
+    def jointly(self, free: frozenset[int]) -> list[Placement]:
+        """Numbers of hosts for all jobs first."""
+        worth = []
+        for number, job in enumerate(self.request.jobs):
+            found = self._choice(number, free)[1]
+            worth.append({hosts: job.weight * job.global_batch_size / time for hosts, time in _times(found).items()})
+        hosts = {self.cluster.devices[number].node for number in free}
+        given = shares(worth, len(hosts))
+        placements: dict[int, Placement] = {}
+        for number in sorted(range(len(given)), key=lambda n: (-given[n], n)):
+            if given[number] == 0:
+                placements[number] = _nothing_left(self.request.jobs[number])
+                continue
+            placements[number] = self._placed(number, free, given[number])
+            free -= {self.cluster.number_of[name] for name in placements[number].devices}
+        return [placements[number] for number in sorted(placements)]
+
+    def _placed(self, number: int, free: frozenset[int], hosts: int | None = None) -> Placement:
+        job, choice = self._choice(number, free, hosts)
+        return _placement(job, choice)
+
+    def _choice(self, number: int, free: frozenset[int], hosts: int | None = None) -> tuple[Job, Choice]:
+        asked = self.request.jobs[number]
+        job = Job(asked, self.cluster, free, f"/jobs/{number}")
+        wish = job.wish(self.request.objective)
+        if hosts is not None:
+            wish = replace(wish, least=hosts, most=hosts)
+        refuse_too_many(asked, wish, len(job.site.hosts), f"/jobs/{number}")
+
+        def tell(option: Option) -> None:
+            if option.best is not None:
+                self.tell(asked.name, len(option.used), option.best.value_ns)
+
+        left_s = self.deadline.left_s
+        own = Deadline(None if left_s is None else max(1, int(left_s * 1e9) // self.left))
+        self.left = max(1, self.left - 1)
+        return job, Chooser(job.site, range(len(job.site.hosts)), wish, job, own, tell).run()
+
+
+def refuse_too_many(job: PlacementJob, wish: Wish, hosts: int, where: str) -> None:
+    """Raise InvalidDocument where more hosts are wanted at least than are free."""
+    if wish.least > hosts:
+        raise InvalidDocument(
+            f"{where}/nodes/min: the job {job.name!r} wants {wish.least} nodes at least, and {hosts} are free for it",
+            remedy=f"ask for at most {hosts} nodes, or wait",
+        )
+
+
+def _times(choice: Choice) -> dict[int, int]:
+    """The least time of each number of hosts that keeps the deadline."""
+    best: dict[int, int] = {}
+    for option in choice.options:
+        if option.best is not None and choice.wish.keeps(option.best.value_ns):
+            best[option.number] = min(option.best.value_ns, best.get(option.number, option.best.value_ns))
+    return best
+
+
+def _nothing_left(job: PlacementJob) -> Placement:
+    return Placement(job=job.name, status="infeasible", why=("the other jobs have taken all that is free",))
+
+
+def _placement(job: Job, choice: Choice) -> Placement:
+    rows = tuple(_rows(job, choice))
+    common: dict[str, Any] = {
+        "job": job.asked.name,
+        "rows": rows,
+        "considered": len(choice.options),
+        "planned": sum(option.result is not None for option in choice.options),
+        "every_set": choice.every_set,
+    }
+    best = choice.best
+    if best is None or best.best is None:
+        return Placement(**common, status="infeasible", why=reasons_without(job, choice))
+    samples, time_ns = job.asked.global_batch_size, best.best.value_ns
+    cost = choice.wish.cost(time_ns, best.devices_used)
+    least = choice.bound_cost
+    bound = max(choice.wish.value(cost if least is None else least, samples), choice.wish.value(cost, samples))
+    value = choice.wish.value(cost, samples)
+    nodes = tuple(job.site.hosts[host].name for host, _count in best.used)
+    return Placement(
+        **common,
+        status="placed",
+        nodes=nodes,
+        hostlist=fold(nodes),
+        devices=tuple(job.cluster.devices[number].name for number in job.site.devices_of(best.used)),
+        plan_file=job.file(best),
+        time_per_global_batch_ns=time_ns,
+        samples_per_s=samples / time_ns * 1e9,
+        value=value,
+        bound=bound,
+        gap=None if choice.wish.cheapest else bound / value - 1,
+        why=reasons(job, choice, best, rows),
+    )
+
+
+def _rows(job: Job, choice: Choice) -> Iterable[PlacementRow]:
+    samples, before = job.asked.global_batch_size, None
+    for number, options in choice.by_number().items():
+        most = samples / min(option.bound_ns for option in options) * 1e9
+        planned = [(option.best.value_ns, option.devices, option) for option in options if option.best is not None]
+        if not planned:
+            known = all(option.result is not None for option in options)
+            devices = max(option.devices for option in options)
+            yield PlacementRow(
+                nodes=number,
+                devices=devices,
+                status="infeasible" if known else "unplanned",
+                most_samples_per_s=most,
+            )
+            continue
+        time_ns, devices, option = min(planned, key=lambda each: each[:2])
+        if choice.best in options and choice.best is not None and choice.best.best is not None:
+            time_ns, devices, option = choice.best.best.value_ns, choice.best.devices, choice.best
+        speed = samples / time_ns * 1e9
+        yield PlacementRow(
+            nodes=number,
+            devices=devices,
+            status="planned",
+            time_per_global_batch_ns=time_ns,
+            samples_per_s=speed,
+            samples_per_s_per_device=speed / devices,
+            most_samples_per_s=max(most, speed),
+            gain_per_node=None if before is None else (speed - before[1]) / (number - before[0]),
+            price_per_hour=price_of(job.site, option.chosen),
+            within_budget=choice.wish.keeps(time_ns),
+            chosen=option is choice.best,
+        )
+        before = number, speed

@@ -1,0 +1,114 @@
+"""One job as the solver's chooser asks for it: its problem on some devices, and its planner."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from penstock.convert import to_plan, to_problem
+from penstock.placing.cluster import Cluster
+from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
+from penstock.schemas.placement import Objective, PlacementJob
+from penstock.schemas.plan import PlanFile
+from penstock.schemas.profile import ModelProfile
+from penstock.schemas.request import PlanRequest, Training
+from penstock.solvers.placement.choice import Option
+from penstock.solvers.placement.site import Chosen, Site
+from penstock.solvers.placement.wish import Wish
+from penstock.solvers.problem import Problem
+from penstock.solvers.registry import resolve
+from penstock.solvers.result import Result
+
+
+class Job:
+    """A job on the free devices of a cluster. Raises InvalidDocument where no free device is of a kind it knows."""
+
+    def __init__(self, job: PlacementJob, cluster: Cluster, free: frozenset[int], where: str) -> None:
+        assert isinstance(job.profile, ModelProfile)
+        self.asked, self.cluster, self.profile = job, cluster, job.profile
+        self._refuse_unplannable(where)
+        known = self._known_kinds()
+        usable = frozenset(number for number in free if cluster.devices[number].kind in known)
+        if not usable:
+            kinds = sorted({cluster.devices[number].kind for number in free})
+            raise InvalidDocument(
+                f"no free device is of a kind that the profile {job.profile.name!r} was measured on",
+                faults=(Fault(f"{where}/profile", f"it knows {', '.join(known)}; free are {', '.join(kinds)}"),),
+                remedy="profile the model on one of these kinds, or cost one with topology.kinds",
+            )
+        self.left_out = len(free) - len(usable)
+        self.site = Site(cluster.devices, cluster.network, usable)
+
+    def _refuse_unplannable(self, where: str) -> None:
+        asked = self.asked
+        try:
+            resolve(asked.planner).check(frozenset(asked.update_rules), asked.schedule, asked.options)
+        except UnsupportedRequest as error:
+            raise UnsupportedRequest(f"{where}: {error.detail}", remedy=error.remedy) from None
+        priced = all(device.price is not None for device in self.cluster.devices)
+        if asked.budget is not None and asked.budget.price_per_hour is not None and not priced:
+            raise UnsupportedRequest(
+                f"{where}/budget/price_per_hour: {self.cluster.topology.name!r} has devices without a price",
+                remedy="give each device a price (per hour), or a budget of devices",
+            )
+
+    def _known_kinds(self) -> list[str]:
+        own = self.profile.device_kinds
+        return [*own, *(kind.name for kind in self.cluster.topology.kinds if kind.scale_from in own)]
+
+    def wish(self, objective: Objective) -> Wish:
+        """What the job may take, for the solver."""
+        budget, nodes = self.asked.budget, self.asked.nodes
+        limits = (
+            (None, None, None)
+            if budget is None
+            else (budget.devices, budget.price_per_hour, budget.time_per_global_batch_ns)
+        )
+        return Wish(objective, nodes.min, nodes.max, *limits)
+
+    @property
+    def limited(self) -> bool:
+        """Whether the job limits its planner."""
+        return self.asked.termination.time_limit_ns is not None or self.asked.termination.max_plans is not None
+
+    @cached_property
+    def drawn(self) -> bool:
+        """Whether regular plans are plans of the job."""
+        asked = self.asked
+        plain = asked.planner == "auto" and asked.schedule in ("auto", "early-backward") and not asked.options
+        return plain and "synchronous" in asked.update_rules and asked.target is None
+
+    def request(self, chosen: Chosen) -> PlanRequest:
+        """The plan request of the job on a set of hosts."""
+        fields = {name: getattr(self.asked, name) for name in Training.model_fields}
+        part = self.cluster.part(self.site.devices_of(chosen))
+        return PlanRequest(profile=self.profile, topology=part, **fields)
+
+    def problem(self, chosen: Chosen) -> Problem:
+        """The same, frozen."""
+        return to_problem(self.request(chosen))
+
+    def solve(self, problem: Problem, left_ns: int | None) -> Result:
+        """By the job's own planner, within its limits and what is left of the placement's."""
+        asked, own_ns = self.asked, self.asked.termination.time_limit_ns
+        return resolve(asked.planner).solve(
+            problem,
+            schedule=asked.schedule,
+            time_limit_ns=left_ns if own_ns is None else min(own_ns, own_ns if left_ns is None else left_ns),
+            max_plans=asked.termination.max_plans,
+            gap=asked.termination.gap,
+            options=asked.options,
+        )
+
+    def file(self, option: Option) -> PlanFile:
+        """The plan of a set, with the hosts that it uses as its topology.
+
+        What was proven of all plans for the set holds for those on a part of it.
+        """
+        assert option.result is not None
+        assert option.best is not None
+        request = self.request(option.chosen)
+        plan = to_plan(to_problem(request), request, option.best, option.result.bounds)
+        if option.used == option.chosen:
+            return PlanFile(plan=plan, request=request)
+        part = self.request(option.used)
+        return PlanFile(plan=plan.model_copy(update={"request_hash": part.content_hash()}), request=part)

@@ -1,0 +1,39 @@
+"""Which nodes of a topology are free, by what a scheduler prints of its nodes."""
+
+from __future__ import annotations
+
+from penstock.importers.cluster.formats import FORMATS, recognised
+from penstock.schemas.errors import Conflict, InvalidDocument
+from penstock.schemas.topology import ClusterTopology
+from penstock.schemas.topology_import import Format, ImportSource
+
+SAYING: tuple[Format, ...] = ("scontrol-nodes", "k8s-nodes")
+"""Formats that say which nodes may be used, and what runs on them."""
+
+
+def free_nodes(text: str, source: str, topology: ClusterTopology) -> list[str]:
+    """Nodes of the topology that are usable and on which no device is taken; others that the text names do not count.
+
+    Raises InvalidDocument for a text that does not say it, Conflict where no node is left, with the reasons.
+    """
+    name = recognised(ImportSource(text=text, name=source))
+    if name not in SAYING:
+        raise InvalidDocument(
+            f"{source} is {FORMATS[name].what}, which does not say what is free", remedy=f"one of {', '.join(SAYING)}"
+        )
+    facts = FORMATS[name].reader(name)(text, source)
+    known = {node.name for node in topology.expanded().nodes}
+    found, why = [], {}
+    for node in facts.nodes.values():
+        if node.name not in known:
+            continue
+        if node.usable is False:
+            why[node.name] = node.why_not_usable or "not usable"
+        elif node.busy_devices:
+            why[node.name] = f"{node.busy_devices} devices taken"
+        else:
+            found.append(node.name)
+    if not found:
+        first = [f"{node}: {reason}" for node, reason in list(why.items())[:3]] or ["none of its nodes is named there"]
+        raise Conflict(f"no node of {topology.name!r} is free by {source}: {'; '.join(first)}")
+    return found

@@ -1,0 +1,164 @@
+"""Why these nodes: what was chosen, against what, what binds, what is proven."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.placing.asking import Job
+from penstock.report.words import amount, duration, percent
+from penstock.schemas.placement import PlacementRow
+from penstock.solvers.explanation.changes import link_of
+from penstock.solvers.placement.choice import Choice, Option
+from penstock.solvers.stage_times import StageTimes
+
+
+def reasons(job: Job, choice: Choice, best: Option, rows: Sequence[PlacementRow]) -> tuple[str, ...]:
+    """Sentences, the most important one first."""
+    return (
+        _chosen(job, best),
+        *_instead(choice, rows),
+        *_busiest_link(job, best),
+        *_proven(job, choice),
+        *_left_out(job),
+    )
+
+
+def reasons_without(job: Job, choice: Choice) -> tuple[str, ...]:
+    """Why there is no placement, and the least that would do."""
+    found = [option for option in choice.options if option.best is not None]
+    if found:
+        fastest = min(found, key=lambda option: (option.best.value_ns if option.best else 0, option.devices))
+        assert fastest.best is not None
+        allowed = choice.wish.deadline_ns
+        said = f"the fastest that was found takes {duration(fastest.best.value_ns)} on {_size(fastest)}"
+        return (f"no plan keeps the deadline of {duration(allowed or 0)}: {said}", *_left_out(job))
+    if not choice.options:
+        return (_nothing_affordable(job, choice), *_left_out(job))
+    return (*_memory(job, choice), *_left_out(job))
+
+
+def _chosen(job: Job, best: Option) -> str:
+    assert best.best is not None
+    speed = job.asked.global_batch_size / best.best.value_ns * 1e9
+    stages = len(best.best.allocation.stages)
+    return (
+        f"{_size(best)}: {duration(best.best.value_ns)} per global batch, {speed:,.1f} samples/s, {stages} stages, "
+        f"by {best.best.planner}"
+    )
+
+
+def _size(option: Option) -> str:
+    return f"{_nodes(len(option.used))}, {option.devices_used} device{'s' if option.devices_used > 1 else ''}"
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node{'s' if count > 1 else ''}"
+
+
+def _instead(choice: Choice, rows: Sequence[PlacementRow]) -> list[str]:
+    """The planned numbers of nodes next to the chosen one."""
+    planned = [row for row in rows if row.status == "planned"]
+    at = next((place for place, row in enumerate(planned) if row.chosen), None)
+    if at is None:
+        return []
+    own, said = planned[at], []
+    for row in planned[max(0, at - 1) : at] + planned[at + 1 : at + 2]:
+        assert row.samples_per_s is not None
+        assert own.samples_per_s is not None
+        change = row.samples_per_s / own.samples_per_s - 1
+        more = row.nodes - own.nodes
+        word = f"{'+' if change >= 0 else '−'}{percent(abs(change))} throughput"
+        late = "" if row.within_budget else ", which misses the deadline"
+        said.append(f"with {_nodes(row.nodes)}, {abs(more)} {'more' if more > 0 else 'fewer'}: {word}{late}")
+    others = [option for option in choice.options if option.number == own.nodes and option.best is not None]
+    if len(others) > 1:
+        slowest = max(option.best.value_ns for option in others if option.best is not None)
+        best_ns = own.time_per_global_batch_ns or 1
+        said.append(
+            f"of {len(others)} classes of {_nodes(own.nodes)} the slowest takes {percent(slowest / best_ns - 1)} more"
+        )
+    return said
+
+
+def _busiest_link(job: Job, best: Option) -> list[str]:
+    """The cable between nodes that is in use for most of a step."""
+    plan = best.best
+    assert plan is not None
+    problem = job.problem(best.chosen)
+    if problem.network.matrix_bytes_per_s is not None or len(best.used) == 1:
+        return []
+    times = StageTimes(problem, plan.allocation, plan.schedule)
+    loads: dict[str, int] = {}
+    for resource, uses in times.resources.items():
+        link = link_of(problem.network, resource) if isinstance(resource, int) else None
+        if link is not None and link not in problem.network.node_names:
+            loads[link] = max(loads.get(link, 0), sum(use.load_ns for use in uses))
+    if not loads:
+        return []
+    link, load = max(loads.items(), key=lambda item: item[1])
+    share = min(1.0, load / plan.value_ns)
+    return [f"the busiest link between nodes, {link}, is in use {percent(share)} of a step"]
+
+
+def _proven(job: Job, choice: Choice) -> list[str]:
+    wish, samples = choice.wish, job.asked.global_batch_size
+    least = choice.bound_cost
+    sets = "every set of free nodes allowed" if choice.every_set else "compact, spread and mixed sets"
+    classes = f"{len(choice.options)} class{'es' if len(choice.options) > 1 else ''} of {sets}"
+    said = []
+    if least is not None:
+        value = wish.value(least, samples)
+        unit = {"throughput_per_device": "samples/s per device"}.get(wish.objective, "samples/s")
+        limit = (
+            f"can do with fewer than {-value:.0f} devices" if wish.cheapest else f"can do more than {value:,.4g} {unit}"
+        )
+        said.append(f"proven: none of the {classes} {limit}")
+    if choice.cut_short:
+        said.append(f"better plans were not searched for on all of them: {choice.cut_short}")
+    if choice.unplanned:
+        said.append(f"{choice.unplanned} of the classes that could still win have no plan yet")
+    return said
+
+
+def _left_out(job: Job) -> list[str]:
+    if not job.left_out:
+        return []
+    return [f"{job.left_out} free devices are of kinds that the profile {job.profile.name!r} does not know"]
+
+
+def _nothing_affordable(job: Job, choice: Choice) -> str:
+    """The budget does not buy a single device of any set."""
+    wish = choice.wish
+    prices = [job.site.devices[device].price for host in job.site.hosts for device in host.devices]
+    cheapest = min(price for price in prices if price is not None)
+    least = wish.least - 1
+    return (
+        f"the budget buys no set of {_nodes(wish.least)}: the cheapest free device costs {cheapest:g} per hour"
+        if wish.price is not None and not least
+        else f"the budget leaves no set of {_nodes(wish.least)} with a device on each"
+    )
+
+
+def _memory(job: Job, choice: Choice) -> list[str]:
+    """Which bytes are missing on the set that comes nearest."""
+    tried = [option for option in choice.options if option.result is not None and option.result.shortage is not None]
+    if not tried:
+        return [choice.cut_short or "the time limit came before any plan was made"]
+    nearest = min(tried, key=lambda option: (_missing(option), option.devices))
+    assert nearest.result is not None
+    short = nearest.result.shortage
+    assert short is not None
+    names = [job.cluster.devices[number].name for number in job.site.devices_of(nearest.chosen)]
+    whole = sum(job.site.devices[device].memory_bytes for device in job.site.devices_of(nearest.chosen))
+    most = f"on {_size(nearest)}, the nearest of {len(tried)} classes of sets ({amount(whole)} in all)"
+    return [
+        f"the job fits memory on no set: {most}, layers {short.first_layer}–{short.last_layer} need "
+        f"{short.needed_bytes} bytes on device {names[short.device]!r}, which has {short.available_bytes}: "
+        f"{short.missing_bytes} bytes are missing",
+        *([short.remedy] if short.remedy else []),
+    ]
+
+
+def _missing(option: Option) -> int:
+    shortage = None if option.result is None else option.result.shortage
+    return 2**62 if shortage is None else shortage.missing_bytes

@@ -1,0 +1,5 @@
+"""Which free hosts a job should get: classes of sets that are alike in the network, plans for those that can win.
+
+``site`` is the cluster as a tree, ``families`` the sets worth looking at, ``regular`` a planner that needs no search,
+``choice`` picks the sets of one job, ``joint`` shares hosts among several.
+"""

@@ -1,0 +1,271 @@
+"""Hosts and a plan for one job: bounds tell which sets can still win, regular plans rank them, the job's planner ends.
+
+1. Sets (``families``), one of each class of sets that are alike, each with a bound on every plan for it.
+2. A regular plan (``regular``) for the most compact set of each number of hosts, the largest first; then for the other
+   sets, while their bound allows more than the best plan, the most promising number first. On many hosts a count of
+   devices ends this.
+3. The planner that the job asks for, on the sets that can still win: all of them where they are small or the job limits
+   its planner, else until the time limit. Without any limit large sets keep their regular plans.
+
+Ties: fewest devices, then fewest switches newly broken into, then the order of the tree.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Protocol
+
+from penstock.solvers.batches import candidates
+from penstock.solvers.bounds import request_bound
+from penstock.solvers.placement import regular
+from penstock.solvers.placement.families import Families
+from penstock.solvers.placement.site import Chosen, Site
+from penstock.solvers.placement.wish import Wish
+from penstock.solvers.planners.deadline import Deadline
+from penstock.solvers.problem import Problem
+from penstock.solvers.result import REQUEST_SCOPE, Candidate, Result, Status
+
+SMALL = 6_000
+"""Layers × devices × numbers of micro-batches up to which a job's planner is asked without any limit."""
+EFFORT = 6_144
+"""Devices of the sets that get a regular plan beside the most compact ones, together."""
+SPARE = 2
+"""Regular plans may take one part of so many of a time limit."""
+
+
+class Asker(Protocol):
+    """What a job brings with it."""
+
+    @property
+    def limited(self) -> bool:
+        """Whether the job limits its own planner."""
+
+    @property
+    def drawn(self) -> bool:
+        """Whether regular plans are plans of the job: one flushed pipeline, in nobody else's form."""
+
+    def problem(self, chosen: Chosen) -> Problem:
+        """The job on these devices."""
+
+    def solve(self, problem: Problem, left_ns: int | None) -> Result:
+        """By the job's own planner."""
+
+
+@dataclass(eq=False)
+class Option:
+    """A set of ``number`` hosts that breaks into so many switches; no plan for it takes less than ``bound_ns``."""
+
+    number: int
+    chosen: Chosen
+    broken: int
+    bound_ns: int
+    result: Result | None = None
+    asked: bool = False
+
+    @property
+    def best(self) -> Candidate | None:
+        """Its plan."""
+        return None if self.result is None else self.result.best
+
+    @property
+    def devices(self) -> int:
+        """How many it takes."""
+        return sum(count for _host, count in self.chosen)
+
+    @property
+    def used(self) -> Chosen:
+        """The hosts that the plan uses, with all that is taken of them."""
+        if self.best is None:
+            return self.chosen
+        ends = list(accumulate(count for _host, count in self.chosen))
+        hosts = {bisect_right(ends, device) for device in self.best.timeline.uses}
+        return tuple(each for number, each in enumerate(self.chosen) if number in hosts)
+
+    @property
+    def devices_used(self) -> int:
+        """How many it takes of the hosts that its plan uses."""
+        return sum(count for _host, count in self.used)
+
+    def take(self, result: Result) -> None:
+        """Keep the better plan, and the better of two bounds that hold for every plan like it."""
+        self.bound_ns = max(self.bound_ns, *(b.bound_ns for b in result.bounds if b.scope == REQUEST_SCOPE), 0)
+        if self.best is None or (result.best is not None and result.best.value_ns <= self.best.value_ns):
+            self.result = result
+
+
+@dataclass
+class Choice:
+    """What came of it. ``cut_short``: what ended the search for better plans before all that could win were asked."""
+
+    wish: Wish
+    options: list[Option]
+    every_set: bool
+    best: Option | None
+    cut_short: str = ""
+    unplanned: int = 0
+
+    @property
+    def bound_cost(self) -> int | None:
+        """No plan for any of the sets costs less."""
+        costs = [cost for option in self.options if (cost := _least_cost(self.wish, option)) is not None]
+        return min(costs, default=None)
+
+    def by_number(self) -> dict[int, list[Option]]:
+        """The sets of each number of hosts."""
+        found: dict[int, list[Option]] = {}
+        for option in self.options:
+            found.setdefault(option.number, []).append(option)
+        return dict(sorted(found.items()))
+
+
+@dataclass
+class Chooser:
+    """The search of one job over ``hosts`` of a site. ``tell`` hears of every better plan."""
+
+    site: Site
+    hosts: Iterable[int]
+    wish: Wish
+    asker: Asker
+    deadline: Deadline
+    tell: Callable[[Option], None] = lambda _option: None
+    options: list[Option] = field(default_factory=list)
+    best: Option | None = None
+    _bounds: dict[object, int] = field(default_factory=dict)
+
+    def run(self) -> Choice:
+        """All three steps."""
+        hosts = frozenset(self.hosts)
+        families = Families(self.site, hosts, self.wish.least, self.wish.most or len(hosts))
+        for number in families.numbers():
+            self._add(families, number)
+        self._compact()
+        if self.wish.cheapest and not families.every_set:
+            self._between(families)
+        self._others(families.every_set)
+        cut_short = self._ask()
+        unplanned = sum(option.result is None and self._can_win(option) for option in self.options)
+        return Choice(self.wish, self.options, families.every_set, self.best, cut_short, unplanned)
+
+    def _add(self, families: Families, number: int) -> list[Option]:
+        added: dict[int, Option] = {}
+        for chosen in families.sets(number):
+            taken = self.wish.within(self.site, chosen)
+            if taken is not None and self.site.alike(taken) not in added:
+                broken = self.site.newly_broken(taken)
+                added[self.site.alike(taken)] = Option(number, taken, broken, self._bound_ns(taken))
+        self.options += added.values()
+        return list(added.values())
+
+    def _bound_ns(self, chosen: Chosen) -> int:
+        """Of every plan; it depends on the kinds of the devices alone."""
+        key = tuple(sorted(self.site.devices[device].kind for device in self.site.devices_of(chosen)))
+        if key not in self._bounds:
+            self._bounds[key] = request_bound(self.asker.problem(chosen)).bound_ns
+        return self._bounds[key]
+
+    def _compact(self) -> None:
+        """A plan for the first set of each number."""
+        firsts = {option.number: option for option in reversed(self.options)}
+        for number in sorted(firsts, reverse=True):
+            self._plan(firsts[number])
+
+    def _between(self, families: Families) -> None:
+        """Of the numbers between one that keeps the deadline and the next smaller one that does not, by halves."""
+        while self.best is not None and not self._late:
+            known = sorted({option.number for option in self.options})
+            low = max((n for n in known if n < self.best.number), default=self.best.number - 1)
+            middle = (low + self.best.number) // 2
+            if middle in known or middle < self.wish.least:
+                return
+            for option in self._add(families, middle)[:1]:
+                self._plan(option)
+
+    def _others(self, every_set: bool) -> None:
+        left = EFFORT
+        for option in sorted(self.options, key=self._promise):
+            if option.result is not None or not self._can_win(option):
+                continue
+            left -= option.devices
+            if self._late or (left < 0 and not every_set):
+                return
+            self._plan(option)
+
+    def _promise(self, option: Option) -> tuple[int, int, int]:
+        """Numbers of hosts in the order of the cost of their best plan, then bounds."""
+        costs = [
+            self.wish.cost(other.best.value_ns, other.devices)
+            for other in self.options
+            if other.number == option.number and other.best is not None
+        ]
+        return min(costs, default=2**62), self.wish.cost(option.bound_ns, option.devices), option.broken
+
+    def _plan(self, option: Option) -> None:
+        if option.result is not None or self._late:
+            return
+        problem = self.asker.problem(option.chosen)
+        option.asked = not self.asker.drawn
+        found = self.asker.solve(problem, self._left_ns(SPARE)) if option.asked else regular.plan(problem)
+        self._take(option, found)
+
+    def _ask(self) -> str:
+        """The job's planner, on what can win; why not on all of it."""
+        for option in sorted(self.options, key=self._rank):
+            if not self._can_win(option) or option.asked:
+                continue
+            problem = self.asker.problem(option.chosen)
+            if not (self.deadline.limited or self.asker.limited or _is_small(problem)):
+                return "regular layouts only: there is no time limit, and the job's planner has none"
+            if self.deadline.passed:
+                return "the time limit came first"
+            option.asked = True
+            self._take(option, self.asker.solve(problem, self._left_ns(1)))
+        return ""
+
+    def _take(self, option: Option, result: Result) -> None:
+        option.take(result)
+        if option.best is None or not self.wish.keeps(option.best.value_ns):
+            return
+        if self.best is None or self._rank(option) < self._rank(self.best):
+            self.best = option
+            self.tell(option)
+
+    def _rank(self, option: Option) -> tuple[bool, int, int, int, Chosen]:
+        """The best one first; sets without a plan behind, the most promising first."""
+        if option.best is None or not self.wish.keeps(option.best.value_ns):
+            return True, self.wish.cost(option.bound_ns, option.devices), option.devices, option.broken, option.chosen
+        cost = self.wish.cost(option.best.value_ns, option.devices_used)
+        return False, cost, option.devices_used, option.broken, option.used
+
+    def _can_win(self, option: Option) -> bool:
+        """Whether a plan there may cost less than the best, or as much on fewer devices."""
+        least = _least_cost(self.wish, option)
+        if least is None or (option.result is not None and option.result.status is Status.OPTIMAL):
+            return False
+        if self.best is None or self.best.best is None:
+            return True
+        if option is self.best:
+            return least < self.wish.cost(self.best.best.value_ns, self.best.devices_used)
+        devices = self.best.devices_used
+        return (least, option.devices) < (self.wish.cost(self.best.best.value_ns, devices), devices)
+
+    @property
+    def _late(self) -> bool:
+        """Whether regular plans have had their part of the time."""
+        left_s, limit_s = self.deadline.left_s, self.deadline.limit_s
+        return left_s is not None and limit_s is not None and left_s < limit_s / SPARE
+
+    def _left_ns(self, share: int) -> int | None:
+        left_s = self.deadline.left_s
+        return None if left_s is None else max(1, int(left_s * 1e9) // share)
+
+
+def _least_cost(wish: Wish, option: Option) -> int | None:
+    """None where no plan for the set keeps the deadline."""
+    return wish.cost(option.bound_ns, option.devices) if wish.keeps(option.bound_ns) else None
+
+
+def _is_small(problem: Problem) -> bool:
+    return problem.num_layers * problem.num_devices * len(candidates(problem)) <= SMALL

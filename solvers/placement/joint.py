@@ -1,0 +1,25 @@
+"""How many hosts each of several jobs gets, so that the weighted sum of their throughputs is largest.
+
+Exact over the numbers of hosts that were planned: a dynamic program over jobs and hosts, O(jobs × hosts × numbers). It
+takes a job's throughput on so many hosts as if it were alone; where the sets then lie is decided job by job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+
+def shares(worth: Sequence[Mapping[int, float]], hosts: int) -> list[int]:
+    """Hosts for each job, 0 for none; ``worth[j][n]``: what n hosts are worth to job j. Ties: the fewest hosts."""
+    best: list[tuple[float, int, tuple[int, ...]]] = [(0.0, 0, ()) for _ in range(hosts + 1)]
+    for options in worth:
+        following = []
+        for room in range(hosts + 1):
+            found = [(value, used, (*taken, 0)) for value, used, taken in [best[room]]]
+            for number, gain in options.items():
+                if number <= room:
+                    value, used, taken = best[room - number]
+                    found.append((value + gain, used + number, (*taken, number)))
+            following.append(min(found, key=lambda each: (-each[0], each[1], each[2])))
+        best = following
+    return list(best[hosts][2])
