@@ -26,6 +26,7 @@ from penstock.importers.lines import Faults
 
 _RECORD = re.compile(r"^[ \t]*+NodeName=", re.MULTILINE)
 _SIGNED = re.compile(r".*?\[[^\]\n]*@[^\]\n]*\]")
+_LONGEST = 4096
 _NONE = ("", "(null)", "N/A", "None")
 _TEXTS = ("gres", "gres_used", "tres", "tres_used", "reason", "topology")
 _REMEDY = "give the output of `scontrol show nodes`, `scontrol -o show nodes` or `scontrol show nodes --json`"
@@ -169,6 +170,7 @@ class _Reader:
 
 
 def _text_records(text: str, source: str, faults: Faults) -> Iterator[_Record]:
+    text = text.removeprefix("\ufeff")
     starts = [match.start() for match in _RECORD.finditer(text)]
     before = text[: starts[0]] if starts else text
     stray = before.strip("\ufeff \t\r\n").split("\n")[0]
@@ -186,7 +188,7 @@ def _text_record(text: str, place: Place) -> _Record:
     head, _, reason = text.partition(" Reason=")
     signed = _SIGNED.match(reason)
     return _Record(
-        name=text.removeprefix("NodeName=").split(None, 1)[0] if text != "NodeName=" else "",
+        name=text[:_LONGEST].removeprefix("NodeName=").partition(" ")[0].partition("\n")[0].rstrip(),
         place=place,
         states=(_value(head, "State") or "",),
         gres=_value(head, "Gres"),
@@ -204,7 +206,7 @@ def _value(text: str, key: str) -> str | None:
     if start < 0:
         return None
     start += len(key) + 2
-    line = text[start : start + 4096]
+    line = text[start : start + _LONGEST]
     return line.split(None, 1)[0] if line[:1].strip() else ""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.importers.cluster.hostlist import MOST_NAMES, expand_or_report
 from penstock.importers.lines import Faults
@@ -13,6 +13,8 @@ from penstock.importers.lines import Faults
 _COMMENT = re.compile(r"(?<!\\)#.*+")
 _CONTINUED = re.compile(r"\\\s*+$")
 _KEY = re.compile(r"(?<!\S)([A-Za-z][\w.]*+)\s*+=[ \t]*+")
+_WORD = re.compile(r"\S+")
+_LISTS = {"Nodes", "Switches", "BlockSizes", "AggregatedBlock"}
 _NO_TEXT = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f\ufffd]")
 
 At = tuple[int, int]
@@ -111,8 +113,8 @@ def _joined(pieces: list[str], first: int) -> Line:
 def values(line: Line, known: Mapping[str, str], faults: Faults) -> dict[str, Value]:
     """The pairs of a line by key; ``known``: how each key is spelled, by its small letters.
 
-    A value ends where the next ``Key=`` begins, so that hostlists may have blanks. What is no pair, an unknown key and
-    a key that is given twice are faults.
+    A list ends where the next ``Key=`` begins, so that hostlists may have blanks; other values end at a blank. What is
+    no pair, an unknown key and a key that is given twice are faults.
     """
     keys = list(_KEY.finditer(line.text))
     before = line.text[: keys[0].start()] if keys else line.text
@@ -129,7 +131,12 @@ def values(line: Line, known: Mapping[str, str], faults: Faults) -> dict[str, Va
         elif name in found:
             faults.add(number, f"{name} is given twice", column=column, code="double")
         else:
-            found[name] = _value(name, line, key.end(), end)
+            value = found[name] = _value(name, line, key.end(), end)
+            words = _WORD.findall(value.text) if name not in _LISTS and line.text[value.offset - 1] != '"' else []
+            if len(words) > 1:
+                number, column = value.place(value.text.index(words[1], len(words[0])))
+                faults.add(number, f"{_short(words[1])!r} is no Key=Value", column=column)
+                found[name] = replace(value, text=words[0])
     return found
 
 

@@ -39,7 +39,7 @@ _TAKES_NONE = {
     "REBOOT_REQUESTED": "it reboots when its jobs end",
     "RESERVED": "it is reserved",
     "RES": "it is reserved",
-    "UNKNOWN": "its state is not known yet",
+    "UNKNOWN": "it is in a state that Slurm does not know yet",
 }
 _SIGNS = {"*": "NOT_RESPONDING", "$": "MAINT", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED"}
 _SIGNS |= {"~": "POWERED_DOWN", "#": "POWERING_UP", "!": "POWER_DOWN", "%": "POWERING_DOWN", "-": "PLANNED"}
