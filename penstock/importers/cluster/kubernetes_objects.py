@@ -19,6 +19,9 @@ MOST_LABEL_CHARACTERS = 63
 """Of a label's value; the API server refuses more."""
 MOST_NAME_CHARACTERS = 253
 Text = Annotated[str, StringConstraints(min_length=1, max_length=MOST_NAME_CHARACTERS)]
+ObjectName = Annotated[
+    str, StringConstraints(max_length=MOST_NAME_CHARACTERS, pattern=r"^[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?$")
+]
 Labels = dict[str, str]
 
 
@@ -27,7 +30,7 @@ class _Part(BaseModel):
 
 
 class _Metadata(_Part):
-    name: Text
+    name: ObjectName
     labels: Labels | None = None
     deletionTimestamp: Any = None  # noqa: N815
 
@@ -112,7 +115,7 @@ class Topology(_Part):
 
 
 class _Exact(_Part):
-    name: Text
+    name: ObjectName
 
 
 class _Regex(_Part):
@@ -242,10 +245,11 @@ def _flat(document: Any, pointer: str, faults: Faults) -> Iterator[tuple[str, di
 
 
 def _read_object(pointer: str, value: dict[str, Any], objects: Objects, faults: Faults) -> None:
-    kind = value.get("kind") or "object without kind"
-    version, model = _KINDS.get(str(kind), ("", None))
+    kind = str(value.get("kind") or "")
+    version, model = _KINDS.get(kind, ("", None))
     if model is None or not str(value.get("apiVersion") or "v1").startswith(version):
-        objects.others[str(kind)[:63]] = objects.others.get(str(kind)[:63], 0) + 1
+        told = kind if kind.isidentifier() else "object without a kind"
+        objects.others[told] = objects.others.get(told, 0) + 1
         return
     try:
         objects.add(pointer, model.model_validate(value))

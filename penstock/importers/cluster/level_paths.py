@@ -85,5 +85,7 @@ def _names(paths: Iterable[Path], taken: set[str]) -> dict[Path, str]:
             else:
                 waiting += several
     for number, path in enumerate(waiting):
-        names[path] = f"{'/'.join(f'{step.layer}={step.value}' for step in path)}#{number}"
+        name = "/".join(f"{step.layer}={step.value}" for step in path)
+        names[path] = f"{name}#{number}" if name in taken else name
+        taken.add(names[path])
     return names

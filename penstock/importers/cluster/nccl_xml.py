@@ -101,7 +101,7 @@ def _check_host(root: Element, faults: Faults) -> None:
                 f"this <cpu> is of another host than that in line {first.line}; dump one node (one rank each) alone"
             )
             faults.add(cpu.line, detail, column=cpu.column)
-            return
+            faults.stop()
         first = first or cpu
 
 

@@ -14,6 +14,7 @@ MOST_LEVELS = 100
 _WORDS = {
     "missing": "it is missing",
     "string_type": "it has to be a text (in quotes, where YAML reads something else)",
+    "string_pattern_mismatch": "it has to be a name: letters, digits, '-', '.' and '_'",
     "tuple_type": "it has to be a list",
     "dict_type": "it has to be an object",
     "model_type": "it has to be an object",

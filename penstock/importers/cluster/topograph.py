@@ -27,7 +27,7 @@ class _Attributes(BaseModel):
 class _Instance(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    id: _Name
+    id: Annotated[str, StringConstraints(max_length=253, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$")]
     network_layers: tuple[_Name, ...] | None = None
     labels: dict[str, str] | None = None
     nvlink_domain: str | None = None
@@ -109,7 +109,9 @@ def _check_layers(instances: Mapping[str, tuple[str, _Instance]], paths: Mapping
         layers = one.network_layers or ()
         if len(set(layers)) < len(layers):
             way = " under ".join(layers)
-            faults.add(None, f"the switch stands above itself: {name} under {way}", at=f"{pointer}/network_layers")
+            faults.add(None, f"a switch stands above itself: {name} under {way}", at=f"{pointer}/network_layers")
+    if faults.found:
+        return
     for step, above in shared_values(paths.values()).items():
         parents = sorted(path[-1].value if path else "no switch" for path in above)
         if len(set(parents)) > 1:

@@ -55,12 +55,17 @@ class Element:
 
 
 class _TooDeep(SAXException):
-    """Carries no message of its own: the limit is known."""
+    """Says where: the parser has gone on when it is caught."""
+
+    def __init__(self, line: int, column: int) -> None:
+        super().__init__("too deep")
+        self.line, self.column = line, column
 
 
 class _Builder(ContentHandler):
-    def __init__(self) -> None:
+    def __init__(self, lines_before: int) -> None:
         super().__init__()
+        self.lines_before = lines_before
         self.root: Element | None = None
         self.open: list[Element] = []
         self.locator: Any = None
@@ -69,10 +74,10 @@ class _Builder(ContentHandler):
         self.locator = locator
 
     def startElement(self, name: str, attrs: Any) -> None:  # noqa: N802
+        line, column = _position(self.locator, self.lines_before)
         if len(self.open) >= MOST_LEVELS:
-            raise _TooDeep(name)
-        line, column = self.locator.getLineNumber() or 0, self.locator.getColumnNumber() or 0
-        element = Element(name, dict(attrs.items()), line, column + 1, self.open[-1] if self.open else None)
+            raise _TooDeep(line, column)
+        element = Element(name, dict(attrs.items()), line, column, self.open[-1] if self.open else None)
         if self.open:
             self.open[-1].children.append(element)
         else:
@@ -94,26 +99,28 @@ def read_xml(text: str, faults: Faults, *, root: str, is_instead: dict[str, str]
     no XML, declares entities, or is nested deeper than MOST_LEVELS. A DOCTYPE that names a file (nvidia-smi writes one)
     is read past and the file is not opened: expat's SAX driver opens none, and entities would need a declaration.
     """
-    if not text.strip():
+    begun = text.lstrip("\ufeff \t\r\n")
+    if not begun:
         faults.add(None, "it is empty")
         faults.stop()
-    builder = _Builder()
+    lines_before = text[: len(text) - len(begun)].count("\n")
+    builder = _Builder(lines_before)
     parser = DefusedExpatParser(forbid_external=False)
     parser.setContentHandler(builder)
     source = InputSource()
     source.setEncoding("utf-8")
-    source.setByteStream(BytesIO(text.lstrip("\ufeff \t\r\n").encode("utf-8", "replace")))
-    skipped = text[: len(text) - len(text.lstrip("\ufeff \t\r\n"))].count("\n")
+    source.setByteStream(BytesIO(begun.encode("utf-8", "replace")))
 
     def refuse(detail: str, at: Any) -> None:
-        faults.add((at.getLineNumber() or 1) + skipped, detail, column=(at.getColumnNumber() or 0) + 1)
+        line, column = _position(at, lines_before)
+        faults.add(line, detail, column=column)
 
     try:
         parser.parse(source)
     except SAXParseException as error:
         refuse(f"no XML: {error.getMessage()}", error)
-    except _TooDeep:
-        refuse(f"it is nested deeper than {MOST_LEVELS} levels", parser)
+    except _TooDeep as error:
+        faults.add(error.line, f"it is nested deeper than {MOST_LEVELS} levels", column=error.column)
     except DefusedXmlException:
         refuse("it declares entities, which are not read; take out the DOCTYPE with its content", parser)
     faults.stop()
@@ -121,6 +128,11 @@ def read_xml(text: str, faults: Faults, *, root: str, is_instead: dict[str, str]
     if builder.root.tag != root:
         known = is_instead.get(builder.root.tag)
         other = f"that is {known}" if known else f"it has to be <{root}>"
-        faults.add(builder.root.line + skipped, f"the outermost element is <{builder.root.tag}>: {other}", column=1)
+        faults.add(builder.root.line, f"the outermost element is <{builder.root.tag}>: {other}", column=1)
     faults.stop()
     return builder.root
+
+
+def _position(locator: Any, lines_before: int) -> tuple[int, int]:
+    """Line and column from 1; SAX counts columns from 0 and knows nothing of what was stripped."""
+    return (locator.getLineNumber() or 1) + lines_before, (locator.getColumnNumber() or 0) + 1

@@ -1,0 +1,62 @@
+"""Whatever text a reader is given, it answers with facts or with InvalidDocument: true texts, cut, doubled, changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from kubernetes_samples import hypernode, kueue_topology, listed, member, node, pod
+from test_nccl_xml import SWITCHES, gpu, net, pci, system
+from test_nvidia_query import gpu as queried
+from test_nvidia_query import log
+from test_nvidia_topo import MATRIX
+from test_topograph import graph, instance
+
+from penstock.importers.cluster.facts import SourceFacts
+from penstock.importers.cluster.hypernodes import read_hypernodes
+from penstock.importers.cluster.kubernetes_nodes import read_k8s_nodes
+from penstock.importers.cluster.nccl_xml import read_nccl_xml
+from penstock.importers.cluster.nvidia_query import read_nvidia_query
+from penstock.importers.cluster.nvidia_topo import read_nvidia_topo
+from penstock.importers.cluster.topograph import read_topograph
+from penstock.schemas.errors import InvalidDocument
+
+LABELS = {"a/row": "r", "a/rack": "x", "nvidia.com/gpu.clique": "u.1"}
+NODES = [node("n1", labels=LABELS), node("n2", labels=LABELS), pod("p", "n1", 2)]
+TREE = [hypernode("s", 1, member("Node", regex="^n")), hypernode("t", 2, member("HyperNode", exact="s"))]
+TEXTS: dict[str, tuple[Callable[[str], SourceFacts], str]] = {
+    "k8s-nodes": (read_k8s_nodes, listed(*NODES, kueue_topology("site", "a/row", "a/rack"))),
+    "hypernodes": (read_hypernodes, listed(*NODES, *TREE)),
+    "topograph": (read_topograph, graph(instance("a", "l", "s", nvlink_domain="d"), instance("b", "m", "s"))),
+    "nvidia-topo": (read_nvidia_topo, MATRIX),
+    "nvidia-query": (read_nvidia_query, log(queried(1), queried(2))),
+    "nccl-xml": (
+        read_nccl_xml,
+        system(pci("0000:01:00.0", gpu(0, "0000:02:00.0", SWITCHES) + net("m", "0000:03:00.0"))),
+    ),
+}
+STUFF = st.sampled_from(["", "0", "-1", "null", "[]", "{", '"', "<", "&x;", "\t", "\n", "\0", "é", "9" * 30, "\ud800"])
+CHANGE = st.tuples(st.floats(0, 1), st.floats(0, 0.2), STUFF | st.text(max_size=3), st.booleans())
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(changes=st.lists(CHANGE, max_size=3))
+@example(changes=[])
+def test_facts_or_invalid_document(name: str, changes: list[tuple[float, float, str, bool]]) -> None:
+    reader, text = TEXTS[name]
+    for start, length, stuff, doubled in changes:
+        begin = int(start * len(text))
+        end = begin + int(length * len(text))
+        text = text[:begin] + (text[begin:end] * 2 if doubled else "") + stuff + text[end:]
+    try:
+        assert reader(text).format == name
+        faults = None
+    except InvalidDocument as error:
+        faults = error.faults
+    if faults is not None:
+        assert changes, "the text itself is good"
+        assert faults
+        assert all(fault.pointer and fault.detail for fault in faults)

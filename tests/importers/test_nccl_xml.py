@@ -1,0 +1,176 @@
+"""NCCL's topology files: dumped, static, and broken."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.importers.cluster.facts import NodeFacts, SourceFacts
+from penstock.importers.cluster.nccl_xml import read_nccl_xml
+from penstock.schemas.errors import InvalidDocument
+
+GEN5_X16 = 32 * 10**9 * 16 * 128 // (130 * 8)
+SWITCHES = {"0000:05:00.0": 5, "0000:06:00.0": 4, "0000:07:00.0": 5, "0000:08:00.0": 4}
+
+
+def pci(
+    address: str, inside: str = "", *, of: str = "0x060400", speed: str = "32.0 GT/s PCIe", width: str = "16"
+) -> str:
+    return f'<pci busid="{address}" class="{of}" link_speed="{speed}" link_width="{width}">{inside}</pci>\n'
+
+
+def gpu(number: int, address: str, links: dict[str, int] | None = None, *, to: str = "0x068000", **link: str) -> str:
+    nvlinks = "".join(f'<nvlink target="{end}" count="{n}" tclass="{to}"/>' for end, n in (links or {}).items())
+    inside = f'\n<gpu dev="{number}" sm="90" rank="{number}" gdr="1">{nvlinks}</gpu>'
+    return pci(address, inside, of="0x030200", **link)
+
+
+def net(name: str, address: str, speed: str = "400000") -> str:
+    inside = f'<nic><net name="{name}" dev="0" speed="{speed}" port="1" guid="0x0" maxconn="131072" gdr="1"/></nic>'
+    return pci(address, inside, of="0x020700")
+
+
+def system(*cpus: str, hosts: tuple[str, ...] = ()) -> str:
+    named = [f' host_hash="{host}"' for host in hosts] or [""] * len(cpus)
+    inside = "".join(
+        f'<cpu{host} numaid="{i}" affinity="ff,00" arch="x86_64">\n{cpu}</cpu>\n'
+        for i, (cpu, host) in enumerate(zip(cpus, named, strict=True))
+    )
+    return f'<system version="1">\n{inside}</system>\n'
+
+
+def read(text: str) -> tuple[SourceFacts, NodeFacts]:
+    facts = read_nccl_xml(text)
+    assert list(facts.nodes) == [""]
+    return facts, facts.nodes[""]
+
+
+def test_a_dump_of_a_node_with_an_nvlink_switch() -> None:
+    """Each device with its card behind a PCI switch of its own, two to a processor."""
+    slots = [
+        pci(f"0000:{i}0:00.0", gpu(i, f"0000:{i}1:00.0", SWITCHES) + net(f"mlx5_{i}", f"0000:{i}2:00.0"))
+        for i in range(4)
+    ]
+    facts, found = read(system("".join(slots[:2]), "".join(slots[2:])))
+    assert found.has_nvswitch
+    assert [(one.a, one.b, one.path, one.links) for one in found.device_links] == [
+        (a, b, "nvlink", 18) for a in range(4) for b in range(a + 1, 4)
+    ]
+    assert [(one.index, one.bus_id, one.pcie_bandwidth_bytes_per_s) for one in found.devices or ()] == [
+        (i, f"0000:{i}1:00.0", GEN5_X16) for i in range(4)
+    ]
+    assert [(nic.name, nic.bandwidth_bytes_per_s, nic.near) for nic in found.nics or ()] == [
+        (f"mlx5_{i}", 50 * 10**9, (i,)) for i in range(4)
+    ]
+    assert facts.assumptions == ()
+
+
+def test_links_from_device_to_device_and_unknown_pcie() -> None:
+    """As in clouds that hide the PCI tree: no speeds, a socket card beside the devices."""
+    ends = ["0001:00:00.0", "00000002:00:00.0"]
+    unknown = {"speed": "", "width": "0"}
+    cpus = [
+        gpu(i, ends[i], {ends[1 - i]: 12, "0003:00:00.0": 4}, to="0x030200", **unknown)
+        + '<nic><net name="eth0" dev="0" speed="100000" port="0"/></nic>' * (i == 0)
+        for i in (0, 1)
+    ]
+    facts, found = read(system(*cpus))
+    assert found.has_nvswitch is False
+    assert [(one.a, one.b, one.path, one.links) for one in found.device_links] == [(0, 1, "nvlink", 12)]
+    assert [one.pcie_bandwidth_bytes_per_s for one in found.devices or ()] == [None, None]
+    assert [(nic.name, nic.near) for nic in found.nics or ()] == [("eth0", (0,))]
+    assert facts.assumptions == ("2 NVLinks lead to devices that are not in the file",)
+
+
+def test_ways_over_pcie_and_their_narrowest_link() -> None:
+    narrow = gpu(1, "0000:04:00.0", speed="16.0 GT/s PCIe")
+    first = pci("0000:01:00.0", gpu(0, "0000:02:00.0") + narrow + pci("0000:05:00.0", gpu(2, "0000:06:00.0")))
+    _, found = read(system(first + gpu(3, "0000:07:00.0", width="8"), gpu(4, "0000:08:00.0")))
+    half = GEN5_X16 // 2
+    assert {(one.a, one.b): (one.path, one.bandwidth_bytes_per_s) for one in found.device_links} == {
+        (0, 1): ("pcie-switch", half),
+        (0, 2): ("pcie", GEN5_X16),
+        (1, 2): ("pcie", half),
+        (0, 3): ("host-bridge", half),
+        (1, 3): ("host-bridge", half),
+        (2, 3): ("host-bridge", half),
+        **{(a, 4): ("socket", None) for a in range(4)},
+    }
+    assert found.has_nvswitch is None
+
+
+@pytest.mark.parametrize("speed", ["16 GT/s", "16.0 GT/s PCIe"])
+def test_static_files_have_bare_pci_devices(speed: str) -> None:
+    """The devices count by address, whatever the order of the file; NVLink is not in it."""
+    cpus = []
+    for bridge, numbers in (("ffff:ff:01.0", (3, 4)), ("ffff:ff:02.0", (1, 0xA))):
+        leaves = "".join(
+            f'<pci busid="{domain:04x}:00:00.0" class="{of}" link_speed="{speed}" link_width="16"/>'
+            for number in numbers
+            for domain, of in ((number, "0x030200"), (number + 0x100, "0x020700"))
+        )
+        cpus.append(pci(bridge, leaves))
+    facts, found = read(system(*cpus))
+    assert [one.bus_id for one in found.devices or ()] == [f"{i:04x}:00:00.0" for i in (1, 3, 4, 0xA)]
+    assert (found.device_links, found.has_nvswitch) == ((), None)
+    assert [(nic.name, nic.bandwidth_bytes_per_s, nic.near) for nic in found.nics or ()] == [
+        ("0103:00:00.0", None, (1, 2)),
+        ("0104:00:00.0", None, (1, 2)),
+        ("0101:00:00.0", None, (0, 3)),
+        ("010a:00:00.0", None, (0, 3)),
+    ]
+    assert len(facts.assumptions) == 2
+
+
+def test_ranks_and_parts_of_one_device_count_once() -> None:
+    twice = '<gpu dev="0" sm="107" mlopart="0" rank="0"/><gpu dev="0" sm="107" mlopart="1" rank="1"/>'
+    unused = pci("0000:03:00.0", of="0x030200")
+    facts, found = read(system(pci("0000:02:00.0", twice, of="0x030200") + unused))
+    assert [(one.index, one.is_partition) for one in found.devices or ()] == [(0, True)]
+    assert facts.assumptions == (
+        "1 devices without a <gpu> are left out: the run that wrote the file did not use them",
+    )
+
+
+A, B = "0000:02:00.0", "0000:03:00.0"
+
+
+@pytest.mark.parametrize(
+    ("text", "pointer", "detail"),
+    [
+        ("<graphs/>", "line 1, column 1", "give what NCCL_TOPO_DUMP_FILE writes"),
+        ("<nvidia_smi_log/>", "line 1, column 1", "give it as nvidia-query"),
+        (system(""), "line 1, column 1", "there is no device"),
+        (system(gpu(0, A))[:60], "line 2, column 1", "no XML: unclosed token"),
+        (system(gpu(0, A), gpu(0, B), hosts=("0x1", "0x2")), "line 6, column 1", "of another host than that in line 2"),
+        (system(gpu(0, A) + gpu(0, B)), "line 6, column 1", "dev 0 stands already in line 4"),
+        (system(gpu(0, A) + gpu(1, A)), "line 5, column 1", "0000:02:00.0 stands already in line 3"),
+        (system("<pci/>" + gpu(0, A)), "line 3, column 1", "the <pci> has no busid"),
+        (system(pci(A, "<gpu/>")), "line 3, column 88", "dev of <gpu> is missing"),
+        (system(gpu(0, A, speed="17 GT/s")), "line 3, column 1", "'17 GT/s' is no rate of PCI Express"),
+        (system(gpu(0, A, width="many")), "line 3, column 1", "link_width of <pci> has to be a whole number"),
+        (system(gpu(0, A, width="64")), "line 3, column 1", "a link has 1 to 32 lanes, not 64"),
+        (system(gpu(0, A) + net("n", B, "fast")), "line 5, column 93", "speed of <net> has to be a whole number"),
+        (system(gpu(0, A, {A: 2}, to="0x030200")), "line 4, column 39", "the link of dev 0 leads back to it"),
+        (
+            system(gpu(0, A, {B: 12}, to="0x030200") + gpu(1, B, {A: 6}, to="0x030200")),
+            "line 4, column 39",
+            "dev 0 has 12 links to dev 1, but 6 are said back (line 6)",
+        ),
+        (
+            system(gpu(0, A, SWITCHES) + gpu(1, B)),
+            "line 6, column 1",
+            "dev 1 has no link into the NVLink switch, where others have 18",
+        ),
+    ],
+)
+def test_bad_texts(text: str, pointer: str, detail: str) -> None:
+    with pytest.raises(InvalidDocument) as caught:
+        read_nccl_xml(text)
+    found = [(fault.pointer, fault.detail) for fault in caught.value.faults]
+    assert [one for one in found if one[0] == pointer and detail in one[1]], found
+
+
+def test_all_faults_are_told_at_once() -> None:
+    with pytest.raises(InvalidDocument) as caught:
+        read_nccl_xml(system(gpu(0, A, speed="1 GT/s") + net("n", B, "x") + pci(A)))
+    assert len(caught.value.faults) == 3
