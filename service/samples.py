@@ -93,6 +93,12 @@ def tiny_plan_file() -> dict[str, Any]:
     }
 
 
+def tiny_placement() -> dict[str, Any]:
+    """The tiny model, which may have one or both nodes of the tiny topology."""
+    job = {"name": "tiny", "profile": tiny_profile(), "global_batch_size": 16, "micro_batch_sizes": [4]}
+    return {"schema_version": 1, "topology": tiny_topology(), "jobs": [job], "free": ["node[0-1]"]}
+
+
 def tiny_calibration() -> dict[str, Any]:
     """The tiny profile, and a trace of the plan in which its operations took a tenth longer; nothing else took time."""
     file = tiny_plan_file()

@@ -23,6 +23,7 @@ from typing import IO, TYPE_CHECKING, Any
 from penstock.schemas.calibration import CalibrationRequest
 from penstock.schemas.errors import InvalidPlan, PenstockError
 from penstock.schemas.jobs import PlanComparison, ProblemDetails, ResultOut
+from penstock.schemas.placement import PlacementRequest
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology_import import TopologyImport
@@ -111,11 +112,20 @@ def _import(entry: Callable[..., Any], task: dict[str, Any], send: Send) -> None
     send({"kind": "result", "result": found.model_dump(mode="json")})
 
 
+def _place(entry: Callable[..., Any], task: dict[str, Any], send: Send) -> None:
+    found = entry(PlacementRequest.model_validate(task["request"]))
+    for choice in found.choices:
+        if choice.plan_file is not None:
+            refuse_unsound(choice.plan_file)
+    send({"kind": "result", "result": found.model_dump(mode="json")})
+
+
 TASKS: dict[str, Callable[[Callable[..., Any], dict[str, Any], Send], None]] = {
     "solve": _solve,
     "compare": _compare,
     "explain": _explain,
     "calibrate": _calibrate,
+    "place": _place,
     "import": _import,
 }
 
