@@ -48,7 +48,7 @@ FORMATS: dict[Format, KnownFormat] = {
         r"^\s*(SwitchName|BlockName|RingName|BlockSizes)=(?!.*\b(Level|BlockIndex|RingIndex)=)",
     ),
     "slurm-yaml": _format(
-        "slurm_yaml", "Slurm's topology.yaml", r"^(-\s+|\s+)(topology|tree|block|flat|ring|torus3d):"
+        "slurm_yaml", "Slurm's topology.yaml", r"^(-\s*\{?|)\s*(topology|tree|block|flat|ring|torus3d):"
     ),
     "scontrol-topology": _format(
         "scontrol_topology",
@@ -58,7 +58,7 @@ FORMATS: dict[Format, KnownFormat] = {
     "scontrol-nodes": _format(
         "scontrol_nodes",
         "what `scontrol show nodes` prints, text or --json",
-        r'^\s*NodeName=\S+.*(\n.*){0,40}?\bState=|"(gres_used|slurmd_version|slurmd_start_time|tres_used)"\s*:',
+        r'^\s*NodeName=\S+.*(\n.*){0,40}?\bState=|"(gres_used|gres|slurmd_version|slurmd_start_time|tres_used)"\s*:',
     ),
     "ibnetdiscover": _format(
         "ibnetdiscover", "what `ibnetdiscover` prints", r"^(Switch|Ca)\s+[0-9]+\s+\"[HS]-[0-9a-f]+\"|^switchguid="
@@ -112,6 +112,8 @@ def recognised(source: ImportSource, number: int = 0) -> Format:
         return source.format
     text = source.text[:_LOOKED_AT]
     fitting: list[Format] = [name for name, each in FORMATS.items() if each.tells.search(text)]
+    if fitting == ["k8s-nodes", "hypernodes"]:
+        return "k8s-nodes"  # its reader takes the HyperNodes of the text as well
     if len(fitting) == 1:
         return fitting[0]
     called = source.name or f"source {number + 1}"
@@ -124,7 +126,7 @@ def recognised(source: ImportSource, number: int = 0) -> Format:
 
 def _read(number: int, source: ImportSource) -> SourceFacts:
     name = recognised(source, number)
-    return FORMATS[name].reader(name)(source.text, source.name or name)
+    return FORMATS[name].reader(name)(source.text, source.name or f"source {number + 1} ({name})")
 
 
 def answer(request: TopologyImport) -> TopologyImported:

@@ -275,7 +275,7 @@ def _tree_links(
     if any(below for name, below in tree.switches.items() if name not in tree.given):
         ratio = options.oversubscription
         share = "" if ratio == 1 else f", divided by {ratio:g} as --oversubscription says"
-        notes.assume(f"a switch's link upwards carries what all network cards below it do{share}")
+        notes.assume(f"a switch's link upwards carries what the cards of these nodes below it do{share}")
     return links
 
 
