@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 from penstock.importers.cluster.facts import DeviceFacts
 from penstock.importers.cluster.kubernetes_objects import Labels, Node, Pod
+from penstock.importers.cluster.structured import shortened
 from penstock.importers.lines import Faults
 
 RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
@@ -25,8 +27,11 @@ _PRODUCTS = (
     "cloud.google.com/gke-accelerator",
     "karpenter.k8s.aws/instance-gpu-name",
 )
+MOST_DEVICES = 1024
+"""Of a node; more is a mistake, or an attack."""
+_DIGITS = re.compile(r"[0-9]{1,9}")
 _MIB = 2**20
-_VRAM = re.compile(r"([0-9]+)([MGT])i?")
+_VRAM = re.compile(r"([0-9]{1,6})([MGT])i?")
 _VRAM_BYTES = {"M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -74,11 +79,12 @@ def busy_devices(pods: Mapping[str, Pod]) -> dict[str, int]:
         if pod.spec.nodeName is None or pod.status.phase in ("Succeeded", "Failed"):
             continue
         limits = [box.resources.limits or {} for box in pod.spec.containers if box.resources]
-        held = sum(int(value) for limit in limits for name, value in limit.items() if _is_count(name, value))
+        held = sum(_number(value) or 0 for limit in limits for name, value in limit.items() if _is_count(name, value))
         busy[pod.spec.nodeName] = busy.get(pod.spec.nodeName, 0) + held
     return busy
 
 
+@lru_cache(maxsize=256)
 def _make(count: int, product: str | None, memory_bytes: int | None, is_partition: bool) -> tuple[DeviceFacts, ...]:
     return tuple(
         DeviceFacts(index=index, product=product, memory_bytes=memory_bytes, is_partition=is_partition)
@@ -91,7 +97,14 @@ def _is_device(name: str) -> bool:
 
 
 def _is_count(name: str, value: object) -> bool:
-    return _is_device(name) and str(value).isdecimal()
+    return _is_device(name) and isinstance(value, str | int) and _number(value) is not None
+
+
+def _number(value: str | int) -> int | None:
+    """A number of devices; None for what is none, or beyond MOST_DEVICES."""
+    if isinstance(value, str):
+        value = int(value) if _DIGITS.fullmatch(value) else -1
+    return value if 0 <= value <= MOST_DEVICES else None
 
 
 def _counts(resources: Mapping[str, str | int] | None, at: str, faults: Faults) -> dict[str, int]:
@@ -100,22 +113,20 @@ def _counts(resources: Mapping[str, str | int] | None, at: str, faults: Faults) 
     for name, value in (resources or {}).items():
         if not _is_device(name):
             continue
-        if not str(value).isdecimal() or int(value) > MOST_DEVICES:
-            faults.add(None, f"{name} has to be a number of devices up to {MOST_DEVICES}; it is {value!r}", at=at)
-        elif int(value):
-            counts[name] = int(value)
+        count = _number(value)
+        if count is None:
+            told = f"{name} has to be a number of devices up to {MOST_DEVICES}; it is {shortened(value)}"
+            faults.add(None, told, at=at)
+        elif count:
+            counts[name] = count
     return counts
-
-
-MOST_DEVICES = 1024
-"""Of a node; more is a mistake, or an attack."""
 
 
 def _label_number(labels: Labels, key: str, at: str, faults: Faults) -> int | None:
     value = labels.get(key)
     if value is None:
         return None
-    if not value.isdecimal() or len(value) > 12:
+    if not _DIGITS.fullmatch(value):
         faults.add(None, f"{key} has to be a whole number; it is {value!r}", at=at)
         return None
     return int(value)

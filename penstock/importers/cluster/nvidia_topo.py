@@ -16,6 +16,7 @@ from itertools import takewhile
 from typing import Literal, NamedTuple
 
 from penstock.importers.cluster.facts import DeviceFacts, DeviceLinkFacts, NicFacts, NodeFacts, Place, SourceFacts
+from penstock.importers.cluster.structured import shortened
 from penstock.importers.lines import Faults
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|\[4m(?=\s*GPU)|\[0m\s*$")
@@ -23,6 +24,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|\[4m(?=\s*GPU)|\[0m\s*$")
 _DEVICE = re.compile(r"GPU([0-9]{1,4})")
 _NVLINK = re.compile(r"NV([0-9]{1,3})")
 _LEGEND_ENTRY = re.compile(r"\s*(NIC[0-9]+):\s*(\S+)\s*")
+_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 _WORD = re.compile(r"\S+")
 _AFTER = ("CPU", "NUMA")
 """Begin the columns behind the matrix: CPU Affinity, NUMA Affinity, GPU NUMA ID."""
@@ -150,12 +152,15 @@ def _cells(line: str) -> Iterator[_Cell]:
 def _check_rows(header: Sequence[str], rows: dict[str, _Row], line: int, faults: Faults) -> None:
     if doubles := sorted({name for name in header if header.count(name) > 1}):
         faults.add(line, f"there are two columns {', '.join(doubles)}")
+    for name in header:
+        if not _NAME.fullmatch(name):
+            faults.add(line, f"{shortened(name)} is no name of a device or card")
     missing = [name for name in header if _DEVICE.fullmatch(name) and name not in rows]
     if missing:
         faults.add(line, f"there is no row for {', '.join(missing)}; is the text cut off?", code="missing")
     for row in rows.values():
         if row.name not in header:
-            faults.add(row.line, f"the row {row.name[:40]!r} has no column of this name", column=1)
+            faults.add(row.line, f"the row {shortened(row.name)} has no column of this name", column=1)
         elif len(row.cells) < len(header):
             told = f"{row.name} has {len(row.cells)} cells of {len(header)}; is the line cut off?"
             faults.add(row.line, told, code="missing")

@@ -103,5 +103,8 @@ def tell_invalid(error: ValidationError, pointer: str, faults: Faults) -> None:
 
 def shortened(value: Any) -> str:
     """A value as it is told in a message."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
     return text if len(text) <= 60 else text[:57] + "…"
