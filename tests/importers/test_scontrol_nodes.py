@@ -153,8 +153,10 @@ def test_slices_of_devices_are_partitions(slice_of: str) -> None:
 
 
 def test_untracked_devices_of_a_node_with_jobs_are_all_taken() -> None:
-    facts = read_scontrol_nodes(record("n1", "MIXED", tres="billing=1") + record("n2", tres="billing=1"))
-    assert [node.busy_devices for node in facts.nodes.values()] == [8, 0]
+    states = {"n1": ("MIXED", "cpu=1"), "n2": ("IDLE", ""), "n3": ("MIXED", ""), "n4": ("UNKNOWN", "")}
+    text = "".join(record(name, state, tres="billing=1", taken=taken) for name, (state, taken) in states.items())
+    facts = read_scontrol_nodes(text)
+    assert [node.busy_devices for node in facts.nodes.values()] == [8, 0, 0, 0]
     assert any("(n1)" in said for said in facts.assumptions)
 
 

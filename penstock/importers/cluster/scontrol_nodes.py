@@ -13,6 +13,7 @@ from penstock.importers.cluster.hostlist import fold
 from penstock.importers.cluster.level_paths import Path, Step, make_switches
 from penstock.importers.cluster.slurm_lines import refuse_other_than_text
 from penstock.importers.cluster.slurm_states import (
+    HAS_JOBS,
     MOST_DEVICES,
     Counts,
     devices,
@@ -149,7 +150,8 @@ class _Reader:
             taken = sum(count for _, count in gres_counts(record.gres_used or "") or ())
         if taken is not None:
             return min(taken, total)
-        if not total or "IDLE" in words or tracked_devices(record.tres or "") is not None:
+        tracked = tracked_devices(record.tres or "") is not None
+        if not total or tracked or record.tres_used == "" or not HAS_JOBS.intersection(words):
             return 0
         self._say("Slurm does not track gres/gpu here, so that all devices of a node with jobs are taken", record)
         return total

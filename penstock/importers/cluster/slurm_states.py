@@ -12,8 +12,10 @@ from functools import lru_cache
 
 from penstock.importers.cluster.facts import DeviceFacts
 
+HAS_JOBS = {"ALLOCATED", "ALLOC", "MIXED", "MIX", "COMPLETING", "COMP"}
 _TAKES_JOBS = {
-    *("IDLE", "ALLOCATED", "ALLOC", "MIXED", "MIX", "COMPLETING", "COMP", "PLANNED", "BLOCKED", "UNDRAIN", "RESUME"),
+    *HAS_JOBS,
+    *("IDLE", "PLANNED", "BLOCKED", "UNDRAIN", "RESUME"),
     *("CLOUD", "DYNAMIC_NORM", "EXTERNAL", "PERFCTRS", "NPC"),
     *("POWER", "POWER_UP", "POWER_DOWN", "POWERED_UP", "POWERED_DOWN", "POWERING_UP", "POWERING_DOWN"),
 }
