@@ -66,7 +66,7 @@ FORMATS: dict[Format, KnownFormat] = {
     "k8s-nodes": _format(
         "kubernetes_nodes",
         "what `kubectl get nodes -o json` prints (or yaml)",
-        r'^\W*"?kind"?\s*:\s*"?Node(List)?"?,?\s*$',
+        r'(^\W*|[{,]\s*)"?kind"?\s*:\s*"?(Node|Pod)(List)?"?\s*(,|\}|$)|\ANAME\s+STATUS\s+ROLES\b',
     ),
     "hypernodes": _format(
         "hypernodes", "Volcano HyperNodes, `kubectl get hypernodes -o json`", r'"?kind"?\s*:\s*"?HyperNode(List)?\b'
