@@ -8,18 +8,28 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from kubernetes_samples import hypernode, kueue_topology, listed, member, node, pod
+from test_ibnetdiscover import FABRIC
 from test_nccl_xml import SWITCHES, gpu, net, pci, system
 from test_nvidia_query import gpu as queried
 from test_nvidia_query import log
 from test_nvidia_topo import MATRIX
+from test_scontrol_nodes import CLUSTER
+from test_scontrol_topology import TREE as SHOWN
+from test_slurm_conf import TREE as CONF
+from test_slurm_yaml import SEVERAL
 from test_topograph import graph, instance
 
 from penstock.importers.cluster.facts import SourceFacts
 from penstock.importers.cluster.hypernodes import read_hypernodes
+from penstock.importers.cluster.ibnetdiscover import read_ibnetdiscover
 from penstock.importers.cluster.kubernetes_nodes import read_k8s_nodes
 from penstock.importers.cluster.nccl_xml import read_nccl_xml
 from penstock.importers.cluster.nvidia_query import read_nvidia_query
 from penstock.importers.cluster.nvidia_topo import read_nvidia_topo
+from penstock.importers.cluster.scontrol_nodes import read_scontrol_nodes
+from penstock.importers.cluster.scontrol_topology import read_scontrol_topology
+from penstock.importers.cluster.slurm_conf import read_slurm_conf
+from penstock.importers.cluster.slurm_yaml import read_slurm_yaml
 from penstock.importers.cluster.topograph import read_topograph
 from penstock.schemas.errors import InvalidDocument
 
@@ -27,6 +37,11 @@ LABELS = {"a/row": "r", "a/rack": "x", "nvidia.com/gpu.clique": "u.1"}
 NODES = [node("n1", labels=LABELS), node("n2", labels=LABELS), pod("p", "n1", 2)]
 TREE = [hypernode("s", 1, member("Node", regex="^n")), hypernode("t", 2, member("HyperNode", exact="s"))]
 TEXTS: dict[str, tuple[Callable[[str], SourceFacts], str]] = {
+    "slurm-conf": (read_slurm_conf, CONF),
+    "slurm-yaml": (read_slurm_yaml, SEVERAL),
+    "scontrol-topology": (read_scontrol_topology, SHOWN),
+    "scontrol-nodes": (read_scontrol_nodes, CLUSTER),
+    "ibnetdiscover": (read_ibnetdiscover, FABRIC),
     "k8s-nodes": (read_k8s_nodes, listed(*NODES, kueue_topology("site", "a/row", "a/rack"))),
     "hypernodes": (read_hypernodes, listed(*NODES, *TREE)),
     "topograph": (read_topograph, graph(instance("a", "l", "s", nvlink_domain="d"), instance("b", "m", "s"))),

@@ -45,7 +45,7 @@ FORMATS: dict[Format, KnownFormat] = {
     "slurm-conf": _format(
         "slurm_conf",
         "Slurm's topology.conf: tree, blocks or rings",
-        r"^\s*(SwitchName|BlockName|RingName|BlockSizes)=(?!.*\b(Level|BlockIndex|RingIndex)=)",
+        r"^\s*(SwitchName|BlockName|RingName|BlockSizes)\s*=(?!.*\b(Level|BlockIndex|RingSize)=)",
     ),
     "slurm-yaml": _format(
         "slurm_yaml", "Slurm's topology.yaml", r"^(-\s*\{?|)\s*(topology|tree|block|flat|ring|torus3d):"
@@ -53,7 +53,7 @@ FORMATS: dict[Format, KnownFormat] = {
     "scontrol-topology": _format(
         "scontrol_topology",
         "what `scontrol show topology` prints",
-        r"^\s*(SwitchName=\S*\s+Level=|(BlockName|AggregatedBlock)=.*\bBlock(Index|Size)=|RingName=.*\bRingIndex=)",
+        r"^\s*(SwitchName=\S*\s+Level=|(BlockName|AggregatedBlock)=.*\bBlock(Index|Size)=|RingName=.*\bRingSize=)",
     ),
     "scontrol-nodes": _format(
         "scontrol_nodes",

@@ -15,7 +15,7 @@ _CONTINUED = re.compile(r"\\\s*+$")
 _KEY = re.compile(r"(?<!\S)([A-Za-z][\w.]*+)\s*+=[ \t]*+")
 _WORD = re.compile(r"\S+")
 _LISTS = {"Nodes", "Switches", "BlockSizes", "AggregatedBlock"}
-_NO_TEXT = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f\ufffd]")
+_NO_TEXT = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f\ud800-\udfff\ufffd]")
 
 At = tuple[int, int]
 """Line and column, from 1."""
