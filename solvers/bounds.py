@@ -106,7 +106,7 @@ def schedule_bound(
     if isinstance(schedule, Pattern):
         return _steady_bound(problem, allocation, schedule, update_rule)
     times = StageTimes(problem, allocation, schedule)
-    used = {device for stage in allocation.stages for device in stage.devices}
+    used = _unlike(allocation)
     bounds = {
         "load of a link or channel": max((times.resource_ns(r) for r in times.resources), default=0),
         "head, work and tail of a device": max(times.device_ns(device) for device in used),
@@ -122,9 +122,18 @@ def schedule_bound(
     return _largest(bounds, f"this allocation, any order of its operations, {_kind(problem, times)}")
 
 
+def _unlike(allocation: Allocation) -> list[int]:
+    """Devices that compute different things: one of all that hold the same stages, and take the same turns there."""
+    holds: dict[int, list[tuple[int, int]]] = {}
+    for s, stage in enumerate(allocation.stages):
+        for turn, device in enumerate(stage.devices):
+            holds.setdefault(device, []).append((s, turn if stage.dispatch == "round_robin" else 0))
+    return list({tuple(held): device for device, held in holds.items()}.values())
+
+
 def _steady_bound(problem: Problem, allocation: Allocation, pattern: Pattern, rule: UpdateRule) -> Bound:
     steady = SteadyTimes(problem, allocation, pattern, rule)
-    used = {device for stage in allocation.stages for device in stage.devices}
+    used = _unlike(allocation)
     bounds = {
         "work of a device": max(steady.work_ns(device) for device in used),
         "load of a link or channel": steady.resource_ns(),

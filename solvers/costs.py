@@ -6,6 +6,8 @@ ALGORITHMS 1.4 (stage time), 1.5 (transfers), 1.6 (ring all-reduce), 1.8 (recomp
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from itertools import islice
 from typing import NamedTuple
 
 from penstock.schemas.program import CODEC_HEADER_BYTES
@@ -149,6 +151,7 @@ def transfer(problem: Problem, allocation: Allocation, stage: int, rows: int, di
     return Transfer(_paper_transfer_ns(problem, source.devices, target.devices, size, mode), (), size)
 
 
+@lru_cache(maxsize=2**13)
 def _nic_transfer(problem: Problem, source: Stage, target: Stage, rows: int, direction: int) -> Transfer | None:
     """Mode ``nic``: the row slices of all replica pairs, each resource carrying what passes through it."""
     cut, coded = (source.last if direction == 0 else target.last), source.coded[1 - direction]
@@ -178,11 +181,15 @@ def row_pairs(source: Stage, target: Stage, rows: int) -> list[tuple[int, int, i
     With round-robin dispatch on a side, the whole micro-batch goes through one replica; the pair with the widest
     spread of devices is not known here, so the first replica stands for all.
     """
-    senders = _holders(source, rows)
     receivers = _holders(target, rows)
     pairs = []
-    for u, low, high in senders:
-        for v, other_low, other_high in receivers:
+    begin = 0
+    for u, low, high in _holders(source, rows):
+        while begin < len(receivers) and receivers[begin][2] <= low:
+            begin += 1
+        for v, other_low, other_high in islice(receivers, begin, None):
+            if other_low >= high:
+                break
             count = min(high, other_high) - max(low, other_low)
             if count > 0:
                 pairs.append((u, v, count))

@@ -125,13 +125,15 @@ def _held_stages(problem: Problem, allocation: Allocation, orders: Orders) -> li
     held = []
     for number, row in enumerate(orders.rows):
         for device in row.devices:
-            name = problem.devices[device].name
             if device in seen:
+                name = problem.devices[device].name
                 raise InvalidPlan(f"Device {name} is in two rows of schedule {orders.name}.")
             if device not in holds:
+                name = problem.devices[device].name
                 raise InvalidPlan(f"Row {number} of schedule {orders.name} names {name}, which holds no stage.")
             seen.add(device)
             if holds[device] != holds[row.devices[0]]:
+                name = problem.devices[device].name
                 first = problem.devices[row.devices[0]].name
                 raise InvalidPlan(
                     f"Row {number} of schedule {orders.name}: {first} holds stages {holds[row.devices[0]]}, "

@@ -17,6 +17,8 @@ import networkx as nx
 import numpy as np
 
 MAX_DENSE_DEVICES = 2048
+UNLIMITED = 2**62
+"""Bytes per second where nothing has to be crossed."""
 
 
 class Cable(NamedTuple):
@@ -94,7 +96,27 @@ class Network:
             index = np.asarray(devices)
             block = self.matrix_bytes_per_s[np.ix_(index, index)]
             return int(block[~np.eye(len(devices), dtype=bool)].min())
+        if not any(d in self._wired_devices for d in devices):
+            return min(self._within_nodes(devices), self._among_nodes(devices))
         return min(self.bandwidth(u, v) for u, v in self.spanning_pairs(devices))
+
+    def _within_nodes(self, devices: Sequence[int]) -> int:
+        """The narrowest fabric of any node that holds several of the devices."""
+        first_of: dict[int, int] = {}
+        narrowest = UNLIMITED
+        for device in devices:
+            other = first_of.setdefault(self.node_of[device], device)
+            if other != device:
+                narrowest = min(narrowest, self.bandwidth(other, device))
+        return narrowest
+
+    def _among_nodes(self, devices: Sequence[int]) -> int:
+        """The narrowest cable of the smallest part of the tree that joins the devices' nodes.
+
+        Every cable of that part lies on the way between two of the nodes, and on the way from the first to some other.
+        """
+        leaders = list({self.node_of[device]: device for device in devices}.values())
+        return min((self.bandwidth(leaders[0], other) for other in leaders[1:]), default=UNLIMITED)
 
     def spanning_pairs(self, devices: Sequence[int]) -> list[tuple[int, int]]:
         """Ordered pairs whose narrowest one is the narrowest of all pairs: within nodes, and between node leaders."""
@@ -106,6 +128,36 @@ class Network:
             return pairs + [(u, v) for u in devices for v in devices if self.node_of[u] != self.node_of[v]]
         leaders = [group[0] for group in by_node.values()]
         return pairs + [(u, v) for u in leaders for v in leaders if u != v]
+
+    def walk(self) -> tuple[int, ...]:
+        """All nodes, those below one switch one after the other: a walk through the tree, small branches first.
+
+        Where bandwidths come as a matrix, the nodes as they are numbered.
+        """
+        if self.matrix_bytes_per_s is not None:
+            return tuple(range(len(self.node_names)))
+        order, number_of = [], {name: number for number, name in enumerate(self.node_names)}
+        children: dict[str, list[str]] = {}
+        for place, (_root, parent, _depth) in self._parents.items():
+            children.setdefault(place, [])
+            if parent is not None:
+                children.setdefault(parent, []).append(place)
+        size = self._branch_sizes()
+        waiting = [place for place, (_root, parent, _depth) in self._parents.items() if parent is None][::-1]
+        while waiting:
+            place = waiting.pop()
+            if place in number_of:
+                order.append(number_of[place])
+            waiting += sorted(children[place], key=lambda each: size[each], reverse=True)
+        return tuple(order)
+
+    def _branch_sizes(self) -> dict[str, int]:
+        """Places at and below each place of the tree."""
+        size = dict.fromkeys(self._parents, 1)
+        for place, (_root, parent, _depth) in sorted(self._parents.items(), key=lambda each: -each[1][2]):
+            if parent is not None:
+                size[parent] += size[place]
+        return size
 
     def ring(self, devices: Sequence[int]) -> list[tuple[int, int]]:
         """Neighbouring pairs of the ring that an all-reduce runs over: node by node, then device by device."""

@@ -29,6 +29,7 @@ from penstock.solvers.planners import (
     pipedream_2bw,
     relax,
     spp,
+    spread,
     uniform,
     wpipe,
 )
@@ -276,6 +277,15 @@ PLANNERS: dict[str, Planner] = {
             ("early-backward", "gpipe", "interleaved", "looped-bfs"),
             supports=frozenset({"synchronous", "heterogeneous", "recompute", auto.TARGET}),
             options=uniform.OPTIONS,
+        ),
+        Planner(
+            "spread",
+            spread.proposals,
+            "BOUNDS section 1; Lagrangian prices on devices",
+            "one pipeline over thousands of devices along the network's tree, the fewest devices for a time",
+            ("early-backward",),
+            ("early-backward",),
+            options=spread.OPTIONS,
         ),
         Planner(
             "pipedream",

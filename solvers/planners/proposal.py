@@ -20,7 +20,7 @@ from penstock.solvers.schedules.pipeline_execution import execution_warmup
 from penstock.solvers.schedules.recomputed import recomputed
 from penstock.solvers.update_rules import UpdateRule
 
-Policy = Literal["A", "B", "acr", "pe", "best"]
+Policy = Literal["A", "B", "acr", "pe", "near", "best"]
 
 
 class Proposal(NamedTuple):
@@ -100,7 +100,10 @@ def _drafts(allocation: Allocation, schedule: str) -> list[Draft]:
 
 
 def _vectors(problem: Problem, allocation: Allocation, policy: str) -> list[tuple[int, ...]]:
-    """K-vectors of a policy; ``best``: P_A, P_B, two between them, and as many forwards as memory holds."""
+    """K-vectors of a policy; ``best``: P_A, P_B, two between them, and as many forwards as memory holds.
+
+    ``near``: P_A, and one more forward.
+    """
     if policy in ("A", "B", "acr", "pe"):
         single = {"A": early.policy_a, "B": early.policy_b, "acr": early.by_acr, "pe": execution_warmup}[policy]
         return [single(problem, allocation)]
@@ -111,7 +114,7 @@ def _vectors(problem: Problem, allocation: Allocation, policy: str) -> list[tupl
         tuple((3 * d - 1) // 2 for d in depths),
         tuple(2 * d - 1 for d in depths),
         (allocation.num_micro_batches,) * len(depths),
-    ]
+    ][: 2 if policy == "near" else None]
     return list(dict.fromkeys(early.fitted(problem, allocation, each) for each in wanted))
 
 

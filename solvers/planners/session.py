@@ -36,6 +36,9 @@ from penstock.solvers.simulate import makespan_ns, simulate
 from penstock.solvers.update_rules import UpdateRule
 from penstock.solvers.verify import verify
 
+MOST_FUTILE = 16
+"""Micro-batches fewer in flight, one after the other, that save no memory: then something else takes it."""
+
 
 class Attempt(NamedTuple):
     """What is judged."""
@@ -276,7 +279,8 @@ class Session:
 
     def _try(self, planner: str, allocation: Allocation, draft: Draft, overlap: bool) -> None:
         """Judge one plan; where it takes too much memory, with fewer micro-batches in flight."""
-        attempt = draft
+        attempt, futile = draft, 0
+        least: int | None = None
         while True:
             mark = (allocation, attempt, overlap)
             if mark in self._seen or self._stopped or (self.first_feasible and self.best is not None):
@@ -289,7 +293,9 @@ class Session:
                 short = self._accept(plan, memory=may_lack(self.problem, allocation, attempt))
             if short is None:
                 return
-            fewer = self._fewer(allocation, attempt, short)
+            futile = 0 if least is None or short.missing_bytes < least else futile + 1
+            least = short.missing_bytes if least is None else min(least, short.missing_bytes)
+            fewer = self._fewer(allocation, attempt, short) if futile < MOST_FUTILE else None
             if fewer is None:
                 self._note(short)
                 return

@@ -1,0 +1,68 @@
+"""``spread``: one pipeline over thousands of devices, stages of any number of replicas along the network's tree.
+
+A partition for what a device is worth takes a fraction of a second for a thousand layers, however many devices there
+are (``allocators.spread``); those with the least estimates go to the judge first, under the usual warm-ups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from penstock.solvers.allocation import Allocation
+from penstock.solvers.allocators.block_partition import block_partition
+from penstock.solvers.allocators.spread.line import line_of
+from penstock.solvers.allocators.spread.partition import Partitions
+from penstock.solvers.allocators.spread.pieces import Pieces, replica_choices
+from penstock.solvers.batches import Batch, candidates, dapple_replicas
+from penstock.solvers.planners.options import Option
+from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.problem import Problem
+
+OPTIONS = (Option("batches", 6, "numbers of micro-batches that are looked into, the most promising first", low=1),)
+
+
+class _Found(NamedTuple):
+    estimate_ns: int
+    allocation: Allocation
+
+
+def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
+    """The first partition as soon as there is one, then all by their estimates.
+
+    Where nothing fits, the most stages and the smallest micro-batches, for the judge to say what is lacking.
+    """
+    line = line_of(problem)
+    found: list[_Found] = []
+    for batch in sorted(_batches(problem), key=lambda batch: _promise(problem, batch))[: int(str(options["batches"]))]:
+        partitions = Partitions(Pieces(problem, batch, line))
+        for split in partitions.splits():
+            one = _Found(split.estimate_ns, partitions.allocation(split))
+            if not found:
+                yield _proposal(problem, one.allocation)
+            found.append(one)
+    for one in sorted(found, key=lambda each: each.estimate_ns):
+        yield _proposal(problem, one.allocation)
+    if not found:
+        stages = min(problem.num_devices, int(problem.cuttable.sum()) + 1)
+        for batch in candidates(problem)[-1:]:
+            yield _proposal(problem, block_partition(problem, batch, stages, by="parameters"))
+
+
+def _proposal(problem: Problem, allocation: Allocation) -> Proposal:
+    return Proposal(allocation, ("early-backward",), "near", (problem.rules.overlap_all_reduce,))
+
+
+def _batches(problem: Problem) -> tuple[Batch, ...]:
+    return tuple({*candidates(problem), *candidates(problem, dapple_replicas(problem))})
+
+
+def _promise(problem: Problem, batch: Batch) -> tuple[int, int]:
+    """The least work that slices leave, shared by all devices, and the way of a micro-batch in the smallest slices."""
+    replicas = replica_choices(problem, batch)
+    times = []
+    for count in replicas.tolist():
+        costs = problem.costs(problem.devices[0].kind, -(-batch.most_rows // count))
+        times.append(int(costs.forward_ns[-1] + costs.backward_ns[-1]))
+    work = min(count * time for count, time in zip(replicas.tolist(), times, strict=True))
+    return work * batch.num_micro_batches // problem.num_devices + times[-1], batch.num_micro_batches
