@@ -97,6 +97,7 @@ def usual(kind: str) -> Hardware:
     return table()[kind][0]
 
 
+@cache
 def is_partition(product: str) -> bool:
     """Whether a product's name is of a part of a device (MIG)."""
     return any(_PARTITION.fullmatch(word) for word in _words(product))

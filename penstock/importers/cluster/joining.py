@@ -16,6 +16,7 @@ from penstock.importers.cluster.facts import (
     SourceFacts,
     SwitchFacts,
 )
+from penstock.importers.cluster.hardware import is_partition
 from penstock.importers.cluster.hostlist import expand
 from penstock.importers.cluster.node_names import Names
 from penstock.importers.cluster.notes import Notes, shown
@@ -226,8 +227,12 @@ def usable(hosts: Mapping[str, Host], devices_per_node: int | None, notes: Notes
             notes.leave_out(name, "no source says which devices it has")
         elif host.devices is not None and not host.devices:
             notes.leave_out(name, "it has no device")
-        elif host.devices is not None and any(device.is_partition for device in host.devices):
+        elif host.devices is not None and any(map(_is_part, host.devices)):
             notes.leave_out(name, "its devices are partitions (MIG); plans are for whole devices")
         else:
             found[name] = host
     return found
+
+
+def _is_part(device: DeviceFacts) -> bool:
+    return device.is_partition or (device.product is not None and is_partition(device.product))

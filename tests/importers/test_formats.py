@@ -1,0 +1,78 @@
+"""Formats are recognised by their content, each by what no other has."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+import test_scontrol_nodes
+from test_any_text import TEXTS
+from test_ibnetdiscover import FABRIC
+from test_scontrol_topology import TREE as SCONTROL_TREE
+from test_slurm_conf import TREE
+from test_slurm_yaml import FLAT, SEVERAL, TORUS
+
+from penstock.importers.cluster.formats import FORMATS, import_topology, recognised
+from penstock.schemas.errors import InvalidDocument
+from penstock.schemas.topology_import import Format, ImportSource
+
+SCONTROL_JSON = test_scontrol_nodes.as_json({"name": "n1", "state": ["IDLE"], "gres": "gpu:h100:4"})
+EXAMPLES: list[tuple[str, str]] = [
+    *((name, text) for name, (_, text) in TEXTS.items() if name != "hypernodes"),
+    ("hypernodes", "apiVersion: topology.volcano.sh/v1alpha1\nkind: HyperNode\nmetadata: {name: s}\n"),
+    ("k8s-nodes", TEXTS["hypernodes"][1]),  # nodes and HyperNodes in one text
+    ("slurm-conf", TREE),
+    ("slurm-conf", "# site\n\nBlockName=b1 Nodes=n[1-2]\nBlockSizes=2\n"),
+    ("slurm-yaml", SEVERAL),
+    ("slurm-yaml", TORUS),
+    ("slurm-yaml", FLAT),
+    ("scontrol-topology", SCONTROL_TREE),
+    ("scontrol-nodes", test_scontrol_nodes.CLUSTER),
+    ("scontrol-nodes", test_scontrol_nodes.on_one_line(test_scontrol_nodes.CLUSTER)),
+    ("scontrol-nodes", SCONTROL_JSON),
+    ("ibnetdiscover", FABRIC),
+    ("agents", '{"schema_version": 1, "name": "x", "nodes": []}'),
+    ("agents", "schema_version: 1\nname: x\nuniform:\n  nodes: 2\n"),
+]
+
+
+@pytest.mark.parametrize(("name", "text"), EXAMPLES)
+def test_content_tells_the_format(name: str, text: str) -> None:
+    assert recognised(ImportSource(text=text)) == name
+    assert recognised(ImportSource(text=text.replace("\n", "\r\n"))) == name
+
+
+def test_every_format_has_a_reader_and_an_example() -> None:
+    assert tuple(FORMATS) == get_args(Format)
+    assert {name for name, _ in EXAMPLES} == set(FORMATS)
+    for name, known in FORMATS.items():
+        assert callable(known.reader(name))
+        assert known.what
+
+
+@pytest.mark.parametrize(
+    ("text", "detail"),
+    [
+        ("", "site is empty"),
+        (" \n", "site is empty"),
+        ("hello\n", "site is of no known format"),
+        (TREE + FABRIC, "site may be slurm-conf or ibnetdiscover"),
+    ],
+)
+def test_a_text_that_may_be_nothing_or_several_things_is_asked_about(text: str, detail: str) -> None:
+    with pytest.raises(InvalidDocument) as caught:
+        recognised(ImportSource(text=text, name="site"))
+    assert caught.value.detail == detail
+    assert caught.value.remedy
+
+
+def test_no_source_is_no_import() -> None:
+    with pytest.raises(InvalidDocument, match="no source"):
+        import_topology([])
+
+
+def test_faults_of_a_text_come_with_its_name_and_line() -> None:
+    with pytest.raises(InvalidDocument) as caught:
+        import_topology([ImportSource(text="SwitchName=a Nodes=n[1-\n", name="site.conf")])
+    assert "site.conf" in caught.value.detail
+    assert caught.value.faults[0].pointer.startswith("line 1, column ")

@@ -1,0 +1,411 @@
+"""Facts of several sources as one topology: what is taken from whom, assumed, left out, asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from kubernetes_samples import listed, node, pod
+from test_ibnetdiscover import FABRIC
+from test_nccl_xml import SWITCHES, gpu, net, pci, system
+from test_nvidia_query import gpu as queried
+from test_nvidia_query import log
+from test_nvidia_topo import MATRIX
+from test_scontrol_nodes import record
+
+from penstock.importers.cluster.facts import (
+    DeviceFacts,
+    DeviceLinkFacts,
+    LinkFacts,
+    NicFacts,
+    NodeFacts,
+    Place,
+    SourceFacts,
+    SwitchFacts,
+)
+from penstock.importers.cluster.formats import import_topology
+from penstock.importers.cluster.merge import merge
+from penstock.schemas.errors import InvalidDocument
+from penstock.schemas.topology import ClusterTopology
+from penstock.schemas.topology_import import ImportOptions, ImportSource, TopologyImported
+
+GIB, GB, GBIT = 2**30, 10**9, 10**9 // 8
+TREE = """\
+SwitchName=leaf1 Nodes=n[1-2]
+SwitchName=leaf2 Nodes=n[3-4]
+SwitchName=top Switches=leaf[1-2]
+"""
+
+
+def imported(*texts: str | ImportSource, **options: Any) -> TopologyImported:
+    sources = [text if isinstance(text, ImportSource) else ImportSource(text=text) for text in texts]
+    found = import_topology(sources, ImportOptions(**options))
+    assert ClusterTopology.parse_json(found.topology.canonical_json()) == found.topology
+    assert found.assumptions == found.topology.assumptions
+    return found
+
+
+def refused(*texts: str | ImportSource, **options: Any) -> InvalidDocument:
+    with pytest.raises(InvalidDocument) as caught:
+        imported(*texts, **options)
+    return caught.value
+
+
+def nodes(*names: str, **changes: Any) -> str:
+    return "".join(record(name, **changes) for name in names)
+
+
+def links(found: TopologyImported) -> dict[tuple[str, str], float]:
+    """Gbit/s by ends."""
+    return {(link.a, link.b): link.bandwidth_bytes_per_s / GBIT for link in found.topology.links}
+
+
+def out(found: TopologyImported) -> dict[str, str]:
+    return {group.nodes: group.why for group in found.left_out}
+
+
+def facts(*said: NodeFacts, switches: tuple[SwitchFacts, ...] = (), wires: tuple[LinkFacts, ...] = ()) -> SourceFacts:
+    return SourceFacts("scontrol-nodes", "by hand", {each.name: each for each in said}, switches, wires)
+
+
+def merged(*sources: SourceFacts, **options: Any) -> TopologyImported:
+    return merge(sources, [None] * len(sources), ImportOptions(**options))
+
+
+AT = Place("by hand", 1)
+
+
+def test_slurm_tree_and_nodes() -> None:
+    found = imported(TREE, nodes("n1", "n2", "n4") + record("n3", "IDLE+DRAIN"), name="site")
+    topology = found.topology
+    assert topology.name == "site"
+    assert [each.name for each in topology.nodes] == ["n1", "n2", "n4"]
+    first = topology.nodes[0]
+    assert [device.id for device in first.devices] == [f"n1/{i}" for i in range(8)]
+    assert {(device.kind, device.memory_bytes, device.context_bytes) for device in first.devices} == {
+        ("H100", 80 * GIB, GIB)
+    }
+    assert first.fabric is not None
+    assert (first.fabric.form, first.fabric.bandwidth_bytes_per_s) == ("ports", 450 * GB)
+    assert links(found) == {
+        ("n1", "leaf1"): 3200,
+        ("n2", "leaf1"): 3200,
+        ("n4", "leaf2"): 3200,
+        ("leaf1", "top"): 6400,
+        ("leaf2", "top"): 3200,
+    }
+    assert out(found) == {"n3": "it is drained"}
+    assert found.free == "n[1-2,4]"
+    assert [(each.format, each.nodes, each.switches) for each in found.found] == [
+        ("slurm-conf", 4, 3),
+        ("scontrol-nodes", 4, 0),
+    ]
+
+
+def test_the_same_sources_give_the_same_bytes() -> None:
+    texts = TREE, nodes("n1", "n2", "n3", "n4")
+    assert imported(*texts).model_dump_json() == imported(*texts).model_dump_json()
+
+
+def test_all_that_is_missing_is_asked_for_at_once() -> None:
+    error = refused(TREE, devices=("Foo",), devices_per_node=2)
+    assert [fault.pointer for fault in error.faults] == ["n[1-4]"] * 4
+    assert error.remedy == "--memory 80GiB --fabric ports --fabric-bandwidth 450GB/s --nic 400Gbit/s"
+    said = {"memory_bytes": GIB, "fabric": "bus", "fabric_bytes_per_s": 8 * GB, "nic_bytes_per_s": GB}
+    found = imported(TREE, devices=("Foo",), devices_per_node=2, latency_ns=7, **said)
+    first = found.topology.nodes[0]
+    assert first.devices[0].kind == "Foo"
+    assert first.fabric is not None
+    assert (first.fabric.form, first.fabric.bandwidth_bytes_per_s) == ("bus", 8 * GB)
+    assert links(found)["n1", "leaf1"] == 8
+    assert found.topology.links[0].latency_ns == 7
+
+
+def test_two_sizes_of_one_product_are_asked_for() -> None:
+    error = refused(nodes("n1", gres="gpu:a100:8", tres="gres/gpu=8"))
+    assert [fault.detail for fault in error.faults] == [
+        "the memory of A100 (80 GiB or 40 GiB) is not said; give --memory 80GiB (options.memory_bytes)"
+    ]
+    found = imported(nodes("n1", gres="gpu:a100:8", tres="gres/gpu=8"), memory_bytes=40 * GIB)
+    assert found.topology.nodes[0].devices[0].memory_bytes == 40 * GIB
+
+
+def test_a_sites_own_name_of_a_product_is_asked_for() -> None:
+    text = nodes("n1", "n2", gres="gpu:big:4", tres="gres/gpu=4")
+    assert refused(text).remedy == "--device 'big=H100'"
+    assert {device.kind for device in imported(text, devices=("BIG=H200",)).topology.nodes[0].devices} == {"H200"}
+    assert {device.kind for device in imported(text, devices=("H200",)).topology.nodes[0].devices} == {"H200"}
+
+
+def test_options_that_sources_leave_nothing_to_are_told() -> None:
+    found = imported(nodes("n1"), devices=("A100", "big=H200"))
+    assert found.topology.nodes[0].devices[0].kind == "H100"
+    assert sum("was said for nothing" in said for said in found.assumptions) == 2
+
+
+@pytest.mark.parametrize("devices", [("=H100",), ("big=",), ("H100", "A100")])
+def test_devices_that_say_nothing_are_refused(devices: tuple[str, ...]) -> None:
+    assert "neither one kind nor PRODUCT=KIND" in str(refused(nodes("n1"), devices=devices))
+
+
+def test_oversubscription_narrows_the_links_upwards() -> None:
+    found = imported(TREE, nodes("n1", "n2", "n3", "n4"), oversubscription=4)
+    assert links(found)["leaf1", "top"] == 1600
+    assert links(found)["n1", "leaf1"] == 3200
+    assert any("divided by 4" in said for said in found.assumptions)
+
+
+# ---- joining ---------------------------------------------------------------------------------------------------------
+
+
+def test_first_labels_join_where_they_mean_one_node() -> None:
+    found = imported(TREE, nodes("n1.site.org", "n2.site.org", "n3", "n4"))
+    assert [each.name for each in found.topology.nodes] == ["n1", "n2", "n3", "n4"]
+    assert "'n1.site.org' is taken for the node 'n1' of another source, and so are 1 more" in found.assumptions[0]
+    error = refused(TREE, nodes("n1.a", "n1.b"))
+    assert [(fault.pointer, fault.detail) for fault in error.faults] == [
+        ("n1", "'n1' may be 'n1.a' or 'n1.b' of source 2 (scontrol-nodes)")
+    ]
+    error = refused(nodes("n1.a", "n1.b"), TREE)
+    assert [fault.pointer for fault in error.faults] == ["n1"]
+    apart = imported(nodes("10.0.0.1"), nodes("10.0.0.2"), nodes("10"))
+    assert len(apart.topology.nodes) == 3
+
+
+@pytest.mark.parametrize(
+    ("other", "detail"),
+    [
+        ({"gres": "gpu:h100:4", "tres": "gres/gpu=4"}, "8 devices (a, line 1), but 4 devices (b, line 1)"),
+        ({"gres": "gpu:a100:8", "tres": "gres/gpu=8"}, "device 0 is 'h100' (a, line 1), but 'a100' (b, line 1)"),
+    ],
+)
+def test_contradictions_name_both_places(other: dict[str, str], detail: str) -> None:
+    one = ImportSource(text=nodes("n1", "n2"), name="a")
+    error = refused(one, ImportSource(text=nodes("n1", "n2", **other), name="b"))
+    assert [(fault.pointer, fault.detail) for fault in error.faults] == [("n[1-2]", detail)]
+
+
+def test_memory_that_differs_is_a_contradiction_unless_it_is_rounded() -> None:
+    def smi(mib: int) -> ImportSource:
+        return ImportSource(text=log(*(queried(i, memory=f"{mib} MiB") for i in range(8))), nodes="n1")
+
+    rounded = imported(smi(81559), smi(81920)).topology.nodes[0].devices[0]
+    assert rounded.memory_bytes == 81559 * 2**20
+    assert "bytes of memory" in refused(smi(81559), smi(40960)).faults[0].detail
+
+
+def test_a_text_without_names_is_of_all_nodes_that_are_like_it() -> None:
+    slots = [
+        pci(f"{i:04}:10:00.0", gpu(i, f"{i:04}:11:00.0", SWITCHES) + net(f"m{i}", f"{i:04}:12:00.0")) for i in range(4)
+    ]
+    dump = system("".join(slots))
+    four, eight = nodes("n1", "n2", gres="gpu:h100:4", tres="gres/gpu=4"), nodes("n3")
+    found = imported(four + eight, dump)
+    assert any(said == "n[1-2] are each as source 2 (nccl-xml) describes one node" for said in found.assumptions)
+    assert links(found)["n1/0", "switch"] == 400  # a card beside each device
+    assert links(found)["n3", "switch"] == 3200
+    named = imported(four, ImportSource(text=dump, nodes="n2"))
+    assert {end for end, _ in links(named)} == {"n1", *(f"n2/{i}" for i in range(4))}
+    assert "none of the other sources" in refused(eight, dump).faults[0].detail
+
+
+def test_one_node_alone_needs_no_network() -> None:
+    found = imported(log(*(queried(i) for i in range(4))))
+    assert [each.name for each in found.topology.nodes] == ["node0"]
+    assert (found.topology.switches, found.topology.links, found.free) == ((), (), None)
+    assert found.topology.nodes[0].devices[0].memory_bytes == 81559 * 2**20
+
+
+def test_nodes_without_devices_known_down_in_parts_or_elsewhere_are_left_out() -> None:
+    found = imported(
+        TREE + "SwitchName=far Nodes=x1\n",
+        nodes("n1", "n2")
+        + record("n3", gres="(null)", tres="billing=1")
+        + record("n4", gres="gpu:a100_1g.5gb:7", tres="gres/gpu=7")
+        + record("lost"),
+    )
+    assert [each.name for each in found.topology.nodes] == ["n1", "n2"]
+    assert out(found) == {
+        "lost": "it hangs on no switch of source 1 (slurm-conf)",
+        "n3": "it has no device",
+        "n4": "its devices are partitions (MIG); plans are for whole devices",
+        "x1": "no source says which devices it has",
+    }
+    assert found.topology.switches == ("leaf1",)
+
+
+def test_only_some_nodes() -> None:
+    busy = record("n3", "ALLOCATED", taken="gres/gpu=8,gres/gpu:h100=8")
+    found = imported(TREE, nodes("n1", "n2", "n4") + busy, only="n[1-3]", only_free=True)
+    assert [each.name for each in found.topology.nodes] == ["n1", "n2"]
+    assert out(found) == {"n3": "something runs there", "n4": "it was not asked for"}
+    error = refused(TREE, only="n[1-9]")
+    assert error.faults[0].pointer == "/options/only"
+    assert "n[5-9]" in error.detail
+    assert "cannot be told" in refused(TREE, only_free=True, devices_per_node=8).detail
+
+
+def test_where_nothing_is_left_the_reasons_are_told() -> None:
+    error = refused(nodes("n1", "n2", state="DOWN"))
+    assert [(fault.pointer, fault.detail) for fault in error.faults] == [("n[1-2]", "it is down")]
+
+
+# ---- networks --------------------------------------------------------------------------------------------------------
+
+
+def test_cables_have_their_own_bandwidth_and_come_before_switches() -> None:
+    found = imported("SwitchName=x Nodes=host[01-02]", FABRIC, nodes("host01", "host02", "host03"))
+    assert links(found) == {("host01", "leaf01"): 200, ("host02", "leaf01"): 100}
+    assert "no cable of source 2" in out(found)["host03"]
+    assert any("the switches of source 1 (slurm-conf) are not used" in said for said in found.assumptions)
+
+
+def test_spines_that_join_the_same_leaves_are_one() -> None:
+    switches = tuple(SwitchFacts(name, AT) for name in ("l1", "l2", "s1", "s2", "dead", "end"))
+    ends = [("l1", "s1"), ("l1", "s2"), ("s1", "l2"), ("l2", "s2"), ("n1", "l1"), ("n1", "l1"), ("l2", "n2")]
+    wires = tuple(LinkFacts(a, b, AT, 25 * GB) for a, b in [*ends, ("s1", "dead"), ("dead", "end")])
+    found = merged(facts(switches=switches, wires=wires), nodes_of("n1", "n2"))
+    assert links(found) == {("n1", "l1"): 400, ("n2", "l2"): 200, ("l1", "s1"): 400, ("l2", "s1"): 400}
+    assert "s[1-2] of by hand join the same places and are counted as one, s1" in found.assumptions
+
+
+def test_a_rings_links_share_the_cards() -> None:
+    found = imported("RingName=r Nodes=n[1-3]", nodes("n1", "n2", "n3"))
+    assert sorted(links(found).values()) == [1600, 1600, 1600]
+    assert found.topology.switches == ()
+
+
+def test_blocks_are_joined_by_an_assumed_switch() -> None:
+    found = imported(
+        "BlockName=b1 Nodes=n[1-2]\nBlockName=b2 Nodes=n[3-4]\nBlockSizes=2\n", nodes("n1", "n2", "n3", "n4")
+    )
+    assert links(found)["b1", "core"] == 6400
+    assert any("does not say what joins the blocks b[1-2]" in said for said in found.assumptions)
+
+
+def test_nvlink_domains_are_switches_beside_the_network() -> None:
+    def labels(i: int) -> dict[str, str]:
+        return {
+            "nvidia.com/gpu.product": "NVIDIA-GB200",
+            "nvidia.com/gpu.memory": "189471",
+            "nvidia.com/gpu.clique": f"u.{i // 2}",
+        }
+
+    found = imported(listed(*(node(f"g{i}", gpus=4, labels=labels(i)) for i in range(5)), pod("p", "g0", 4)))
+    assert found.topology.switches == ("u.0", "u.1", "switch")
+    assert links(found)["g0", "u.0"] == 4 * 900 * 8
+    assert links(found)["g0", "switch"] == 1600
+    assert ("g4", "u.2") not in links(found)
+    assert found.free == "g[1-4]"
+    alone = imported(listed(*(node(f"g{i}", gpus=4, labels=labels(i)) for i in range(2))))
+    assert alone.topology.switches == ("u.0",)
+
+
+def test_cycles_and_two_parents_are_refused() -> None:
+    def switch(name: str, *below: str) -> SwitchFacts:
+        return SwitchFacts(name, AT, switches=below)
+
+    with pytest.raises(InvalidDocument, match="above themselves: a → b → a"):
+        merged(facts(switches=(switch("a", "b"), switch("b", "a"))), nodes_of("n1"))
+    with pytest.raises(InvalidDocument, match="it is below 'a' and below 'b'"):
+        merged(facts(switches=(switch("a", "c"), switch("b", "c"), SwitchFacts("c", AT, ("n1",)))), nodes_of("n1"))
+    with pytest.raises(InvalidDocument, match="'d', which is no switch"):
+        merged(facts(switches=(switch("a", "d"),)), nodes_of("n1"))
+    domains = tuple(SwitchFacts(name, AT, ("n1",), is_nvlink=True) for name in "ab")
+    with pytest.raises(InvalidDocument, match="it is in 'a' and in 'b'"):
+        merged(facts(switches=domains), nodes_of("n1"))
+
+
+def nodes_of(*names: str, **said: Any) -> SourceFacts:
+    devices = tuple(DeviceFacts(i, "H100 SXM5") for i in range(4))
+    return facts(*(NodeFacts(name, AT, **{"devices": devices, **said}) for name in names))
+
+
+# ---- inside a node ---------------------------------------------------------------------------------------------------
+
+
+def mesh(pairs: dict[tuple[int, int], int], path: Any = "nvlink") -> tuple[DeviceLinkFacts, ...]:
+    return tuple(DeviceLinkFacts(a, b, path, count) for (a, b), count in pairs.items())
+
+
+PAIRS = [(a, b) for a in range(4) for b in range(a + 1, 4)]
+
+
+@pytest.mark.parametrize(
+    ("product", "said", "form", "gb_per_s"),
+    [
+        pytest.param("V100-SXM2-16GB", mesh(dict.fromkeys(PAIRS, 2)), "pairs", 50, id="each pair has two links"),
+        pytest.param("V100-SXM2-16GB", mesh({**dict.fromkeys(PAIRS, 2), (0, 1): 1}), "pairs", 25, id="the narrowest"),
+        pytest.param("V100-SXM2-16GB", mesh(dict.fromkeys(PAIRS[1:], 1)), "pairs", 25, id="one pair without"),
+        pytest.param(
+            "A100-SXM4-40GB", mesh(dict.fromkeys(PAIRS, 12)), "ports", 300, id="more than there are: a switch"
+        ),
+        pytest.param("A100-PCIE-40GB", mesh({(0, 1): 12, (2, 3): 12}), "bus", 32, id="bridges of two"),
+        pytest.param("A100-PCIE-40GB", mesh(dict.fromkeys(PAIRS, 1), "pcie"), "bus", 32, id="PCIe"),
+        pytest.param("A100-PCIE-40GB", (), "bus", 32, id="as usual"),
+    ],
+)
+def test_what_joins_the_devices_of_a_node(product: str, said: Any, form: str, gb_per_s: int) -> None:
+    devices = tuple(DeviceFacts(i, product) for i in range(4))
+    found = merged(nodes_of("n1", devices=devices, device_links=said))
+    fabric = found.topology.nodes[0].fabric
+    assert fabric is not None
+    assert (fabric.form, fabric.bandwidth_bytes_per_s) == (form, gb_per_s * GB)
+
+
+def test_cards_of_pcie_nodes_are_asked_for_and_added_up_where_told() -> None:
+    devices = tuple(DeviceFacts(i, "L40S") for i in range(4))
+    with pytest.raises(InvalidDocument, match="network cards"):
+        merged(nodes_of("n1", "n2", devices=devices))
+    cards = NicFacts("m0", 25 * GB, (0, 1)), NicFacts("m1", 25 * GB, (2, 3))
+    assert set(links(merged(nodes_of("n1", "n2", devices=devices, nics=cards))).values()) == {400}
+
+
+def test_mixed_devices_of_one_node_keep_their_kinds_and_ask_what_joins_them() -> None:
+    text = nodes("n1", gres="gpu:h100:2,gpu:l4:2", tres="gres/gpu=4")
+    assert refused(text).remedy == "--fabric ports --fabric-bandwidth 450GB/s"
+    found = imported(text, fabric="bus", fabric_bytes_per_s=GB)
+    assert [device.kind for device in found.topology.nodes[0].devices] == ["H100", "H100", "L4", "L4"]
+
+
+def test_the_matrix_of_nvidia_smi_and_nothing_else() -> None:
+    found = imported(MATRIX, devices=("H100",))
+    (only,) = found.topology.nodes
+    assert only.fabric is not None
+    assert (only.fabric.form, only.fabric.bandwidth_bytes_per_s, len(only.devices)) == ("ports", 450 * GB, 3)
+
+
+# ---- topologies of Penstock's own ------------------------------------------------------------------------------------
+
+MEASURED = """\
+schema_version: 1
+name: living agents
+nodes:
+- {name: n1, devices: [{id: n1/0, kind: cpu, memory_bytes: 4 GB}]}
+- {name: n2, devices: [{id: n2/0, kind: cpu, memory_bytes: 4 GB}]}
+switches: [star]
+links:
+- {a: n1, b: star, bandwidth_bytes_per_s: 100 MB/s, latency_ns: 40 us}
+- {a: n2, b: star, bandwidth_bytes_per_s: 50 MB/s, latency_ns: 40 us}
+links_from: measured
+"""
+
+
+def test_what_agents_have_measured_wins_over_what_would_be_assumed() -> None:
+    alone = imported(MEASURED)
+    assert alone.topology.links_from == "measured"
+    assert links(alone) == {("n1", "star"): 0.8, ("n2", "star"): 0.4}
+    below = imported(TREE, MEASURED)
+    assert links(below)["n1", "leaf1"] == 0.8
+    assert {device.kind for each in below.topology.nodes for device in each.devices} == {"cpu"}
+    assert out(below) == {"n[3-4]": "no source says which devices it has"}
+
+
+def test_a_measured_matrix_is_cut_to_the_nodes_that_are_left() -> None:
+    rows = "[[0, 1, 2], [3, 0, 4], [5, 6, 0]]"
+    three = "\n".join(f"- {{name: n{i}, devices: [{{id: n{i}/0, kind: cpu, memory_bytes: 1}}]}}" for i in range(3))
+    measured = f"matrix: {{devices: [n0/0, n1/0, n2/0], bandwidth_bytes_per_s: {rows}}}"
+    text = f"schema_version: 1\nname: m\nnodes:\n{three}\n{measured}\n"
+    matrix = imported(text, only="n0,n2").topology.matrix
+    assert matrix is not None
+    assert (matrix.devices, matrix.bandwidth_bytes_per_s) == (("n0/0", "n2/0"), ((0, 2), (5, 0)))
