@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError
 
 from penstock.schemas.document import Part, faults_of
-from penstock.schemas.errors import InvalidDocument
+from penstock.schemas.errors import Fault, InvalidDocument
 from penstock.schemas.quantities import MAX_WIRE_INTEGER
 
 Text = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00-\x1f\x7f]+$")]
@@ -92,5 +93,12 @@ class LaunchSettings(Part):
         try:
             return cls.model_validate(data)
         except ValidationError as error:
-            faults = tuple(faults_of(error.errors(), data))
+            faults = tuple(_explained(fault) for fault in faults_of(error.errors(), data))
             raise InvalidDocument("the settings of the launch are not valid", faults=faults) from None
+
+
+def _explained(fault: Fault) -> Fault:
+    """A fault that also says what the setting is."""
+    known = LaunchSettings.model_fields.get(fault.pointer.split("/")[1] if fault.pointer else "")
+    what = known.description if known is not None else None
+    return fault if what is None else replace(fault, detail=f"{what}. {fault.detail}")

@@ -99,6 +99,8 @@ def export(
         },
     )
     known_form(to)
+    if against is not None and launch.nodes == "any":
+        raise typer.BadParameter("speaks of the plan's own nodes; leave it out, or --nodes any", param_hint="--against")
     files = _made_here(plan, to, launch, against) if server is None else _made_there(server, plan, to, launch, against)
     paths = save(files, to, output)
     if paths:

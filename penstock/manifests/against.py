@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.schemas.errors import Conflict
+from penstock.schemas.errors import Conflict, InvalidDocument
 
 if TYPE_CHECKING:
     from penstock.importers.cluster.facts import SourceFacts
@@ -30,13 +31,28 @@ class Known:
 
 
 def read_known(source: str) -> Known:
-    """A topology document, or what a scheduler prints of its nodes.
+    """A topology document, or what a scheduler prints of its nodes (any format of ``penstock import topology``).
 
-    Raises InvalidDocument for what is neither.
+    Raises InvalidDocument for what cannot be read, and for a text that names no nodes.
     """
+    from penstock.importers.cluster.formats import FORMATS, recognised
     from penstock.schemas.topology import ClusterTopology
+    from penstock.schemas.topology_import import ImportSource
 
-    return of_topology(ClusterTopology.read(source), repr(source))
+    try:
+        text = Path(source).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidDocument(f"cannot read {source!r}: {error}") from None
+    name = recognised(ImportSource(text=text, name=source))
+    if name == "agents":
+        return of_topology(ClusterTopology.read(source), source)
+    known = of_facts(FORMATS[name].reader(name)(text, source))
+    if not known.num_devices:
+        raise InvalidDocument(
+            f"{source} ({FORMATS[name].what}) names no nodes",
+            remedy="scontrol show nodes, or kubectl get nodes -o json",
+        )
+    return known
 
 
 def of_topology(topology: ClusterTopology, origin: str) -> Known:
@@ -46,8 +62,9 @@ def of_topology(topology: ClusterTopology, origin: str) -> Known:
 
 
 def of_facts(facts: SourceFacts) -> Known:
-    """All nodes that a scheduler's text names."""
-    counts = {name: None if node.devices is None else len(node.devices) for name, node in facts.nodes.items()}
+    """All nodes that a scheduler's text names, below a switch or by themselves."""
+    counts: dict[str, int | None] = {name: None for switch in facts.switches for name in switch.nodes}
+    counts |= {name: None if node.devices is None else len(node.devices) for name, node in facts.nodes.items() if name}
     unusable = {name: node.why_not_usable or "not usable" for name, node in facts.nodes.items() if node.usable is False}
     return Known(facts.source, counts, unusable)
 
@@ -72,7 +89,7 @@ def _why_not(node: str, num_devices: int, known: Known) -> str | None:
         near = difflib.get_close_matches(node, known.num_devices, 1)
         return f"there is no node {node!r}" + (f" (there is {near[0]!r})" if near else "")
     if node in known.unusable:
-        return f"{node!r} is {known.unusable[node]}"
+        return f"{node!r}: {known.unusable[node]}"
     has = known.num_devices[node]
     if has is not None and has < num_devices:
         return f"{node!r} has {has} devices, and the plan uses {num_devices}"

@@ -15,7 +15,7 @@ import yaml
 from penstock.manifests.job import BUNDLE, File, Job
 from penstock.manifests.layout import Group
 from penstock.manifests.names import legal, refuse_kubernetes_nodes
-from penstock.schemas.errors import UnsupportedRequest
+from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 
 FILE = "job.yaml"
 LONGEST_NAME = 40
@@ -27,6 +27,7 @@ LARGEST_PLAIN_BYTES = 200_000
 CONFIGURATION = "/etc/penstock"
 UNPACKED = "/tmp/penstock-job.json"
 CONTAINER = "node"
+NODE_NAME = "NODE_NAME"
 GRACE_S = 120
 """How long ranks may write a checkpoint after they were told to end."""
 
@@ -93,8 +94,10 @@ def command(job: Job, launcher: list[str]) -> list[str]:
 
 def environment(job: Job, more: dict[str, str]) -> list[Manifest]:
     """The name that ranks go by, and what was asked for."""
+    if NODE_NAME in job.variables:
+        raise InvalidDocument(f"ranks go by {NODE_NAME}, which is set for them", remedy=f"leave {NODE_NAME} out")
     path = "metadata.name" if job.any_nodes else "spec.nodeName"
-    own = [{"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": path}}}]
+    own = [{"name": NODE_NAME, "valueFrom": {"fieldRef": {"fieldPath": path}}}]
     asked = {name: _literal(value) for name, value in job.variables.items()}
     return own + [{"name": name, "value": value} for name, value in (more | asked).items()]
 

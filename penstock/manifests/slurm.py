@@ -15,6 +15,7 @@ from penstock.manifests.shell import comments, continued, exports, find_bundle, 
 HOSTFILE = "hostfile"
 SCRIPT = "job.sbatch"
 SUBMITTED_FROM = "$SLURM_SUBMIT_DIR"
+FIRST_PORT, NUM_PORTS = 20_000, 12_000
 WARNING_S = 120
 """How long before the end of its time a job is told, so that it can write a checkpoint."""
 
@@ -102,12 +103,19 @@ def _srun(job: Job) -> list[str]:
 def _srun_torchrun(job: Job) -> list[str]:
     return [
         'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
-        "export MASTER_ADDR PENSTOCK_BUNDLE=$bundle",
+        f"MASTER_PORT={_port(job)}",
+        "PENSTOCK_BUNDLE=$bundle",
+        "export MASTER_ADDR MASTER_PORT PENSTOCK_BUNDLE",
         *continued(
             f"srun --ntasks={len(job.layout.nodes)} --ntasks-per-node=1 --kill-on-bad-exit=1 {_cpus(job)}",
             f'bash "$here/{torchrun.SCRIPT}"',
         ),
     ]
+
+
+def _port(job: Job) -> str:
+    """One that jobs side by side on a node do not share."""
+    return str(job.settings.port) if job.settings.port else f"$(({FIRST_PORT} + SLURM_JOB_ID % {NUM_PORTS}))"
 
 
 def _cpus(job: Job) -> str:

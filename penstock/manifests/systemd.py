@@ -21,8 +21,9 @@ def make(job: Job) -> list[File]:
 def _unit(job: Job, name: str) -> str:
     restarts = job.settings.restarts
     lines = [
-        f"# Plan {job.plan_hash}. On every node: this file to /etc/systemd/system, {torchrun.SCRIPT} and job.json to",
-        f"# {FOLDER}/{name}, then: systemctl daemon-reload && systemctl start {name}",
+        f"# Plan {job.plan_hash}. On every node: this file to /etc/systemd/system,",
+        f"# {torchrun.SCRIPT} and job.json to {FOLDER}/{name},",
+        f"# then: systemctl daemon-reload && systemctl start {name}",
         "[Unit]",
         f"Description=Penstock job {name}",
         "Wants=network-online.target",

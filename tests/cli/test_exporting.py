@@ -1,0 +1,100 @@
+"""``penstock export PLAN --to FORM``: forms, files, settings from everywhere, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from penstock.cli.main import main
+from penstock.schemas.plan import PlanFile
+from penstock.service.exports import EXPORTS
+from penstock.service.samples import tiny_plan_file
+
+JOB = ["--model", "m:job", "--steps", "3"]
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> str:
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(tiny_plan_file()))
+    return str(path)
+
+
+def test_help_lists_every_form_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", "--help"]) == 0
+    said = capsys.readouterr().out
+    for name, text in EXPORTS.items():
+        assert any(line.split(None, 1) == [name, text] for line in said.splitlines())
+
+
+def test_one_file_goes_to_standard_output_or_where_it_is_told(
+    plan: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", plan, "--to", "hostfile"]) == 0
+    assert capsys.readouterr().out == "node0\nnode1\n"
+    assert main(["export", "--to", "hostfile", "-o", str(tmp_path / "hosts"), plan]) == 0
+    assert (tmp_path / "hosts").read_text() == "node0\nnode1\n"
+    assert "SLURM_HOSTFILE=" in capsys.readouterr().out
+    assert main(["export", "plan", plan, "--to", "plan", "-o", str(tmp_path)]) == 0
+    [written] = tmp_path.glob("plan-*.json")
+    assert PlanFile.read(written).plan.planner == "by-hand"
+
+
+def test_several_files_go_to_a_folder(plan: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", plan, "--to", "sbatch", *JOB]) == 64
+    assert "sbatch is 3 files (job.sbatch, hostfile, job.json)" in capsys.readouterr().err
+    folder = tmp_path / "a b" / "c"
+    assert main(["export", plan, "--to", "sbatch", *JOB, "-o", str(folder)]) == 0
+    assert {path.name for path in folder.iterdir()} == {"job.sbatch", "hostfile", "job.json"}
+    assert (folder / "job.sbatch").stat().st_mode & 0o111
+    assert f"next: cd '{folder}' && sbatch job.sbatch" in capsys.readouterr().out
+    assert main(["export", plan, "--to", "sbatch", *JOB, "-o", plan]) == 1
+
+
+def test_settings_of_a_file_of_set_and_of_options(plan: str, tmp_path: Path) -> None:
+    site = tmp_path / "site.yaml"
+    site.write_text("image: site/image\nnamespace: site\nsteps: 1\nenvironment: [A=1]\n")
+    command = ["export", plan, "--to", "jobset", "--settings", str(site), "--set", "namespace=team", "--set", "steps=2"]
+    out = tmp_path / "job.yaml"
+    assert main([*command, *JOB, "--set", "environment=B=2", "--env", "C=3", "-o", str(out)]) == 0
+    job = list(yaml.safe_load_all(out.read_text()))[1]
+    container = job["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0]
+    assert (job["metadata"]["namespace"], container["image"], container["command"][-1]) == ("team", "site/image", "3")
+    assert [one["name"] for one in container["env"][-2:]] == ["B", "C"]
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "said"),
+    [
+        pytest.param(["--to", "jobst"], 64, "did you mean jobset?", id="form"),
+        pytest.param([], 64, "Missing option '--to'", id="no form"),
+        pytest.param(["--to", "svg", "--model", "m:a"], 65, "model would have no effect on svg", id="idle"),
+        pytest.param(["--to", "jobset"], 65, "jobset needs `model` and `steps` and `image`", id="missing"),
+        pytest.param(["--to", "jobset", "--set", "quue=x"], 64, "did you mean queue?", id="unknown setting"),
+        pytest.param(["--to", "jobset", "--set", "queue"], 64, "'queue' is no KEY=VALUE", id="no value"),
+        pytest.param(["--to", "sbatch", "--set", "steps=x"], 65, "/steps: train up to this step", id="not a number"),
+        pytest.param(["--to", "hostfile", "--against", "absent"], 65, "cannot read 'absent'", id="against nothing"),
+        pytest.param(
+            ["--to", "sbatch", "--nodes", "any", "--against", "x"],
+            64,
+            "speaks of the plan's own nodes",
+            id="against any",
+        ),
+        pytest.param(["--to", "hostfile", "--server", "http://127.0.0.1:9"], 64, "not a file", id="a file there"),
+    ],
+)
+def test_refusals(plan: str, capsys: pytest.CaptureFixture[str], more: list[str], code: int, said: str) -> None:
+    assert main(["export", plan, *more]) == code
+    assert said in capsys.readouterr().err
+
+
+def test_a_plan_for_nodes_that_are_gone(plan: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    now = tmp_path / "topology.conf"
+    now.write_text("SwitchName=leaf Nodes=node[0,2-9]\n")
+    assert main(["export", plan, "--to", "hostfile", "--against", str(now)]) == 1
+    assert "there is no node 'node1'" in capsys.readouterr().err
+    now.write_text("SwitchName=leaf Nodes=node[0-9]\n")
+    assert main(["export", plan, "--to", "hostfile", "--against", str(now)]) == 0
