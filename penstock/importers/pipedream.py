@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal, InvalidOperation
 
 from penstock.importers.linearise import Dataflow, Tensor, linearise
-from penstock.schemas.errors import Fault, InvalidDocument
+from penstock.importers.lines import Faults
+from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.profile import BoundaryTensor, Layer, LayerMeasurement, Measurement, ModelProfile, ProfileSource
 from penstock.schemas.quantities import MAX_WIRE_INTEGER
 
@@ -45,21 +46,6 @@ class _Node:
     @property
     def operation(self) -> str:
         return self.description.split("(")[0].strip() or f"node{self.number}"
-
-
-class _Faults:
-    def __init__(self) -> None:
-        self.found: list[Fault] = []
-
-    def add(self, line: int, detail: str, code: str = "invalid") -> None:
-        self.found.append(Fault(f"line {line}", detail, code))
-
-    def stop(self, name: str) -> None:
-        if self.found:
-            count = len(self.found)
-            raise InvalidDocument(
-                f"the profile text {name!r} has {count} fault{'s' if count > 1 else ''}", faults=tuple(self.found)
-            )
 
 
 def read_profile(text: str, *, name: str, device_kind: str = "V100", micro_batch_size: int) -> ModelProfile:
@@ -123,7 +109,7 @@ def read_profile(text: str, *, name: str, device_kind: str = "V100", micro_batch
 
 
 def _parse(text: str, name: str) -> tuple[dict[int, _Node], list[tuple[int, int]]]:
-    faults = _Faults()
+    faults = Faults(f"the profile text {name!r}")
     nodes: dict[int, _Node] = {}
     edge_lines: list[tuple[int, int, int]] = []
     for number, raw in enumerate(text.lstrip("\ufeff").splitlines(), start=1):
@@ -146,13 +132,13 @@ def _parse(text: str, name: str) -> tuple[dict[int, _Node], list[tuple[int, int]
                 faults.add(number, f"the edge node{a} -- node{b} ends at node{end}, which no line describes")
         if a == b:
             faults.add(number, f"the edge node{a} -- node{b} leads back to its own node")
-    faults.stop(name)
+    faults.stop()
     if not nodes:
         raise InvalidDocument(f"the profile text {name!r} has no node; a node is {_NODE_FORM}")
     return nodes, list(dict.fromkeys((a, b) for _, a, b in edge_lines))
 
 
-def _read_node(line: int, number: int, description: str, fields: str, faults: _Faults) -> _Node:
+def _read_node(line: int, number: int, description: str, fields: str, faults: Faults) -> _Node:
     values: dict[str, str] = {}
     for field in fields.split(" -- ")[0].split(","):
         key, equals, value = (part.strip() for part in field.partition("="))
@@ -164,7 +150,7 @@ def _read_node(line: int, number: int, description: str, fields: str, faults: _F
         values[key] = value
     for key in _SIZES:
         if key not in values:
-            faults.add(line, f"node{number}: {key} is missing; write {key}=bytes", "missing")
+            faults.add(line, f"node{number}: {key} is missing; write {key}=bytes", code="missing")
     times = [_number(line, number, key, values.get(key, "0"), _NS_PER_MS, faults) for key in _TIMES]
     outputs = values.get("activation_size", "0")
     entries = outputs[1:-1].split(";") if outputs.startswith("[") and outputs.endswith("]") else [outputs]
@@ -183,7 +169,7 @@ def _read_node(line: int, number: int, description: str, fields: str, faults: _F
     )
 
 
-def _number(line: int, node: int, key: str, text: str, scale: int, faults: _Faults) -> int:
+def _number(line: int, node: int, key: str, text: str, scale: int, faults: Faults) -> int:
     try:
         value = Decimal(text.strip())
     except InvalidOperation:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
@@ -93,12 +93,9 @@ class _Events:
             self._stop(event, f"the alias *{event.anchor} is not read; write the value out")
         if isinstance(event, yaml.ScalarEvent):
             quotes = event.style in ("'", '"')
-            start, end = event.start_mark, event.end_mark
-            exact = (
-                bool(start and end)
-                and start.line == end.line
-                and end.index - start.index == len(event.value) + 2 * quotes
-            )
+            start, end = cast(yaml.Mark, event.start_mark), cast(yaml.Mark, event.end_mark)
+            as_long = end.index - start.index == len(event.value) + 2 * quotes
+            exact = as_long and start.line == end.line
             return Word(event.value, (at[0], at[1] + quotes * exact), exact)
         if isinstance(event, yaml.SequenceStartEvent):
             return Sequence(tuple(self._items(yaml.SequenceEndEvent, level)), at)
