@@ -104,5 +104,7 @@ class TopologyImported(Part):
     found: tuple[SourceFound, ...]
     assumptions: tuple[str, ...]
     left_out: tuple[LeftOut, ...]
-    free: str | None = Field(description="hostlist of the nodes on which nothing runs; null: no source says what runs")
-    hash: ContentHash | None = Field(description="null where it was not kept")
+    free: str | None = Field(
+        default=None, description="hostlist of the nodes on which nothing runs; null: no source says what runs"
+    )
+    hash: ContentHash | None = Field(default=None, description="null where it was not kept")

@@ -1,0 +1,99 @@
+"""``penstock import topology`` and ``penstock.import_topology``."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock.cli.main import main
+from penstock.schemas.errors import InvalidDocument
+from penstock.schemas.topology import ClusterTopology
+from penstock.schemas.topology_import import ImportSource, TopologyImported
+
+TREE = "SwitchName=a Nodes=n[0-1]\nSwitchName=b Nodes=n[2-3]\nSwitchName=top Switches=a,b\n"
+DEVICES = ["--device", "H100", "--devices-per-node", "8"]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> str:
+    file = tmp_path / "topology.conf"
+    file.write_text(TREE)
+    return str(file)
+
+
+def run(*arguments: str) -> int:
+    return main(["import", "topology", *arguments])
+
+
+def test_a_file_becomes_a_topology_with_all_that_was_assumed(
+    tree: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = tmp_path / "site.yaml"
+    assert run(tree, *DEVICES, "--only", "n[0-2]", "-o", str(made)) == 0
+    topology = ClusterTopology.read(made)
+    assert (topology.name, len(topology.nodes)) == ("site", 3)
+    shown = capsys.readouterr().out
+    assert "3 nodes with 24 H100, 3 switches, 5 links" in shown
+    for said in topology.assumptions:
+        assert f"- {said}" in shown
+    assert "- n3: it was not asked for" in shown
+    assert len(made.read_text().splitlines()) < 30  # a line for each node and link
+
+
+def test_standard_input_and_output(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for text in (TREE.encode(), b"\xef\xbb\xbf" + TREE.encode(), TREE.encode("utf-16")):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
+        assert run("-", *DEVICES) == 0
+        shown = capsys.readouterr()
+        assert ClusterTopology.parse_json(shown.out).name == "imported"
+        assert "assumed:" in shown.err
+
+
+def test_json_is_the_whole_answer(tree: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tree, *DEVICES, "--json", "--name", "site") == 0
+    found = TopologyImported.model_validate(json.loads(capsys.readouterr().out))
+    assert (found.topology.name, found.free, found.hash) == ("site", None, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ([], 64, "there is nothing to read"),
+        (["nowhere.conf"], 65, "cannot read 'nowhere.conf': No such file or directory"),
+        (["TREE", "--from", "pbs"], 64, "'pbs' is none of slurm-conf"),
+        (["TREE", "TREE", "TREE", "--from", "slurm-conf", "--from", "slurm-conf"], 64, "2 formats for 3 files"),
+        (["-", "-"], 64, "standard input can be read once"),
+        (["TREE", "--memory", "lots"], 64, "--memory: 'lots' is no amount of memory"),
+        (["TREE", "--nic", "0 Gbit/s"], 64, "--nic: input should be greater than or equal to 1"),
+        (["TREE", "--fabric", "mesh"], 64, "--fabric: input should be 'pairs', 'ports' or 'bus'"),
+        (["TREE"], 65, "n[0-3]: the number of devices is not said; give --devices-per-node 8"),
+        (["TREE", "--from", "nccl-xml"], 65, "topology.conf"),
+        (["TREE", *DEVICES, "--only", "n[0-"], 65, "hostlist"),
+        (["TREE", *DEVICES, "--agents", "http://127.0.0.1:9"], 1, "127.0.0.1:9"),
+    ],
+)
+def test_bad_input_is_told_and_nothing_is_written(
+    tree: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, said: str
+) -> None:
+    made = tmp_path / "made.json"
+    assert run(*(tree if word == "TREE" else word for word in arguments), "-o", str(made)) == code
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert not made.exists()
+
+
+def test_the_python_function(tree: str) -> None:
+    found = penstock.import_topology(tree, devices=["A100"], devices_per_node=4, memory_bytes="40 GiB")
+    assert found.topology.nodes[0].devices[0].memory_bytes == 40 * 2**30
+    again = penstock.import_topology(
+        ImportSource(text=TREE), format="slurm-conf", devices=["A100"], devices_per_node=4, memory_bytes="40 GiB"
+    )
+    assert again.topology == found.topology
+    with pytest.raises(InvalidDocument, match="fabric"):
+        penstock.import_topology(tree, fabric="mesh")
+    with pytest.raises(InvalidDocument, match="formats"):
+        penstock.import_topology(tree, format=["slurm-conf", "slurm-conf"])
