@@ -104,7 +104,8 @@ def test_signs_behind_states_are_words(state: str, words: str) -> None:
         ("IDLE+CLOUD+POWERED_DOWN", ""),
         ("IDLE+COMPLETING", ""),
         ("DOWN*", "it is down and it does not respond"),
-        ("IDLE+MAINT+RESERVED", "it is in maintenance and it is reserved"),
+        ("IDLE+MAINT+RESERVED", "it is in maintenance"),
+        ("IDLE+RESERVED", ""),
         ("MIXED+DRAIN", "it is drained"),
         ("DOWN+INVALID_REG", "it is down and it registered with less than its configuration says"),
         ("UNKNOWN", "it is in a state that Slurm does not know yet"),
@@ -158,6 +159,12 @@ def test_untracked_devices_of_a_node_with_jobs_are_all_taken() -> None:
     facts = read_scontrol_nodes(text)
     assert [node.busy_devices for node in facts.nodes.values()] == [8, 0, 0, 0]
     assert any("(n1)" in said for said in facts.assumptions)
+
+
+def test_reserved_nodes_are_there_and_taken() -> None:
+    facts = read_scontrol_nodes(record("n", "IDLE+RESERVED"))
+    assert (facts.nodes["n"].usable, facts.nodes["n"].busy_devices) == (True, 8)
+    assert any("reserved" in said for said in facts.assumptions)
 
 
 def test_details_say_what_is_taken_where_devices_are_not_tracked() -> None:

@@ -123,7 +123,7 @@ class _Reader:
 
     def assumptions(self) -> tuple[str, ...]:
         """What had to be read into the states and resources, with the nodes that it is about."""
-        return tuple(f"{self._source}: {said} ({fold(names)})" for said, names in self._said.items())
+        return tuple(f"{self._source}: {said} ({_shown(names)})" for said, names in self._said.items())
 
     def switches(self) -> tuple[SwitchFacts, ...]:
         """The switches or blocks that nodes name as the ones they are below."""
@@ -145,6 +145,8 @@ class _Reader:
         )
 
     def _busy(self, record: _Record, words: list[str], total: int) -> int | None:
+        if {"RESERVED", "RES"}.intersection(words):
+            return total
         taken = tracked_devices(record.tres_used or "")
         if taken is None and record.gres_used not in (None, *_NONE):
             taken = sum(count for _, count in gres_counts(record.gres_used or "") or ())
@@ -159,6 +161,8 @@ class _Reader:
     def _note(self, record: _Record, words: list[str], counts: Counts) -> None:
         if len(counts) > 1:
             self._say("devices are counted in the order of the Gres entries", record)
+        if {"RESERVED", "RES"}.intersection(words):
+            self._say("the devices of reserved nodes are counted as taken", record)
         if "PLANNED" in words:
             self._say("nodes that Slurm has planned a job for are counted as free until it starts", record)
         if {"POWERED_DOWN", "POWERING_DOWN", "POWER_DOWN"} & set(words):
@@ -169,6 +173,11 @@ class _Reader:
 
     def _fault(self, record: _Record, detail: str, code: str = "invalid") -> None:
         self._faults.add(record.place.line, detail, at=record.at, code=code)
+
+
+def _shown(names: list[str]) -> str:
+    text = fold(names)
+    return text if len(text) <= 100 else f"{len(names):,} nodes"
 
 
 def _text_records(text: str, source: str, faults: Faults) -> Iterator[_Record]:

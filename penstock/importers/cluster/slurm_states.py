@@ -16,7 +16,7 @@ HAS_JOBS = {"ALLOCATED", "ALLOC", "MIXED", "MIX", "COMPLETING", "COMP"}
 _TAKES_JOBS = {
     *HAS_JOBS,
     *("IDLE", "PLANNED", "BLOCKED", "UNDRAIN", "RESUME"),
-    *("CLOUD", "DYNAMIC_NORM", "EXTERNAL", "PERFCTRS", "NPC"),
+    *("RESERVED", "RES", "CLOUD", "DYNAMIC_NORM", "EXTERNAL", "PERFCTRS", "NPC"),
     *("POWER", "POWER_UP", "POWER_DOWN", "POWERED_UP", "POWERED_DOWN", "POWERING_UP", "POWERING_DOWN"),
 }
 _TAKES_NONE = {
@@ -39,8 +39,6 @@ _TAKES_NONE = {
     "REBOOT_CANCELED": "its reboot was cancelled",
     "REBOOT_ISSUED": "it reboots",
     "REBOOT_REQUESTED": "it reboots when its jobs end",
-    "RESERVED": "it is reserved",
-    "RES": "it is reserved",
     "UNKNOWN": "it is in a state that Slurm does not know yet",
 }
 _SIGNS = {"*": "NOT_RESPONDING", "$": "MAINT", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED"}
