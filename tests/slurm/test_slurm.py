@@ -1,0 +1,220 @@
+"""From ``scontrol`` to trained ranks on a real Slurm; and the same ranks started by torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster import LIMIT_S, Slurm, free_ports, why_not
+from orphans import no_orphans
+
+from penstock.cli.main import main
+from penstock.schemas.bundle import JobBundle, LaunchReport
+from penstock.schemas.plan import PlanFile
+from penstock.schemas.profile import BoundaryTensor, Layer, LayerMeasurement, Measurement, ModelProfile, ProfileSource
+
+STEPS = 6
+LAYERS, WIDTH, BATCH = 8, 12, 16
+DEVICES = ("--device", "cpu", "--memory", "1GiB", "--fabric", "bus", "--fabric-bandwidth", "2GB/s", "--nic", "10Gbit/s")
+PENSTOCK = f"{sys.executable} -P -m penstock.cli.main"
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[Slurm]:
+    """Three nodes, of which n1 and n2 share a switch."""
+    lacking = why_not()
+    if lacking is not None:
+        pytest.skip(lacking)
+    directory = Path(tempfile.mkdtemp(prefix="penstock-slurm-"))
+    with no_orphans(within_s=10):
+        started = Slurm(directory, (("n0",), ("n1", "n2")))
+        yield started
+        started.close()
+    assert started.left_over() == []
+    shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the job in ``toy.py``, all layers equally slow, so that four devices are better than one."""
+    cost = LayerMeasurement(forward_ns=2_000_000, backward_ns=4_000_000, stash_bytes=1000)
+    made = ModelProfile(
+        name="toy",
+        layers=tuple(Layer(name=f"block{i}", parameter_bytes=4 * (WIDTH * WIDTH + 3 * WIDTH)) for i in range(LAYERS)),
+        boundaries=tuple(
+            (BoundaryTensor(name="x", bytes_per_sample=4 * WIDTH, gradient_bytes_per_sample=4 * WIDTH),)
+            for _ in range(LAYERS - 1)
+        ),
+        measurements=(Measurement(device_kind="cpu", micro_batch_size=1, layers=(cost,) * LAYERS),),
+        source=ProfileSource(method="imported", expected_error=0.9),
+    )
+    path = tmp_path_factory.mktemp("profile") / "profile.json"
+    made.write(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def topology(slurm: Slurm) -> Path:
+    """What Slurm's own commands say of the cluster, imported."""
+    switches, nodes = slurm.directory / "topology.txt", slurm.directory / "nodes.txt"
+    switches.write_text(slurm.run("scontrol", "show", "topology"))
+    nodes.write_text(slurm.run("scontrol", "show", "nodes"))
+    path = slurm.directory / "cluster.json"
+    assert main(["import", "topology", str(switches), str(nodes), *DEVICES, "-o", str(path)]) == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def placed(profile: Path, topology: Path, slurm: Slurm) -> Path:
+    """The best plan on two of the nodes."""
+    path = slurm.directory / "placed.json"
+    asked = ["-p", str(profile), "-t", str(topology), "-b", str(BATCH), "--nodes", "2", "--planner", "dapple"]
+    free = ["--nodes-from", str(slurm.directory / "nodes.txt")]
+    assert main(["place", *asked, *free[2:], "-o", str(path)]) == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def turned(placed: Path, slurm: Slurm) -> Path:
+    """The same plan with its two nodes exchanged: its last stages are where Slurm begins to count."""
+    data = json.loads(placed.read_text())
+    first, second = sorted(nodes_of(PlanFile.read(placed)))
+    text = json.dumps(data["plan"]).replace(f'"{first}/', '"?/').replace(f'"{second}/', f'"{first}/')
+    data["plan"] = json.loads(text.replace('"?/', f'"{second}/'))
+    del data["plan"]["prediction"]
+    path = slurm.directory / "turned.json"
+    path.write_text(json.dumps(data))
+    return path
+
+
+@pytest.fixture(scope="module")
+def narrow(profile: Path, topology: Path, slurm: Slurm) -> Path:
+    """A plan of one stage on n0 and one on n1."""
+    data = json.loads(topology.read_text())
+    for node in data["nodes"]:
+        node["devices"] = node["devices"][:1]
+    data["nodes"] = [node for node in data["nodes"] if node["name"] != "n2"]
+    data["links"] = [link for link in data["links"] if "n2" not in (link["a"], link["b"])]
+    smaller, path = slurm.directory / "narrow-cluster.json", slurm.directory / "narrow.json"
+    smaller.write_text(json.dumps(data))
+    asked = ["--profile", str(profile), "--topology", str(smaller), "--global-batch-size", str(BATCH)]
+    assert main(["plan", *asked, "--planner", "dapple", "--json", "-o", str(path)]) in (0, 2)
+    return path
+
+
+def nodes_of(file: PlanFile) -> list[str]:
+    """The nodes of a plan in the order of its stages."""
+    devices = [device for pipeline in file.plan.pipelines for stage in pipeline.stages for device in stage.devices]
+    return list(dict.fromkeys(device.partition("/")[0] for device in devices))
+
+
+def exported(plan: Path, to: str, folder: Path, **settings: Any) -> Path:
+    """The script of a plan, beside its bundle."""
+    toy = Path(__file__).parent
+    words = {"model": "toy:job", "directory": toy, "command": PENSTOCK, "steps": STEPS} | settings
+    given = [word for name, value in words.items() for word in ("--set", f"{name}={value}")]
+    assert main(["export", str(plan), "--to", to, *given, "-o", str(folder)]) == 0
+    (script,) = [*folder.glob("*.sbatch"), *folder.glob("torchrun.sh")][:1]
+    return script
+
+
+def log_of(folder: Path) -> str:
+    return "\n".join(path.read_text() for path in sorted(folder.glob("*.log")))
+
+
+def report_of(path: Path) -> LaunchReport:
+    return LaunchReport.parse_json(path.read_text())
+
+
+@pytest.fixture(scope="module")
+def trained(turned: Path, slurm: Slurm) -> LaunchReport:
+    """The report of the turned plan, trained by srun and compared with a single process."""
+    folder = slurm.directory / "trained"
+    script = exported(turned, "sbatch", folder, report=folder / "report.json")
+    script.write_text(script.read_text().rstrip("\n") + " --check\n")
+    code = slurm.finished(slurm.submit(script))
+    assert code == 0, log_of(folder)
+    return report_of(folder / "report.json")
+
+
+def test_a_job_is_placed_where_slurm_says_that_nodes_are_near(placed: Path, topology: Path) -> None:
+    data = json.loads(topology.read_text())
+    assert [node["name"] for node in data["nodes"]] == ["n0", "n1", "n2"]
+    assert sorted(nodes_of(PlanFile.read(placed))) == ["n1", "n2"]
+
+
+def test_stages_are_where_the_plan_puts_them_and_not_where_slurm_counts(turned: Path, trained: LaunchReport) -> None:
+    file = PlanFile.read(turned)
+    assert nodes_of(file) == ["n2", "n1"], "Slurm sorts"
+    assert (trained.launcher, trained.state, trained.steps_done) == ("srun", "succeeded", STEPS)
+    assert {f"{one.node}/{one.local_rank}": one.device for one in trained.ranks} == {
+        f"n{i}/{k}": f"n{i}/{k}" for i in (1, 2) for k in (0, 1)
+    }
+    assert len(trained.losses) == STEPS
+    assert trained.losses[-1] < trained.losses[0]  # type: ignore[operator]
+    assert trained.gradient_check is not None
+    assert trained.gradient_check < 1e-5
+
+
+def test_other_nodes_are_refused_with_what_can_be_done(narrow: Path, slurm: Slurm) -> None:
+    folder = slurm.directory / "refused"
+    bundle = exported(narrow, "sbatch", folder).with_name("job.json")
+    script = folder / "elsewhere.sh"
+    command = f"srun {PENSTOCK} rank {bundle} --model toy:job --directory {Path(__file__).parent} --steps 1"
+    script.write_text(f"#!/bin/bash\n{command}\n")
+    where = ["--nodes=2", "--ntasks-per-node=1", "--nodelist=n[1-2]", f"--output={folder}/elsewhere.log"]
+    assert slurm.finished(slurm.submit(script, *where)) == 65
+    said = log_of(folder)
+    assert "the plan does not name n2: processes were started on n1 (1), n2 (1)" in said
+    assert "sbatch --nodelist=n0,n1" in said
+    assert "or add --any-nodes" in said
+
+
+def test_a_job_that_is_cancelled_goes_on_when_it_is_submitted_again(
+    narrow: Path, slurm: Slurm, trained: LaunchReport
+) -> None:
+    folder, gate = slurm.directory / "cancelled", slurm.directory / "gate"
+    gate.touch()
+    settings = {"report": folder / "report.json", "checkpoint": folder / "checkpoints"}
+    script = exported(narrow, "sbatch", folder, environment=f"PENSTOCK_TEST_GATE={gate}", **settings)
+    job = slurm.submit(script)
+    slurm.until("a step is trained", lambda: "step 1 of" in log_of(folder))
+    slurm.run("scancel", job)
+    gate.unlink()
+    slurm.finished(job)
+    first = report_of(folder / "report.json")
+    assert first.state == "left", log_of(folder)
+    assert first.checkpoint_step == first.steps_done
+    assert 1 <= first.steps_done < STEPS
+    assert slurm.finished(slurm.submit(script)) == 0, log_of(folder)
+    second = report_of(folder / "report.json")
+    assert (second.state, second.first_step, second.steps_done) == ("succeeded", first.steps_done, STEPS)
+    assert [*first.losses, *second.losses] == pytest.approx(trained.losses, rel=1e-4)
+
+
+def test_torchrun_starts_the_same_ranks(narrow: Path, slurm: Slurm, trained: LaunchReport) -> None:
+    """Two agents of torchrun stand for two nodes, the plan's second one first."""
+    folder = slurm.directory / "torchrun"
+    script = exported(narrow, "torchrun", folder, report=folder / "report.json")
+    (port,) = free_ports(1)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PATH": path, "OMP_NUM_THREADS": "1"}
+    agents = []
+    for node in ("n1", "n0"):
+        with (folder / f"{node}.log").open("wb") as log:
+            environment = os.environ | meeting | {"NODE_NAME": node}
+            agents.append(subprocess.Popen(["bash", str(script)], env=environment, stdout=log, stderr=log))
+    assert [agent.wait(LIMIT_S) for agent in agents] == [0, 0], log_of(folder)
+    report = report_of(folder / "report.json")
+    assert report.launcher == "torchrun"
+    bundle = JobBundle.read(folder / "job.json")
+    assert [(one.node, one.device) for one in report.ranks] == [(part.node, part.device) for part in bundle.ranks]
+    assert report.losses == pytest.approx(trained.losses, rel=1e-4)
