@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
 import yaml
 
 from penstock.cli.main import main
+from penstock.manifests import TARGETS
+from penstock.schemas.launch import LaunchSettings
 from penstock.schemas.plan import PlanFile
 from penstock.service.exports import EXPORTS
 from penstock.service.samples import tiny_plan_file
@@ -98,3 +102,33 @@ def test_a_plan_for_nodes_that_are_gone(plan: str, tmp_path: Path, capsys: pytes
     assert "there is no node 'node1'" in capsys.readouterr().err
     now.write_text("SwitchName=leaf Nodes=node[0-9]\n")
     assert main(["export", plan, "--to", "hostfile", "--against", str(now)]) == 0
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "exporting.md").read_text(encoding="utf-8")
+
+
+def test_every_command_of_the_page_works(plan: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("nodes.txt").write_text("NodeName=node0 State=IDLE\nNodeName=node1 State=IDLE\n")
+    commands = [shlex.split(line)[1:] for line in PAGE.splitlines() if line.startswith("penstock export plan.json")]
+    assert len(commands) > len(TARGETS) / 2
+    for number, command in enumerate(commands):
+        if "-o" in command:
+            command[command.index("-o") + 1] = f"{number}-{command[-1]}"
+        assert main(command) == 0, command
+    assert {command[command.index("--to") + 1] for command in commands} <= TARGETS.keys()
+
+
+def test_the_page_has_every_form_and_every_setting() -> None:
+    forms, settings = (
+        re.findall(rf"^\| {head}.*\n\|-.*\n((?:\|.*\n)+)", PAGE, re.MULTILINE)[0] for head in ("form", "setting")
+    )
+    first_cells = [" ".join(row.split("|")[1] for row in table.splitlines()) for table in (forms, settings)]
+    named, set_ = (set(re.findall(r"`([^`]+)`", cells)) for cells in first_cells)
+    assert TARGETS.keys() <= named <= EXPORTS.keys()
+    assert set_ == set(LaunchSettings.model_fields)
+
+
+def test_every_setting_has_an_effect_somewhere() -> None:
+    taken = set().union(*(target.takes for target in TARGETS.values()))
+    assert taken == set(LaunchSettings.model_fields)
