@@ -64,6 +64,9 @@ class ImportOptions(Part):
     oversubscription: Number = Field(
         default=1, ge=1, le=1000, description="bandwidth below a switch over that of its link upwards, where not said"
     )
+    topology: Name | None = Field(
+        default=None, description="which of the topologies of a topology.yaml is meant; left out: its default"
+    )
     only: str | None = Field(default=None, description="hostlist: these nodes, and no others")
     only_free: Flag = Field(default=False, description="nodes on which nothing runs, and no others")
 

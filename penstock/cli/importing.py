@@ -51,6 +51,9 @@ def import_topology(
     oversubscription: Annotated[
         float, typer.Option(min=1, help="Bandwidth below a switch over that of its link upwards, where none is said.")
     ] = 1,
+    topology: Annotated[
+        str | None, typer.Option(help="Which topology of a topology.yaml with several; else its default.")
+    ] = None,
     only: Annotated[str | None, typer.Option(help="Hostlist: these nodes, and no others.")] = None,
     only_free: Annotated[bool, typer.Option("--only-free", help="Only nodes on which nothing runs.")] = False,
     output: Annotated[
@@ -78,6 +81,7 @@ def import_topology(
         "nic_bytes_per_s": _read("--nic", nic, "bytes_per_s"),
         "latency_ns": _read("--latency", latency, "time_ns"),
         "oversubscription": oversubscription,
+        "topology": topology,
         "only": only,
         "only_free": only_free,
     }

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from penstock.importers.cluster.facts import SourceFacts
+from penstock.importers.cluster.formats import import_topology
 from penstock.importers.cluster.slurm_yaml import read_slurm_yaml
 from penstock.schemas.errors import InvalidDocument
+from penstock.schemas.topology_import import ImportOptions, ImportSource
 
 SEVERAL = """\
 ---
@@ -70,6 +72,14 @@ def test_another_topology_is_read_by_its_name() -> None:
     flat = read_slurm_yaml(SEVERAL, topology="plain")
     assert (flat.nodes, flat.switches, flat.links) == ({}, (), ())
     assert "nothing of the network" in flat.assumptions[0]
+
+
+def test_imports_take_the_name_of_a_topology() -> None:
+    options = ImportOptions(devices=("H100",), devices_per_node=8, topology="racks")
+    imported = import_topology([ImportSource(text=SEVERAL)], options)
+    assert [node.name for node in imported.topology.nodes] == ["n1", "n2", "n3", "n4"]
+    with pytest.raises(InvalidDocument, match="no source is a topology"):
+        import_topology([ImportSource(text="SwitchName=a Nodes=n1")], options)
 
 
 def test_a_torus_counts_along_x_first_and_wraps_around() -> None:

@@ -17,7 +17,8 @@ from penstock.importers.cluster.merge import merge
 from penstock.schemas.errors import Fault, InvalidDocument
 from penstock.schemas.topology_import import Format, ImportOptions, ImportSource, TopologyImport, TopologyImported
 
-Reader = Callable[[str, str], SourceFacts]
+Reader = Callable[..., SourceFacts]
+"""Takes a text and what it is called; that of topology.yaml also which topology is meant."""
 
 _LOOKED_AT = 1 << 20
 
@@ -89,9 +90,12 @@ def import_topology(sources: Sequence[ImportSource], options: ImportOptions | No
     """
     if not sources:
         raise InvalidDocument("there is no source to import", remedy="give a file, or - for standard input")
+    options = options or ImportOptions()
     with _no_collection():
-        read = [_read(number, source) for number, source in enumerate(sources)]
-        return merge(read, [source.nodes for source in sources], options or ImportOptions())
+        read = [_read(number, source, options.topology) for number, source in enumerate(sources)]
+        if options.topology is not None and all(facts.format != "slurm-yaml" for facts in read):
+            raise InvalidDocument(f"no source is a topology.yaml, which would have the topology {options.topology!r}")
+        return merge(read, [source.nodes for source in sources], options)
 
 
 @contextmanager
@@ -124,9 +128,11 @@ def recognised(source: ImportSource, number: int = 0) -> Format:
     raise InvalidDocument(f"{called} {seen}", faults=faults, remedy="--from FORMAT (sources.format)")
 
 
-def _read(number: int, source: ImportSource) -> SourceFacts:
+def _read(number: int, source: ImportSource, topology: str | None) -> SourceFacts:
     name = recognised(source, number)
-    return FORMATS[name].reader(name)(source.text, source.name or f"source {number + 1} ({name})")
+    reader = FORMATS[name].reader(name)
+    called = source.name or f"source {number + 1} ({name})"
+    return reader(source.text, called, topology) if name == "slurm-yaml" else reader(source.text, called)
 
 
 def answer(request: TopologyImport) -> TopologyImported:

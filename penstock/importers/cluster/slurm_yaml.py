@@ -61,7 +61,7 @@ def _chosen(form: _Form, document: Item, wanted: str | None) -> tuple[str, str, 
         form.fault(None, "it has no topology", "missing")
     elif wanted is None and not defaults and len(found) > 1:
         form.fault(None, f"none of its topologies is the default: say which of {listed} is meant", "missing")
-    form.faults.stop()
+    form.faults.stop("--topology NAME (options.topology)")
     name = wanted if wanted is not None else next(iter([*defaults, *found]))
     return name if len(found) > 1 else "", *found[name]
 
