@@ -101,7 +101,7 @@ class PlacementRow(Part):
     nodes: PositiveCount
     devices: PositiveCount
     status: Literal["planned", "unplanned", "infeasible"] = Field(
-        description="unplanned: the time limit came first; infeasible: nothing there fits memory"
+        description="unplanned: the time limit came first; infeasible: nothing that was tried fits memory"
     )
     time_per_global_batch_ns: Nanoseconds | None = None
     samples_per_s: Number | None = None

@@ -217,7 +217,7 @@ def _rows(job: Job, choice: Choice) -> Iterable[PlacementRow]:
         most = samples / min(option.bound_ns for option in options) * 1e9
         planned = [(option.best.value_ns, option.devices, option) for option in options if option.best is not None]
         if not planned:
-            known = all(option.result is not None for option in options)
+            known = any(option.result is not None for option in options)
             devices = max(option.devices for option in options)
             yield PlacementRow(
                 nodes=number,

@@ -30,7 +30,7 @@ from penstock.solvers.result import REQUEST_SCOPE, Candidate, Result, Status
 
 SMALL = 6_000
 """Layers × devices × numbers of micro-batches up to which a job's planner is asked without any limit."""
-EFFORT = 6_144
+EFFORT = 3_072
 """Devices of the sets that get a regular plan beside the most compact ones, together."""
 SPARE = 2
 """Regular plans may take one part of so many of a time limit."""

@@ -7,6 +7,7 @@ and with replicas side by side.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
@@ -23,8 +24,10 @@ from penstock.solvers.problem import Problem
 from penstock.solvers.result import Result
 
 NAME = "regular"
-JUDGED = 6
-"""Shapes that are judged, by default."""
+MOST_JUDGED, LEAST_JUDGED = 6, 3
+"""Shapes that are judged: as many on few devices, as few on many."""
+DEVICES_JUDGED = 1536
+"""Devices of all the shapes that are judged beyond the least number."""
 IDLE = 8
 """At most one in so many devices is left idle."""
 MOST_DEPTHS = 48
@@ -43,24 +46,42 @@ class Shape(NamedTuple):
     bounds: tuple[int, ...]
 
 
-def plan(problem: Problem, judged: int = JUDGED) -> Result:
+def plan(problem: Problem) -> Result:
     """The best of the regular plans that are judged, with its bound; or the shortage of the nearest one."""
+    judged = max(LEAST_JUDGED, min(MOST_JUDGED, DEVICES_JUDGED // problem.num_devices))
     session = Session(problem, Deadline(None), schedule="early-backward")
     session.judge_all(NAME, _proposals(problem, judged))
     return session.result(NAME, "")
 
 
 def _proposals(problem: Problem, judged: int) -> Iterator[Proposal]:
-    best: dict[tuple[int, Batch], Shape] = {}
-    for shape in sorted(_shapes(problem)):
-        best.setdefault((shape.replicas, shape.batch), shape)
-    for shape in list(best.values())[:judged] or [_deepest(problem)]:
+    for shape in _best(problem, judged) or [_deepest(problem)]:
         for devices in _layouts(problem, shape):
             stages = tuple(
                 Stage(first, stop - 1, tuple(devices[s])) for s, (first, stop) in enumerate(pairwise(shape.bounds))
             )
             allocation = single_pipeline(stages, shape.batch.num_micro_batches)
             yield Proposal(allocation, ("early-backward",), "A", (problem.rules.overlap_all_reduce,))
+
+
+def _best(problem: Problem, most: int) -> list[Shape]:
+    """The shapes with the least estimates, one for each number of replicas and of micro-batches.
+
+    Chains are cut in the order of what they take at least, until no other can be among the best.
+    """
+    best: dict[tuple[int, Batch], Shape] = {}
+    for chain in sorted(_chains(problem), key=lambda chain: (chain.least_ns, chain.depth, chain.replicas)):
+        ranked = sorted(shape.estimate_ns for shape in best.values())
+        if len(ranked) >= most and chain.least_ns >= ranked[most - 1]:
+            break
+        for again in {"never": (False,), "always": (True,), "auto": (False, True)}[problem.recompute]:
+            bounds = chain.cuts(again)
+            if bounds is None:
+                continue
+            shape = Shape(chain.estimate_ns(bounds, again), chain.depth, chain.replicas, chain.batch, tuple(bounds))
+            key = (shape.replicas, shape.batch)
+            best[key] = min(shape, best.get(key, shape))
+    return sorted(best.values())[:most]
 
 
 def _layouts(problem: Problem, shape: Shape) -> list[list[list[int]]]:
@@ -80,28 +101,15 @@ def _depths(problem: Problem) -> list[int]:
     return [near[round(i * (len(near) - 1) / (MOST_DEPTHS - 1))] for i in range(MOST_DEPTHS)]
 
 
-def _shapes(problem: Problem) -> Iterator[Shape]:
-    """Those that may fit."""
+def _chains(problem: Problem) -> Iterator[_Chain]:
+    """Every number of stages with every number of micro-batches that feeds its replicas."""
     for depth in _depths(problem):
         replicas = problem.num_devices // depth
-        seen = set()
-        for rows in problem.micro_batch_sizes or [rows * replicas for rows in SLICES]:
-            if rows > problem.global_batch_size and rows > replicas:
-                continue
-            batch = batch_of(problem, min(rows, problem.global_batch_size))
-            if batch.replicas_fed(problem.min_slice) < replicas or batch in seen:
-                continue
-            seen.add(batch)
-            yield from _shapes_of(problem, depth, replicas, batch)
-
-
-def _shapes_of(problem: Problem, depth: int, replicas: int, batch: Batch) -> Iterator[Shape]:
-    """Without recomputation and with it, as the request allows and as fits."""
-    chain = _Chain(problem, depth, replicas, batch)
-    for again in {"never": (False,), "always": (True,), "auto": (False, True)}[problem.recompute]:
-        bounds = chain.cuts(again)
-        if bounds is not None:
-            yield Shape(chain.estimate_ns(bounds, again), depth, replicas, batch, tuple(bounds))
+        sizes = problem.micro_batch_sizes or tuple(rows * replicas for rows in SLICES)
+        batches = {batch_of(problem, min(size, problem.global_batch_size)) for size in sizes}
+        for batch in sorted(batches):
+            if batch.replicas_fed(problem.min_slice) >= replicas:
+                yield _Chain(problem, depth, replicas, batch)
 
 
 def _deepest(problem: Problem) -> Shape:
@@ -113,83 +121,96 @@ def _deepest(problem: Problem) -> Shape:
 
 
 class _Chain:
-    """The layers as a slice of a micro-batch costs on the slowest kind, and as they fill the smallest device."""
+    """The layers as a slice of a micro-batch costs on the slowest kind, and as they fill the smallest device.
+
+    Lists are prefix sums at the places where the chain may be cut.
+    """
 
     def __init__(self, problem: Problem, depth: int, replicas: int, batch: Batch) -> None:
         self.problem, self.depth, self.replicas, self.batch = problem, depth, replicas, batch
         share = -(-batch.most_rows // replicas)
         used = problem.devices[: depth * replicas]
         costs = [problem.costs(kind, share) for kind in sorted({device.kind for device in used})]
-        self.forward = np.max([cost.forward_ns for cost in costs], axis=0)
-        self.backward = np.max([cost.backward_ns for cost in costs], axis=0)
-        self.stash = np.max([cost.stash_bytes for cost in costs], axis=0)
-        rules = problem.memory
-        states = problem.trainable_bytes * rules.state_factor
-        if rules.shard_states:
-            states = -(-states // replicas)
-        self.static = problem.parameter_bytes + problem.trainable_bytes * rules.gradient_factor + states
+        self.places = [0, *(np.flatnonzero(problem.cuttable) + 1).tolist(), problem.num_layers]
+        forward = np.max([cost.forward_ns for cost in costs], axis=0)[self.places]
+        backward = np.max([cost.backward_ns for cost in costs], axis=0)[self.places]
+        self.times = {False: (forward + backward).tolist(), True: (2 * forward + backward).tolist()}
+        self.stash = np.max([cost.stash_bytes for cost in costs], axis=0)[self.places].tolist()
+        self.static = self._static()[self.places].tolist()
         workspace = max(int(cost.workspace_bytes.max()) for cost in costs)
         room = min(problem.capacity_bytes(d) - device.context_bytes for d, device in enumerate(used))
-        crossing = int(problem.forward_bytes.max(initial=0)) * share if rules.count_buffers else 0
-        self.room, self.crossing = room - workspace, crossing
-        self.places = np.concatenate(([0], np.flatnonzero(problem.cuttable) + 1, [problem.num_layers]))
+        self.crossing = int(problem.forward_bytes.max(initial=0)) * share if problem.memory.count_buffers else 0
+        self.room = room - workspace
 
-    def time(self, again: bool) -> np.ndarray:
-        """Prefix sums of a micro-batch's time, (L + 1,)."""
-        return np.asarray(self.forward * (2 if again else 1) + self.backward)
+    def _static(self) -> np.ndarray:
+        rules = self.problem.memory
+        states = self.problem.trainable_bytes * rules.state_factor
+        if rules.shard_states:
+            states = -(-states // self.replicas)
+        return np.asarray(self.problem.parameter_bytes + self.problem.trainable_bytes * rules.gradient_factor + states)
+
+    @property
+    def least_ns(self) -> int:
+        """Below every estimate: all stages equally fast, nothing recomputed unless everything is."""
+        whole: int = self.times[self.problem.recompute == "always"][-1]
+        return whole // self.depth * (self.batch.num_micro_batches - 1) + whole
 
     def cuts(self, again: bool) -> list[int] | None:
         """The cuts whose slowest stage is fastest among those that fit; None where none fit."""
-        time = self.time(again)
-        low, high = -(-int(time[-1]) // self.depth), int(time[-1])
-        best = self._greedy(time, high, again)
+        times = self.times[again]
+        low, high = -(-times[-1] // self.depth), times[-1]
+        best = self._greedy(times, high, again)
         while best is not None and low < high:
             middle = (low + high) // 2
-            found = self._greedy(time, middle, again)
+            found = self._greedy(times, middle, again)
             if found is None:
                 low = middle + 1
             else:
                 best, high = found, middle
         return best
 
-    def _greedy(self, time: np.ndarray, most_ns: int, again: bool) -> list[int] | None:
+    def _greedy(self, times: list[int], most_ns: int, again: bool) -> list[int] | None:
         """As much as fits on each stage in turn, leaving a block for each that follows; None where layers are left."""
         bounds, at, last = [0], 0, len(self.places) - 1
         for stage in range(self.depth):
-            i = self.places[at]
-            flying = 1 if again else min(self.depth - stage, self.batch.num_micro_batches)
-            held = self.static + flying * self.stash
-            spare = self.room - self.crossing * (min(self.depth - stage, self.batch.num_micro_batches) + 2)
-            reach = min(
-                np.searchsorted(time[self.places], time[i] + most_ns, side="right"),
-                np.searchsorted(held[self.places], held[i] + spare, side="right"),
-            )
-            stop = min(int(reach) - 1, last - (self.depth - stage - 1))
+            flying = min(self.depth - stage, self.batch.num_micro_batches)
+            stop = min(bisect_right(times, times[at] + most_ns) - 1, last - (self.depth - stage - 1))
+            spare = self.room - self.crossing * (flying + 2)
+            stop = self._fitting(at, stop, 1 if again else flying, spare)
             if stop <= at:
                 return None
-            bounds.append(int(self.places[stop]))
+            bounds.append(self.places[stop])
             at = stop
         return bounds if at == last else None
 
+    def _fitting(self, at: int, stop: int, flying: int, spare: int) -> int:
+        """The last place up to ``stop`` so that what lies between fits; ``at`` where nothing does."""
+
+        def held(place: int) -> int:
+            return int(self.static[place] - self.static[at] + flying * (self.stash[place] - self.stash[at]))
+
+        if stop <= at or held(stop) <= spare:
+            return stop
+        return at + bisect_right(range(at + 1, stop), spare, key=held)
+
     def by_memory(self) -> list[int]:
         """Cuts whose fullest stage holds least."""
-        held = self.static + self.stash
-        low, high = 0, int(held[-1])
-        self.room, self.crossing = high, 0
+        times = self.times[True]
+        low, high = 0, self.static[-1] + self.stash[-1]
+        self.crossing = 0
         while low < high:
             self.room = (low + high) // 2
-            low, high = (low, self.room) if self._greedy(held, int(held[-1]), again=True) else (self.room + 1, high)
+            low, high = (low, self.room) if self._greedy(times, times[-1], again=True) else (self.room + 1, high)
         self.room = high
-        bounds = self._greedy(held, int(held[-1]), again=True)
+        bounds = self._greedy(times, times[-1], again=True)
         assert bounds is not None
         return bounds
 
     def estimate_ns(self, bounds: list[int], again: bool) -> int:
         """Of a step: the slowest stage for each micro-batch, the way through all, the largest all-reduce and update."""
-        time = self.time(again)
-        steps = np.diff(time[bounds])
-        weights = np.diff(self.problem.trainable_bytes[bounds])
+        at = [self.places.index(bound) for bound in bounds]
+        steps = np.diff(np.asarray(self.times[again])[at])
+        heaviest = int(np.diff(self.problem.trainable_bytes[bounds]).max())
         update = int(np.diff(self.problem.update_ns[bounds]).max())
-        heaviest = int(weights.max())
         reduced = all_reduce_ns(self.problem, heaviest, range(self.replicas)) if self.replicas > 1 else 0
         return int(steps.max()) * (self.batch.num_micro_batches - 1) + int(steps.sum()) + reduced + update
