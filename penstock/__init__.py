@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from penstock.api import solve as solve
     from penstock.calibrating import calibrate as calibrate
     from penstock.explaining import explain as explain
-    from penstock.placing import place as place
     from penstock.importing import import_topology as import_topology
+    from penstock.layouts.exporting import layout_text as layout_text
+    from penstock.layouts.importing import import_layout as import_layout
+    from penstock.placing import place as place
     from penstock.solvers.explanation.layout import Layout as Layout
     from penstock.sweeping import sweep as sweep
 
@@ -29,6 +31,8 @@ _API = {
     "explain": "penstock.explaining",
     "place": "penstock.placing",
     "import_topology": "penstock.importing",
+    "import_layout": "penstock.layouts.importing",
+    "layout_text": "penstock.layouts.exporting",
     "Layout": "penstock.solvers.explanation.layout",
     "sweep": "penstock.sweeping",
 }

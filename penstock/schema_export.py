@@ -14,6 +14,7 @@ from penstock.schemas.agents import SyncReply, SyncRequest
 from penstock.schemas.bundle import JobBundle, LaunchReport
 from penstock.schemas.document import Part
 from penstock.schemas.jobs import JobEvent, JobOut, PlanComparison, ProblemDetails, ResultOut, RunOut, RunRequest
+from penstock.schemas.layouts import LayoutImported, LayoutRequest
 from penstock.schemas.placement import PlacementAnswer, PlacementRequest
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.profile import ModelProfile, PipelineProfile
@@ -40,6 +41,8 @@ DOCUMENTS: dict[str, type[Part]] = {
     "run": RunOut,
     "placement-request": PlacementRequest,
     "placement": PlacementAnswer,
+    "layout-request": LayoutRequest,
+    "layout-imported": LayoutImported,
     "job-bundle": JobBundle,
     "launch-report": LaunchReport,
     "problem-details": ProblemDetails,

@@ -66,6 +66,15 @@ def _report(file: PlanFile) -> bytes:
     return page(file).encode()
 
 
+def _layout(to: str) -> Callable[[PlanFile], bytes]:
+    def make_layout(file: PlanFile) -> bytes:
+        from penstock.layouts.exporting import layout_text
+
+        return layout_text(file, to).encode()
+
+    return make_layout
+
+
 FORMS: dict[str, Form] = {
     "plan": Form("application/json", "json", "the plan with its request inline, for verify, run and explain", _plan),
     "program": Form("application/json", "programs.json", "the programs of all ranks", _program),
@@ -76,6 +85,14 @@ FORMS: dict[str, Form] = {
     "svg": Form("image/svg+xml", "svg", "the predicted timeline as a picture", _svg),
     "report": Form(
         "text/html", "html", "a page with timeline, memory, stages and bounds that needs no network", _report
+    ),
+    "megatron": Form("text/x-shellscript", "megatron.sh", "Megatron-Core's pipeline flags", _layout("megatron")),
+    "torchtitan": Form("application/toml", "torchtitan.toml", "torchtitan's pipeline settings", _layout("torchtitan")),
+    "deepspeed": Form(
+        "text/x-python", "deepspeed.py", "a DeepSpeed PipelineModule of these parts", _layout("deepspeed")
+    ),
+    "ranges": Form(
+        "application/json", "ranges.json", "layers and devices of each stage, in plain JSON", _layout("ranges")
     ),
 }
 

@@ -93,6 +93,12 @@ def tiny_plan_file() -> dict[str, Any]:
     }
 
 
+def tiny_layout() -> dict[str, Any]:
+    """DeepSpeed's two equal parts of the tiny model."""
+    parts = '{"parts": [0, 2, 4], "train_batch_size": 16, "train_micro_batch_size_per_gpu": 4}'
+    return {"schema_version": 1, "format": "deepspeed", "layout": parts, "request": tiny_request(), "compare": False}
+
+
 def tiny_placement() -> dict[str, Any]:
     """The tiny model, which may have one or both nodes of the tiny topology."""
     job = {"name": "tiny", "profile": tiny_profile(), "global_batch_size": 16, "micro_batch_sizes": [4]}

@@ -23,6 +23,7 @@ from typing import IO, TYPE_CHECKING, Any
 from penstock.schemas.calibration import CalibrationRequest
 from penstock.schemas.errors import InvalidPlan, PenstockError
 from penstock.schemas.jobs import PlanComparison, ProblemDetails, ResultOut
+from penstock.schemas.layouts import LayoutRequest
 from penstock.schemas.placement import PlacementRequest
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.request import PlanRequest
@@ -120,6 +121,14 @@ def _place(entry: Callable[..., Any], task: dict[str, Any], send: Send) -> None:
     send({"kind": "result", "result": found.model_dump(mode="json")})
 
 
+def _layout(entry: Callable[..., Any], task: dict[str, Any], send: Send) -> None:
+    found = entry(LayoutRequest.model_validate(task["request"]), workers=1)
+    for rival in found.rivals[: found.request.target is not None]:
+        if rival.plan is not None:
+            refuse_unsound(PlanFile(plan=rival.plan, request=found.request))
+    send({"kind": "result", "result": found.model_dump(mode="json")})
+
+
 TASKS: dict[str, Callable[[Callable[..., Any], dict[str, Any], Send], None]] = {
     "solve": _solve,
     "compare": _compare,
@@ -127,6 +136,7 @@ TASKS: dict[str, Callable[[Callable[..., Any], dict[str, Any], Send], None]] = {
     "calibrate": _calibrate,
     "place": _place,
     "import": _import,
+    "layout": _layout,
 }
 
 

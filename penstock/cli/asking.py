@@ -50,7 +50,7 @@ def _fields(options: Mapping[str, Any]) -> dict[str, Any]:
     if limit is not None and not 0 <= limit < 1e6:
         raise typer.BadParameter(f"{limit} is no time limit; give seconds, 0 or more", param_hint="--time-limit")
     same = ("global_batch_size", "planner", "schedule", "recompute", "codec", "seed")
-    fields = {name: options[name] for name in same}
+    fields = {name: options[name] for name in same} | {"target": options.get("target")}
     fields["micro_batch_sizes"] = options["micro_batch_size"] or None
     fields["update_rules"] = _rules(options["update_rule"])
     fields["pins"] = [_pin(text) for text in options["pin"] or ()] or None

@@ -24,6 +24,7 @@ from penstock.cli import (
     jobs,
     judging,
     keys,
+    layouts,
     placing,
     planning,
     probing,
@@ -71,6 +72,7 @@ serving.register(app)
 doctor.register(app)
 jobs.register(app)
 sweeping.register(app)
+layouts.register(importing.group)
 keys.register(app)
 database.register(app)
 

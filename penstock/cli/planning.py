@@ -55,6 +55,9 @@ Pins = Annotated[
     list[str] | None,
     typer.Option("--pin", help="FIRST-LAST=DEVICE[,DEVICE…]: no other device may hold these layers; may be repeated."),
 ]
+Target = Annotated[
+    str | None, typer.Option(help="Stay within what this trainer can express: megatron, torchtitan or deepspeed.")
+]
 Seed = Annotated[int | None, typer.Option(help="Seed of every random choice.")]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="option=value of the planner; may be repeated.")]
 Workers = Annotated[
@@ -101,6 +104,7 @@ def plan(
     update_rule: Rules = None,
     pin: Pins = None,
     pipeline_profile: PipelineRun = None,
+    target: Target = None,
     seed: Seed = None,
     set_option: Settings = None,
     workers: Workers = None,
@@ -180,6 +184,7 @@ def compare(
     update_rule: Rules = None,
     pin: Pins = None,
     pipeline_profile: PipelineRun = None,
+    target: Target = None,
     seed: Seed = None,
     set_option: Settings = None,
     workers: Workers = None,

@@ -52,6 +52,7 @@ from penstock.schemas.jobs import (
     VersionOut,
 )
 from penstock.schemas.launch import LaunchSettings
+from penstock.schemas.layouts import LayoutImported, LayoutRequest
 from penstock.schemas.placement import PlacementAnswer, PlacementRequest
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.profile import ModelProfile
@@ -231,6 +232,11 @@ class Calls:
         if isinstance(plan, str):
             return self._get(Explanation, Send("GET", f"/v1/plans/{plan}/explain", params=_given(params), patient=True))
         return self._get(Explanation, Send("POST", "/v1/plans:explain", plan, _given(params), patient=True))
+
+    @call
+    def import_layout(self, asked: LayoutRequest) -> Flow[LayoutImported]:
+        """Another trainer's layout as a plan, judged, beside the best within the trainer's limits and without."""
+        return self._get(LayoutImported, Send("POST", "/v1/layouts:import", asked, patient=True))
 
     @call
     def calibrate(self, profile: ModelProfile, traces: Sequence[Trace], *, links: bool = True) -> Flow[CalibrationOut]:

@@ -16,10 +16,11 @@ OPTION = "transformer"
 
 
 class Roles(NamedTuple):
-    """Transformer layers ``first`` to ``last``; what is before them is the embedding, what is behind them the head."""
+    """Transformer layers ``first`` to ``last``; before them is the embedding, ``behind`` layers after them the head."""
 
     first: int
     last: int
+    behind: int
     assumption: str
 
     @property
@@ -44,6 +45,7 @@ def roles_of(profile: ModelProfile, told: str = "") -> Roles | None:
     return Roles(
         first,
         behind - 1,
+        len(said) - behind,
         f"by their names, layers {first}–{behind - 1} ({names[first]} … {names[behind - 1]}) are the transformer "
         f"layers, those before them the embedding, those behind them head and loss",
     )
@@ -67,4 +69,5 @@ def _told(profile: ModelProfile, told: str) -> Roles:
             faults=(Fault(f"/options/{OPTION}", told),),
             remedy=f"FIRST-LAST with an embedding before and a head behind, such as 1-{most - 1}",
         )
-    return Roles(int(match[1]), int(match[2]), f"layers {match[1]}–{match[2]} are the transformer layers, as told")
+    first, last = int(match[1]), int(match[2])
+    return Roles(first, last, most - last, f"layers {match[1]}–{match[2]} are the transformer layers, as told")

@@ -78,10 +78,16 @@ def compare_layout(problem: Problem, ours: Candidate, layout: Layout) -> Compare
     drafted = best_order(problem, allocation, schedules, overlap=ours.overlap_all_reduce)
     if drafted.plan is None:
         return Compared(drafted, None, (), f"it cannot run: {drafted.why}")
+    return compared(problem, ours, drafted)
+
+
+def compared(problem: Problem, ours: Candidate, drafted: Drafted) -> Compared:
+    """A plan that was judged, whether it fits or not, beside ours."""
     theirs = drafted.plan
+    assert theirs is not None
     bound = schedule_bound(problem, theirs.allocation, theirs.schedule, theirs.update_rule)
     found = differences(critical_path(problem, theirs), theirs, critical_path(problem, ours), ours)
-    broken = broken_pin(problem, allocation)
+    broken = broken_pin(problem, theirs.allocation)
     pinned = "" if broken is None else f"; and it breaks a pin: {broken}"
     return Compared(drafted, bound, found, _sentence(problem, drafted, ours, found) + pinned)
 

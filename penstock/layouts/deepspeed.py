@@ -1,0 +1,193 @@
+"""DeepSpeed's ``PipelineModule``: given parts as a small Python module, read back from one, or from JSON.
+
+DeepSpeed partitions by a method (``uniform``, ``parameters``, ``type:regex``) and takes parts from nowhere; a subclass
+that says them is what it needs. Read are ``PARTS`` (or ``parts``) or ``partition_method`` with ``num_stages``, and
+DeepSpeed's own names of batch sizes.
+
+.. [1] DeepSpeed, ``runtime/pipe/module.py``, ``runtime/utils.py`` (partition_uniform, partition_balanced).
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from itertools import pairwise
+from typing import Any
+
+from penstock.importers.lines import Faults
+from penstock.layouts.drawn import NONE, Drawn, Expressed, Reading
+from penstock.schemas.errors import InvalidDocument
+from penstock.solvers.allocators.block_partition import smallest_largest
+from penstock.solvers.within import Recomputing
+
+KEYS = (
+    "parts",
+    "partition_method",
+    "num_stages",
+    "activation_checkpoint_interval",
+    "config",
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+)
+_MODULE = '''
+from deepspeed.pipe import PipelineModule
+
+
+class PlannedPipelineModule(PipelineModule):
+    """A PipelineModule whose stage s holds the layers PARTS[s] to PARTS[s + 1] - 1."""
+
+    def __init__(self, layers, **options):
+        options.setdefault("activation_checkpoint_interval", ACTIVATION_CHECKPOINT_INTERVAL)
+        super().__init__(layers, num_stages=NUM_STAGES, **options)
+
+    def _partition_layers(self, method="uniform"):
+        if len(self._layer_specs) != PARTS[-1]:
+            raise ValueError(f"the plan is for {PARTS[-1]} layers, the model has {len(self._layer_specs)}")
+        self.parts = list(PARTS)
+        stage = self._topo.get_coord(self.global_rank).pipe
+        self._set_bounds(start=self.parts[stage], stop=self.parts[stage + 1])
+'''
+
+
+def write(plan: Expressed) -> str:
+    """A Python module with the parts, the configuration's batch sizes, and a ``PipelineModule`` that takes them."""
+    parts = [first for first, _last in plan.stages] + [plan.stages[-1][1] + 1]
+    config = {
+        "train_batch_size": plan.global_batch_size,
+        "train_micro_batch_size_per_gpu": plan.rows,
+        "gradient_accumulation_steps": plan.num_micro_batches,
+    }
+    title, *more = [line.replace("\\", "/").replace('"', "'") for line in plan.remarks()]
+    said = "\n".join([f'"""{title}', *([""] if more else []), *more, '"""'])
+    values = {
+        "NUM_STAGES": plan.ranks,
+        "PARTS": parts,
+        "ACTIVATION_CHECKPOINT_INTERVAL": plan.recompute.layers,
+        "CONFIG": config,
+    }
+    lines = [f"{name} = {json.dumps(value)}" for name, value in values.items()]
+    return "\n".join([said, "", *lines, _MODULE])
+
+
+def read(text: str, given: Reading) -> Drawn:
+    """The layout of such a module, or of JSON. Raises InvalidDocument saying where."""
+    faults = Faults(given.source)
+    found = _values(text, given.source)
+    found |= found.pop("config", None) or {}
+    numbers = {
+        name: _number(found, name, faults) for name in KEYS if name not in ("parts", "partition_method", "config")
+    }
+    faults.stop()
+    ranks = numbers["num_stages"] or given.ranks
+    said: tuple[str, ...] = ()
+    if "parts" in found:
+        parts = _checked(found["parts"], len(given.profile.layers), faults)
+    else:
+        parts, said = _partitioned(str(found.get("partition_method", "parameters")), ranks, given, faults)
+    if ranks is not None and ranks != len(parts) - 1:
+        faults.add(None, f"num_stages is {ranks}, but {len(parts) - 1} parts are given")
+    whole, steps = numbers["train_batch_size"], numbers["gradient_accumulation_steps"]
+    rows = numbers["train_micro_batch_size_per_gpu"] or given.rows
+    if whole and steps and rows and whole % (steps * rows):
+        faults.add(None, f"train_batch_size {whole} is no multiple of {rows} samples × {steps} accumulation steps")
+    faults.stop()
+    interval = numbers["activation_checkpoint_interval"]
+    return Drawn(
+        tuple((first, behind - 1) for first, behind in pairwise(parts)),
+        len(parts) - 1,
+        "early-backward",
+        rows=rows,
+        global_batch_size=whole,
+        recompute=Recomputing("uniform", interval) if interval else NONE,
+        assumptions=said,
+    )
+
+
+def _values(text: str, source: str) -> dict[str, Any]:
+    """What is assigned to the known names; nothing of the text is run."""
+    try:
+        if text.lstrip().startswith("{"):
+            data = json.loads(text)
+        else:
+            data = {}
+            for node in ast.parse(text).body:
+                if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                    name = node.targets[0].id.lower()
+                    if name in KEYS:
+                        data[name] = ast.literal_eval(node.value)
+    except json.JSONDecodeError as error:
+        raise InvalidDocument(f"{source} is no JSON: {error}") from None
+    except SyntaxError as error:
+        raise InvalidDocument(
+            f"{source} is no Python, line {error.lineno}, column {error.offset}: {error.msg}",
+            remedy='PARTS = [0, 13, 26] as Python, or {"parts": [0, 13, 26]} as JSON',
+        ) from None
+    except (ValueError, TypeError, RecursionError, MemoryError) as error:
+        raise InvalidDocument(f"{source}: a value is no plain list, number or text: {error}") from None
+    pipeline = data.get("pipeline") if isinstance(data.get("pipeline"), dict) else {}
+    data = {**data, **pipeline}
+    if "config" in data and not isinstance(data["config"], dict):
+        raise InvalidDocument(f"{source}: config is no table of DeepSpeed's settings")
+    if not any(name in data for name in ("parts", "partition_method", "num_stages")):
+        raise InvalidDocument(
+            f"{source} says neither parts nor partition_method and num_stages",
+            remedy='{"parts": [0, 13, 26], "train_micro_batch_size_per_gpu": 2, "train_batch_size": 64}',
+        )
+    return {name: value for name, value in data.items() if name in KEYS}
+
+
+def _number(found: dict[str, Any], name: str, faults: Faults) -> int | None:
+    value = found.get(name)
+    least = 0 if name == "activation_checkpoint_interval" else 1
+    if value is None or value == "auto":
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 10**9:
+        faults.add(None, f"{name} is {value!r}, no number from {least} on")
+        return None
+    return value
+
+
+def _checked(parts: Any, layers: int, faults: Faults) -> list[int]:
+    whole = isinstance(parts, list | tuple) and len(parts) > 1
+    if not whole or not all(isinstance(part, int) and not isinstance(part, bool) for part in parts):
+        faults.add(None, f"parts is {str(parts)[:60]}, no list of layer numbers")
+    elif parts[0] != 0 or parts[-1] != layers:
+        faults.add(None, f"parts go from {parts[0]} to {parts[-1]}; the profile's {layers} layers from 0 to {layers}")
+    elif bad := next((s for s, (a, b) in enumerate(pairwise(parts)) if a >= b), None):
+        faults.add(None, f"stage {bad} would hold layers {parts[bad]} to {parts[bad + 1] - 1}; each holds one at least")
+    elif parts[0] >= parts[1]:
+        faults.add(None, "stage 0 would hold no layer; each holds one at least")
+    faults.stop(f"[0, …, {layers}], where each stage begins, and their end")
+    return list(parts)
+
+
+def _partitioned(method: str, stages: int | None, given: Reading, faults: Faults) -> tuple[list[int], tuple[str, ...]]:
+    """DeepSpeed's own partition methods on the profile's layers."""
+    layers = given.profile.layers
+    count = len(layers)
+    if stages is None or stages > count:
+        faults.add(None, f"num_stages is {stages}; {count} layers can be 1 to {count} stages")
+        faults.stop()
+    assert stages is not None
+    method = method.lower()
+    if method == "uniform":
+        each, more = divmod(count, stages)
+        return [s * each + min(s, more) for s in range(stages)] + [count], ()
+    if method == "parameters":
+        weights = [layer.parameter_bytes if layer.trainable else 0 for layer in layers]
+    elif method.startswith("type:"):
+        try:
+            wanted = re.compile(method.removeprefix("type:"), re.IGNORECASE)
+        except re.error as error:
+            faults.add(None, f"partition_method {method!r}: {error}")
+            faults.stop()
+        weights = [1 if wanted.search(f"{layer.kind}") else 0 for layer in layers]
+        if not any(weights):
+            faults.add(None, f"partition_method {method!r} finds no layer; kinds are like {layers[count // 2].kind!r}")
+    else:
+        faults.add(None, f"partition_method {method!r} is none of uniform, parameters, type:regex")
+    faults.stop()
+    bounds = smallest_largest(weights, stages, [True] * (count - 1))
+    return bounds, (f"parts by {method}: the largest is as small as can be; of several such, the first cuts",)

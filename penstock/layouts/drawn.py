@@ -1,0 +1,146 @@
+"""``Drawn``: what a trainer's own file says of a pipeline, in our words; and the plan that the trainer makes of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from penstock.importers.cluster.hostlist import expand
+from penstock.layouts.roles import Roles
+from penstock.schemas.errors import Fault, InvalidDocument
+from penstock.schemas.profile import ModelProfile
+from penstock.solvers.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.problem import Problem
+from penstock.solvers.schedule import Orders
+from penstock.solvers.schedules.of_trainers import order_of
+from penstock.solvers.within import Recomputing, Within
+
+NONE = Recomputing()
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A layout. ``stages``: first and last layer of each; ``ranks`` of the pipeline, to which stages are dealt in turn.
+
+    ``rows``: samples of a micro-batch on each replica. ``overlap``: all-reduce beside the backwards. None: not said.
+    """
+
+    stages: tuple[tuple[int, int], ...]
+    ranks: int
+    schedule: str
+    rows: int | None = None
+    global_batch_size: int | None = None
+    recompute: Recomputing = NONE
+    overlap: bool | None = None
+    assumptions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a reader has beside the text: the model, its roles where names say them, and what the text may leave out.
+
+    ``rows`` and ``ranks`` as in ``Drawn``.
+    """
+
+    profile: ModelProfile
+    roles: Roles | None
+    source: str
+    rows: int | None = None
+    ranks: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Expressed:
+    """A plan that a trainer can express, for a writer. ``nodes``: name and devices of each, as ranks count them.
+
+    ``order`` by our name; ``rows`` of a micro-batch on each replica; ``title`` says which plan it is.
+    """
+
+    title: str
+    profile: ModelProfile
+    roles: Roles | None
+    stages: tuple[tuple[int, int], ...]
+    ranks: int
+    replicas: int
+    order: str
+    rows: int
+    num_micro_batches: int
+    global_batch_size: int
+    recompute: Recomputing
+    overlap: bool
+    shard_states: bool
+    nodes: tuple[tuple[str, int], ...]
+    assumptions: tuple[str, ...]
+
+    def remarks(self) -> list[str]:
+        """What a file says above what its trainer reads."""
+        hosts = ", ".join(f"{name} ({count})" for name, count in self.nodes)
+        world = self.ranks * self.replicas
+        return [
+            self.title,
+            f"{world} ranks, {self.ranks} of the pipeline × {self.replicas} replicas; they count through these nodes "
+            f"(devices of each): {hosts}",
+            *self.assumptions,
+        ]
+
+
+def placed(problem: Problem, within: Within, drawn: Drawn, world: Sequence[int]) -> tuple[Allocation, Orders]:
+    """The stages on the devices that ranks count through (``world_of``), and the trainer's order.
+
+    Raises InvalidDocument where devices, ranks, batch and micro-batches do not fit each other.
+    """
+    devices = len(world)
+    if drawn.ranks > devices or devices % drawn.ranks:
+        raise wrong(
+            f"{devices} devices cannot be {drawn.ranks} pipeline ranks with equally many replicas",
+            "the nodes that the job runs on (--nodes), or another pipeline size",
+        )
+    replicas = devices // drawn.ranks
+    rows = drawn.rows or 1
+    number, left = divmod(problem.global_batch_size, rows * replicas)
+    if left or number == 0:
+        raise wrong(
+            f"a global batch of {problem.global_batch_size} samples is no multiple of {rows} samples × {replicas} "
+            "replicas: micro-batches would not be equal",
+            "another micro-batch size (--micro-batch-size) or global batch size",
+        )
+    if drawn.schedule == "interleaved" and number % drawn.ranks:
+        raise wrong(
+            f"interleaved 1F1B takes micro-batches in groups of {drawn.ranks}, the pipeline ranks; {number} are no "
+            "multiple of that",
+            "another micro-batch size or global batch size, or one stage on each rank",
+        )
+    held = [tuple(world[r * replicas : (r + 1) * replicas]) for r in range(drawn.ranks)]
+    plain = [Stage(first, last, held[s % drawn.ranks]) for s, (first, last) in enumerate(drawn.stages)]
+    stages = tuple(
+        Stage(stage.first, stage.last, stage.devices, "rows", within.segments(stage, drawn.recompute))
+        for stage in plain
+    )
+    allocation = single_pipeline(stages, number)
+    return allocation, order_of(problem, allocation, drawn.schedule)
+
+
+def world_of(problem: Problem, nodes: str, devices_per_node: int | None) -> tuple[int, ...]:
+    """The devices of a job in the order of its ranks: of each node of a hostlist, in its order, the first so many.
+
+    Raises InvalidDocument for a node that the topology lacks, one named twice, and one with fewer devices.
+    """
+    known = dict(zip(problem.network.node_names, problem.nodes(), strict=True))
+    names = expand(nodes) if nodes.strip() else list(known)
+    if doubled := [name for name, count in Counter(names).items() if count > 1]:
+        raise wrong(f"node {doubled[0]!r} is named twice", where="/nodes")
+    for name in names:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"nodes are called like {next(iter(known))!r}"
+            raise wrong(f"the topology has no node {name!r}", hint, "/nodes")
+        if devices_per_node is not None and len(known[name]) < devices_per_node:
+            raise wrong(f"node {name!r} has {len(known[name])} devices, not {devices_per_node}", where="/nodes")
+    return tuple(device for name in names for device in known[name][:devices_per_node])
+
+
+def wrong(what: str, remedy: str | None = None, where: str = "the layout") -> InvalidDocument:
+    """A layout that contradicts itself or the request."""
+    return InvalidDocument(f"the layout does not fit: {what}", faults=(Fault(where, what, "layout"),), remedy=remedy)

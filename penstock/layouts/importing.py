@@ -1,0 +1,187 @@
+"""What somebody runs today, judged: a trainer's layout as a plan, beside the best within its limits and without."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Literal
+
+from penstock.api import solve
+from penstock.convert import from_plan, to_plan, to_problem
+from penstock.convert.explanations import to_layout
+from penstock.convert.requests import inline_documents
+from penstock.layouts import deepspeed, megatron, ranges, torchtitan
+from penstock.layouts.drawn import Drawn, Reading, placed, world_of, wrong
+from penstock.layouts.limits import refuse_beyond
+from penstock.layouts.roles import roles_of, transformer_of
+from penstock.report.words import amount, duration, percent
+from penstock.schemas.errors import InvalidPlan
+from penstock.schemas.layouts import LayoutImported, LayoutRequest, Rival
+from penstock.schemas.plan import Plan, PlanFile
+from penstock.schemas.request import PlanRequest
+from penstock.solvers.allocation import Allocation
+from penstock.solvers.bounds import one_pipeline_bound, request_bound, schedule_bound
+from penstock.solvers.explanation.drafting import Drafted, shortages
+from penstock.solvers.explanation.layout import compared
+from penstock.solvers.planners.proposal import unreachable
+from penstock.solvers.problem import Problem
+from penstock.solvers.result import REQUEST_SCOPE, Candidate
+from penstock.solvers.schedule import Orders
+from penstock.solvers.simulate import simulate
+from penstock.solvers.verify import check_allocation, check_rows, verify
+
+READERS: dict[str, Callable[[str, Reading], Drawn]] = {
+    "megatron": megatron.read,
+    "torchtitan": torchtitan.read,
+    "deepspeed": deepspeed.read,
+}
+PLANNER = "by-hand"
+
+
+def import_layout(
+    asked: LayoutRequest, *, workers: int | None = None, on_progress: Callable[[str], None] = lambda _words: None
+) -> LayoutImported:
+    """The layout as a plan of the trainer's, judged as it is; with ``compare``, what the best plans would bring.
+
+    A layout that does not fit into memory is an answer. Raises InvalidDocument for a text that does not parse or does
+    not go with model, cluster and batch (line and column are named), UnsupportedRequest for what a trainer cannot do,
+    InvalidPlan for a layout that cannot be simulated.
+    """
+    target = None if asked.format == "ranges" else asked.format
+    request = asked.request.model_copy(update={"target": target, "planner": "auto", "schedule": "auto"})
+    refuse_beyond(request)
+    on_progress("reading the layout")
+    problem = to_problem(request)
+    allocation, orders, drawn = _read(asked, request, problem)
+    overlap = problem.rules.overlap_all_reduce
+    if drawn is not None and drawn.overlap is not None:
+        overlap = drawn.overlap
+    theirs, faults = _judged(problem, allocation, orders, overlap)
+    short = shortages(problem, allocation, theirs.timeline)
+    bounds = (request_bound(problem), one_pipeline_bound(problem))
+    own = schedule_bound(problem, allocation, orders)
+    best_bound = max(bounds, key=lambda bound: bound.bound_ns)
+    assumptions = () if drawn is None else drawn.assumptions
+    roles = roles_of(inline_documents(request)[0], transformer_of(request))
+    if roles is not None and target in ("megatron", "torchtitan"):
+        assumptions = (*assumptions, roles.assumption)
+    # What memory allows bounds a plan that fits; one that does not may well be quicker.
+    plan = to_plan(problem, request, theirs, (best_bound,) if short else (best_bound, own))
+    plan = plan.model_copy(update={"assumptions": (*plan.assumptions, *assumptions)})
+    return LayoutImported(
+        format=asked.format,
+        plan=plan,
+        request=request,
+        fits=not short,
+        faults=tuple(faults),
+        missing_bytes=short[0].missing_bytes if short else 0,
+        sentences=_sentences(problem, theirs, short[0].missing_bytes if short else 0),
+        assumptions=assumptions,
+        rivals=_rivals(request, theirs, workers, on_progress) if asked.compare else (),
+    )
+
+
+def plan_file(found: LayoutImported) -> PlanFile:
+    """The layout's plan with its request."""
+    return PlanFile(plan=found.plan, request=found.request)
+
+
+def _read(asked: LayoutRequest, request: PlanRequest, problem: Problem) -> tuple[Allocation, Orders, Drawn | None]:
+    if problem.within is None:
+        if asked.nodes or asked.devices_per_node is not None:
+            raise wrong("ranges of layers name their devices themselves", "a layout with `devices`", "/nodes")
+        return (*ranges.read(asked.layout, asked.source, problem), None)
+    profile, _topology = inline_documents(request)
+    roles = roles_of(profile, transformer_of(request))
+    given = Reading(profile, roles, asked.source, asked.micro_batch_size, asked.pipeline_parallel_size)
+    drawn = READERS[asked.format](asked.layout, given)
+    if drawn.global_batch_size not in (None, problem.global_batch_size):
+        raise wrong(
+            f"it trains {drawn.global_batch_size} samples a step, the request {problem.global_batch_size}",
+            "ask for the layout's global batch size",
+        )
+    if asked.pipeline_parallel_size not in (None, drawn.ranks):
+        raise wrong(f"it has {drawn.ranks} pipeline ranks, not {asked.pipeline_parallel_size}")
+    world = world_of(problem, asked.nodes, asked.devices_per_node)
+    return (*placed(problem, problem.within, drawn, world), drawn)
+
+
+def _judged(problem: Problem, allocation: Allocation, orders: Orders, overlap: bool) -> tuple[Candidate, list[str]]:
+    faults = check_allocation(problem, allocation) or check_rows(problem, allocation, orders)
+    if faults or (apart := unreachable(problem, allocation)) is not None:
+        raise InvalidPlan(f"the layout cannot be simulated: {faults[0] if faults else apart}")
+    timeline = simulate(problem, allocation, orders, overlap=overlap)
+    faults = verify(problem, allocation, orders, timeline, overlap=overlap)
+    return Candidate(PLANNER, allocation, orders, timeline, overlap), faults
+
+
+def _sentences(problem: Problem, theirs: Candidate, missing_bytes: int) -> tuple[str, ...]:
+    value = theirs.value_ns
+    rate = problem.global_batch_size * 1e9 / value
+    said = [
+        f"{duration(value)} per global batch of {problem.global_batch_size} samples, {rate:.4g} samples/s; "
+        f"{percent(theirs.timeline.bubble)} of the devices' time is idle"
+    ]
+    unused = problem.num_devices - len(theirs.timeline.uses)
+    if unused:
+        said.append(f"{unused} of {problem.num_devices} devices are not used")
+    if missing_bytes:
+        said.append(f"it does not fit: {amount(missing_bytes)} are missing on the device that lacks most")
+    return tuple(said)
+
+
+def _rivals(
+    request: PlanRequest, theirs: Candidate, workers: int | None, on_progress: Callable[[str], None]
+) -> tuple[Rival, ...]:
+    found = []
+    if request.target is not None:
+        on_progress(f"the best plan that {request.target} can express")
+        found.append(_rival(f"within what {request.target} can express", request, theirs, workers))
+    on_progress("the best plan without limits")
+    options = {name: value for name, value in request.options.items() if name != "transformer"}
+    free = request.model_copy(update={"target": None, "options": options})
+    found.append(_rival("without limits", free, theirs, workers))
+    return tuple(found)
+
+
+def _rival(choice: str, request: PlanRequest, theirs: Candidate, workers: int | None) -> Rival:
+    result = solve(request, workers=workers)
+    problem = to_problem(request.model_copy(update={"target": None, "options": {}}))
+    ours = None if result.plan is None else _candidate(problem, result.plan)
+    scoped = [each.bound_ns for each in result.certificates if each.scope == REQUEST_SCOPE]
+    comparison = None
+    if ours is not None:
+        short = shortages(problem, theirs.allocation, theirs.timeline)
+        drafted = Drafted(theirs, short[0] if short else None)
+        comparison = to_layout(problem, ours, compared(problem, ours, drafted))
+    status: Literal["optimal", "feasible", "infeasible", "time_limit"] = result.status
+    return Rival(
+        choice=choice,
+        status=status,
+        why=result.why,
+        time_ns=None if ours is None else ours.value_ns,
+        bound_ns=max(scoped, default=None),
+        saved=None if ours is None else 1 - ours.value_ns / theirs.value_ns,
+        plan=result.plan,
+        comparison=comparison,
+    )
+
+
+def _candidate(problem: Problem, plan: Plan) -> Candidate:
+    allocation, schedule = from_plan(plan, problem)
+    timeline = simulate(problem, allocation, schedule, overlap=plan.overlap_all_reduce, update_rule=plan.update_rule)
+    return Candidate(plan.planner, allocation, schedule, timeline, plan.overlap_all_reduce, plan.update_rule)
+
+
+_BATCH = {
+    "megatron": r"--global[-_]batch[-_]size[ =:]+[\"']?(\d{1,9})",
+    "torchtitan": r"(?m)[\"']?global_batch_size[\"']?\s*[=:]\s*(\d{1,9})",
+    "deepspeed": r"[\"']train_batch_size[\"']\s*:\s*(\d{1,9})",
+    "ranges": r"\"global_batch_size\"\s*:\s*(\d{1,9})",
+}
+
+
+def batch_said(form: str, text: str) -> int | None:
+    """The global batch size that a layout names, to ask for it; the reader has the last word."""
+    found = re.search(_BATCH.get(form, r"(?!)"), text)
+    return int(found[1]) if found is not None and int(found[1]) else None

@@ -1,0 +1,170 @@
+"""Megatron-Core's ``--pipeline-model-parallel-layout``: ``Et*3|(tt|)*29|L``.
+
+``E`` embedding, ``t`` transformer layer, ``m`` multi-token prediction, ``L`` final norm, output layer and loss; ``|``
+ends a stage; ``*n`` repeats the letter or the group in parentheses before it; commas mean nothing. Groups do not nest.
+Stages are dealt to the pipeline ranks in turn, so more stages than ranks are virtual ones.
+
+.. [1] Megatron-LM, ``core/transformer/pipeline_parallel_layer_layout.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+from penstock.importers.lines import Faults
+from penstock.layouts.roles import Roles
+from penstock.layouts.texts import place
+
+LETTERS = {"E": "embedding", "t": "transformer layer", "L": "head and loss"}
+_Fault = Callable[[int, str], None]
+MOST = 100_000
+"""Letters of a layout: more is a slip of a repetition."""
+
+
+class Letter(NamedTuple):
+    """One letter after repetitions are written out, and where it stands in the text."""
+
+    letter: str
+    at: int
+
+
+def print_layout(stages: Sequence[tuple[int, int]], roles: Roles) -> str:
+    """The string of stages, by first and last layer; equal neighbours are taken together."""
+    texts = []
+    for first, last in stages:
+        count = min(last, roles.last) - max(first, roles.first) + 1
+        letters = ("E" if first < roles.first else "") + _repeated("t", max(0, count))
+        texts.append(letters + ("L" if last > roles.last else ""))
+    parts = [(text, len(list(group))) for text, group in groupby(texts)]
+    written, last_part = "", len(parts) - 1
+    for p, (text, count) in enumerate(parts):
+        times = count - (1 if p == last_part else 0)
+        written += f"({text}|)*{times}" if times > 1 else f"{text}|" * times
+        written += text if p == last_part else ""
+    return written
+
+
+def _repeated(letter: str, count: int) -> str:
+    return letter * count if count <= 2 else f"{letter}*{count}"
+
+
+def read_layout(text: str, roles: Roles, whole: str | None = None, offset: int = 0) -> tuple[tuple[int, int], ...]:
+    """First and last layer of each stage. ``text`` stands in ``whole`` from ``offset`` on.
+
+    Raises InvalidDocument with line and column for what is no layout, and for one of another model.
+    """
+    found = Faults(f"the layout {text[:80]!r}")
+
+    def fault(at: int, detail: str) -> None:
+        line, column = place(text if whole is None else whole, at if whole is None else offset + at)
+        found.add(line, detail, column=column, code="layout")
+
+    letters = _letters(text, fault)
+    found.stop("letters E, t and L, stages ended by |, repetitions *n, such as 'Ettt|(tt|)*4tL'")
+    stages = _stages(letters, len(text), roles, fault)
+    found.stop(f"E, {roles.number} times t, and L: the profile's layers 0–{roles.first - 1}, {roles.first}–{roles.last}"
+               " and those behind")  # fmt: skip
+    return stages
+
+
+def _letters(text: str, fault: _Fault) -> list[Letter]:
+    """All letters with their repetitions written out."""
+    found: list[Letter] = []
+    at = 0
+    while at < len(text):
+        items, behind = _item(text, at, fault)
+        count, at = _count(text, behind, fault)
+        if len(found) + len(items) * count > MOST:
+            fault(behind, f"more than {MOST} letters")
+            return found
+        found += items * count
+    return found
+
+
+def _item(text: str, at: int, fault: _Fault) -> tuple[list[Letter], int]:
+    """A letter, or a group, and where it ends."""
+    letter = text[at]
+    if letter == "(":
+        end = text.find(")", at)
+        inside = text[at + 1 : end]
+        if end < 0 or not inside or "(" in inside or text[end + 1 : end + 2] != "*":
+            fault(at, "a group is (letters)*n, and holds no other group")
+            return [], len(text) if end < 0 else end + 1
+        items: list[Letter] = []
+        inner = at + 1
+        while inner < end:
+            one, behind = _item(text, inner, fault)
+            count, inner = _count(text, behind, fault)
+            items += one * min(count, MOST)
+            if len(items) > MOST:
+                fault(behind, f"more than {MOST} letters")
+                return [], end + 1
+        return items, end + 1
+    if letter == ",":
+        return [], at + 1
+    if letter == "m":
+        fault(
+            at, "m is multi-token prediction, which profiles do not tell apart; leave it out, its costs are the head's"
+        )
+    elif letter not in LETTERS and letter != "|":
+        known = ", ".join(f"{each} ({what})" for each, what in LETTERS.items())
+        fault(at, f"{letter!r} is no letter of a layout; it has {known} and |")
+    return [Letter(letter, at)], at + 1
+
+
+def _count(text: str, at: int, fault: _Fault) -> tuple[int, int]:
+    """``*n`` behind an item, 1 where there is none, and where it ends."""
+    if text[at : at + 1] != "*":
+        return 1, at
+    end = at + 1
+    while end < len(text) and text[end].isascii() and text[end].isdigit():
+        end += 1
+    digits = text[at + 1 : end]
+    if not digits or len(digits) > 6 or int(digits) < 1:
+        fault(at, f"a repetition is *n, n from 1 to 999999, not {text[at:end]!r}")
+        return 1, end
+    return int(digits), end
+
+
+def _stages(letters: list[Letter], end: int, roles: Roles, fault: _Fault) -> tuple[tuple[int, int], ...]:
+    plain = [each for each in letters if each.letter != "|"]
+    count = sum(each.letter == "t" for each in plain)
+    for each in plain[1:]:
+        if each.letter == "E":
+            fault(each.at, "E, the embedding, is the first letter and stands there once")
+    for each in plain[:-1]:
+        if each.letter == "L":
+            fault(each.at, "L, head and loss, is the last letter and stands there once")
+    if not plain or plain[0].letter != "E":
+        fault(plain[0].at if plain else 0, "the first letter is E, the embedding")
+    if not plain or plain[-1].letter != "L":
+        fault(plain[-1].at if plain else end, "the last letter is L, head and loss")
+    if count != roles.number:
+        surplus = [each for each in plain if each.letter == "t"][roles.number : roles.number + 1]
+        at = surplus[0].at if surplus else end
+        fault(at, f"the layout has {count} transformer layers, the profile {roles.number}")
+    stages, layer, width = [], 0, {"E": roles.first, "t": 1}
+    for number, (own, at) in enumerate(_split(letters, end)):
+        if not own:
+            fault(at, f"stage {number} is empty; the stages of a plan hold a layer at least")
+            continue
+        held = sum(width.get(each.letter, 0) for each in own)
+        stages.append((layer, layer + held - 1))
+        layer += held
+    if stages:
+        stages[-1] = (stages[-1][0], stages[-1][1] + roles.behind)
+    return tuple(stages)
+
+
+def _split(letters: list[Letter], end: int) -> Iterator[tuple[list[Letter], int]]:
+    """The letters of each stage, and where it ends."""
+    own: list[Letter] = []
+    for each in letters:
+        if each.letter == "|":
+            yield own, each.at
+            own = []
+        else:
+            own.append(each)
+    yield own, end

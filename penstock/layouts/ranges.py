@@ -1,0 +1,149 @@
+"""Plain JSON of layer ranges, for trainers of one's own: what each stage holds, its devices, the order's name."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+from penstock.importers.lines import Faults
+from penstock.layouts.drawn import wrong
+from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
+from penstock.solvers.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.problem import Problem
+from penstock.solvers.schedule import Orders
+from penstock.solvers.schedules.early_backward import early_backward
+from penstock.solvers.schedules.of_trainers import MADE, order_of
+
+KEYS = ("layers", "names", "devices", "recompute", "schedule", "warmup", "num_micro_batches", "micro_batch_size",
+        "global_batch_size", "plan")  # fmt: skip
+
+
+def write(problem: Problem, allocation: Allocation, orders: Orders, plan_hash: str) -> str:
+    """All stages of one pipeline. Raises UnsupportedRequest for several."""
+    if len(allocation.pipelines) > 1:
+        raise UnsupportedRequest(
+            f"ranges of layers are of one pipeline; the plan has {len(allocation.pipelines)}",
+            remedy="penstock export PLAN --to plan, which says everything",
+        )
+    stages = allocation.stages
+    data = {
+        "plan": plan_hash,
+        "global_batch_size": problem.global_batch_size,
+        "num_micro_batches": allocation.num_micro_batches,
+        "micro_batch_size": -(-problem.global_batch_size // allocation.num_micro_batches),
+        "schedule": orders.name,
+        "warmup": list(orders.warmup) or None,
+        "layers": [[stage.first, stage.last] for stage in stages],
+        "names": [[problem.layer_names[layer] for layer in range(s.first, s.last + 1)] for s in stages],
+        "devices": [[problem.devices[d].name for d in stage.devices] for stage in stages],
+        "recompute": [[list(segment) for segment in stage.recompute] for stage in stages],
+    }
+    lines = [f" {json.dumps(key)}: {_row(value)}" for key, value in data.items() if value is not None]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _row(value: Any) -> str:
+    if isinstance(value, list) and value and isinstance(value[0], list):
+        return "[\n" + ",\n".join(f"  {json.dumps(each, ensure_ascii=False)}" for each in value) + "\n ]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def read(text: str, source: str, problem: Problem) -> tuple[Allocation, Orders]:
+    """The stages on their devices, else on all of them as evenly as can be; under 1F1B where no order is named.
+
+    Raises InvalidDocument for what is no such layout.
+    """
+    try:
+        data = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise InvalidDocument(f"{source} is no JSON: {error}") from None
+    if not isinstance(data, dict) or "layers" not in data:
+        raise InvalidDocument(f"{source} has no layers", remedy='{"layers": [[0, 12], [13, 25]]}')
+    faults = Faults(source)
+    for name in sorted(set(data) - set(KEYS)):
+        faults.add(None, f"a layout has no {name!r}; it has {', '.join(KEYS)}")
+    ranges = _pairs(data["layers"], "layers", faults)
+    faults.stop()
+    for s, ((_a, last), (first, _b)) in enumerate(pairwise([(0, -1), *ranges])):
+        if first != last + 1 or ranges[s][1] < first:
+            faults.add(None, f"stage {s} holds layers {list(ranges[s])}, but layer {last + 1} is the next")
+    if ranges[-1][1] != problem.num_layers - 1:
+        faults.add(None, f"the stages end with layer {ranges[-1][1]}; the last one is {problem.num_layers - 1}")
+    devices = _devices(data.get("devices"), len(ranges), problem, faults)
+    again = data.get("recompute", [[]] * len(ranges))
+    if not isinstance(again, list) or len(again) != len(ranges):
+        faults.add(None, f"recompute says nothing of {len(ranges)} stages")
+    faults.stop()
+    recompute = [tuple(_pairs(each, "recompute", faults)) for each in again]
+    number = _count(data, problem, faults)
+    faults.stop()
+    stages = tuple(
+        Stage(first, last, own, "rows", segments)
+        for (first, last), own, segments in zip(ranges, devices, recompute, strict=True)
+    )
+    allocation = single_pipeline(stages, number)
+    return allocation, _order(problem, allocation, data)
+
+
+def _pairs(value: Any, name: str, faults: Faults) -> list[tuple[int, int]]:
+    if not isinstance(value, list) or (name == "layers" and not value):
+        faults.add(None, f"{name} is no list of [first, last]")
+        return []
+    found = []
+    for each in value:
+        plain = isinstance(each, list) and len(each) == 2
+        if not plain or any(isinstance(n, bool) or not isinstance(n, int) or not 0 <= n < 10**9 for n in each):
+            faults.add(None, f"{name}: {json.dumps(each)[:60]} is no [first, last]")
+        else:
+            found.append((each[0], each[1]))
+    return found
+
+
+def _devices(value: Any, stages: int, problem: Problem, faults: Faults) -> list[tuple[int, ...]]:
+    number_of = {device.name: d for d, device in enumerate(problem.devices)}
+    if value is None:
+        share, more = divmod(problem.num_devices, stages)
+        if not share:
+            faults.add(None, f"{stages} stages need as many devices; there are {problem.num_devices}")
+        starts = [s * share + min(s, more) for s in range(stages + 1)]
+        return [tuple(range(a, b)) for a, b in pairwise(starts)]
+    if not isinstance(value, list) or len(value) != stages or not all(isinstance(own, list) and own for own in value):
+        faults.add(None, f"devices is no list of the device names of each of {stages} stages")
+        return []
+    unknown = [name for own in value for name in own if not isinstance(name, str) or name not in number_of]
+    if unknown:
+        faults.add(None, f"the topology has no device {unknown[0]!r}; one is called {problem.devices[0].name!r}")
+        return []
+    return [tuple(number_of[name] for name in own) for own in value]
+
+
+def _count(data: dict[str, Any], problem: Problem, faults: Faults) -> int:
+    whole = problem.global_batch_size
+    for name in ("num_micro_batches", "micro_batch_size", "global_batch_size"):
+        value = data.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= whole):
+            faults.add(None, f"{name} is {value!r}, no number from 1 to {whole}")
+    faults.stop()
+    if data.get("global_batch_size", whole) != whole:
+        faults.add(None, f"global_batch_size is {data['global_batch_size']}, that of the request {whole}")
+    number = data.get("num_micro_batches")
+    return int(number if number is not None else -(-whole // data.get("micro_batch_size", whole)))
+
+
+def _order(problem: Problem, allocation: Allocation, data: dict[str, Any]) -> Orders:
+    looped = len({stage.devices for stage in allocation.stages}) < len(allocation.stages)
+    name = data.get("schedule", "interleaved" if looped else "early-backward")
+    warmup = data.get("warmup")
+    if name == "early-backward" and warmup is not None:
+        counts = isinstance(warmup, list) and all(isinstance(k, int) and not isinstance(k, bool) for k in warmup)
+        if not counts:
+            raise wrong("warmup is no list of numbers", where="/warmup")
+        return early_backward(problem, allocation, warmup=warmup)
+    if name not in ("early-backward", *MADE):
+        raise InvalidDocument(
+            f"schedule {name!r} cannot be made from its name",
+            faults=(Fault("/schedule", str(name)),),
+            remedy=f"one of {', '.join(('early-backward', *MADE))}, or the plan itself",
+        )
+    return order_of(problem, allocation, str(name))
