@@ -241,6 +241,7 @@ OWN_DOCUMENTS = {
     "/v1/profiles:calibrate",
     "/v1/profiles",
     "/v1/topologies",
+    "/v1/topologies:import",
 }
 """What takes whole documents and no ids."""
 
