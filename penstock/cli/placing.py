@@ -161,7 +161,7 @@ def _changed(asked: PlacementRequest, options: Mapping[str, Any]) -> PlacementRe
         raise typer.BadParameter(f"give one of {', '.join('--' + name.replace('_', '-') for name in where)}")
     fields: dict[str, Any] = {name: getattr(asked, name) for name in PlacementRequest.model_fields}
     if where:
-        fields |= {"free": options["free"], "busy": options["busy"]}
+        fields |= {"free": options["free"] or None, "busy": options["busy"] or None}
     if options["nodes_from"] is not None:
         fields["free"] = _free_of(options["nodes_from"], fields["topology"])
     if (limit := options["time_limit"]) is not None:
