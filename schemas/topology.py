@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -98,6 +99,19 @@ class MeasuredMatrix(Part):
             if rows is not None and (len(rows) != size or any(len(row) != size for row in rows)):
                 raise ValueError(f"{name} has to be {size} rows of {size} numbers, as many as there are devices")
         return self
+
+    def of(self, devices: Sequence[str]) -> MeasuredMatrix:
+        """The matrix of some of its devices, in this order."""
+        places = {device: number for number, device in enumerate(self.devices)}
+        at = [places[device] for device in devices]
+
+        def cut(rows: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+            return tuple(tuple(rows[a][b] for b in at) for a in at)
+
+        late = None if self.latency_ns is None else cut(self.latency_ns)
+        return MeasuredMatrix(
+            devices=tuple(devices), bandwidth_bytes_per_s=cut(self.bandwidth_bytes_per_s), latency_ns=late
+        )
 
 
 class ClusterTopology(Document):

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from penstock.schemas.agents import AgentOut
 from penstock.schemas.errors import Conflict, NotFound
-from penstock.schemas.topology import ClusterTopology, Device, MeasuredMatrix, Node
+from penstock.schemas.topology import ClusterTopology, Device, Node
 
 
 def living_topology(agents: Iterable[AgentOut], known: Iterable[ClusterTopology]) -> ClusterTopology:
@@ -61,7 +61,7 @@ def _linked(nodes: dict[str, Node], measured: ClusterTopology) -> ClusterTopolog
     if measured.matrix is not None:
         if not set(devices) <= set(measured.matrix.devices):
             return None
-        return _topology(linked, measured, {"matrix": _reduced(measured.matrix, devices)})
+        return _topology(linked, measured, {"matrix": measured.matrix.of(devices)})
     gone = there.keys() - nodes.keys()
     lost = gone | {device.id for name in gone for device in there[name].devices}
     links = tuple(link for link in measured.links if not {link.a, link.b} & lost)
@@ -76,16 +76,4 @@ def _topology(nodes: Sequence[Node], measured: ClusterTopology, links: dict[str,
         assumptions=measured.assumptions,
         links_from="measured",
         **links,
-    )
-
-
-def _reduced(matrix: MeasuredMatrix, devices: Sequence[str]) -> MeasuredMatrix:
-    at = [matrix.devices.index(device) for device in devices]
-
-    def cut(rows: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
-        return tuple(tuple(rows[a][b] for b in at) for a in at)
-
-    late = None if matrix.latency_ns is None else cut(matrix.latency_ns)
-    return MeasuredMatrix(
-        devices=tuple(devices), bandwidth_bytes_per_s=cut(matrix.bandwidth_bytes_per_s), latency_ns=late
     )

@@ -207,6 +207,10 @@ def test_a_text_without_names_is_of_all_nodes_that_are_like_it() -> None:
     named = imported(four, ImportSource(text=dump, nodes="n2"))
     assert {end for end, _ in links(named)} == {"n1", *(f"n2/{i}" for i in range(4))}
     assert "none of the other sources" in refused(eight, dump).faults[0].detail
+    assert refused(four, ImportSource(text=dump, nodes="n[2-4]")).faults[0].pointer == "n[3-4]"
+    assert "leave --node" in refused(ImportSource(text=four, nodes="n1")).faults[0].detail
+    both = imported(ImportSource(text=dump, nodes="a,b"), devices=("H100",))
+    assert [each.name for each in both.topology.nodes] == ["a", "b"]
 
 
 def test_one_node_alone_needs_no_network() -> None:

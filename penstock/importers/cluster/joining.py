@@ -82,9 +82,13 @@ def join(sources: Sequence[SourceFacts], described: Sequence[str | None], notes:
         for name, node in facts.nodes.items():
             if name:
                 said[names.of(name)].append(node)
-    for facts, hostlist in zip(sources, described, strict=True):
-        if "" in facts.nodes:
-            _describe(said, facts.nodes[""], hostlist, notes, faults)
+    nameless = [
+        (facts.nodes[""], hostlist) for facts, hostlist in zip(sources, described, strict=True) if "" in facts.nodes
+    ]
+    if not nameless and any(hostlist is not None for hostlist in described):
+        faults.add(None, "every source names its nodes itself; leave --node (sources.nodes) out", at=str(described[0]))
+    for node, hostlist in nameless:
+        _describe(said, node, hostlist, notes, faults, is_known=bool(names.known))
     measured = _measured(sources, names)
     contradictions = Contradictions()
     hosts = {name: _host(name, nodes, measured.get(name), contradictions) for name, nodes in said.items()}
@@ -109,11 +113,20 @@ def _wiring(facts: SourceFacts, names: Names) -> Wiring:
 
 
 def _describe(
-    said: dict[str, list[NodeFacts]], node: NodeFacts, hostlist: str | None, notes: Notes, faults: Faults
+    said: dict[str, list[NodeFacts]],
+    node: NodeFacts,
+    hostlist: str | None,
+    notes: Notes,
+    faults: Faults,
+    *,
+    is_known: bool,
 ) -> None:
-    """Let a text without names speak of the nodes that it is about."""
+    """Let a text without names speak of the nodes that it is about; ``is_known``: others say which nodes there are."""
     if hostlist is not None:
-        for name in expand(hostlist):
+        wanted = expand(hostlist)
+        if is_known and (unknown := [name for name in wanted if name not in said]):
+            faults.add(None, f"no source names it; {node.place.source} cannot describe it", at=shown(unknown))
+        for name in wanted:
             said.setdefault(name, []).append(node)
         return
     if not said:

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.importers.cluster.facts import SourceFacts
 from penstock.importers.cluster.notes import Notes
-from penstock.schemas.topology import ClusterTopology, MeasuredMatrix
+from penstock.schemas.topology import ClusterTopology
 
 
 def measured_network(sources: Sequence[SourceFacts], hosts: Sequence[str], notes: Notes) -> dict[str, Any] | None:
@@ -24,7 +24,7 @@ def measured_network(sources: Sequence[SourceFacts], hosts: Sequence[str], notes
         from_probe = {"links_from": "measured"} if is_measured else {}
         if topology.matrix is not None:
             devices = [device.id for host in hosts for device in nodes[host].devices]
-            return {"matrix": _reduced(topology.matrix, devices), **from_probe}
+            return {"matrix": topology.matrix.of(devices), **from_probe}
         return {**_links(topology, hosts), **from_probe}
     return None
 
@@ -36,16 +36,3 @@ def _links(topology: ClusterTopology, hosts: Sequence[str]) -> dict[str, Any]:
         "switches": topology.switches,
         "links": tuple(link for link in topology.links if link.a not in lost and link.b not in lost),
     }
-
-
-def _reduced(matrix: MeasuredMatrix, devices: Sequence[str]) -> MeasuredMatrix:
-    places = {device: number for number, device in enumerate(matrix.devices)}
-    at = [places[device] for device in devices]
-
-    def cut(rows: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
-        return tuple(tuple(rows[a][b] for b in at) for a in at)
-
-    late = None if matrix.latency_ns is None else cut(matrix.latency_ns)
-    return MeasuredMatrix(
-        devices=tuple(devices), bandwidth_bytes_per_s=cut(matrix.bandwidth_bytes_per_s), latency_ns=late
-    )
