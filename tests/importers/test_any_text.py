@@ -20,6 +20,7 @@ from test_slurm_yaml import SEVERAL
 from test_topograph import graph, instance
 
 from penstock.importers.cluster.facts import SourceFacts
+from penstock.importers.cluster.formats import import_topology
 from penstock.importers.cluster.hypernodes import read_hypernodes
 from penstock.importers.cluster.ibnetdiscover import read_ibnetdiscover
 from penstock.importers.cluster.kubernetes_nodes import read_k8s_nodes
@@ -32,6 +33,7 @@ from penstock.importers.cluster.slurm_conf import read_slurm_conf
 from penstock.importers.cluster.slurm_yaml import read_slurm_yaml
 from penstock.importers.cluster.topograph import read_topograph
 from penstock.schemas.errors import InvalidDocument
+from penstock.schemas.topology_import import ImportSource
 
 LABELS = {"a/row": "r", "a/rack": "x", "nvidia.com/gpu.clique": "u.1"}
 NODES = [node("n1", labels=LABELS), node("n2", labels=LABELS), pod("p", "n1", 2)]
@@ -57,7 +59,7 @@ CHANGE = st.tuples(st.floats(0, 1), st.floats(0, 0.2), STUFF | st.text(max_size=
 
 
 @pytest.mark.parametrize("name", TEXTS)
-@settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(changes=st.lists(CHANGE, max_size=3))
 @example(changes=[])
 def test_facts_or_invalid_document(name: str, changes: list[tuple[float, float, str, bool]]) -> None:
@@ -75,3 +77,10 @@ def test_facts_or_invalid_document(name: str, changes: list[tuple[float, float, 
         assert changes, "the text itself is good"
         assert faults
         assert all(fault.pointer and fault.detail for fault in faults)
+
+
+@pytest.mark.parametrize("part", ["\n", " ", "- \n", "{", "NodeName=a\n", "SwitchName=a ", '"kind": ', "BlockName="])
+def test_formats_are_told_apart_in_linear_time(part: str) -> None:
+    """A megabyte that backtracking would look through from each of its lines anew."""
+    with pytest.raises(InvalidDocument):
+        import_topology([ImportSource(text=part * (1_000_000 // len(part)))])

@@ -6,11 +6,13 @@ A new format is a module with ``read_<format>(text, source) -> SourceFacts`` and
 from __future__ import annotations
 
 import gc
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Any
+
+import re2
 
 from penstock.importers.cluster.facts import SourceFacts
 from penstock.importers.cluster.merge import merge
@@ -21,15 +23,20 @@ Reader = Callable[..., SourceFacts]
 """Takes a text and what it is called; that of topology.yaml also which topology is meant."""
 
 _LOOKED_AT = 1 << 20
+_MORE_EXACT: dict[tuple[Format, ...], Format] = {
+    ("slurm-conf", "scontrol-topology"): "scontrol-topology",
+    ("k8s-nodes", "hypernodes"): "k8s-nodes",
+}
+"""Where a text may be of both: scontrol adds to what topology.conf has, and nodes are read with their HyperNodes."""
 
 
 @dataclass(frozen=True)
 class KnownFormat:
-    """A format: the module of its reader, what it is, and what no other format has."""
+    """A format: the module of its reader, what it is, and what texts of it have (RE2: linear in any text)."""
 
     module: str
     what: str
-    tells: re.Pattern[str]
+    tells: Any
 
     def reader(self, name: Format) -> Reader:
         """The function that reads it."""
@@ -39,14 +46,14 @@ class KnownFormat:
 
 
 def _format(module: str, what: str, tells: str) -> KnownFormat:
-    return KnownFormat(module, what, re.compile(tells, re.MULTILINE | re.IGNORECASE))
+    return KnownFormat(module, what, re2.compile(f"(?im){tells}"))
 
 
 FORMATS: dict[Format, KnownFormat] = {
     "slurm-conf": _format(
         "slurm_conf",
         "Slurm's topology.conf: tree, blocks or rings",
-        r"^\s*(SwitchName|BlockName|RingName|BlockSizes)\s*=(?!.*\b(Level|BlockIndex|RingSize)=)",
+        r"^\s*(SwitchName|BlockName|RingName|BlockSizes)\s*=",
     ),
     "slurm-yaml": _format(
         "slurm_yaml", "Slurm's topology.yaml", r"^(-\s*\{?|)\s*(topology|tree|block|flat|ring|torus3d):"
@@ -116,10 +123,10 @@ def recognised(source: ImportSource, number: int = 0) -> Format:
         return source.format
     text = source.text[:_LOOKED_AT]
     fitting: list[Format] = [name for name, each in FORMATS.items() if each.tells.search(text)]
-    if fitting == ["k8s-nodes", "hypernodes"]:
-        return "k8s-nodes"  # its reader takes the HyperNodes of the text as well
     if len(fitting) == 1:
         return fitting[0]
+    if tuple(fitting) in _MORE_EXACT:
+        return _MORE_EXACT[tuple(fitting)]
     called = source.name or f"source {number + 1}"
     if not text.strip():
         raise InvalidDocument(f"{called} is empty", remedy="look at what the command printed to standard error")

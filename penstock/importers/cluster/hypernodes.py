@@ -231,7 +231,8 @@ def _check_tree(tree: _Tree, faults: Faults) -> None:
         if tree.tiers[child] >= tree.tiers[name] and child not in in_cycles:
             tiers = f"its tier {tree.tiers[child]} has to be less than {tree.tiers[name]}"
             faults.add(None, f"HyperNode {child!r} is part of {name!r}, so {tiers}", at=tree.below[name][child])
-    _settle_nodes(tree, parents, faults)
+    if not faults.found:
+        _settle_nodes(tree, parents, faults)
 
 
 def _cycles(parents: Mapping[str, str]) -> Iterable[list[str]]:

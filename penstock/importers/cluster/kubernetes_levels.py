@@ -17,7 +17,8 @@ from collections.abc import Iterable, Mapping
 
 from penstock.importers.cluster.facts import Place, SwitchFacts
 from penstock.importers.cluster.kubernetes_objects import Labels, Node, Topology
-from penstock.importers.cluster.level_paths import Path, Step, make_switches, shared_values
+from penstock.importers.cluster.level_paths import MOST_LEVELS, Path, Step, make_switches, shared_values
+from penstock.importers.cluster.structured import several
 from penstock.importers.lines import Faults
 
 _HOST = frozenset({"kubernetes.io/hostname", "cloud.google.com/gce-topology-host"})
@@ -78,8 +79,10 @@ def _level_labels(
         unused = [key for key in levels if key not in present]
         said = [f"no node carries the label {key} of the Topology {topology.metadata.name!r}" for key in unused]
         return tuple(key for key in levels if key in present), said
-    areas = tuple(key for key in _AREAS if key in present)
-    return areas + _known_scheme(present), []
+    keys = tuple(key for key in _AREAS if key in present) + _known_scheme(present)
+    if len(keys) > MOST_LEVELS:
+        faults.add(None, f"nodes have labels of {len(keys)} levels; there are {MOST_LEVELS} at most", at="items")
+    return keys[-MOST_LEVELS:], []
 
 
 def _known_scheme(present: set[str]) -> tuple[str, ...]:
@@ -105,13 +108,16 @@ def _told(paths: Mapping[str, Path], keys: tuple[str, ...], by_topology: bool) -
     if not keys:
         return ["no label says where nodes are in the network"]
     said = [] if by_topology else [f"nodes are joined by their labels {', '.join(keys)}, outermost first"]
-    for step, above in shared_values(paths.values()).items():
-        parents = sorted("/".join(one.value for one in path) or "the outside" for path in above)
-        said.append(f"{step.layer}={step.value} stands under {', '.join(parents)}: one switch under each, not the same")
+    shared = shared_values(paths.values())
+    for layer in dict.fromkeys(step.layer for step in shared):
+        values = [step for step in shared if step.layer == layer]
+        parents = sorted("/".join(one.value for one in path) or "the outside" for path in shared[values[0]])
+        more = f", and {len(values) - 1} more such" if len(values) > 1 else ""
+        example = f"{values[0].value} under {several(parents)}"
+        said.append(f"{layer} is the same in several places ({example}{more}): each is a switch of its own")
     partly = [name for name, path in paths.items() if 0 < len(path) < len(keys)]
     if partly:
-        shown = ", ".join(partly[:3]) + (f" and {len(partly) - 3} more" if len(partly) > 3 else "")
-        said.append(f"some labels of {', '.join(keys)} are missing on {shown}: joined where the labels end")
+        said.append(f"some labels of {', '.join(keys)} are missing on {several(partly)}: joined where the labels end")
     return said
 
 

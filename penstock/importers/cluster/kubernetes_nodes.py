@@ -11,6 +11,7 @@ from penstock.importers.cluster.hypernodes import hypernode_switches
 from penstock.importers.cluster.kubernetes_devices import busy_devices, read_devices
 from penstock.importers.cluster.kubernetes_levels import read_levels
 from penstock.importers.cluster.kubernetes_objects import Node, Objects, check_labels, read_objects
+from penstock.importers.cluster.structured import several
 from penstock.importers.lines import Faults
 
 _EXPECTED_TAINTS = ("nvidia.com/", "amd.com/")
@@ -83,7 +84,7 @@ def _told_of_nodes(objects: Objects, nodes: dict[str, NodeFacts]) -> list[str]:
             ):
                 tolerated.setdefault(f"{taint.key}:{taint.effect}", []).append(node.metadata.name)
     for taint_name, holders in tolerated.items():
-        said.append(f"jobs are taken to tolerate {taint_name}, which {_several(holders)} carry")
+        said.append(f"jobs are taken to tolerate {taint_name}, which {several(holders)} carry")
     memories: dict[str, dict[int, list[str]]] = {}
     for name, facts in nodes.items():
         for device in facts.devices[:1] if facts.devices else ():
@@ -91,7 +92,7 @@ def _told_of_nodes(objects: Objects, nodes: dict[str, NodeFacts]) -> list[str]:
                 memories.setdefault(device.product, {}).setdefault(device.memory_bytes, []).append(name)
     for product, by_size in memories.items():
         if max(by_size) > min(by_size) * _SAME_MEMORY:
-            parts = [f"{size / 2**30:.1f} GiB on {_several(by_size[size])}" for size in sorted(by_size)]
+            parts = [f"{size / 2**30:.1f} GiB on {several(by_size[size])}" for size in sorted(by_size)]
             said.append(f"{product} has {', '.join(parts)}: kinds are mixed under one name; each node keeps its memory")
     if not objects.pods:
         said.append("what runs on the nodes is not in this text; give `kubectl get nodes,pods -A -o json` to have it")
@@ -100,7 +101,3 @@ def _told_of_nodes(objects: Objects, nodes: dict[str, NodeFacts]) -> list[str]:
 
 _SAME_MEMORY = 1.05
 """Drivers keep a little of the memory for themselves, not the same everywhere."""
-
-
-def _several(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
+from penstock.importers.cluster.level_paths import MOST_LEVELS
 from penstock.importers.cluster.structured import read_documents, shortened, tell_invalid
 from penstock.importers.lines import Faults
 
@@ -104,7 +105,7 @@ class _Level(_Part):
 
 
 class _TopologySpec(_Part):
-    levels: Annotated[tuple[_Level, ...], Field(min_length=1)]
+    levels: Annotated[tuple[_Level, ...], Field(min_length=1, max_length=MOST_LEVELS)]
 
 
 class Topology(_Part):

@@ -8,6 +8,9 @@ from typing import NamedTuple
 
 from penstock.importers.cluster.facts import Place, SwitchFacts
 
+MOST_LEVELS = 16
+"""Of a node's path, as many as Kueue takes."""
+
 
 class Step(NamedTuple):
     """One level of a node's path: what the level is called, how far from the nodes it is (0: next to them), whose."""

@@ -33,6 +33,8 @@ _CLASS = re.compile(r"0x([0-9a-fA-F]{4})[0-9a-fA-F]{2}")
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _BYTES_PER_S_OF_MBIT = 10**6 // 8
 _LINKS = ("nvlink", "xgmi")
+MOST_DEVICES = 256
+MOST_CARDS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,11 @@ def read_nccl_xml(text: str, source: str = "nccl-topo.xml") -> SourceFacts:
     _check_addresses(root, faults)
     gpus = _gpus(root, faults)
     bandwidths = {id(pci): _bandwidth(pci, faults) for pci in root.below("pci")}
+    nets = list(root.below("net"))
+    if len(gpus) > MOST_DEVICES or len(nets) > MOST_CARDS:
+        detail = f"{len(gpus)} devices and {len(nets)} cards are more than a node has ({MOST_DEVICES}, {MOST_CARDS})"
+        faults.add(root.line, detail, column=root.column)
+        faults.stop()
     nvlinks = _nvlinks(gpus, faults)
     nics = tuple(_nics(root, gpus, faults))
     faults.stop()

@@ -10,6 +10,7 @@ Cells are separated by tabs as the tool prints them, or by blanks as terminals p
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -150,16 +151,17 @@ def _cells(line: str) -> Iterator[_Cell]:
 
 
 def _check_rows(header: Sequence[str], rows: dict[str, _Row], line: int, faults: Faults) -> None:
-    if doubles := sorted({name for name in header if header.count(name) > 1}):
+    if doubles := sorted(name for name, count in Counter(header).items() if count > 1):
         faults.add(line, f"there are two columns {', '.join(doubles)}")
-    for name in header:
+    names = set(header)
+    for name in names:
         if not _NAME.fullmatch(name):
             faults.add(line, f"{shortened(name)} is no name of a device or card")
     missing = [name for name in header if _DEVICE.fullmatch(name) and name not in rows]
     if missing:
         faults.add(line, f"there is no row for {', '.join(missing)}; is the text cut off?", code="missing")
     for row in rows.values():
-        if row.name not in header:
+        if row.name not in names:
             faults.add(row.line, f"the row {shortened(row.name)} has no column of this name", column=1)
         elif len(row.cells) < len(header):
             told = f"{row.name} has {len(row.cells)} cells of {len(header)}; is the line cut off?"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
@@ -108,3 +109,8 @@ def shortened(value: Any) -> str:
     except ValueError:
         return "a number of thousands of digits"
     return text if len(text) <= 60 else text[:57] + "…"
+
+
+def several(names: Sequence[str]) -> str:
+    """Names as they are told in a message: the first three, and how many more."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

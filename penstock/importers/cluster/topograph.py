@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from penstock.importers.cluster.facts import NodeFacts, Place, SourceFacts
 from penstock.importers.cluster.kubernetes_levels import NVLINK_LABELS
-from penstock.importers.cluster.level_paths import Path, Step, make_switches, shared_values
+from penstock.importers.cluster.level_paths import MOST_LEVELS, Path, Step, make_switches, shared_values
 from penstock.importers.cluster.structured import read_documents, tell_invalid
 from penstock.importers.lines import Faults
 
@@ -28,7 +28,7 @@ class _Instance(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     id: Annotated[str, StringConstraints(max_length=253, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$")]
-    network_layers: tuple[_Name, ...] | None = None
+    network_layers: Annotated[tuple[_Name, ...], Field(max_length=MOST_LEVELS)] | None = None
     labels: dict[str, str] | None = None
     nvlink_domain: str | None = None
     attributes: _Attributes | None = None
