@@ -21,7 +21,7 @@ from penstock.cli.main import app, main
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 ROW = re.compile(r"^\| `(penstock [a-z ]+)` \| ([^|]+) \| `(penstock [^`|]+)` \|$", re.MULTILINE)
-FROM_DOCUMENTS = ("report", "profile", "probe", "import", "export", "serve", "worker", "agent", "delete")
+FROM_DOCUMENTS = ("report", "rank", "profile", "probe", "import", "export", "serve", "worker", "agent", "delete")
 """Commands whose answer is a document, or that stay, or that have nothing to say."""
 
 

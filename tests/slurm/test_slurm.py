@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,8 @@ STEPS = 6
 LAYERS, WIDTH, BATCH = 8, 12, 16
 DEVICES = ("--device", "cpu", "--memory", "1GiB", "--fabric", "bus", "--fabric-bandwidth", "2GB/s", "--nic", "10Gbit/s")
 PENSTOCK = f"{sys.executable} -P -m penstock.cli.main"
+HERE = ("--directory", str(Path(__file__).parent), "--set", f"command={PENSTOCK}")
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -62,37 +67,55 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def topology(slurm: Slurm) -> Path:
+def commands() -> list[list[str]]:
+    """The first block of docs/slurm.md, a command each, with the values of this cluster and of this job."""
+    page = (ROOT / "docs" / "slurm.md").read_text(encoding="utf-8")
+    block = re.split(r"```(?:bash)?\n", page)[1].replace("--checkpoint /shared/run1 ", "")
+    for shown, here in (("-b 256", f"-b {BATCH} --planner dapple"), ("1000", str(STEPS)), ("mytrain:job", "toy:job")):
+        assert shown in block
+        block = block.replace(shown, here)
+    return [shlex.split(line) for line in block.replace("&&", "\n").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def followed(commands: list[list[str]], profile: Path, slurm: Slurm) -> Path:
+    """Where the page's commands were typed, up to the plan."""
+    folder = slurm.directory / "followed"
+    folder.mkdir()
+    shutil.copy(profile, folder / "profile.json")
+    show_topology, show_nodes, importing, placing, *_ = commands
+    for command in (show_topology, show_nodes):
+        (folder / command[-1]).write_text(slurm.run(*command[: command.index(">")]))
+    with chdir(folder):
+        assert main([*importing[1:], *DEVICES]) == 0
+        assert main(placing[1:]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def topology(followed: Path) -> Path:
     """What Slurm's own commands say of the cluster, imported."""
-    switches, nodes = slurm.directory / "topology.txt", slurm.directory / "nodes.txt"
-    switches.write_text(slurm.run("scontrol", "show", "topology"))
-    nodes.write_text(slurm.run("scontrol", "show", "nodes"))
-    path = slurm.directory / "cluster.json"
-    assert main(["import", "topology", str(switches), str(nodes), *DEVICES, "-o", str(path)]) == 0
-    return path
+    return followed / "cluster.json"
 
 
 @pytest.fixture(scope="module")
-def placed(profile: Path, topology: Path, slurm: Slurm) -> Path:
-    """The best plan on two of the nodes."""
-    path = slurm.directory / "placed.json"
-    asked = ["-p", str(profile), "-t", str(topology), "-b", str(BATCH), "--nodes", "2", "--planner", "dapple"]
-    free = ["--nodes-from", str(slurm.directory / "nodes.txt")]
-    assert main(["place", *asked, *free[2:], "-o", str(path)]) == 0
-    return path
+def placed(followed: Path) -> list[str]:
+    """The nodes of the plan, in the order of its stages."""
+    return nodes_of(followed / "plan.json")
 
 
 @pytest.fixture(scope="module")
-def turned(placed: Path, slurm: Slurm) -> Path:
-    """The same plan with its two nodes exchanged: its last stages are where Slurm begins to count."""
-    data = json.loads(placed.read_text())
-    first, second = sorted(nodes_of(PlanFile.read(placed)))
-    text = json.dumps(data["plan"]).replace(f'"{first}/', '"?/').replace(f'"{second}/', f'"{first}/')
-    data["plan"] = json.loads(text.replace('"?/', f'"{second}/'))
-    del data["plan"]["prediction"]
-    path = slurm.directory / "turned.json"
-    path.write_text(json.dumps(data))
-    return path
+def turned(followed: Path, placed: list[str]) -> list[str]:
+    """Exchange the plan's two nodes: its last stages are where Slurm begins to count, unless they were before."""
+    first, second = sorted(placed)
+    path = followed / "plan.json"
+    data = json.loads(path.read_text())
+    if placed == [first, second]:
+        text = json.dumps(data["plan"]).replace(f'"{first}/', '"?/').replace(f'"{second}/', f'"{first}/')
+        data["plan"] = json.loads(text.replace('"?/', f'"{second}/'))
+        del data["plan"]["prediction"]
+        path.write_text(json.dumps(data))
+    return nodes_of(path)
 
 
 @pytest.fixture(scope="module")
@@ -110,18 +133,22 @@ def narrow(profile: Path, topology: Path, slurm: Slurm) -> Path:
     return path
 
 
-def nodes_of(file: PlanFile) -> list[str]:
+def nodes_of(plan: Path) -> list[str]:
     """The nodes of a plan in the order of its stages."""
-    devices = [device for pipeline in file.plan.pipelines for stage in pipeline.stages for device in stage.devices]
+    devices = [
+        device
+        for pipeline in PlanFile.read(plan).plan.pipelines
+        for stage in pipeline.stages
+        for device in stage.devices
+    ]
     return list(dict.fromkeys(device.partition("/")[0] for device in devices))
 
 
 def exported(plan: Path, to: str, folder: Path, **settings: Any) -> Path:
     """The script of a plan, beside its bundle."""
-    toy = Path(__file__).parent
-    words = {"model": "toy:job", "directory": toy, "command": PENSTOCK, "steps": STEPS} | settings
-    given = [word for name, value in words.items() for word in ("--set", f"{name}={value}")]
-    assert main(["export", str(plan), "--to", to, *given, "-o", str(folder)]) == 0
+    given = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    asked = ["--model", "toy:job", "--steps", str(STEPS), *HERE, *given]
+    assert main(["export", str(plan), "--to", to, *asked, "-o", str(folder)]) == 0
     (script,) = [*folder.glob("*.sbatch"), *folder.glob("torchrun.sh")][:1]
     return script
 
@@ -135,25 +162,27 @@ def report_of(path: Path) -> LaunchReport:
 
 
 @pytest.fixture(scope="module")
-def trained(turned: Path, slurm: Slurm) -> LaunchReport:
-    """The report of the turned plan, trained by srun and compared with a single process."""
-    folder = slurm.directory / "trained"
-    script = exported(turned, "sbatch", folder, report=folder / "report.json")
+def trained(commands: list[list[str]], followed: Path, turned: list[str], slurm: Slurm) -> LaunchReport:
+    """The report of the turned plan, exported and submitted as the page says, and compared with a single process."""
+    *_, exporting, change, submit = commands
+    assert turned == ["n2", "n1"], "Slurm sorts"
+    with chdir(followed):
+        assert main([*exporting[1:], *HERE]) == 0
+    folder = followed / change[-1]
+    script = folder / submit[-1]
     script.write_text(script.read_text().rstrip("\n") + " --check\n")
     code = slurm.finished(slurm.submit(script))
     assert code == 0, log_of(folder)
     return report_of(folder / "report.json")
 
 
-def test_a_job_is_placed_where_slurm_says_that_nodes_are_near(placed: Path, topology: Path) -> None:
+def test_a_job_is_placed_where_slurm_says_that_nodes_are_near(placed: list[str], topology: Path) -> None:
     data = json.loads(topology.read_text())
     assert [node["name"] for node in data["nodes"]] == ["n0", "n1", "n2"]
-    assert sorted(nodes_of(PlanFile.read(placed))) == ["n1", "n2"]
+    assert sorted(placed) == ["n1", "n2"]
 
 
-def test_stages_are_where_the_plan_puts_them_and_not_where_slurm_counts(turned: Path, trained: LaunchReport) -> None:
-    file = PlanFile.read(turned)
-    assert nodes_of(file) == ["n2", "n1"], "Slurm sorts"
+def test_stages_are_where_the_plan_puts_them_and_not_where_slurm_counts(trained: LaunchReport) -> None:
     assert (trained.launcher, trained.state, trained.steps_done) == ("srun", "succeeded", STEPS)
     assert {f"{one.node}/{one.local_rank}": one.device for one in trained.ranks} == {
         f"n{i}/{k}": f"n{i}/{k}" for i in (1, 2) for k in (0, 1)
@@ -168,11 +197,13 @@ def test_other_nodes_are_refused_with_what_can_be_done(narrow: Path, slurm: Slur
     folder = slurm.directory / "refused"
     bundle = exported(narrow, "sbatch", folder).with_name("job.json")
     script = folder / "elsewhere.sh"
-    command = f"srun {PENSTOCK} rank {bundle} --model toy:job --directory {Path(__file__).parent} --steps 1"
+    prolog = ROOT / "examples" / "schedulers" / "slurm" / "task-prolog.sh"
+    command = f"srun --task-prolog={prolog} {PENSTOCK} rank {bundle} --model toy:job {shlex.join(HERE[:2])} --steps 1"
     script.write_text(f"#!/bin/bash\n{command}\n")
     where = ["--nodes=2", "--ntasks-per-node=1", "--nodelist=n[1-2]", f"--output={folder}/elsewhere.log"]
     assert slurm.finished(slurm.submit(script, *where)) == 65
     said = log_of(folder)
+    assert "penstock: the plan does not name n2 (at spine.leaf1.n2)" in said, "the prolog"
     assert "the plan does not name n2: processes were started on n1 (1), n2 (1)" in said
     assert "sbatch --nodelist=n0,n1" in said
     assert "or add --any-nodes" in said
