@@ -1,0 +1,265 @@
+"""A control loop that places gated jobs of Kubernetes: ``python controller.py --penstock http://penstock:8642 …``.
+
+Pods ask for it with a scheduling gate and annotations (``job.yaml`` beside this file):
+
+    spec.schedulingGates: [{name: penstock.dev/placement}]
+    metadata.annotations: penstock.dev/profile (a hash that the service keeps), penstock.dev/global-batch-size
+
+Pods of one Job or JobSet are one job, one pod per node. When all of them are there, the service is asked for as many of
+the free nodes; the plan goes into a ConfigMap ``<job>-plan``, each pod gets a ``nodeSelector`` for its node, and its
+gate is removed. Where nothing fits now, the pods stay gated and are asked for again.
+
+The decision is written to the ConfigMap before the first gate falls, so a controller that dies in between goes on with
+it. A patch names the pod's resourceVersion: whoever else changed it first wins, and it is tried again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import ssl
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+GATE = "penstock.dev/placement"
+PROFILE, BATCH = "penstock.dev/profile", "penstock.dev/global-batch-size"
+SET_LABELS = ("jobset.sigs.k8s.io/jobset-name", "batch.kubernetes.io/job-name")
+HOST = "kubernetes.io/hostname"
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+MERGE = {"Content-Type": "application/merge-patch+json"}
+MOST_BYTES = 1_000_000
+"""A ConfigMap holds a MiB; a larger plan is left out, and its hash says which one it is."""
+
+log = logging.getLogger("penstock.kubernetes")
+
+
+@dataclass
+class Group:
+    """The pods of one job, in the order of their names."""
+
+    namespace: str
+    name: str
+    pods: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def gated(self) -> list[dict[str, Any]]:
+        """Those that wait for a place."""
+        return [pod for pod in self.pods if _is_gated(pod)]
+
+    @property
+    def wanted(self) -> int:
+        """How many pods the job has when all are there."""
+        return int(_annotation(self.pods[0], "penstock.dev/pods", str(len(self.pods))))
+
+
+class Controller:
+    """Asks Kubernetes, through ``cluster``, and Penstock. ``resource``: what pods ask accelerators by."""
+
+    def __init__(
+        self, cluster: httpx.Client, penstock: httpx.Client, topology: str, resource: str = "nvidia.com/gpu"
+    ) -> None:
+        self.cluster, self.penstock, self.topology, self.resource = cluster, penstock, topology, resource
+
+    def once(self) -> int:
+        """One pass over all pods; how many gates were removed."""
+        pods = self._get("/api/v1/pods")["items"]
+        removed = 0
+        for group in groups(pods):
+            try:
+                removed += self._placed(group, pods)
+            except ValueError as error:
+                log.warning("%s: an annotation is no number: %s", group.name, error)
+        return removed
+
+    def _placed(self, group: Group, pods: list[dict[str, Any]]) -> int:
+        if len(group.pods) < group.wanted:
+            log.info("%s: %d of %d pods are there", group.name, len(group.pods), group.wanted)
+            return 0
+        nodes = self._decided(group) or self._decide(group, self._free(pods))
+        removed = 0
+        for pod, node in self._seats(group, nodes):
+            if self._release(pod, node):
+                pod["spec"]["nodeName"] = node
+                removed += 1
+        return removed
+
+    def _get(self, path: str) -> dict[str, Any]:
+        answer = self.cluster.get(path)
+        answer.raise_for_status()
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def _free(self, pods: Iterable[dict[str, Any]]) -> list[str]:
+        """Nodes that are ready and schedulable, and on which no pod has accelerators or is about to."""
+        busy = {_node_of(pod) for pod in pods if self._takes(pod) and not _has_ended(pod)}
+        nodes = self._get("/api/v1/nodes")["items"]
+        return [name for name in (_name(node) for node in nodes if _is_usable(node)) if name not in busy]
+
+    def _takes(self, pod: dict[str, Any]) -> bool:
+        limits = (each.get("resources", {}).get("limits", {}) for each in pod["spec"].get("containers", ()))
+        return any(int(limit.get(self.resource, 0)) > 0 for limit in limits)
+
+    def _decided(self, group: Group) -> list[str]:
+        """The nodes of a decision that was begun to be carried out."""
+        answer = self.cluster.get(f"/api/v1/namespaces/{group.namespace}/configmaps/{group.name}-plan")
+        if answer.status_code == 404:
+            return []
+        answer.raise_for_status()
+        found: list[str] = json.loads(answer.json()["data"]["nodes"])
+        return found
+
+    def _decide(self, group: Group, free: list[str]) -> list[str]:
+        """Nodes for all pods of the group, or none; what was decided is written down."""
+        first, count = group.pods[0], len(group.pods)
+        if len(free) < count:
+            log.info("%s: %d nodes are free, %d are wanted", group.name, len(free), count)
+            return []
+        job = {
+            "name": group.name,
+            "profile": _annotation(first, PROFILE),
+            "global_batch_size": int(_annotation(first, BATCH)),
+            "nodes": {"min": count, "max": count},
+        }
+        answer = self.penstock.post("/v1/placements", json={"topology": self.topology, "free": free, "jobs": [job]})
+        if answer.status_code != 200:
+            log.warning("%s: %s", group.name, answer.json().get("detail", answer.text))
+            return []
+        choice = answer.json()["choices"][0]
+        for sentence in choice["why"]:
+            log.info("%s: %s", group.name, sentence)
+        if choice["status"] != "placed" or len(choice["nodes"]) < count:
+            return []
+        self._write_down(group, choice)
+        nodes: list[str] = choice["nodes"]
+        return nodes
+
+    def _write_down(self, group: Group, choice: dict[str, Any]) -> None:
+        plan = json.dumps(choice["plan_file"], separators=(",", ":"))
+        body = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {
+                "name": f"{group.name}-plan",
+                "ownerReferences": group.pods[0]["metadata"].get("ownerReferences", []),
+            },
+            "data": {
+                "nodes": json.dumps(choice["nodes"]),
+                "why": "\n".join(choice["why"]),
+                **({"plan.json": plan} if len(plan) < MOST_BYTES else {}),
+            },
+        }
+        self.cluster.post(f"/api/v1/namespaces/{group.namespace}/configmaps", json=body).raise_for_status()
+
+    def _seats(self, group: Group, nodes: list[str]) -> list[tuple[dict[str, Any], str]]:
+        """Each gated pod with a node that none of the others has."""
+        taken = {_node_of(pod) for pod in group.pods if not _is_gated(pod)}
+        return list(zip(group.gated, [node for node in nodes if node not in taken], strict=False))
+
+    def _release(self, pod: dict[str, Any], node: str) -> bool:
+        gates = [gate for gate in pod["spec"]["schedulingGates"] if gate["name"] != GATE]
+        patch = {
+            "metadata": {"resourceVersion": pod["metadata"]["resourceVersion"]},
+            "spec": {"nodeSelector": {HOST: node}, "schedulingGates": gates},
+        }
+        path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{_name(pod)}"
+        answer = self.cluster.patch(path, content=json.dumps(patch), headers=MERGE)
+        if answer.status_code in (404, 409):
+            log.info("%s has changed meanwhile; it is looked at again", _name(pod))
+            return False
+        answer.raise_for_status()
+        log.info("%s goes to %s", _name(pod), node)
+        return True
+
+
+def groups(pods: Iterable[dict[str, Any]]) -> list[Group]:
+    """Jobs with a gated pod, the oldest first; pods that have ended do not count."""
+    found: dict[tuple[str, str], Group] = {}
+    for pod in sorted(pods, key=lambda pod: (pod["metadata"].get("creationTimestamp", ""), _name(pod))):
+        labels = pod["metadata"].get("labels", {})
+        name = next((labels[label] for label in SET_LABELS if label in labels), _name(pod))
+        if not _has_ended(pod) and PROFILE in pod["metadata"].get("annotations", {}):
+            namespace = pod["metadata"]["namespace"]
+            found.setdefault((namespace, name), Group(namespace, name)).pods.append(pod)
+    return [group for group in found.values() if group.gated]
+
+
+def _name(thing: dict[str, Any]) -> str:
+    name: str = thing["metadata"]["name"]
+    return name
+
+
+def _annotation(pod: dict[str, Any], key: str, default: str = "") -> str:
+    value: str = pod["metadata"].get("annotations", {}).get(key, default)
+    return value
+
+
+def _is_gated(pod: dict[str, Any]) -> bool:
+    return any(gate["name"] == GATE for gate in pod["spec"].get("schedulingGates") or ())
+
+
+def _has_ended(pod: dict[str, Any]) -> bool:
+    return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+
+
+def _node_of(pod: dict[str, Any]) -> str | None:
+    """Where it runs, or will run when the scheduler has seen its selector."""
+    return pod["spec"].get("nodeName") or (pod["spec"].get("nodeSelector") or {}).get(HOST)
+
+
+def _is_usable(node: dict[str, Any]) -> bool:
+    ready = any(each["type"] == "Ready" and each["status"] == "True" for each in node["status"].get("conditions", ()))
+    return ready and not node["spec"].get("unschedulable", False)
+
+
+def _in_cluster() -> httpx.Client:
+    """The API of the cluster that this pod runs in, by its service account."""
+    host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
+    trusted = ssl.create_default_context(cafile=str(ACCOUNT / "ca.crt"))
+    return httpx.Client(base_url=f"https://{host}:{port}", verify=trusted, auth=_with_token)
+
+
+def _with_token(request: httpx.Request) -> httpx.Request:
+    """Read anew each time: the kubelet renews it."""
+    request.headers["Authorization"] = f"Bearer {(ACCOUNT / 'token').read_text(encoding='ascii')}"
+    return request
+
+
+def main() -> None:
+    """Look again and again; what fails is logged, and tried again."""
+    parser = argparse.ArgumentParser(description="Places gated jobs by Penstock.")
+    parser.add_argument("--penstock", required=True, help="the service, http://host:port; its key is PENSTOCK_API_KEY")
+    parser.add_argument("--topology", required=True, help="hash of the cluster's topology, which the service keeps")
+    parser.add_argument("--kubernetes", help="an API server without authentication, as kubectl proxy; else this pod's")
+    parser.add_argument("--resource", default="nvidia.com/gpu")
+    parser.add_argument("--pause-s", type=float, default=5.0)
+    parser.add_argument("--passes", type=int, default=0, help="end after so many; 0: never")
+    given = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    key = os.environ.get("PENSTOCK_API_KEY")
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    with (
+        httpx.Client(base_url=given.kubernetes) if given.kubernetes else _in_cluster() as cluster,
+        httpx.Client(base_url=given.penstock, headers=headers, timeout=600) as penstock,
+    ):
+        controller = Controller(cluster, penstock, given.topology, given.resource)
+        passes = 0
+        while given.passes == 0 or passes < given.passes:
+            passes += 1
+            try:
+                controller.once()
+            except httpx.HTTPError as error:
+                log.warning("%s", error)
+            if given.passes == 0 or passes < given.passes:
+                time.sleep(given.pause_s)
+
+
+if __name__ == "__main__":
+    main()
