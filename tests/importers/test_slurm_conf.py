@@ -155,3 +155,14 @@ def test_all_faults_at_once() -> None:
         "line 2, column 14",
         "line 3, column 1",
     ]
+
+
+def test_of_very_many_faults_the_first_are_told() -> None:
+    with pytest.raises(InvalidDocument, match="has 1000 faults; the first 50 follow") as caught:
+        read_slurm_conf("foo\n" * 1000)
+    assert len(caught.value.faults) == 50
+
+
+def test_messages_of_many_nodes_stay_short() -> None:
+    nodes = ",".join(f"n{3 * i}" for i in range(2000))
+    assert all(len(said) < 300 for said in faults(f"SwitchName=a Nodes={nodes}\nSwitchName=b Nodes={nodes}").values())

@@ -10,7 +10,7 @@ The lower bound of a range gives the width to which its numbers are padded with 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from math import prod
 
@@ -88,6 +88,12 @@ def fold(names: Iterable[str]) -> str:
         alike.setdefault(tuple(pieces[::2]), []).append(tuple(pieces[1::2]))
     members = [member for texts, numbers in alike.items() for member in _folded(texts, numbers)]
     return ",".join(text for _, text in sorted(members))
+
+
+def fold_shortly(names: Sequence[str], most: int = 100) -> str:
+    """The hostlist of these names for a message; how many there are, where it has more than ``most`` characters."""
+    text = fold(names)
+    return text if len(text) <= most else f"{_shortened(text, most // 2)} ({len(names):,} names)"
 
 
 def natural_order(name: str) -> NaturalKey:

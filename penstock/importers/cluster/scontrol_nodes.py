@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from penstock.importers.cluster.facts import NodeFacts, Place, SourceFacts, SwitchFacts
-from penstock.importers.cluster.hostlist import fold
+from penstock.importers.cluster.hostlist import fold_shortly
 from penstock.importers.cluster.level_paths import Path, Step, make_switches
 from penstock.importers.cluster.slurm_lines import refuse_other_than_text
 from penstock.importers.cluster.slurm_states import (
@@ -26,7 +26,7 @@ from penstock.importers.cluster.structured import read_documents
 from penstock.importers.lines import Faults
 
 _RECORD = re.compile(r"^[ \t]*+NodeName=", re.MULTILINE)
-_SIGNED = re.compile(r".*?\[[^\]\n]*@[^\]\n]*\]")
+_SIGNATURE = re.compile(r"\[[^\[\]@\s]++@[^\[\]\s]++\]")
 _LONGEST = 4096
 _NONE = ("", "(null)", "N/A", "None")
 _TEXTS = ("gres", "gres_used", "tres", "tres_used", "reason", "topology")
@@ -123,7 +123,7 @@ class _Reader:
 
     def assumptions(self) -> tuple[str, ...]:
         """What had to be read into the states and resources, with the nodes that it is about."""
-        return tuple(f"{self._source}: {said} ({_shown(names)})" for said, names in self._said.items())
+        return tuple(f"{self._source}: {said} ({fold_shortly(names)})" for said, names in self._said.items())
 
     def switches(self) -> tuple[SwitchFacts, ...]:
         """The switches or blocks that nodes name as the ones they are below."""
@@ -175,11 +175,6 @@ class _Reader:
         self._faults.add(record.place.line, detail, at=record.at, code=code)
 
 
-def _shown(names: list[str]) -> str:
-    text = fold(names)
-    return text if len(text) <= 100 else f"{len(names):,} nodes"
-
-
 def _text_records(text: str, source: str, faults: Faults) -> Iterator[_Record]:
     text = text.removeprefix("\ufeff")
     starts = [match.start() for match in _RECORD.finditer(text)]
@@ -197,7 +192,8 @@ def _text_records(text: str, source: str, faults: Faults) -> Iterator[_Record]:
 
 def _text_record(text: str, place: Place) -> _Record:
     head, _, reason = text.partition(" Reason=")
-    signed = _SIGNED.match(reason)
+    reason = reason.partition("\n")[0]
+    signature = _SIGNATURE.search(reason)
     return _Record(
         name=text[:_LONGEST].removeprefix("NodeName=").partition(" ")[0].partition("\n")[0].rstrip(),
         place=place,
@@ -206,7 +202,7 @@ def _text_record(text: str, place: Place) -> _Record:
         gres_used=_value(head, "GresUsed"),
         tres=_value(head, "CfgTRES"),
         tres_used=_value(head, "AllocTRES"),
-        reason=(signed[0] if signed else reason.split("\n", 1)[0]).strip(),
+        reason=reason[: signature.end() if signature else None].strip(),
         topology=_value(text, "Topology") or "",
     )
 

@@ -7,7 +7,7 @@ links are in topology.yaml only.
 from __future__ import annotations
 
 from penstock.importers.cluster.facts import SourceFacts
-from penstock.importers.cluster.hostlist import fold
+from penstock.importers.cluster.hostlist import fold_shortly
 from penstock.importers.cluster.slurm_conf import BLOCKS, LINK_SPEED, NOTHING_NAMED, ring_facts
 from penstock.importers.cluster.slurm_lines import Hostlists, Line, Value, refuse_other_than_text, values
 from penstock.importers.cluster.switch_tree import Group, Switch, nested, node_facts, switch_facts, tiers_of
@@ -100,7 +100,8 @@ class _Records:
         repeated = set(self._repeated.get(switch.name, ()))
         if repeated and repeated != nodes:
             line, column = switch.at
-            detail = f"{switch.name!r} lists other nodes than the switches below it: {fold(sorted(repeated ^ nodes))}"
+            others = fold_shortly(sorted(repeated ^ nodes))
+            detail = f"{switch.name!r} lists other nodes than the switches below it: {others}"
             self._faults.add(line, detail, column=column, code="contradiction")
 
     def _read_switch(self, name: Value, record: dict[str, Value]) -> None:

@@ -146,13 +146,13 @@ class _Form:
     def names(self, item: Mapping, key: str) -> tuple[str, ...]:
         """The names of the hostlist, or list of hostlists, behind a key; none if it is not there."""
         value = item.items.get(key)
-        found: tuple[str, ...] = ()
+        found: list[str] = []
         for word in value.items if isinstance(value, Sequence) else [value] if value else []:
             if isinstance(word, Word):
                 found += self._hostlists.read(word.text, word.place)
             else:
                 self.fault(word.at, f"{key} is no hostlist such as node[01-16]")
-        return found
+        return tuple(found)
 
     def below_at(self, item: Mapping, *keys: str) -> At:
         """Where the first of these keys has its value."""

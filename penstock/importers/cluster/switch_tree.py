@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.importers.cluster.facts import NodeFacts, Place, SwitchFacts
-from penstock.importers.cluster.hostlist import fold
+from penstock.importers.cluster.hostlist import fold_shortly
 from penstock.importers.cluster.slurm_lines import At
 from penstock.importers.lines import Faults
 
@@ -64,7 +64,7 @@ def switch_facts(
         for switch in kept
     ]
     said = [
-        f"{source}: {fold([first, *others])} are above the same switches and read as one, {first}"
+        f"{source}: {fold_shortly([first, *others])} are above the same switches and read as one, {first}"
         for first, others in twins.items()
     ]
     return tuple(facts), tuple(said)
@@ -87,7 +87,7 @@ def nested(blocks: Sequence[Switch], groups: Iterable[Group], faults: Faults) ->
     for group in sorted(groups, key=lambda group: len(group.blocks)):
         unknown = [name for name in group.blocks if name not in top]
         if unknown:
-            faults.add(group.at[0], f"{group.name!r} is of unknown blocks: {fold(unknown)}", column=group.at[1])
+            faults.add(group.at[0], f"{group.name!r} is of unknown blocks: {fold_shortly(unknown)}", column=group.at[1])
             continue
         members = set(group.blocks)
         tops = tuple(dict.fromkeys(top[name] for name in group.blocks))
@@ -113,7 +113,7 @@ def _check_names(switches: Sequence[Switch], faults: Faults) -> None:
         line, column = switch.below_at
         unknown = [name for name in switch.switches if name not in first]
         if unknown:
-            detail = f"{switch.name!r} is above {fold(unknown)}, which is no switch of this text"
+            detail = f"{switch.name!r} is above {fold_shortly(unknown)}, which is no switch of this text"
             faults.add(line, detail, column=column, code="unknown")
         if len(set(switch.switches)) < len(switch.switches):
             detail = f"{switch.name!r} is above {_doubles(switch.switches)} twice"
@@ -131,14 +131,14 @@ def _check_nodes(switches: Sequence[Switch], faults: Faults) -> None:
                 again.setdefault(leaf.name, []).append(node)
         for name, nodes in again.items():
             kind = "leaf switch" if switch.layer == "switch" else switch.layer
-            detail = f"{fold(nodes)} of {switch.name!r} is of {name!r}, too; a node has one {kind}"
+            detail = f"{fold_shortly(nodes)} of {switch.name!r} is of {name!r}, too; a node has one {kind}"
             faults.add(line, detail, column=column, code="contradiction")
         if len(set(switch.nodes)) < len(switch.nodes):
             faults.add(line, f"{switch.name!r} has {_doubles(switch.nodes)} twice", column=column, code="double")
 
 
 def _doubles(names: Sequence[str]) -> str:
-    return fold(name for name, count in Counter(names).items() if count > 1)
+    return fold_shortly([name for name, count in Counter(names).items() if count > 1])
 
 
 def tiers_of(switches: Sequence[Switch], faults: Faults) -> dict[str, int]:
