@@ -11,7 +11,7 @@ LEAF, SPINE = "MF0;leaf01:MQM8700/U1", "MF0;spine01:MQM8700/U1"
 FABRIC = f"""\
 #
 # Topology file: generated on Mon Jan  5 10:00:00 2026
-#
+Non-Chassis Nodes
 
 vendid=0x2c9
 devid=0xd2f0

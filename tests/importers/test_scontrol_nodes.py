@@ -105,6 +105,7 @@ def test_signs_behind_states_are_words(state: str, words: str) -> None:
         ("IDLE+COMPLETING", ""),
         ("DOWN*", "it is down and it does not respond"),
         ("IDLE+MAINT+RESERVED", "it is in maintenance"),
+        ("IDLE+CLOUD+MAINTENANCE+RESERVED", "it is in maintenance"),
         ("IDLE+RESERVED", ""),
         ("MIXED+DRAIN", "it is drained"),
         ("DOWN+INVALID_REG", "it is down and it registered with less than its configuration says"),

@@ -25,7 +25,9 @@ _PORT = re.compile(
     re.IGNORECASE,
 )
 _RATE = re.compile(r"(?:^|\s)([0-9]{1,3})x([A-Z]+[0-9]*)(?=\s|$)")
-_SKIPPED = re.compile(r"#|(?:vendid|devid|sysimgguid|switchguid|caguid|rtguid)=|Chassis |Hostname: ", re.IGNORECASE)
+_SKIPPED = re.compile(
+    r"#|(?:vendid|devid|sysimgguid|switchguid|caguid|rtguid)=|(?:Non-)?Chassis |Hostname: ", re.IGNORECASE
+)
 _NAME = re.compile(r"(HCA-\d+|(?:mlx|ib|hfi|qib|bnxt_re|irdma|roce|rdma|ibp)\w*\d\w*)(?:\s|$)", re.IGNORECASE)
 _UNLIKE_A_NAME = re.compile(r"[\s,\[\]]+")
 _SYSTEM = re.compile(r"MF0;([^:;]+):")

@@ -33,6 +33,7 @@ _TAKES_NONE = {
     "INVALID": "it registered with less than its configuration says",
     "INVALID_REG": "it registered with less than its configuration says",
     "MAINT": "it is in maintenance",
+    "MAINTENANCE": "it is in maintenance",
     "NOT_RESPONDING": "it does not respond",
     "NO_RESPOND": "it does not respond",
     "REBOOT": "it reboots",
