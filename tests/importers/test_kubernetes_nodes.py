@@ -224,6 +224,10 @@ def test_hypernodes_of_the_same_text_are_the_switches() -> None:
             listed(node("a", status={"capacity": {"nvidia.com/gpu": "8k"}})),
             [("items/0/status/capacity", "nvidia.com/gpu has to be a number of devices up to 1024; it is '8k'")],
         ),
+        (
+            listed(node("a", labels={f"{TIER}{i}": "s" for i in range(17)})),
+            [("items", "nodes have labels of 17 levels; there are 16 at most")],
+        ),
         (listed(node("a"))[:200], [("line 10, column 1", "")]),
         ("kind: Node\nmetadata: {name: [}", [("line 2, column 19", "while parsing")]),
         ("a: &a {}\nb: *a", [("line 2, column 4", "the alias *a is not read")]),

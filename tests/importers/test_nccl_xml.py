@@ -150,6 +150,12 @@ A, B = "0000:02:00.0", "0000:03:00.0"
         (system(gpu(0, A, width="many")), "line 3, column 1", "link_width of <pci> has to be a whole number"),
         (system(gpu(0, A, width="64")), "line 3, column 1", "a link has 1 to 32 lanes, not 64"),
         (system(gpu(0, A) + net("n", B, "fast")), "line 5, column 93", "speed of <net> has to be a whole number"),
+        (
+            system("".join(gpu(i, f"{i:04x}:02:00.0") for i in range(257))),
+            "line 1, column 1",
+            "257 devices among 257 PCI devices and cards are more than a node has",
+        ),
+        (system(gpu(0, A, {B: 10**6})), "line 4, column 39", "count of <nvlink> has to be a whole number up to 512"),
         (system(gpu(0, A, {A: 2}, to="0x030200")), "line 4, column 39", "the link of dev 0 leads back to it"),
         (
             system(gpu(0, A, {B: 12}, to="0x030200") + gpu(1, B, {A: 6}, to="0x030200")),

@@ -140,7 +140,7 @@ def _memory(labels: Labels, at: str, faults: Faults) -> int | None:
     if vram is None:
         return None
     match = _VRAM.fullmatch(vram)
-    if match is None:
+    if match is None or (match[2] == "T" and len(match[1]) > 2):
         faults.add(None, f"amd.com/gpu.vram has to be a size such as 192G; it is {vram!r}", at=at)
         return None
     return int(match[1]) * _VRAM_BYTES[match[2]]

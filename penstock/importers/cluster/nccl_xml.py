@@ -34,7 +34,10 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 _BYTES_PER_S_OF_MBIT = 10**6 // 8
 _LINKS = ("nvlink", "xgmi")
 MOST_DEVICES = 256
-MOST_CARDS = 1024
+MOST_PARTS = 1024
+"""PCI devices and cards."""
+_MOST_LINKS = 512
+_MOST_MBIT_PER_S = 10**7
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +74,7 @@ def read_nccl_xml(text: str, source: str = "nccl-topo.xml") -> SourceFacts:
     _check_addresses(root, faults)
     gpus = _gpus(root, faults)
     bandwidths = {id(pci): _bandwidth(pci, faults) for pci in root.below("pci")}
-    nets = list(root.below("net"))
-    if len(gpus) > MOST_DEVICES or len(nets) > MOST_CARDS:
-        detail = f"{len(gpus)} devices and {len(nets)} cards are more than a node has ({MOST_DEVICES}, {MOST_CARDS})"
-        faults.add(root.line, detail, column=root.column)
-        faults.stop()
+    _check_size(root, gpus, faults)
     nvlinks = _nvlinks(gpus, faults)
     nics = tuple(_nics(root, gpus, faults))
     faults.stop()
@@ -110,6 +109,15 @@ def _check_host(root: Element, faults: Faults) -> None:
             faults.add(cpu.line, detail, column=cpu.column)
             faults.stop()
         first = first or cpu
+
+
+def _check_size(root: Element, gpus: Sequence[_Gpu], faults: Faults) -> None:
+    """Every device is looked at from every other and from every card."""
+    parts = sum(1 for tag in ("pci", "net") for _ in root.below(tag))
+    if len(gpus) > MOST_DEVICES or parts > MOST_PARTS:
+        detail = f"{len(gpus)} devices among {parts} PCI devices and cards are more than a node has"
+        faults.add(root.line, f"{detail}; there are {MOST_DEVICES} among {MOST_PARTS} at most", column=root.column)
+        faults.stop()
 
 
 def _check_addresses(root: Element, faults: Faults) -> None:
@@ -157,11 +165,11 @@ def _address_order(address: str) -> tuple[int, str]:
     return (int(domain, 16) if re.fullmatch("[0-9a-f]{1,8}", domain) else 0, rest)
 
 
-def _number(element: Element, key: str, faults: Faults) -> int | None:
+def _number(element: Element, key: str, faults: Faults, most: int = 10**6) -> int | None:
     value = element.attributes.get(key)
-    if value is not None and _NUMBER.fullmatch(value.strip()):
+    if value is not None and _NUMBER.fullmatch(value.strip()) and int(value) <= most:
         return int(value)
-    told = "is missing" if value is None else f"has to be a whole number; it is {value[:40]!r}"
+    told = "is missing" if value is None else f"has to be a whole number up to {most:,}; it is {value[:40]!r}"
     faults.add(element.line, f"{key} of <{element.tag}> {told}", column=element.column)
     return None
 
@@ -188,7 +196,7 @@ def _nvlinks(gpus: Sequence[_Gpu], faults: Faults) -> _NvLinks:
         for link in gpu.said.children if gpu.said is not None else ():
             if link.tag not in _LINKS:
                 continue
-            count = _number(link, "count", faults)
+            count = _number(link, "count", faults, _MOST_LINKS)
             target = link.attributes.get("target", "")
             other = by_target.get(one_address(target))
             if count is None:
@@ -281,7 +289,7 @@ def _nics(root: Element, gpus: Sequence[_Gpu], faults: Faults) -> Iterator[NicFa
         name, port = net.attributes.get("name", "") or f"net{len(seen)}", net.attributes.get("port", "")
         if (name, port) not in seen:
             seen.add((name, port))
-            speed = _number(net, "speed", faults) if "speed" in net.attributes else None
+            speed = _number(net, "speed", faults, _MOST_MBIT_PER_S) if "speed" in net.attributes else None
             yield NicFacts(name, speed * _BYTES_PER_S_OF_MBIT if speed else None, _near(net, gpus))
     if not nets:
         for pci in root.below("pci"):
