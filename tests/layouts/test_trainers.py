@@ -1,0 +1,351 @@
+"""Layouts out and in: each trainer's words, their round trips, and what is wrong with wrong ones."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import tomllib
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from penstock.api import solve
+from penstock.convert import from_plan, to_plan, to_problem
+from penstock.examples import catalogue
+from penstock.layouts.exporting import layout_text
+from penstock.layouts.importing import import_layout, plan_file
+from penstock.layouts.limits import TRAINERS, faults
+from penstock.layouts.megatron_string import print_layout, read_layout
+from penstock.layouts.roles import Roles
+from penstock.schemas.errors import InvalidDocument, PenstockError, UnsupportedRequest
+from penstock.schemas.layouts import LayoutImported, LayoutRequest
+from penstock.schemas.plan import PlanFile
+from penstock.schemas.request import PlanRequest
+from penstock.solvers.allocation import Stage, single_pipeline
+from penstock.solvers.result import Candidate
+from penstock.solvers.schedules.of_trainers import order_of
+from penstock.solvers.simulate import simulate
+
+GPT = catalogue.profile("gpt")  # an embedding, 8 transformer layers, a head
+LAST = len(GPT.layers) - 1
+
+
+@cache
+def request(target: str | None = None, nodes: int = 1, batch: int = 16) -> PlanRequest:
+    return PlanRequest.parse(
+        {
+            "schema_version": 1,
+            "profile": GPT.model_dump(mode="json"),
+            "topology": catalogue.cluster(f"{nodes}x4xV100").model_dump(mode="json"),
+            "global_batch_size": batch,
+            "target": target,
+        }
+    )
+
+
+def imported(form: str, text: str, **more: Any) -> LayoutImported:
+    given = {"request": request(), "compare": False} | more
+    return import_layout(LayoutRequest(format=form, layout=text, **given), workers=1)
+
+
+def stages_of(found: LayoutImported) -> list[tuple[int, int]]:
+    return [stage.layers for stage in found.plan.pipelines[0].stages]
+
+
+cuts = st.lists(st.integers(0, LAST - 1), max_size=LAST, unique=True).map(sorted)
+
+
+@given(cuts, st.integers(1, 4), st.integers(0, 3))
+def test_layout_strings_are_read_back(cuts: list[int], first: int, behind: int) -> None:
+    roles = Roles(first, LAST - 1 - behind, behind + 1, "")
+    kept = [cut for cut in cuts if first - 1 <= cut <= roles.last]
+    starts = [0, *(cut + 1 for cut in kept)]
+    stages = tuple(zip(starts, [*(start - 1 for start in starts[1:]), LAST], strict=True))
+    assert read_layout(print_layout(stages, roles), roles) == stages
+
+
+@pytest.mark.parametrize(
+    ("text", "stages"),
+    [
+        ("Et*3|t*5L", [(0, 3), (4, 9)]),
+        ("E|(tt|)*4L", [(0, 0), (1, 2), (3, 4), (5, 6), (7, 8), (9, 9)]),
+        ("Et*2,|(t*2|)*2,ttL", [(0, 2), (3, 4), (5, 6), (7, 9)]),
+        ("(Et|)*1(t|t)*3t|L", [(0, 1), (2, 2), (3, 4), (5, 6), (7, 8), (9, 9)]),
+    ],
+)
+def test_layout_strings_mean_what_megatron_means(text: str, stages: list[tuple[int, int]]) -> None:
+    assert list(read_layout(text, Roles(1, 8, 1, ""))) == stages
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "words"),
+    [
+        ("Ettx|tL", 4, "'x' is no letter"),
+        ("Et t*7L", 3, "' ' is no letter"),
+        ("E(tt|", 2, "a group is"),
+        ("E(tt)L", 2, "a group is"),
+        ("E((t)*2)*4L", 2, "no other group"),
+        ("Et*8", 2, "the last letter is L"),
+        ("t*8L", 1, "the first letter is E"),
+        ("Et*4|Et*4L", 6, "stands there once"),
+        ("EtLt*7L", 3, "stands there once"),
+        ("Et*7L", 6, "7 transformer layers, the profile 8"),
+        ("Et*9L", 2, "9 transformer layers, the profile 8"),
+        ("E||t*8L", 3, "stage 1 is empty"),
+        ("Et*0L", 3, "a repetition is"),
+        ("Emt*8L", 2, "multi-token prediction"),
+        ("E(t*99999|)*99999L", 12, "more than 100000 letters"),
+        ("", 1, "the first letter is E"),
+    ],
+)
+def test_wrong_layout_strings_say_the_column(text: str, column: int, words: str) -> None:
+    with pytest.raises(InvalidDocument) as caught:
+        read_layout(text, Roles(1, 8, 1, ""))
+    said = [fault for fault in caught.value.faults if words in fault.detail]
+    assert said, caught.value
+    assert said[0].pointer == f"line 1, column {column}"
+
+
+@dataclass(repr=False)
+class Made:
+    """A plan that a trainer can express, and how the trainer's job is started."""
+
+    target: str
+    file: PlanFile
+    world: dict[str, Any]
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Made:
+    """Any number of nodes, ranks, parts and micro-batches, any order and recomputation that the trainer has."""
+    target = draw(st.sampled_from(sorted(TRAINERS)))
+    asked = request(target, nodes=draw(st.sampled_from([1, 2])), batch=48)
+    problem = to_problem(asked)
+    assert problem.within is not None
+    nodes = problem.nodes()
+    names = draw(st.permutations(range(len(nodes))))
+    each = draw(st.integers(1, 4))
+    world = [device for node in names for device in nodes[node][:each]]
+    ranks = draw(st.sampled_from([r for r in range(1, len(world) + 1) if len(world) % r == 0]))
+    per = len(world) // ranks
+    name = draw(st.sampled_from(problem.within.schedules))
+    chunks = draw(st.integers(2, 10 // ranks)) if name in ("interleaved", "looped-bfs") and 1 < ranks <= 5 else 1
+    name = name if chunks > 1 or name == "gpipe" else "early-backward"
+    number = draw(st.sampled_from([m for m in range(1, 49) if 48 % (m * per) == 0]))
+    number = number if name != "interleaved" or number % ranks == 0 else ranks if 48 % (ranks * per) == 0 else 0
+    if number == 0:
+        name, chunks, number = "early-backward", 1, 1
+    cuts = sorted(draw(st.permutations(range(1, 10)))[: ranks * chunks - 1])
+    bounds = [0, *cuts, 10]
+    plain = [
+        Stage(a, b - 1, tuple(world[s % ranks * per : (s % ranks + 1) * per]))
+        for s, (a, b) in enumerate(pairwise(bounds))
+    ]
+    how = draw(st.sampled_from(list(problem.within.ways(plain))))
+    stages = tuple(replace(stage, recompute=problem.within.segments(stage, how)) for stage in plain)
+    allocation = single_pipeline(stages, number)
+    overlap = draw(st.booleans()) if target == "megatron" else True
+    orders = order_of(problem, allocation, name)
+    timeline = simulate(problem, allocation, orders, overlap=overlap)
+    made = Candidate("by-hand", allocation, orders, timeline, overlap)
+    hosts = ",".join(problem.network.node_names[node] for node in names)
+    file = PlanFile(plan=to_plan(problem, asked, made, ()), request=asked)
+    return Made(target, file, {"nodes": hosts, "devices_per_node": each})
+
+
+@settings(max_examples=30, deadline=None, phases=(Phase.explicit, Phase.generate))
+@given(plans())
+def test_what_is_exported_is_imported_as_the_same_plan(made: Made) -> None:
+    file = made.file
+    text = layout_text(file, made.target)
+    back = imported(made.target, text, request=file.request, **made.world)
+    for field in ("pipelines", "schedule", "num_micro_batches", "overlap_all_reduce", "prediction"):
+        assert getattr(back.plan, field) == getattr(file.plan, field), (field, text)
+    assert plan_file(back).plan.request_hash == file.plan.request_hash
+
+
+def test_ranges_hold_any_single_pipeline() -> None:
+    asked = request(nodes=2).model_copy(update={"planner": "dapple"})
+    plan = solve(asked, workers=1).plan
+    assert plan is not None
+    text = layout_text(PlanFile(plan=plan, request=asked), "ranges")
+    back = imported("ranges", text, request=asked)
+    assert (back.plan.pipelines, back.plan.schedule, back.plan.prediction) == (
+        plan.pipelines,
+        plan.schedule,
+        plan.prediction,
+    )
+
+
+def even(target: str) -> PlanFile:
+    """Two stages on two devices each, as the trainer would have them."""
+    ranges = plan_file(imported("ranges", '{"layers": [[0, 4], [5, 9]], "num_micro_batches": 4}')).plan
+    asked = request(target)
+    return PlanFile(plan=ranges.model_copy(update={"request_hash": asked.content_hash()}), request=asked)
+
+
+def test_each_trainer_reads_its_file() -> None:
+    shell = layout_text(even("megatron"), "megatron")
+    done = subprocess.run(
+        ["bash", "-euc", shell + '\nprintf "%s\\n" "${PIPELINE_ARGS[@]}"'], capture_output=True, text=True, check=True
+    )
+    words = done.stdout.split("\n")
+    assert words[words.index("--num-layers") + 1] == "8"
+    settings_of = tomllib.loads(layout_text(even("torchtitan"), "torchtitan"))
+    parts = settings_of["parallelism"]["module_fqns_per_model_part"]
+    assert [name for part in parts for name in part] == [
+        "tok_embeddings",
+        *(f"layers.{i}" for i in range(8)),
+        "norm",
+        "output",
+    ]
+    assert settings_of["training"]["global_batch_size"] == 16
+    module = ast.parse(layout_text(even("deepspeed"), "deepspeed"))
+    assert "PlannedPipelineModule" in [node.name for node in module.body if isinstance(node, ast.ClassDef)]
+
+
+def test_a_plan_beyond_a_trainer_says_which_stage_and_offers_the_target() -> None:
+    asked = request(nodes=2).model_copy(update={"planner": "dapple"})
+    problem = to_problem(asked)
+    stages = (Stage(0, 4, (0, 1, 2)), Stage(5, 9, (3,)))
+    allocation = single_pipeline(stages, 4)
+    orders = order_of(problem, allocation, "early-backward")
+    made = Candidate("by-hand", allocation, orders, simulate(problem, allocation, orders))
+    file = PlanFile(plan=to_plan(problem, asked, made, ()), request=asked)
+    with pytest.raises(UnsupportedRequest, match=r"stage 1 .* has 1 replica, stage 0 3") as caught:
+        layout_text(file, "megatron")
+    assert "--target megatron" in (caught.value.remedy or "")
+
+
+@pytest.mark.parametrize(
+    ("flags", "stages"),
+    [
+        ("--pipeline-model-parallel-size 4 --num-layers 8", [(0, 2), (3, 4), (5, 6), (7, 9)]),
+        ("--pipeline-model-parallel-size=2 --num-layers-per-virtual-pipeline-stage 2",
+         [(0, 2), (3, 4), (5, 6), (7, 9)]),
+        ("--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 4",
+         [(0, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6), (7, 7), (8, 9)]),
+        ("--pipeline-model-parallel-size 2 --decoder-first-pipeline-num-layers 3", [(0, 3), (4, 9)]),
+        ("--pipeline_model_parallel_size 4 --decoder-last-pipeline-num-layers 2 # even",
+         [(0, 2), (3, 4), (5, 6), (7, 9)]),
+        ("--num-layers 8", [(0, 9)]),
+        ("--pipeline-model-parallel-size 2 \\\n  --pipeline-model-parallel-layout \"Et*5|t*3L\"", [(0, 5), (6, 9)]),
+        ("MODEL_ARGS:\n  --pipeline-model-parallel-size: 2\n  --pipeline-model-parallel-layout: Et*5|t*3L",
+         [(0, 5), (6, 9)]),
+    ],
+)  # fmt: skip
+def test_megatron_cuts_evenly_unless_told(flags: str, stages: list[tuple[int, int]]) -> None:
+    assert stages_of(imported("megatron", flags)) == stages
+
+
+def test_flags_say_batch_recomputation_and_overlap() -> None:
+    found = imported(
+        "megatron",
+        "--pipeline-model-parallel-size 2 --micro-batch-size 2 --global-batch-size 16 --recompute-granularity full "
+        "--recompute-method block --recompute-num-layers 2 --tensor-model-parallel-size 8",
+    )
+    assert (found.plan.num_micro_batches, found.plan.overlap_all_reduce) == (4, False)
+    assert [stage.recompute for stage in found.plan.pipelines[0].stages] == [((1, 1), (2, 2)), ((5, 5), (6, 6))]
+    assert any("8 GPUs" in each for each in found.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "words"),
+    [
+        ("megatron", "--pipeline-model-parallel-size $PP", "line 1, column 32: .*'\\$PP', no number"),
+        ("megatron", "\n --num-layers 12", "line 2, column 15: --num-layers is 12; the profile has 8"),
+        ("megatron", "--pipeline-model-parallel-size 3", "do not share evenly"),
+        ("megatron", "--pipeline-model-parallel-size 16", "do not share evenly"),
+        ("megatron", "--pipeline-model-parallel-size 4 --pipeline-model-parallel-layout 'Et*4|t*4L'",
+         "2 stages cannot"),
+        ("megatron", "--pipeline-model-parallel-size 2\n--pipeline-model-parallel-layout 'Et*4|txt*3L'",
+         "line 2, column 41: 'x'"),
+        ("megatron", "--pipeline-model-parallel-size 2 --micro-batch-size 5", "no multiple of 5 samples × 2 replicas"),
+        ("megatron", "--pipeline-model-parallel-size 2 --global-batch-size 32",
+         "trains 32 samples a step, the request 16"),
+        ("megatron", "--pipeline-model-parallel-size 8", "4 devices cannot be 8 pipeline ranks"),
+        ("megatron", "--recompute-granularity full --recompute-method some", "neither uniform nor block"),
+        ("torchtitan", "a = [", "neither TOML nor JSON"),
+        ("torchtitan", "a = 1", "no list of lists"),
+        ("torchtitan", '[parallelism]\nmodule_fqns_per_model_part = [["layers.0"]]', "layer 0 .* is the next"),
+        ("torchtitan", '[parallelism]\nmodule_fqns_per_model_part = [["tok_embeddings", "layer.0"]]',
+         "no layer for 'layer.0'"),
+        ("torchtitan", '{"parallelism": {"module_fqns_per_model_part": [["tok_embeddings"]]}}', "end with layer 0"),
+        ("deepspeed", "PARTS = [0, 5", "line 1, column"),
+        ("deepspeed", "PARTS = [0, 5, f()]", "no plain list"),
+        ("deepspeed", "x = 1", "neither parts nor partition_method"),
+        ("deepspeed", '{"parts": [0, 5]}', "from 0 to 10"),
+        ("deepspeed", '{"parts": [0, 5, 5, 10]}', "stage 1 would hold"),
+        ("deepspeed", '{"num_stages": 20}', "10 layers can be 1 to 10 stages"),
+        ("deepspeed", '{"num_stages": 2, "partition_method": "type:nothing"}', "finds no layer"),
+        ("deepspeed", '{"num_stages": 2, "partition_method": "profile"}', "none of uniform"),
+        ("ranges", '{"layers": [[0, 3], [5, 9]]}', "layer 4 is the next"),
+        ("ranges", '{"layers": [[0, 3]]}', "end with layer 3"),
+        ("ranges", '{"layers": [[0, 9]], "devices": [["node0/9"]]}', "no device 'node0/9'"),
+        ("ranges", '{"layers": [[0, 9]], "schedule": "zb-h1"}', "cannot be made"),
+        ("ranges", '{"layers": [[0, 9]], "colour": 1}', "has no 'colour'"),
+        ("ranges", "[]", "has no layers"),
+    ],
+)  # fmt: skip
+def test_wrong_layouts_say_what_is_wrong(form: str, text: str, words: str) -> None:
+    with pytest.raises(InvalidDocument) as caught:
+        imported(form, text)
+    assert re.search(words, str(caught.value)), caught.value
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from(["megatron", "torchtitan", "deepspeed", "ranges"]),
+    st.text(alphabet='EtmL|*()0123456789,-= \n"[]{}:partslayer_dev', max_size=60),
+)
+def test_no_text_makes_more_than_an_error_of_ours(form: str, text: str) -> None:
+    try:
+        imported(form, text or " ")
+    except PenstockError as error:
+        status = error.status
+    else:
+        status = 200
+    assert status < 500
+
+
+def test_deepspeeds_own_methods_cut_the_profile() -> None:
+    even = imported(
+        "deepspeed", '{"num_stages": 4, "partition_method": "uniform", "train_micro_batch_size_per_gpu": 2}'
+    )
+    assert stages_of(even) == [(0, 2), (3, 5), (6, 7), (8, 9)]
+    blocks = imported("deepspeed", '{"num_stages": 2, "partition_method": "type:block"}')
+    assert [sum(1 <= layer <= 8 for layer in range(a, b + 1)) for a, b in stages_of(blocks)] == [4, 4]
+    assert stages_of(imported("deepspeed", '{"num_stages": 2, "partition_method": "parameters"}'))[0][0] == 0
+
+
+def test_a_layout_that_lacks_memory_is_judged_all_the_same() -> None:
+    small = json.loads(request().model_copy().text())
+    small["topology"]["uniform"]["memory_bytes"] = 100_000_000
+    found = imported("megatron", "--pipeline-model-parallel-size 2", request=PlanRequest.parse(small))
+    assert not found.fits
+    assert found.missing_bytes > 0
+    assert any("does not fit" in sentence for sentence in found.sentences)
+
+
+def test_rivals_are_within_the_limits_and_beyond() -> None:
+    quick = request().model_copy(update={"options": {"exclude": "polish,closing,exact,relax"}, "recompute": "never"})
+    flags = "--pipeline-model-parallel-size 4 --micro-batch-size 1"
+    found = imported("megatron", flags, compare=True, request=quick)
+    kept, free = found.rivals
+    assert kept.time_ns is not None
+    assert free.time_ns is not None
+    assert kept.plan is not None
+    assert kept.comparison is not None
+    assert free.time_ns <= kept.time_ns <= found.plan.prediction.time_per_global_batch_ns  # type: ignore[union-attr]
+    assert kept.saved == pytest.approx(1 - kept.time_ns / found.plan.prediction.time_per_global_batch_ns)  # type: ignore[union-attr]
+    problem = to_problem(found.request)
+    assert problem.within is not None
+    assert faults(problem, *from_plan(kept.plan, problem), problem.within) == []
+    assert layout_text(PlanFile(plan=kept.plan, request=found.request), "megatron")
