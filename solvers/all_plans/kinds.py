@@ -11,6 +11,7 @@ from penstock.solvers.update_rules import UpdateRule
 EVERY_PLAN = "every plan"
 ONE_PIPELINE = "every plan of one pipeline"
 CONTIGUOUS = "one contiguous pipeline"
+STAGES_APART = "every pipeline of stages on devices of their own"
 
 
 def applies(bound: Bound, candidate: Candidate) -> bool:
@@ -22,6 +23,8 @@ def applies(bound: Bound, candidate: Candidate) -> bool:
         return is_one_pipeline(*plan)
     if bound.model.startswith(CONTIGUOUS):
         return is_one_pipeline(*plan) and _apart(candidate.allocation) and RECOMPUTE not in _kinds(candidate.schedule)
+    if bound.model.startswith(STAGES_APART):
+        return is_one_pipeline(*plan) and _apart(candidate.allocation) and _whole(candidate.allocation)
     return bound.model.startswith(EVERY_PLAN)
 
 
@@ -41,6 +44,11 @@ def _apart(allocation: Allocation) -> bool:
     """Whether every stage has devices of its own."""
     devices = [device for stage in allocation.stages for device in stage.devices]
     return len(set(devices)) == len(devices)
+
+
+def _whole(allocation: Allocation) -> bool:
+    """Whether stages that recompute do so whole."""
+    return all(stage.recompute in ((), ((stage.first, stage.last),)) for stage in allocation.stages)
 
 
 def _kinds(schedule: Schedule) -> set[int]:

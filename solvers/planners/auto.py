@@ -15,14 +15,16 @@ from dataclasses import replace
 from difflib import get_close_matches
 
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.all_plans.kinds import CONTIGUOUS, EVERY_PLAN, ONE_PIPELINE
+from penstock.solvers.all_plans.kinds import CONTIGUOUS, EVERY_PLAN, ONE_PIPELINE, STAGES_APART
+from penstock.solvers.network import MAX_DENSE_DEVICES
 from penstock.solvers.planners import uniform
 from penstock.solvers.planners.options import Option, checked
 from penstock.solvers.planners.session import Session
 from penstock.solvers.portfolio.crew import Crew
 from penstock.solvers.portfolio.outcome import Found
 from penstock.solvers.portfolio.rounds import Tasks
-from penstock.solvers.portfolio.tasks import Ask, Close, Known, Polish, Prove, Setting, Task
+from penstock.solvers.portfolio.tasks import MOST_LABELLED, Ask, Close, Known, Polish, Prove, Setting, Task
+from penstock.solvers.problem import Problem
 
 CONTAINED = (
     "dp",
@@ -40,6 +42,7 @@ CONTAINED = (
     "avgpipe",
     "madpipe",
     "relax",
+    "spread",
     "exact",
 )
 """Planners in the order in which they are asked, and in which ties are decided."""
@@ -49,8 +52,11 @@ WITHIN = ("uniform",)
 """With a target, these are asked and nothing else."""
 SIMPLE = CONTAINED[:3]
 """One of these has a plan within a second."""
+WIDE = ("spread",)
+"""For more devices than ``relax`` takes: asked first, and the only ones where bandwidths cannot stand in a matrix."""
 KINDS_MADE = {
     **dict.fromkeys((*SIMPLE, "dapple", "spp", "relax", "exact"), CONTIGUOUS),
+    "spread": STAGES_APART,
     "interleaved": ONE_PIPELINE,
 }
 """Planners whose plans are all of a kind that a bound may speak of: it can make them needless."""
@@ -81,12 +87,13 @@ def run(session: Session, values: Mapping[str, object], planners: Mapping[str, K
         asked = _asked([name for name in WITHIN if _may_be_asked(session, planners[name])], planners)
         Tasks(session, [*([] if session.first_feasible else [Prove()]), *asked]).run(crew)
         return
-    contained = [name for name in CONTAINED if name not in excluded and _may_be_asked(session, planners[name])]
+    contained = _contained(session.problem, [name for name in CONTAINED if name not in excluded])
+    contained = [name for name in contained if _may_be_asked(session, planners[name])]
     if session.first_feasible:
         contained = [name for name in contained if name != "exact"]
     bounds = [] if session.first_feasible else [Prove()]
     Tasks(session, [*bounds, *_asked(contained, planners)]).run(crew)
-    if session.best is None or session.first_feasible:
+    if session.best is None or session.first_feasible or session.problem.num_devices > MAX_DENSE_DEVICES:
         return
     closed: set[object] = set()
     for number in range(CLOSED_TWICE):
@@ -100,6 +107,16 @@ def run(session: Session, values: Mapping[str, object], planners: Mapping[str, K
         Tasks(session, following).run(crew)
 
 
+def _contained(problem: Problem, names: list[str]) -> list[str]:
+    """Those of the planners that a request of this size is given to, in order."""
+    wide = [name for name in names if name in WIDE]
+    others = [name for name in names if name not in WIDE]
+    if problem.num_devices <= MOST_LABELLED:
+        return others
+    alone = problem.num_devices > MAX_DENSE_DEVICES and wide and "synchronous" in problem.update_rules
+    return wide if alone else [*wide, *others]
+
+
 def _starts(session: Session) -> list[Found]:
     """The best plan, and the best plain one where that is another: closed, it may be the better one of both."""
     assert session.best is not None
@@ -111,7 +128,8 @@ def first_plan(session: Session, values: Mapping[str, object], planners: Mapping
     """The first plan of a simple planner that fits, told before processes are there."""
     excluded = _excluded(str(values["exclude"]))
     setting = replace(Setting.of(session, planners), first_feasible=True)
-    for task in _asked([name for name in SIMPLE if name not in excluded], planners):
+    simple = WIDE if session.problem.num_devices > MOST_LABELLED else SIMPLE
+    for task in _asked([name for name in simple if name not in excluded], planners):
         if session.best is None and not session.deadline.passed and _may_be_asked(session, planners[task.name]):
             found = task.run(setting, _Silent()).found
             if found is not None:

@@ -6,7 +6,7 @@ Ties: time per global batch, fewest devices, then the allocation's layers and de
 from __future__ import annotations
 
 from penstock.schemas.program import BACKWARD
-from penstock.solvers.all_plans.kinds import CONTIGUOUS, EVERY_PLAN, ONE_PIPELINE
+from penstock.solvers.all_plans.kinds import CONTIGUOUS, EVERY_PLAN, ONE_PIPELINE, STAGES_APART
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.planners.joint import surely_fits
 from penstock.solvers.planners.proposal import Draft
@@ -55,7 +55,7 @@ def is_contiguous(found: Candidate) -> bool:
     return all((row.operations[:, 0] <= BACKWARD).all() for row in found.schedule.rows)
 
 
-KINDS = (CONTIGUOUS, ONE_PIPELINE, EVERY_PLAN)
+KINDS = (CONTIGUOUS, STAGES_APART, ONE_PIPELINE, EVERY_PLAN)
 """Of plans; each includes those before it. Two of them begin alike: the longer one stands first."""
 
 

@@ -146,7 +146,7 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
     if problem.num_devices > MOST_DEVICES:
         raise UnsupportedRequest(
             f"planner 'relax' searches plans on at most {MOST_DEVICES} devices; there are {problem.num_devices}",
-            remedy="planner auto, dapple or spp",
+            remedy="planner auto or spread",
         )
     relaxation = Relaxation(problem, int(str(options["effort"])) * MILLION)
     overlaps = (problem.rules.overlap_all_reduce,)

@@ -11,8 +11,9 @@ from typing import Protocol
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.all_plans.kinds import EVERY_PLAN
-from penstock.solvers.bounds import one_pipeline_bound
+from penstock.solvers.bounds import one_pipeline_bound, request_bound
 from penstock.solvers.closing import close
+from penstock.solvers.device_count import search as device_count
 from penstock.solvers.neighbourhood.search import search
 from penstock.solvers.planners.deadline import Deadline
 from penstock.solvers.planners.options import Option
@@ -199,16 +200,23 @@ class Close:
         )
 
 
+MOST_LABELLED = 256
+"""Devices up to which the label search takes no longer than planners do."""
+
+
 @dataclass(frozen=True)
 class Prove:
-    """The bound of all plans of one pipeline, whatever their devices hold."""
+    """The bound of all plans of one pipeline, whatever their devices hold; of many devices, of stages apart."""
 
     name: str = "bound"
     kind: str = EVERY_PLAN
 
     def run(self, setting: Setting, link: Link) -> Outcome:
         """Until its end."""
-        bound = one_pipeline_bound(setting.problem)
+        if setting.problem.num_devices > MOST_LABELLED:
+            bound = device_count.bounds(setting.problem, request_bound(setting.problem).bound_ns, link.proven)
+        else:
+            bound = one_pipeline_bound(setting.problem)
         link.proven(bound)
         return Outcome(proven=(bound,))
 

@@ -1,0 +1,119 @@
+"""The bound for many devices: never above a plan of stages apart, of random ones or of any planner's."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from problems import make_problem
+from random_plans import random_allocation, random_orders, random_problem
+from test_request_bound import random_request
+
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.all_plans.kinds import STAGES_APART, applies
+from penstock.solvers.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.batches import Batch, batch_of, candidates
+from penstock.solvers.bounds import request_bound
+from penstock.solvers.device_count.count import Count
+from penstock.solvers.device_count.search import bounds
+from penstock.solvers.planners.deadline import Deadline
+from penstock.solvers.planners.ranking import excess_of
+from penstock.solvers.planners.session import Session
+from penstock.solvers.problem import Problem
+from penstock.solvers.registry import PLANNERS
+from penstock.solvers.result import Bound, Candidate
+from penstock.solvers.simulate import simulate
+
+PLANNED = ("dapple", "spp", "spread", "gpipe")
+
+
+def known(problem: Problem) -> Bound:
+    """The bound, from nothing."""
+    return bounds(problem, 1, lambda _: None)
+
+
+def number_of(problem: Problem, allocation: Allocation) -> Batch:
+    """The plan's number of micro-batches, as candidates are."""
+    number = allocation.num_micro_batches
+    batch = problem.global_batch_size
+    return Batch(number, -(-batch // number), batch // number)
+
+
+def apart(rng: random.Random, problem: Problem) -> Allocation:
+    """Stages by rows on devices of their own, each recomputing whole or not at all."""
+    drawn = random_allocation(rng, problem)
+    free = list(range(problem.num_devices))
+    rng.shuffle(free)
+    stages: list[Stage] = []
+    for stage in drawn.stages:
+        size = min(stage.replicas, len(free))
+        if size == 0:
+            stages[-1] = replace(stages[-1], last=stage.last, recompute=())
+            continue
+        devices, free = tuple(free[:size]), free[size:]
+        again = ((stage.first, stage.last),) if rng.random() < 0.3 else ()
+        stages.append(Stage(stage.first, stage.last, devices, "rows", again))
+    return single_pipeline(tuple(stages), drawn.num_micro_batches)
+
+
+@pytest.mark.parametrize("block", range(3))
+def test_never_above_random_plans(block: int) -> None:
+    """Each in any order that runs, recomputing within its backwards or apart; with no more memory than it takes."""
+    seen = 0
+    for seed in range(80 * block, 80 * block + 80):
+        rng = random.Random(seed)
+        drawn = random_problem(rng) if seed % 2 else random_request(seed, 6, 4)
+        problem = replace(drawn, recompute="auto", min_slice=1, cuttable=np.ones(drawn.num_layers - 1, dtype=bool))
+        for _ in range(2):
+            allocation = apart(rng, problem)
+            orders = random_orders(rng, allocation)
+            timeline = simulate(problem, allocation, orders)
+            plan = Candidate("random", allocation, orders, timeline)
+            proven = Bound("all plans of this request", STAGES_APART, 0, "")
+            if applies(proven, plan):
+                seen += 1
+                most = max(use.memory.total for use in timeline.uses.values())
+                full = tuple(replace(device, memory_bytes=most) for device in problem.devices)
+                tight = replace(problem, devices=full, memory=replace(problem.memory, headroom_bytes=0))
+                assert excess_of(tight, allocation, timeline) is None
+                beaten = Count(tight, number_of(problem, allocation), plan.value_ns + 1)
+                assert not beaten.refuted(), seed
+    assert seen > 40
+
+
+@pytest.mark.parametrize("seed", range(70_000, 70_012))
+def test_never_above_planners_plans(seed: int) -> None:
+    """Of small requests with every kind of memory, network and batch."""
+    problem = random_request(seed, 6, 4)
+    proven = known(problem)
+    for name in PLANNED:
+        session = Session(problem, Deadline(None), max_plans=12)
+        entry = PLANNERS[name]
+        assert entry.proposals is not None
+        try:
+            session.judge_all(name, entry.proposals(problem, entry.check(problem.update_rules, "auto", {})))
+        except UnsupportedRequest:
+            continue
+        if session.best is not None and applies(proven, session.best):
+            assert proven.bound_ns <= session.best.value_ns, name
+
+
+def test_even_stages_reach_it() -> None:
+    """Eight equal layers on eight devices without transfers: one stage each takes (M + S - 1) (F + B)."""
+    plain = make_problem([10] * 8, [20] * 8, [0] * 7, [0] * 8, global_batch_size=4, micro_batch_sizes=(1,))
+    plain = replace(plain, devices=tuple(replace(plain.devices[0], name=f"d{i}", node=i) for i in range(8)))
+    assert known(plain).bound_ns >= request_bound(plain).bound_ns
+    assert Count(plain, batch_of(plain, 1), (4 + 7) * 30).refuted()
+    assert not Count(plain, batch_of(plain, 1), (4 + 7) * 30 + 1).refuted()
+
+
+def test_every_better_bound_is_told_in_order() -> None:
+    """What is told rises to what is returned."""
+    problem = random_request(3, 6, 4)
+    told: list[int] = []
+    found = bounds(problem, 1, lambda bound: told.append(bound.bound_ns))
+    assert told == sorted(told)
+    assert told[-1] == found.bound_ns
+    assert all(str(batch.num_micro_batches) in found.model for batch in candidates(problem))
