@@ -134,7 +134,7 @@ def _size(word: str, hardware: Hardware) -> Figure | None:
     if match is None:
         return None
     meant = int(match[1]) * 10**9
-    near = [size for size in hardware.memory if abs(size.value / meant - 1) <= _SIZE_ERROR]
+    near = [size for size in hardware.memory if abs(size.value - meant) <= _SIZE_ERROR * meant]
     return near[0] if near else None
 
 
