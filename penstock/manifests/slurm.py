@@ -102,7 +102,8 @@ def _srun(job: Job) -> list[str]:
 
 def _srun_torchrun(job: Job) -> list[str]:
     return [
-        'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+        'first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+        'MASTER_ADDR=$(scontrol --oneliner show node "$first" | sed -n "s/.* NodeAddr=\\([^ ]*\\) .*/\\1/p")',
         f"MASTER_PORT={_port(job)}",
         "PENSTOCK_BUNDLE=$bundle",
         "export MASTER_ADDR MASTER_PORT PENSTOCK_BUNDLE",
