@@ -67,6 +67,7 @@ class ImportOptions(Part):
     topology: Name | None = Field(
         default=None, description="which of the topologies of a topology.yaml is meant; left out: its default"
     )
+    nvlink_blocks: Flag = Field(default=False, description="each block of Slurm's block topology is an NVLink domain")
     only: str | None = Field(default=None, description="hostlist: these nodes, and no others")
     only_free: Flag = Field(default=False, description="nodes on which nothing runs, and no others")
 

@@ -54,6 +54,9 @@ def import_topology(
     topology: Annotated[
         str | None, typer.Option(help="Which topology of a topology.yaml with several; else its default.")
     ] = None,
+    nvlink_blocks: Annotated[
+        bool, typer.Option("--nvlink-blocks", help="Each block of Slurm's block topology is an NVLink domain.")
+    ] = False,
     only: Annotated[str | None, typer.Option(help="Hostlist: these nodes, and no others.")] = None,
     only_free: Annotated[bool, typer.Option("--only-free", help="Only nodes on which nothing runs.")] = False,
     output: Annotated[
@@ -82,6 +85,7 @@ def import_topology(
         "latency_ns": _read("--latency", latency, "time_ns"),
         "oversubscription": oversubscription,
         "topology": topology,
+        "nvlink_blocks": nvlink_blocks,
         "only": only,
         "only_free": only_free,
     }
@@ -200,8 +204,13 @@ def _summary(imported: TopologyImported) -> str:
         for device in node.devices:
             kinds[device.kind] = kinds.get(device.kind, 0) + 1
     devices = " and ".join(f"{count:,} {kind}" for kind, count in kinds.items())
-    nodes = f"{len(topology.nodes):,} node{'' if len(topology.nodes) == 1 else 's'}"
-    return f"{nodes} with {devices}, {len(topology.switches):,} switches, {len(topology.links):,} links"
+    parts = {"node": topology.nodes, "switch": topology.switches, "link": topology.links}
+    nodes, switches, links = (_counted(len(part), word) for word, part in parts.items())
+    return f"{nodes} with {devices}, {switches}, {links}"
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}{'es' if word.endswith('ch') else 's'}"
 
 
 def _list(screen: Screen, head: str, lines: Sequence[str]) -> None:

@@ -25,7 +25,7 @@ def test_the_table_is_that_of_the_data() -> None:
 
 
 def test_formats_and_options_are_all_there() -> None:
-    assert re.findall(r"^\| `([a-z0-9-]+)` \|", PAGE, re.MULTILINE) == list(get_args(Format))
+    assert re.findall(r"^\| `([a-z0-9][a-z0-9-]+)` \|", PAGE, re.MULTILINE) == list(get_args(Format))
     for field in ImportOptions.model_fields:
         assert f"`{field}`" in PAGE or f"--{field}" in PAGE, field
 

@@ -287,6 +287,24 @@ def test_blocks_are_joined_by_an_assumed_switch() -> None:
     assert any("does not say what joins the blocks b[1-2]" in said for said in found.assumptions)
 
 
+def test_blocks_are_nvlink_domains_where_the_user_says_so() -> None:
+    blocks = "BlockName=b1 Nodes=g[1-2]\nBlockName=b2 Nodes=g[3-4]\nBlockSizes=2,4\n"
+    found = imported(blocks, devices=("GB200",), devices_per_node=4, nvlink_blocks=True)
+    assert links(found)["g1", "b1"] == 4 * 900 * 8
+    (above,) = set(found.topology.switches) - {"b1", "b2"}
+    assert links(found)["g1", above] == 1600
+    assert "no source has blocks" in refused(TREE, devices=("H100",), devices_per_node=8, nvlink_blocks=True).detail
+
+
+def test_names_that_a_switch_shares_with_a_node_or_a_domain_are_told_apart() -> None:
+    found = imported("SwitchName=n1 Nodes=n[1-2]\n", nodes("n1", "n2"))
+    assert set(links(found)) == {("n1", "n1-switch"), ("n2", "n1-switch")}
+    labels = {"nvidia.com/gpu.clique": "leaf1"}
+    found = imported(TREE, listed(*(node(f"n{i}", labels=labels) for i in (1, 2, 3))))
+    assert found.topology.switches == ("leaf1-nvlink", "top", "leaf1", "leaf2")
+    assert out(found) == {"n4": "no source says which devices it has"}
+
+
 def test_nvlink_domains_are_switches_beside_the_network() -> None:
     def labels(i: int) -> dict[str, str]:
         return {

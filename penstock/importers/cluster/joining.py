@@ -18,7 +18,7 @@ from penstock.importers.cluster.facts import (
 )
 from penstock.importers.cluster.hardware import is_partition
 from penstock.importers.cluster.hostlist import expand
-from penstock.importers.cluster.node_names import Names
+from penstock.importers.cluster.node_names import Names, free_name
 from penstock.importers.cluster.notes import Notes, shown
 from penstock.importers.lines import Faults
 from penstock.schemas.topology import Fabric, Link
@@ -99,17 +99,36 @@ def join(sources: Sequence[SourceFacts], described: Sequence[str | None], notes:
         count = len(names.joined)
         more = f", and so are {count - 1} more" if count > 1 else ""
         notes.assume(f"{a!r} is taken for the node {b!r} of another source{more}: their first labels are the same")
-    return Joined(hosts, tuple(_wiring(facts, names) for facts in sources if facts.switches or facts.links))
+    return Joined(hosts, tuple(_wiring(facts, names, notes) for facts in sources if facts.switches or facts.links))
 
 
-def _wiring(facts: SourceFacts, names: Names) -> Wiring:
-    if not names.joined:
+def _wiring(facts: SourceFacts, names: Names, notes: Notes) -> Wiring:
+    """What a source says of the network, with nodes called as the hosts, and no switch called as one of them."""
+    taken = {*names.known, *(switch.name for switch in facts.switches)}
+    called = {
+        switch.name: free_name(f"{switch.name}-switch", taken)
+        for switch in facts.switches
+        if switch.name in names.known and not switch.is_nvlink
+    }
+    if called:
+        notes.assume(f"{facts.source} has switches and nodes of one name; the switches are {shown(called.values())}")
+    if not called and not names.joined:
         return Wiring(facts.source, facts.switches, facts.links)
-    return Wiring(
-        facts.source,
-        tuple(replace(switch, nodes=tuple(map(names.of, switch.nodes))) for switch in facts.switches),
-        tuple(replace(link, a=names.of(link.a), b=names.of(link.b)) for link in facts.links),
+    switches = tuple(
+        replace(
+            switch,
+            name=called.get(switch.name, switch.name),
+            nodes=tuple(map(names.of, switch.nodes)),
+            switches=tuple(called.get(name, name) for name in switch.switches),
+        )
+        for switch in facts.switches
     )
+
+    def end(name: str) -> str:
+        return called.get(name, names.of(name))
+
+    links = tuple(replace(link, a=end(link.a), b=end(link.b)) for link in facts.links)
+    return Wiring(facts.source, switches, links)
 
 
 def _describe(

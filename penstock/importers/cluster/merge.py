@@ -7,12 +7,13 @@ Nodes are joined by name (``joining``), what is inside each comes from facts, op
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from penstock.importers.cluster.facts import SourceFacts
 from penstock.importers.cluster.hostlist import expand
 from penstock.importers.cluster.inside import Inside, insides
-from penstock.importers.cluster.joining import Host, join, usable
+from penstock.importers.cluster.joining import Host, Wiring, join, usable
 from penstock.importers.cluster.measured import measured_network
 from penstock.importers.cluster.network import links_of, network
 from penstock.importers.cluster.notes import Notes, shown
@@ -38,7 +39,8 @@ def merge(sources: Sequence[SourceFacts], described: Sequence[str | None], optio
     hosts = usable(hosts, options.devices_per_node, notes)
     if options.only_free:
         hosts = _free_only(hosts, notes)
-    net, reached = network(joined.wirings, hosts, notes)
+    wirings = _with_nvlink_blocks(joined.wirings) if options.nvlink_blocks else joined.wirings
+    net, reached = network(wirings, hosts, notes)
     hosts = {name: host for name, host in hosts.items() if name in reached}
     if not hosts:
         _refuse_nothing(notes)
@@ -66,6 +68,19 @@ def merge(sources: Sequence[SourceFacts], described: Sequence[str | None], optio
         free=_free(hosts),
         hash=None,
     )
+
+
+def _with_nvlink_blocks(wirings: Sequence[Wiring]) -> tuple[Wiring, ...]:
+    """Blocks as NVLink domains. Raises InvalidDocument where no source has any."""
+    found = tuple(
+        replace(wiring, switches=tuple(replace(each, is_nvlink=each.layer == "block") for each in wiring.switches))
+        for wiring in wirings
+        if any(each.layer == "block" for each in wiring.switches)
+    )
+    if not found:
+        raise InvalidDocument("no source has blocks that could be NVLink domains", remedy="leave --nvlink-blocks out")
+    others = tuple(each for each in wirings if all(switch.layer != "block" for switch in each.switches))
+    return found + others
 
 
 def _found(facts: SourceFacts) -> SourceFound:

@@ -12,6 +12,7 @@ from penstock.importers.cluster.facts import SwitchFacts
 from penstock.importers.cluster.hardware import SWITCH_LATENCY_NS
 from penstock.importers.cluster.inside import Inside
 from penstock.importers.cluster.joining import Wiring
+from penstock.importers.cluster.node_names import free_name
 from penstock.importers.cluster.notes import Notes, shown
 from penstock.importers.lines import Faults
 from penstock.schemas.topology import Link
@@ -45,38 +46,43 @@ class Network:
 def network(wirings: Sequence[Wiring], hosts: Iterable[str], notes: Notes) -> tuple[Network, set[str]]:
     """The network of these hosts, and which of them it holds; the others are left out.
 
-    The first source with cables counts, or else the first one with switches. Without any, nothing is left out and the
-    network has neither tree nor cables. Raises InvalidDocument for a network that joins no two parts of its own.
+    The first source with cables counts, or else the first one with switches; NVLink domains are those of the first
+    source that has some. Without any, nothing is left out and the network has neither tree nor cables. Raises
+    InvalidDocument for switches that make no tree, and for a host in two domains.
     """
     here = list(dict.fromkeys(hosts))
-    domains = _domains(wirings, set(here))
     usable = [wiring for wiring in wirings if wiring.links or any(not each.is_nvlink for each in wiring.switches)]
     chosen = next((wiring for wiring in usable if wiring.links), usable[0] if usable else None)
-    if chosen is None:
-        return Network(domains=domains), set(here)
     for other in usable:
-        if other is not chosen:
+        if other is not chosen and chosen is not None:
             notes.assume(f"the network is as {chosen.source} has it; the switches of {other.source} are not used")
-    if chosen.links:
+    tree = cables = None
+    reached = set(here)
+    if chosen is not None and chosen.links:
         cables, reached = cable_map(chosen, here, notes)
-        return Network(cables=cables, domains=domains), reached
-    tree, reached = _tree(chosen, here, notes)
-    return Network(tree=tree, domains=domains), reached
+    elif chosen is not None:
+        tree, reached = _tree(chosen, here, notes)
+    taken = {*here, *(switch.name for wiring in usable for switch in wiring.switches if not switch.is_nvlink)}
+    return Network(tree, cables, _domains(wirings, reached, taken, notes)), reached
 
 
-def _domains(wirings: Sequence[Wiring], hosts: set[str]) -> dict[str, list[str]]:
+def _domains(wirings: Sequence[Wiring], hosts: set[str], taken: set[str], notes: Notes) -> dict[str, list[str]]:
     """NVLink domains that join at least two hosts. Raises InvalidDocument for a host in two of them."""
+    sources = [wiring for wiring in wirings if any(switch.is_nvlink for switch in wiring.switches)]
+    for other in sources[1:]:
+        notes.assume(f"NVLink domains are those of {sources[0].source}; those of {other.source} are not used")
     faults = Faults("the NVLink domains")
     of: dict[str, str] = {}
     found: dict[str, list[str]] = {}
-    for switch in (each for wiring in wirings for each in wiring.switches if each.is_nvlink):
+    for switch in (each for wiring in sources[:1] for each in wiring.switches if each.is_nvlink):
         for node in switch.nodes:
             if of.setdefault(node, switch.name) != switch.name:
                 faults.add(None, f"it is in {of[node]!r} and in {switch.name!r} of {switch.place}", at=node)
             elif node in hosts and node not in found.setdefault(switch.name, []):
                 found[switch.name].append(node)
     faults.stop()
-    return {name: nodes for name, nodes in found.items() if len(nodes) > 1}
+    joining = {name: nodes for name, nodes in found.items() if len(nodes) > 1}
+    return {(free_name(f"{name}-nvlink", taken) if name in taken else name): nodes for name, nodes in joining.items()}
 
 
 def _tree(wiring: Wiring, hosts: Sequence[str], notes: Notes) -> tuple[Tree, set[str]]:
@@ -170,14 +176,6 @@ def _downwards(tree: Tree, roots: Sequence[str]) -> list[str]:
     for name in order:
         order += tree.switches[name]
     return order
-
-
-def free_name(wanted: str, taken: set[str]) -> str:
-    """``wanted``, or with the first number that makes it a new name."""
-    name, number = wanted, 2
-    while name in taken:
-        name, number = f"{wanted}-{number}", number + 1
-    return name
 
 
 # ---- links -----------------------------------------------------------------------------------------------------------

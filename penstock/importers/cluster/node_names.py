@@ -57,3 +57,11 @@ def _named(facts: SourceFacts) -> dict[str, None]:
     for link in facts.links:
         found.update(dict.fromkeys(end for end in (link.a, link.b) if end not in switches))
     return found
+
+
+def free_name(wanted: str, taken: set[str]) -> str:
+    """``wanted``, or with the first number that makes it a new name."""
+    name, number = wanted, 2
+    while name in taken:
+        name, number = f"{wanted}-{number}", number + 1
+    return name
