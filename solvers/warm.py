@@ -14,6 +14,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers import suffix, tabu
 from penstock.solvers.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.allocators.madpipe.chain import Chain
@@ -61,7 +62,10 @@ def _from_both_ends() -> None:
 
 
 def _planned(problem: Problem, planner: Planner) -> None:
-    found = planner.solve(problem, max_plans=PLANS).best
+    try:
+        found = planner.solve(problem, max_plans=PLANS).best
+    except UnsupportedRequest:  # a planner that wants to be told more; it runs the others' kernels
+        return
     if found is None:
         return
     if isinstance(found.schedule, Orders) and found.update_rule == "synchronous":
