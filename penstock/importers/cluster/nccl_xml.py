@@ -1,8 +1,8 @@
 """NCCL's topology files: the PCI tree of one node, its devices, NVLinks and network cards.
 
 Dumped files (``NCCL_TOPO_DUMP_FILE``) have ``<gpu>`` and ``<net>`` in their PCI devices; static files that clouds ship
-for ``NCCL_TOPO_FILE`` have bare PCI devices, which are recognised by their class. ``<c2c>`` joins a device to its processor,
-not to other devices, and is not read.
+for ``NCCL_TOPO_FILE`` have bare PCI devices, which are recognised by their class. ``<c2c>`` joins a device to its
+processor, not to other devices, and is not read.
 
 .. [1] NCCL, ``src/graph/xml.cc`` and ``topo.cc``: the elements and attributes; ``speed`` of a net is Mbit/s; the class
    of an NVLink's other end is 0x068000 for a switch. RCCL writes ``<xgmi>`` in the place of ``<nvlink>``.
