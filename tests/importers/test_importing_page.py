@@ -5,18 +5,22 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
 from penstock.cli.main import main
 from penstock.importers.cluster.hardware_page import renewed
+from penstock.importers.cluster.merge import merge
+from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.topology_import import Format, ImportOptions
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "importing-topologies.md").read_text(encoding="utf-8")
+ADDING = ROOT / "docs" / "adding-an-importer.md"
 COMMANDS = re.findall(r"^penstock import .*$", PAGE, re.MULTILINE)
 
 
@@ -44,3 +48,15 @@ def test_the_python_of_the_page(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     (code,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     exec(code, {})
     assert "gpu[01-02,04,06]" in capsys.readouterr().out
+
+
+def test_the_reader_of_the_page_on_adding_one() -> None:
+    (code,) = re.findall(r"^```python\n(.*?)^```", ADDING.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    read = names["read_racks"]
+    facts = replace(read("r1: n1 n2\nr2: n3\n"), format="slurm-conf")  # one that is in the table of formats
+    found = merge([facts], [None], ImportOptions(devices=("H100",), devices_per_node=8))
+    assert [node.name for node in found.topology.nodes] == ["n1", "n2", "n3"]
+    with pytest.raises(InvalidDocument, match="line 2: 'r2' has no colon"):
+        read("r1: n1\nr2\n")

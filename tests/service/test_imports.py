@@ -34,7 +34,9 @@ def test_an_import_is_kept_under_its_hash(client: Client, http: httpx.Client) ->
     assert http.post(PATH, json=tiny_import()).json()["topology"]["name"] == "tiny-slurm"
 
 
-def test_living_agents_are_a_source(shared_server: Server, client: Client) -> None:
+def test_living_agents_are_a_source(
+    shared_server: Server, client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     players = [Agent(shared_server.url, f"n{i}", devices=2) for i in range(2)]
     for player in players:
         player.sync()
@@ -43,6 +45,11 @@ def test_living_agents_are_a_source(shared_server: Server, client: Client) -> No
     assert [node.name for node in found.topology.nodes] == ["n0", "n1"]
     assert {device.kind for node in found.topology.nodes for device in node.devices} == {"cpu"}
     assert [(group.nodes, group.why) for group in found.left_out] == [("n[2-3]", "no source says which devices it has")]
+    made = tmp_path / "agents.json"
+    said = ["--fabric", "bus", "--fabric-bandwidth", "1GB/s", "--nic", "1Gbit/s", "-o", str(made)]
+    assert main(["import", "topology", "--agents", shared_server.url, *said]) == 0
+    assert f"the agents of {shared_server.url}" in " ".join(capsys.readouterr().out.split())
+    assert [node["name"] for node in json.loads(made.read_text())["nodes"]] == ["n0", "n1"]
     for player in players:
         player.sync(leaving=True)
         player.http.close()
