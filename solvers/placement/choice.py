@@ -56,12 +56,16 @@ class Asker(Protocol):
 
 @dataclass(eq=False)
 class Option:
-    """A set of ``number`` hosts that breaks into so many switches; no plan for it takes less than ``bound_ns``."""
+    """A set of ``number`` hosts that breaks into so many switches; no plan for it takes less than ``bound_ns``.
+
+    ``least``: hosts that are kept, used or not.
+    """
 
     number: int
     chosen: Chosen
     broken: int
     bound_ns: int
+    least: int = 1
     result: Result | None = None
     asked: bool = False
 
@@ -77,12 +81,14 @@ class Option:
 
     @property
     def used(self) -> Chosen:
-        """The hosts that the plan uses, with all that is taken of them."""
+        """The hosts that the plan uses, with all that is taken of them; and others, where there have to be more."""
         if self.best is None:
             return self.chosen
         ends = list(accumulate(count for _host, count in self.chosen))
         hosts = {bisect_right(ends, device) for device in self.best.timeline.uses}
-        return tuple(each for number, each in enumerate(self.chosen) if number in hosts)
+        spare = [number for number in range(len(self.chosen)) if number not in hosts]
+        kept = hosts | set(spare[: max(0, self.least - len(hosts))])
+        return tuple(each for number, each in enumerate(self.chosen) if number in kept)
 
     @property
     def devices_used(self) -> int:
@@ -155,7 +161,7 @@ class Chooser:
             taken = self.wish.within(self.site, chosen)
             if taken is not None and self.site.alike(taken) not in added:
                 broken = self.site.newly_broken(taken)
-                added[self.site.alike(taken)] = Option(number, taken, broken, self._bound_ns(taken))
+                added[self.site.alike(taken)] = Option(number, taken, broken, self._bound_ns(taken), self.wish.least)
         self.options += added.values()
         return list(added.values())
 
