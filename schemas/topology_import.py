@@ -35,8 +35,9 @@ class ImportSource(Part):
     text: str = Field(description="what the tool printed, or the file's content")
     format: Format | None = Field(default=None, description="left out: recognised by its content")
     name: Name | None = Field(default=None, description="what messages call it, such as a file's name")
-    nodes: Name | None = Field(
+    nodes: str | None = Field(
         default=None,
+        min_length=1,
         description="hostlist of the nodes that a text without names (nvidia-smi, NCCL) describes; left out: all nodes "
         "with the same devices",
     )
@@ -68,7 +69,7 @@ class ImportOptions(Part):
         default=None, description="which of the topologies of a topology.yaml is meant; left out: its default"
     )
     nvlink_blocks: Flag = Field(default=False, description="each block of Slurm's block topology is an NVLink domain")
-    only: str | None = Field(default=None, description="hostlist: these nodes, and no others")
+    only: str | None = Field(default=None, min_length=1, description="hostlist: these nodes, and no others")
     only_free: Flag = Field(default=False, description="nodes on which nothing runs, and no others")
 
 

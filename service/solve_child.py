@@ -109,7 +109,7 @@ def _calibrate(entry: Callable[..., Any], task: dict[str, Any], send: Send) -> N
 
 
 def _import(entry: Callable[..., Any], task: dict[str, Any], send: Send) -> None:
-    found = entry(TopologyImport.model_validate(task["request"]))
+    found = entry(TopologyImport.model_validate(task["request"]), task["most_devices"])
     send({"kind": "result", "result": found.model_dump(mode="json")})
 
 

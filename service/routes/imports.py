@@ -44,6 +44,8 @@ async def import_topology(
         "task": "import",
         "entry": "penstock.importers.cluster.formats:answer",
         "request": asked.model_dump(mode="json"),
+        "most_devices": service.settings.max_devices,
+        "memory_bytes": service.settings.solve_memory_bytes,
     }
     found = await result_of(request, service, task)
     if found is None or not asked.store:
@@ -59,6 +61,4 @@ def _with_agents(service: Service, tenant: str, asked: TopologyImport) -> Topolo
 
 
 def _kept(service: Service, tenant: str, topology: dict[str, Any]) -> str:
-    document = ClusterTopology.parse(topology)
-    service.sizes.check(document)
-    return service.stores.of(tenant).put(document)
+    return service.stores.of(tenant).put(ClusterTopology.parse(topology))

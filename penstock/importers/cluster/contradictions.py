@@ -67,4 +67,5 @@ def _recognised(product: str | None) -> Recognised | None:
 
 
 def count_of(devices: Sequence[DeviceFacts]) -> str:
+    """``8 devices``."""
     return f"{len(devices)} device{'' if len(devices) == 1 else 's'}"

@@ -89,11 +89,14 @@ FORMATS: dict[Format, KnownFormat] = {
 }
 
 
-def import_topology(sources: Sequence[ImportSource], options: ImportOptions | None = None) -> TopologyImported:
+def import_topology(
+    sources: Sequence[ImportSource], options: ImportOptions | None = None, *, most_devices: int | None = None
+) -> TopologyImported:
     """One topology of all that the sources say.
 
     Raises InvalidDocument for what cannot be read, by line and column; for contradictions, naming both places; and
-    for all that neither sources nor options nor the table say, each with the option that does.
+    for all that neither sources nor options nor the table say, each with the option that does. UnsupportedRequest for
+    more than ``most_devices``.
     """
     if not sources:
         raise InvalidDocument("there is no source to import", remedy="give a file, or - for standard input")
@@ -102,7 +105,7 @@ def import_topology(sources: Sequence[ImportSource], options: ImportOptions | No
         read = [_read(number, source, options.topology) for number, source in enumerate(sources)]
         if options.topology is not None and all(facts.format != "slurm-yaml" for facts in read):
             raise InvalidDocument(f"no source is a topology.yaml, which would have the topology {options.topology!r}")
-        return merge(read, [source.nodes for source in sources], options)
+        return merge(read, [source.nodes for source in sources], options, most_devices)
 
 
 @contextmanager
@@ -142,6 +145,6 @@ def _read(number: int, source: ImportSource, topology: str | None) -> SourceFact
     return reader(source.text, called, topology) if name == "slurm-yaml" else reader(source.text, called)
 
 
-def answer(request: TopologyImport) -> TopologyImported:
+def answer(request: TopologyImport, most_devices: int) -> TopologyImported:
     """The same from a document to a document; ``agents`` are among its sources already."""
-    return import_topology(request.sources, request.options)
+    return import_topology(request.sources, request.options, most_devices=most_devices)

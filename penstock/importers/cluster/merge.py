@@ -18,16 +18,21 @@ from penstock.importers.cluster.measured import measured_network
 from penstock.importers.cluster.network import links_of, network
 from penstock.importers.cluster.notes import Notes, shown
 from penstock.importers.cluster.reading import Options
-from penstock.schemas.errors import Fault, InvalidDocument
+from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.topology_import import ImportOptions, SourceFound, TopologyImported
 
 
-def merge(sources: Sequence[SourceFacts], described: Sequence[str | None], options: ImportOptions) -> TopologyImported:
+def merge(
+    sources: Sequence[SourceFacts],
+    described: Sequence[str | None],
+    options: ImportOptions,
+    most_devices: int | None = None,
+) -> TopologyImported:
     """One topology of all sources; ``described``: per source, the nodes that a text without names is about.
 
     Raises InvalidDocument for contradictions, for nodes that no source has, where nothing is left, and with all that
-    is missing.
+    is missing; UnsupportedRequest for more than ``most_devices``.
     """
     notes, given = Notes(), Options(options)
     joined = join(sources, described, notes)
@@ -45,6 +50,7 @@ def merge(sources: Sequence[SourceFacts], described: Sequence[str | None], optio
     if not hosts:
         _refuse_nothing(notes)
     inside = insides(hosts, given, notes)
+    _refuse_more(sum(len(each.devices) for each in inside.values()), most_devices)
     wires = measured_network(sources, list(hosts), notes) if net.is_unknown else None
     if wires is None:
         wires = links_of(net, inside, options, notes) if len(inside) == len(hosts) else {}
@@ -137,6 +143,14 @@ def _free(hosts: Mapping[str, Host]) -> str | None:
         return None
     free = [name for name, host in hosts.items() if host.busy_devices == 0]
     return shown(free) if free else ""
+
+
+def _refuse_more(devices: int, most: int | None) -> None:
+    if most is not None and devices > most:
+        raise UnsupportedRequest(
+            f"the sources have {devices:,} devices; the most are {most:,} (max_devices)",
+            remedy="import fewer nodes (--only), or have the operator raise the setting",
+        )
 
 
 def _refuse_nothing(notes: Notes) -> None:

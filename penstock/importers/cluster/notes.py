@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from penstock.importers.cluster.hostlist import fold
 from penstock.schemas.errors import Fault, InvalidDocument
@@ -77,11 +77,3 @@ def shown(nodes: Iterable[str]) -> str:
         return fold(nodes)
     except InvalidDocument:
         return ", ".join(dict.fromkeys(nodes))
-
-
-def grouped(nodes: Mapping[str, str]) -> dict[str, list[str]]:
-    """Nodes by what is said of them."""
-    groups: dict[str, list[str]] = {}
-    for node, said in nodes.items():
-        groups.setdefault(said, []).append(node)
-    return groups

@@ -77,12 +77,15 @@ def only(devices: Iterable[Known]) -> Hardware | None:
 
 
 def gib(size: int) -> str:
+    """Bytes, as memory is told: ``80 GiB``."""
     return f"{size / 2**30:.4g} GiB"
 
 
 def gb(rate: int) -> str:
+    """Bytes a second, as the links of devices are told: ``450 GB/s``."""
     return f"{rate / 1e9:.4g} GB/s"
 
 
 def gbit(rate: int) -> str:
+    """Bytes a second, as network cards are told: ``400 Gbit/s``."""
     return f"{rate * 8 / 1e9:.4g} Gbit/s"
