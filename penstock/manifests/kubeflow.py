@@ -41,7 +41,7 @@ def make_trainjob(job: Job) -> list[File]:
             "trainer": trainer,
             "runtimePatches": [
                 {
-                    "manager": "penstock.dev/export",
+                    "manager": "penstock/export",
                     "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [replicated]}}},
                 }
             ],
