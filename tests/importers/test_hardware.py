@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.executor.node.devices import device_kind
 from penstock.executor.profiling.device_table import DEVICES
 from penstock.importers.cluster import hardware
 
@@ -66,6 +67,19 @@ def test_spellings_of_products(product: str, kind: str, form: str, memory_bytes:
 )
 def test_what_the_table_does_not_know_is_not_guessed(product: str) -> None:
     assert hardware.recognise(product) is None
+
+
+@pytest.mark.parametrize(
+    "product",
+    [
+        *("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB", "Tesla V100-SXM2-32GB", "NVIDIA L40S", "NVIDIA B200"),
+        *("NVIDIA GH200 480GB", "NVIDIA GB200", "NVIDIA GeForce GTX 1080 Ti", "Tesla T4", "AMD Instinct MI300X"),
+    ],
+)
+def test_agents_and_profiles_call_devices_so_as_well(product: str) -> None:
+    found = hardware.recognise(product)
+    assert found is not None
+    assert device_kind(product) == found.hardware.kind
 
 
 @pytest.mark.parametrize(
