@@ -117,12 +117,15 @@ class Process:
 
     def run(self) -> Outcome:
         """Meet, train, report. Raises what goes wrong before the others are met; later failures are outcomes."""
-        self._bundle.refuse_options(self._orders.options)
-        self._meeting = meeting = Meeting(self._launch, self._orders.wait_s)
-        self._present, name = meeting.present(self._digest, self._orders.announced())
+        orders = self._orders
+        self._bundle.refuse_options(orders.options)
+        if not orders.options.resume:
+            self._bundle.segments(0, 0, orders.steps, orders.options)
+        self._meeting = meeting = Meeting(self._launch, orders.wait_s)
+        self._present, name = meeting.present(self._digest, orders.announced())
         try:
             refuse_differences(self._present)
-            self._ranks = seat(self._bundle, self._present, any_nodes=self._orders.any_nodes)
+            self._ranks = seat(self._bundle, self._present, any_nodes=orders.any_nodes)
         except PenstockError as error:
             return self._refused(error)
         bind_to(self._present, self._launch.process)

@@ -23,6 +23,7 @@ from penstock.cli.main import main
 from penstock.schemas.bundle import JobBundle, LaunchReport
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import BoundaryTensor, Layer, LayerMeasurement, Measurement, ModelProfile, ProfileSource
+from penstock.schemas.trace import Trace
 
 STEPS = 6
 LAYERS, WIDTH, BATCH = 8, 12, 16
@@ -170,9 +171,10 @@ def trained(commands: list[list[str]], followed: Path, turned: list[str], slurm:
         assert main([*exporting[1:], *HERE]) == 0
     folder = followed / change[-1]
     script = folder / submit[-1]
-    script.write_text(script.read_text().rstrip("\n") + " --check\n")
+    script.write_text(script.read_text().rstrip("\n") + " --check --trace trace.json --plan ../plan.json\n")
     code = slurm.finished(slurm.submit(script))
     assert code == 0, log_of(folder)
+    assert [one.rank for one in Trace.read(folder / "trace.json").ranks] == [0, 1, 2, 3]
     return report_of(folder / "report.json")
 
 
