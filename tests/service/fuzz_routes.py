@@ -24,8 +24,8 @@ CHECKS = (
 Nor those about keys, which have tests of their own."""
 
 SLOW = ("/v1/plans:compare", "/v1/plans:explain", "/v1/profiles:calibrate", "/v1/topologies:import")
-"""Each request starts a process. Their bodies are those of ``:validate`` and ``:verify``; the texts of ``:import`` are torn
-in tests/importers."""
+"""Each request starts a process. Their bodies are those of ``:validate`` and ``:verify``; the texts of ``:import`` are
+torn in tests/importers."""
 
 
 def fuzz_routes(directory: Path, examples: int, seed: int, limit_s: int) -> tuple[int, str]:
