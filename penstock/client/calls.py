@@ -167,12 +167,17 @@ class Calls:
         return self._get(list[dict[str, Any]], Send("GET", f"/v1/plans/{plan_or_job}/programs"))
 
     @call
-    def export(self, plan_or_job: str, to: str, settings: LaunchSettings | None = None) -> Flow[bytes]:
+    def export(
+        self, plan_or_job: str, to: str, settings: LaunchSettings | None = None, *, against: str | None = None
+    ) -> Flow[bytes]:
         """A plan in another form, as the bytes of a file; several files as those of a zip archive.
 
         ``to``: ``report``, ``svg``, …, or a scheduler (``sbatch``, ``jobset``, …), which ``settings`` are for.
+        ``against``: the hash of a topology; Conflict names nodes of the plan that it does not have.
         """
-        params = {"to": to} | ({} if settings is None else settings.model_dump(mode="json", exclude_unset=True))
+        params = _given({"to": to, "against": against}) | (
+            {} if settings is None else settings.model_dump(mode="json", exclude_unset=True)
+        )
         found = yield from self._answer(
             Send("GET", f"/v1/plans/{plan_or_job}/export", params=params, headers={"Accept": "*/*"}, patient=True)
         )

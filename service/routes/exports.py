@@ -7,10 +7,12 @@ from typing import Annotated, Literal
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Path, Query, Request, Response
+from pydantic import Field
 
+from penstock.manifests.against import of_topology, refuse_absent
 from penstock.schemas.launch import LaunchSettings
 from penstock.schemas.plan import Plan, PlanFile
-from penstock.schemas.quantities import MAX_WIRE_INTEGER
+from penstock.schemas.quantities import MAX_WIRE_INTEGER, ContentHash
 from penstock.service.exports import EXPORTS, FORMS, MEDIA_TYPES, one_file, written
 from penstock.service.problems import problems
 from penstock.service.routes.access import Access, Reader
@@ -27,6 +29,9 @@ class ExportAsked(LaunchSettings):
     """What a plan is exported to, and how its ranks are launched where it is a scheduler."""
 
     to: To
+    against: ContentHash | None = Field(
+        default=None, description="hash of a topology: a plan for nodes that it does not have is refused"
+    )
 
 
 Rank = Annotated[int, Path(ge=0, le=MAX_WIRE_INTEGER)]
@@ -79,11 +84,15 @@ async def export(id: Id, asked: Annotated[ExportAsked, Query()], service: Access
     """The plan in another form, as a file: `chrome-trace` for Perfetto, `csv` for PyTorch, `svg`, `report`, …
 
     For schedulers (`sbatch`, `trainjob`, `jobset`, …) the other parameters say how its ranks are launched; a form of
-    several files comes as a zip archive.
+    several files comes as a zip archive. With `against` a plan for nodes that are gone is a 409 that names them.
     """
     address = await run_sync(service.planning.of(caller.tenant).plan_hash, id)
-    file = await run_sync(service.stores.of(caller.tenant).plan_file, address)
-    settings = LaunchSettings.parse(asked.model_dump(include=asked.model_fields_set - {"to"}))
+    store = service.stores.of(caller.tenant)
+    file = await run_sync(store.plan_file, address)
+    if asked.against is not None:
+        now = await run_sync(store.topology, asked.against)
+        await run_sync(refuse_absent, file, of_topology(now, f"the topology {asked.against}"))
+    settings = LaunchSettings.parse(asked.model_dump(include=asked.model_fields_set - {"to", "against"}))
     files = await run_sync(written, file, asked.to.value, settings, limiter=service.heavy)
     made = await run_sync(one_file, file, asked.to.value, files)
     headers = {"Content-Disposition": f'attachment; filename="{made.name}"', "Cache-Control": "private, max-age=3600"}

@@ -15,8 +15,10 @@ import yaml
 from penstock.cli.main import main
 from penstock.client import Client
 from penstock.manifests import make
-from penstock.schemas.errors import InvalidDocument
+from penstock.schemas.errors import Conflict, InvalidDocument, NotFound
 from penstock.schemas.launch import LaunchSettings
+from penstock.schemas.topology import ClusterTopology
+from penstock.service.samples import tiny_topology
 
 JOB = {"model": "m:job", "steps": "3"}
 
@@ -67,6 +69,17 @@ def test_bad_parameters_are_named(http: httpx.Client, planned: Any, query: dict[
 def test_the_clients_error_is_the_services(client: Client, planned: Any) -> None:
     with pytest.raises(InvalidDocument, match="sbatch needs `model` and `steps`"):
         client.export(planned.id, "sbatch")
+
+
+def test_a_plan_for_nodes_that_are_gone(client: Client, planned: Any) -> None:
+    there = ClusterTopology.parse(tiny_topology())
+    assert client.export(planned.id, "hostfile", against=client.post(there).hash) == b"node0\nnode1\n"
+    assert there.uniform is not None
+    fewer = client.post(there.model_copy(update={"uniform": there.uniform.model_copy(update={"nodes": 1})})).hash
+    with pytest.raises(Conflict, match="there is no node 'node1'"):
+        client.export(planned.id, "hostfile", against=fewer)
+    with pytest.raises(NotFound):
+        client.export(planned.id, "hostfile", against="sha256:" + "7" * 64)
 
 
 def test_the_command_line_asks_a_service(http: httpx.Client, planned: Any, tmp_path: Path) -> None:
