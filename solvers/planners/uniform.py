@@ -41,15 +41,14 @@ SMALL = 4
 """Devices of a cluster all of whose worlds are tried."""
 MOST_CHUNKS = 12
 MOST_BATCHES = 24
-LEAST_SHAPES, JUDGED = 16, 1_500_000
-"""Of each schedule, so many shapes are judged at least, and more until so many passes of a micro-batch through a stage
-have been."""
+LEAST_SHAPES, EFFORT = 16, 320
+"""Of each schedule, so many shapes are judged at least, and more until so many plans have been."""
+AS_A_PLAN = 2000
+"""Passes of a micro-batch through a stage that cost as much as a plan more."""
 EVERY = 150
 """Cuts of a shape that are all judged."""
-MOVED = 4
-"""Of each schedule, the shapes that are cut anew."""
-MOST_PASSES, FEWEST, MOST = 3_000_000, 16, 600
-"""Passes of a micro-batch through a stage that cutting anew may judge, as plans between so many and so many."""
+MOVED, MOVES = 3, 90
+"""Of each schedule, the shapes that are cut anew, and the effort for each."""
 NEVER_NS = 2**52
 
 
@@ -92,12 +91,12 @@ class Search:
         self.cut = replace(problem, cuttable=cuts)
         self.best: Trial | None = None
         self.found: list[tuple[int, Shape, Trial]] = []
-        self.passes = 0
+        self.effort = 0.0
 
     def run(self) -> Iterator[Proposal]:
         """The best plan after every shape; of one that does not fit, its nearest attempt."""
         for number, shape in enumerate(sorted(self._shapes())):
-            if number >= LEAST_SHAPES and self.passes > JUDGED:
+            if number >= LEAST_SHAPES and self.effort > EFFORT:
                 break
             if self.best is None or shape.least_ns < self.best.value_ns:
                 yield from self._tried(shape, self._cuts(shape))
@@ -142,7 +141,7 @@ class Search:
         while least <= most:
             middle = least if least == 0 or self.within.at_once else (least + most) // 2
             tried = recomputing(self.within, allocation, ways[middle])
-            self.passes += len(tried.stages) * tried.num_micro_batches
+            self.effort += 1 + len(tried.stages) * tried.num_micro_batches / AS_A_PLAN
             outcome = judged(self.problem, tried, order_of(self.problem, tried, self.schedule), below_ns)
             if outcome.trial is not None:
                 found, most = outcome.trial, middle - 1
@@ -208,17 +207,15 @@ class Search:
         """Cut anew: one cut, or neighbouring ones together, one place on or back, as long as that helps."""
         places = [0, *(int(i) + 1 for i in np.flatnonzero(self.cut.cuttable)), self.problem.num_layers]
         cuts = [places.index(stage.first) for stage in trial.allocation.stages] + [len(places) - 1]
-        passes = len(shape.rank_of) * shape.batch.num_micro_batches
-        left = max(FEWEST, min(MOST, MOST_PASSES // passes))
+        enough = self.effort + MOVES
         if comb(len(places) - 2, len(cuts) - 2) <= EVERY:
             return
         moved = True
         while moved:
             moved = False
             for near in _neighbours(cuts):
-                if left <= 0:
+                if self.effort > enough:
                     return
-                left -= 1
                 other = self._fitted(self._allocation(shape, [places[cut] for cut in near]), trial.value_ns)
                 if isinstance(other, Trial):
                     cuts, trial, moved = near, other, True

@@ -1,0 +1,72 @@
+"""POST /v1/layouts:import, its client, the forms of other trainers, and the command with --server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+from service_process import Server
+
+from penstock.cli.main import main
+from penstock.client import Client
+from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
+from penstock.schemas.layouts import LayoutRequest
+from penstock.schemas.request import PlanRequest
+from penstock.service.samples import tiny_layout, tiny_request
+
+PATH = "/v1/layouts:import"
+
+
+def test_a_layout_is_judged_beside_the_best(client: Client, http: httpx.Client) -> None:
+    asked = LayoutRequest.parse(tiny_layout() | {"compare": True})
+    found = client.import_layout(asked)
+    assert (found.fits, found.faults) == (True, ())
+    assert [rival.choice for rival in found.rivals] == ["within what deepspeed can express", "without limits"]
+    assert found.plan.prediction is not None
+    assert all(rival.time_ns <= found.plan.prediction.time_per_global_batch_ns for rival in found.rivals)  # type: ignore[operator]
+    profile, topology = (client.post(document) for document in (asked.request.profile, asked.request.topology))  # type: ignore[arg-type]
+    by_hash = tiny_layout() | {"request": tiny_request() | {"profile": profile.hash, "topology": topology.hash}}
+    assert http.post(PATH, json=by_hash).json()["plan"] == found.plan.model_dump(mode="json")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"layout": '{"parts": [0, 5]}'}, "from 0 to 4"),
+        ({"format": "megatron"}, "do not say which"),
+        ({"format": "gpipe"}, "format"),
+        ({"layout": ""}, "layout"),
+        ({"nodes": "node[0-"}, ""),
+        ({"nodes": "node7"}, "no node 'node7'"),
+        ({"devices_per_node": 2}, "has 1 devices, not 2"),
+        ({"micro_batch_size": 0}, "micro_batch_size"),
+        ({"colour": 1}, "colour"),
+    ],
+)
+def test_bad_layouts_are_told(http: httpx.Client, changes: dict[str, object], words: str) -> None:
+    answer = http.post(PATH, json=tiny_layout() | changes)
+    assert answer.status_code == 422
+    assert words in answer.text
+
+
+def test_plans_are_exported_for_trainers_that_can_express_them(client: Client) -> None:
+    job = client.plan(PlanRequest.parse(tiny_request() | {"target": "deepspeed"}))
+    assert b"PARTS = [0, " in client.export(job.id, "deepspeed")
+    assert json.loads(client.export(job.id, "ranges"))["layers"][0][0] == 0
+    with pytest.raises(UnsupportedRequest, match="do not say which"):
+        client.export(job.id, "megatron")
+
+
+def test_the_command_asks_a_service(shared_server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    request, layout, plan = tmp_path / "request.json", tmp_path / "parts.json", tmp_path / "plan.json"
+    request.write_text(json.dumps(tiny_request()))
+    layout.write_text(tiny_layout()["layout"])
+    given = ["import", "layout", str(layout), "--from", "deepspeed", "--request", str(request), "--alone"]
+    assert main([*given, "--server", shared_server.url, "-o", str(plan)]) == 0
+    assert "per global batch" in capsys.readouterr().out
+    assert plan.stat().st_size > 0
+    layout.write_text('{"parts": [0, 2]}')
+    assert main([*given, "--server", shared_server.url]) == InvalidDocument.exit_code
+    assert "from 0 to 2" in capsys.readouterr().err
