@@ -321,6 +321,10 @@ def test_nvlink_domains_are_switches_beside_the_network() -> None:
     assert found.free == "g[1-4]"
     alone = imported(listed(*(node(f"g{i}", gpus=4, labels=labels(i)) for i in range(2))))
     assert alone.topology.switches == ("u.0",)
+    domain = facts(switches=(SwitchFacts("d", AT, ("n1", "n2"), is_nvlink=True),))
+    with_cards = merged(domain, nodes_of("n1", "n2", devices=(DeviceFacts(0, "L4"),)), nic_bytes_per_s=GB)
+    assert with_cards.topology.switches == ("switch",)
+    assert any("NVLink bandwidth of the domain d" in said for said in with_cards.assumptions)
 
 
 def test_cycles_and_two_parents_are_refused() -> None:

@@ -191,7 +191,7 @@ def _links_of(
     net: Network, insides: Mapping[str, Inside], options: ImportOptions, notes: Notes
 ) -> tuple[list[str], list[Link]]:
     switches, links = _domain_links(net.domains, insides, notes)
-    if any(len(nodes) == len(insides) for nodes in net.domains.values()) and net.is_unknown:
+    if net.is_unknown and any(insides.keys() <= {link.a for link in links if link.b == name} for name in switches):
         return switches, links
     cards = _all_cards(insides, net.cables.known_hosts() if net.cables else set(), notes)
     if cards is None:
