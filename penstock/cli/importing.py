@@ -14,9 +14,10 @@ from penstock.cli.remote import Server, connect
 
 if TYPE_CHECKING:
     from penstock.cli.show import Screen
-    from penstock.schemas.topology_import import ImportOptions, ImportSource, TopologyImported
+    from penstock.schemas.topology_import import ImportOptions, ImportSource, LeftOut, TopologyImported
 
 MOST_SHOWN = 20
+LONGEST_SHOWN = 200
 
 group = typer.Typer(help="Read what other tools write.", no_args_is_help=True)
 
@@ -188,9 +189,9 @@ def _show(screen: Screen, imported: TopologyImported, output: str | None, server
     screen.table(table)
     screen.say(_summary(imported))
     _list(screen, "assumed", imported.assumptions)
-    _list(screen, "left out", [f"{group.nodes}: {group.why}" for group in imported.left_out])
+    _list(screen, "left out", [_left_out(group) for group in imported.left_out])
     if imported.free is not None:
-        screen.say(f"free: {imported.free or 'no node'}")
+        screen.say(f"free: {_short(imported.free) or 'no node'}")
     if output is not None:
         screen.say(f"{topology.name} is written to {output}")
     if imported.hash is not None:
@@ -211,6 +212,16 @@ def _summary(imported: TopologyImported) -> str:
 
 def _counted(count: int, word: str) -> str:
     return f"{count:,} {word}" if count == 1 else f"{count:,} {word}{'es' if word.endswith('ch') else 's'}"
+
+
+def _left_out(group: LeftOut) -> str:
+    count = f" ({group.count:,} nodes)" if group.count > 1 else ""
+    return f"{_short(group.nodes)}{count}: {group.why}"
+
+
+def _short(hostlist: str) -> str:
+    """A hostlist as far as it can be read."""
+    return hostlist if len(hostlist) <= LONGEST_SHOWN else f"{hostlist[:LONGEST_SHOWN]} … (--json has all)"
 
 
 def _list(screen: Screen, head: str, lines: Sequence[str]) -> None:
