@@ -148,7 +148,7 @@ class Network:
             place = waiting.pop()
             if place in number_of:
                 order.append(number_of[place])
-            waiting += sorted(children[place], key=lambda each: size[each], reverse=True)
+            waiting += sorted(children[place], key=lambda each: size[each])[::-1]
         return tuple(order)
 
     def _branch_sizes(self) -> dict[str, int]:

@@ -15,6 +15,7 @@ from penstock.solvers.allocators.spread.line import line_of
 from penstock.solvers.allocators.spread.partition import Partitions
 from penstock.solvers.allocators.spread.pieces import Pieces, replica_choices
 from penstock.solvers.batches import Batch, candidates, dapple_replicas
+from penstock.solvers.network import MAX_DENSE_DEVICES
 from penstock.solvers.planners.options import Option
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.problem import Problem
@@ -50,7 +51,8 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
 
 
 def _proposal(problem: Problem, allocation: Allocation) -> Proposal:
-    return Proposal(allocation, ("early-backward",), "near", (problem.rules.overlap_all_reduce,))
+    policy = "best" if problem.num_devices <= MAX_DENSE_DEVICES else "near"
+    return Proposal(allocation, ("early-backward",), policy, (problem.rules.overlap_all_reduce,))
 
 
 def _batches(problem: Problem) -> tuple[Batch, ...]:

@@ -1,0 +1,154 @@
+"""Large clusters, stage by stage: what a request of 1,024 devices × 200 layers costs, and one of 10,000 × 1,000.
+
+CPU seconds of this process and of those that it starts, and the peak of the resident set, of each step from the
+documents to the page of the report. ``--planner NAME`` asks another planner than ``auto``, ``--limit S`` limits it.
+Prints a Markdown table for each size, and ``name value unit target ok|MISSED`` for each row that has a target.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command line does: a process with one thread may fork
+
+import multiprocessing
+import resource
+from collections.abc import Callable
+from typing import TypedDict, TypeVar
+
+from large_requests import SIZES, Size, request
+
+from penstock import explaining
+from penstock.api import judge
+from penstock.convert import to_problem
+from penstock.convert.answers import to_plan
+from penstock.schemas.plan import PlanFile
+from penstock.schemas.request import PlanRequest
+from penstock.solvers.bounds import schedule_bound
+from penstock.solvers.problem import Problem
+from penstock.solvers.registry import PLANNERS
+from penstock.solvers.result import Candidate, Result
+from penstock.solvers.simulate import makespan_ns, simulate
+from penstock.solvers.tables import cost_tables
+from penstock.solvers.update_rules import UpdateRule
+from penstock.solvers.verify import verify
+from penstock.solvers.warm import warm
+
+T = TypeVar("T")
+WHOSE = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+TARGETS = {"small": (60.0, 2.0), "1k": (60.0, 2.0), "10k": (600.0, 4.0)}
+"""CPU seconds and GiB of everything."""
+
+
+def main() -> None:
+    """The sizes that are asked for, each in a process of its own: a peak of memory never falls."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=tuple(SIZES), action="append", help="one size; may be repeated")
+    parser.add_argument("--planner", default="auto", choices=tuple(PLANNERS))
+    parser.add_argument("--limit", type=float, help="seconds for the planner")
+    arguments = parser.parse_args()
+    warm()
+    for name in arguments.size or ("1k", "10k"):
+        process = multiprocessing.get_context("spawn").Process(
+            target=_run, args=(name, arguments.planner, arguments.limit)
+        )
+        process.start()
+        process.join()
+        if process.exitcode:
+            raise SystemExit(process.exitcode)
+
+
+def _run(name: str, planner: str, limit_s: float | None) -> None:
+    seconds, gib = TARGETS[name]
+    size = SIZES[name]
+    steps = _Steps()
+    asked = steps.take("documents", lambda: request(size, planner=planner, time_limit_s=limit_s))
+    text = steps.take("written as canonical JSON", asked.canonical_json)
+    steps.take(f"read, {len(text) / 1e6:.1f} MB", lambda: PlanRequest.parse_json(text))
+    problem = steps.take("frozen as a problem", lambda: to_problem(asked))
+    result = steps.take(f"planned by {planner}, with its bounds", lambda: _planned(problem, planner, limit_s))
+    best = result.best
+    assert best is not None
+    plan = problem, best.allocation, best.schedule
+    cost_tables.cache_clear()
+    how: Settings = {"overlap": best.overlap_all_reduce, "update_rule": best.update_rule}
+    steps.take("judged: time alone, costs anew", lambda: makespan_ns(*plan, **how))
+    timeline = steps.take("judged: times, memory, use", lambda: simulate(*plan, **how))
+    steps.take("verified", lambda: verify(*plan, timeline, **how))
+    steps.take("bound of its schedules", lambda: schedule_bound(*plan, best.update_rule))
+    file = PlanFile(
+        plan=steps.take("as a document", lambda: to_plan(problem, asked, best, result.bounds)), request=asked
+    )
+    text = steps.take("plan file written", file.canonical_json)
+    steps.take(f"plan file read, {len(text) / 1e6:.1f} MB", lambda: PlanFile.parse_json(text))
+    steps.take("hash of the plan", file.plan.content_hash)
+    judgement = steps.take("judged from the file, as `penstock verify` does", lambda: judge(file))
+    assert not judgement.faults
+    html = steps.take("`penstock report`", lambda: explaining.page(file))
+    steps.print(size, f"{len(html) / 1e6:.1f} MB of HTML")
+    bound = result.bounds[0]
+    print(
+        f"\n{best.planner}: {best.value_ns / 1e9:.3f} s on {_used(best)} devices, {len(best.allocation.stages)} stages;"
+    )
+    print(f"bound {bound.bound_ns / 1e9:.3f} s, gap {best.value_ns / bound.bound_ns - 1:.1%}: {bound.model}\n")
+    _row(f"{size}: all of it", steps.cpu_s, "CPU s", seconds)
+    _row(f"{size}: peak", steps.peak_gib, "GiB", gib)
+
+
+class Settings(TypedDict):
+    """How a plan is judged."""
+
+    overlap: bool
+    update_rule: UpdateRule
+
+
+class _Steps:
+    """CPU seconds and the peak after each step."""
+
+    def __init__(self) -> None:
+        self._rows: list[str] = []
+        self.cpu_s = 0.0
+
+    @property
+    def peak_gib(self) -> float:
+        """Of this process, or of the largest that it has started."""
+        return max(_usage(who).ru_maxrss for who in WHOSE) / 2**20
+
+    def take(self, name: str, step: Callable[[], T]) -> T:
+        """Do it, and note what it took."""
+        before = _cpu_s()
+        found = step()
+        took = _cpu_s() - before
+        self.cpu_s += took
+        self._rows.append(f"| {name} | {took:.2f} | {self.peak_gib:.2f} |")
+        return found
+
+    def print(self, size: Size, note: str) -> None:
+        """As a table."""
+        print(f"\n| {size}, M = {size.micro_batches}; {note} | CPU s | GiB |", "|---|---|---|", *self._rows, sep="\n")
+
+
+def _planned(problem: Problem, planner: str, limit_s: float | None) -> Result:
+    limit_ns = None if limit_s is None else int(limit_s * 1e9)
+    return PLANNERS[planner].solve(problem, time_limit_ns=limit_ns)
+
+
+def _used(plan: Candidate) -> int:
+    return sum(stage.replicas for stage in plan.allocation.stages)
+
+
+def _usage(who: int) -> resource.struct_rusage:
+    return resource.getrusage(who)
+
+
+def _cpu_s() -> float:
+    return sum(_usage(who).ru_utime + _usage(who).ru_stime for who in WHOSE)
+
+
+def _row(name: str, value: float, unit: str, target: float) -> None:
+    print(f"{name} {value:.3g} {unit} {target:g} {'ok' if value <= target else 'MISSED'}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""Planner spread: partitions keep to what they promise, fit memory, follow the network's tree, and beat plain ones."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from problems import make_network, make_problem
+from test_request_bound import random_request
+
+from penstock.solvers.allocators.spread.line import line_of
+from penstock.solvers.allocators.spread.partition import Partitions
+from penstock.solvers.allocators.spread.pieces import Pieces, replica_choices
+from penstock.solvers.batches import batch_of, candidates
+from penstock.solvers.device_count.search import bounds
+from penstock.solvers.network import Cable, Inside, Network
+from penstock.solvers.planners.deadline import Deadline
+from penstock.solvers.planners.session import Session
+from penstock.solvers.problem import Problem
+from penstock.solvers.registry import PLANNERS
+
+SPREAD = PLANNERS["spread"]
+
+
+def tree(pods: int, nodes: int) -> Network:
+    """Pods of nodes of two devices; the nodes are named so that neighbours in number are in different pods."""
+    hosts = tuple(f"n{i}" for i in range(pods * nodes))
+    cables = [Cable(host, f"leaf{i % pods}", 10**9, 0, True) for i, host in enumerate(hosts)]
+    cables += [Cable(f"leaf{p}", "spine", 10**8, 0, True) for p in range(pods)]
+    names = tuple(f"{host}/{d}" for host in hosts for d in range(2))
+    inside = Inside("ports", 10**10, 0, True)
+    return Network(names, hosts, tuple(i // 2 for i in range(len(names))), (inside,) * len(hosts), tuple(cables))
+
+
+def uneven(layers: int, pods: int, nodes: int, seed: int = 0) -> Problem:
+    """Layers of unequal work on a tree."""
+    rng = random.Random(seed)
+    return make_problem(
+        [rng.randint(50, 150) * 1000 for _ in range(layers)],
+        None,
+        1000,
+        1000,
+        nodes=(2,) * (pods * nodes),
+        network=tree(pods, nodes),
+        shared=True,
+        global_batch_size=256,
+        micro_batch_sizes=(8,),
+    )
+
+
+def searched(problem: Problem) -> Session:
+    """A few dozen of the planner's plans, judged."""
+    session = Session(problem, Deadline(None), max_plans=40)
+    assert SPREAD.proposals is not None
+    session.judge_all("spread", SPREAD.proposals(problem, SPREAD.check(problem.update_rules, "auto", {})))
+    return session
+
+
+def test_the_line_keeps_pods_together() -> None:
+    """However nodes are numbered: from one device to the next there is a spine as often as there are pods, less one."""
+    problem = uneven(4, 4, 6)
+    line = line_of(problem)
+    assert sorted(line) == list(range(48))
+    pods = [problem.network.node_of[device] % 4 for device in line]
+    assert sum(a != b for a, b in pairwise(pods)) == 3
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_partitions_cover_and_fit(seed: int) -> None:
+    """All layers in order, cut only where they may be, no more devices than there are."""
+    problem = random_request(seed, 6, 4)
+    line = line_of(problem)
+    for batch in candidates(problem):
+        partitions = Partitions(Pieces(problem, batch, line))
+        for split in partitions.splits():
+            layers = [layer for run in split.runs for layer in range(run.first, run.last + 1)]
+            assert layers == list(range(problem.num_layers))
+            assert all(problem.cuttable[run.last] for run in split.runs[:-1])
+            assert split.devices <= problem.num_devices
+            stages = partitions.allocation(split).stages
+            devices = [device for stage in stages for device in stage.devices]
+            assert len(set(devices)) == len(devices) == split.devices
+
+
+def test_promised_times_are_near_the_judges() -> None:
+    """With little to send the best split's estimate is within a tenth of its plan's time; the bound is not far."""
+    problem = uneven(24, 4, 6)
+    best = min(Partitions(Pieces(problem, batch_of(problem, 8), line_of(problem))).splits())
+    found = searched(problem)
+    assert found.best is not None
+    assert found.best.value_ns <= 1.1 * best.estimate_ns
+    assert found.best.value_ns <= 1.25 * bounds(problem, 1, lambda _: None).bound_ns
+
+
+def test_memory_makes_it_recompute_and_then_refuse() -> None:
+    """Where stashes do not fit, stages recompute if they may; else the answer says what is lacking."""
+    problem = uneven(24, 4, 6)
+    stashes = {
+        kind: tuple(replace(point, stash_bytes=np.full(24, 10**6)) for point in points)
+        for kind, points in problem.measured.items()
+    }
+    tight = tuple(replace(device, memory_bytes=8 * 10**6) for device in problem.devices)
+    problem = replace(problem, measured=stashes, devices=tight, _costs={})
+    found = searched(replace(problem, recompute="auto", _costs={}))
+    assert found.best is not None
+    assert any(stage.recompute for stage in found.best.allocation.stages)
+    starved = tuple(replace(device, memory_bytes=10**4) for device in problem.devices)
+    refused = searched(replace(problem, devices=starved, _costs={}))
+    assert refused.best is None
+    assert refused.shortage is not None
+
+
+def test_replica_choices_waste_no_device() -> None:
+    """Of equally large slices the fewest replicas; never more than rows, and one always."""
+    problem = uneven(4, 4, 6)
+    choices = replica_choices(problem, batch_of(problem, 8)).tolist()
+    assert choices == [1, 2, 3, 4, 8]
+
+
+def test_no_network_of_pairs() -> None:
+    """The narrowest bandwidth of devices in many nodes is that of the cables between them, as pair by pair."""
+    problem = uneven(4, 3, 3)
+    network = problem.network
+    rng = random.Random(1)
+    for _ in range(20):
+        group = rng.sample(range(problem.num_devices), rng.randint(2, 9))
+        assert network.min_bandwidth(group) == min(network.bandwidth(u, v) for u in group for v in group if u != v)
+    matrix = make_network((1, 1, 2))
+    assert matrix.walk() in ((0, 1, 2), (0, 2, 1))
