@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psutil
 
 LIMIT_S = 90.0
+STEPS_END_S = 10.0
+"""How long steps that are killed may take to end."""
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch")
 PACKAGES = "slurm-wlm munge"
 DEVICES_PER_NODE = 2
@@ -85,32 +86,34 @@ class Slurm:
             time.sleep(0.1)
 
     def close(self) -> None:
-        """End all jobs and daemons, and whatever is left of them."""
-        if len(self._processes) > 1:
-            subprocess.run(["scancel", "--user=root"], env=self.environment, capture_output=True, timeout=LIMIT_S)
-        for process in reversed(self._processes):
-            process.terminate()
-        for process in reversed(self._processes):
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
+        """End all jobs and daemons. Steps are killed: scancel would give tasks of a test that failed ``KillWait``."""
+        for process in (left := self.left_over()):
+            with suppress(psutil.NoSuchProcess):
                 process.kill()
-                process.wait()
-        for process in self.left_over():
-            process.send_signal(signal.SIGKILL)
+        psutil.wait_procs(left, STEPS_END_S)
+        for daemon in reversed(self._processes):
+            daemon.terminate()
+        for daemon in reversed(self._processes):
+            try:
+                daemon.wait(20)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
         self._logs.close()
 
     def left_over(self) -> list[psutil.Process]:
-        """Processes of this Slurm: steps, and tasks that they have started."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                mine = process.environ().get("SLURM_CONF") == self.environment["SLURM_CONF"]
-            except (psutil.AccessDenied, psutil.NoSuchProcess):
-                continue
-            if mine and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        return found
+        """Processes of this Slurm beside its daemons: steps, known by their logs, and tasks, by their environment."""
+        daemons = {process.pid for process in self._processes}
+        return [process for process in psutil.process_iter() if process.pid not in daemons and self._has(process)]
+
+    def _has(self, process: psutil.Process) -> bool:
+        try:
+            if process.name().startswith("slurmstepd"):
+                return any(file.path.startswith(f"{self.directory}/") for file in process.open_files())
+            mine = process.environ().get("SLURM_CONF") == self.environment["SLURM_CONF"]
+            return mine and process.status() != psutil.STATUS_ZOMBIE
+        except (psutil.AccessDenied, psutil.NoSuchProcess):
+            return False
 
     def _write(self, leaves: tuple[tuple[str, ...], ...]) -> None:
         here, host = self.directory, socket.gethostname().partition(".")[0]
