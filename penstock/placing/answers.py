@@ -32,11 +32,15 @@ from penstock.solvers.planners.deadline import Deadline
 Tell = Callable[[str, int, int], None]
 """Hears of the job's name, its number of hosts and the time of a step, whenever a better plan is found."""
 
+FOREVER_NS = 2**62
+JOINT_WAYS = 4
+"""In which nodes are chosen when it is known how many each job gets."""
 ALONE = "one job, which may use all that is free"
 IN_TURN = "jobs in the order of the request: each gets the best that those before it have left"
 JOINTLY = (
     "jointly: the numbers of nodes whose weighted throughputs add up to most, exact over the numbers that were planned "
-    "for each job as if it were alone; then the nodes themselves, the largest job first"
+    "for each job as if it were alone; then the nodes themselves, the largest, the heaviest or the first job first, or "
+    "each in turn the best that is left: whichever of these gives most"
 )
 
 
@@ -49,7 +53,7 @@ def answer(request: PlacementRequest, tell: Tell = lambda _job, _hosts, _time_ns
     topology = _inline(request)
     cluster = Cluster(topology)
     free = cluster.free(request.free, request.busy)
-    placing = _Placing(request, cluster, tell)
+    placing = _Placing(request, cluster, free, tell)
     choices = placing.jointly(free) if request.together == "joint" and len(request.jobs) > 1 else placing.in_turn(free)
     return PlacementAnswer(
         topology=topology.name,
@@ -100,10 +104,12 @@ def _inline(request: PlacementRequest) -> ClusterTopology:
 class _Placing:
     """The jobs of one request, one after the other."""
 
-    def __init__(self, request: PlacementRequest, cluster: Cluster, tell: Tell) -> None:
-        self.request, self.cluster, self.tell = request, cluster, tell
+    def __init__(self, request: PlacementRequest, cluster: Cluster, free: frozenset[int], tell: Tell) -> None:
+        self.request, self.cluster, self.whole, self.tell = request, cluster, free, tell
+        for number in range(len(request.jobs)):
+            self._job(number, free)
         self.deadline = Deadline(request.time_limit_ns)
-        self.left = len(request.jobs) * (1 if request.together == "priority" else 2)
+        self.left = len(request.jobs) * (1 if request.together == "priority" else 1 + JOINT_WAYS)
 
     def in_turn(self, free: frozenset[int]) -> list[Placement]:
         """Each job on what those before it have left."""
@@ -120,46 +126,71 @@ class _Placing:
         """Numbers of hosts for all jobs first."""
         worth = []
         for number, job in enumerate(self.request.jobs):
-            found = self._choice(number, free)[1]
+            found = self._choice(self._job(number, free))
             worth.append({hosts: job.weight * job.global_batch_size / time for hosts, time in _times(found).items()})
         hosts = {self.cluster.devices[number].node for number in free}
         given = shares(worth, len(hosts))
+        every, jobs = range(len(given)), self.request.jobs
+        orders = {
+            tuple(sorted(every, key=lambda n: -given[n])),
+            tuple(sorted(every, key=lambda n: -jobs[n].weight)),
+            tuple(every),
+        }
+        ways = [self._in_order(free, order, given) for order in sorted(orders)]
+        return max([*ways, self.in_turn(free)], key=self._worth)
+
+    def _in_order(self, free: frozenset[int], order: Sequence[int], given: Sequence[int]) -> list[Placement]:
+        """The nodes themselves, for as many for each job as it was given."""
         placements: dict[int, Placement] = {}
-        for number in sorted(range(len(given)), key=lambda n: (-given[n], n)):
-            if given[number] == 0:
-                placements[number] = _nothing_left(self.request.jobs[number])
-                continue
-            placements[number] = self._placed(number, free, given[number])
+        for number in order:
+            wanted = given[number] > 0 and bool(free)
+            placements[number] = (
+                self._placed(number, free, given[number]) if wanted else _nothing_left(self.request.jobs[number])
+            )
             free -= {self.cluster.number_of[name] for name in placements[number].devices}
         return [placements[number] for number in sorted(placements)]
 
-    def _placed(self, number: int, free: frozenset[int], hosts: int | None = None) -> Placement:
-        job, choice = self._choice(number, free, hosts)
-        return _placement(job, choice)
+    def _worth(self, placements: Sequence[Placement]) -> float:
+        jobs = self.request.jobs
+        return sum(job.weight * (each.samples_per_s or 0.0) for job, each in zip(jobs, placements, strict=True))
 
-    def _choice(self, number: int, free: frozenset[int], hosts: int | None = None) -> tuple[Job, Choice]:
-        asked = self.request.jobs[number]
-        job = Job(asked, self.cluster, free, f"/jobs/{number}")
+    def _placed(self, number: int, free: frozenset[int], hosts: int | None = None) -> Placement:
+        try:
+            job = self._job(number, free)
+        except InvalidDocument as error:
+            if free == self.whole:
+                raise
+            return _nothing_left(self.request.jobs[number], error.detail)
+        choice = self._choice(job, hosts)
+        return _placement(job, choice) if choice.best is not None else _nowhere(job, choice)
+
+    def _job(self, number: int, free: frozenset[int]) -> Job:
+        """Raises InvalidDocument where too little is free for it."""
+        job = Job(self.request.jobs[number], self.cluster, free, f"/jobs/{number}")
+        refuse_too_many(job.asked, len(job.site.hosts), f"/jobs/{number}")
+        return job
+
+    def _choice(self, job: Job, hosts: int | None = None) -> Choice:
         wish = job.wish(self.request.objective)
         if hosts is not None:
             wish = replace(wish, least=hosts, most=hosts)
-        refuse_too_many(asked, wish, len(job.site.hosts), f"/jobs/{number}")
 
         def tell(option: Option) -> None:
             if option.best is not None:
-                self.tell(asked.name, len(option.used), option.best.value_ns)
+                self.tell(job.asked.name, len(option.used), option.best.value_ns)
 
         left_s = self.deadline.left_s
         own = Deadline(None if left_s is None else max(1, int(left_s * 1e9) // self.left))
         self.left = max(1, self.left - 1)
-        return job, Chooser(job.site, range(len(job.site.hosts)), wish, job, own, tell).run()
+        return Chooser(job.site, range(len(job.site.hosts)), wish, job, own, tell).run()
 
 
-def refuse_too_many(job: PlacementJob, wish: Wish, hosts: int, where: str) -> None:
+def refuse_too_many(job: PlacementJob, hosts: int, where: str) -> None:
     """Raise InvalidDocument where more hosts are wanted at least than are free."""
-    if wish.least > hosts:
+    if job.nodes.min > hosts:
+        free = "1 is free" if hosts == 1 else f"{hosts} are free"
         raise InvalidDocument(
-            f"{where}/nodes/min: the job {job.name!r} wants {wish.least} nodes at least, and {hosts} are free for it",
+            f"{where}/nodes/min: the job {job.name!r} wants {job.nodes.min} nodes at least, and {free} for it",
             remedy=f"ask for at most {hosts} nodes, or wait",
         )
 
@@ -173,22 +204,34 @@ def _times(choice: Choice) -> dict[int, int]:
     return best
 
 
-def _nothing_left(job: PlacementJob) -> Placement:
-    return Placement(job=job.name, status="infeasible", why=("the other jobs have taken all that is free",))
+def _nothing_left(job: PlacementJob, why: str = "they have taken all that is free") -> Placement:
+    return Placement(job=job.name, status="infeasible", why=(f"because of the other jobs: {why}",))
 
 
-def _placement(job: Job, choice: Choice) -> Placement:
-    rows = tuple(_rows(job, choice))
-    common: dict[str, Any] = {
+def _nowhere(job: Job, choice: Choice) -> Placement:
+    """With what is missing, and the least that would do where a budget or a number of nodes stands in the way."""
+    wish, least = choice.wish, None
+    if wish.devices is not None or wish.price is not None or wish.most is not None:
+        hosts = range(len(job.site.hosts))
+        freer = Wish("fastest_within_budget", wish.least, deadline_ns=wish.deadline_ns or FOREVER_NS)
+        least = Chooser(job.site, hosts, freer, job, Deadline(None)).run().best
+    return Placement(**_common(job, choice), status="infeasible", why=reasons_without(job, choice, least))
+
+
+def _common(job: Job, choice: Choice) -> dict[str, Any]:
+    return {
         "job": job.asked.name,
-        "rows": rows,
+        "rows": tuple(_rows(job, choice)),
         "considered": len(choice.options),
         "planned": sum(option.result is not None for option in choice.options),
         "every_set": choice.every_set,
     }
-    best = choice.best
-    if best is None or best.best is None:
-        return Placement(**common, status="infeasible", why=reasons_without(job, choice))
+
+
+def _placement(job: Job, choice: Choice) -> Placement:
+    best, common = choice.best, _common(job, choice)
+    assert best is not None
+    assert best.best is not None
     samples, time_ns = job.asked.global_batch_size, best.best.value_ns
     cost = choice.wish.cost(time_ns, best.devices_used)
     least = choice.bound_cost
@@ -207,7 +250,7 @@ def _placement(job: Job, choice: Choice) -> Placement:
         value=value,
         bound=bound,
         gap=None if choice.wish.cheapest else bound / value - 1,
-        why=reasons(job, choice, best, rows),
+        why=reasons(job, choice, best, common["rows"]),
     )
 
 

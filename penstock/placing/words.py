@@ -23,18 +23,21 @@ def reasons(job: Job, choice: Choice, best: Option, rows: Sequence[PlacementRow]
     )
 
 
-def reasons_without(job: Job, choice: Choice) -> tuple[str, ...]:
-    """Why there is no placement, and the least that would do."""
+def reasons_without(job: Job, choice: Choice, least: Option | None) -> tuple[str, ...]:
+    """Why there is no placement; ``least``: the smallest one without a budget and with any number of nodes."""
+    enough = [] if least is None else [f"the least that was found to do without these limits is {_size(least)}"]
+    return (*_missing_sentences(job, choice), *enough, *_left_out(job))
+
+
+def _missing_sentences(job: Job, choice: Choice) -> list[str]:
     found = [option for option in choice.options if option.best is not None]
     if found:
         fastest = min(found, key=lambda option: (option.best.value_ns if option.best else 0, option.devices))
         assert fastest.best is not None
         allowed = choice.wish.deadline_ns
         said = f"the fastest that was found takes {duration(fastest.best.value_ns)} on {_size(fastest)}"
-        return (f"no plan keeps the deadline of {duration(allowed or 0)}: {said}", *_left_out(job))
-    if not choice.options:
-        return (_nothing_affordable(job, choice), *_left_out(job))
-    return (*_memory(job, choice), *_left_out(job))
+        return [f"no plan keeps the deadline of {duration(allowed or 0)}: {said}"]
+    return _memory(job, choice) if choice.options else [_nothing_affordable(job, choice)]
 
 
 def _chosen(job: Job, best: Option) -> str:

@@ -1,0 +1,121 @@
+"""``penstock place``, several jobs, and what is said where nothing fits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from random_clusters import request
+
+from penstock.cli.main import main
+from penstock.placing import answer
+from penstock.schemas.placement import PlacementRequest
+
+ASK = ("place", "--model", "gpt2-small", "--cluster", "3x2xV100", "-b", "8", "--planner", "gpipe", "--max-plans", "4")
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main([*ASK, *arguments])
+    told = capsys.readouterr()
+    return code, told.out, told.err
+
+
+def test_the_answer_is_text_json_a_hostlist_or_a_plan(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    code, out, _err = said(capsys, "--nodes", "2", "--busy", "node1", "--hostlist", "-o", str(plan))
+    assert (code, out) == (0, "node[0,2]\n")
+    assert main(["verify", str(plan)]) == 0
+    code, out, _err = said(capsys, "--nodes", "1-2", "--explain")
+    assert code == 0
+    assert "proven: none of the 2 classes of every set of free nodes allowed" in out
+    code, out, _err = said(capsys, "--free", "node2/1", "--json")
+    choice = json.loads(out)["choices"][0]
+    assert (code, choice["devices"]) == (0, ["node2/1"])
+
+
+def test_what_a_scheduler_prints_says_what_is_free(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    states = {"node0": "IDLE", "node1": "IDLE+DRAIN", "node2": "ALLOCATED", "login": "IDLE"}
+    taken = {"node2": "cpu=4,gres/gpu=2"}
+    (tmp_path / "nodes.txt").write_text(
+        "".join(
+            f"NodeName={name} Arch=x86_64 CoresPerSocket=2\n   Gres=gpu:2\n   State={state} Reason=disk\n"
+            f"   CfgTRES=cpu=4,gres/gpu=2\n   AllocTRES={taken.get(name, '')}\n\n"
+            for name, state in states.items()
+        )
+    )
+    code, out, err = said(capsys, "--nodes-from", str(tmp_path / "nodes.txt"), "--hostlist")
+    assert (code, out) == (0, "node0\n"), err
+    code, _out, err = said(capsys, "--nodes-from", str(tmp_path / "nodes.txt"), "--free", "node0")
+    assert code == 64
+    assert "give one of --free, --nodes-from" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("--free", "node[1-5]"), 65, "'node3' is no node and no device"),
+        (("--free", "nod1"), 65, "did you mean 'node1'"),
+        (("--nodes", "many"), 64, "'many' is no number of nodes"),
+        (("--nodes", "3-2"), 65, "min 3 is more than max 2"),
+        (("--nodes", "4-"), 65, "wants 4 nodes at least, and 3 are free"),
+        (("--busy", "node[0-2]"), 1, "no device of '3x2xV100' is free"),
+        (("--max-price", "5"), 65, "devices without a price"),
+        (("--objective", "fastest"), 65, "objective"),
+        (("--time-limit", "0"), 64, "is no time limit"),
+    ],
+)
+def test_what_cannot_be_asked(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], code: int, words: str
+) -> None:
+    found, _out, err = said(capsys, *arguments)
+    assert found == code
+    assert words in err
+    assert "Traceback" not in err
+
+
+def _of(asked: PlacementRequest, **fields: Any) -> PlacementRequest:
+    data = asked.model_dump(mode="json", exclude_none=True)
+    data["jobs"] = [data["jobs"][0] | fields]
+    return PlacementRequest.parse(data)
+
+
+def test_a_budget_that_fits_nothing_names_the_least_that_does() -> None:
+    asked = _of(request(0, planner="dapple"), memory={"optimizer": "sgd", "headroom_bytes": 400_000_000})
+    assert answer(asked).choices[0].status == "placed"
+    (choice,) = answer(_of(asked, budget={"devices": 1})).choices
+    assert choice.status == "infeasible"
+    assert "bytes are missing" in choice.why[0]
+    assert "the least that was found to do without these limits is" in " ".join(choice.why)
+    (choice,) = answer(_of(asked, budget={"price_per_hour": 0.5})).choices
+    assert "the cheapest free device costs 1 per hour" in choice.why[0]
+    (choice,) = answer(_of(asked, budget={"time_per_global_batch_ns": 1})).choices
+    assert "the fastest that was found takes" in choice.why[0]
+
+
+def test_what_others_have_taken_is_an_answer_of_one_job_only() -> None:
+    data = request(0, planner="dapple").model_dump(mode="json", exclude_none=True)
+    job = data["jobs"][0]
+    data["jobs"] = [job | {"name": "a", "nodes": {"min": 3, "max": 3}}, job | {"name": "b", "nodes": {"min": 2}}]
+    first, second = answer(PlacementRequest.parse(data)).choices
+    assert (first.status, second.status) == ("placed", "infeasible")
+    assert second.why == (
+        "because of the other jobs: /jobs/1/nodes/min: the job 'b' wants 2 nodes at least, and 1 is free for it",
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_jobs_share_no_device_and_jointly_they_do_at_least_as_much(seed: int) -> None:
+    data = request(seed, planner="dapple").model_dump(mode="json", exclude_none=True)
+    job, worth = data["jobs"][0], {}
+    data["jobs"] = [job | {"name": "a", "nodes": {"max": 3}}, job | {"name": "b", "weight": 3}]
+    for together in ("priority", "joint"):
+        found = answer(PlacementRequest.parse(data | {"together": together}))
+        taken = [device for choice in found.choices for device in choice.devices]
+        assert len(taken) == len(set(taken))
+        assert [choice.job for choice in found.choices] == ["a", "b"]
+        assert found.method.startswith("jointly" if together == "joint" else "jobs in the order")
+        a, b = (choice.samples_per_s or 0.0 for choice in found.choices)
+        worth[together] = a + 3 * b
+    assert worth["joint"] >= worth["priority"]
