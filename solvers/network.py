@@ -192,7 +192,8 @@ class Network:
         return frozenset(d for d, name in enumerate(self.device_names) if name in ends)
 
     @cached_property
-    def _tree(self) -> nx.Graph:
+    def tree(self) -> nx.Graph:
+        """The spanning tree of widest cables over nodes and switches; an edge's ``cable`` numbers its cable."""
         graph = nx.Graph()
         graph.add_nodes_from(self.node_names)
         for i, cable in enumerate(self.cables):
@@ -205,11 +206,11 @@ class Network:
     def _parents(self) -> dict[str, tuple[str, str | None, int]]:
         """For each place of the tree: its root, its parent and its depth."""
         known: dict[str, tuple[str, str | None, int]] = {}
-        for root in self._tree.nodes:
+        for root in self.tree.nodes:
             if root in known:
                 continue
             known[root] = (root, None, 0)
-            for parent, child in nx.bfs_edges(self._tree, root):
+            for parent, child in nx.bfs_edges(self.tree, root):
                 known[child] = (root, parent, known[parent][2] + 1)
         return known
 
@@ -253,7 +254,7 @@ class Network:
         places = up + down[-2::-1]
         resources, latency = [], 0
         for a, b in pairwise(places):
-            cable = self.cables[self._tree.edges[a, b]["cable"]]
+            cable = self.cables[self.tree.edges[a, b]["cable"]]
             name = (a, b) if cable.full_duplex else (min(a, b), max(a, b))
             resources.append(self._resource(name, cable.bandwidth_bytes_per_s))
             latency += cable.latency_ns

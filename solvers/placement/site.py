@@ -82,7 +82,7 @@ class Site:
         return self._number(None if cable is None else ("cable", *cable[2:]))
 
     def _rooted(self) -> Place:
-        tree = self.network._tree
+        tree = self.network.tree
         numbers = {host.name: number for number, host in enumerate(self.hosts)}
         sizes = sorted(nx.connected_components(tree), key=lambda part: (-len(part), min(part)))
         tops = [self._grown(tree, part, numbers) for part in sizes if any(name in numbers for name in part)]
