@@ -13,6 +13,7 @@ from typing import NamedTuple
 from penstock.schemas.program import CODEC_HEADER_BYTES
 from penstock.solvers.allocation import Allocation, Stage
 from penstock.solvers.batching import largest_slice, slice_bounds
+from penstock.solvers.network import Network
 from penstock.solvers.problem import Problem
 
 UNREACHABLE_NS = 2**62
@@ -230,35 +231,49 @@ def all_reduce_ns(problem: Problem, size_bytes: int, devices: Sequence[int]) -> 
     nodes = network.nodes_of(devices)
     if mode == "hierarchical" and 1 < len(nodes) < k:
         return _hierarchical_ns(problem, size_bytes, devices)
-    narrowest = network.min_bandwidth(devices)
     if mode == "dapple" and len(nodes) == 1:
-        return transfer_ns(2 * (k - 1) * size_bytes, k * narrowest * (k // 2))
-    latency = max(_latency(problem, u, v) for u, v in network.ring(devices))
-    return transfer_ns(2 * (k - 1) * size_bytes, k * narrowest) + 2 * (k - 1) * latency
+        return transfer_ns(2 * (k - 1) * size_bytes, k * network.min_bandwidth(devices) * (k // 2))
+    return _ring(network, devices).all_reduce_ns(size_bytes)
+
+
+class Ring(NamedTuple):
+    """Devices, their narrowest bandwidth, and the longest latency from one to the next."""
+
+    count: int
+    bytes_per_s: int
+    latency_ns: int
+
+    def all_reduce_ns(self, size_bytes: int, lanes: int = 1) -> int:
+        """Of so many bytes, shared by ``lanes`` rings side by side."""
+        moved = transfer_ns(2 * (self.count - 1) * size_bytes, self.count * lanes * self.bytes_per_s)
+        return moved + 2 * (self.count - 1) * self.latency_ns
 
 
 def _hierarchical_ns(problem: Problem, size_bytes: int, devices: Sequence[int]) -> int:
-    network = problem.network
+    insides, outside, lanes = _rings(problem.network, tuple(devices))
+    return max((ring.all_reduce_ns(size_bytes) for ring in insides), default=0) + outside.all_reduce_ns(
+        size_bytes, lanes
+    )
+
+
+@lru_cache(maxsize=2**12)
+def _rings(network: Network, devices: tuple[int, ...]) -> tuple[tuple[Ring, ...], Ring, int]:
+    """The unlike rings within nodes, the ring of one device of each node, and how many of these run side by side."""
     groups: dict[int, list[int]] = {}
     for device in devices:
         groups.setdefault(network.node_of[device], []).append(device)
-    inside = 0
-    for group in groups.values():
-        g = len(group)
-        if g > 1:
-            latency = max(_latency(problem, u, v) for u, v in network.ring(group))
-            part = transfer_ns(2 * (g - 1) * size_bytes, g * network.min_bandwidth(group)) + 2 * (g - 1) * latency
-            inside = max(inside, part)
-    leaders = [group[0] for group in groups.values()]
-    h = len(leaders)
+    insides = dict.fromkeys(_ring(network, group) for group in groups.values() if len(group) > 1)
     lanes = min(len(group) for group in groups.values()) if all(network.has_own_nic[d] for d in devices) else 1
-    latency = max(_latency(problem, u, v) for u, v in network.ring(leaders))
-    outside = transfer_ns(2 * (h - 1) * size_bytes, h * lanes * network.min_bandwidth(leaders)) + 2 * (h - 1) * latency
-    return inside + outside
+    return tuple(insides), _ring(network, [group[0] for group in groups.values()]), lanes
 
 
-def _latency(problem: Problem, u: int, v: int) -> int:
-    route = problem.network.route(u, v)
+def _ring(network: Network, devices: Sequence[int]) -> Ring:
+    latency = max(_latency(network, u, v) for u, v in network.ring(devices))
+    return Ring(len(devices), network.min_bandwidth(devices), latency)
+
+
+def _latency(network: Network, u: int, v: int) -> int:
+    route = network.route(u, v)
     return 0 if route is None else route.latency_ns
 
 

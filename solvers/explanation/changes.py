@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -113,12 +114,21 @@ def cable_name(cable: Cable) -> str:
 def link_of(network: Network, resource: int) -> str | None:
     """The link that a resource is a direction or a port of: a cable, or a node's inside; None for pairs of a matrix."""
     name = network.resources[resource].name
+    links = _links_by_name(network)
+    if name in links or network.matrix_bytes_per_s is not None:
+        return links.get(name)
+    return links[name[: name.index("→") + 1]]
+
+
+@lru_cache(maxsize=4)
+def _links_by_name(network: Network) -> dict[str, str]:
+    """Both directions of each cable, the first of its name; where a way out of a device or node begins, its node."""
+    links = {f"{node}→": node for node in network.node_names}
+    links |= {f"{d}→": network.node_names[n] for d, n in zip(network.device_names, network.node_of, strict=True)}
     for cable in network.cables:
-        if name in (f"{cable.a}→{cable.b}", f"{cable.b}→{cable.a}"):
-            return cable_name(cable)
-    places = {f"{node}→": node for node in network.node_names}
-    places |= {f"{d}→": network.node_names[n] for d, n in zip(network.device_names, network.node_of, strict=True)}
-    return None if network.matrix_bytes_per_s is not None else places[name[: name.index("→") + 1]]
+        for name in (f"{cable.a}→{cable.b}", f"{cable.b}→{cable.a}"):
+            links.setdefault(name, cable_name(cable))
+    return links
 
 
 def _bandwidth(problem: Problem, _plan: Candidate, value: str) -> Change:
