@@ -120,7 +120,7 @@ class Placement(Part):
 
     job: Name
     status: Literal["placed", "infeasible"]
-    nodes: tuple[Name, ...] = Field(default=(), description="in the order of the plan's stages")
+    nodes: tuple[Name, ...] = Field(default=(), description="in the order of the plan's topology")
     hostlist: str = Field(default="", description="the same nodes, folded")
     devices: tuple[Name, ...] = ()
     plan_file: PlanFile | None = Field(default=None, description="its topology holds these nodes only")
