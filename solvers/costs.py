@@ -239,14 +239,14 @@ def all_reduce_ns(problem: Problem, size_bytes: int, devices: Sequence[int]) -> 
 class Ring(NamedTuple):
     """Devices, their narrowest bandwidth, and the longest latency from one to the next."""
 
-    count: int
+    size: int
     bytes_per_s: int
     latency_ns: int
 
     def all_reduce_ns(self, size_bytes: int, lanes: int = 1) -> int:
         """Of so many bytes, shared by ``lanes`` rings side by side."""
-        moved = transfer_ns(2 * (self.count - 1) * size_bytes, self.count * lanes * self.bytes_per_s)
-        return moved + 2 * (self.count - 1) * self.latency_ns
+        moved = transfer_ns(2 * (self.size - 1) * size_bytes, self.size * lanes * self.bytes_per_s)
+        return moved + 2 * (self.size - 1) * self.latency_ns
 
 
 def _hierarchical_ns(problem: Problem, size_bytes: int, devices: Sequence[int]) -> int:

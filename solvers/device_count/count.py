@@ -10,6 +10,7 @@ least the range's begin less head and way. More devices than there are for every
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -53,9 +54,8 @@ class Count:
     def _possible(self, runs: Runs) -> np.ndarray:
         return np.asarray((runs.work_ns < self._time_ns) & ((runs.flying > 0) | (runs.flying_again > 0)))
 
-    def _behind(self, of: object) -> np.ndarray:
+    def _behind(self, of: Callable[[Runs], np.ndarray]) -> np.ndarray:
         """(L + 1,): the least sum of a value of all runs from a layer on; ``MANY`` where there is no way."""
-        assert callable(of)
         width = max((runs.way_ns.shape[1] for runs in self._runs), default=1)
         least = np.full((self._layers, width), MANY, dtype=np.int64)
         for runs in self._runs:

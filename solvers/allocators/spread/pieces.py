@@ -91,7 +91,7 @@ class Pieces:
     @cached_property
     def again_ns(self) -> np.ndarray:
         """The same with recomputation."""
-        return self.plain_ns + np.stack([_slowest(costs, "forward_ns") for costs in self._costs])
+        return np.asarray(self.plain_ns + np.stack([_slowest(costs, "forward_ns") for costs in self._costs]))
 
     @cached_property
     def hop_ns(self) -> np.ndarray:
