@@ -141,6 +141,7 @@ def world_of(problem: Problem, nodes: str, devices_per_node: int | None) -> tupl
     return tuple(device for name in names for device in known[name][:devices_per_node])
 
 
-def wrong(what: str, remedy: str | None = None, where: str = "the layout") -> InvalidDocument:
-    """A layout that contradicts itself or the request."""
-    return InvalidDocument(f"the layout does not fit: {what}", faults=(Fault(where, what, "layout"),), remedy=remedy)
+def wrong(what: str, remedy: str | None = None, where: str | None = None) -> InvalidDocument:
+    """A layout that contradicts itself or the request; ``where``: in which field of the question."""
+    faults = () if where is None else (Fault(where, what, "layout"),)
+    return InvalidDocument(f"the layout does not fit: {what}", faults=faults, remedy=remedy)

@@ -25,8 +25,8 @@ from penstock.solvers.allocators.chunks import Places, chunked
 from penstock.solvers.batches import Batch, batch_of
 from penstock.solvers.costs import all_reduce_ns
 from penstock.solvers.planners.options import Option
-from penstock.solvers.planners.proposal import Proposal, unreachable
-from penstock.solvers.planners.trial import Trial, judged
+from penstock.solvers.planners.proposal import Proposal, shortage_of, unreachable
+from penstock.solvers.planners.trial import Outcome, Trial, judged
 from penstock.solvers.problem import Problem
 from penstock.solvers.schedules.of_trainers import ONE_STAGE, order_of
 from penstock.solvers.within import Recomputing, Within
@@ -82,7 +82,7 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
 
 
 class Search:
-    """The plans of one schedule; ``best`` so far, and of every shape."""
+    """The plans of one schedule; ``best`` so far, and of every shape; ``nearest``: told ones that do not fit."""
 
     def __init__(self, problem: Problem, within: Within, schedule: str) -> None:
         self.problem, self.within, self.schedule = problem, within, schedule
@@ -92,6 +92,7 @@ class Search:
         self.best: Trial | None = None
         self.found: list[tuple[int, Shape, Trial]] = []
         self.effort = 0.0
+        self.nearest = 0
 
     def run(self) -> Iterator[Proposal]:
         """The best plan after every shape; of one that does not fit, its nearest attempt."""
@@ -111,7 +112,9 @@ class Search:
                 return
             trial = self._fitted(allocation, NEVER_NS if best is None else best.value_ns)
             if isinstance(trial, Allocation):
-                yield self._proposal(trial)
+                if self.best is None and self.nearest < LEAST_SHAPES:
+                    self.nearest += 1
+                    yield self._proposal(trial)
             elif trial is not None:
                 best = trial
         if best is not None:
@@ -134,22 +137,34 @@ class Search:
         More layers one by one take more time and less memory, so the first number that fits is searched by halves.
         """
         ways = [way for way in self.within.ways(allocation.stages) if self._allowed(way)]
-        if not ways:
-            return None
-        least, most = 0, len(ways) - 1
+        tried = [recomputing(self.within, allocation, way) for way in ways]
+        single = [plan for way, plan in zip(ways, tried, strict=True) if way.method != "uniform"]
         found: Trial | None = None
+        least, most = 0, len(single) - 1
         while least <= most:
-            middle = least if least == 0 or self.within.at_once else (least + most) // 2
-            tried = recomputing(self.within, allocation, ways[middle])
-            self.effort += 1 + len(tried.stages) * tried.num_micro_batches / AS_A_PLAN
-            outcome = judged(self.problem, tried, order_of(self.problem, tried, self.schedule), below_ns)
+            middle = least if found is None and least == 0 else (least + most) // 2
+            outcome = self._judged(single[middle], below_ns)
             if outcome.trial is not None:
                 found, most = outcome.trial, middle - 1
             elif outcome.lacking is None:  # too slow, and more recomputation would be slower
                 return found
             else:
                 least = middle + 1
-        return recomputing(self.within, allocation, ways[-1]) if found is None else found
+        for plan in tried[len(single) :] if found is None else ():
+            outcome = self._judged(plan, below_ns)
+            if outcome.trial is not None or outcome.lacking is None:
+                return outcome.trial
+        return found or (tried[-1] if tried else None)
+
+    def _judged(self, plan: Allocation, below_ns: int) -> Outcome:
+        """The judge's opinion, which is spared where the micro-batches that are in flight for certain do not fit."""
+        count, number = len(plan.stages), plan.num_micro_batches
+        flying = {"early-backward": [min(count - s, number) for s in range(count)], "gpipe": [number] * count}
+        short = shortage_of(self.problem, plan, tuple(flying.get(self.schedule, [1] * count)))
+        if short is not None:
+            return Outcome(NEVER_NS, lacking=short.device)
+        self.effort += 1 + count * number / AS_A_PLAN
+        return judged(self.problem, plan, order_of(self.problem, plan, self.schedule), below_ns)
 
     def _allowed(self, way: Recomputing) -> bool:
         wish = self.problem.recompute
