@@ -1,20 +1,51 @@
-"""What all tests can use, and the order of files: with two processes the long ones have to begin first."""
+"""What all tests can use, which seeds they try, and the order of files: with two processes the long ones come first."""
 
 from __future__ import annotations
+
+from collections import Counter
 
 import pytest
 from browser import browser
 
 __all__ = ["browser"]
 
-LONGEST = ("cli/test_soak.py", "test_end_to_end.py")
+LONGEST = ("cli/test_soak.py", "slurm/test_slurm.py", "test_end_to_end.py")
 SHORTEST = "solvers"
 """A folder of many short files, which fill what is left at the end."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Longest first; otherwise as they are."""
+FEW, ONE_IN = 12, 3
+"""A test with more seeds than a few tries one in three, unless ``--every-seed`` is given."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--every-seed", action="store_true", help="try random problems with every seed, not one in three")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Longest first; otherwise as they are, with a sample of many seeds."""
+    if not config.getoption("--every-seed"):
+        _sample(config, items)
     items.sort(key=_turn)
+
+
+def _sample(config: pytest.Config, items: list[pytest.Item]) -> None:
+    tests = [_seeded(item) for item in items]
+    many = {test for test, number in Counter(tests).items() if test and number > FEW}
+    met: Counter[str] = Counter()
+    kept, left = [], []
+    for item, test in zip(items, tests, strict=True):
+        (left if test in many and met[test] % ONE_IN else kept).append(item)
+        met[test] += 1
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = kept
+
+
+def _seeded(item: pytest.Item) -> str:
+    """The name of a test that is tried with seeds, else nothing."""
+    call = getattr(item, "callspec", None)
+    return item.nodeid.partition("[")[0] if call is not None and "seed" in call.params else ""
 
 
 def _turn(item: pytest.Item) -> int:
