@@ -255,6 +255,10 @@ def test_another_tenants_things_are_not_there(house: House, blue: dict[str, list
         "/v1/plans:validate": by_hash,
         "/v1/plans:compare": by_hash,
         "/v1/sweeps": {"request": by_hash},
+        "/v1/placements": {
+            "topology": by_hash["topology"],
+            "jobs": [{"name": "job", "profile": by_hash["profile"], "global_batch_size": 16}],
+        },
         "/v1/runs": {"plan": blue["job"][1], "model": "gpt"},
     }
     checked = 0
