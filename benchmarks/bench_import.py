@@ -14,10 +14,10 @@ from statistics import median
 from penstock.importers.cluster.formats import import_topology
 from penstock.importers.cluster.hostlist import expand, fold
 from penstock.importers.cluster.ibnetdiscover import read_ibnetdiscover
-from penstock.importers.cluster.scontrol_nodes import read_scontrol_nodes
-from penstock.importers.cluster.scontrol_topology import read_scontrol_topology
-from penstock.importers.cluster.slurm_conf import read_slurm_conf
-from penstock.importers.cluster.slurm_yaml import read_slurm_yaml
+from penstock.importers.cluster.slurm.scontrol_nodes import read_scontrol_nodes
+from penstock.importers.cluster.slurm.scontrol_topology import read_scontrol_topology
+from penstock.importers.cluster.slurm.slurm_conf import read_slurm_conf
+from penstock.importers.cluster.slurm.slurm_yaml import read_slurm_yaml
 from penstock.schemas.topology_import import ImportSource
 
 NODES, PER_LEAF, LEAVES_PER_SPINE = 10_000, 25, 20

@@ -21,17 +21,17 @@ from test_topograph import graph, instance
 
 from penstock.importers.cluster.facts import SourceFacts
 from penstock.importers.cluster.formats import import_topology
-from penstock.importers.cluster.hypernodes import read_hypernodes
 from penstock.importers.cluster.ibnetdiscover import read_ibnetdiscover
-from penstock.importers.cluster.kubernetes_nodes import read_k8s_nodes
-from penstock.importers.cluster.nccl_xml import read_nccl_xml
-from penstock.importers.cluster.nvidia_query import read_nvidia_query
-from penstock.importers.cluster.nvidia_topo import read_nvidia_topo
-from penstock.importers.cluster.scontrol_nodes import read_scontrol_nodes
-from penstock.importers.cluster.scontrol_topology import read_scontrol_topology
-from penstock.importers.cluster.slurm_conf import read_slurm_conf
-from penstock.importers.cluster.slurm_yaml import read_slurm_yaml
-from penstock.importers.cluster.topograph import read_topograph
+from penstock.importers.cluster.kubernetes.hypernodes import read_hypernodes
+from penstock.importers.cluster.kubernetes.kubernetes_nodes import read_k8s_nodes
+from penstock.importers.cluster.kubernetes.topograph import read_topograph
+from penstock.importers.cluster.node.nccl_xml import read_nccl_xml
+from penstock.importers.cluster.node.nvidia_query import read_nvidia_query
+from penstock.importers.cluster.node.nvidia_topo import read_nvidia_topo
+from penstock.importers.cluster.slurm.scontrol_nodes import read_scontrol_nodes
+from penstock.importers.cluster.slurm.scontrol_topology import read_scontrol_topology
+from penstock.importers.cluster.slurm.slurm_conf import read_slurm_conf
+from penstock.importers.cluster.slurm.slurm_yaml import read_slurm_yaml
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.topology_import import ImportSource
 

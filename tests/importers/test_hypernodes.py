@@ -9,7 +9,7 @@ import yaml
 from kubernetes_samples import hypernode, listed, member, node, pod
 
 from penstock.importers.cluster.facts import SourceFacts
-from penstock.importers.cluster.hypernodes import read_hypernodes
+from penstock.importers.cluster.kubernetes.hypernodes import read_hypernodes
 from penstock.schemas.errors import InvalidDocument
 
 

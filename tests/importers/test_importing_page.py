@@ -13,7 +13,7 @@ import pytest
 
 from penstock.cli.main import main
 from penstock.importers.cluster.hardware_page import renewed
-from penstock.importers.cluster.merge import merge
+from penstock.importers.cluster.merging.merge import merge
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.topology_import import Format, ImportOptions

@@ -9,7 +9,7 @@ import yaml
 from kubernetes_samples import Object, hypernode, kueue_topology, listed, member, node, pod
 
 from penstock.importers.cluster.facts import SourceFacts
-from penstock.importers.cluster.kubernetes_nodes import read_k8s_nodes
+from penstock.importers.cluster.kubernetes.kubernetes_nodes import read_k8s_nodes
 from penstock.schemas.errors import InvalidDocument
 
 TIER = "fabric.topograph.run/tier-"

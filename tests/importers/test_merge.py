@@ -24,7 +24,7 @@ from penstock.importers.cluster.facts import (
     SwitchFacts,
 )
 from penstock.importers.cluster.formats import import_topology
-from penstock.importers.cluster.merge import merge
+from penstock.importers.cluster.merging.merge import merge
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.topology_import import ImportOptions, ImportSource, TopologyImported

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.importers.cluster.facts import NodeFacts, SourceFacts
-from penstock.importers.cluster.nccl_xml import read_nccl_xml
+from penstock.importers.cluster.node.nccl_xml import read_nccl_xml
 from penstock.schemas.errors import InvalidDocument
 
 GEN5_X16 = 32 * 10**9 * 16 * 128 // (130 * 8)

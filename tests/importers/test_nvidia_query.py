@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.importers.cluster.facts import SourceFacts
-from penstock.importers.cluster.nvidia_query import read_nvidia_query
+from penstock.importers.cluster.node.nvidia_query import read_nvidia_query
 from penstock.schemas.errors import InvalidDocument
 
 DOCTYPE = '<?xml version="1.0" ?>\n<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd">\n'

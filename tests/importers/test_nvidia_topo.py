@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.importers.cluster.facts import NodeFacts
-from penstock.importers.cluster.nvidia_topo import read_nvidia_topo
+from penstock.importers.cluster.node.nvidia_topo import read_nvidia_topo
 from penstock.schemas.errors import InvalidDocument
 
 LEGEND = """

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from penstock.importers.cluster.facts import NodeFacts, SourceFacts
-from penstock.importers.cluster.scontrol_nodes import read_scontrol_nodes
-from penstock.importers.cluster.slurm_states import gres_counts, state_words, tracked_devices
+from penstock.importers.cluster.slurm.scontrol_nodes import read_scontrol_nodes
+from penstock.importers.cluster.slurm.slurm_states import gres_counts, state_words, tracked_devices
 from penstock.schemas.errors import InvalidDocument
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.importers.cluster.facts import SourceFacts
-from penstock.importers.cluster.scontrol_topology import read_scontrol_topology
+from penstock.importers.cluster.slurm.scontrol_topology import read_scontrol_topology
 from penstock.schemas.errors import InvalidDocument
 
 TREE = """\

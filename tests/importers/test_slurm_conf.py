@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.importers.cluster.facts import SourceFacts
-from penstock.importers.cluster.slurm_conf import read_slurm_conf
+from penstock.importers.cluster.slurm.slurm_conf import read_slurm_conf
 from penstock.schemas.errors import InvalidDocument
 
 TREE = """\

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.importers.cluster.topograph import read_topograph
+from penstock.importers.cluster.kubernetes.topograph import read_topograph
 from penstock.schemas.errors import InvalidDocument
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import re2
 
 from penstock.importers.cluster.facts import SourceFacts
-from penstock.importers.cluster.merge import merge
+from penstock.importers.cluster.merging.merge import merge
 from penstock.schemas.errors import Fault, InvalidDocument
 from penstock.schemas.topology_import import Format, ImportOptions, ImportSource, TopologyImport, TopologyImported
 

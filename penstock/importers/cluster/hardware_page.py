@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from penstock.importers.cluster.hardware import Hardware, table
-from penstock.importers.cluster.reading import gb, gbit, gib
+from penstock.importers.cluster.merging.reading import gb, gbit, gib
 
 BEGIN, END = "<!-- devices: hardware.yaml -->\n", "<!-- end of devices -->\n"
 

@@ -14,7 +14,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from penstock.importers.cluster.facts import LinkFacts, NicFacts, NodeFacts, Place, SourceFacts, SwitchFacts
-from penstock.importers.cluster.slurm_lines import refuse_other_than_text
+from penstock.importers.cluster.slurm.slurm_lines import refuse_other_than_text
 from penstock.importers.lines import Faults
 
 _IDENTIFIER = r'"([SHR]-[0-9a-fx]+)"'

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import yaml
 
-from penstock.importers.cluster.slurm_lines import At
+from penstock.importers.cluster.slurm.slurm_lines import At
 from penstock.importers.lines import Faults
 
 MOST_LEVELS = 100

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from penstock.importers.cluster.facts import NodeFacts, Place, SwitchFacts
 from penstock.importers.cluster.hostlist import fold_shortly
-from penstock.importers.cluster.slurm_lines import At
+from penstock.importers.cluster.slurm.slurm_lines import At
 from penstock.importers.lines import Faults
 
 MOST_TIERS = 20

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.importers.cluster.cables import CableMap, cable_map
-from penstock.importers.cluster.cards import usual_cards
 from penstock.importers.cluster.facts import SwitchFacts
 from penstock.importers.cluster.hardware import SWITCH_LATENCY_NS
-from penstock.importers.cluster.inside import Inside
-from penstock.importers.cluster.joining import Wiring
-from penstock.importers.cluster.node_names import free_name
-from penstock.importers.cluster.notes import Notes, shown
+from penstock.importers.cluster.merging.cables import CableMap, cable_map
+from penstock.importers.cluster.merging.cards import usual_cards
+from penstock.importers.cluster.merging.inside import Inside
+from penstock.importers.cluster.merging.joining import Wiring
+from penstock.importers.cluster.merging.node_names import free_name
+from penstock.importers.cluster.merging.notes import Notes, shown
 from penstock.importers.lines import Faults
 from penstock.schemas.topology import Link
 from penstock.schemas.topology_import import ImportOptions

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from penstock.importers.cluster.facts import LinkFacts, Place, SourceFacts
 from penstock.importers.cluster.hostlist import fold
-from penstock.importers.cluster.slurm_lines import (
+from penstock.importers.cluster.slurm.slurm_lines import (
     At,
     Hostlists,
     Value,

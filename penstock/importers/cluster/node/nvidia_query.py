@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 
 from penstock.importers.cluster.facts import DeviceFacts, NodeFacts, Place, SourceFacts
-from penstock.importers.cluster.pcie import generation_bandwidth, one_address
-from penstock.importers.cluster.xml_tree import Element, read_xml
+from penstock.importers.cluster.node.pcie import generation_bandwidth, one_address
+from penstock.importers.cluster.node.xml_tree import Element, read_xml
 from penstock.importers.lines import Faults
 
 ROOTS = {

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from penstock.importers.cluster.contradictions import Contradictions, against, agree, count_of, told_by
 from penstock.importers.cluster.facts import (
     DeviceFacts,
     DeviceLinkFacts,
@@ -18,8 +17,9 @@ from penstock.importers.cluster.facts import (
 )
 from penstock.importers.cluster.hardware import is_partition
 from penstock.importers.cluster.hostlist import expand
-from penstock.importers.cluster.node_names import Names, free_name
-from penstock.importers.cluster.notes import Notes, shown
+from penstock.importers.cluster.merging.contradictions import Contradictions, against, agree, count_of, told_by
+from penstock.importers.cluster.merging.node_names import Names, free_name
+from penstock.importers.cluster.merging.notes import Notes, shown
 from penstock.importers.lines import Faults
 from penstock.schemas.topology import Fabric, Link
 

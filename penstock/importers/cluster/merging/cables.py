@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.importers.cluster.hardware import SWITCH_LATENCY_NS
-from penstock.importers.cluster.joining import Wiring
-from penstock.importers.cluster.notes import Notes, shown
+from penstock.importers.cluster.merging.joining import Wiring
+from penstock.importers.cluster.merging.notes import Notes, shown
 from penstock.schemas.topology import Link
 
 Ends = tuple[str, str]

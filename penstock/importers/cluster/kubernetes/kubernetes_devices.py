@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from penstock.importers.cluster.facts import DeviceFacts
-from penstock.importers.cluster.kubernetes_objects import Labels, Node, Pod
+from penstock.importers.cluster.kubernetes.kubernetes_objects import Labels, Node, Pod
 from penstock.importers.cluster.structured import shortened
 from penstock.importers.lines import Faults
 

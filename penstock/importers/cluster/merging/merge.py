@@ -12,12 +12,12 @@ from typing import Any
 
 from penstock.importers.cluster.facts import SourceFacts
 from penstock.importers.cluster.hostlist import expand
-from penstock.importers.cluster.inside import Inside, insides
-from penstock.importers.cluster.joining import Host, Wiring, join, usable
-from penstock.importers.cluster.measured import measured_network
-from penstock.importers.cluster.network import links_of, network
-from penstock.importers.cluster.notes import Notes, shown
-from penstock.importers.cluster.reading import Options
+from penstock.importers.cluster.merging.inside import Inside, insides
+from penstock.importers.cluster.merging.joining import Host, Wiring, join, usable
+from penstock.importers.cluster.merging.measured import measured_network
+from penstock.importers.cluster.merging.network import links_of, network
+from penstock.importers.cluster.merging.notes import Notes, shown
+from penstock.importers.cluster.merging.reading import Options
 from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.topology_import import ImportOptions, SourceFound, TopologyImported

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from penstock.importers.cluster.level_paths import MOST_LEVELS
+from penstock.importers.cluster.kubernetes.level_paths import MOST_LEVELS
 from penstock.importers.cluster.structured import read_documents, shortened, tell_invalid
 from penstock.importers.lines import Faults
 

@@ -7,10 +7,10 @@ HyperNodes say the switches themselves, and pods say what is taken.
 from __future__ import annotations
 
 from penstock.importers.cluster.facts import NodeFacts, Place, SourceFacts, SwitchFacts
-from penstock.importers.cluster.hypernodes import hypernode_switches
-from penstock.importers.cluster.kubernetes_devices import busy_devices, read_devices
-from penstock.importers.cluster.kubernetes_levels import read_levels
-from penstock.importers.cluster.kubernetes_objects import Node, Objects, check_labels, read_objects
+from penstock.importers.cluster.kubernetes.hypernodes import hypernode_switches
+from penstock.importers.cluster.kubernetes.kubernetes_devices import busy_devices, read_devices
+from penstock.importers.cluster.kubernetes.kubernetes_levels import read_levels
+from penstock.importers.cluster.kubernetes.kubernetes_objects import Node, Objects, check_labels, read_objects
 from penstock.importers.cluster.structured import several
 from penstock.importers.lines import Faults
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from penstock.importers.cluster.facts import LinkFacts, Place, SourceFacts
 from penstock.importers.cluster.positioned_yaml import Item, Mapping, Sequence, Word, read_yaml
-from penstock.importers.cluster.slurm_conf import BLOCKS, block_groups, check_block_sizes, ring_facts
-from penstock.importers.cluster.slurm_lines import At, Hostlists, refuse_other_than_text
+from penstock.importers.cluster.slurm.slurm_conf import BLOCKS, block_groups, check_block_sizes, ring_facts
+from penstock.importers.cluster.slurm.slurm_lines import At, Hostlists, refuse_other_than_text
 from penstock.importers.cluster.switch_tree import Switch, nested, node_facts, switch_facts
 from penstock.importers.lines import Faults
 

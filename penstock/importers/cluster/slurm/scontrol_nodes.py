@@ -10,9 +10,9 @@ from typing import Any
 
 from penstock.importers.cluster.facts import NodeFacts, Place, SourceFacts, SwitchFacts
 from penstock.importers.cluster.hostlist import fold_shortly
-from penstock.importers.cluster.level_paths import Path, Step, make_switches
-from penstock.importers.cluster.slurm_lines import refuse_other_than_text
-from penstock.importers.cluster.slurm_states import (
+from penstock.importers.cluster.kubernetes.level_paths import Path, Step, make_switches
+from penstock.importers.cluster.slurm.slurm_lines import refuse_other_than_text
+from penstock.importers.cluster.slurm.slurm_states import (
     HAS_JOBS,
     MOST_DEVICES,
     Counts,

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from penstock.importers.cluster.facts import NicFacts
 from penstock.importers.cluster.hardware import Hardware
-from penstock.importers.cluster.joining import Host
-from penstock.importers.cluster.reading import Known, gbit, only
+from penstock.importers.cluster.merging.joining import Host
+from penstock.importers.cluster.merging.reading import Known, gbit, only
 from penstock.schemas.topology_import import ImportOptions
 
 UNKNOWN_LATENCY_NS = 30_000

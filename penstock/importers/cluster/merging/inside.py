@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from penstock.importers.cluster.cards import Cards, cards_of
-from penstock.importers.cluster.fabrics import fabric_of
 from penstock.importers.cluster.facts import DeviceFacts
 from penstock.importers.cluster.hardware import Figure, Hardware, recognise, table
-from penstock.importers.cluster.joining import Host
-from penstock.importers.cluster.notes import Notes
-from penstock.importers.cluster.reading import Known, Options, Reading, gib, only
+from penstock.importers.cluster.merging.cards import Cards, cards_of
+from penstock.importers.cluster.merging.fabrics import fabric_of
+from penstock.importers.cluster.merging.joining import Host
+from penstock.importers.cluster.merging.notes import Notes
+from penstock.importers.cluster.merging.reading import Known, Options, Reading, gib, only
 from penstock.schemas.topology import Fabric, Link
 
 

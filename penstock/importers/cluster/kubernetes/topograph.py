@@ -12,8 +12,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from penstock.importers.cluster.facts import NodeFacts, Place, SourceFacts
-from penstock.importers.cluster.kubernetes_levels import NVLINK_LABELS
-from penstock.importers.cluster.level_paths import MOST_LEVELS, Path, Step, make_switches, shared_values
+from penstock.importers.cluster.kubernetes.kubernetes_levels import NVLINK_LABELS
+from penstock.importers.cluster.kubernetes.level_paths import MOST_LEVELS, Path, Step, make_switches, shared_values
 from penstock.importers.cluster.structured import read_documents, tell_invalid
 from penstock.importers.lines import Faults
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.importers.cluster.facts import SourceFacts
-from penstock.importers.cluster.notes import Notes
+from penstock.importers.cluster.merging.notes import Notes
 from penstock.schemas.topology import ClusterTopology
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from penstock.importers.cluster.facts import DeviceFacts, Place
 from penstock.importers.cluster.hardware import Recognised, recognise
-from penstock.importers.cluster.notes import shown
+from penstock.importers.cluster.merging.notes import shown
 from penstock.importers.lines import Faults
 
 MEMORY_ERROR = 0.1

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import re2
 
 from penstock.importers.cluster.facts import Place, SourceFacts, SwitchFacts
-from penstock.importers.cluster.kubernetes_objects import (
+from penstock.importers.cluster.kubernetes.kubernetes_objects import (
     HyperNode,
     Labels,
     LabelSelector,

@@ -16,8 +16,8 @@ import re
 from collections.abc import Iterable, Mapping
 
 from penstock.importers.cluster.facts import Place, SwitchFacts
-from penstock.importers.cluster.kubernetes_objects import Labels, Node, Topology
-from penstock.importers.cluster.level_paths import MOST_LEVELS, Path, Step, make_switches, shared_values
+from penstock.importers.cluster.kubernetes.kubernetes_objects import Labels, Node, Topology
+from penstock.importers.cluster.kubernetes.level_paths import MOST_LEVELS, Path, Step, make_switches, shared_values
 from penstock.importers.cluster.structured import several
 from penstock.importers.lines import Faults
 

@@ -7,8 +7,8 @@ from typing import Literal
 
 from penstock.importers.cluster.facts import DeviceFacts, DeviceLinkFacts
 from penstock.importers.cluster.hardware import Hardware, NvLink
-from penstock.importers.cluster.joining import Host
-from penstock.importers.cluster.reading import Known, Reading, gb, only
+from penstock.importers.cluster.merging.joining import Host
+from penstock.importers.cluster.merging.reading import Known, Reading, gb, only
 from penstock.schemas.topology import Fabric
 
 Form = Literal["pairs", "ports", "bus"]

@@ -19,8 +19,8 @@ from itertools import combinations, takewhile
 from typing import Literal
 
 from penstock.importers.cluster.facts import DeviceFacts, DeviceLinkFacts, NicFacts, NodeFacts, Place, SourceFacts
-from penstock.importers.cluster.pcie import link_bandwidth, one_address
-from penstock.importers.cluster.xml_tree import Element, read_xml
+from penstock.importers.cluster.node.pcie import link_bandwidth, one_address
+from penstock.importers.cluster.node.xml_tree import Element, read_xml
 from penstock.importers.lines import Faults
 
 _INSTEAD = {

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from penstock.importers.cluster.facts import SourceFacts
 from penstock.importers.cluster.hostlist import fold_shortly
-from penstock.importers.cluster.slurm_conf import BLOCKS, LINK_SPEED, NOTHING_NAMED, ring_facts
-from penstock.importers.cluster.slurm_lines import Hostlists, Line, Value, refuse_other_than_text, values
+from penstock.importers.cluster.slurm.slurm_conf import BLOCKS, LINK_SPEED, NOTHING_NAMED, ring_facts
+from penstock.importers.cluster.slurm.slurm_lines import Hostlists, Line, Value, refuse_other_than_text, values
 from penstock.importers.cluster.switch_tree import Group, Switch, nested, node_facts, switch_facts, tiers_of
 from penstock.importers.lines import Faults
 

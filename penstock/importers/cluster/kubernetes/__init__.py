@@ -1,0 +1,1 @@
+"""Objects of Kubernetes, and the graph of topograph."""

@@ -1,0 +1,1 @@
+"""Facts of several sources become one topology."""

@@ -1,0 +1,1 @@
+"""What a node's own tools print: nvidia-smi, NCCL."""
