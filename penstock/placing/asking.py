@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
+from penstock.api import refuse_unsupported
 from penstock.convert import to_plan, to_problem
 from penstock.placing.cluster import Cluster
 from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
@@ -11,6 +12,7 @@ from penstock.schemas.placement import Objective, PlacementJob
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest, Training
+from penstock.schemas.topology import ClusterTopology
 from penstock.solvers.placement.choice import Option
 from penstock.solvers.placement.site import Chosen, Site
 from penstock.solvers.placement.wish import Wish
@@ -42,6 +44,7 @@ class Job:
         asked = self.asked
         try:
             resolve(asked.planner).check(frozenset(asked.update_rules), asked.schedule, asked.options)
+            refuse_unsupported(self._request(self.cluster.topology))
         except UnsupportedRequest as error:
             raise UnsupportedRequest(f"{where}: {error.detail}", remedy=error.remedy) from None
         priced = all(device.price is not None for device in self.cluster.devices)
@@ -79,9 +82,11 @@ class Job:
 
     def request(self, chosen: Chosen) -> PlanRequest:
         """The plan request of the job on a set of hosts."""
+        return self._request(self.cluster.part(self.site.devices_of(chosen)))
+
+    def _request(self, topology: ClusterTopology) -> PlanRequest:
         fields = {name: getattr(self.asked, name) for name in Training.model_fields}
-        part = self.cluster.part(self.site.devices_of(chosen))
-        return PlanRequest(profile=self.profile, topology=part, **fields)
+        return PlanRequest(profile=self.profile, topology=topology, **fields)
 
     def problem(self, chosen: Chosen) -> Problem:
         """The same, frozen."""

@@ -106,8 +106,9 @@ def _busiest_link(job: Job, best: Option) -> list[str]:
 def _proven(job: Job, choice: Choice) -> list[str]:
     wish, samples = choice.wish, job.asked.global_batch_size
     least = choice.bound_cost
-    sets = "every set of free nodes allowed" if choice.every_set else "compact, spread and mixed sets"
-    classes = f"{len(choice.options)} class{'es' if len(choice.options) > 1 else ''} of {sets}"
+    which = "which are all there are" if choice.every_set else "compact, even and mixed ones"
+    number = len(choice.options)
+    classes = f"{number} class{'es' if number > 1 else ''} of sets looked at, {which},"
     said = []
     if least is not None:
         value = wish.value(least, samples)
@@ -115,7 +116,7 @@ def _proven(job: Job, choice: Choice) -> list[str]:
         limit = (
             f"can do with fewer than {-value:.0f} devices" if wish.cheapest else f"can do more than {value:,.4g} {unit}"
         )
-        said.append(f"proven: none of the {classes} {limit}")
+        said.append(f"proven: no set of the {classes} {limit}")
     if choice.cut_short:
         said.append(f"better plans were not searched for on all of them: {choice.cut_short}")
     if choice.unplanned:

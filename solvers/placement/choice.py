@@ -7,7 +7,7 @@
 3. The planner that the job asks for, on the sets that can still win: all of them where they are small or the job limits
    its planner, else until the time limit. Without any limit large sets keep their regular plans.
 
-Ties: fewest devices, then fewest switches newly broken into, then the order of the tree.
+Ties: fewest devices, then fewest switches newly broken into, then the most compact, then the order of the tree.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Asker(Protocol):
 class Option:
     """A set of ``number`` hosts that breaks into so many switches; no plan for it takes less than ``bound_ns``.
 
-    ``least``: hosts that are kept, used or not.
+    ``least``: hosts that are kept, used or not. ``place``: among the sets of as many hosts, the most compact one first.
     """
 
     number: int
@@ -66,6 +66,7 @@ class Option:
     broken: int
     bound_ns: int
     least: int = 1
+    place: int = 0
     result: Result | None = None
     asked: bool = False
 
@@ -161,7 +162,9 @@ class Chooser:
             taken = self.wish.within(self.site, chosen)
             if taken is not None and self.site.alike(taken) not in added:
                 broken = self.site.newly_broken(taken)
-                added[self.site.alike(taken)] = Option(number, taken, broken, self._bound_ns(taken), self.wish.least)
+                added[self.site.alike(taken)] = Option(
+                    number, taken, broken, self._bound_ns(taken), self.wish.least, len(added)
+                )
         self.options += added.values()
         return list(added.values())
 
@@ -238,12 +241,19 @@ class Chooser:
             self.best = option
             self.tell(option)
 
-    def _rank(self, option: Option) -> tuple[bool, int, int, int, Chosen]:
+    def _rank(self, option: Option) -> tuple[bool, int, int, int, int, Chosen]:
         """The best one first; sets without a plan behind, the most promising first."""
         if option.best is None or not self.wish.keeps(option.best.value_ns):
-            return True, self.wish.cost(option.bound_ns, option.devices), option.devices, option.broken, option.chosen
-        cost = self.wish.cost(option.best.value_ns, option.devices_used)
-        return False, cost, option.devices_used, option.broken, option.used
+            late, cost, devices, used = (
+                True,
+                self.wish.cost(option.bound_ns, option.devices),
+                option.devices,
+                option.chosen,
+            )
+        else:
+            late, devices, used = False, option.devices_used, option.used
+            cost = self.wish.cost(option.best.value_ns, devices)
+        return late, cost, devices, option.broken, option.place, used
 
     def _can_win(self, option: Option) -> bool:
         """Whether a plan there may cost less than the best, or as much on fewer devices."""
