@@ -25,7 +25,7 @@ Reader = Callable[..., SourceFacts]
 _LOOKED_AT = 1 << 20
 _MORE_EXACT: dict[tuple[Format, ...], Format] = {
     ("slurm-conf", "scontrol-topology"): "scontrol-topology",
-    ("k8s-nodes", "hypernodes"): "k8s-nodes",
+    ("k8s-nodes", "kubernetes.hypernodes"): "k8s-nodes",
 }
 """Where a text may be of both: scontrol adds to what topology.conf has, and nodes are read with their HyperNodes."""
 
@@ -51,20 +51,20 @@ def _format(module: str, what: str, tells: str) -> KnownFormat:
 
 FORMATS: dict[Format, KnownFormat] = {
     "slurm-conf": _format(
-        "slurm_conf",
+        "slurm.slurm_conf",
         "Slurm's topology.conf: tree, blocks or rings",
         r"^\s*(SwitchName|BlockName|RingName|BlockSizes)\s*=",
     ),
     "slurm-yaml": _format(
-        "slurm_yaml", "Slurm's topology.yaml", r"^(-\s*\{?|)\s*(topology|tree|block|flat|ring|torus3d):"
+        "slurm.slurm_yaml", "Slurm's topology.yaml", r"^(-\s*\{?|)\s*(topology|tree|block|flat|ring|torus3d):"
     ),
     "scontrol-topology": _format(
-        "scontrol_topology",
+        "slurm.scontrol_topology",
         "what `scontrol show topology` prints",
         r"^\s*(SwitchName=\S*\s+Level=|(BlockName|AggregatedBlock)=.*\bBlock(Index|Size)=|RingName=.*\bRingSize=)",
     ),
     "scontrol-nodes": _format(
-        "scontrol_nodes",
+        "slurm.scontrol_nodes",
         "what `scontrol show nodes` prints, text or --json",
         r'^\s*NodeName=\S+.*(\n.*){0,40}?\bState=|"(gres_used|gres|slurmd_version|slurmd_start_time|tres_used)"\s*:',
     ),
@@ -72,17 +72,17 @@ FORMATS: dict[Format, KnownFormat] = {
         "ibnetdiscover", "what `ibnetdiscover` prints", r"^(Switch|Ca)\s+[0-9]+\s+\"[HS]-[0-9a-f]+\"|^switchguid="
     ),
     "k8s-nodes": _format(
-        "kubernetes_nodes",
+        "kubernetes.kubernetes_nodes",
         "what `kubectl get nodes -o json` prints (or yaml)",
         r'(^\W*|[{,]\s*)"?kind"?\s*:\s*"?(Node|Pod)(List)?"?\s*(,|\}|$)|\ANAME\s+STATUS\s+ROLES\b',
     ),
-    "hypernodes": _format(
-        "hypernodes", "Volcano HyperNodes, `kubectl get hypernodes -o json`", r'"?kind"?\s*:\s*"?HyperNode(List)?\b'
+    "kubernetes.hypernodes": _format(
+        "kubernetes.hypernodes", "Volcano HyperNodes, `kubectl get hypernodes -o json`", r'"?kind"?\s*:\s*"?HyperNode(List)?\b'
     ),
-    "topograph": _format("topograph", "the graph of NVIDIA topograph, JSON", r'"(instances|network_layers)"\s*:'),
-    "nvidia-topo": _format("nvidia_topo", "what `nvidia-smi topo -m` prints", r"^[\s\x1b\[0-9;m]*GPU0\b.*"),
-    "nvidia-query": _format("nvidia_query", "what `nvidia-smi -q -x` prints", r"<nvidia_smi_log\b"),
-    "nccl-xml": _format("nccl_xml", "a topology that NCCL wrote or is given, XML", r"<system\b"),
+    "kubernetes.topograph": _format("kubernetes.topograph", "the graph of NVIDIA topograph, JSON", r'"(instances|network_layers)"\s*:'),
+    "nvidia-topo": _format("node.nvidia_topo", "what `nvidia-smi topo -m` prints", r"^[\s\x1b\[0-9;m]*GPU0\b.*"),
+    "nvidia-query": _format("node.nvidia_query", "what `nvidia-smi -q -x` prints", r"<nvidia_smi_log\b"),
+    "nccl-xml": _format("node.nccl_xml", "a topology that NCCL wrote or is given, XML", r"<system\b"),
     "agents": _format(
         "agents", "a topology of Penstock's: living agents, `penstock probe`", r'^\W*"?(schema_version|uniform)"?\s*:'
     ),
