@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import pairwise
 from typing import Any
 
 from penstock.schemas.errors import Unreachable
@@ -110,8 +111,9 @@ def lines(buffer: bytearray, chunk: bytes) -> Iterator[dict[str, Any]]:
     buffer += chunk
     *complete, rest = bytes(buffer).split(b"\n")
     buffer[:] = rest
-    messages = [json.loads(line) for line in complete]
-    for message, following in zip(messages, [*messages[1:], None], strict=True):
+    messages: list[dict[str, Any] | None] = [json.loads(line) for line in complete]
+    for message, following in pairwise([*messages, None]):
+        assert message is not None
         if message["kind"] == "incumbent" and following is not None and following["kind"] == "incumbent":
             continue
         yield message
