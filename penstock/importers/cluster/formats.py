@@ -25,7 +25,7 @@ Reader = Callable[..., SourceFacts]
 _LOOKED_AT = 1 << 20
 _MORE_EXACT: dict[tuple[Format, ...], Format] = {
     ("slurm-conf", "scontrol-topology"): "scontrol-topology",
-    ("k8s-nodes", "kubernetes.hypernodes"): "k8s-nodes",
+    ("k8s-nodes", "hypernodes"): "k8s-nodes",
 }
 """Where a text may be of both: scontrol adds to what topology.conf has, and nodes are read with their HyperNodes."""
 
@@ -76,10 +76,10 @@ FORMATS: dict[Format, KnownFormat] = {
         "what `kubectl get nodes -o json` prints (or yaml)",
         r'(^\W*|[{,]\s*)"?kind"?\s*:\s*"?(Node|Pod)(List)?"?\s*(,|\}|$)|\ANAME\s+STATUS\s+ROLES\b',
     ),
-    "kubernetes.hypernodes": _format(
+    "hypernodes": _format(
         "kubernetes.hypernodes", "Volcano HyperNodes, `kubectl get hypernodes -o json`", r'"?kind"?\s*:\s*"?HyperNode(List)?\b'
     ),
-    "kubernetes.topograph": _format("kubernetes.topograph", "the graph of NVIDIA topograph, JSON", r'"(instances|network_layers)"\s*:'),
+    "topograph": _format("kubernetes.topograph", "the graph of NVIDIA topograph, JSON", r'"(instances|network_layers)"\s*:'),
     "nvidia-topo": _format("node.nvidia_topo", "what `nvidia-smi topo -m` prints", r"^[\s\x1b\[0-9;m]*GPU0\b.*"),
     "nvidia-query": _format("node.nvidia_query", "what `nvidia-smi -q -x` prints", r"<nvidia_smi_log\b"),
     "nccl-xml": _format("node.nccl_xml", "a topology that NCCL wrote or is given, XML", r"<system\b"),
