@@ -77,9 +77,13 @@ FORMATS: dict[Format, KnownFormat] = {
         r'(^\W*|[{,]\s*)"?kind"?\s*:\s*"?(Node|Pod)(List)?"?\s*(,|\}|$)|\ANAME\s+STATUS\s+ROLES\b',
     ),
     "hypernodes": _format(
-        "kubernetes.hypernodes", "Volcano HyperNodes, `kubectl get hypernodes -o json`", r'"?kind"?\s*:\s*"?HyperNode(List)?\b'
+        "kubernetes.hypernodes",
+        "Volcano HyperNodes, `kubectl get hypernodes -o json`",
+        r'"?kind"?\s*:\s*"?HyperNode(List)?\b',
     ),
-    "topograph": _format("kubernetes.topograph", "the graph of NVIDIA topograph, JSON", r'"(instances|network_layers)"\s*:'),
+    "topograph": _format(
+        "kubernetes.topograph", "the graph of NVIDIA topograph, JSON", r'"(instances|network_layers)"\s*:'
+    ),
     "nvidia-topo": _format("node.nvidia_topo", "what `nvidia-smi topo -m` prints", r"^[\s\x1b\[0-9;m]*GPU0\b.*"),
     "nvidia-query": _format("node.nvidia_query", "what `nvidia-smi -q -x` prints", r"<nvidia_smi_log\b"),
     "nccl-xml": _format("node.nccl_xml", "a topology that NCCL wrote or is given, XML", r"<system\b"),
