@@ -15,7 +15,7 @@ from penstock.examples import catalogue
 from penstock.schemas.profile import ModelProfile
 
 ROOT = Path(__file__).parents[1]
-GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/tutorials").glob("*.md"))]
 NAMED = [path.name for path in GUIDES]
 
 
