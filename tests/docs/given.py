@@ -1,0 +1,69 @@
+"""The names that a page's Python takes for granted, by page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import penstock
+from penstock.examples import catalogue
+from penstock.schemas.plan import PlanFile
+from penstock.schemas.request import PlanRequest
+from penstock.schemas.run_options import RunOptions
+from penstock.schemas.sweep import SweepRequest
+
+Find = Callable[[str], Any]
+
+
+def _agents(find: Find) -> dict[str, Any]:
+    return {"client": find("client"), "plan": PlanFile.read("plan.json"), "RunOptions": RunOptions}
+
+
+def _programs(find: Find) -> dict[str, Any]:
+    more = {"update_rules": ["elastic_averaging"], "planner": "avgpipe"}
+    return {"file": penstock.plan("profile.json", "cluster.yaml", global_batch_size=2, **more).file}
+
+
+def _service(find: Find) -> dict[str, Any]:
+    return {"request": PlanRequest.read("request.json").model_copy(update={"planner": "dp"})}
+
+
+def _sweeps(find: Find) -> dict[str, Any]:
+    request = _service(find)["request"]
+    over = {"global_batch_sizes": [64, 128]}
+    return {"request": SweepRequest.parse({"request": request.model_dump(mode="json"), "over": over})}
+
+
+def _update_rules(find: Find) -> dict[str, Any]:
+    from mytrain import Tiny  # type: ignore[import-not-found]
+
+    from penstock.executor.chain import Chain
+
+    class Six(Tiny):  # type: ignore[misc]
+        def layers(self) -> list[Any]:
+            return list(super().layers()[:6])
+
+    return {"Chain": Chain, "job": Six("six", batch_size=32), "terms_of_a_global_batch": 32 * 64}
+
+
+def _numerics(find: Find) -> dict[str, Any]:
+    from mytrain import Tiny
+
+    return {"job": Tiny("tied", batch_size=32)}
+
+
+def _other_trainers(find: Find) -> dict[str, Any]:
+    profile, topology = catalogue.profile("gpt"), catalogue.cluster("1x2xV100")
+    answer = penstock.plan(profile, topology, global_batch_size=16, planner="dapple", target=None)
+    return {"request": answer.file.request, "answer": answer}
+
+
+NAMES: dict[str, Callable[[Find], dict[str, Any]]] = {
+    "docs/agents.md": _agents,
+    "docs/programs.md": _programs,
+    "docs/service.md": _service,
+    "docs/sweeps.md": _sweeps,
+    "docs/update-rules.md": _update_rules,
+    "docs/numerics.md": _numerics,
+    "docs/other-trainers.md": _other_trainers,
+}

@@ -1,0 +1,80 @@
+"""What README and the guides show: commands, Python, data and output, each with its place."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/tutorials").glob("*.md"))]
+_BLOCK = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```', re.MULTILINE | re.DOTALL)
+_CELL = re.compile(r"^\|.*\| `(penstock [^`|]+)`[^|]*(?:\||$)", re.MULTILINE)
+_HEREDOC = re.compile(r"^(?:cat > (\S+) )?([^\n]*)<<'(\w+)'\n(.*?)^\3$", re.MULTILINE | re.DOTALL)
+
+Kind = Literal["shell", "python", "data", "output"]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A line of a shell block, or another block as a whole; ``file`` is what the page calls it."""
+
+    kind: Kind
+    text: str
+    page: str
+    line: int
+    language: str = ""
+    file: str = ""
+    alone: bool = False
+    """Of a table, where no row follows from the one before."""
+
+    @property
+    def place(self) -> str:
+        """As an editor takes it."""
+        return f"{self.page}:{self.line}"
+
+    @property
+    def words(self) -> list[str]:
+        """Of a shell line, without its comment."""
+        return shlex.split(self.text, comments=True)
+
+
+def pieces(path: Path) -> Iterator[Piece]:
+    """All blocks in the order of the page, then the commands of its tables."""
+    text = path.read_text(encoding="utf-8")
+    page = path.relative_to(ROOT).as_posix()
+    for match in _BLOCK.finditer(text):
+        line = text.count("\n", 0, match.start()) + 2
+        language, file, body = match[1], match[2] or "", match[3]
+        if language == "bash":
+            yield from _shell(body, page, line)
+        elif language == "python":
+            yield Piece("python", body, page, line, language, file)
+        elif language == "text":
+            yield Piece("output", body, page, line)
+        elif language:
+            yield Piece("data", body, page, line, language, file)
+        else:
+            assert not re.search(r"^\$? ?penstock ", body, re.MULTILINE), f"{page}:{line}: mark the block as bash"
+    for match in _CELL.finditer(text):
+        yield Piece("shell", match[1], page, text.count("\n", 0, match.start()) + 1, alone=True)
+
+
+def _shell(body: str, page: str, line: int) -> Iterator[Piece]:
+    """A command each, with its continuation lines; what the block itself has as a file is data.
+
+    ``cd job && …`` is of that line alone.
+    """
+    for found in _HEREDOC.finditer(body):
+        if found[1]:
+            yield Piece("data", found[4], page, line + body.count("\n", 0, found.start()), file=found[1])
+    body = _HEREDOC.sub(lambda found: ("" if found[1] else found[2]) + "\n" * found[0].count("\n"), body)
+    for number, text in enumerate(re.sub(r"\\\n *", "\0", body).split("\n"), line):
+        parts = text.replace("\0", " ").split(" && ")
+        for part in parts:
+            elsewhere = part.startswith("cd ") and len(parts) > 1
+            if part.strip() and not part.lstrip().startswith("#") and not elsewhere:
+                yield Piece("shell", part.strip(), page, number)

@@ -1,0 +1,143 @@
+"""A page's directory: its lines, snippets and data are done there, one after the other, as they stand."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import json
+import re
+import shlex
+import shutil
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+import yaml
+from given import NAMES
+from pages import Piece
+from shown import CODES, ELSEWHERE, HERE, HOSTS, NOT_RUN, PYTHON_ELSEWHERE, PYTHON_SMALLER, SMALLER, STAY
+
+from penstock.cli.main import app, main
+from penstock.executor.node.settings import AgentSettings
+from penstock.schemas.topology import ClusterTopology
+
+UNFINISHED = re.compile(r"…|(?<![\w-])[A-Z]{3,}(?![\w-])")
+"""What a reader has to put something in the place of."""
+
+Find = Callable[[str], Any]
+"""Of a fixture by its name; servers start when a page first needs them."""
+
+
+class Sandbox:
+    """One page's; ``said`` takes what was printed since it was asked last."""
+
+    def __init__(self, directory: Path, base: Path, find: Find, said: Callable[[], str], patch: pytest.MonkeyPatch):
+        self._directory, self._base, self._find, self._said, self._patch = directory, base, find, said, patch
+        self._printed, self._names = "", dict[str, Any]()
+        patch.chdir(directory)
+
+    def take(self, piece: Piece) -> None:
+        """Do what the piece says, or compare what it shows."""
+        {"shell": self._line, "python": self._python, "data": self._data, "output": self._output}[piece.kind](piece)
+
+    def _line(self, piece: Piece) -> None:
+        words = piece.words
+        if words[0] == "export":
+            for setting in words[1:]:
+                name, _, value = self._here(setting).partition("=")
+                self._patch.setenv(name, value)
+        elif words[0] == "cd":
+            self._patch.chdir(self._directory / words[1])
+        elif words[0] != "penstock":
+            assert words[0] in ELSEWHERE, f"{piece.place}: {words[0]} is neither run nor listed"
+        elif piece.text.partition("  #")[0].strip() in NOT_RUN:
+            if "…" not in words:
+                parse(words[1:])
+        elif piece.text.startswith(STAY) and "--show-settings" not in words:
+            parse(shlex.split(self._here(piece.text), comments=True)[1:])
+        else:
+            self._run(piece)
+
+    def _run(self, piece: Piece) -> None:
+        """A command of ours; what a table shows stands for itself, so its files are new."""
+        if piece.alone:
+            shutil.copytree(self._base, self._directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.sqlite"))
+        text = self._here(smaller(piece.text))
+        words = shlex.split(text, comments=True)[1:]
+        assert not any(UNFINISHED.search(word) for word in words), f"{piece.place}: what stands for {text!r} here?"
+        code = main(words)
+        printed = self._said()
+        self._printed += printed
+        wanted = CODES.get(shlex.join(piece.words), (0, 2) if words[0] == "plan" else (0,))
+        assert code in wanted, f"{piece.place}: penstock {shlex.join(words)} ended with {code}\n{printed}"
+
+    def _here(self, text: str) -> str:
+        """The words of a line, as they are here."""
+        for host in HOSTS:
+            if host in text:
+                text = text.replace(host, self._find("planner"))
+        for shown, here in HERE.items():
+            if shown in text:
+                text = text.replace(shown, here(self._find, text) if callable(here) else here)
+        return text
+
+    def _output(self, piece: Piece) -> None:
+        printed, self._printed = re.sub(r"\s+", " ", self._printed), ""
+        for line in piece.text.splitlines():
+            for part in re.sub(r"\s+", " ", line).split("…"):
+                assert part.strip() in printed, f"{piece.place}: {part.strip()!r} was not printed in\n{printed}"
+
+    def _data(self, piece: Piece) -> None:
+        """It can be read; a file that the page names is written, a topology is one."""
+        if piece.file:
+            Path(piece.file).write_text(piece.text)
+        read: Mapping[str, Callable[[str], Any]] = {"json": json.loads, "yaml": yaml.safe_load, "toml": tomllib.loads}
+        if piece.language in read:
+            found = read[piece.language](piece.text)
+            if "uniform" in found:
+                ClusterTopology.read(self._written(piece, "shown.yaml"))
+            if "models" in found:
+                AgentSettings.load(self._written(piece, "shown.toml"), environ={})
+
+    def _written(self, piece: Piece, name: str) -> Path:
+        path = Path(name)
+        path.write_text(self._here(piece.text))
+        return path
+
+    def _python(self, piece: Piece) -> None:
+        """Run a block with the names that its page takes for granted; ``await`` may stand at its top."""
+        if piece.file:
+            Path(piece.file).write_text(piece.text)
+        if any(words in piece.text for words in PYTHON_ELSEWHERE):
+            return
+        text = self._here(piece.text)
+        for shown, less in PYTHON_SMALLER.items():
+            text = text.replace(shown, less.replace("{}", shown))
+        if not self._names:
+            self._names |= {"__name__": "snippet"} | (NAMES[piece.page](self._find) if piece.page in NAMES else {})
+        code = compile(text, piece.place, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        if code.co_flags & inspect.CO_COROUTINE:
+            asyncio.run(eval(code, self._names))
+        else:
+            exec(code, self._names)
+        self._printed += self._said()
+
+
+def smaller(text: str) -> str:
+    """The line with less to do."""
+    for found, less in SMALLER.items():
+        if found in text:
+            text = text.replace(found, less.format(found))
+    return text
+
+
+def parse(words: list[str]) -> None:
+    """Read a command's options as it would, without doing anything."""
+    command = typer.main.get_command(app)
+    while hasattr(command, "commands"):
+        command = command.commands[words.pop(0)]
+    command.make_context(command.name, words)

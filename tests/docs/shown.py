@@ -1,0 +1,120 @@
+"""Where a page's words need another form to run here: hosts, paths, placeholders, and work that is made smaller.
+
+A page runs as it is written but for what is listed here. Costs are why something is smaller: all pages together have
+to take about a minute of processor time. Each entry has to occur in a page (``test_every_command.py``).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from typing import Any
+
+Find = Callable[[str], Any]
+"""Of a fixture by its name."""
+
+ELSEWHERE = {
+    "scripts/demo": "tests/cli/test_demo.py runs it",
+    "scripts/test": "it is what runs this",
+    "scripts/images": "needs root, debootstrap and a network",
+    "scripts/bench-papers": "benchmarks are no tests",
+    "scripts/gpu-check": "needs a GPU; tests/cli/test_gpu_check.py",
+    "python": "benchmarks are no tests; the controller needs Kubernetes: tests/placing",
+    "source": "a shell's own",
+    "docker": "needs an engine; tests/docker checks the files",
+    "kubectl": "needs a cluster; tests/docker and tests/manifests check the files",
+    "scontrol": "needs Slurm; tests/slurm",
+    "sbatch": "needs Slurm; tests/slurm",
+    "srun": "needs Slurm; tests/slurm",
+    "torchrun": "tests/slurm/test_slurm.py starts it",
+    "ray": "needs Ray; tests/manifests/test_ray.py",
+    "nvidia-smi": "needs a GPU",
+    "echo": "of a deployment's secret",
+    "install": "needs root",
+    "cp": "needs root",
+    "useradd": "needs root",
+    "systemctl": "needs systemd",
+}
+"""First words of lines that are read only, and why."""
+
+NOT_RUN = {
+    "penstock rank job.json --model mytrain:job --steps 1000 --report report.json": "a launcher starts it: tests/slurm",
+    "penstock run plan.json --model mytrain:job --device cuda --check": "needs a GPU; tests/executor",
+    "penstock tune plan.json --model mytrain:job --batches 3 -o tuned.json": "calibrating.md has it, on fewer samples",
+    "penstock import layout train.sh --from megatron --model llama-3-8b --cluster 2x8xH100": "other-trainers.md has it",
+    "penstock run … --checkpoint DIR --checkpoint-every 50 --restarts 3": "running.md has it in full",
+}
+"""Commands of ours that are only parsed, and why."""
+
+STAY = ("penstock serve", "penstock worker", "penstock agent", "penstock probe --serve")
+"""What runs until it is told to end: started once, by ``conftest.py``; each line is parsed with all its options."""
+
+HOSTS = ("http://planner:8642", "http://127.0.0.1:8642")
+"""A service that is there."""
+
+HERE: dict[str, str | Callable[[Find, str], str]] = {
+    "10.0.0.1:8745": lambda find, line: find("peers")[0],
+    "10.0.0.2:8745": lambda find, line: find("peers")[1],
+    "scheduler:8786": lambda find, line: find("dask"),
+    "c.json": "c.yaml",
+    "/var/lib/penstock/penstock.sqlite": "penstock.sqlite",
+    "/srv/training": ".",
+    "/backups/": "",
+    "/shared/gpt": "saved",
+    "--to hostfile --against nodes.txt": "--to hostfile --against nodes-of-plan.txt",
+    "psk_…": f"psk_{'0' * 12}_{'0' * 64}",
+    "plan.json --cuts 12,24,36": "large.json --cuts 12,24,36",
+    "plan.json --what-if bandwidth=2 --cuts 12,24,36": "large.json --what-if bandwidth=2 --cuts 12,24,36 --planner dp",
+    "plan … --planner avgpipe": "plan -p p.json -t cluster.yaml -b 256 --planner avgpipe",
+    "restore FILE": "restore before-upgrade.backup",
+    " JOB ": lambda find, line: f" {find('jobs')(line.split()[2])} ",
+    "3f0c…": lambda find, line: key(),
+    " KEY": lambda find, line: f" {key()}",
+}
+"""Words of a line, and what stands for them here."""
+
+
+def key() -> str:
+    """The id of the newest key of the database that is here."""
+    with sqlite3.connect("penstock.sqlite") as database:
+        found: str = database.execute("select id from api_keys order by rowid desc").fetchone()[0]
+    return found
+
+
+SMALLER = {
+    "penstock plan --model llama-3-70b --cluster 8x8xH100 --global-batch-size 64": "{} --planner dapple",
+    "penstock plan --model bert-48 --cluster dapple-config-a --global-batch-size 64": "{} --planner dapple",
+    "penstock compare --model bert-48 --cluster dapple-config-a --global-batch-size 64": "{} --planner gpipe",
+    "penstock compare --model gpt2-small --cluster 2x4xV100 -b 64 --update-rule all": "{} --planner wpipe",
+    "penstock plan --model gpt2-small --cluster 2x4xV100 -b 64": "{} --planner dapple",
+    "penstock sweep --model gpt2-small --cluster 1x8xV100 --cluster 2x8xV100 -b 64 -b 128": (
+        "penstock sweep --model gpt2-small --cluster 1x8xV100 --cluster 2x8xV100 -b 64 --planner gpipe"
+    ),
+    "penstock place --model gpt2-small --cluster 4x4xV100 -b 64": "{} --planner gpipe",
+    "place -p profile.json -t cluster.json -b 256 --nodes-from nodes.txt --explain": "{} --planner gpipe",
+    "--global-batch-size 256": "{} --planner dapple",
+    "-b 64 --planner avgpipe --update-rule elastic_averaging": "-b 2 --planner avgpipe --update-rule elastic_averaging",
+    "--batches 3 --max-pipelines 2": "--batches 1 --max-pipelines 1",
+    "-b 256 --nodes-from": "-b 256 --planner dapple --nodes-from",
+    "--steps 500": "--steps 4",
+    "--steps 1000": "--steps 6",
+    "--steps 20": "--steps 4",
+    "--checkpoint-every 50": "--checkpoint-every 2",
+    "penstock profile --model": "penstock profile --seconds 0.1 --model",
+    "penstock profile --pipeline plan.json --batches 20": "penstock profile --pipeline plan.json --batches 2",
+    "penstock probe": "penstock probe --seconds 0.1",
+}
+"""The beginning or a word of a line, and the same with less to do; ``{}`` is what was found."""
+
+CODES: dict[str, tuple[int, ...]] = {}
+"""How a command ends, where the page promises something else than 0 (of ``plan`` also 2)."""
+
+PYTHON_ELSEWHERE = {
+    'penstock.plan("bert-48", "dapple-config-a"': "tests/test_readme.py runs it",
+    "deepspeed": "needs DeepSpeed; tests/layouts",
+    "def read_racks": "tests/importers/test_importing_page.py runs it",
+}
+"""Words of snippets that are not run here, and why."""
+
+PYTHON_SMALLER = {"steps=10_000": "steps=4", "range(100)": "range(4)", 'nodes={"max": 2},': "{} planner='gpipe',"}
+"""Words of a snippet, and the same with less to do."""
