@@ -18,26 +18,6 @@ from contextlib import contextmanager
 from typing import Any
 
 LIMIT_S = 180
-SIZE = {"bytes_per_sample": 1000, "gradient_bytes_per_sample": 1000}
-TIMES = {"forward_ns": 10**6, "backward_ns": 2 * 10**6, "stash_bytes": 1000}
-REQUEST = {
-    "schema_version": 1,
-    "profile": {
-        "schema_version": 1,
-        "name": "four",
-        "layers": [{"name": f"layer{i}", "parameter_bytes": 10**6} for i in range(4)],
-        "boundaries": [[{"name": f"hidden{i}", **SIZE}] for i in range(3)],
-        "measurements": [{"device_kind": "cpu", "micro_batch_size": 1, "layers": [TIMES] * 4}],
-        "scaling": "linear",
-        "source": {"method": "imported", "description": "made for a trial", "expected_error": 0.5},
-    },
-    "topology": {
-        "schema_version": 1,
-        "name": "two",
-        "uniform": {"nodes": 1, "devices_per_node": 2, "kind": "cpu", "memory_bytes": 10**9},
-    },
-    "global_batch_size": 8,
-}
 BUILDAH = {"STORAGE_DRIVER": "vfs", "BUILDAH_ISOLATION": "chroot"}
 
 
@@ -158,7 +138,7 @@ def told_to_end(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str
 def refuse_open_door(url: str) -> None:
     """End this script where a service answers who has no key."""
     try:
-        asked(f"{url}/v1/plans", REQUEST)
+        asked(f"{url}/v1/plans", {})
     except urllib.error.HTTPError as refused:
         if refused.code == 401:
             return
@@ -177,7 +157,8 @@ def try_service(engine: Engine, image: str, check: Sequence[str]) -> None:
             until("the service is ready", process, lambda: asked(f"{url}/readyz"))
             ready_s = time.monotonic() - began
             refuse_open_door(url)
-            job = asked(f"{url}/v1/plans", REQUEST, key, Prefer="wait=120")
+            example = asked(f"{url}/v1/examples", key=key)[0]["request"]
+            job = asked(f"{url}/v1/plans", example, key, Prefer="wait=120")
             assert job["state"] == "succeeded", job
             engine.run(inside(*[part.replace("8642", str(port)) for part in check]))
             seconds = time.monotonic() - began
