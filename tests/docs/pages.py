@@ -32,6 +32,11 @@ class Piece:
     """Of a table, where no row follows from the one before."""
 
     @property
+    def bare(self) -> str:
+        """A shell line without its comment."""
+        return self.text.partition("  #")[0].strip()
+
+    @property
     def place(self) -> str:
         """As an editor takes it."""
         return f"{self.page}:{self.line}"

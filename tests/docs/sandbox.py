@@ -10,7 +10,7 @@ import re
 import shlex
 import shutil
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,21 @@ Find = Callable[[str], Any]
 
 
 class Sandbox:
-    """One page's; ``said`` takes what was printed since it was asked last."""
+    """One page's; ``said`` takes what was printed since it was asked last.
 
-    def __init__(self, directory: Path, base: Path, find: Find, said: Callable[[], str], patch: pytest.MonkeyPatch):
+    Rows of tables that are among ``in_full``, the lines of all blocks, are run where those are.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        base: Path,
+        in_full: Container[str],
+        find: Find,
+        said: Callable[[], str],
+        patch: pytest.MonkeyPatch,
+    ) -> None:
+        self._in_full = in_full
         self._directory, self._base, self._find, self._said, self._patch = directory, base, find, said, patch
         self._printed, self._names = "", dict[str, Any]()
         patch.chdir(directory)
@@ -54,7 +66,7 @@ class Sandbox:
             self._patch.chdir(self._directory / words[1])
         elif words[0] != "penstock":
             assert words[0] in ELSEWHERE, f"{piece.place}: {words[0]} is neither run nor listed"
-        elif piece.text.partition("  #")[0].strip() in NOT_RUN:
+        elif piece.bare in NOT_RUN or (piece.alone and piece.bare in self._in_full):
             if "…" not in words:
                 parse(words[1:])
         elif piece.text.startswith(STAY) and "--show-settings" not in words:

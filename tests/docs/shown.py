@@ -37,9 +37,17 @@ ELSEWHERE = {
 }
 """First words of lines that are read only, and why."""
 
+MEASURED = "each process loads torch; profiling.md measures, on two devices"
+TRAINED = "each rank loads torch; running.md trains the same plan"
+
 NOT_RUN = {
     "penstock rank job.json --model mytrain:job --steps 1000 --report report.json": "a launcher starts it: tests/slurm",
     "penstock run plan.json --model mytrain:job --device cuda --check": "needs a GPU; tests/executor",
+    "penstock profile --model mytrain:job -o profile.json": MEASURED,
+    "penstock profile --model mytrain:job --micro-batch-size 4 --concurrency 2 -o profile.json": MEASURED,
+    "penstock profile --model mytrain:job --micro-batch-size 1 --micro-batch-size 4 -o profile.json": MEASURED,
+    "penstock profile --model mytrain:job --device cpu --concurrency 4 -o profile.json": MEASURED,
+    "penstock run plan.json --model mytrain:job --steps 20 --check": TRAINED,
     "penstock tune plan.json --model mytrain:job --batches 3 -o tuned.json": "calibrating.md has it, on fewer samples",
     "penstock import layout train.sh --from megatron --model llama-3-8b --cluster 2x8xH100": "other-trainers.md has it",
     "penstock run … --checkpoint DIR --checkpoint-every 50 --restarts 3": "running.md has it in full",
@@ -82,24 +90,27 @@ def key() -> str:
 
 
 SMALLER = {
-    "penstock plan --model llama-3-70b --cluster 8x8xH100 --global-batch-size 64": "{} --planner dapple",
+    "plan --model llama-3-70b --cluster 8x8xH100": "plan --model gpt2-small --cluster 2x8xH100 --planner gpipe",
     "penstock plan --model bert-48 --cluster dapple-config-a --global-batch-size 64": "{} --planner dapple",
     "penstock compare --model bert-48 --cluster dapple-config-a --global-batch-size 64": "{} --planner gpipe",
     "penstock compare --model gpt2-small --cluster 2x4xV100 -b 64 --update-rule all": "{} --planner wpipe",
-    "penstock plan --model gpt2-small --cluster 2x4xV100 -b 64": "{} --planner dapple",
+    "penstock plan --model gpt2-small --cluster 2x4xV100 -b 64": "{} --planner gpipe",
     "penstock sweep --model gpt2-small --cluster 1x8xV100 --cluster 2x8xV100 -b 64 -b 128": (
         "penstock sweep --model gpt2-small --cluster 1x8xV100 --cluster 2x8xV100 -b 64 --planner gpipe"
     ),
     "penstock place --model gpt2-small --cluster 4x4xV100 -b 64": "{} --planner gpipe",
     "place -p profile.json -t cluster.json -b 256 --nodes-from nodes.txt --explain": "{} --planner gpipe",
-    "--global-batch-size 256": "{} --planner dapple",
-    "-b 64 --planner avgpipe --update-rule elastic_averaging": "-b 2 --planner avgpipe --update-rule elastic_averaging",
+    "--global-batch-size 256": "{} --planner gpipe",
+    " --planner auto": "",
+    "-b 64 --planner avgpipe --update-rule elastic_averaging": "-b 1 --planner avgpipe --update-rule elastic_averaging",
     "--batches 3 --max-pipelines 2": "--batches 1 --max-pipelines 1",
     "-b 256 --nodes-from": "-b 256 --planner dapple --nodes-from",
     "--steps 500": "--steps 4",
     "--steps 1000": "--steps 6",
     "--steps 20": "--steps 4",
     "--checkpoint-every 50": "--checkpoint-every 2",
+    "--micro-batch-size 2 --micro-batch-size 4 --concurrency 2": "--micro-batch-size 4 --concurrency 2",
+    "--precision bf16 --post": "--precision bf16 --micro-batch-size 4 --post",
     "penstock profile --model": "penstock profile --seconds 0.1 --model",
     "penstock profile --pipeline plan.json --batches 20": "penstock profile --pipeline plan.json --batches 2",
     "penstock probe": "penstock probe --seconds 0.1",

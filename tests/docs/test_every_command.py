@@ -21,6 +21,7 @@ from penstock.solvers.registry import PLANNERS
 
 ALL = {path.relative_to(ROOT).as_posix(): list(pieces(path)) for path in PAGES}
 SHOWN = [piece for found in ALL.values() for piece in found]
+IN_FULL = {piece.bare for piece in SHOWN if piece.kind == "shell" and not piece.alone}
 LINES = [piece.text for piece in SHOWN if piece.kind == "shell"]
 SNIPPETS = [piece.text for piece in SHOWN if piece.kind == "python"]
 
@@ -41,7 +42,7 @@ def sandbox(
     monkeypatch.setattr(sys, "path", list(sys.path))
     shutil.copytree(base, tmp_path, dirs_exist_ok=True)
     known = dict(PLANNERS)
-    yield Sandbox(tmp_path, base, request.getfixturevalue, said, monkeypatch)
+    yield Sandbox(tmp_path, base, IN_FULL, request.getfixturevalue, said, monkeypatch)
     PLANNERS.clear()
     PLANNERS.update(known)
 
