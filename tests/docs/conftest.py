@@ -46,6 +46,7 @@ MAKE = (
     "plan -p profile.json -t cluster.yaml -b 256 --micro-batch-size 64 --planner gpipe --set stages=2 -o plan.json",
     "plan -p profile.json -t cluster.yaml -b 256 --micro-batch-size 64 --planner model-parallel -o other-plan.json",
     "plan --model bert-48 --cluster dapple-config-a -b 64 --micro-batch-size 4 --planner dp -o large.json",
+    "plan --model gpt2-small --cluster 1x2xV100 -b 8 --micro-batch-size 4 --target megatron --max-plans 5 -o best.json",
     "run plan.json --model mytrain:job --steps 2 --trace trace.json",
     "export schedule plan.json -o rows.csv",
     "export plan.json --to bundle -o job.json",
@@ -194,7 +195,7 @@ def jobs(planner: str) -> Callable[[str], str]:
 
     def job(command: str) -> str:
         if command in ("cancel", "finish"):
-            cancelled.append(asked(len(cancelled) + 2, {}))
+            cancelled.append(asked(len(cancelled) + 2, {"termination": {"time_limit_ns": 10**9}}))
             return cancelled[-1]
         return cancelled[0] if command == "retry" else asked(1, quick)
 

@@ -30,7 +30,7 @@ def _service(find: Find) -> dict[str, Any]:
 
 def _sweeps(find: Find) -> dict[str, Any]:
     request = _service(find)["request"]
-    over = {"global_batch_sizes": [64, 128]}
+    over = {"global_batch_sizes": [64]}
     return {"request": SweepRequest.parse({"request": request.model_dump(mode="json"), "over": over})}
 
 

@@ -21,6 +21,7 @@ from given import NAMES
 from pages import Piece
 from shown import CODES, ELSEWHERE, HERE, HOSTS, NOT_RUN, PYTHON_ELSEWHERE, PYTHON_SMALLER, SMALLER, STAY
 
+from penstock.cli.exporting import DEFAULT
 from penstock.cli.main import app, main
 from penstock.executor.node.settings import AgentSettings
 from penstock.schemas.topology import ClusterTopology
@@ -148,8 +149,8 @@ def smaller(text: str) -> str:
 
 
 def parse(words: list[str]) -> None:
-    """Read a command's options as it would, without doing anything."""
+    """Read a command's options as it would, without doing anything; ``export PLAN`` leaves its command out."""
     command = typer.main.get_command(app)
     while hasattr(command, "commands"):
-        command = command.commands[words.pop(0)]
+        command = command.commands[words.pop(0) if words[0] in command.commands else DEFAULT]
     command.make_context(command.name, words)

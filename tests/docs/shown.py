@@ -48,6 +48,9 @@ NOT_RUN = {
     "penstock profile --model mytrain:job --micro-batch-size 1 --micro-batch-size 4 -o profile.json": MEASURED,
     "penstock profile --model mytrain:job --device cpu --concurrency 4 -o profile.json": MEASURED,
     "penstock run plan.json --model mytrain:job --steps 20 --check": TRAINED,
+    "penstock run plan.json --model mytrain:job --check": TRAINED,
+    "penstock run plan.json --model mytrain:job --steps 20 --trace trace.json --chrome-trace both.json": TRAINED,
+    "penstock run plan.json --model mytrain:job --steps 2 --memory": "tests/executor/test_memory_use.py",
     "penstock tune plan.json --model mytrain:job --batches 3 -o tuned.json": "calibrating.md has it, on fewer samples",
     "penstock import layout train.sh --from megatron --model llama-3-8b --cluster 2x8xH100": "other-trainers.md has it",
     "penstock run … --checkpoint DIR --checkpoint-every 50 --restarts 3": "running.md has it in full",
@@ -98,6 +101,11 @@ SMALLER = {
     "penstock sweep --model gpt2-small --cluster 1x8xV100 --cluster 2x8xV100 -b 64 -b 128": (
         "penstock sweep --model gpt2-small --cluster 1x8xV100 --cluster 2x8xV100 -b 64 --planner gpipe"
     ),
+    "--max-plans 20 -o today.json --best best.json": "--alone -o today.json",
+    "plan --model gpt2-xl --cluster 1x4xV100 --global-batch-size 32": (
+        "plan --model gpt2-small --cluster 1x4xV100 -b 16 --micro-batch-size 4 --max-plans 5"
+    ),
+    "-b 64 --target megatron --max-plans 10": "-b 16 --micro-batch-size 4 --target megatron --max-plans 5",
     "penstock place --model gpt2-small --cluster 4x4xV100 -b 64": "{} --planner gpipe",
     "place -p profile.json -t cluster.json -b 256 --nodes-from nodes.txt --explain": "{} --planner gpipe",
     "--global-batch-size 256": "{} --planner gpipe",
