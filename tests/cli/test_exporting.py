@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from pathlib import Path
 
 import pytest
@@ -105,18 +104,6 @@ def test_a_plan_for_nodes_that_are_gone(plan: str, tmp_path: Path, capsys: pytes
 
 
 PAGE = (Path(__file__).parents[2] / "docs" / "exporting.md").read_text(encoding="utf-8")
-
-
-def test_every_command_of_the_page_works(plan: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("nodes.txt").write_text("NodeName=node0 State=IDLE\nNodeName=node1 State=IDLE\n")
-    commands = [shlex.split(line)[1:] for line in PAGE.splitlines() if line.startswith("penstock export plan.json")]
-    assert len(commands) > len(TARGETS) / 2
-    for number, command in enumerate(commands):
-        if "-o" in command:
-            command[command.index("-o") + 1] = f"{number}-{command[-1]}"
-        assert main(command) == 0, command
-    assert {command[command.index("--to") + 1] for command in commands} <= TARGETS.keys()
 
 
 def test_the_page_has_every_form_and_every_setting() -> None:
