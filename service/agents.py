@@ -120,21 +120,26 @@ class Agents:
 
     def is_lost(self, tenant: str, agent_id: str, incarnation: str) -> bool:
         """Whether an incarnation of an agent has left, was replaced, or has been silent for too long."""
+        return self._loss(tenant, agent_id, incarnation) is not None
+
+    def _loss(self, tenant: str, agent_id: str, incarnation: str) -> str | None:
+        """How an incarnation of an agent was lost, in words; None while it may be there."""
         contact = self._contacts.get((tenant, agent_id))
-        if contact is None:
-            return time.monotonic() - self._started > self._timeout_s
-        if contact.incarnation != incarnation or contact.left:
-            return True
-        return contact.held is None and time.monotonic() - contact.last > self._timeout_s
+        heard = self._started if contact is None else contact.last
+        if contact is not None and contact.incarnation != incarnation:
+            return "was started anew"
+        if contact is not None and contact.left:
+            return "left"
+        if contact is not None and contact.held is not None:
+            return None
+        return f"was silent for more than {self._timeout_s:g} s" if time.monotonic() - heard > self._timeout_s else None
 
     async def watch(self) -> None:
         """End the generations of agents that have gone silent; for ever."""
         while True:
             await asyncio.sleep(min(1.0, self._timeout_s / 4))
-            for tenant, agent_id in await run_sync(self._silent):
-                await run_sync(
-                    self._runs.agent_lost, tenant, agent_id, f"was silent for more than {self._timeout_s:g} s"
-                )
+            for tenant, agent_id, how in await run_sync(self._lost):
+                await run_sync(self._runs.agent_lost, tenant, agent_id, how)
 
     def _hand_over(self, contact: Contact, told: LogTail) -> None:
         wish = contact.wishes.pop(told.number, None)
@@ -238,8 +243,8 @@ class Agents:
         with self._database.read() as connection:
             return self._runs.reply(connection, tenant, agent_id)
 
-    def _silent(self) -> list[tuple[str, str]]:
-        """Agents with ranks whom nobody has heard of for too long, counting from the start of this service."""
+    def _lost(self) -> list[tuple[str, str, str]]:
+        """Agents with ranks that are lost, and how; silence counts from the start of this service on."""
         query = (
             sa.select(runs.c.tenant, run_agents.c.agent, run_agents.c.incarnation)
             .join(run_agents, run_agents.c.run_id == runs.c.id)
@@ -248,9 +253,7 @@ class Agents:
         )
         with self._database.read() as connection:
             busy = connection.execute(query).all()
-        return sorted(
-            (tenant, agent) for tenant, agent, incarnation in busy if self.is_lost(tenant, agent, incarnation)
-        )
+        return sorted((tenant, agent, how) for tenant, agent, one in busy if (how := self._loss(tenant, agent, one)))
 
 
 def _with_wishes(reply: SyncReply, contact: Contact) -> SyncReply:

@@ -56,7 +56,7 @@ MAKE = (
 PENSTOCK = (sys.executable, "-m", "penstock.cli.main")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files that pages take for granted."""
     place = tmp_path_factory.mktemp("base")
@@ -125,9 +125,9 @@ class Staying:
         assert code in (0, 130), code
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def staying() -> Iterator[Callable[[str, str, Path], str]]:
-    """Start what stays; all of it is told to end when the session does."""
+    """Start what stays; all of it is told to end when the last page has run."""
     started: list[Staying] = []
 
     def start(command: str, ready: str, directory: Path) -> str:
@@ -139,7 +139,7 @@ def staying() -> Iterator[Callable[[str, str, Path], str]]:
         one.end()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def planner(base: Path, staying: Callable[[str, str, Path], str], tmp_path_factory: pytest.TempPathFactory) -> str:
     """The address of a service without solvers of its own, with a worker and an agent beside it."""
     place = tmp_path_factory.mktemp("service")
@@ -150,14 +150,14 @@ def planner(base: Path, staying: Callable[[str, str, Path], str], tmp_path_facto
     return url
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def client(planner: str) -> Iterator[Client]:
     """Of that service."""
     with Client(planner) as client:
         yield client
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def peers(staying: Callable[[str, str, Path], str], tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """Addresses of two hosts that answer probes."""
     place = tmp_path_factory.mktemp("peers")
@@ -168,7 +168,7 @@ def peers(staying: Callable[[str, str, Path], str], tmp_path_factory: pytest.Tem
     return first, second
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def dask() -> Iterator[str]:
     """The address of a scheduler with a worker."""
     with LocalCluster(
@@ -177,7 +177,7 @@ def dask() -> Iterator[str]:
         yield cluster.scheduler_address.removeprefix("tcp://")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def jobs(planner: str) -> Callable[[str], str]:
     """The id of a job that a command of ``penstock jobs`` can be about."""
     profile, topology = catalogue.profile("gpt2-small"), catalogue.cluster("1x2xV100")

@@ -7,7 +7,7 @@ from itertools import pairwise, permutations
 
 import numpy as np
 import pytest
-from problems import make_problem
+from problems import OF_ANY_TRAINER, make_problem
 
 from penstock.solvers.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.pins import broken_pin, keep_pins, keep_pins_of_schedule, unkeepable_pin
@@ -93,7 +93,7 @@ def test_a_fixed_schedule_follows_its_devices() -> None:
     assert [row.devices for row in schedule.rows] == [stage.devices for stage in moved.stages]  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("name", sorted(name for name, p in PLANNERS.items() if "synchronous" in p.supports))
+@pytest.mark.parametrize("name", sorted(name for name, p in OF_ANY_TRAINER.items() if "synchronous" in p.supports))
 def test_every_planner_keeps_pins(name: str) -> None:
     problem = pinned((0, 0, {2, 3}), (5, 5, {0, 1}))
     result = PLANNERS[name].solve(problem)

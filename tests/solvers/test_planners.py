@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from problems import chain, make_problem
+from problems import OF_ANY_TRAINER, chain, make_problem
 
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.solvers.batches import candidates
@@ -118,7 +118,7 @@ def test_every_plan_is_the_judges_and_auto_is_never_worse(
 
 def test_the_same_request_gives_the_same_plan() -> None:
     problem = replace(random_problem(3, count=6), update_rules=frozenset(get_args(UpdateRule)))
-    for planner in PLANNERS.values():
+    for planner in OF_ANY_TRAINER.values():
         first, again = planner.solve(problem), planner.solve(replace(problem, seed=5, _costs={}))
         assert first.best is not None
         assert again.best is not None

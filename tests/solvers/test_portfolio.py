@@ -17,7 +17,7 @@ import psutil
 import pytest
 from orphans import no_orphans
 from portfolio_tasks import Dying, Failing, Hanging, Late, Refusing
-from problems import make_problem
+from problems import OF_ANY_TRAINER, make_problem
 from test_planners import random_problem
 
 from penstock.solvers.all_plans.kinds import CONTIGUOUS
@@ -252,7 +252,7 @@ def test_auto_is_never_worse_than_a_planner_with_the_same_limits(how: dict[str, 
     problem = random_problem(2, 6, memory_bytes=70_000_000)
     best = PLANNERS["auto"].solve(problem, **how).best
     assert best is not None
-    for name, planner in PLANNERS.items():
+    for name, planner in OF_ANY_TRAINER.items():
         if how.get("schedule", "auto") in ("auto", *planner.accepts) and name not in ("auto", "exact"):
             if "synchronous" not in planner.supports:
                 continue
