@@ -14,7 +14,7 @@ from penstock.schemas.errors import Fault, InvalidDocument
 from penstock.schemas.profile import Measurement, ModelProfile, PipelineProfile
 from penstock.schemas.quantities import MAX_WIRE_INTEGER
 from penstock.schemas.request import MemoryModel, PlanRequest
-from penstock.schemas.topology import ClusterTopology, Node
+from penstock.schemas.topology import ClusterTopology, Link, Node
 from penstock.solvers.network import Cable, Inside, Network
 from penstock.solvers.problem import (
     CodecSpeed,
@@ -271,11 +271,16 @@ def network_of(topology: ClusterTopology) -> Network:
         np.fill_diagonal(bandwidth, 0)
         if topology.matrix.latency_ns is not None:
             latency = np.array(topology.matrix.latency_ns, dtype=np.int64)[np.ix_(order, order)]
+    widest: dict[str, Link] = {}
+    for link in topology.links:
+        for end in (link.a, link.b):
+            if end not in widest or link.bandwidth_bytes_per_s > widest[end].bandwidth_bytes_per_s:
+                widest[end] = link
     network = Network(
         device_names=ids,
         node_names=tuple(node.name for node in topology.nodes),
         node_of=node_of,
-        insides=tuple(_inside(node, topology) for node in topology.nodes),
+        insides=tuple(_inside(node, widest.get(node.name)) for node in topology.nodes),
         cables=tuple(
             Cable(x.a, x.b, x.bandwidth_bytes_per_s, x.latency_ns, x.duplex == "full") for x in topology.links
         ),
@@ -286,14 +291,13 @@ def network_of(topology: ClusterTopology) -> Network:
     return network
 
 
-def _inside(node: Node, topology: ClusterTopology) -> Inside | None:
+def _inside(node: Node, widest: Link | None) -> Inside | None:
+    """A node's fabric, else its widest link, over which its devices reach each other."""
     fabric = node.fabric
     if fabric is not None:
         return Inside(fabric.form, fabric.bandwidth_bytes_per_s, fabric.latency_ns, fabric.duplex == "full")
-    own = [link for link in topology.links if node.name in (link.a, link.b)]
-    if not own:
+    if widest is None:
         return None
-    widest = max(own, key=lambda link: link.bandwidth_bytes_per_s)
     return Inside("bus", widest.bandwidth_bytes_per_s, widest.latency_ns, widest.duplex == "full")
 
 
