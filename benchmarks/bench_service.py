@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 
 from penstock.service.samples import tiny_request
 
@@ -30,6 +31,8 @@ WAITERS = 500
 PROBES = 100
 LEASE_S = 5.0
 LAYERS = 20_000
+SETTLED = 0.05
+"""Share of a processor that a service takes that nobody asks for anything."""
 JSON = {"Content-Type": "application/json"}
 
 
@@ -104,7 +107,7 @@ class Process:
 
     def __init__(self, directory: Path, *command: str, **settings: object) -> None:
         self.log = directory / f"{command[0]}-{time.monotonic_ns()}.log"
-        given = {"database": directory / "bench.sqlite", "warm_up": False, "log_level": "info", **settings}
+        given = {"database": directory / "bench.sqlite", "log_level": "info", **settings}
         environment = {f"PENSTOCK_{name.upper()}": str(value) for name, value in given.items()}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -121,6 +124,16 @@ class Process:
             time.sleep(0.02)
         raise SystemExit(f"{self.process.args} ended:\n{self.log.read_text(encoding='utf-8')}")
 
+    def settle(self) -> None:
+        """Return when it has loaded and compiled what it wants to have ready, in itself and in its children."""
+        family = [psutil.Process(self.process.pid)]
+        family += family[0].children(recursive=True)
+        busy = 1.0
+        while busy > SETTLED:
+            before = sum(sum(one.cpu_times()[:2]) for one in family)
+            time.sleep(2.0)
+            busy = (sum(sum(one.cpu_times()[:2]) for one in family) - before) / 2.0
+
     def stop(self) -> None:
         """End it."""
         self.process.terminate()
@@ -132,7 +145,9 @@ def service(directory: Path, **settings: object) -> Iterator[str]:
     """A service on a free port; its URL."""
     process = Process(directory, "serve", "--port", "0", **settings)
     try:
-        yield process.wait_for(r"listening on (http://[^\s\"]+)")[1]
+        url = process.wait_for(r"listening on (http://[^\s\"]+)")[1]
+        process.settle()
+        yield url
     finally:
         process.stop()
 
