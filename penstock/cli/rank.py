@@ -14,7 +14,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.documents import read_plan, refuse_unwritable
-from penstock.cli.running import Precision, Resume, Transport, refuse_combinations
+from penstock.cli.running import refuse_combinations
+from penstock.cli.training_options import (
+    AdvanceForward,
+    Check,
+    CheckpointEvery,
+    ClipNorm,
+    Directory,
+    EvaluateEvery,
+    KeepCheckpoints,
+    Precision,
+    Precisions,
+    Resumes,
+    Staleness,
+    TraceSteps,
+    Transport,
+    Transports,
+    from_the_root,
+    run_options,
+)
 
 if TYPE_CHECKING:
     from penstock.executor.launched.work import Outcome
@@ -38,12 +56,13 @@ def register(app: typer.Typer) -> None:
 
 
 def rank(
+    context: typer.Context,
     bundle: Annotated[
         str, typer.Argument(metavar="BUNDLE", help="What `penstock export PLAN --to bundle` has written.")
     ],
     model: Annotated[str, typer.Option(help="The job, as module:attribute.")],
     steps: Annotated[int, typer.Option(min=1, help="Train up to this step.")],
-    directory: Annotated[str | None, typer.Option(help="Where the training project lies.")] = None,
+    directory: Directory = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Of parameters and data; else the bundle's.")] = None,
     report: Annotated[str | None, typer.Option(help="Rank 0 writes losses, times and places to this file.")] = None,
     any_nodes: Annotated[
@@ -51,23 +70,21 @@ def rank(
     ] = False,
     node: Annotated[str | None, typer.Option(help="What the plan calls this node; else the launcher's name.")] = None,
     device: Annotated[Kind, typer.Option(help="auto: by the kind of the plan's devices.")] = Kind.AUTO,
-    transport: Annotated[Transport, typer.Option(help="What ranks send over; auto: by device.")] = Transport.AUTO,
-    precision: Annotated[Precision, typer.Option(help="Of the computation; fp16 scales the loss.")] = Precision.FP32,
-    clip_norm: Annotated[float | None, typer.Option(help="Largest norm of the whole gradient.")] = None,
+    transport: Transports = Transport.AUTO,
+    precision: Precisions = Precision.FP32,
+    clip_norm: ClipNorm = None,
     checkpoint: Annotated[str | None, typer.Option(metavar="DIR", help="Write checkpoints here; all see it.")] = None,
-    checkpoint_every: Annotated[int, typer.Option(min=0, help="Steps between them; 0: at the end.")] = 0,
-    keep_checkpoints: Annotated[int, typer.Option(min=1, help="How many of them are kept.")] = 2,
-    resume: Annotated[Resume | None, typer.Option(help="From the newest one; auto: or anew if there is none.")] = None,
-    evaluate_every: Annotated[int, typer.Option(min=0, help="Steps between evaluations; 0: none.")] = 0,
+    checkpoint_every: CheckpointEvery = 0,
+    keep_checkpoints: KeepCheckpoints = 2,
+    resume: Resumes = None,
+    evaluate_every: EvaluateEvery = 0,
     metrics: Annotated[str | None, typer.Option(help="Rank 0 appends a JSON line per step to this file.")] = None,
     tensorboard: Annotated[str | None, typer.Option(metavar="DIR", help="Rank 0 writes event files here.")] = None,
-    staleness: Annotated[int, typer.Option(min=0, max=1, help="Elastic averaging: age of the reference.")] = 0,
-    advance_forward: Annotated[
-        bool, typer.Option("--advance-forward", help="Search while training how far forwards run ahead.")
-    ] = False,
-    check: Annotated[bool, typer.Option("--check", help="Compare loss and gradients with a single process.")] = False,
+    staleness: Staleness = 0,
+    advance_forward: AdvanceForward = False,
+    check: Check = False,
     trace: Annotated[str | None, typer.Option(help="Rank 0 writes what all ranks measured.")] = None,
-    trace_steps: Annotated[int, typer.Option("--trace-steps", min=1, help="How many of the last steps.")] = 1,
+    trace_steps: TraceSteps = 1,
     plan: Annotated[str | None, typer.Option(help="The plan file, to go into the trace: calibrate wants it.")] = None,
     wait_s: Annotated[float, typer.Option(min=1, help="For the slowest process to start.")] = 300.0,
     timeout_s: Annotated[float, typer.Option(min=1, help="A peer silent for longer is taken for dead.")] = 60.0,
@@ -77,23 +94,8 @@ def rank(
     A process finds its stage by its node's name and its number there; the launcher's order of ranks does not matter.
     """
     from penstock.schemas.errors import UnsupportedRequest
-    from penstock.schemas.run_options import RunOptions
 
-    options = RunOptions.parse(
-        {
-            "precision": precision.value,
-            "clip_norm": clip_norm,
-            "checkpoint_directory": _absolute(checkpoint),
-            "checkpoint_every": checkpoint_every,
-            "keep_checkpoints": keep_checkpoints,
-            "resume": {None: False, Resume.NEWEST: True, Resume.AUTO: "auto"}[resume],
-            "evaluate_every": evaluate_every,
-            "metrics_path": _absolute(metrics),
-            "tensorboard_directory": _absolute(tensorboard),
-            "staleness": staleness,
-            "advance_forward": advance_forward,
-        }
-    )
+    options = run_options(context.params, from_the_root)
     refuse_combinations(options, check=check, restarts=0)
     if plan is not None and trace is None:
         raise UnsupportedRequest("--plan goes into the trace, and none is written", remedy="add --trace FILE")
@@ -101,7 +103,7 @@ def rank(
     project = Path.cwd() if directory is None else Path(directory)
     if not project.is_dir():
         raise UnsupportedRequest(f"--directory {directory!r} is no directory on this node")
-    files = Files(_absolute(report), _absolute(trace), _absolute(plan))
+    files = Files(from_the_root(report), from_the_root(trace), from_the_root(plan))
     from penstock.executor.launched.launch import read_launch
     from penstock.importers.cluster.hostlist import expand
 
@@ -214,11 +216,6 @@ def _read(path: str) -> tuple[JobBundle, str]:
             remedy="penstock export PLAN --to bundle -o job.json, on a file system that all nodes share",
         ) from None
     return JobBundle.parse_json(text, origin=repr(path)), hashlib.sha256(text).hexdigest()
-
-
-def _absolute(path: str | None) -> str | None:
-    """Ranks run in the project's directory."""
-    return None if path is None else str(Path(path).absolute())
 
 
 def _say(text: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -14,6 +13,24 @@ import typer
 from penstock.cli.documents import print_json, read_plan, refuse_unwritable, write_document
 from penstock.cli.measured import figures, measured_lines, memory_lines
 from penstock.cli.remote import Server, refuse_here
+from penstock.cli.training_options import (
+    AdvanceForward,
+    Check,
+    CheckpointEvery,
+    ClipNorm,
+    Directory,
+    EvaluateEvery,
+    KeepCheckpoints,
+    Precision,
+    Precisions,
+    Resumes,
+    Staleness,
+    TraceSteps,
+    Transport,
+    Transports,
+    from_the_root,
+    run_options,
+)
 
 if TYPE_CHECKING:
     from penstock.cli.show import Screen
@@ -25,61 +42,36 @@ if TYPE_CHECKING:
     from penstock.schemas.trace import Trace
 
 
-class Precision(StrEnum):
-    """Values of ``--precision``."""
-
-    FP32 = "fp32"
-    BF16 = "bf16"
-    FP16 = "fp16"
-
-
-class Transport(StrEnum):
-    """Values of ``--transport``."""
-
-    AUTO = "auto"
-    GLOO = "gloo"
-    GLOO_STAGED = "gloo-staged"
-    NCCL = "nccl"
-
-
-class Resume(StrEnum):
-    """Values of ``--resume``."""
-
-    NEWEST = "newest"
-    AUTO = "auto"
-
-
 def register(app: typer.Typer) -> None:
     """Add this module's command."""
     app.command("run")(run)
 
 
 def run(
+    context: typer.Context,
     plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file, or - ; with --server a hash or a job.")],
     model: Annotated[str, typer.Option(help="The job, as module:attribute; with --server its key on the agents.")],
     steps: Annotated[int, typer.Option(min=1, help="Train up to this step.")] = 5,
-    check: Annotated[bool, typer.Option("--check", help="Compare loss and gradients with a single process.")] = False,
+    check: Check = False,
     trace: Annotated[str | None, typer.Option(help="Write what the ranks measured.")] = None,
     chrome_trace: Annotated[str | None, typer.Option("--chrome-trace", help="Both, for Perfetto.")] = None,
-    trace_steps: Annotated[int, typer.Option("--trace-steps", min=1, help="How many of the last steps.")] = 1,
-    directory: Annotated[str | None, typer.Option(help="Where the training project lies.")] = None,
+    trace_steps: TraceSteps = 1,
+    directory: Directory = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of parameters and data.")] = 0,
-    precision: Annotated[Precision, typer.Option(help="Of the computation; fp16 scales the loss.")] = Precision.FP32,
-    clip_norm: Annotated[float | None, typer.Option(help="Largest norm of the whole gradient.")] = None,
+    precision: Precisions = Precision.FP32,
+    clip_norm: ClipNorm = None,
     checkpoint: Annotated[str | None, typer.Option(metavar="DIR", help="Write checkpoints here.")] = None,
-    checkpoint_every: Annotated[int, typer.Option(min=0, help="Steps between them; 0: at the end.")] = 0,
-    keep_checkpoints: Annotated[int, typer.Option(min=1, help="How many of them are kept.")] = 2,
-    resume: Annotated[Resume | None, typer.Option(help="From the newest one; auto: or anew if there is none.")] = None,
+    checkpoint_every: CheckpointEvery = 0,
+    keep_checkpoints: KeepCheckpoints = 2,
+    resume: Resumes = None,
     restarts: Annotated[int, typer.Option(min=0, help="Restart dead ranks so often, from the newest one.")] = 0,
-    evaluate_every: Annotated[int, typer.Option(min=0, help="Steps between evaluations; 0: none.")] = 0,
+    evaluate_every: EvaluateEvery = 0,
     metrics: Annotated[str | None, typer.Option(help="Append a JSON line per step to this file.")] = None,
     tensorboard: Annotated[str | None, typer.Option(metavar="DIR", help="Write TensorBoard's event files.")] = None,
-    staleness: Annotated[int, typer.Option(min=0, max=1, help="Elastic averaging: age of the reference.")] = 0,
-    advance_forward: Annotated[
-        bool, typer.Option("--advance-forward", help="Search while training how far forwards run ahead.")
-    ] = False,
+    staleness: Staleness = 0,
+    advance_forward: AdvanceForward = False,
     device: Annotated[str, typer.Option(help="cpu; cuda: ranks take this machine's GPUs in turn; or cuda:0.")] = "cpu",
-    transport: Annotated[Transport, typer.Option(help="What ranks send over; auto: by device.")] = Transport.AUTO,
+    transport: Transports = Transport.AUTO,
     memory: Annotated[bool, typer.Option("--memory", help="Count the ranks' tensors; slows them down.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print losses, times and the check as JSON.")] = False,
     server: Server = None,
@@ -89,23 +81,8 @@ def run(
         refuse_unwritable(target)
     from penstock.cli.show import Screen
     from penstock.schemas.errors import RunFailed
-    from penstock.schemas.run_options import RunOptions
 
-    options = RunOptions.parse(
-        {
-            "precision": precision.value,
-            "clip_norm": clip_norm,
-            "checkpoint_directory": _path(checkpoint, server),
-            "checkpoint_every": checkpoint_every,
-            "keep_checkpoints": keep_checkpoints,
-            "resume": {None: False, Resume.NEWEST: True, Resume.AUTO: "auto"}[resume],
-            "evaluate_every": evaluate_every,
-            "metrics_path": _path(metrics, server),
-            "tensorboard_directory": _path(tensorboard, server),
-            "staleness": staleness,
-            "advance_forward": advance_forward,
-        }
-    )
+    options = run_options(context.params, from_the_root if server is None else lambda path: path)
     screen = Screen.of(quiet=as_json)
     traced = trace is not None or chrome_trace is not None
     if server is not None:
@@ -240,11 +217,6 @@ def _lowered_for(file: PlanFile, devices: Sequence[str], transport: str) -> Lite
 def _batches_per_step(file: PlanFile) -> int:
     """Under elastic averaging a step is an iteration, in which each pipeline trains a global batch."""
     return len(file.plan.pipelines) if file.plan.update_rule == "elastic_averaging" else 1
-
-
-def _path(path: str | None, server: str | None) -> str | None:
-    """Ranks run in the project's directory, so what is written has to be said from the root; on agents it is theirs."""
-    return path if path is None or server is not None else str(Path(path).absolute())
 
 
 def _document(file: PlanFile, report: RunReport) -> Trace:
