@@ -9,10 +9,8 @@ from typing import Any, cast
 import yaml
 
 from penstock.importers.cluster.slurm.slurm_lines import At
+from penstock.importers.cluster.structured import MOST_LEVELS, YAML_LOADER, yaml_faults
 from penstock.importers.lines import Faults
-
-MOST_LEVELS = 100
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +52,9 @@ def read_yaml(text: str, faults: Faults) -> Item:
     Raises InvalidDocument where it does not parse, is nested deeper than 100 levels, has aliases (which may grow
     without bound), tags, keys that are no words or there twice, or more than one document.
     """
-    try:
+    with yaml_faults(faults):
         # Through events, not nodes: libyaml's composer recurses in C without a bound.
-        events = _Events(yaml.parse(text, Loader=_Loader), faults)
-        item = events.document()
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        detail = ", ".join(part for part in (error.context, error.problem) if part)
-        faults.add(mark.line + 1 if mark else None, detail, column=mark.column + 1 if mark else None)
-    except yaml.YAMLError as error:
-        faults.add(None, " ".join(str(error).split()))
+        item = _Events(yaml.parse(text, Loader=YAML_LOADER), faults).document()
     faults.stop("see topology.yaml(5) for the form")
     return item
 

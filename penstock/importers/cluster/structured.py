@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import yaml
@@ -20,7 +21,7 @@ _WORDS = {
     "dict_type": "it has to be an object",
     "model_type": "it has to be an object",
 }
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_documents(text: str, faults: Faults) -> list[Any]:
@@ -60,24 +61,32 @@ def _no_number(word: str) -> float:
 
 def _read_yaml(text: str, faults: Faults) -> list[Any]:
     try:
-        _check_shape(text, faults)
-        return [document for document in yaml.load_all(text, Loader=_Loader) if document is not None]
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        detail = ", ".join(part for part in (error.context, error.problem) if part)
-        faults.add(mark.line + 1 if mark else None, detail, column=mark.column + 1 if mark else None)
-    except yaml.YAMLError as error:
-        faults.add(None, " ".join(str(error).split()))
+        with yaml_faults(faults):
+            _check_shape(text, faults)
+            return [document for document in yaml.load_all(text, Loader=YAML_LOADER) if document is not None]
     except ValueError as error:
         faults.add(None, f"a value is none of YAML: {error}")
     faults.stop()
     raise AssertionError("stop() raises: a fault was added")
 
 
+@contextmanager
+def yaml_faults(faults: Faults) -> Iterator[None]:
+    """What PyYAML raises in the block becomes a fault at its place."""
+    try:
+        yield
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        detail = ", ".join(part for part in (error.context, error.problem) if part)
+        faults.add(mark.line + 1 if mark else None, detail, column=mark.column + 1 if mark else None)
+    except yaml.YAMLError as error:
+        faults.add(None, " ".join(str(error).split()))
+
+
 def _check_shape(text: str, faults: Faults) -> None:
     """Refuses what must not reach the composer: libyaml's recurses in C without a bound, and aliases multiply."""
     depth = 0
-    for event in yaml.parse(text, Loader=_Loader):
+    for event in yaml.parse(text, Loader=YAML_LOADER):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         refused = None
         if depth > MOST_LEVELS:
