@@ -14,7 +14,6 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers import suffix, tabu
 from penstock.solvers.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.allocators.madpipe.chain import Chain
@@ -25,6 +24,7 @@ from penstock.solvers.bulk import Catalogue
 from penstock.solvers.costs import UNREACHABLE_NS
 from penstock.solvers.lowering import lower
 from penstock.solvers.network import Cable, Inside, Network
+from penstock.solvers.planners.auto import WITHIN
 from penstock.solvers.problem import Device, Measured, MemoryRules, NetworkRules, Problem
 from penstock.solvers.processors import available_processors
 from penstock.solvers.registry import PLANNERS, Planner
@@ -42,7 +42,7 @@ def warm(*, backwards: bool = False) -> float:
     toys: list[Callable[[], None]] = [_halves_too_large, _special_processor]
     for shared, channel in networks:
         problem = _toy(shared, channel)
-        toys += [partial(_planned, problem, planner) for planner in PLANNERS.values()]
+        toys += [partial(_planned, problem, planner) for name, planner in PLANNERS.items() if name not in WITHIN]
         toys += [partial(_suffixes, problem), partial(_in_bulk, problem)]
     for toy in reversed(toys) if backwards else toys:
         toy()
@@ -62,10 +62,7 @@ def _from_both_ends() -> None:
 
 
 def _planned(problem: Problem, planner: Planner) -> None:
-    try:
-        found = planner.solve(problem, max_plans=PLANS).best
-    except UnsupportedRequest:  # a planner that wants to be told more; it runs the others' kernels
-        return
+    found = planner.solve(problem, max_plans=PLANS).best
     if found is None:
         return
     if isinstance(found.schedule, Orders) and found.update_rule == "synchronous":
