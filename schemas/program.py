@@ -1,23 +1,12 @@
 """Programs: what one rank runs, the words for it, and their compact text. Standard library only.
 
-Two texts share one grammar, blanks between items, read from the left::
+Rows and instruction lists are written as compact text (`notation`), whose tokens are::
 
-    text  := item*
-    item  := token | "(" text ")*" COUNT SHIFT?
-    SHIFT := "+" NUMBER | "-" NUMBER                    added to every micro-batch number per repetition; +1 if absent
     token := [STAGE] KIND FIRST [":" END]               a row: F B I W R, as in "2F0", or "F0" on the home stage
     token := STAGE KIND FIRST [":" END] ["@" CHANNEL]   instructions: any of WORDS, as in "2RECV_F0@1"
 
-``F0:8`` is F0 to F7. ``(B0 F8)*4088`` is B0 F8 B1 F9 … A number has no leading zero; micro-batches are below 2^31.
 Tokens are matched whole: PyTorch reads ``1FOO3`` as ``1F`` and ``2BANANA`` as ``2B`` (`_Action.from_str`), here they
 are errors.
-
-**Printing** is greedy from the left. At each place the repetition (one shift for all its operations, at least twice)
-that covers most operations is taken, of equals the one with the shorter period; a period has at most 64 operations
-(1,024 instructions); where nothing repeats, a single token. A period of one operation and shift 1 is printed as a
-range; the period of a longer one is printed by the same rule. Parsing what was printed gives back the same operations.
-
-Cost: linear in the operations for rows that repeat; at most 64 comparisons per operation otherwise.
 """
 
 from __future__ import annotations
@@ -25,10 +14,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from penstock.schemas.errors import Fault, InvalidDocument
+from penstock.schemas.notation import MAX_OPERATIONS, NUMBER, SPAN, Printer, fault, parse_codes
+
+T = TypeVar("T")
 
 KINDS = ("F", "B", "I", "W", "R")
 """Operations: forward, backward, its input half, its weight half, recomputation."""
@@ -67,17 +58,10 @@ WORDS = (
 )
 """What an instruction can be; see ``Instruction``."""
 
-MAX_OPERATIONS = 1 << 22
-"""A text may not unroll to more operations than this."""
-
 ROW_PERIOD, PROGRAM_PERIOD = 64, 1024
-_SPAN = 1 << 33
-_MICRO_BATCHES = 1 << 31
-_NUMBER = "(?:0|[1-9][0-9]{0,9})"
-_ROW_TOKEN = re.compile(f"({_NUMBER})?([FBIWR])({_NUMBER})(?::({_NUMBER}))?")
-_PROGRAM_TOKEN = re.compile(f"({_NUMBER})({'|'.join(WORDS)})({_NUMBER})(?::({_NUMBER}))?(?:@({_NUMBER}))?")
-_REPEAT = re.compile(rf"\)\*({_NUMBER})([+-]{_NUMBER})?(?=[ \t\n\r)]|$)")
-_ITEM = re.compile(r"\(|\)[^ \t\n\r()]*|[^ \t\n\r()]+")
+_ROW_TOKEN = re.compile(f"({NUMBER})?([FBIWR])({NUMBER})(?::({NUMBER}))?")
+_RANKS_TOKEN = re.compile(f"({NUMBER})(?::({NUMBER}))?")
+_PROGRAM_TOKEN = re.compile(f"({NUMBER})({'|'.join(WORDS)})({NUMBER})(?::({NUMBER}))?(?:@({NUMBER}))?")
 
 
 class Instruction(NamedTuple):
@@ -248,16 +232,17 @@ class Program:
         classes = self.row_classes
         return int(len(classes) > 1 and micro_batch % self.num_micro_batches >= classes[0][1])
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for JSON; instruction lists as compact text."""
+    def to_json(self, texts: Texts | None = None) -> dict[str, Any]:
+        """Plain data for JSON; instructions and ranks as compact text. ``texts``: of programs that share them."""
+        known = texts or Texts()
         data = {name: getattr(self, name) for name in _PROGRAM_FIELDS}
         data["row_classes"] = [list(pair) for pair in self.row_classes]
-        data["stages"] = [_plain(held) for held in self.stages]
+        data["stages"] = [_plain(held) | {"ranks": known.of(held.ranks, print_ranks)} for held in self.stages]
         data["channels"] = [_plain(channel) for channel in self.channels]
         data["shared"] = [_plain(tie) for tie in self.shared]
-        data["groups"] = _as_lists(self.groups)
+        data["groups"] = known.of(self.groups, lambda groups: list(map(print_ranks, groups)))
         for part in _PARTS:
-            data[part] = print_instructions(getattr(self, part))
+            data[part] = known.of(getattr(self, part), print_instructions)
         return data
 
     @classmethod
@@ -265,7 +250,7 @@ class Program:
         """The program that ``to_json`` wrote. Raises InvalidDocument naming the place of the first fault."""
         values = _read(data, "", _PROGRAM_FIELDS)
         values["stages"] = tuple(
-            Held(**_read(one, f"/stages/{i}", _HELD_FIELDS)) for i, one in enumerate(values["stages"])
+            Held(**_with_ranks(_read(one, f"/stages/{i}", _HELD_FIELDS))) for i, one in enumerate(values["stages"])
         )
         values["channels"] = tuple(
             Channel(**_read(one, f"/channels/{i}", _CHANNEL_FIELDS)) for i, one in enumerate(values["channels"])
@@ -275,19 +260,58 @@ class Program:
         )
         for part in _PARTS:
             values[part] = tuple(parse_instructions(values[part]))
+        values["groups"] = tuple(map(_read_ranks, values["groups"]))
         return cls(**values)
+
+
+class Texts:
+    """Compact texts of what programs have in common, each made once: a stage's replicas mostly run the same."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[object, Any]] = {}
+
+    def of(self, value: T, write: Callable[[T], Any]) -> Any:
+        """What ``write`` makes of a value, the same object for the same object."""
+        if id(value) not in self._made:
+            self._made[id(value)] = value, write(value)  # kept with the value, whose id stays its own
+        return self._made[id(value)][1]
+
+
+def print_ranks(ranks: Sequence[int]) -> str:
+    """Ranks in their order as compact text: ``0:16 20`` stands for 0 to 15 and 20."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1]:
+            runs[-1][1] += 1
+        else:
+            runs.append([rank, rank + 1])
+    return " ".join(f"{first}:{end}" if end > first + 1 else str(first) for first, end in runs)
+
+
+def parse_ranks(text: str) -> tuple[int, ...]:
+    """Ranks in their order. Raises InvalidDocument, with the position, for what ``print_ranks`` does not write."""
+    found: list[int] = []
+    for token in re.finditer(r"[^ ]+", text):
+        match = _RANKS_TOKEN.fullmatch(token[0])
+        first, end = (int(match[1]), int(match[2] or int(match[1]) + 1)) if match else (0, 0)
+        if not first < end:
+            raise fault(text, token.start(), f"{token[0]!r} is no rank and no range of ranks, such as 3 or 0:16")
+        if len(found) + end - first > MAX_OPERATIONS:
+            raise fault(text, token.start(), f"the text names more than {MAX_OPERATIONS} ranks")
+        found.extend(range(first, end))
+    return tuple(found)
 
 
 def print_row(operations: Sequence[Operation], home: int | None = None) -> str:
     """Compact text of operations in order; those of stage ``home`` are printed without their stage."""
     kinds = len(KINDS)
-    codes = [(stage * kinds + kind) * _SPAN + m for kind, stage, m in operations]
+    codes = [(stage * kinds + kind) * SPAN + m for kind, stage, m in operations]
 
     def word(key: int) -> tuple[str, str]:
         stage, kind = divmod(key, kinds)
         return (KINDS[kind] if stage == home else f"{stage}{KINDS[kind]}"), ""
 
-    return _Printer(codes, word, ROW_PERIOD).text(0, len(codes))
+    return Printer(codes, word, ROW_PERIOD).text(0, len(codes))
 
 
 def parse_row(text: str, home: int | None = None) -> list[Operation]:
@@ -302,26 +326,26 @@ def parse_row(text: str, home: int | None = None) -> list[Operation]:
         stage = match[1]
         number = home if stage is None else int(stage)
         if number is None:
-            raise _bad(text, match.start(), f"{match[0]!r} names no stage; expected one in front, such as 0{match[0]}")
+            raise fault(text, match.start(), f"{match[0]!r} names no stage; expected one in front, such as 0{match[0]}")
         return number * kinds + KINDS.index(match[2])
 
     expected = "expected F, B, I, W or R with a micro-batch, such as F0, 2F0 or F0:8"
-    codes = _parse(text, _ROW_TOKEN, key, expected)
-    split = [divmod(code, _SPAN) for code in codes]
+    codes = parse_codes(text, _ROW_TOKEN, key, expected)
+    split = [divmod(code, SPAN) for code in codes]
     return [(word % kinds, word // kinds, m) for word, m in split]
 
 
 def print_instructions(instructions: Sequence[Instruction]) -> str:
     """Compact text of instructions in order, such as ``2RECV_F0@1 2F0 2SEND_F0@2``."""
     numbers: dict[tuple[str, int, int], int] = {}
-    codes = [numbers.setdefault((i[0], i[1], i[3]), len(numbers)) * _SPAN + i[2] for i in instructions]
+    codes = [numbers.setdefault((i[0], i[1], i[3]), len(numbers)) * SPAN + i[2] for i in instructions]
     words = list(numbers)
 
     def word(key: int) -> tuple[str, str]:
         kind, stage, channel = words[key]
         return f"{stage}{kind}", f"@{channel}" if channel >= 0 else ""
 
-    return _Printer(codes, word, PROGRAM_PERIOD).text(0, len(codes))
+    return Printer(codes, word, PROGRAM_PERIOD).text(0, len(codes))
 
 
 def parse_instructions(text: str) -> list[Instruction]:
@@ -333,165 +357,10 @@ def parse_instructions(text: str) -> list[Instruction]:
         return numbers.setdefault(word, len(numbers))
 
     expected = "expected a stage, a word and a micro-batch, such as 2F0, 2RECV_F0@1 or 2F0:8"
-    codes = _parse(text, _PROGRAM_TOKEN, key, expected)
+    codes = parse_codes(text, _PROGRAM_TOKEN, key, expected)
     words = list(numbers)
-    split = [divmod(code, _SPAN) for code in codes]
+    split = [divmod(code, SPAN) for code in codes]
     return [Instruction(words[k][0], words[k][1], m, words[k][2]) for k, m in split]
-
-
-class _Printer:
-    """The greedy rule over codes (word × 2^33 + micro-batch).
-
-    A place i repeats with period p as long as the *steps* between neighbours do, so what has to be compared are steps,
-    and candidate periods are the distances to the next places with the same step.
-    """
-
-    def __init__(self, codes: list[int], word: Callable[[int], tuple[str, str]], max_period: int) -> None:
-        self.codes = codes
-        self.word = word
-        self.max_period = max_period
-        self.steps = [b - a for a, b in pairwise(codes)]
-        self.following = [0] * len(self.steps)
-        seen: dict[int, int] = {}
-        for i in range(len(self.steps) - 1, -1, -1):
-            step = self.steps[i]
-            self.following[i] = seen.get(step, 0)
-            seen[step] = i
-
-    def text(self, low: int, high: int) -> str:
-        """Text of the codes [low, high)."""
-        items = []
-        while low < high:
-            period, count = self.best(low, high)
-            items.append(self.item(low, period, count))
-            low += period * count
-        return " ".join(items)
-
-    def item(self, i: int, period: int, count: int) -> str:
-        """Text of ``count`` repetitions of the ``period`` codes from ``i``."""
-        if count == 1:
-            return self.token(i)
-        shift = self.codes[i + period] - self.codes[i]
-        if period == 1 and shift == 1:
-            return self.token(i, count)
-        inner = self.text(i, i + period)
-        return f"({inner})*{count}" + ("" if shift == 1 else f"{shift:+d}")
-
-    def token(self, i: int, count: int = 1) -> str:
-        """Text of one code, or of ``count`` from it on, each one micro-batch later."""
-        key, m = divmod(self.codes[i], _SPAN)
-        before, after = self.word(key)
-        return f"{before}{m}{after}" if count == 1 else f"{before}{m}:{m + count}{after}"
-
-    def best(self, i: int, high: int) -> tuple[int, int]:
-        """Period and count of the repetition from ``i`` that covers most; (1, 1) when there is none.
-
-        Once a period p repeats over an extent e, its multiples below e cover no more than it does.
-        """
-        codes, following = self.codes, self.following
-        rest = high - i
-        longest = min(self.max_period, rest // 2)
-        if longest == 0:
-            return 1, 1
-        best, covered, known = (1, 1), 1, []
-        start = codes[i]
-        if abs(self.steps[i]) < _MICRO_BATCHES:
-            count = 2 + self.matches(i, i + 1, rest - 2)
-            best, covered = (1, count), count
-            known.append((1, count))
-        j = following[i]
-        while 0 < j <= i + longest and covered < rest:
-            period = j - i
-            if (
-                period > 1
-                and abs(codes[j] - start) < _MICRO_BATCHES
-                and not any(period % p == 0 and period < extent for p, extent in known)
-            ):
-                extent = period + 1 + self.matches(i, j, rest - period - 1)
-                count = extent // period
-                if count > 1:
-                    known.append((period, extent))
-                    if count * period > covered:
-                        best, covered = (period, count), count * period
-            j = following[j]
-        return best
-
-    def matches(self, a: int, b: int, limit: int) -> int:
-        """How many steps from ``a`` on equal those from ``b`` on, at most ``limit``."""
-        steps, n, size = self.steps, 0, 1
-        while n < limit:
-            size = min(size, limit - n)
-            if steps[a + n : a + n + size] == steps[b + n : b + n + size]:
-                n += size
-                size *= 2
-            elif size == 1:
-                return n
-            else:
-                limit, size = n + size, max(1, size // 8)
-        return n
-
-
-def _parse(text: str, token: re.Pattern[str], key: Callable[[re.Match[str]], int], expected: str) -> list[int]:
-    """Codes of a text; ``key`` numbers the word of a token."""
-    current: list[int] = []
-    outer: list[tuple[int, list[int]]] = []
-    total = 0
-    for item in _ITEM.finditer(text):
-        at, piece = item.start(), item[0]
-        if at > 0 and text[at - 1] not in " \t\n\r(" and piece[0] != ")":
-            raise _bad(text, at, "expected a blank in front")
-        if piece == "(":
-            outer.append((at, current))
-            current = []
-        elif piece[0] == ")":
-            repeat = _REPEAT.match(text, at)
-            if repeat is None:
-                raise _bad(text, at, f"{piece!r} does not say how often; expected )*COUNT, )*COUNT+SHIFT or -SHIFT")
-            if not outer:
-                raise _bad(text, at, "this ) closes nothing")
-            count, shift = int(repeat[1]), int(repeat[2] or 1)
-            total += (count - 1) * len(current)
-            _check_size(text, at, total)
-            inner = _repeated(text, at, current, count, shift)
-            current = outer.pop()[1]
-            current += inner
-        else:
-            match = token.fullmatch(text, at, item.end())
-            if match is None:
-                raise _bad(text, at, f"{piece!r} is not a token; {expected}")
-            first = int(match[3])
-            end = first + 1 if match[4] is None else int(match[4])
-            if int(match[1] or 0) >= _MICRO_BATCHES:
-                raise _bad(text, at, f"{piece!r} has a stage above {_MICRO_BATCHES - 1}")
-            if not first < end <= _MICRO_BATCHES:
-                raise _bad(text, at, f"{piece!r} has no micro-batch in it, or one above {_MICRO_BATCHES - 1}")
-            total += end - first
-            _check_size(text, at, total)
-            base = key(match) * _SPAN
-            current.extend(range(base + first, base + end))
-    if outer:
-        raise _bad(text, outer[-1][0], "this ( is never closed")
-    return current
-
-
-def _repeated(text: str, at: int, codes: list[int], count: int, shift: int) -> list[int]:
-    if not codes or count == 0:
-        raise _bad(text, at, "the group is empty, or repeated 0 times")
-    numbers = [code % _SPAN for code in codes]
-    ends = min(numbers) + shift * (count - 1), max(numbers) + shift * (count - 1)
-    if ends[0] < 0 or ends[1] >= _MICRO_BATCHES:
-        raise _bad(text, at, f"the group reaches micro-batch {ends[0] if shift < 0 else ends[1]}")
-    return [code + by for by in range(0, shift * count, shift) for code in codes] if shift else codes * count
-
-
-def _check_size(text: str, at: int, total: int) -> None:
-    if total > MAX_OPERATIONS:
-        raise _bad(text, at, f"the text unrolls to more than {MAX_OPERATIONS} operations")
-
-
-def _bad(text: str, at: int, what: str) -> InvalidDocument:
-    line = text[max(0, at - 30) : at + 30]
-    return InvalidDocument(f"character {at + 1}: {what}; near {line!r}")
 
 
 _PARTS = ("prologue", "body", "epilogue")
@@ -512,6 +381,10 @@ def _is_list(value: Any, check: Check = lambda _: True, length: int | None = Non
 
 def _is_counts(value: Any) -> bool:
     return _is_list(value, _is_count)
+
+
+def _is_ranks(value: Any) -> bool:
+    return _is_text(value) or _is_counts(value)
 
 
 def _is_pair(value: Any) -> bool:
@@ -539,14 +412,14 @@ _PROGRAM_FIELDS: dict[str, Check] = {
     **dict.fromkeys(("device", *_PARTS, "update_rule"), _is_text),
     **dict.fromkeys(("stages", "channels", "shared"), _is_list),
     "row_classes": _is_pairs,
-    "groups": lambda value: _is_list(value, _is_counts),
+    "groups": lambda value: _is_list(value, _is_ranks),
     "shard_states": lambda value: isinstance(value, bool),
 }
 _HELD_FIELDS: dict[str, Check] = {
     **dict.fromkeys(("stage", "first", "last", "replica", "update_every", "versions", "pipeline"), _is_count),
     **dict.fromkeys(("rows", "recompute"), _is_pairs),
     **dict.fromkeys(("previous", "next"), _is_stage),
-    "ranks": _is_counts,
+    "ranks": _is_ranks,
     "dispatch": ("rows", "round_robin").__contains__,
     "micro_batches": _is_pair,
     "buckets": lambda value: _is_list(value, _is_bucket),
@@ -571,6 +444,15 @@ def _as_tuples(value: Any) -> Any:
 
 def _plain(part: Held | Channel | Shared) -> dict[str, Any]:
     return {field.name: _as_lists(getattr(part, field.name)) for field in fields(part)}
+
+
+def _with_ranks(values: dict[str, Any]) -> dict[str, Any]:
+    return values | {"ranks": _read_ranks(values["ranks"])}
+
+
+def _read_ranks(value: str | tuple[int, ...]) -> tuple[int, ...]:
+    """As text, or one by one, as programs before 0.7 have them."""
+    return parse_ranks(value) if isinstance(value, str) else value
 
 
 def _read(data: Any, pointer: str, checks: dict[str, Check]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from itertools import product
 
 import numpy as np
 
-from penstock.schemas.program import MAX_OPERATIONS
+from penstock.schemas.notation import MAX_OPERATIONS
 from penstock.solvers.allocation import Allocation, Stage
 from penstock.solvers.batching import micro_batch_rows, slice_bounds
 from penstock.solvers.problem import Problem

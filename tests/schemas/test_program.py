@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.schemas.errors import InvalidDocument
+from penstock.schemas.notation import MAX_OPERATIONS
 from penstock.schemas.program import (
     BACKWARD,
     FORWARD,
-    MAX_OPERATIONS,
     Channel,
     Held,
     Instruction,
