@@ -1,7 +1,7 @@
 """The notation of programs: lists of codes, in which much repeats, as compact text and back. Standard library only.
 
-A code is (number of a word) × ``SPAN`` + micro-batch. What a word looks like is for `program` to say; blanks, ranges and
-repetitions are the same for all::
+A code is (number of a word) × ``SPAN`` + micro-batch. What a word looks like is for `program` to say; blanks,
+ranges and repetitions are the same for all::
 
     text  := item*
     item  := token | "(" text ")*" COUNT SHIFT?
