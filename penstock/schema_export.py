@@ -12,13 +12,17 @@ from typing import Any
 
 from penstock.schemas.agents import SyncReply, SyncRequest
 from penstock.schemas.bundle import JobBundle, LaunchReport
+from penstock.schemas.calibration import CalibrationOut, CalibrationRequest
 from penstock.schemas.document import Part
+from penstock.schemas.explanation import Explanation
 from penstock.schemas.jobs import JobEvent, JobOut, PlanComparison, ProblemDetails, ResultOut, RunOut, RunRequest
+from penstock.schemas.launch import LaunchSettings
 from penstock.schemas.layouts import LayoutImported, LayoutRequest
 from penstock.schemas.placement import PlacementAnswer, PlacementRequest
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.profile import ModelProfile, PipelineProfile
 from penstock.schemas.request import PlanRequest
+from penstock.schemas.sweep import SweepOut, SweepRequest
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.topology_import import TopologyImport, TopologyImported
 from penstock.schemas.trace import Trace
@@ -32,17 +36,23 @@ DOCUMENTS: dict[str, type[Part]] = {
     "plan-request": PlanRequest,
     "plan": Plan,
     "plan-file": PlanFile,
+    "explanation": Explanation,
     "trace": Trace,
+    "calibration-request": CalibrationRequest,
+    "calibration": CalibrationOut,
     "result": ResultOut,
     "plan-comparison": PlanComparison,
     "job": JobOut,
     "job-event": JobEvent,
     "run-request": RunRequest,
     "run": RunOut,
+    "sweep-request": SweepRequest,
+    "sweep": SweepOut,
     "placement-request": PlacementRequest,
     "placement": PlacementAnswer,
     "layout-request": LayoutRequest,
     "layout-imported": LayoutImported,
+    "launch-settings": LaunchSettings,
     "job-bundle": JobBundle,
     "launch-report": LaunchReport,
     "problem-details": ProblemDetails,

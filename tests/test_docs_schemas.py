@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 
 import pytest
 
+from penstock import schemas
 from penstock.schema_export import DOCUMENTS, schema_text, write_schemas
-from penstock.schemas import agents, bundle, jobs, plan, profile, request, topology, trace
 from penstock.schemas.document import Document
 
 SCHEMAS = Path(__file__).parents[1] / "docs" / "schemas"
@@ -25,14 +28,20 @@ def test_nothing_else_lies_there() -> None:
 
 
 def test_every_document_has_one() -> None:
-    modules = (agents, bundle, jobs, plan, profile, request, topology, trace)
+    modules = [import_module(f"{schemas.__name__}.{found.name}") for found in iter_modules(schemas.__path__)]
     found = {
         kind
         for module in modules
         for kind in vars(module).values()
         if isinstance(kind, type) and issubclass(kind, Document) and kind is not Document
     }
+    assert len(found) > 10
     assert found <= set(DOCUMENTS.values())
+
+
+def test_the_page_of_documents_has_each_of_them() -> None:
+    page = (SCHEMAS.parent / "documents.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"\(schemas/([\w-]+)\.json\)", page)) == set(DOCUMENTS)
 
 
 def test_writing_removes_what_is_no_document_any_more(tmp_path: Path) -> None:
