@@ -8,6 +8,7 @@ from penstock.schemas.agents import digest_of
 from penstock.schemas.bundle import JobBundle
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.profile import ModelProfile
+from penstock.schemas.program import Texts
 from penstock.schemas.run_options import RunOptions
 from penstock.schemas.topology import ClusterTopology
 from penstock.working import work_after
@@ -49,8 +50,9 @@ def make_bundle(
     lowered_for = _lowered_for(file, kinds) if transport == "auto" else transport
     work = work_after(file, None, steps or 1, wanted, transport=lowered_for)
     parts: list[dict[str, Any]] = []
+    texts = Texts()
     for rank, programs in enumerate(zip(*work.programs, strict=True)):
-        own = [program.to_json() for program in programs]
+        own = [program.to_json(texts) for program in programs]
         device = programs[0].device
         place = {"rank": rank, "device": device, "device_kind": kinds[device]}
         parts.append({**place, "programs": own, "digest": digest_of(own)})

@@ -240,7 +240,7 @@ class Program:
         data["stages"] = [_plain(held) | {"ranks": known.of(held.ranks, print_ranks)} for held in self.stages]
         data["channels"] = [_plain(channel) for channel in self.channels]
         data["shared"] = [_plain(tie) for tie in self.shared]
-        data["groups"] = known.of(self.groups, lambda groups: list(map(print_ranks, groups)))
+        data["groups"] = known.of(self.groups, _print_groups)
         for part in _PARTS:
             data[part] = known.of(getattr(self, part), print_instructions)
         return data
@@ -260,7 +260,7 @@ class Program:
         )
         for part in _PARTS:
             values[part] = tuple(parse_instructions(values[part]))
-        values["groups"] = tuple(map(_read_ranks, values["groups"]))
+        values["groups"] = tuple(map(parse_ranks, values["groups"]))
         return cls(**values)
 
 
@@ -268,13 +268,14 @@ class Texts:
     """Compact texts of what programs have in common, each made once: a stage's replicas mostly run the same."""
 
     def __init__(self) -> None:
-        self._made: dict[int, tuple[object, Any]] = {}
+        self._made: dict[tuple[int, object], tuple[object, Any]] = {}
 
     def of(self, value: T, write: Callable[[T], Any]) -> Any:
         """What ``write`` makes of a value, the same object for the same object."""
-        if id(value) not in self._made:
-            self._made[id(value)] = value, write(value)  # kept with the value, whose id stays its own
-        return self._made[id(value)][1]
+        key = id(value), write
+        if key not in self._made:
+            self._made[key] = value, write(value)  # kept with the value, whose id stays its own
+        return self._made[key][1]
 
 
 def print_ranks(ranks: Sequence[int]) -> str:
@@ -286,6 +287,10 @@ def print_ranks(ranks: Sequence[int]) -> str:
         else:
             runs.append([rank, rank + 1])
     return " ".join(f"{first}:{end}" if end > first + 1 else str(first) for first, end in runs)
+
+
+def _print_groups(groups: Sequence[Sequence[int]]) -> list[str]:
+    return list(map(print_ranks, groups))
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:
@@ -383,10 +388,6 @@ def _is_counts(value: Any) -> bool:
     return _is_list(value, _is_count)
 
 
-def _is_ranks(value: Any) -> bool:
-    return _is_text(value) or _is_counts(value)
-
-
 def _is_pair(value: Any) -> bool:
     return _is_list(value, _is_count, 2)
 
@@ -412,14 +413,14 @@ _PROGRAM_FIELDS: dict[str, Check] = {
     **dict.fromkeys(("device", *_PARTS, "update_rule"), _is_text),
     **dict.fromkeys(("stages", "channels", "shared"), _is_list),
     "row_classes": _is_pairs,
-    "groups": lambda value: _is_list(value, _is_ranks),
+    "groups": lambda value: _is_list(value, _is_text),
     "shard_states": lambda value: isinstance(value, bool),
 }
 _HELD_FIELDS: dict[str, Check] = {
     **dict.fromkeys(("stage", "first", "last", "replica", "update_every", "versions", "pipeline"), _is_count),
     **dict.fromkeys(("rows", "recompute"), _is_pairs),
     **dict.fromkeys(("previous", "next"), _is_stage),
-    "ranks": _is_ranks,
+    "ranks": _is_text,
     "dispatch": ("rows", "round_robin").__contains__,
     "micro_batches": _is_pair,
     "buckets": lambda value: _is_list(value, _is_bucket),
@@ -447,12 +448,7 @@ def _plain(part: Held | Channel | Shared) -> dict[str, Any]:
 
 
 def _with_ranks(values: dict[str, Any]) -> dict[str, Any]:
-    return values | {"ranks": _read_ranks(values["ranks"])}
-
-
-def _read_ranks(value: str | tuple[int, ...]) -> tuple[int, ...]:
-    """As text, or one by one, as programs before 0.7 have them."""
-    return parse_ranks(value) if isinstance(value, str) else value
+    return values | {"ranks": parse_ranks(values["ranks"])}
 
 
 def _read(data: Any, pointer: str, checks: dict[str, Check]) -> dict[str, Any]:

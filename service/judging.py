@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.schemas.errors import InvalidPlan, NotFound, PenstockError
 from penstock.schemas.jobs import PlannerOut, Simulation, Verdict
 from penstock.schemas.plan import PlanFile
+from penstock.schemas.program import Texts
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.run_options import RunOptions
 from penstock.schemas.trace import Trace
@@ -85,11 +86,12 @@ def lowered(file: PlanFile, options: RunOptions | None = None, steps: int = 1) -
     if file.plan.prediction is None:
         judged = PlanFile(plan=simulation(file).plan, request=file.request)
     work = work_after(judged, None, steps, options or RunOptions())
+    texts = Texts()
     return Lowered(
         file=judged,
         plan_hash=judged.plan.content_hash(),
         devices=tuple(program.device for program in work.programs[0]),
-        programs=tuple(tuple(part.to_json() for part in parts) for parts in zip(*work.programs, strict=True)),
+        programs=tuple(tuple(part.to_json(texts) for part in parts) for parts in zip(*work.programs, strict=True)),
         segments=work.segments or (),
     )
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 
@@ -34,6 +36,9 @@ from penstock.solvers.update_rules import PERIODIC_RULES, UpdateRule
 
 __all__ = ["Lowered", "check_programs", "lower", "lower_arrays"]
 
+_RUN = ("prologue", "body", "repeat", "body_batches", "epilogue")
+"""The fields of a program that its instructions make."""
+
 
 @dataclass(frozen=True, eq=False)
 class Lowered:
@@ -45,6 +50,18 @@ class Lowered:
     codes: np.ndarray
     starts: np.ndarray
     span: Length | None = None
+
+    def programs(self) -> list[Program]:
+        """All of them. Ranks whose instructions are the same have one copy of these: replicas mostly do."""
+        known: dict[bytes, dict[str, Any]] = {}
+        found = []
+        for rank, layout in enumerate(self.layouts):
+            mark = blake2b(self.codes[self.starts[rank] : self.starts[rank + 1]].tobytes()).digest()
+            if mark not in known:
+                program = self.program(rank)
+                known[mark] = {name: getattr(program, name) for name in _RUN}
+            found.append(replace(layout, **known[mark]))
+        return found
 
     def program(self, rank: int) -> Program:
         """One rank's program."""
@@ -90,7 +107,7 @@ def lower(
         norm=norm,
         staleness=staleness,
     )
-    return [lowered.program(rank) for rank in range(len(lowered.layouts))]
+    return lowered.programs()
 
 
 def lower_arrays(

@@ -7,7 +7,7 @@ has no channels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import lcm
 
 from penstock.schemas.errors import UnsupportedRequest
@@ -37,7 +37,7 @@ def channels(
             continue
         below, above = allocation.stages[low], allocation.stages[high]
         own = allocation.micro_batches(low)
-        turns = _pairs(below, above, own.start, (batches - 1) * allocation.num_micro_batches + len(own))
+        turns = _pairs(below, above, own.start, (batches - 1) * allocation.num_micro_batches + len(own), classes)
         pairs = [(i, j, *rows) for i, j in turns if (rows := _common(below, i, above, j, classes))]
         for kind, sizes in (("F", problem.forward_bytes), ("B", problem.backward_bytes)):
             if sizes[below.last] == 0:
@@ -78,12 +78,27 @@ def _tag(used: dict[tuple[int, int], int], pair: tuple[int, int], width: int, co
     return tag
 
 
-def _pairs(below: Stage, above: Stage, first: int, turns: int) -> list[tuple[int, int]]:
+def _pairs(below: Stage, above: Stage, first: int, turns: int, classes: Rows) -> list[tuple[int, int]]:
     """Replicas that may exchange something; in turn on both sides, those that some micro-batch brings together."""
     if below.dispatch == above.dispatch == "round_robin":
         turns = min(turns, lcm(below.replicas, above.replicas))
         return sorted({(m % below.replicas, m % above.replicas) for m in range(first, first + turns)})
-    return [(i, j) for i in range(below.replicas) for j in range(above.replicas)]
+    if "round_robin" in (below.dispatch, above.dispatch):
+        return [(i, j) for i in range(below.replicas) for j in range(above.replicas)]
+    met: set[tuple[int, int]] = set()
+    for rows, _ in classes:
+        met.update(_overlapping(rows, below.replicas, above.replicas))
+    return sorted(met)
+
+
+def _overlapping(rows: int, below: int, above: int) -> Iterator[tuple[int, int]]:
+    """Of two ways to cut rows, the slices that have some in common, by one walk along the cuts of both."""
+    i = j = 0
+    while i < below and j < above:
+        (low, high), (other_low, other_high) = slice_bounds(rows, below, i), slice_bounds(rows, above, j)
+        if max(low, other_low) < min(high, other_high):
+            yield i, j
+        i, j = i + (high <= other_high), j + (other_high <= high)
 
 
 def _common(below: Stage, i: int, above: Stage, j: int, classes: Rows) -> tuple[Rows, Rows] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -19,9 +20,12 @@ from penstock.schemas.program import (
     Operation,
     Program,
     Shared,
+    Texts,
     parse_instructions,
+    parse_ranks,
     parse_row,
     print_instructions,
+    print_ranks,
     print_row,
 )
 
@@ -223,6 +227,38 @@ def a_program() -> Program:
     )
 
 
+@given(st.lists(st.integers(0, 12)))
+def test_ranks_print_as_ranges_and_parse_back(ranks: list[int]) -> None:
+    text = print_ranks(ranks)
+    assert parse_ranks(text) == tuple(ranks)
+    assert len(text.split()) == sum(i == 0 or one != ranks[i - 1] + 1 for i, one in enumerate(ranks))
+
+
+@pytest.mark.parametrize(
+    ("text", "position", "words"),
+    [
+        pytest.param("0:4 x", 5, "no rank", id="no-number"),
+        pytest.param("3:3", 1, "no rank", id="empty-range"),
+        pytest.param("-1", 1, "no rank", id="negative"),
+        pytest.param("0 0:9999999999", 3, f"more than {MAX_OPERATIONS} ranks", id="too-many"),
+    ],
+)
+def test_bad_ranks_are_refused_with_their_position(text: str, position: int, words: str) -> None:
+    with pytest.raises(InvalidDocument, match=words) as caught:
+        parse_ranks(text)
+    assert str(caught.value).startswith(f"character {position}: ")
+
+
+def test_programs_print_what_they_share_once() -> None:
+    texts = Texts()
+    one, other = a_program().to_json(texts), a_program()
+    again = other.to_json(texts)
+    assert again == one == other.to_json()
+    same = replace(other, rank=0).to_json(texts)
+    assert same["prologue"] is again["prologue"]
+    assert same["groups"] is again["groups"]
+
+
 def test_a_program_survives_json() -> None:
     program = a_program()
     data = json.loads(json.dumps(program.to_json()))
@@ -254,7 +290,7 @@ def test_micro_batches_are_numbered_through_the_row_classes() -> None:
         pytest.param({"color": "red"}, "/color", id="unknown"),
         pytest.param({"stages": [{}]}, "/stages/0/stage", id="missing"),
         pytest.param({"prologue": 3}, "/prologue", id="no-text"),
-        pytest.param({"groups": [[0, -1]]}, "/groups", id="a-group-without-ranks"),
+        pytest.param({"groups": [[0, 1]]}, "/groups", id="a-group-without-text"),
         pytest.param({"shard_states": 1}, "/shard_states", id="no-truth-value"),
         pytest.param({"shared": [{"name": 3}]}, "/shared/0/name", id="a-tie-without-a-name"),
     ],

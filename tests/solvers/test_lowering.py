@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from problems import as_operations, chain, early_backward, gpipe, make_problem, straight, warmup_orders
 from program_twin import verdict
 
@@ -14,6 +16,7 @@ from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.program import BACKWARD, FORWARD, Channel, Instruction, Program, parse_row
 from penstock.solvers.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.lowering import check_programs, lower, lower_arrays
+from penstock.solvers.lowering.channels import _common, _pairs
 from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import Orders, Row
 
@@ -340,6 +343,27 @@ def test_a_long_1f1b_program_has_a_short_text() -> None:
     assert lowered.codes.dtype == np.int32
     assert lowered.starts[-1] == len(lowered.codes) == 16 * 2 * 2048 + 15 * 4 * 2048 + 16
     assert len(lowered.program(7).to_json()["prologue"]) < 400
+
+
+def test_replicas_that_run_the_same_share_their_instructions() -> None:
+    problem = make_problem([1, 1], boundary_bytes=4, nodes=(6,), global_batch_size=24)
+    stages = (Stage(0, 0, (0, 1, 2, 3)), Stage(1, 1, (4, 5)))
+    allocation = single_pipeline(stages, 4)
+    lowered = lower_arrays(problem, allocation, early_backward(allocation))
+    programs = lowered.programs()
+    assert programs == [lowered.program(rank) for rank in range(6)]
+    assert all(one.prologue is programs[0].prologue for one in programs[:4])
+    assert programs[4].prologue is programs[5].prologue
+
+
+@given(classes=st.lists(st.integers(1, 20), min_size=1, max_size=2), below=st.integers(1, 9), above=st.integers(1, 9))
+def test_replicas_that_exchange_something_are_found_without_looking_at_all_pairs(
+    classes: list[int], below: int, above: int
+) -> None:
+    stages = Stage(0, 0, tuple(range(below))), Stage(1, 1, tuple(range(above)))
+    rows = tuple((size, 1) for size in classes)
+    every = [(i, j) for i in range(below) for j in range(above) if _common(stages[0], i, stages[1], j, rows)]
+    assert _pairs(*stages, 0, 1, rows) == every
 
 
 def test_kinds_and_instructions_are_of_the_schema() -> None:
