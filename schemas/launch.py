@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from penstock.schemas.document import Part, faults_of
 from penstock.schemas.errors import Fault, InvalidDocument
@@ -22,8 +24,35 @@ Subdomain = Annotated[str, Field(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*
 LabelKey = Annotated[
     str, Field(max_length=317, pattern=r"^([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$")
 ]
+SbatchOption = Annotated[str, Field(max_length=1024, pattern=r"^--[a-z][a-z0-9-]*(=[^\s'\"\\#]+)?$")]
+"""An option in its long form. Slurm reads it out of a comment, where quotes and signs of numbers mean something."""
+SrunOption = Annotated[str, Field(max_length=4096, pattern=r"^--[a-z][a-z0-9-]*(=[^\x00-\x1f\x7f]*)?$")]
+"""An option in its long form; it is quoted where it goes."""
+Labelled = Annotated[
+    str,
+    Field(
+        max_length=381,
+        pattern=r"^([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?=([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?$",
+    ),
+]
+Annotation = Annotated[
+    str, Field(max_length=32768, pattern=r"^([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?=[^\x00]*$")
+]
 Counted = Annotated[int, Field(ge=0, le=MAX_WIRE_INTEGER)]
 AtLeastOne = Annotated[int, Field(ge=1, le=MAX_WIRE_INTEGER)]
+
+
+def _object_text(value: Any) -> Any:
+    """A JSON object as text, from itself or from text. Raises ValueError for anything else."""
+    if isinstance(value, str):
+        value = json.loads(value)  # JSONDecodeError is a ValueError that says where
+    if not isinstance(value, Mapping):
+        raise ValueError('it has to be an object, such as {"nodeSelector": {"disk": "fast"}}')
+    return json.dumps(value)
+
+
+Object = Annotated[str, BeforeValidator(_object_text), Field(max_length=65536)]
+"""A JSON object as text: a query can carry it, and a settings file says it as it is."""
 
 
 class LaunchSettings(Part):
@@ -65,9 +94,18 @@ class LaunchSettings(Part):
     time_limit: Annotated[str, Field(pattern=r"^[0-9]+((-[0-9]+)?(:[0-9]+){0,2})$", max_length=32)] | None = Field(
         default=None, description="Slurm: minutes, hours:minutes:seconds or days-hours:minutes:seconds"
     )
-    cpus_per_task: AtLeastOne | None = Field(default=None, description="Slurm: CPUs of each rank")
+    cpus_per_task: AtLeastOne | None = Field(default=None, description="CPUs of each rank")
     switches: AtLeastOne | None = Field(default=None, description="Slurm, any nodes: at most so many leaf switches")
     segment: AtLeastOne | None = Field(default=None, description="Slurm, any nodes: nodes of one block together")
+    sbatch_options: tuple[SbatchOption, ...] = Field(
+        default=(), description="Slurm: further options of sbatch, such as --reservation=night; may be repeated"
+    )
+    srun_options: tuple[SrunOption, ...] = Field(
+        default=(), description="Slurm: further options of srun, such as --container-image=…; may be repeated"
+    )
+    setup: tuple[Text, ...] = Field(
+        default=(), description="a line of shell before the ranks start, such as module load cuda; may be repeated"
+    )
     image: Text | None = Field(default=None, description="Kubernetes: container image with penstock and the model")
     namespace: Label | None = Field(default=None, description="Kubernetes: namespace")
     queue: Subdomain | None = Field(default=None, description="Kueue: local queue; Volcano: queue")
@@ -80,12 +118,29 @@ class LaunchSettings(Part):
     bundle_path: Annotated[str, Field(pattern=r"^/[^\x00-\x1f\x7f]*$", max_length=1024)] | None = Field(
         default=None, description="Kubernetes: where job.json is in the container, instead of a ConfigMap"
     )
+    labels: tuple[Labelled, ...] = Field(
+        default=(), description="Kubernetes: KEY=VALUE for the job and its pods; may be repeated"
+    )
+    annotations: tuple[Annotation, ...] = Field(
+        default=(), description="Kubernetes: KEY=VALUE for the job and its pods; may be repeated"
+    )
+    pod: Object | None = Field(
+        default=None, description="Kubernetes: what the spec of every pod has besides, as an object"
+    )
+    container: Object | None = Field(
+        default=None, description="Kubernetes: what the container of every pod has besides, as an object"
+    )
     topology_level: LabelKey | None = Field(
         default=None, description="Kueue: node label of the level within which neighbouring stages stay"
     )
     highest_tier: AtLeastOne | None = Field(
         default=None, description="Volcano: highest tier of HyperNode within which neighbouring stages stay"
     )
+
+    @classmethod
+    def repeated(cls) -> frozenset[str]:
+        """The settings that may be given several times."""
+        return frozenset(name for name, field in cls.model_fields.items() if field.default == ())
 
     @classmethod
     def parse(cls, data: Any) -> Self:

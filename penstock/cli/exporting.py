@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 DEFAULT = "plan"
 HELP_OPTIONS = ("-h", "--help")
-MANY_VALUED = "environment"
-"""The setting that may be given several times."""
 
 
 class ExportGroup(TyperGroup):
@@ -95,7 +94,7 @@ def export(
             "checkpoint": checkpoint,
             "checkpoint_every": checkpoint_every,
             "evaluate_every": evaluate_every,
-            MANY_VALUED: env or None,
+            "environment": env or None,
         },
     )
     known_form(to)
@@ -163,7 +162,7 @@ def read_settings(path: str | None, assignments: list[str], options: dict[str, A
     from penstock.schemas.launch import LaunchSettings
 
     data = {} if path is None else read_raw(path)
-    several: list[str] = []
+    several: dict[str, list[str]] = defaultdict(list)
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
         if not equals:
@@ -173,13 +172,13 @@ def read_settings(path: str | None, assignments: list[str], options: dict[str, A
             near = difflib.get_close_matches(key, LaunchSettings.model_fields, 1)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(LaunchSettings.model_fields)}"
             raise typer.BadParameter(f"there is no setting {key!r}; {hint}", param_hint="--set")
-        if key == MANY_VALUED:
-            several.append(value)
+        if key in LaunchSettings.repeated():
+            several[key].append(value)
         else:
             data[key] = value
     given = {key: value for key, value in options.items() if value is not None}
-    if several:
-        given[MANY_VALUED] = [*several, *given.get(MANY_VALUED, [])]
+    for key, values in several.items():
+        given[key] = [*values, *given.get(key, [])]
     return LaunchSettings.parse(data | given)
 
 

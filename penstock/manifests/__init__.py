@@ -21,9 +21,31 @@ if TYPE_CHECKING:
 Nodes = Literal["named", "any"]
 
 _RANKS = frozenset((*OF_RANKS, *OF_BUNDLES))
-_SLURM = _RANKS | {"partition", "account", "qos", "constraint", "time_limit", "cpus_per_task"}
+_SHELL = _RANKS | {"port", "setup"}
+_SLURM = _SHELL | {
+    "partition",
+    "account",
+    "qos",
+    "constraint",
+    "time_limit",
+    "cpus_per_task",
+    "sbatch_options",
+    "srun_options",
+}
 _ON_ANY = frozenset({"switches", "segment"})
-_PODS = _RANKS | {"image", "namespace", "gpu_resource", "cpus_per_task", "claim", "mount", "bundle_path"}
+_PODS = _RANKS | {
+    "image",
+    "namespace",
+    "gpu_resource",
+    "cpus_per_task",
+    "claim",
+    "mount",
+    "bundle_path",
+    "labels",
+    "annotations",
+    "pod",
+    "container",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +85,9 @@ TARGETS: dict[str, Target] = {
         ("named",),
         only=BUNDLE,
     ),
-    "sbatch": Target("Slurm: srun starts a task per rank", _SUBMIT, slurm.make, _SLURM | _ON_ANY | {"port"}),
+    "sbatch": Target("Slurm: srun starts a task per rank", _SUBMIT, slurm.make, _SLURM | _ON_ANY),
     "sbatch-torchrun": Target(
-        "Slurm: srun starts torchrun once per node", _SUBMIT, slurm.make_torchrun, _SLURM | _ON_ANY | {"port"}
+        "Slurm: srun starts torchrun once per node", _SUBMIT, slurm.make_torchrun, _SLURM | _ON_ANY
     ),
     "hostfile": Target(
         "one line per rank with its node, for SLURM_HOSTFILE",
@@ -81,13 +103,13 @@ TARGETS: dict[str, Target] = {
         "a script to run on every node",
         "bash {first} on every node; keep the files together",
         torchrun.make,
-        _RANKS | {"port"},
+        _SHELL,
     ),
     "systemd": Target(
         "a service, the same on every node",
         "{first} says in its first lines where the files go",
         systemd.make,
-        _RANKS | {"port", "restarts"},
+        _SHELL | {"restarts"},
     ),
     "trainjob": Target(
         "Kubeflow Trainer: TrainJob", _CREATE, kubeflow.make_trainjob, _PODS | {"runtime"}, _POD_NEEDS, only=pods.FILE

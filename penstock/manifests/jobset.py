@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from penstock.manifests import pods
+from penstock.manifests.additions import Manifest
 from penstock.manifests.job import File, Job
 from penstock.manifests.layout import Group
-from penstock.manifests.pods import Manifest
 
 KUEUE = "kueue.x-k8s.io"
+NUMBER = "JOB_COMPLETION_INDEX"
+"""The variable of an indexed job's pods."""
 
 
 def make(job: Job) -> list[File]:
@@ -65,6 +67,7 @@ def _jobset(job: Job, jobs: list[Manifest], *, suspend: bool = False, labels: di
 def _replicated(job: Job, name: str, group: Group, first: str, annotations: dict[str, str] | None = None) -> Manifest:
     """One indexed job: torchrun's nodes meet at the first pod of the ``first`` job."""
     meeting = {"MASTER_ADDR": f"{pods.name_of(job)}-{first}-0-0.{pods.name_of(job)}", "MASTER_PORT": str(job.port)}
+    command = pods.command(job, *pods.launcher(job, group, NUMBER))
     return {
         "name": name,
         "replicas": 1,
@@ -74,9 +77,7 @@ def _replicated(job: Job, name: str, group: Group, first: str, annotations: dict
                 "completions": len(group.nodes),
                 "parallelism": len(group.nodes),
                 "backoffLimit": 0,
-                "template": pods.pod_template(
-                    job, group, pods.launcher(job, group), variables=meeting, annotations=annotations
-                ),
+                "template": pods.pod_template(job, group, command, variables=meeting, annotations=annotations),
             }
         },
     }

@@ -3,33 +3,50 @@
 from __future__ import annotations
 
 from penstock.manifests import pods
+from penstock.manifests.additions import Manifest, container_additions, pod_additions, refuse_others
 from penstock.manifests.job import File, Job
-from penstock.manifests.pods import Manifest
 
 LAUNCHER = ["torchrun"]
 """Both controllers say numbers of nodes and processes, and the meeting place, in ``PET_…`` variables."""
+
+TRAINJOB_PODS = frozenset(
+    (
+        "imagePullSecrets",
+        "initContainers",
+        "nodeSelector",
+        "schedulingGates",
+        "securityContext",
+        "serviceAccountName",
+        "terminationGracePeriodSeconds",
+        "tolerations",
+        "volumes",
+    )
+)
+TRAINJOB_CONTAINERS = frozenset(("env", "resources", "securityContext", "volumeMounts"))
+"""What a TrainJob can say of its runtime's pods and containers."""
 
 
 def make_trainjob(job: Job) -> list[File]:
     """A TrainJob of a torch runtime. Raises UnsupportedRequest where nodes differ in their numbers of ranks."""
     group = pods.only_group(job)
+    for setting, additions, known in (
+        ("pod", pod_additions(job.settings.pod), TRAINJOB_PODS),
+        ("container", container_additions(job.settings.container), TRAINJOB_CONTAINERS),
+    ):
+        refuse_others(additions, setting, known, job.to)
+    container = pods.container(job, group, pods.CONTAINER, pods.command(job, LAUNCHER), {})
     trainer: Manifest = {
         "numNodes": len(group.nodes),
         "numProcPerNode": group.num_ranks,
-        "image": job.settings.image,
-        "command": pods.command(job, LAUNCHER),
-        "env": pods.environment(job, {}),
+        **{key: container[key] for key in ("image", "command", "env")},
     }
-    if asked := pods.resources(job, group):
-        trainer["resourcesPerNode"] = asked
+    if "resources" in container:
+        trainer["resourcesPerNode"] = container["resources"]
+    patch = {key: container[key] for key in ("name", "volumeMounts", "securityContext") if key in container}
+    notes = pods.asked_annotations(job)
     patched = {
-        "metadata": {"labels": pods.own_labels(job)},
-        "spec": {
-            "terminationGracePeriodSeconds": pods.GRACE_S,
-            "affinity": pods.affinity(job, group),
-            "volumes": pods.volumes(job),
-            "containers": [{"name": pods.CONTAINER, "volumeMounts": pods.mounts(job)}],
-        },
+        "metadata": {"labels": pods.pod_labels(job)} | ({"annotations": notes} if notes else {}),
+        "spec": pods.pod_spec(job, group) | {"containers": [patch]},
     }
     replicated = {"name": "node", "template": {"spec": {"template": patched}}}
     manifest = {
@@ -51,20 +68,28 @@ def make_trainjob(job: Job) -> list[File]:
 
 
 def make_pytorchjob(job: Job) -> list[File]:
-    """A PyTorchJob: the first node is its master. Raises UnsupportedRequest where nodes differ in numbers of ranks."""
+    """A PyTorchJob: the first node is its master. Raises UnsupportedRequest where nodes differ in numbers of ranks.
+
+    A restart of the whole job is one of each pod's container: the controller gives up when so many have been made.
+    """
     group = pods.only_group(job)
-    template = pods.pod_template(job, group, LAUNCHER, container="pytorch")
+    template = pods.pod_template(job, group, pods.command(job, LAUNCHER), name="pytorch")
     del template["spec"]["restartPolicy"]
-    replicas = {"Master": 1, "Worker": len(group.nodes) - 1}
+    nodes, restarts = len(group.nodes), job.settings.restarts or 0
+    replicas = {"Master": 1, "Worker": nodes - 1}
     manifest = {
         "apiVersion": "kubeflow.org/v1",
         "kind": "PyTorchJob",
         "metadata": pods.metadata(job),
         "spec": {
             "nprocPerNode": str(group.num_ranks),
-            "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": job.settings.restarts or 0},
+            "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": restarts and restarts * nodes + 1},
             "pytorchReplicaSpecs": {
-                role: {"replicas": number, "restartPolicy": "Never", "template": template}
+                role: {
+                    "replicas": number,
+                    "restartPolicy": "OnFailure" if restarts else "Never",
+                    "template": template,
+                }
                 for role, number in replicas.items()
                 if number
             },

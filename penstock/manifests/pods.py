@@ -1,6 +1,8 @@
 """What the targets in Kubernetes have in common: names, labels, the ConfigMap of the bundle, and pods of one node each.
 
 A pod is one node's ranks: torchrun starts them, and each looks up by ``NODE_NAME`` and local rank which stage it has.
+torchrun is told the pod's number (a static rendezvous): left alone it decides by comparing addresses which pod is the
+first, which fails where the name of a pod that has just started is not known yet.
 On any nodes that is the pod's own name, so that pods take the plan's places in the order of their numbers.
 """
 
@@ -12,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from penstock.manifests.additions import Manifest, container_additions, merged, pod_additions
 from penstock.manifests.job import BUNDLE, File, Job
 from penstock.manifests.layout import Group
 from penstock.manifests.names import legal, refuse_kubernetes_nodes
@@ -31,8 +34,6 @@ NODE_NAME = "NODE_NAME"
 GRACE_S = 120
 """How long ranks may write a checkpoint after they were told to end."""
 
-Manifest = dict[str, Any]
-
 
 class _Written(yaml.SafeDumper):
     """Writes what occurs twice twice."""
@@ -51,12 +52,23 @@ def metadata(job: Job, *, labels: dict[str, str] | None = None, name: str | None
     made: Manifest = {"name": name or name_of(job)}
     if job.settings.namespace is not None:
         made["namespace"] = job.settings.namespace
-    return made | {"labels": own_labels(job) | (labels or {}), "annotations": {"penstock/plan": job.plan_hash}}
+    notes = {**asked_annotations(job), "penstock/plan": job.plan_hash}
+    return made | {"labels": pod_labels(job) | (labels or {}), "annotations": notes}
 
 
 def own_labels(job: Job) -> dict[str, str]:
     """By which the job's objects and pods are found."""
     return {"app.kubernetes.io/name": "penstock", "app.kubernetes.io/instance": name_of(job)}
+
+
+def pod_labels(job: Job) -> dict[str, str]:
+    """Those that were asked for, and the job's own."""
+    return dict(assignment.split("=", 1) for assignment in job.settings.labels) | own_labels(job)
+
+
+def asked_annotations(job: Job) -> dict[str, str]:
+    """The annotations that were asked for."""
+    return dict(assignment.split("=", 1) for assignment in job.settings.annotations)
 
 
 def written(job: Job, *manifests: Manifest) -> list[File]:
@@ -80,21 +92,26 @@ def config_map(job: Job) -> Manifest:
     return made | {"immutable": True, "binaryData": {f"{BUNDLE}.gz": base64.b64encode(packed).decode()}}
 
 
-def command(job: Job, launcher: list[str]) -> list[str]:
-    """The container's command: ``launcher`` (torchrun and its options) and the rank's command."""
+def command(job: Job, launcher: list[str], place: str | None = None) -> list[str]:
+    """The container's command: ``launcher`` (torchrun and its options) and the rank's command.
+
+    ``place``: the pod's number among all, as an expression of the shell, where ``launcher`` does not say it.
+    """
     path = job.settings.bundle_path or f"{CONFIGURATION}/{BUNDLE}"
-    unpack: list[str] = []
+    before = [] if place is None else [f"export PET_NODE_RANK={_literal(place)}"]
     if _is_compressed(job):
         path = UNPACKED
-        unpack = ["/bin/sh", "-c", f'gzip -dc "{CONFIGURATION}/{BUNDLE}.gz" > "{UNPACKED}" && exec "$@"', "sh"]
+        before.append(f'gzip -dc "{CONFIGURATION}/{BUNDLE}.gz" > "{UNPACKED}"')
+    shell = ["/bin/sh", "-c", " && ".join([*before, 'exec "$@"']), "sh"] if before else []
     directory = [] if job.settings.directory is None else ["--directory", job.settings.directory]
     rank = [*job.penstock(), "rank", path, *directory, *job.rank_options()]
-    return [*unpack, *launcher, "--no-python", *(_literal(word) for word in rank)]
+    return [*shell, *launcher, "--no-python", *(_literal(word) for word in rank)]
 
 
 def environment(job: Job, more: dict[str, str]) -> list[Manifest]:
     """The name that ranks go by, and what was asked for."""
-    if NODE_NAME in job.variables:
+    added = container_additions(job.settings.container).get("env") or []
+    if NODE_NAME in job.variables or any(isinstance(one, dict) and one.get("name") == NODE_NAME for one in added):
         raise InvalidDocument(f"ranks go by {NODE_NAME}, which is set for them", remedy=f"leave {NODE_NAME} out")
     path = "metadata.name" if job.any_nodes else "spec.nodeName"
     own = [{"name": NODE_NAME, "valueFrom": {"fieldRef": {"fieldPath": path}}}]
@@ -129,16 +146,19 @@ def mounts(job: Job) -> list[Manifest]:
     return made
 
 
-def launcher(job: Job, group: Group) -> list[str]:
-    """torchrun for one pod of a group; the pods meet at ``MASTER_ADDR``."""
-    return [
-        "torchrun",
-        f"--nnodes={len(job.layout.nodes)}",
-        f"--nproc-per-node={group.num_ranks}",
-        "--rdzv-backend=c10d",
-        f"--rdzv-id={name_of(job)}",
-        "--rdzv-endpoint=$(MASTER_ADDR):$(MASTER_PORT)",
-    ]
+def launcher(job: Job, group: Group, number: str) -> tuple[list[str], str | None]:
+    """torchrun for one pod of a group, and the pod's place as ``command`` takes it.
+
+    ``number``: the variable that holds the pod's number in its group. The first pod of the first group is at
+    ``MASTER_ADDR``.
+    """
+    words = ["torchrun", f"--nnodes={len(job.layout.nodes)}", f"--nproc-per-node={group.num_ranks}"]
+    meeting = ["--master-addr=$(MASTER_ADDR)", "--master-port=$(MASTER_PORT)"]
+    groups = job.layout.groups
+    before = sum(len(other.nodes) for other in groups[: groups.index(group)])
+    if before == 0:
+        return [*words, f"--node-rank=$({number})", *meeting], None
+    return [*words, *meeting], f"$(({before} + {number}))"
 
 
 def group_names(job: Job) -> dict[str, Group]:
@@ -164,34 +184,44 @@ def affinity(job: Job, group: Group) -> Manifest:
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}} | made
 
 
+def container(job: Job, group: Group, name: str, command: list[str], variables: dict[str, str]) -> Manifest:
+    """The container of a pod, with what was added to it. Raises InvalidDocument for what cannot be added."""
+    made: Manifest = {
+        "name": name,
+        "image": job.settings.image,
+        "command": command,
+        "env": environment(job, variables),
+        "volumeMounts": mounts(job),
+        "resources": resources(job, group),
+    }
+    made = merged(made, container_additions(job.settings.container))
+    return {key: value for key, value in made.items() if value}
+
+
+def pod_spec(job: Job, group: Group) -> Manifest:
+    """A pod for each node of a group, without its container, with what was added to it.
+
+    Raises UnsupportedRequest for nodes that Kubernetes could not name, InvalidDocument for what cannot be added.
+    """
+    made = {"terminationGracePeriodSeconds": GRACE_S, "affinity": affinity(job, group), "volumes": volumes(job)}
+    return dict(merged(made, pod_additions(job.settings.pod)))
+
+
 def pod_template(
     job: Job,
     group: Group,
-    launcher: list[str],
+    command: list[str],
     *,
-    container: str = CONTAINER,
+    name: str = CONTAINER,
     variables: dict[str, str] | None = None,
     annotations: dict[str, str] | None = None,
 ) -> Manifest:
-    """A pod for each node of a group. Raises UnsupportedRequest for nodes that Kubernetes could not name."""
-    image: Manifest = {
-        "name": container,
-        "image": job.settings.image,
-        "command": command(job, launcher),
-        "env": environment(job, variables or {}),
-        "volumeMounts": mounts(job),
-    }
-    if asked := resources(job, group):
-        image["resources"] = asked
+    """The template of such pods. ``name``: of the container. Raises as ``pod_spec`` and ``container`` do."""
+    notes = asked_annotations(job) | (annotations or {})
+    held = [container(job, group, name, command, variables or {})]
     return {
-        "metadata": {"labels": own_labels(job)} | ({"annotations": annotations} if annotations else {}),
-        "spec": {
-            "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": GRACE_S,
-            "affinity": affinity(job, group),
-            "containers": [image],
-            "volumes": volumes(job),
-        },
+        "metadata": {"labels": pod_labels(job)} | ({"annotations": notes} if notes else {}),
+        "spec": {"restartPolicy": "Never"} | pod_spec(job, group) | {"containers": held},
     }
 
 

@@ -15,18 +15,22 @@ def comments(lines: Iterable[str]) -> list[str]:
     return [f"# {line}" for line in lines]
 
 
-def exports(job: Job) -> list[str]:
-    """Lines that set the asked environment."""
-    return [f"export {name}={shlex.quote(value)}" for name, value in job.variables.items()]
+def preparation(job: Job) -> list[str]:
+    """Lines that set the asked environment, and those that were asked for, as they are."""
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in job.variables.items()]
+    if job.settings.setup:
+        # Files that they source, such as of modules, seldom bear a strict shell.
+        lines += ["set +u", *job.settings.setup, "set -u"]
+    return lines
 
 
-def find_bundle(folder: str) -> list[str]:
+def find_bundle(folder: str, advice: str) -> list[str]:
     """Lines that set ``bundle`` to the file in ``folder``, a shell expression, and end the script without it."""
     return [
         f"here={folder}",
         f"bundle=${{PENSTOCK_BUNDLE:-$here/{BUNDLE}}}",
         "if [[ ! -r $bundle ]]; then",
-        f'{INDENT}echo "no $bundle: keep {BUNDLE} beside this script, or say where it is in PENSTOCK_BUNDLE" >&2',
+        f'{INDENT}echo "no $bundle: {advice}, or say where it is in PENSTOCK_BUNDLE" >&2',
         f"{INDENT}exit 66",
         "fi",
     ]

@@ -6,11 +6,13 @@ host and local rank. The hostfile makes the numbers agree with the plan as well,
 
 from __future__ import annotations
 
+import shlex
+
 from penstock.importers.cluster.hostlist import fold
 from penstock.manifests import torchrun
-from penstock.manifests.job import File, Job
+from penstock.manifests.job import BUNDLE, File, Job
 from penstock.manifests.names import legal, refuse_hosts
-from penstock.manifests.shell import comments, continued, exports, find_bundle, rank_command
+from penstock.manifests.shell import comments, continued, find_bundle, preparation, rank_command
 
 HOSTFILE = "hostfile"
 SCRIPT = "job.sbatch"
@@ -50,7 +52,8 @@ def _script(job: Job, launch: list[str], *, tasks_are_nodes: bool = False) -> st
         refuse_hosts(job.layout.names, job.to)
     lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in _options(job, tasks_are_nodes))]
     lines += ["", *comments(job.facts() if not job.any_nodes else job.facts()[:1])]
-    lines += ["set -euo pipefail", "", *find_bundle(SUBMITTED_FROM), *exports(job), "", *launch]
+    beside = f"keep {BUNDLE} beside {SCRIPT}, and submit it from their folder"
+    lines += ["set -euo pipefail", "", *find_bundle(SUBMITTED_FROM, beside), *preparation(job), "", *launch]
     return "\n".join(lines) + "\n"
 
 
@@ -71,21 +74,22 @@ def _options(job: Job, tasks_are_nodes: bool) -> list[str]:
     if any(gpus):
         options.append(f"--gpus-per-node={gpus[0]}" if len(set(gpus)) == 1 else f"--gpus={sum(gpus)}")
     if layout.fills_nodes:
-        options.append("--exclusive")
+        # A node of one's own comes with its CPUs and GPUs, and with no more memory than was asked for: 0 is all.
+        options += ["--exclusive", "--mem=0"]
     for flag, value in (
         ("partition", settings.partition),
         ("account", settings.account),
         ("qos", settings.qos),
         ("constraint", settings.constraint),
         ("time", settings.time_limit),
-        ("cpus-per-task", settings.cpus_per_task),
+        ("cpus-per-task", _cpus_per_task(job, tasks_are_nodes)),
         ("switches", settings.switches),
         ("segment", settings.segment),
     ):
         options += [] if value is None else [f"--{flag}={value}"]
     if settings.checkpoint is not None:
         options += ["--requeue", "--open-mode=append", f"--signal=TERM@{WARNING_S}"]
-    return options
+    return [*options, *settings.sbatch_options]  # sbatch takes the last of several
 
 
 def _srun(job: Job) -> list[str]:
@@ -93,22 +97,25 @@ def _srun(job: Job) -> list[str]:
     if job.any_nodes and len(counts) > 1:
         raise job.refuse("different numbers of ranks on nodes that are not named", "--nodes named")
     lines = [] if job.settings.port is None else [f"export MASTER_PORT={job.settings.port}"]
-    how = f"srun --ntasks={job.layout.num_ranks} --kill-on-bad-exit=1 {_cpus(job)}"
+    how = f"srun --ntasks={job.layout.num_ranks} --kill-on-bad-exit=1 {_cpus(job, False)}"
     if not job.any_nodes:
         lines += [f'export SLURM_HOSTFILE="$here/{HOSTFILE}"', "unset SLURM_NTASKS_PER_NODE"]
         how += " --distribution=arbitrary"
-    return lines + continued(how, rank_command(job))
+    return lines + continued(how, *_srun_options(job), rank_command(job))
 
 
 def _srun_torchrun(job: Job) -> list[str]:
+    """The first node is the plan's, or Slurm's where torchrun's script takes Slurm's numbers of nodes."""
+    first = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)' if job.any_nodes else job.layout.names[0]
     return [
-        'first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+        f"first={first}",
         'MASTER_ADDR=$(scontrol --oneliner show node "$first" | sed -n "s/.* NodeAddr=\\([^ ]*\\) .*/\\1/p")',
         f"MASTER_PORT={_port(job)}",
         "PENSTOCK_BUNDLE=$bundle",
         "export MASTER_ADDR MASTER_PORT PENSTOCK_BUNDLE",
         *continued(
-            f"srun --ntasks={len(job.layout.nodes)} --ntasks-per-node=1 --kill-on-bad-exit=1 {_cpus(job)}",
+            f"srun --ntasks={len(job.layout.nodes)} --ntasks-per-node=1 --kill-on-bad-exit=1 {_cpus(job, True)}",
+            *_srun_options(job),
             f'bash "$here/{torchrun.SCRIPT}"',
         ),
     ]
@@ -119,6 +126,18 @@ def _port(job: Job) -> str:
     return str(job.settings.port) if job.settings.port else f"$(({FIRST_PORT} + SLURM_JOB_ID % {NUM_PORTS}))"
 
 
-def _cpus(job: Job) -> str:
+def _srun_options(job: Job) -> list[str]:
+    """Those that were asked for, on a line of their own."""
+    return [shlex.join(job.settings.srun_options)] if job.settings.srun_options else []
+
+
+def _cpus_per_task(job: Job, tasks_are_nodes: bool) -> int | None:
+    """CPUs of a task, which is a rank or all ranks of a node."""
+    cpus = job.settings.cpus_per_task
+    return cpus and cpus * (max(len(node.ranks) for node in job.layout.nodes) if tasks_are_nodes else 1)
+
+
+def _cpus(job: Job, tasks_are_nodes: bool) -> str:
     """srun takes no ``--cpus-per-task`` over from sbatch, and would bind a task to one CPU without."""
-    return "--cpu-bind=none" if job.settings.cpus_per_task is None else f"--cpus-per-task={job.settings.cpus_per_task}"
+    cpus = _cpus_per_task(job, tasks_are_nodes)
+    return "--cpu-bind=none" if cpus is None else f"--cpus-per-task={cpus}"

@@ -23,6 +23,7 @@ def _unit(job: Job, name: str) -> str:
     lines = [
         f"# Plan {job.plan_hash}. On every node: this file to /etc/systemd/system,",
         f"# {torchrun.SCRIPT} and job.json to {FOLDER}/{name},",
+        *(_told(name) if job.any_nodes else []),
         f"# then: systemctl daemon-reload && systemctl start {name}",
         "[Unit]",
         f"Description=Penstock job {name}",
@@ -34,6 +35,7 @@ def _unit(job: Job, name: str) -> str:
         "Type=exec",
         "User=penstock",
         f"WorkingDirectory={FOLDER}/{name}",
+        f"EnvironmentFile=-{FOLDER}/{name}/environment",
         f"ExecStart=/bin/bash {FOLDER}/{name}/{torchrun.SCRIPT}",
         *(["Restart=no"] if not restarts else ["Restart=on-failure", f"RestartSec={RESTART_S}"]),
         "# To torchrun alone: it tells its ranks, which save and end.",
@@ -47,3 +49,7 @@ def _unit(job: Job, name: str) -> str:
         "WantedBy=multi-user.target",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _told(name: str) -> list[str]:
+    return [f"# MASTER_ADDR=… (of node 0) and NODE_RANK=… (of this one, from 0) to {FOLDER}/{name}/environment,"]

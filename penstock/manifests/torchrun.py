@@ -1,14 +1,20 @@
-"""``torchrun``: one script for every node; each starts as many ranks as the plan has there."""
+"""``torchrun``: one script for every node; each starts as many ranks as the plan has there.
+
+A node is told its number (a static rendezvous). The other kind, c10d, finds the first node by comparing addresses and
+has nodes meet at the host's own name for itself: both fail where a host calls itself something that others do not.
+"""
 
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 
-from penstock.manifests.job import File, Job
-from penstock.manifests.names import legal, refuse_hosts
-from penstock.manifests.shell import INDENT, comments, continued, exports, find_bundle, rank_command
+from penstock.manifests.job import BUNDLE, File, Job
+from penstock.manifests.names import refuse_hosts
+from penstock.manifests.shell import INDENT, comments, continued, find_bundle, preparation, rank_command
 
 SCRIPT = "torchrun.sh"
+SHOWN = 8
 HERE = '$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)'
 
 
@@ -23,36 +29,45 @@ def script(job: Job) -> str:
         refuse_hosts(job.layout.names, job.to)
     lines = ["#!/usr/bin/env bash"]
     lines += comments(job.facts() if not job.any_nodes else job.facts()[:1])
-    lines += comments(["Run this on every node, with MASTER_ADDR where the first node is not the one below."])
-    lines += ["set -euo pipefail", "", *find_bundle(HERE), *exports(job), "", *_meeting_place(job), *_count(job), ""]
+    lines += comments(["Run this on every node. MASTER_ADDR is an address of the first one."])
+    lines += ["set -euo pipefail", "", *find_bundle(HERE, f"keep {BUNDLE} beside this script"), *preparation(job), ""]
+    lines += [*(_any_place(job) if job.any_nodes else _own_place(job)), ""]
     lines += continued(
-        f'exec torchrun --nnodes={len(job.layout.nodes)} --nproc-per-node="$count"',
-        f'--rdzv-backend=c10d --rdzv-id={legal(job.asked_name, 63)} --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT"',
+        f'exec torchrun --nnodes={len(job.layout.nodes)} --node-rank="$place" --nproc-per-node="$count"',
+        '--master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT"',
         f"--no-python {rank_command(job)}",
     )
     return "\n".join(lines) + "\n"
 
 
-def _meeting_place(job: Job) -> list[str]:
-    first = (
-        "${MASTER_ADDR:?say in MASTER_ADDR the address of one of the nodes, the same on all}"
-        if job.any_nodes
-        else f"${{MASTER_ADDR:-{shlex.quote(job.layout.names[0])}}}"
-    )
-    return [f"export MASTER_ADDR={first}", f"export MASTER_PORT=${{MASTER_PORT:-{job.port}}}"]
-
-
-def _count(job: Job) -> list[str]:
-    groups = job.layout.groups
-    if len({group.num_ranks for group in groups}) == 1:
-        return [f"count={groups[0].num_ranks}"]
-    if job.any_nodes:
+def _any_place(job: Job) -> list[str]:
+    """Slurm, or whoever starts the script, says which of the nodes this is."""
+    counts = {group.num_ranks for group in job.layout.groups}
+    if len(counts) > 1:
         raise job.refuse("different numbers of ranks on nodes that are not named", "--nodes named, or `--to sbatch`")
-    lines = ["node=${SLURMD_NODENAME:-${NODE_NAME:-$(hostname)}}", "case $node in"]
-    for group in groups:
-        names = " | ".join(f"{node.name} | {node.name}.*" for node in group.nodes)
-        lines.append(f"{INDENT}{names}) count={group.num_ranks} ;;")
-    lines.append(
-        f'{INDENT}*) echo "the plan has no node $node; it runs on {", ".join(job.layout.names)}" >&2; exit 65 ;;'
-    )
+    last = len(job.layout.nodes) - 1
+    return [
+        "export MASTER_ADDR=${MASTER_ADDR:?say in MASTER_ADDR the address of node 0, the same on all nodes}",
+        f"export MASTER_PORT=${{MASTER_PORT:-{job.port}}}",
+        f"place=${{NODE_RANK:-${{SLURM_NODEID:?say in NODE_RANK which node this is, from 0 to {last}}}}}",
+        f"count={counts.pop()}",
+    ]
+
+
+def _own_place(job: Job) -> list[str]:
+    """The node's name says which it is."""
+    names = job.layout.names
+    lines = [
+        f"export MASTER_ADDR=${{MASTER_ADDR:-{shlex.quote(names[0])}}}",
+        f"export MASTER_PORT=${{MASTER_PORT:-{job.port}}}",
+        "node=${SLURMD_NODENAME:-${NODE_NAME:-$(hostname)}}",
+        "case $node in",
+    ]
+    shorts = Counter(name.partition(".")[0] for name in names)
+    for place, node in enumerate(job.layout.nodes):
+        short = node.name.partition(".")[0]
+        forms = [node.name, *([short, f"{short}.*"] if shorts[short] == 1 else [f"{node.name}.*"])]
+        lines.append(f"{INDENT}{' | '.join(dict.fromkeys(forms))}) place={place} count={len(node.ranks)} ;;")
+    shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+    lines.append(f'{INDENT}*) echo "the plan has no node $node; it runs on {shown}" >&2; exit 65 ;;')
     return [*lines, "esac"]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from penstock.manifests import pods
+from penstock.manifests.additions import Manifest
 from penstock.manifests.job import File, Job
 from penstock.manifests.layout import Group
-from penstock.manifests.pods import Manifest
+
+NUMBER = "VC_TASK_INDEX"
+"""What the plugin ``env`` sets."""
 
 
 def make(job: Job) -> list[File]:
@@ -16,8 +19,9 @@ def make(job: Job) -> list[File]:
         "schedulerName": "volcano",
         **({"queue": job.settings.queue} if job.settings.queue else {}),
         "minAvailable": len(job.layout.nodes),
-        **({"maxRetry": restarts} if restarts else {}),
-        "plugins": {"svc": []},
+        # Volcano counts the restart that it is about to make, and gives up when it reaches this.
+        **({"maxRetry": restarts + 1} if restarts else {}),
+        "plugins": {"env": [], "svc": []},
         "policies": [{"events": ["PodFailed", "PodEvicted"], "action": "RestartJob" if restarts else "AbortJob"}],
         **_network(job),
         "tasks": [_task(job, name, group, first) for name, group in groups.items()],
@@ -46,10 +50,11 @@ def _has_partitions(job: Job) -> bool:
 
 def _task(job: Job, name: str, group: Group, first: str) -> Manifest:
     meeting = {"MASTER_ADDR": f"{pods.name_of(job)}-{first}-0.{pods.name_of(job)}", "MASTER_PORT": str(job.port)}
+    command = pods.command(job, *pods.launcher(job, group, NUMBER))
     made: Manifest = {
         "name": name,
         "replicas": len(group.nodes),
-        "template": pods.pod_template(job, group, pods.launcher(job, group), variables=meeting),
+        "template": pods.pod_template(job, group, command, variables=meeting),
     }
     if _has_partitions(job):
         size = job.layout.slice_size

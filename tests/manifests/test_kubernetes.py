@@ -6,6 +6,7 @@ import base64
 import gzip
 import json
 import re
+import subprocess
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from plans import plan_on
 
 from penstock.manifests import TARGETS, make, pods
+from penstock.manifests.additions import merged
 from penstock.manifests.names import legal
 from penstock.schemas.bundle import JobBundle
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
@@ -81,6 +83,17 @@ def pods_of(job: Any) -> list[dict[str, Any]]:
 def nodes_of(spec: dict[str, Any]) -> list[str]:
     required = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     return [field["values"][0] for term in required["nodeSelectorTerms"] for field in term["matchFields"]]
+
+
+def place_of(command: list[str], number: int) -> str:
+    """Which node torchrun would take a pod for, the ``number``th of its group: from its option or its variable."""
+    told = [word for word in command if word.startswith("--node-rank=")]
+    if told:
+        assert command[0] == "torchrun"
+        return re.sub(r"--node-rank=\$\((JOB_COMPLETION_INDEX|VC_TASK_INDEX)\)", str(number), told[0])
+    run = [*(word.replace("$$(", "$(") for word in command[:4]), "printenv", "PET_NODE_RANK"]
+    environ = dict.fromkeys(("JOB_COMPLETION_INDEX", "VC_TASK_INDEX"), str(number))
+    return subprocess.run(run, env=environ, capture_output=True, text=True, check=True).stdout.strip()
 
 
 @pytest.mark.parametrize("to", KINDS)
@@ -160,6 +173,7 @@ def test_unequal_nodes_are_groups_of_their_own(to: str) -> None:
         "--nproc-per-node=3",
     ]
     assert all("--nnodes=2" in each for each in commands)
+    assert [place_of(command, 0) for command in commands] == ["0", "1"]
     meetings = {one["value"] for spec in specs for one in spec["containers"][0]["env"] if one["name"] == "MASTER_ADDR"}
     assert len(meetings) == 1
 
@@ -207,7 +221,7 @@ def test_volcano_gets_stages_near_each_other_as_partitions() -> None:
         "networkTopology": {"mode": "hard", "highestTierAllowed": 1},
     }
     assert "networkTopology" not in job["spec"]
-    assert (job["spec"]["queue"], job["spec"]["maxRetry"]) == ("training", 2)
+    assert (job["spec"]["queue"], job["spec"]["maxRetry"]) == ("training", 3), "it counts before it restarts"
     _, near = made("volcano", plan_on(EQUAL), highest_tier=2)
     assert near["spec"]["networkTopology"] == {"mode": "hard", "highestTierAllowed": 2}
     assert "partitionPolicy" not in near["spec"]["tasks"][0]
@@ -241,6 +255,86 @@ def test_node_names_that_kubernetes_does_not_have() -> None:
             made("jobset", plan_on({name: 1, "other": 1}))
     long = "n" * 60 + "." + "m" * 60
     assert nodes_of(pods_of(made("jobset", plan_on({long: 1}))[1])[0]) == [long]
+
+
+SITE = {
+    "labels": ["team=vision", "kueue.x-k8s.io/priority-class=high"],
+    "annotations": ["k8s.v1.cni.cncf.io/networks=rdma-a, rdma-b"],
+    "pod": {
+        "nodeSelector": {"pool": "training"},
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+        "imagePullSecrets": [{"name": "registry"}],
+        "volumes": [
+            {"name": "shared-memory", "emptyDir": {"sizeLimit": "64Gi"}},
+            {"name": "scratch", "emptyDir": {}},
+        ],
+    },
+    "container": {
+        "resources": {"limits": {"rdma/ib": 8, "memory": "1Ti"}},
+        "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
+        "env": [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "tracker", "key": "token"}}}],
+        "volumeMounts": [{"name": "scratch", "mountPath": "/scratch"}],
+    },
+}
+
+
+@pytest.mark.parametrize("to", KINDS)
+def test_what_a_site_adds_to_its_pods(to: str) -> None:
+    plain, more = (made(to, plan_on(EQUAL), **settings)[1] for settings in ({}, SITE))
+    assert more["metadata"]["labels"].items() >= {"team": "vision", "kueue.x-k8s.io/priority-class": "high"}.items()
+    assert more["metadata"]["annotations"].keys() == {"penstock/plan", "k8s.v1.cni.cncf.io/networks"}
+    [before, *_], [spec, *_] = pods_of(plain), pods_of(more)
+    assert (spec["nodeSelector"], len(spec["tolerations"])) == ({"pool": "training"}, 1)
+    assert spec["affinity"] == before["affinity"]
+    shared, job, scratch = spec["volumes"]
+    assert shared == {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "64Gi"}}
+    assert (job, scratch["name"]) == (before["volumes"][1], "scratch")
+    [container] = spec["containers"]
+    assert [mount["mountPath"] for mount in container["volumeMounts"]] == ["/dev/shm", "/etc/penstock", "/scratch"]
+    assert container["securityContext"] == {"capabilities": {"add": ["IPC_LOCK"]}}
+    starts = more["spec"]["trainer"] if to == "trainjob" else container
+    resources = starts["resourcesPerNode" if to == "trainjob" else "resources"]
+    assert resources == {"limits": {"nvidia.com/gpu": 2, "rdma/ib": 8, "memory": "1Ti"}}
+    assert [one["name"] for one in starts["env"]][:: len(starts["env"]) - 1] == ["NODE_NAME", "TOKEN"]
+
+
+def test_what_starts_the_ranks_stays_as_it_is() -> None:
+    for more, pointer in (
+        ({"pod": {"affinity": {}}}, "/pod/affinity"),
+        ({"container": {"command": ["sh"]}}, "/container/command"),
+        ({"container": {"env": [{"name": "NODE_NAME", "value": "x"}]}}, None),
+        ({"pod": '{"a"'}, "/pod"),
+        ({"container": []}, "/container"),
+        ({"labels": ["team=" + "x" * 64]}, "/labels/0"),
+    ):
+        with pytest.raises(InvalidDocument) as caught:
+            made("jobset", plan_on(EQUAL), **more)
+        assert [fault.pointer for fault in caught.value.faults] == ([] if pointer is None else [pointer])
+    with pytest.raises(InvalidDocument, match="trainjob cannot add hostNetwork to a pod"):
+        made("trainjob", plan_on(EQUAL), pod={"hostNetwork": True})
+    made("jobset", plan_on(EQUAL), pod={"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"})
+
+
+def test_additions_are_merged_by_name() -> None:
+    base = {"a": [{"name": "x", "n": 1}], "b": [1], "c": {"d": 1}, "e": 1}
+    more = {"a": [{"name": "y"}, {"name": "x", "m": 2}], "b": [2], "c": {"f": 2}, "e": {"g": 3}}
+    assert merged(base, more) == {
+        "a": [{"name": "x", "n": 1, "m": 2}, {"name": "y"}],
+        "b": [1, 2],
+        "c": {"d": 1, "f": 2},
+        "e": {"g": 3},
+    }
+
+
+def test_restarts_are_of_the_whole_job_as_each_controller_counts_them() -> None:
+    """Training Operator sums the restarts of all containers; Volcano's count is in its own test."""
+    job = made("pytorchjob", plan_on(EQUAL), restarts=2)[1]["spec"]
+    assert {replica["restartPolicy"] for replica in job["pytorchReplicaSpecs"].values()} == {"OnFailure"}
+    assert job["runPolicy"]["backoffLimit"] == 2 * len(EQUAL) + 1
+    once = made("pytorchjob", plan_on(EQUAL))[1]["spec"]
+    assert {replica["restartPolicy"] for replica in once["pytorchReplicaSpecs"].values()} == {"Never"}
+    assert once["runPolicy"]["backoffLimit"] == 0
+    assert made("jobset", plan_on(EQUAL), restarts=2)[1]["spec"]["failurePolicy"] == {"maxRestarts": 2}
 
 
 def test_the_name_that_ranks_go_by_is_not_for_users() -> None:

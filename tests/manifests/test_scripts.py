@@ -46,7 +46,7 @@ def test_shellcheck_finds_nothing_in_any_script(tmp_path: Path) -> None:
         [
             ("sbatch", EQUAL, {}),
             ("sbatch", EQUAL, ODD | {"partition": "gpu", "time_limit": "1-00:30:00", "cpus_per_task": 8}),
-            ("sbatch", EQUAL, {"nodes": "any", "switches": 1, "port": 1234}),
+            ("sbatch", EQUAL, {"nodes": "any", "switches": 1, "port": 1234, "setup": ["module load cuda"]}),
             ("sbatch", UNEQUAL, {}),
             ("sbatch-torchrun", UNEQUAL, ODD),
             ("sbatch-torchrun", EQUAL, {"nodes": "any"}),
@@ -138,14 +138,54 @@ def test_a_node_that_the_plan_does_not_have(tmp_path: Path) -> None:
     assert "keep job.json beside this script" in _ran(tmp_path, "b").stderr
 
 
-def _ran(folder: Path, node: str) -> subprocess.CompletedProcess[str]:
+def _ran(folder: Path, node: str, **more: str) -> subprocess.CompletedProcess[str]:
     """The script on a node, with a torchrun that says what it was told."""
     recorder = folder / "bin" / "torchrun"
     recorder.parent.mkdir(exist_ok=True)
     recorder.write_text('#!/bin/bash\nprintf "%s\\0" "$@" "${ODD-}" "${TWO-}" "$MASTER_ADDR"\n')
     recorder.chmod(0o755)
-    environ = {"PATH": f"{recorder.parent}:{os.environ['PATH']}", "NODE_NAME": node}
+    environ = {"PATH": f"{recorder.parent}:{os.environ['PATH']}", "NODE_NAME": node} | more
     return subprocess.run(["bash", folder / "torchrun.sh"], env=environ, capture_output=True, text=True, check=False)
+
+
+def test_nodes_know_their_places_whatever_form_their_names_have(tmp_path: Path) -> None:
+    names = {"gpu-b.east.example": 2, "gpu-a.east.example": 2, "twin.east.example": 2, "twin.west.example": 2, "7": 2}
+    for each in make(plan_on(names), "torchrun", launch()):
+        (tmp_path / each.name).write_text(each.text)
+    for node, place in (
+        ("gpu-b", 0),
+        ("gpu-a.east.example", 1),
+        ("gpu-a.other", 1),
+        ("twin.west.example", 3),
+        ("7", 4),
+    ):
+        words = _ran(tmp_path, node).stdout.split("\0")
+        assert f"--node-rank={place}" in words
+        assert "--master-addr=gpu-b.east.example" in words
+    assert _ran(tmp_path, "twin").returncode == 65
+    for each in make(plan_on(names), "torchrun", launch(nodes="any")):
+        (tmp_path / each.name).write_text(each.text)
+    assert "say in MASTER_ADDR the address of node 0" in _ran(tmp_path, "x").stderr
+    assert "which node this is, from 0 to 4" in _ran(tmp_path, "x", MASTER_ADDR="m").stderr
+    assert "--node-rank=3" in _ran(tmp_path, "x", MASTER_ADDR="m", NODE_RANK="3").stdout.split("\0")
+
+
+def test_what_a_site_adds_to_its_scripts(tmp_path: Path) -> None:
+    setup = ["export ODD=$UNSET_HERE$NODE_NAME", 'TWO="it\'s" && export TWO']
+    for each in make(plan_on(EQUAL), "torchrun", launch(setup=setup)):
+        (tmp_path / each.name).write_text(each.text)
+    assert _ran(tmp_path, "gpu2").stdout.split("\0")[-4:-1] == ["gpu2", "it's", "gpu2"]
+    options = {
+        "sbatch_options": ["--reservation=night", "--mem=900G"],
+        "srun_options": ["--container-image=registry.example#train:1", "--mpi=none"],
+    }
+    for to, tasks in (("sbatch", 4), ("sbatch-torchrun", 4 * 3)):
+        script = made(to, plan_on(UNEQUAL), cpus_per_task=4, setup=setup, **options)["job.sbatch"].text
+        memory = [line for line in script.splitlines() if "--mem" in line]
+        assert memory == ["#SBATCH --mem=0", "#SBATCH --mem=900G"], "the last one counts"
+        assert "#SBATCH --reservation=night\n" in script
+        assert script.index(setup[0]) < script.index("  '--container-image=registry.example#train:1' --mpi=none")
+        assert f"#SBATCH --cpus-per-task={tasks}\n" in script
 
 
 def test_names_that_would_mean_something_to_a_shell_are_refused() -> None:
@@ -178,6 +218,7 @@ def test_a_unit_that_systemd_takes(tmp_path: Path) -> None:
     text = files[unit].text
     assert "Restart=on-failure" in text
     assert "StartLimitBurst=4" in text
+    assert "EnvironmentFile=-/etc/penstock/" in text
     (tmp_path / unit).write_text(text)
     analyze = "/usr/bin/systemd-analyze"
     if not Path(analyze).exists():

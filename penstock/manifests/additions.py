@@ -1,0 +1,79 @@
+"""What a site adds to every pod: parts of its spec and of its container, merged as ``kubectl patch`` would."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.schemas.errors import Fault, InvalidDocument
+
+Manifest = dict[str, Any]
+
+OWN_OF_PODS = {
+    "affinity": "it says which pod runs on which node; `nodeSelector` and `tolerations` leave that alone",
+    "containers": "the setting `container` is for the one that there is",
+    "hostname": "pods find each other by it",
+    "subdomain": "pods find each other by it",
+    "restartPolicy": "it follows from `restarts`",
+}
+OWN_OF_CONTAINERS = {
+    "name": "controllers look for it",
+    "image": "there is the setting `image`",
+    "command": "it starts the ranks; `command` and `directory` are settings of their own",
+    "args": "the command has them",
+}
+"""What a pod and a container may not be given, and why."""
+
+
+def pod_additions(text: str | None) -> Manifest:
+    """What every pod's spec has besides. Raises InvalidDocument for what is not free."""
+    return _free(text, "pod", OWN_OF_PODS)
+
+
+def container_additions(text: str | None) -> Manifest:
+    """What every pod's container has besides. Raises InvalidDocument for what is not free."""
+    return _free(text, "container", OWN_OF_CONTAINERS)
+
+
+def refuse_others(additions: Mapping[str, Any], setting: str, known: frozenset[str], to: str) -> None:
+    """Raise InvalidDocument naming additions that the target has no place for."""
+    idle = sorted(additions.keys() - known)
+    if idle:
+        raise InvalidDocument(
+            f"{to} cannot add {', '.join(idle)} to a {setting}; it can add {', '.join(sorted(known))}",
+            faults=tuple(Fault(f"/{setting}/{key}", f"{to} has no place for it") for key in idle),
+            remedy="have the runtime say it, or another form, such as `--to jobset`",
+        )
+
+
+def merged(base: Any, more: Any) -> Any:
+    """``base`` with ``more``: objects key by key, lists of named things name by name, other lists one after the other.
+
+    Where neither is possible ``more`` counts.
+    """
+    if isinstance(base, dict) and isinstance(more, dict):
+        both = base | more
+        return {key: merged(base[key], more[key]) if key in base and key in more else both[key] for key in both}
+    if isinstance(base, list) and isinstance(more, list):
+        key = next((key for key in ("mountPath", "name") if all(_has(one, key) for one in [*base, *more])), None)
+        if key is None:
+            return [*base, *more]
+        named = merged({one[key]: one for one in base}, {one[key]: one for one in more})
+        return list(named.values())
+    return more
+
+
+def _free(text: str | None, setting: str, own: Mapping[str, str]) -> Manifest:
+    additions: Manifest = {} if text is None else json.loads(text)
+    taken = [key for key in additions if key in own]
+    if taken:
+        raise InvalidDocument(
+            f"the setting `{setting}` cannot change what starts the ranks",
+            faults=tuple(Fault(f"/{setting}/{key}", own[key]) for key in taken),
+        )
+    return additions
+
+
+def _has(one: Any, key: str) -> bool:
+    return isinstance(one, dict) and key in one
