@@ -66,6 +66,13 @@ def test_a_text_that_may_be_nothing_or_several_things_is_asked_about(text: str, 
     assert caught.value.remedy
 
 
+def test_a_format_that_is_given_and_another_ones_text_is_told() -> None:
+    with pytest.raises(InvalidDocument) as caught:
+        import_topology([ImportSource(text=FABRIC, format="slurm-conf", name="fabric.txt")])
+    assert caught.value.detail.startswith("fabric.txt is not Slurm's topology.conf: tree, blocks or rings, but what")
+    assert caught.value.remedy == "--from ibnetdiscover (sources.format), or leave it out"
+
+
 def test_no_source_is_no_import() -> None:
     with pytest.raises(InvalidDocument, match="no source"):
         import_topology([])

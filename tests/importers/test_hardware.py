@@ -34,6 +34,10 @@ GIB, GB = 2**30, 10**9
         ("NVIDIA H200", "H200", "SXM5", 141 * GB),
         ("NVIDIA B200", "B200", "SXM6", 180 * GB),
         ("NVIDIA-GB200", "GB200", "NVL72", 186 * GB),
+        ("NVIDIA B300 SXM6 AC", "B300", "SXM6", 268 * GIB),
+        ("NVIDIA GB300", "GB300", "NVL72", 277 * GB),
+        ("nvidia-h100-mega-80gb", "H100", "SXM5", 80 * GIB),  # GKE
+        ("NVIDIA A40", "A40", "PCIe", 48 * GB),
         ("NVIDIA GH200 480GB", "GH200", "96 GB", 96 * GB),  # the processor's memory
         ("NVIDIA GH200 144G HBM3e", "GH200", "144 GB", 144 * GB),
         ("AMD Instinct MI300X", "MI300X", "OAM", 192 * GB),
@@ -73,6 +77,7 @@ def test_what_the_table_does_not_know_is_not_guessed(product: str) -> None:
     "product",
     [
         *("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB", "Tesla V100-SXM2-32GB", "NVIDIA L40S", "NVIDIA B200"),
+        *("NVIDIA B300 SXM6 AC", "NVIDIA GB300", "NVIDIA A40", "NVIDIA A30", "NVIDIA L40"),
         *("NVIDIA GH200 480GB", "NVIDIA GB200", "NVIDIA GeForce GTX 1080 Ti", "Tesla T4", "AMD Instinct MI300X"),
     ],
 )

@@ -107,7 +107,7 @@ def test_taints_that_jobs_may_tolerate_are_told() -> None:
     facts = read_k8s_nodes(listed(node("a", spec={"taints": taints})))
     assert facts.nodes["a"].usable
     assert [said for said in facts.assumptions if "tolerate" in said] == [
-        "jobs are taken to tolerate team:NoSchedule, which a carry"
+        "jobs are taken to tolerate team:NoSchedule, a taint of a"
     ]
 
 
@@ -153,6 +153,9 @@ def test_labels_of_topograph_make_a_tree() -> None:
         ("topology.k8s.aws/network-node-layer-1", "topology.k8s.aws/network-node-layer-2"),
         ("cloud.google.com/gce-topology-block", "cloud.google.com/gce-topology-subblock"),
         ("oci.oraclecloud.com/host.network_block_id", "oci.oraclecloud.com/host.rack_id"),
+        ("oci.oraclecloud.com/rdma.network_block_id", "oci.oraclecloud.com/rdma.local_block_id"),
+        ("backend.coreweave.cloud/superpod", "backend.coreweave.cloud/leafgroup"),
+        ("ib.coreweave.cloud/superpod", "ib.coreweave.cloud/leafgroup"),
         ("cloud.provider.com/topology-block", "cloud.provider.com/topology-rack"),
     ],
 )
@@ -190,6 +193,23 @@ def test_nodes_without_some_labels_hang_where_these_end() -> None:
     facts = read_k8s_nodes(listed(*(node(f"n{i}", labels=of_node) for i, of_node in enumerate(labels))))
     assert tree(facts) == {"s": ("l", "n1"), "l": ("n0",)}
     assert any("missing on n1:" in said for said in facts.assumptions)
+
+
+def test_labels_that_nodes_without_devices_lack_or_that_are_empty_are_not_told() -> None:
+    labels = {f"{TIER}0": "l", "ds.coreweave.com/nvlink.domain": "rack-7", "ib.coreweave.cloud/fabric": ""}
+    facts = read_k8s_nodes(listed(node("n0", labels=labels), node("n1", labels=labels), node("login", gpus=0)))
+    assert tree(facts) == {"l": ("n0", "n1")}
+    assert tree(facts, nvlink=True) == {"rack-7": ("n0", "n1")}
+    assert not any("missing" in said for said in facts.assumptions)
+
+
+def test_karpenter_tells_a_devices_name_and_memory() -> None:
+    bare = node("a", gpus=0, labels={"karpenter.k8s.aws/instance-gpu-name": "a100"})
+    bare["metadata"]["labels"]["karpenter.k8s.aws/instance-gpu-memory"] = "40960"
+    bare["status"]["capacity"]["nvidia.com/gpu"] = bare["status"]["allocatable"]["nvidia.com/gpu"] = "8"
+    devices = read_k8s_nodes(listed(bare)).nodes["a"].devices
+    assert devices is not None
+    assert {(each.product, each.memory_bytes) for each in devices} == {("a100", 40960 * 2**20)}
 
 
 def test_hypernodes_of_the_same_text_are_the_switches() -> None:

@@ -130,6 +130,24 @@ def test_two_sizes_of_one_product_are_asked_for() -> None:
     assert found.topology.nodes[0].devices[0].memory_bytes == 40 * GIB
 
 
+def test_the_user_may_say_more_of_a_product_than_its_name_and_nothing_else() -> None:
+    bare = nodes("n1", gres="gpu:a100:8", tres="gres/gpu=8")
+    for device, memory, form in (("A100-SXM4-40GB", 40 * GIB, "ports"), ("A100-PCIE-80GB", 80 * GIB, "bus")):
+        (node,) = imported(bare, devices=(device,)).topology.nodes
+        assert node.fabric is not None
+        assert (node.devices[0].memory_bytes, node.fabric.form) == (memory, form)
+    sized = nodes("n1", gres="gpu:a100_80g:8", tres="gres/gpu=8")
+    found = imported(sized, devices=("A100-SXM4-40GB",))
+    assert found.topology.nodes[0].devices[0].memory_bytes == 80 * GIB
+    assert any("was said for nothing" in said for said in found.assumptions)
+
+
+def test_what_the_table_assumes_is_told() -> None:
+    said = imported(TREE, nodes("n1", "n2", "n3", "n4")).assumptions
+    assert "a transfer between devices of a node begins 5 µs late: assumed" in said
+    assert "driver and libraries take 1 GiB of each H100: assumed" in said
+
+
 def test_a_sites_own_name_of_a_product_is_asked_for() -> None:
     text = nodes("n1", "n2", gres="gpu:big:4", tres="gres/gpu=4")
     assert refused(text).remedy == "--device 'big=H100'"
@@ -232,10 +250,22 @@ def test_nodes_without_devices_known_down_in_parts_or_elsewhere_are_left_out() -
     assert out(found) == {
         "lost": "it hangs on no switch of source 1 (slurm-conf)",
         "n3": "it has no device",
-        "n4": "its devices are partitions (MIG); plans are for whole devices",
+        "n4": "its devices are partitions (MIG, or shared in time); plans are for whole devices",
         "x1": "no source says which devices it has",
     }
     assert found.topology.switches == ("leaf1",)
+
+
+def test_where_no_node_has_a_device_an_option_says_what_trains() -> None:
+    idle, runs = (record(name, state, "(null)", "billing=1") for name, state in (("n1", "IDLE"), ("n2", "MIXED")))
+    assert refused(idle + runs).remedy == "--devices-per-node 2 --device cpu, if it is processors that train"
+    options = {"devices": ("cpu",), "memory_bytes": GIB, "fabric": "bus", "fabric_bytes_per_s": GB}
+    found = imported(idle + runs, devices_per_node=2, nic_bytes_per_s=GB, **options)
+    assert [device.id for node in found.topology.nodes for device in node.devices] == ["n1/0", "n1/1", "n2/0", "n2/1"]
+    assert found.free == "n1"
+    assert "sources count no device; a node has 2, as --devices-per-node says" in found.assumptions
+    mixed = imported(idle + nodes("n3"), devices_per_node=2)
+    assert out(mixed) == {"n1": "it has no device"}
 
 
 def test_only_some_nodes() -> None:
@@ -401,6 +431,12 @@ def test_the_matrix_of_nvidia_smi_and_nothing_else() -> None:
     assert (only.fabric.form, only.fabric.bandwidth_bytes_per_s, len(only.devices)) == ("ports", 450 * GB, 3)
 
 
+def test_pcie_alone_between_devices_that_are_sold_with_nvlink_is_doubted() -> None:
+    only_pcie = MATRIX.replace("NV18", "NODE")
+    assert only_pcie != MATRIX
+    assert "which `nvidia-smi topo -mp` does not show" in refused(only_pcie, devices=("H100",)).faults[0].detail
+
+
 # ---- topologies of Penstock's own ------------------------------------------------------------------------------------
 
 MEASURED = """\
@@ -425,6 +461,38 @@ def test_what_agents_have_measured_wins_over_what_would_be_assumed() -> None:
     assert links(below)["n1", "leaf1"] == 0.8
     assert {device.kind for each in below.topology.nodes for device in each.devices} == {"cpu"}
     assert out(below) == {"n[3-4]": "no source says which devices it has"}
+
+
+def test_a_topology_of_ones_own_keeps_what_no_other_source_says() -> None:
+    text = """\
+schema_version: 1
+name: own
+nodes:
+- name: n1.site
+  devices:
+  - {id: n1.site/left, kind: H100, memory_bytes: 80 GB, context_bytes: 3 GB, price: 2.5, gpus: 8}
+  - {id: n1.site/right, kind: odd, memory_bytes: 80 GB}
+  fabric: {form: ports, bandwidth_bytes_per_s: 450 GB/s}
+- {name: n2, devices: [{id: n2/0, kind: H100, memory_bytes: 80 GB}]}
+switches: [star]
+links:
+- {a: n1.site/left, b: star, bandwidth_bytes_per_s: 50 GB/s}
+- {a: n1.site/right, b: star, bandwidth_bytes_per_s: 50 GB/s}
+- {a: n2, b: star, bandwidth_bytes_per_s: 50 GB/s}
+kinds:
+- {name: odd, scale_from: H100, speed: 0.5}
+"""
+    topology = imported(text).topology
+    left, right = topology.nodes[0].devices
+    assert (left.id, left.context_bytes, left.price, left.gpus) == ("n1.site/left", 3 * GB, 2.5, 8)
+    assert (right.id, right.context_bytes, right.gpus) == ("n1.site/right", 0, 1)
+    assert topology.nodes[1].devices[0].context_bytes == GIB  # the document does not say it, the table does
+    assert [(kind.name, kind.speed) for kind in topology.kinds] == [("odd", 0.5)]
+    short = record("n1", gres="gpu:h100:1,gpu:odd:1", tres="gres/gpu=2")
+    short += record("n2", gres="gpu:h100:1", tres="gres/gpu=1")
+    joined = imported(short, text)
+    assert set(links(joined)) == {("n1/left", "star"), ("n1/right", "star"), ("n2", "star")}
+    assert joined.topology.nodes[0].devices[0].price == 2.5
 
 
 def test_a_measured_matrix_is_cut_to_the_nodes_that_are_left() -> None:

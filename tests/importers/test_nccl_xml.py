@@ -140,7 +140,7 @@ A, B = "0000:02:00.0", "0000:03:00.0"
         ("<graphs/>", "line 1, column 1", "give what NCCL_TOPO_DUMP_FILE writes"),
         ("<nvidia_smi_log/>", "line 1, column 1", "give it as nvidia-query"),
         (system(""), "line 1, column 1", "there is no device"),
-        (system(gpu(0, A))[:60], "line 2, column 1", "no XML: unclosed token"),
+        (system(gpu(0, A))[:60], "line 2, column 1", "no XML: unclosed token (is the text cut off?)"),
         (system(gpu(0, A), gpu(0, B), hosts=("0x1", "0x2")), "line 6, column 1", "of another host than that in line 2"),
         (system(gpu(0, A) + gpu(0, B)), "line 6, column 1", "dev 0 stands already in line 4"),
         (system(gpu(0, A) + gpu(1, A)), "line 5, column 1", "0000:02:00.0 stands already in line 3"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.importers.cluster.facts import DeviceFacts, NodeFacts, Place, SourceFacts
+from penstock.importers.cluster.facts import DeviceFacts, NodeFacts, Place, SourceFacts, StatedDevice
 from penstock.importers.cluster.structured import read_documents
 from penstock.importers.lines import Faults
 from penstock.schemas.topology import ClusterTopology, Device
@@ -20,7 +20,7 @@ def read_agents(text: str, source: str = "agents.json") -> SourceFacts:
         node.name: NodeFacts(
             name=node.name,
             place=Place(source, pointer=f"nodes/{number}"),
-            devices=tuple(_device(place, device) for place, device in enumerate(node.devices)),
+            devices=tuple(_device(node.name, place, device) for place, device in enumerate(node.devices)),
         )
         for number, node in enumerate(topology.nodes)
     }
@@ -28,7 +28,8 @@ def read_agents(text: str, source: str = "agents.json") -> SourceFacts:
     return SourceFacts(format="agents", source=source, nodes=nodes, assumptions=said, measured=topology)
 
 
-def _device(place: int, device: Device) -> DeviceFacts:
-    last = device.id.rpartition("/")[2]
-    index = int(last) if last.isdecimal() else place
-    return DeviceFacts(index, product=device.kind, memory_bytes=device.memory_bytes, is_kind=True)
+def _device(node: str, place: int, device: Device) -> DeviceFacts:
+    name = device.id.removeprefix(f"{node}/")
+    index = int(name) if name.isdecimal() else place
+    stated = StatedDevice(name, device.context_bytes, device.price, device.gpus)
+    return DeviceFacts(index, product=device.kind, memory_bytes=device.memory_bytes, is_kind=True, stated=stated)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from penstock.schemas.topology import ClusterTopology
@@ -24,6 +24,15 @@ class Place:
         return ", ".join(parts)
 
 
+class StatedDevice(NamedTuple):
+    """What only a topology document says of a device; ``name``: behind the node's in its id."""
+
+    name: str
+    context_bytes: int
+    price: float | None
+    gpus: int
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
     """One accelerator. ``index``: as the driver counts. ``product``: as the source spells it.
@@ -40,6 +49,7 @@ class DeviceFacts:
     """A MIG instance or another part of a device."""
     is_kind: bool = False
     """``product`` is a device kind as profiles call it, and no name of a maker's."""
+    stated: StatedDevice | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,7 +146,23 @@ def _read(number: int, source: ImportSource, topology: str | None) -> SourceFact
     name = recognised(source, number)
     reader = FORMATS[name].reader(name)
     called = source.name or f"source {number + 1} ({name})"
-    return reader(source.text, called, topology) if name == "slurm-yaml" else reader(source.text, called)
+    try:
+        return reader(source.text, called, topology) if name == "slurm-yaml" else reader(source.text, called)
+    except InvalidDocument:
+        _refuse_other_format(source, name, called)
+        raise
+
+
+def _refuse_other_format(source: ImportSource, name: Format, called: str) -> None:
+    """Raises InvalidDocument where the format was given, and the text has all of another one and nothing of it."""
+    text = source.text[:_LOOKED_AT]
+    other = [each for each, known in FORMATS.items() if known.tells.search(text)]
+    if source.format is None or name in other or len(other) != 1:
+        return
+    raise InvalidDocument(
+        f"{called} is not {FORMATS[name].what}, but {FORMATS[other[0]].what}",
+        remedy=f"--from {other[0]} (sources.format), or leave it out",
+    ) from None
 
 
 def answer(request: TopologyImport, most_devices: int) -> TopologyImported:

@@ -81,6 +81,8 @@ class Recognised:
     memory: Figure | None
     is_bare: bool
     """The name told the chip alone; the form is the usual one."""
+    is_sized: bool = False
+    """The name told the memory."""
 
 
 @cache
@@ -120,7 +122,7 @@ def recognise(product: str) -> Recognised | None:
     if len(sizes) != len(rest) or len(sizes) > 1:
         return None
     memory = sizes[0] if sizes else hardware.memory[0] if len(hardware.memory) == 1 else None
-    return Recognised(hardware, memory, is_bare=not told and len(forms) > 1)
+    return Recognised(hardware, memory, is_bare=not told and len(forms) > 1, is_sized=bool(sizes))
 
 
 def _words(product: str) -> list[str]:

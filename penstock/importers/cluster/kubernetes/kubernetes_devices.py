@@ -3,6 +3,7 @@
 .. [1] NVIDIA GPU feature discovery: ``nvidia.com/gpu.product``, ``.memory`` (MiB), ``.count``, ``.replicas``; a product
    ends in ``-MIG-<profile>`` under the strategy ``single`` and in ``-SHARED`` where devices are shared in time.
 .. [2] AMD's node labeller: ``amd.com/gpu.product-name``, ``amd.com/gpu.vram``.
+.. [3] Karpenter: ``karpenter.k8s.aws/instance-gpu-name``, ``instance-gpu-memory`` (MiB); GKE: ``gke-accelerator``.
 """
 
 from __future__ import annotations
@@ -136,6 +137,9 @@ def _memory(labels: Labels, at: str, faults: Faults) -> int | None:
     mib = _label_number(labels, "nvidia.com/gpu.memory", at, faults)
     if mib is not None:
         return mib * _MIB or None
+    karpenter = _label_number(labels, "karpenter.k8s.aws/instance-gpu-memory", at, faults)
+    if karpenter:
+        return karpenter * _MIB
     vram = labels.get("amd.com/gpu.vram") or labels.get("beta.amd.com/gpu.vram")
     if vram is None:
         return None

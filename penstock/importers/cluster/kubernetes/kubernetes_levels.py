@@ -6,14 +6,17 @@ Kueue's ``Topology`` object names the labels of a site. Without one, the labels 
    and ``sub-domain``; before, ``network.topology.nvidia.com/leaf|spine|core|accelerator``.
 .. [2] Amazon EKS: ``topology.k8s.aws/network-node-layer-N`` (the largest N is next to the node).
 .. [3] Google GKE: ``cloud.google.com/gce-topology-block|subblock``.
-.. [4] Oracle OKE: ``oci.oraclecloud.com/host.network_block_id|rack_id``.
-.. [5] The labels of Kueue's documentation, ``cloud.provider.com/topology-block|rack``.
+.. [4] Oracle OKE: ``oci.oraclecloud.com/rdma.hpc_island_id|network_block_id|local_block_id``, or those of the host,
+   ``oci.oraclecloud.com/host.network_block_id|rack_id``.
+.. [5] CoreWeave: ``backend.coreweave.cloud/fabric|superpod|leafgroup``, for InfiniBand ``ib.coreweave.cloud/…`` too;
+   ``ds.coreweave.com/nvlink.domain``.
+.. [6] The labels of Kueue's documentation, ``cloud.provider.com/topology-block|rack``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 
 from penstock.importers.cluster.facts import Place, SwitchFacts
 from penstock.importers.cluster.kubernetes.kubernetes_objects import Labels, Node, Topology
@@ -28,12 +31,16 @@ _AWS_LAYER = re.compile(r"topology\.k8s\.aws/network-node-layer-([0-9]{1,3})")
 _SCHEMES = (
     tuple(f"network.topology.nvidia.com/{level}" for level in ("datacenter", "core", "spine", "leaf")),
     ("cloud.google.com/gce-topology-block", "cloud.google.com/gce-topology-subblock"),
+    tuple(f"oci.oraclecloud.com/rdma.{level}_id" for level in ("hpc_island", "network_block", "local_block")),
     ("oci.oraclecloud.com/host.network_block_id", "oci.oraclecloud.com/host.rack_id"),
+    tuple(f"backend.coreweave.cloud/{level}" for level in ("fabric", "superpod", "leafgroup")),
+    tuple(f"ib.coreweave.cloud/{level}" for level in ("fabric", "superpod", "leafgroup")),
     ("cloud.provider.com/topology-block", "cloud.provider.com/topology-rack"),
 )
 NVLINK_LABELS = (
     ("accelerator.topograph.run/domain", "accelerator.topograph.run/sub-domain"),
     ("network.topology.nvidia.com/accelerator",),
+    ("ds.coreweave.com/nvlink.domain",),
     ("nvidia.com/gpu.clique",),
 )
 """Labels of the NVLink domain, outermost first; the first line that a source has is used."""
@@ -41,14 +48,22 @@ _OF_NVLINK = frozenset(key for keys in NVLINK_LABELS for key in keys)
 
 
 def read_levels(
-    nodes: Mapping[str, Node], topologies: Mapping[str, Topology], source: str, faults: Faults
+    nodes: Mapping[str, Node],
+    with_devices: Set[str],
+    topologies: Mapping[str, Topology],
+    source: str,
+    faults: Faults,
 ) -> tuple[tuple[SwitchFacts, ...], list[str]]:
-    """The switches above nodes (by pointer), NVLink domains among them, and what had to be assumed."""
+    """The switches above nodes (by pointer), NVLink domains among them, and what had to be assumed.
+
+    ``with_devices``: names of the nodes that have any; what labels others lack is not told.
+    """
     places = {node.metadata.name: Place(source, pointer=pointer) for pointer, node in nodes.items()}
     labels = {node.metadata.name: node.labels for node in nodes.values()}
     keys, assumptions = _level_labels(labels.values(), topologies, faults)
     paths = {name: _path(of_node, keys) for name, of_node in labels.items()}
-    assumptions += _told(paths, keys, bool(topologies))
+    told = {name: path for name, path in paths.items() if name in with_devices}
+    assumptions += _told(told or paths, keys, bool(topologies))
     switches = make_switches(paths, places)
     switches = _without_lone_areas(switches)
     taken = [switch.name for switch in switches]
@@ -65,7 +80,7 @@ def _level_labels(
     of_nodes: Iterable[Labels], topologies: Mapping[str, Topology], faults: Faults
 ) -> tuple[tuple[str, ...], list[str]]:
     """The labels that name the levels, outermost first."""
-    present = {key for labels in of_nodes for key in labels}
+    present = {key for labels in of_nodes for key, value in labels.items() if value}
     if len(topologies) > 1:
         names = ", ".join(repr(one.metadata.name) for one in topologies.values())
         faults.add(

@@ -6,6 +6,8 @@ HyperNodes say the switches themselves, and pods say what is taken.
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from penstock.importers.cluster.facts import NodeFacts, Place, SourceFacts, SwitchFacts
 from penstock.importers.cluster.kubernetes.hypernodes import hypernode_switches
 from penstock.importers.cluster.kubernetes.kubernetes_devices import busy_devices, read_devices
@@ -31,7 +33,8 @@ def read_k8s_nodes(text: str, source: str = "nodes.json") -> SourceFacts:
     if not objects.nodes and not faults.found:
         faults.add(None, f"there is no node among them, but {objects.kinds_found}; give `kubectl get nodes -o json`")
     devices = {pointer: read_devices(node, pointer, faults) for pointer, node in objects.nodes.items()}
-    switches, assumptions = _switches(objects, source, faults)
+    with_devices = {node.metadata.name for pointer, node in objects.nodes.items() if devices[pointer].devices}
+    switches, assumptions = _switches(objects, with_devices, source, faults)
     faults.stop()
     busy = busy_devices(objects.pods)
     nodes = {}
@@ -51,9 +54,11 @@ def read_k8s_nodes(text: str, source: str = "nodes.json") -> SourceFacts:
     )
 
 
-def _switches(objects: Objects, source: str, faults: Faults) -> tuple[tuple[SwitchFacts, ...], list[str]]:
+def _switches(
+    objects: Objects, with_devices: Set[str], source: str, faults: Faults
+) -> tuple[tuple[SwitchFacts, ...], list[str]]:
     if not objects.hypernodes:
-        return read_levels(objects.nodes, objects.topologies, source, faults)
+        return read_levels(objects.nodes, with_devices, objects.topologies, source, faults)
     labels = {node.metadata.name: node.labels for node in objects.nodes.values()}
     switches, assumptions = hypernode_switches(objects.hypernodes, labels, source, faults)
     return switches, [*assumptions, "switches are the HyperNodes of the text; topology labels of nodes are not read"]
@@ -84,7 +89,7 @@ def _told_of_nodes(objects: Objects, nodes: dict[str, NodeFacts]) -> list[str]:
             ):
                 tolerated.setdefault(f"{taint.key}:{taint.effect}", []).append(node.metadata.name)
     for taint_name, holders in tolerated.items():
-        said.append(f"jobs are taken to tolerate {taint_name}, which {several(holders)} carry")
+        said.append(f"jobs are taken to tolerate {taint_name}, a taint of {several(holders)}")
     memories: dict[str, dict[int, list[str]]] = {}
     for name, facts in nodes.items():
         for device in facts.devices[:1] if facts.devices else ():

@@ -51,15 +51,16 @@ def agree(a: str | None, b: str | None) -> bool:
         return False
     if not one.is_bare and not other.is_bare and one.hardware != other.hardware:
         return False
-    return one.memory is None or other.memory is None or one.is_bare or other.is_bare or one.memory == other.memory
+    sizes = [each.memory.value for each in known if each.is_sized and each.memory is not None]
+    return len(sizes) < 2 or max(sizes) <= min(sizes) * (1 + MEMORY_ERROR)
 
 
 def told_by(product: str | None) -> int:
-    """How much a product's name tells."""
+    """How much a product's name tells: nothing, a site's own word, the chip, and its form or memory or both."""
     if product is None:
         return 0
     known = recognise(product)
-    return 1 if known is None else 2 if known.is_bare or known.memory is None else 3
+    return 1 if known is None else 2 + (not known.is_bare) + known.is_sized
 
 
 def _recognised(product: str | None) -> Recognised | None:

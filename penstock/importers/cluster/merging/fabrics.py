@@ -21,30 +21,28 @@ def fabric_of(host: Host, facts: Sequence[DeviceFacts], devices: Sequence[Known]
     late = hardware.fabric_latency_ns.value if hardware else 0
     form, bandwidth = _said_fabric(host, facts, hardware, reading)
     bandwidth = given.fabric_bytes_per_s if bandwidth is None else bandwidth
-    if form is None and given.fabric is None and given.fabric_bytes_per_s is None and hardware is not None:
-        source = hardware.fabric_bytes_per_s
-        words = (
-            f"{hardware.kind} {hardware.form} nodes have {_WORDS[hardware.fabric]} of {gb(source.value)} a direction"
-        )
-        reading.said.append(f"{words}: {source.source}")
-        return Fabric(form=hardware.fabric, bandwidth_bytes_per_s=source.value, latency_ns=late)
     form = form or given.fabric or (hardware.fabric if hardware else None)
     if bandwidth is None and hardware is not None and form == hardware.fabric:
         bandwidth = hardware.fabric_bytes_per_s.value
-        reading.said.append(
-            f"{_WORDS[form]} of {hardware.kind} {hardware.form} carry {gb(bandwidth)} a direction: "
-            f"{hardware.fabric_bytes_per_s.source}"
-        )
+        words = f"{hardware.kind} {hardware.form} nodes have {_WORDS[form]} of {gb(bandwidth)} a direction"
+        reading.said.append(f"{words}: {hardware.fabric_bytes_per_s.source}")
     if form is None:
         reading.missing.append(("how the devices of a node are joined", "--fabric ports (options.fabric)"))
     if bandwidth is None:
         option = "--fabric-bandwidth 450GB/s (options.fabric_bytes_per_s)"
-        reading.missing.append(("the bandwidth between the devices of a node", option))
+        reading.missing.append((f"the bandwidth between the devices of a node{_doubt(form, hardware)}", option))
     if form is None or bandwidth is None:
         return None
     if late:
         reading.said.append(f"a transfer between devices of a node begins {late / 1000:g} µs late: assumed")
     return Fabric(form=form, bandwidth_bytes_per_s=bandwidth, latency_ns=late)
+
+
+def _doubt(form: Form | None, hardware: Hardware | None) -> str:
+    """A hint where sources tell of PCIe only, of devices that are sold with NVLink between them."""
+    if form != "bus" or hardware is None or hardware.nvlink is None or hardware.fabric == "bus":
+        return ""
+    return f" (PCIe; {hardware.kind} {hardware.form} have NVLink, which `nvidia-smi topo -mp` does not show, but -m)"
 
 
 _WORDS: dict[Form, str] = {

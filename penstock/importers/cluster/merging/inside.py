@@ -17,10 +17,10 @@ from penstock.schemas.topology import Fabric, Link
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """A node. ``nvlink_bytes_per_s``: of all its devices into a domain beyond the node; 0 without NVLink."""
+    """A node. ``names``: of its devices within it. ``nvlink_bytes_per_s``: of all into a domain; 0 without NVLink."""
 
     devices: tuple[Known, ...]
-    indices: tuple[int, ...]
+    names: tuple[str, ...]
     fabric: Fabric | None
     cards: Cards
     nvlink_bytes_per_s: int = 0
@@ -69,14 +69,22 @@ def _inside(host: Host, reading: Reading) -> Inside | None:
     fabric = fabric_of(host, facts, known, reading) if len(known) > 1 else None
     hardware = only(known)
     nvlink = hardware.nvlink if hardware and hardware.fabric == "ports" else None
-    cards = cards_of(host, _indices(facts), hardware, reading.options.given)
-    return Inside(known, _indices(facts), fabric, cards, nvlink.total_bytes_per_s * len(known) if nvlink else 0)
+    indices = _indices(facts)
+    cards = cards_of(host, indices, hardware, reading.options.given)
+    nvlink_bytes_per_s = nvlink.total_bytes_per_s * len(known) if nvlink else 0
+    return Inside(known, _names(facts, indices), fabric, cards, nvlink_bytes_per_s)
 
 
 def _indices(devices: Sequence[DeviceFacts]) -> tuple[int, ...]:
     """As the driver counts; by place where a source does not count."""
     told = tuple(device.index for device in devices)
     return told if len(set(told)) == len(told) else tuple(range(len(told)))
+
+
+def _names(devices: Sequence[DeviceFacts], indices: Sequence[int]) -> tuple[str, ...]:
+    """As a topology document calls them, else by index."""
+    names = tuple(device.stated.name for device in devices if device.stated is not None)
+    return names if len(names) == len(devices) else tuple(map(str, indices))
 
 
 def _devices(host: Host, reading: Reading) -> tuple[DeviceFacts, ...]:
@@ -94,11 +102,8 @@ def _known(device: DeviceFacts, reading: Reading) -> Known | None:
     if device.is_kind and product is not None:
         hardware = table().get(product, (None,))[0]
         return _with_memory(product, hardware, None, device, reading)
-    meant = options.kind_of(product) if product is None or product.lower() in options.called else None
+    meant = options.meant(product)
     read = recognise(meant or product) if meant or product else None
-    if read is None and meant is None:
-        meant = options.kind_of(product)
-        read = recognise(meant) if meant else None
     if read is None and meant is None:
         asked = f"--device '{product}=H100'" if product else "--device H100"
         what = f"what {product!r} is" if product else "what the devices are"
@@ -123,4 +128,10 @@ def _with_memory(
     if memory is None:
         sizes = f" ({' or '.join(gib(each.value) for each in hardware.memory)})" if hardware else ""
         reading.missing.append((f"the memory of {kind}{sizes}", "--memory 80GiB (options.memory_bytes)"))
-    return Known(kind, memory or 0, hardware)
+    stated = device.stated
+    context_bytes = stated.context_bytes if stated is not None else 0
+    if not context_bytes and hardware is not None:
+        context_bytes = hardware.context.value
+        reading.said.append(f"driver and libraries take {gib(context_bytes)} of each {kind}: {hardware.context.source}")
+    price, gpus = (stated.price, stated.gpus) if stated is not None else (None, 1)
+    return Known(kind, memory or 0, hardware, context_bytes, price, gpus)

@@ -25,6 +25,7 @@ from penstock.schemas.topology import Fabric, Link
 
 NAMELESS = "node0"
 """What the one node is called that no source names."""
+NO_DEVICE = "it has no device"
 
 
 class Measured(NamedTuple):
@@ -60,10 +61,14 @@ class Wiring:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Hosts by name, in the order in which they were first named; what each source says of the network."""
+    """Hosts by name, in the order in which they were first named; what each source says of the network.
+
+    ``names``: what a host is called here by each other name of it.
+    """
 
     hosts: dict[str, Host] = field(default_factory=dict)
     wirings: tuple[Wiring, ...] = ()
+    names: dict[str, str] = field(default_factory=dict)
 
 
 def join(sources: Sequence[SourceFacts], described: Sequence[str | None], notes: Notes) -> Joined:
@@ -99,7 +104,8 @@ def join(sources: Sequence[SourceFacts], described: Sequence[str | None], notes:
         count = len(names.joined)
         more = f", and so are {count - 1} more" if count > 1 else ""
         notes.assume(f"{a!r} is taken for the node {b!r} of another source{more}: their first labels are the same")
-    return Joined(hosts, tuple(_wiring(facts, names, notes) for facts in sources if facts.switches or facts.links))
+    wirings = tuple(_wiring(facts, names, notes) for facts in sources if facts.switches or facts.links)
+    return Joined(hosts, wirings, names.joined)
 
 
 def _wiring(facts: SourceFacts, names: Names, notes: Notes) -> Wiring:
@@ -233,7 +239,7 @@ def _devices(name: str, nodes: Sequence[NodeFacts], contradictions: Contradictio
 
 
 def _device(a: DeviceFacts, b: DeviceFacts) -> DeviceFacts:
-    most = max((a, b), key=lambda each: told_by(each.product))
+    most = max((a, b), key=lambda each: (told_by(each.product), each.is_kind))
     memory = [each for each in (a.memory_bytes, b.memory_bytes) if each is not None]
     return replace(
         most,
@@ -242,15 +248,23 @@ def _device(a: DeviceFacts, b: DeviceFacts) -> DeviceFacts:
         bus_id=a.bus_id or b.bus_id,
         pcie_bandwidth_bytes_per_s=a.pcie_bandwidth_bytes_per_s or b.pcie_bandwidth_bytes_per_s,
         is_partition=a.is_partition or b.is_partition,
+        stated=a.stated or b.stated,
     )
 
 
 def usable(hosts: Mapping[str, Host], devices_per_node: int | None, notes: Notes) -> dict[str, Host]:
     """Hosts with whole devices that may be used; the others are left out.
 
-    Where a source says devices of some hosts, others need ``devices_per_node``.
+    Where a source says devices of some hosts, others need ``devices_per_node``. Where none has a device, as Slurm has
+    it of a cluster without GPUs, all have that many: something else is meant, such as processors.
     """
     are_told = devices_per_node is None and any(host.devices is not None for host in hosts.values())
+    if devices_per_node is not None and hosts and not any(host.devices for host in hosts.values()):
+        if uncounted := [name for name, host in hosts.items() if host.devices is not None]:
+            notes.assume(
+                f"sources count no device; a node has {devices_per_node}, as --devices-per-node says", uncounted
+            )
+        hosts = {name: replace(host, devices=None) for name, host in hosts.items()}
     found = {}
     for name, host in hosts.items():
         if host.why_not_usable:
@@ -258,9 +272,9 @@ def usable(hosts: Mapping[str, Host], devices_per_node: int | None, notes: Notes
         elif host.devices is None and are_told:
             notes.leave_out(name, "no source says which devices it has")
         elif host.devices is not None and not host.devices:
-            notes.leave_out(name, "it has no device")
+            notes.leave_out(name, NO_DEVICE)
         elif host.devices is not None and any(map(_is_part, host.devices)):
-            notes.leave_out(name, "its devices are partitions (MIG); plans are for whole devices")
+            notes.leave_out(name, "its devices are partitions (MIG, or shared in time); plans are for whole devices")
         else:
             found[name] = host
     return found

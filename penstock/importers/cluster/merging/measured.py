@@ -1,21 +1,35 @@
-"""The network of a topology of Penstock's own, where no other source has one."""
+"""What only a topology of Penstock's own has: its network, where no other source has one, and its kinds."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.importers.cluster.facts import SourceFacts
 from penstock.importers.cluster.merging.notes import Notes
-from penstock.schemas.topology import ClusterTopology
+from penstock.schemas.topology import ClusterTopology, DeviceKind, Node
 
 
-def measured_network(sources: Sequence[SourceFacts], hosts: Sequence[str], notes: Notes) -> dict[str, Any] | None:
-    """Switches and links, or the matrix, of the first topology that has all of these hosts; None without one."""
+def kinds_of(sources: Sequence[SourceFacts]) -> tuple[DeviceKind, ...]:
+    """How topologies cost the kinds that profiles lack; of two that say it of one kind, the first."""
+    found: dict[str, DeviceKind] = {}
     for facts in sources:
-        topology = facts.measured
-        if topology is None:
+        for kind in facts.measured.kinds if facts.measured is not None else ():
+            found.setdefault(kind.name, kind)
+    return tuple(found.values())
+
+
+def measured_network(
+    sources: Sequence[SourceFacts], hosts: Sequence[str], joined: Mapping[str, str], notes: Notes
+) -> dict[str, Any] | None:
+    """Switches and links, or the matrix, of the first topology that has all of these hosts; None without one.
+
+    ``joined``: what hosts are called whose name is another one in some source.
+    """
+    for facts in sources:
+        if facts.measured is None:
             continue
+        topology = _called(facts.measured, joined)
         nodes = {node.name: node for node in topology.nodes}
         if not nodes.keys() >= set(hosts) or not (topology.links or topology.matrix or len(hosts) == 1):
             continue
@@ -27,6 +41,29 @@ def measured_network(sources: Sequence[SourceFacts], hosts: Sequence[str], notes
             return {"matrix": topology.matrix.of(devices), **from_probe}
         return {**_links(topology, hosts), **from_probe}
     return None
+
+
+def _called(topology: ClusterTopology, joined: Mapping[str, str]) -> ClusterTopology:
+    """The topology with its nodes, and their devices, called as the hosts are."""
+    new = {node.name: joined[node.name] for node in topology.nodes if node.name in joined}
+    if not new:
+        return topology
+    for node in topology.nodes:
+        if node.name in new:
+            new |= {device.id: f"{new[node.name]}/{device.id.removeprefix(f'{node.name}/')}" for device in node.devices}
+
+    def called(node: Node) -> Node:
+        devices = tuple(each.model_copy(update={"id": new.get(each.id, each.id)}) for each in node.devices)
+        return node.model_copy(update={"name": new.get(node.name, node.name), "devices": devices})
+
+    links = tuple(
+        each.model_copy(update={"a": new.get(each.a, each.a), "b": new.get(each.b, each.b)}) for each in topology.links
+    )
+    matrix = topology.matrix
+    if matrix is not None:
+        matrix = matrix.model_copy(update={"devices": tuple(new.get(each, each) for each in matrix.devices)})
+    nodes = tuple(map(called, topology.nodes))
+    return topology.model_copy(update={"nodes": nodes, "links": links, "matrix": matrix})
 
 
 def _links(topology: ClusterTopology, hosts: Sequence[str]) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from typing import Any
 from penstock.importers.cluster.facts import SourceFacts
 from penstock.importers.cluster.hostlist import expand
 from penstock.importers.cluster.merging.inside import Inside, insides
-from penstock.importers.cluster.merging.joining import Host, Wiring, join, usable
-from penstock.importers.cluster.merging.measured import measured_network
+from penstock.importers.cluster.merging.joining import NO_DEVICE, Host, Wiring, join, usable
+from penstock.importers.cluster.merging.measured import kinds_of, measured_network
 from penstock.importers.cluster.merging.network import links_of, network
 from penstock.importers.cluster.merging.notes import Notes, shown
 from penstock.importers.cluster.merging.reading import Options
@@ -51,7 +51,7 @@ def merge(
         _refuse_nothing(notes)
     inside = insides(hosts, given, notes)
     _refuse_more(sum(len(each.devices) for each in inside.values()), most_devices)
-    wires = measured_network(sources, list(hosts), notes) if net.is_unknown else None
+    wires = measured_network(sources, list(hosts), joined.names, notes) if net.is_unknown else None
     if wires is None:
         wires = links_of(net, inside, options, notes) if len(inside) == len(hosts) else {}
     notes.stop_if_missing()
@@ -62,6 +62,7 @@ def merge(
         {
             "name": options.name,
             "nodes": [_node(name, inside[name]) for name in hosts],
+            "kinds": kinds_of(sources),
             "assumptions": assumptions,
             **wires,
         }
@@ -102,7 +103,7 @@ def _found(facts: SourceFacts) -> SourceFound:
 def _node(name: str, inside: Inside) -> dict[str, Any]:
     """Plain data: validated as a whole, which is many times faster than object by object."""
     devices = [
-        {"id": f"{name}/{index}", **known.plain} for index, known in zip(inside.indices, inside.devices, strict=True)
+        {"id": f"{name}/{device}", **known.plain} for device, known in zip(inside.names, inside.devices, strict=True)
     ]
     return {"name": name, "devices": devices, "fabric": inside.fabric}
 
@@ -155,4 +156,8 @@ def _refuse_more(devices: int, most: int | None) -> None:
 
 def _refuse_nothing(notes: Notes) -> None:
     faults = tuple(Fault(group.nodes, group.why, "left-out") for group in notes.left_out())
-    raise InvalidDocument("no node is left for the topology", faults=faults, remedy="see why each was left out")
+    no_device = all(group.why == NO_DEVICE for group in notes.left_out())
+    remedy = "--devices-per-node 2 --device cpu, if it is processors that train" if no_device else None
+    raise InvalidDocument(
+        "no node is left for the topology", faults=faults, remedy=remedy or "see why each was left out"
+    )

@@ -280,6 +280,6 @@ def _tree_links(
 def _node_links(node: str, switch: str, inside: Inside, width: int) -> list[Link]:
     late = inside.cards.latency_ns
     if inside.cards.own:
-        own = zip(inside.indices, inside.cards.own, strict=True)
-        return [Link(a=f"{node}/{i}", b=switch, bandwidth_bytes_per_s=each, latency_ns=late) for i, each in own]
+        own = zip(inside.names, inside.cards.own, strict=True)
+        return [Link(a=f"{node}/{name}", b=switch, bandwidth_bytes_per_s=each, latency_ns=late) for name, each in own]
     return [Link(a=node, b=switch, bandwidth_bytes_per_s=width, latency_ns=late)]

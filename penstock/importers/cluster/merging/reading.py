@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from penstock.importers.cluster.hardware import Hardware
+from penstock.importers.cluster.hardware import Hardware, recognise
+from penstock.importers.cluster.merging.contradictions import agree, told_by
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.topology_import import ImportOptions
 
@@ -19,12 +20,15 @@ class Known:
     kind: str
     memory_bytes: int
     hardware: Hardware | None
+    context_bytes: int = 0
+    price: float | None = None
+    gpus: int = 1
 
     @cached_property
     def plain(self) -> dict[str, Any]:
-        """A device of a topology, but for its name; the driver takes nothing that the table does not know."""
-        context_bytes = self.hardware.context.value if self.hardware else 0
-        return {"kind": self.kind, "memory_bytes": self.memory_bytes, "context_bytes": context_bytes}
+        """A device of a topology, but for its name."""
+        plain = {"kind": self.kind, "memory_bytes": self.memory_bytes, "context_bytes": self.context_bytes}
+        return {**plain, "price": self.price, "gpus": self.gpus}
 
 
 @dataclass
@@ -56,11 +60,15 @@ class Options:
             else:
                 self.usual = text.strip()
 
-    def kind_of(self, product: str | None) -> str | None:
-        """What the user says that a product is; None: nothing."""
+    def meant(self, product: str | None) -> str | None:
+        """What the user says that a product is; None: nothing, or nothing that its name does not tell."""
         if product is not None and product.lower() in self.called:
             self.used.add(product.lower())
             return self.called[product.lower()]
+        if told_by(self.usual) <= told_by(product) and product is not None and recognise(product) is not None:
+            return None
+        if self.usual is None or not agree(product, self.usual):
+            return None
         self.used.add("")
         return self.usual
 

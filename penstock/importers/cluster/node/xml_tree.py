@@ -16,6 +16,8 @@ from defusedxml.expatreader import DefusedExpatParser
 from penstock.importers.lines import Faults
 
 MOST_LEVELS = 64
+_CUT_OFF = ("unclosed token", "no element found", "unclosed CDATA section")
+"""What expat says where a text ends too early."""
 
 
 @dataclass(slots=True)
@@ -118,7 +120,8 @@ def read_xml(text: str, faults: Faults, *, root: str, is_instead: dict[str, str]
     try:
         parser.parse(source)
     except SAXParseException as error:
-        refuse(f"no XML: {error.getMessage()}", error)
+        cut = " (is the text cut off?)" if error.getMessage() in _CUT_OFF else ""
+        refuse(f"no XML: {error.getMessage()}{cut}", error)
     except _TooDeep as error:
         faults.add(error.line, f"it is nested deeper than {MOST_LEVELS} levels", column=error.column)
     except DefusedXmlException:

@@ -144,16 +144,19 @@ class _Reader:
             Step("switch", len(units) - 1 - depth, unit) for depth, unit in enumerate(units)
         )
 
-    def _busy(self, record: _Record, words: list[str], total: int) -> int | None:
+    def _busy(self, record: _Record, words: list[str], total: int) -> int:
+        """Of a node without devices, whether something runs there: an option may say that it has some."""
         if {"RESERVED", "RES"}.intersection(words):
-            return total
+            return total or 1
+        if not total:
+            return int(bool(HAS_JOBS.intersection(words)))
         taken = tracked_devices(record.tres_used or "")
         if taken is None and record.gres_used not in (None, *_NONE):
             taken = sum(count for _, count in gres_counts(record.gres_used or "") or ())
         if taken is not None:
             return min(taken, total)
         tracked = tracked_devices(record.tres or "") is not None
-        if not total or tracked or record.tres_used == "" or not HAS_JOBS.intersection(words):
+        if tracked or record.tres_used == "" or not HAS_JOBS.intersection(words):
             return 0
         self._say("Slurm does not track gres/gpu here, so that all devices of a node with jobs are taken", record)
         return total

@@ -32,7 +32,7 @@ _ALLOWED = {
 
 NOTHING_NAMED = "it names no switch, block or ring: lines begin with SwitchName=, BlockName= or RingName="
 LINK_SPEED = "LinkSpeed has arbitrary units in Slurm and is not read as a bandwidth"
-BLOCKS = "each block is read as a switch above its nodes; whether it is one NVLink domain, Slurm does not say"
+BLOCKS = "Slurm does not say whether a block is one NVLink domain; it is a switch, or with --nvlink-blocks a domain"
 RINGS = "a ring has no switch: each node is linked to the next one, and the last one to the first"
 
 
