@@ -107,6 +107,8 @@ def export(
         screen.say(f"written: {', '.join(map(str, paths))}")
         if advice := next_step(to, paths):
             screen.say(f"next: {advice}")
+        if warning := model_elsewhere(to, launch, paths[0].parent):
+            screen.say(warning)
 
 
 def _made_here(plan: str, to: str, launch: LaunchSettings, against: str | None) -> tuple[Written, ...]:
@@ -215,3 +217,21 @@ def next_step(to: str, paths: list[Path]) -> str | None:
     if to not in TARGETS:
         return None
     return TARGETS[to].then.format(folder=shlex.quote(str(paths[0].parent)), first=shlex.quote(str(paths[0])))
+
+
+def model_elsewhere(to: str, launch: LaunchSettings, folder: Path) -> str | None:
+    """What to do where the model lies in this directory and the ranks will look for it in ``folder``."""
+    from penstock.manifests import TARGETS
+
+    if launch.model is None or launch.directory is not None or to not in TARGETS or "image" in TARGETS[to].needs:
+        return None
+    module = launch.model.partition(":")[0].partition(".")[0]
+    held = [Path(), folder]
+    here, there = (any((place / name).exists() for name in (module, f"{module}.py")) for place in held)
+    if not here or there or "model" not in TARGETS[to].needs:
+        return None
+    own, other = shlex.quote(str(Path.cwd())), shlex.quote(str(folder))
+    return (
+        f"note: ranks look for {module} beside the script, and it lies here: --directory {own}, if the nodes have it "
+        f"there too, or copy it to {other}"
+    )

@@ -103,6 +103,22 @@ def test_a_plan_for_nodes_that_are_gone(plan: str, tmp_path: Path, capsys: pytes
     assert main(["export", plan, "--to", "hostfile", "--against", str(now)]) == 0
 
 
+def test_a_model_that_ranks_would_not_find_is_noted(
+    plan: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("m.py").touch()
+
+    def noted(*more: str) -> bool:
+        assert main(["export", plan, *JOB, *more]) == 0
+        return f"--directory {tmp_path}" in capsys.readouterr().out
+
+    assert noted("--to", "sbatch", "-o", "job")
+    assert not noted("--to", "sbatch", "-o", "job", "--directory", "/shared")
+    assert not noted("--to", "sbatch", "-o", ".")
+    assert not noted("--to", "jobset", "--image", "i", "-o", "job.yaml")
+
+
 PAGE = (Path(__file__).parents[2] / "docs" / "exporting.md").read_text(encoding="utf-8")
 
 
