@@ -138,5 +138,5 @@ def test_bad_texts(text: str, pointer: str, detail: str) -> None:
     with pytest.raises(InvalidDocument) as caught:
         read_hypernodes(text)
     (fault,) = caught.value.faults
-    assert fault.pointer == pointer
+    assert fault.pointer.split(", line ")[0] == pointer
     assert detail in fault.detail

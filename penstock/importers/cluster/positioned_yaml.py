@@ -9,7 +9,8 @@ from typing import Any, cast
 import yaml
 
 from penstock.importers.cluster.slurm.slurm_lines import At
-from penstock.importers.cluster.structured import MOST_LEVELS, YAML_LOADER, yaml_faults
+from penstock.importers.cluster.structured import MOST_LEVELS, yaml_faults
+from penstock.importers.cluster.yaml_loader import YAML_LOADER
 from penstock.importers.lines import Faults
 
 

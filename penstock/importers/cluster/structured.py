@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
+from penstock.importers.cluster.pointer_lines import lines_of
+from penstock.importers.cluster.yaml_loader import YAML_LOADER
 from penstock.importers.lines import Faults
 
 MOST_LEVELS = 100
@@ -21,14 +24,14 @@ _WORDS = {
     "dict_type": "it has to be an object",
     "model_type": "it has to be an object",
 }
-YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_documents(text: str, faults: Faults) -> list[Any]:
     """The documents of a JSON text (one) or a YAML text (those that are not empty).
 
     Text that begins with a brace or bracket is read as JSON. Raises InvalidDocument where the text does not parse,
-    is nested too deeply, or repeats itself through aliases, which may grow without bound.
+    is nested too deeply, or repeats itself through aliases, which may grow without bound. Later faults that have a
+    pointer get its line.
     """
     stripped = text.lstrip("\ufeff \t\r\n")
     if not stripped:
@@ -36,9 +39,10 @@ def read_documents(text: str, faults: Faults) -> list[Any]:
     elif "\0" in text or "\ufffd" in text[:4096]:
         faults.add(None, "it is binary, or not UTF-8")
     faults.stop()
-    if stripped[0] in "{[":
-        return [_read_json(text.lstrip("\ufeff"), faults)]
-    return _read_yaml(text, faults)
+    text = text.lstrip("\ufeff")
+    found = [_read_json(text, faults)] if stripped[0] in "{[" else _read_yaml(text, faults)
+    faults.locate = partial(lines_of, text)
+    return found
 
 
 def _read_json(text: str, faults: Faults) -> Any:
