@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
+from penstock.cli import kernels
 from penstock.schemas.errors import PenstockError
 
 if TYPE_CHECKING:
@@ -110,13 +111,10 @@ def _memory() -> Check:
 
 
 def _kernels() -> Check:
-    import penstock.solvers  # says where kernels are kept
-
-    place = Path(os.environ.get("NUMBA_CACHE_DIR") or penstock.solvers.__path__[0])
-    found = sum(1 for _ in place.rglob("*.nbi"))
-    remedy = "python -m penstock.solvers.warm, with NUMBA_CACHE_DIR naming a directory that can be written"
+    found, place = kernels.compiled()
     if not found:
-        return Check("kernels", "note", f"none compiled under {place}: the first plan waits for the compiler", remedy)
+        said = f"none compiled under {place}: the first plan waits for the compiler"
+        return Check("kernels", "note", said, kernels.REMEDY)
     return Check("kernels", "ok", f"{found} compiled under {place}")
 
 

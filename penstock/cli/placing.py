@@ -11,6 +11,7 @@ import typer
 from penstock.cli import planning
 from penstock.cli.asking import request_of
 from penstock.cli.documents import STANDARD, print_json, read_document, refuse_unwritable, write_document
+from penstock.cli.kernels import tell_of_the_compiler
 from penstock.cli.remote import Server, connect
 
 if TYPE_CHECKING:
@@ -113,6 +114,7 @@ def _placed(asked: PlacementRequest, server: str | None, screen: Screen) -> Plac
         with connect(server) as client:
             return client.place(asked)
     planning.one_thread()
+    tell_of_the_compiler()
     from penstock.placing import answer
     from penstock.report.words import duration
 

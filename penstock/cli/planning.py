@@ -13,6 +13,7 @@ import typer
 from penstock.cli import completion
 from penstock.cli.asking import request_of
 from penstock.cli.documents import STANDARD, print_json, refuse_unwritable, write_document
+from penstock.cli.kernels import tell_of_the_compiler
 from penstock.cli.remote import Server, connect, refuse_here, solved_there
 
 if TYPE_CHECKING:
@@ -144,6 +145,7 @@ def plan(
 
 def _solved_here(asked: PlanRequest, screen: Screen, workers: int | None) -> tuple[ResultOut, PlanFile | None]:
     one_thread()
+    tell_of_the_compiler()
     from penstock import api
     from penstock.schemas.plan import PlanFile
 
@@ -214,6 +216,7 @@ def _rows(
 ) -> Iterator[PlanComparison]:
     if server is None:
         one_thread()
+        tell_of_the_compiler()
         from penstock import api
 
         yield from api.compare(asked, tuple(planners), tuple(schedules), workers)

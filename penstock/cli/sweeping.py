@@ -10,6 +10,7 @@ import typer
 from penstock.cli import completion, planning
 from penstock.cli.asking import request_of
 from penstock.cli.documents import print_json, read_document
+from penstock.cli.kernels import tell_of_the_compiler
 from penstock.cli.remote import Server, connect, refuse_here
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ def _sweep_of(options: dict[str, Any]) -> SweepRequest:
 
 def _rows_here(asked: SweepRequest, screen: Screen, where: str) -> Sequence[SweepRow]:
     planning.one_thread()
+    tell_of_the_compiler()
     from penstock.scale_out import executor_of
     from penstock.sweeping import sweep as swept
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cli.kernels import tell_of_the_compiler
 from penstock.cli.main import main
 
 ROOT = Path(__file__).parents[2]
@@ -25,6 +26,17 @@ def test_a_machine_in_good_health(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert {row["verdict"] for row in found.values()} <= {"ok", "note"}
     assert found.keys() >= {"Python", "extra [service]", "processors", "kernels", "database", "port"}
     assert not (tmp_path / "new.sqlite").exists(), "it only looks"
+
+
+def test_who_plans_first_hears_of_the_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    tell_of_the_compiler()
+    assert f"once, into {tmp_path}" in capsys.readouterr().err
+    (tmp_path / "of-a-kernel.nbi").touch()
+    tell_of_the_compiler()
+    assert capsys.readouterr().err == ""
 
 
 def test_the_table_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
