@@ -21,9 +21,11 @@ def import_topology(
 ) -> TopologyImported:
     """One topology of files, or of texts as ``ImportSource``; ``options``: fields of ``ImportOptions``.
 
-    ``format``: of each source, or of all; left out, it is recognised. Numbers may have units (``"80 GiB"``).
-    Raises InvalidDocument as ``penstock.importers.cluster.formats.import_topology`` does.
+    ``format``: of each source, or of all; left out, it is recognised. ``devices`` may be one name, and numbers may have
+    units (``"80 GiB"``). Raises InvalidDocument as ``penstock.importers.cluster.formats.import_topology`` does.
     """
+    if isinstance(devices := options.get("devices"), str):
+        options["devices"] = [devices]
     several = [format] * len(sources) if format is None or isinstance(format, str) else list(format)
     if len(several) != len(sources) or any(name is not None and name not in get_args(Format) for name in several):
         raise InvalidDocument(f"the formats {several} are not one of {', '.join(get_args(Format))} for each source")

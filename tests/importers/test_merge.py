@@ -231,6 +231,22 @@ def test_a_text_without_names_is_of_all_nodes_that_are_like_it() -> None:
     assert [each.name for each in both.topology.nodes] == ["a", "b"]
 
 
+def test_a_text_without_names_is_of_no_node_whose_devices_nobody_tells_where_others_are_told() -> None:
+    found = imported(TREE, nodes("n1", "n2"), log(*(queried(i) for i in range(8))))
+    assert "n[1-2] are each as source 3 (nvidia-query) describes one node" in found.assumptions
+    assert out(found) == {"n[3-4]": "no source says which devices it has"}
+    everywhere = imported(TREE, log(*(queried(i) for i in range(8))))
+    assert len(everywhere.topology.nodes) == 4
+
+
+def test_nvlink_by_one_source_and_pcie_alone_by_another_contradict() -> None:
+    pcie = ImportSource(text=MATRIX.replace("NV18", "NODE"), name="topo.txt")
+    error = refused(ImportSource(text=MATRIX, name="topo2.txt"), pcie, devices=("H100",))
+    assert [fault.detail for fault in error.faults] == [
+        "NVLink joins its devices (topo2.txt, line 1), but PCIe alone does (topo.txt, line 1)"
+    ]
+
+
 def test_one_node_alone_needs_no_network() -> None:
     found = imported(log(*(queried(i) for i in range(4))))
     assert [each.name for each in found.topology.nodes] == ["node0"]

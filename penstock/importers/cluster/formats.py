@@ -103,7 +103,7 @@ def import_topology(
     more than ``most_devices``.
     """
     if not sources:
-        raise InvalidDocument("there is no source to import", remedy="give a file, or - for standard input")
+        raise InvalidDocument("there is no source to import", remedy="give a file, a text, or - for standard input")
     options = options or ImportOptions()
     with _no_collection():
         read = [_read(number, source, options.topology) for number, source in enumerate(sources)]

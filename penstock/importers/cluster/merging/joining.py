@@ -158,7 +158,8 @@ def _describe(
         said[NAMELESS] = [node]
         notes.assume(f"{node.place.source} names no node; it is called {NAMELESS}")
         return
-    alike = [name for name, nodes in said.items() if _may_describe(node, nodes)]
+    are_told = any(each.devices is not None for nodes in said.values() for each in nodes)
+    alike = [name for name, nodes in said.items() if _may_describe(node, nodes, are_told)]
     if not alike:
         what = "it" if node.devices is None else f"the node with {count_of(node.devices)}"
         faults.add(None, f"{what} is like none of the other sources; say which it is (--node)", at=str(node.place))
@@ -171,10 +172,11 @@ def _describe(
         )
 
 
-def _may_describe(node: NodeFacts, nodes: Sequence[NodeFacts]) -> bool:
+def _may_describe(node: NodeFacts, nodes: Sequence[NodeFacts], are_told: bool) -> bool:
+    """Whether a node is like one whose ``nodes`` sources tell of; ``are_told``: some tell what devices nodes have."""
     told = [each.devices for each in nodes if each.devices is not None]
     if node.devices is None or not told:
-        return True
+        return not are_told
     if len(told[0]) != len(node.devices):
         return False
     return all(agree(a.product, b.product) for a, b in zip(told[0], node.devices, strict=True))
@@ -200,6 +202,7 @@ def _host(name: str, nodes: Sequence[NodeFacts], measured: Measured | None, cont
         why, busy_devices = _why_not_usable(nodes), node.busy_devices
         return Host(name, node.devices, node.device_links, node.has_nvswitch, node.nics, why, busy_devices, measured)
     busy = [node.busy_devices for node in nodes if node.busy_devices is not None]
+    _check_links(name, nodes, contradictions)
     return Host(
         name,
         _devices(name, nodes, contradictions),
@@ -210,6 +213,14 @@ def _host(name: str, nodes: Sequence[NodeFacts], measured: Measured | None, cont
         max(busy, default=None),
         measured,
     )
+
+
+def _check_links(name: str, nodes: Sequence[NodeFacts], contradictions: Contradictions) -> None:
+    """NVLink between devices by one source, and PCIe alone by another."""
+    nvlink = [node for node in nodes if node.has_nvswitch or any(link.path == "nvlink" for link in node.device_links)]
+    pcie = [node for node in nodes if node.device_links and node not in nvlink]
+    if nvlink and pcie:
+        contradictions.add(name, "NVLink joins its devices", nvlink[0].place, "PCIe alone does", pcie[0].place)
 
 
 def _why_not_usable(nodes: Sequence[NodeFacts]) -> str:
