@@ -38,7 +38,7 @@ class Engine:
         return done.stdout
 
     def about(self, image: str) -> dict[str, Any]:
-        """Size in megabytes, user and health check of an image."""
+        """Size in megabytes, user, health check and version of an image."""
         if self.name == "buildah":
             found = json.loads(self._said("inspect", "--type", "image", image))["Docker"]
             size = json.loads(self._said("images", "--json", image))[0]["size"]
@@ -48,7 +48,9 @@ class Engine:
             found = json.loads(self._said("inspect", image))[0]
             mb = found["Size"] / 1e6
         config = found.get("config") or found["Config"]
-        return {"mb": mb, "user": config["User"], "check": (config.get("Healthcheck") or {}).get("Test", [])[1:]}
+        version = (config.get("Labels") or {}).get("org.opencontainers.image.version", "")
+        check = (config.get("Healthcheck") or {}).get("Test", [])[1:]
+        return {"mb": mb, "user": config["User"], "check": check, "version": version}
 
     @contextmanager
     def container(self, image: str) -> Iterator[Callable[..., list[str]]]:
@@ -207,6 +209,7 @@ def main(engine_name: str, store: str, *targets: str) -> int:
         code = code if fits else 1
         assert about["user"] not in ("", "0", "root", "0:0"), f"{image} runs as {about['user']!r}"
         assert about["check"], f"{image} has no health check"
+        assert about["version"], f"{image} does not say its version"
         TRIALS[target](engine, image, about["check"])
     return code
 

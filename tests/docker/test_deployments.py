@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,16 @@ def test_compose_starts_images_that_there_are_with_settings_that_there_are() -> 
     refuse_unknown({name for one in COMPOSE["services"].values() for name in one.get("environment", {})})
 
 
+def test_compose_gives_ours_no_rights_and_lets_them_end() -> None:
+    ours = {name: one for name, one in COMPOSE["services"].items() if one["image"].startswith("penstock-")}
+    assert len(ours) == 3
+    for one in ours.values():
+        assert one["cap_drop"] == ["ALL"]
+        assert one["security_opt"] == ["no-new-privileges:true"]
+        assert one["init"] is True
+        assert one.get("restart") == "no" or one["stop_grace_period"]
+
+
 @pytest.mark.parametrize("resource", RESOURCES)
 def test_kubernetes_knows_every_field(resource: dict[str, Any]) -> None:
     kubernetes_validate.validate(resource, KUBERNETES, strict=True)
@@ -76,6 +88,32 @@ def test_the_kustomization_names_what_lies_there() -> None:
     found = yaml.safe_load((folder / "kustomization.yaml").read_text())
     assert set(found["resources"]) == {path.name for path in folder.glob("*.yaml")} - {"kustomization.yaml"}
     assert {one["name"] for one in found["images"]} == {f"penstock-{target}" for target in TARGETS}
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
+def test_kustomize_makes_what_pods_refer_to(tmp_path: Path) -> None:
+    """Rendered as by `kubectl apply -k`: one namespace, and every Secret and ConfigMap there but the agents' key."""
+    folder = tmp_path / "kubernetes"
+    shutil.copytree(DOCKER / "kubernetes", folder, ignore=shutil.ignore_patterns("*.env"))
+    (folder / "postgresql.env").write_text("POSTGRES_PASSWORD=secret\n")
+    done = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    made = list(yaml.safe_load_all(done.stdout))
+    for one in made:
+        kubernetes_validate.validate(one, KUBERNETES, strict=True)
+        assert one["kind"] == "Namespace" or one["metadata"]["namespace"] == "penstock"
+    there = {one["metadata"]["name"] for one in made if one["kind"] in ("Secret", "ConfigMap")}
+    sources = [v["valueFrom"] for one in made for c in containers_of(one) for v in c.get("env", []) if "valueFrom" in v]
+    wanted = {source[key]["name"] for source in sources for key in ("secretKeyRef", "configMapKeyRef") if key in source}
+    assert wanted - there == {"penstock-agent"}
+    claims = {one["metadata"]["name"] for one in made if one["kind"] == "PersistentVolumeClaim"}
+    assert claims == {"penstock-training"}
+
+
+def test_every_image_says_what_it_is() -> None:
+    text = (DOCKER / "Dockerfile").read_text()
+    for name in TARGETS:
+        assert f'org.opencontainers.image.title="penstock-{name}"' in text
 
 
 def test_the_image_sets_settings_that_there_are() -> None:
