@@ -26,13 +26,12 @@ from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
 from penstock.solvers.placement.choice import Choice, Chooser, Option
 from penstock.solvers.placement.joint import shares
-from penstock.solvers.placement.wish import Wish, price_of
+from penstock.solvers.placement.wish import FOREVER_NS, Wish, price_of
 from penstock.solvers.planners.deadline import Deadline
 
 Tell = Callable[[str, int, int], None]
 """Hears of the job's name, its number of hosts and the time of a step, whenever a better plan is found."""
 
-FOREVER_NS = 2**62
 JOINT_WAYS = 4
 """In which nodes are chosen when it is known how many each job gets."""
 ALONE = "one job, which may use all that is free"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cached_property
@@ -121,14 +122,12 @@ def _joined(
 
     A switch stays beside a node that hangs on it, even alone: a node without a fabric uses its own cable within.
     """
-    left = [link for link in links if not {link.a, link.b} & (devices - ids)]
+    gone, kept = devices - ids, nodes | ids
+    left = [link for link in links if link.a not in gone and link.b not in gone]
     while True:
-        ends: dict[str, int] = {}
-        for link in left:
-            for end in (link.a, link.b):
-                ends[end] = ends.get(end, 0) + 1
-        loose = {end for end, count in ends.items() if count == 1} - nodes - ids
-        following = [link for link in left if not ({link.a, link.b} & loose and not {link.a, link.b} & (nodes | ids))]
+        ends = Counter(end for link in left for end in (link.a, link.b))
+        loose = {end for end, count in ends.items() if count == 1} - kept
+        following = [link for link in left if loose.isdisjoint((link.a, link.b)) or {link.a, link.b} & kept]
         if len(following) == len(left):
             break
         left = following

@@ -2,8 +2,8 @@
 
 1. Sets (``families``), one of each class of sets that are alike, each with a bound on every plan for it.
 2. A regular plan (``regular``) for the most compact set of each number of hosts, the largest first; then for the other
-   sets, while their bound allows more than the best plan, the most promising number first. On many hosts a count of
-   devices ends this.
+   sets, while their bound allows more than the best plan, the most promising number first, and while a regular plan
+   would win on hosts that are joined without limits. On many hosts a count of devices ends this.
 3. The planner that the job asks for, on the sets that can still win: all of them where they are small or the job limits
    its planner, else until the time limit. Without any limit large sets keep their regular plans.
 
@@ -12,7 +12,7 @@ Ties: fewest devices, then fewest switches newly broken into, then the most comp
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -23,7 +23,7 @@ from penstock.solvers.bounds import request_bound
 from penstock.solvers.placement import regular
 from penstock.solvers.placement.families import Families
 from penstock.solvers.placement.site import Chosen, Site
-from penstock.solvers.placement.wish import Wish
+from penstock.solvers.placement.wish import FOREVER_NS, Wish
 from penstock.solvers.planners.deadline import Deadline
 from penstock.solvers.problem import Problem
 from penstock.solvers.result import REQUEST_SCOPE, Candidate, Result, Status
@@ -32,6 +32,8 @@ SMALL = 6_000
 """Layers × devices × numbers of micro-batches up to which a job's planner is asked without any limit."""
 EFFORT = 3_072
 """Devices of the sets that get a regular plan beside the most compact ones, together."""
+ASKED = 2
+"""To ask what so many devices may do without limits is as much work as a plan for one of them."""
 SPARE = 2
 """Regular plans may take one part of so many of a time limit."""
 
@@ -59,6 +61,7 @@ class Option:
     """A set of ``number`` hosts that breaks into so many switches; no plan for it takes less than ``bound_ns``.
 
     ``least``: hosts that are kept, used or not. ``place``: among the sets of as many hosts, the most compact one first.
+    ``surpassed``: its regular plans would lose even if nothing slowed transfers down.
     """
 
     number: int
@@ -69,6 +72,7 @@ class Option:
     place: int = 0
     result: Result | None = None
     asked: bool = False
+    surpassed: bool = False
 
     @property
     def best(self) -> Candidate | None:
@@ -141,6 +145,7 @@ class Chooser:
     options: list[Option] = field(default_factory=list)
     best: Option | None = None
     _bounds: dict[object, int] = field(default_factory=dict)
+    _fast: dict[object, bool] = field(default_factory=dict)
 
     def run(self) -> Choice:
         """All three steps."""
@@ -148,12 +153,16 @@ class Chooser:
         families = Families(self.site, hosts, self.wish.least, self.wish.most or len(hosts))
         for number in families.numbers():
             self._add(families, number)
-        self._compact()
+        firsts = {option.number: option for option in reversed(self.options)}
+        for number in sorted(firsts, reverse=True):
+            self._plan(firsts[number])
         if self.wish.cheapest and not families.every_set:
             self._between(families)
         self._others(families.every_set)
         cut_short = self._ask()
-        unplanned = sum(option.result is None and self._can_win(option) for option in self.options)
+        unplanned = sum(
+            option.result is None and not option.surpassed and self._can_win(option) for option in self.options
+        )
         return Choice(self.wish, self.options, families.every_set, self.best, cut_short, unplanned)
 
     def _add(self, families: Families, number: int) -> list[Option]:
@@ -175,12 +184,6 @@ class Chooser:
             self._bounds[key] = request_bound(self.asker.problem(chosen)).bound_ns
         return self._bounds[key]
 
-    def _compact(self) -> None:
-        """A plan for the first set of each number."""
-        firsts = {option.number: option for option in reversed(self.options)}
-        for number in sorted(firsts, reverse=True):
-            self._plan(firsts[number])
-
     def _between(self, families: Families) -> None:
         """Of the numbers between one that keeps the deadline and the next smaller one that does not, by halves."""
         while self.best is not None and not self._late:
@@ -197,10 +200,15 @@ class Chooser:
         for option in sorted(self.options, key=self._promise):
             if option.result is not None or not self._can_win(option):
                 continue
-            left -= option.devices
             if self._late or (left < 0 and not every_set):
                 return
-            self._plan(option)
+            known = len(self._fast)
+            if self._may_win(option):
+                self._plan(option)
+                left -= option.devices
+            else:
+                option.surpassed = True
+            left -= (len(self._fast) - known) * option.devices // ASKED
 
     def _promise(self, option: Option) -> tuple[int, int, int]:
         """Numbers of hosts in the order of the cost of their best plan, then bounds."""
@@ -211,13 +219,34 @@ class Chooser:
         ]
         return min(costs, default=2**62), self.wish.cost(option.bound_ns, option.devices), option.broken
 
+    def _may_win(self, option: Option) -> bool:
+        """Whether a regular plan would win if nothing limited transfers; asked once of hosts that are alike."""
+        if not self.asker.drawn:
+            return True
+        key = tuple((self.site.hosts[host].group, count) for host, count in option.chosen)
+        if key not in self._fast:
+            ends = list(accumulate(count for _host, count in option.chosen))
+            self._fast[key] = regular.may_take(
+                self.asker.problem(option.chosen),
+                lambda devices: self._longest_ns(ends[bisect_left(ends, devices)]),
+            )
+        return self._fast[key]
+
     def _plan(self, option: Option) -> None:
         if option.result is not None or self._late:
             return
         problem = self.asker.problem(option.chosen)
-        option.asked = not self.asker.drawn
-        found = self.asker.solve(problem, self._left_ns(SPARE)) if option.asked else regular.plan(problem)
-        self._take(option, found)
+        if not self.asker.drawn:
+            option.asked = True
+            self._take(option, self.asker.solve(problem, self._left_ns(SPARE)))
+            return
+        self._take(option, regular.plan(problem))
+
+    def _longest_ns(self, devices: int) -> int:
+        """Of a step on so many devices, so that it may win."""
+        if self.best is None or self.best.best is None:
+            return self.wish.deadline_ns or FOREVER_NS
+        return self.wish.longest_ns(self.wish.cost(self.best.best.value_ns, self.best.devices_used), devices)
 
     def _ask(self) -> str:
         """The job's planner, on what can win; why not on all of it."""

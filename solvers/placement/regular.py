@@ -8,15 +8,18 @@ and with replicas side by side.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from penstock.solvers.allocation import Stage, single_pipeline
 from penstock.solvers.batches import Batch, batch_of
 from penstock.solvers.costs import all_reduce_ns
+from penstock.solvers.network import UNLIMITED, Inside, Network
+from penstock.solvers.placement.wish import FOREVER_NS
 from penstock.solvers.planners.deadline import Deadline
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.planners.session import Session
@@ -36,6 +39,12 @@ SLICES = (1, 2, 4, 8, 16)
 """Rows of a micro-batch for each replica."""
 
 
+UNLIMITED_RULES: dict[str, Any] = {"shared": False, "channel": "none", "transfer": "nic"}
+
+Longest = Callable[[int], int]
+"""Nanoseconds of a step on so many devices beyond which a plan is of no use."""
+
+
 class Shape(NamedTuple):
     """Stages, each on so many replicas; ``bounds`` of their layers; ``estimate_ns`` of a step."""
 
@@ -48,14 +57,31 @@ class Shape(NamedTuple):
 
 def plan(problem: Problem) -> Result:
     """The best of the regular plans that are judged, with its bound; or the shortage of the nearest one."""
-    judged = max(LEAST_JUDGED, min(MOST_JUDGED, DEVICES_JUDGED // problem.num_devices))
     session = Session(problem, Deadline(None), schedule="early-backward")
-    session.judge_all(NAME, _proposals(problem, judged))
+    session.judge_all(NAME, _proposals(problem, _best(problem) or [_deepest(problem)]))
     return session.result(NAME, "")
 
 
-def _proposals(problem: Problem, judged: int) -> Iterator[Proposal]:
-    for shape in _best(problem, judged) or [_deepest(problem)]:
+def may_take(problem: Problem, longest_ns: Longest) -> bool:
+    """Whether a regular plan would be that fast if nothing slowed transfers down; if not, no network makes it so."""
+    free = replace(problem, network=_unlimited(problem), rules=replace(problem.rules, **UNLIMITED_RULES))
+    return any(_takes(free, shape, longest_ns(shape.depth * shape.replicas)) for shape in _best(free, longest_ns))
+
+
+def _takes(problem: Problem, shape: Shape, longest_ns: int) -> bool:
+    session = Session(problem, Deadline(None), schedule="early-backward", ceiling_ns=lambda: longest_ns)
+    session.judge_all(NAME, _proposals(problem, [shape]))
+    return session.best is not None and session.best.value_ns <= longest_ns
+
+
+def _unlimited(problem: Problem) -> Network:
+    """The devices as if they were one node without limits."""
+    names, inside = problem.network.device_names, Inside("ports", UNLIMITED, 0, True)
+    return Network(names, ("one",), (0,) * len(names), (inside,), ())
+
+
+def _proposals(problem: Problem, shapes: Sequence[Shape]) -> Iterator[Proposal]:
+    for shape in shapes:
         for devices in _layouts(problem, shape):
             stages = tuple(
                 Stage(first, stop - 1, tuple(devices[s])) for s, (first, stop) in enumerate(pairwise(shape.bounds))
@@ -64,16 +90,19 @@ def _proposals(problem: Problem, judged: int) -> Iterator[Proposal]:
             yield Proposal(allocation, ("early-backward",), "A", (problem.rules.overlap_all_reduce,))
 
 
-def _best(problem: Problem, most: int) -> list[Shape]:
+def _best(problem: Problem, longest_ns: Longest = lambda _devices: FOREVER_NS) -> list[Shape]:
     """The shapes with the least estimates, one for each number of replicas and of micro-batches.
 
     Chains are cut in the order of what they take at least, until no other can be among the best.
     """
+    most = max(LEAST_JUDGED, min(MOST_JUDGED, DEVICES_JUDGED // problem.num_devices))
     best: dict[tuple[int, Batch], Shape] = {}
     for chain in sorted(_chains(problem), key=lambda chain: (chain.least_ns, chain.depth, chain.replicas)):
         ranked = sorted(shape.estimate_ns for shape in best.values())
         if len(ranked) >= most and chain.least_ns >= ranked[most - 1]:
             break
+        if chain.proven_ns > longest_ns(chain.depth * chain.replicas):
+            continue
         for again in {"never": (False,), "always": (True,), "auto": (False, True)}[problem.recompute]:
             bounds = chain.cuts(again)
             if bounds is None:
@@ -85,11 +114,13 @@ def _best(problem: Problem, most: int) -> list[Shape]:
 
 
 def _layouts(problem: Problem, shape: Shape) -> list[list[list[int]]]:
-    """Devices of each stage: replicas side by side, and stages side by side."""
+    """Devices of each stage: replicas side by side, and stages side by side; once where that is the same."""
     used = np.arange(shape.depth * shape.replicas)
     together = used.reshape(shape.depth, shape.replicas).tolist()
     apart = used.reshape(shape.replicas, shape.depth).T.tolist()
-    return [together] if together == apart else [together, apart]
+    looks = {(device.kind, device.memory_bytes, device.context_bytes) for device in problem.devices}
+    alike = len(looks) == len(problem.network.node_names) == 1
+    return [together] if together == apart or alike else [together, apart]
 
 
 def _depths(problem: Problem) -> list[int]:
@@ -130,7 +161,8 @@ class _Chain:
         self.problem, self.depth, self.replicas, self.batch = problem, depth, replicas, batch
         share = -(-batch.most_rows // replicas)
         used = problem.devices[: depth * replicas]
-        costs = [problem.costs(kind, share) for kind in sorted({device.kind for device in used})]
+        self.kinds = sorted({device.kind for device in used})
+        costs = [problem.costs(kind, share) for kind in self.kinds]
         self.places = [0, *(np.flatnonzero(problem.cuttable) + 1).tolist(), problem.num_layers]
         forward = np.max([cost.forward_ns for cost in costs], axis=0)[self.places]
         backward = np.max([cost.backward_ns for cost in costs], axis=0)[self.places]
@@ -141,6 +173,7 @@ class _Chain:
         room = min(problem.capacity_bytes(d) - device.context_bytes for d, device in enumerate(used))
         self.crossing = int(problem.forward_bytes.max(initial=0)) * share if problem.memory.count_buffers else 0
         self.room = room - workspace
+        self._bytes: dict[int, list[int]] = {}
 
     def _static(self) -> np.ndarray:
         rules = self.problem.memory
@@ -155,6 +188,15 @@ class _Chain:
         whole: int = self.times[self.problem.recompute == "always"][-1]
         return whole // self.depth * (self.batch.num_micro_batches - 1) + whole
 
+    @property
+    def proven_ns(self) -> int:
+        """No plan takes less, whatever recomputes: one of the stages has its share of the layers on some kind."""
+        rows = self.batch.least_rows // self.replicas
+        again = self.problem.recompute == "always"
+        layers = [self.problem.costs(kind, rows) for kind in self.kinds]
+        whole = min(int(cost.forward_ns[-1]) * (1 + again) + int(cost.backward_ns[-1]) for cost in layers)
+        return whole // self.depth * self.batch.num_micro_batches
+
     def cuts(self, again: bool) -> list[int] | None:
         """The cuts whose slowest stage is fastest among those that fit; None where none fit."""
         times = self.times[again]
@@ -166,32 +208,35 @@ class _Chain:
             if found is None:
                 low = middle + 1
             else:
-                best, high = found, middle
-        return best
+                best, high = found, self._slowest_ns(times, found)
+        return [self.places[at] for at in best] if best is not None else None
+
+    def _slowest_ns(self, times: list[int], cuts: list[int]) -> int:
+        return max(times[stop] - times[first] for first, stop in pairwise(cuts))
 
     def _greedy(self, times: list[int], most_ns: int, again: bool) -> list[int] | None:
-        """As much as fits on each stage in turn, leaving a block for each that follows; None where layers are left."""
-        bounds, at, last = [0], 0, len(self.places) - 1
+        """As much as fits on each stage in turn, leaving a block for each that follows; None where layers are left.
+
+        Cuts are numbers of places.
+        """
+        cuts, at, last = [0], 0, len(self.places) - 1
         for stage in range(self.depth):
             flying = min(self.depth - stage, self.batch.num_micro_batches)
             stop = min(bisect_right(times, times[at] + most_ns) - 1, last - (self.depth - stage - 1))
             spare = self.room - self.crossing * (flying + 2)
-            stop = self._fitting(at, stop, 1 if again else flying, spare)
+            held = self._held(1 if again else flying)
+            stop = min(stop, bisect_right(held, held[at] + spare) - 1)
             if stop <= at:
                 return None
-            bounds.append(self.places[stop])
+            cuts.append(stop)
             at = stop
-        return bounds if at == last else None
+        return cuts if at == last else None
 
-    def _fitting(self, at: int, stop: int, flying: int, spare: int) -> int:
-        """The last place up to ``stop`` so that what lies between fits; ``at`` where nothing does."""
-
-        def held(place: int) -> int:
-            return int(self.static[place] - self.static[at] + flying * (self.stash[place] - self.stash[at]))
-
-        if stop <= at or held(stop) <= spare:
-            return stop
-        return at + bisect_right(range(at + 1, stop), spare, key=held)
+    def _held(self, flying: int) -> list[int]:
+        """Bytes of what lies before each place, with so many micro-batches in flight."""
+        if flying not in self._bytes:
+            self._bytes[flying] = [fixed + flying * stash for fixed, stash in zip(self.static, self.stash, strict=True)]
+        return self._bytes[flying]
 
     def by_memory(self) -> list[int]:
         """Cuts whose fullest stage holds least."""
@@ -202,9 +247,9 @@ class _Chain:
             self.room = (low + high) // 2
             low, high = (low, self.room) if self._greedy(times, times[-1], again=True) else (self.room + 1, high)
         self.room = high
-        bounds = self._greedy(times, times[-1], again=True)
-        assert bounds is not None
-        return bounds
+        cuts = self._greedy(times, times[-1], again=True)
+        assert cuts is not None
+        return [self.places[at] for at in cuts]
 
     def estimate_ns(self, bounds: list[int], again: bool) -> int:
         """Of a step: the slowest stage for each micro-batch, the way through all, the largest all-reduce and update."""

@@ -8,6 +8,9 @@ from typing import Literal
 
 from penstock.solvers.placement.site import Chosen, Site
 
+FOREVER_NS = 2**62
+"""Longer than any step."""
+
 Objective = Literal["throughput", "throughput_per_device", "fastest_within_budget"]
 
 
@@ -51,6 +54,15 @@ class Wish:
         if self.cheapest:
             return devices
         return time_ns * devices if self.objective == "throughput_per_device" else time_ns
+
+    def longest_ns(self, cost: int, devices: int) -> int:
+        """A step of so long on so many devices costs as much, and keeps the deadline; below 0: none does."""
+        if self.cheapest and devices > cost:
+            return -1
+        allowed = FOREVER_NS if self.deadline_ns is None else self.deadline_ns
+        if self.cheapest:
+            return allowed
+        return min(allowed, cost // devices if self.objective == "throughput_per_device" else cost)
 
     def value(self, cost: int, samples: int) -> float:
         """What the objective measures: samples per second, samples per second and device, or devices less than none."""

@@ -11,10 +11,11 @@ from random_clusters import KINDS, request, tree
 from penstock.convert import to_problem
 from penstock.convert.requests import devices_of, network_of
 from penstock.examples import catalogue
+from penstock.placing import answer
 from penstock.placing.cluster import Cluster
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology, Device, Fabric, Link, MeasuredMatrix, Node
-from penstock.solvers.placement import regular
+from penstock.solvers.placement import choice, regular
 from penstock.solvers.placement.families import Families
 from penstock.solvers.placement.joint import shares
 from penstock.solvers.placement.site import Site
@@ -115,6 +116,34 @@ def test_regular_plans_are_sound_and_near_the_bound() -> None:
     assert found.best.value_ns < 1.5 * found.bounds[0].bound_ns
 
 
+@pytest.mark.parametrize("objective", ["throughput", "throughput_per_device"])
+def test_sets_that_no_network_would_help_are_not_planned(monkeypatch: pytest.MonkeyPatch, objective: str) -> None:
+    monkeypatch.setattr(choice, "SMALL", 0)
+    fewer = 0
+    for seed in range(3):
+        asked = request(seed, planner="auto", objective=objective)
+        (quick,) = answer(asked).choices
+        with monkeypatch.context() as patched:
+            patched.setattr(regular, "may_take", lambda *_given: True)
+            (every,) = answer(asked).choices
+        assert quick.value == every.value
+        assert quick.nodes == every.nodes
+        fewer += quick.planned < every.planned
+    assert fewer
+
+
+def test_no_network_makes_a_plan_faster_than_none() -> None:
+    asked = PlanRequest(
+        profile=catalogue.profile("bert-48"), topology=catalogue.cluster("2x4xV100"), global_batch_size=64
+    )
+    problem = to_problem(asked)
+    found = regular.plan(problem)
+    assert found.best is not None
+    value_ns = found.best.value_ns
+    assert regular.may_take(problem, lambda _devices: value_ns)
+    assert not regular.may_take(problem, lambda _devices: found.bounds[0].bound_ns - 1)
+
+
 def test_regular_plans_say_what_is_missing() -> None:
     topology = catalogue.cluster("1x2xV100")
     asked = PlanRequest(profile=catalogue.profile("bert-48"), topology=topology, global_batch_size=64)
@@ -144,8 +173,6 @@ def test_shares_are_worth_most(seed: int) -> None:
 
 
 def test_kinds_that_the_profile_lacks_are_left_out() -> None:
-    from penstock.placing import answer
-
     asked = request(0, planner="dapple")
     job = asked.jobs[0]
     known = tuple(each for each in job.profile.measurements if each.device_kind == KINDS[0])  # type: ignore[union-attr]
