@@ -1,20 +1,17 @@
-"""Six rank processes that serve all cases of a test module."""
+"""Up to six rank processes that serve all cases of a test module."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
+from forked import Forked, ForkedProcesses
 from torch._C._distributed_c10d import TCPStore
 
-from penstock.executor.launch import loopback_interface
 from penstock.schemas.program import Program
 
 HERE = Path(__file__).parent
@@ -24,8 +21,9 @@ SEED = 5
 class RankPool:
     """Processes 0 … 5, started when first needed; ``train`` makes the first of them the ranks of a run."""
 
-    def __init__(self) -> None:
-        self._workers: list[subprocess.Popen[str]] = []
+    def __init__(self, processes: ForkedProcesses) -> None:
+        self._processes = processes
+        self._workers: list[Forked] = []
         self._runs = 0
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
 
@@ -34,8 +32,7 @@ class RankPool:
     ) -> list[dict[str, Any]]:
         """Train ``small_jobs:job``, or ``module:job``; the ranks' last events, with the others under ``events``."""
         self._runs += 1
-        while len(self._workers) < len(programs):
-            self._workers.append(_worker())
+        self._grow(len(programs))
         for program, worker in zip(programs, self._workers, strict=False):
             assignment = {
                 "rank": program.rank,
@@ -51,7 +48,6 @@ class RankPool:
                 "trace_steps": trace_steps,
                 "layers": None,
             }
-            assert worker.stdin is not None
             worker.stdin.write(json.dumps(assignment | more | _of_rank(more, program.rank)) + "\n")
             worker.stdin.flush()
         results = [_last_event(worker) for worker in self._workers[: len(programs)]]
@@ -71,8 +67,7 @@ class RankPool:
         """Train ``rule_jobs:job`` and keep everything (``rule_rank``); ``programs``: lists of programs of all ranks."""
         self._runs += 1
         size = len(programs[0])
-        while len(self._workers) < size:
-            self._workers.append(_worker())
+        self._grow(size)
         files = [directory / f"record{self._runs}-{rank}.pt" for rank in range(size)]
         for rank, worker in zip(range(size), self._workers, strict=False):
             assignment = {
@@ -85,7 +80,6 @@ class RankPool:
                 "uses": list(uses),
                 "record": str(files[rank]),
             }
-            assert worker.stdin is not None
             worker.stdin.write(json.dumps(assignment) + "\n")
             worker.stdin.flush()
         results = [_last_event(worker) for worker in self._workers[:size]]
@@ -95,11 +89,14 @@ class RankPool:
         return [torch.load(file) for file in files]
 
     def close(self) -> None:
+        """End the ranks; others are started when they are needed."""
         for worker in self._workers:
             worker.kill()
-        for worker in self._workers:
-            worker.communicate()
         self._workers = []
+
+    def _grow(self, size: int) -> None:
+        while len(self._workers) < size:
+            self._workers.append(self._processes.start("rank_worker"))
 
 
 def _of_rank(more: dict[str, Any], rank: int) -> dict[str, Any]:
@@ -107,22 +104,11 @@ def _of_rank(more: dict[str, Any], rank: int) -> dict[str, Any]:
     return {key.removesuffix("_of_rank"): value[rank] for key, value in more.items() if key.endswith("_of_rank")}
 
 
-def _worker() -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, str(HERE / "rank_worker.py")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"GLOO_SOCKET_IFNAME": loopback_interface(), "OMP_NUM_THREADS": "1"},
-    )
-
-
-def _last_event(worker: subprocess.Popen[str]) -> dict[str, Any]:
-    assert worker.stdout is not None
+def _last_event(worker: Forked) -> dict[str, Any]:
     events: list[dict[str, Any]] = []
     for line in worker.stdout:
         event = json.loads(line)
         if event["kind"] in ("done", "failed"):
             return event | {"events": events}
         events.append(event)
-    return {"kind": "failed", "reason": f"exit code {worker.wait()}", "events": events}
+    return {"kind": "failed", "reason": "its process has ended", "events": events}

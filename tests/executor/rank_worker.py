@@ -11,12 +11,10 @@ from typing import Any
 import rule_rank
 import torch.distributed as dist
 
-from penstock.executor.children import die_with
 from penstock.executor.rank import Rank
 
 
 def main() -> None:
-    die_with(os.getppid())
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
@@ -38,7 +36,3 @@ def main() -> None:
             say(rank.failure(error))
             os._exit(1)
         dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
 from pipelines import Part, programs_of
 from rank_pool import RankPool
 from small_jobs import plain
 
 from penstock.executor.clocks import CommonClock, Reading
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    started = RankPool()
-    yield started
-    started.close()
 
 
 def test_drift_is_spread_evenly_between_two_readings() -> None:

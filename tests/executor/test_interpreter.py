@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,13 +16,6 @@ from penstock.executor.reference import Recipe, ReferenceTrainer
 
 TWO = [Part(3, (0,)), Part(3, (1,))]
 THREE = [Part(2, (0,)), Part(2, (1,)), Part(2, (2,))]
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    pool = RankPool()
-    yield pool
-    pool.close()
 
 
 def differences(results: list[dict[str, Any]]) -> tuple[float, float]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import rule_jobs
 import torch
 from pipelines import Part, averaging_programs_of
@@ -14,13 +12,6 @@ from rank_pool import RankPool
 
 STAGES = [Part(2, (0,)), Part(2, (1,)), Part(2, (2,))]
 RUNGS = 3
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    started = RankPool()
-    yield started
-    started.close()
 
 
 def same(one: Any, other: Any) -> bool:

@@ -29,14 +29,12 @@ TWO = [Part(4, (0,)), Part(4, (1,))]
 LOOP = [Part(2, (0,)), Part(2, (1,)), Part(2, (0,)), Part(2, (1,))]
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
     """Ranks compute with one thread, and so does the unsplit model: in bfloat16 the number of threads shows."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    pool = RankPool()
-    yield pool
-    pool.close()
+    yield
     torch.set_num_threads(threads)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -130,13 +130,6 @@ def test_plain_trainers_follow_the_equations(rule: str, by_hand: Callable[[int],
     assert found == pytest.approx(by_hand(7), rel=1e-12)
     assert found != pytest.approx(by_hand(6), rel=1e-6)
     assert losses[-1] < losses[0]
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    pool = RankPool()
-    yield pool
-    pool.close()
 
 
 HALVES = [Part(3, (0,)), Part(3, (1,))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -21,13 +21,6 @@ from penstock.solvers.schedules.chimera import chimera
 from penstock.solvers.schedules.early_backward import early_backward
 
 STEPS = 4
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    pool = RankPool()
-    yield pool
-    pool.close()
 
 
 def stages(cuts: Sequence[int], devices: Sequence[tuple[int, ...]]) -> tuple[Stage, ...]:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import small_jobs
+from forked import Forked, ForkedProcesses
 from pipelines import problem_of
 from torch._C._distributed_c10d import TCPStore
 
-from penstock.executor.launch import loopback_interface
 from penstock.solvers.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.lowering import lower
 from penstock.solvers.problem import Problem
@@ -27,28 +24,15 @@ from penstock.solvers.schedules.v_shape import v_half, zb_v
 from penstock.solvers.schedules.zero_bubble import zb_h1
 from penstock.torch_csv import to_csv
 
-HERE = Path(__file__).parent
 LAYERS = 6
 
 
 @pytest.fixture(scope="module")
-def workers() -> Iterator[list[subprocess.Popen[str]]]:
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": loopback_interface(), "OMP_NUM_THREADS": "1"}
-    started = [
-        subprocess.Popen(
-            [sys.executable, str(HERE / "torch_runtime_worker.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for _ in range(3)
-    ]
+def workers(forked_processes: ForkedProcesses) -> Iterator[list[Forked]]:
+    started = [forked_processes.start("torch_runtime_worker") for _ in range(3)]
     yield started
     for worker in started:
         worker.kill()
-    for worker in started:
-        worker.communicate()
 
 
 def looped(devices: int, chunks: int) -> Allocation:
@@ -83,7 +67,7 @@ def stages_on(devices: list[int]) -> Allocation:
     ],
 )
 def test_losses_and_gradients_are_those_of_pytorch_s_runtime(
-    workers: list[subprocess.Popen[str]],
+    workers: list[Forked],
     tmp_path: Path,
     schedule: Callable[[Problem, Allocation], Orders],
     allocation: Allocation,

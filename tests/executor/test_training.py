@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +28,6 @@ STEPS = 6
 def looped(*layers: int) -> list[Part]:
     """WPipe's stages on two ranks: stage 2 + i where stage i is."""
     return [Part(count, (s % 2,)) for s, count in enumerate(layers)]
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    pool = RankPool()
-    yield pool
-    pool.close()
 
 
 def run(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -25,13 +25,6 @@ from penstock.schemas.errors import UnsupportedRequest
 
 ROWS = ["0F0:3 2F0:3 2B0:3 0B0:3", "0F0:3 0B0:3", "1F0:3 1B0:3"]
 TWO = [Part(3, (0,)), Part(3, (1,))]
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    pool = RankPool()
-    yield pool
-    pool.close()
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,6 @@ OPTIMIZERS = tuple(rule_jobs.OPTIMIZERS)
 THREE = [Part(2, (0,)), Part(2, (1,)), Part(2, (2,))]
 TWO_GROUPS = [Part(2, (0,)), Part(1, (1,)), Part(2, (0,)), Part(1, (1,))]
 """WPipe on two devices: partitions 0 and 2 on the first, 1 and 3 on the second."""
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    pool = RankPool()
-    yield pool
-    pool.close()
 
 
 class Trajectory:

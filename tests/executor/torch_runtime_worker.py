@@ -21,7 +21,6 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
 from penstock.executor.chain import Chain
-from penstock.executor.children import die_with
 from penstock.executor.interpreter import Interpreter
 from penstock.executor.transport import GlooTransport, connect, process_groups
 from penstock.schemas.program import Program
@@ -102,7 +101,6 @@ def _loss(job: Any, wanted: Tensor, counts: Tensor, sums: list[float], output: T
 
 
 def main() -> None:
-    die_with(os.getppid())
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     torch.set_num_threads(1)
@@ -115,7 +113,3 @@ def main() -> None:
         out.flush()
         dist.barrier()
         dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

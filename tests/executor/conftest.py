@@ -1,0 +1,25 @@
+"""Rank processes for the tests; loading torch is paid once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from forked import ForkedProcesses
+from rank_pool import RankPool
+
+
+@pytest.fixture(scope="session")
+def forked_processes() -> Iterator[ForkedProcesses]:
+    """What forks processes that have loaded torch."""
+    processes = ForkedProcesses()
+    yield processes
+    processes.close()
+
+
+@pytest.fixture(scope="module")
+def pool(forked_processes: ForkedProcesses) -> Iterator[RankPool]:
+    """Ranks of a module's own."""
+    pool = RankPool(forked_processes)
+    yield pool
+    pool.close()
