@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import get_args
 
 import pytest
 import test_scontrol_nodes
+import yaml
 from test_any_text import TEXTS
 from test_ibnetdiscover import FABRIC
 from test_scontrol_topology import TREE as SCONTROL_TREE
@@ -17,6 +19,7 @@ from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.topology_import import Format, ImportSource
 
 SCONTROL_JSON = test_scontrol_nodes.as_json({"name": "n1", "state": ["IDLE"], "gres": "gpu:h100:4"})
+SCONTROL_YAML = yaml.safe_dump(json.loads(SCONTROL_JSON)) + "- gres_used: gpu:1\n  topology: default:leaf1\n"
 EXAMPLES: list[tuple[str, str]] = [
     *((name, text) for name, (_, text) in TEXTS.items() if name != "hypernodes"),
     ("hypernodes", "apiVersion: topology.volcano.sh/v1alpha1\nkind: HyperNode\nmetadata: {name: s}\n"),
@@ -30,6 +33,7 @@ EXAMPLES: list[tuple[str, str]] = [
     ("scontrol-nodes", test_scontrol_nodes.CLUSTER),
     ("scontrol-nodes", test_scontrol_nodes.on_one_line(test_scontrol_nodes.CLUSTER)),
     ("scontrol-nodes", SCONTROL_JSON),
+    ("scontrol-nodes", SCONTROL_YAML),
     ("ibnetdiscover", FABRIC),
     ("agents", '{"schema_version": 1, "name": "x", "nodes": []}'),
     ("agents", "schema_version: 1\nname: x\nuniform:\n  nodes: 2\n"),

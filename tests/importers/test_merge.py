@@ -180,6 +180,7 @@ def test_first_labels_join_where_they_mean_one_node() -> None:
     found = imported(TREE, nodes("n1.site.org", "n2.site.org", "n3", "n4"))
     assert [each.name for each in found.topology.nodes] == ["n1", "n2", "n3", "n4"]
     assert "'n1.site.org' is taken for the node 'n1' of another source, and so are 1 more" in found.assumptions[0]
+    assert [each.name for each in imported(TREE, nodes("n1.site.org"), only="n1.site.org").topology.nodes] == ["n1"]
     error = refused(TREE, nodes("n1.a", "n1.b"))
     assert [(fault.pointer, fault.detail) for fault in error.faults] == [
         ("n1", "'n1' may be 'n1.a' or 'n1.b' of source 2 (scontrol-nodes)")

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+import yaml
 
 from penstock.importers.cluster.facts import NodeFacts, SourceFacts
 from penstock.importers.cluster.slurm.scontrol_nodes import read_scontrol_nodes
@@ -199,7 +200,9 @@ def test_json_of_new_and_old_slurm() -> None:
     new = {"name": "n1", "state": ["IDLE", "DRAIN"], "reason": "fan", "gres": "gpu:h100:4(S:0-1)", "tres_used": ""}
     old = {"name": "n2", "state": "mixed", "state_flags": [], "gres": "gpu:h100:4", "gres_used": "gpu:h100:1(IDX:2)"}
     bare = {"name": "n3", "state": ["IDLE"], "gres": "", "tres": None}
-    facts = read_scontrol_nodes(as_json(new | {"tres": "cpu=1,gres/gpu=4"}, old, bare))
+    text = as_json(new | {"tres": "cpu=1,gres/gpu=4"}, old, bare)
+    facts = read_scontrol_nodes(text)
+    assert read_scontrol_nodes(yaml.safe_dump(json.loads(text))).nodes == facts.nodes
     assert [(node.usable, node.why_not_usable, node.busy_devices) for node in facts.nodes.values()] == [
         (False, "it is drained (fan)", 0),
         (True, "", 1),

@@ -25,9 +25,11 @@ Reader = Callable[..., SourceFacts]
 _LOOKED_AT = 1 << 20
 _MORE_EXACT: dict[tuple[Format, ...], Format] = {
     ("slurm-conf", "scontrol-topology"): "scontrol-topology",
+    ("slurm-yaml", "scontrol-nodes"): "scontrol-nodes",
     ("k8s-nodes", "hypernodes"): "k8s-nodes",
 }
-"""Where a text may be of both: scontrol adds to what topology.conf has, and nodes are read with their HyperNodes."""
+"""Where a text may be of both: scontrol adds to what topology.conf has, nodes say which topology they are of, and are
+read with their HyperNodes."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,9 @@ FORMATS: dict[Format, KnownFormat] = {
     ),
     "scontrol-nodes": _format(
         "slurm.scontrol_nodes",
-        "what `scontrol show nodes` prints, text or --json",
-        r'^\s*NodeName=\S+.*(\n.*){0,40}?\bState=|"(gres_used|gres|slurmd_version|slurmd_start_time|tres_used)"\s*:',
+        "what `scontrol show nodes` prints, text, --json or --yaml",
+        r"^\s*NodeName=\S+.*(\n.*){0,40}?\bState=|"
+        r'"(gres_used|gres|slurmd_version|slurmd_start_time|tres_used)"\s*:|^[ -]*(gres_used|tres_used):',
     ),
     "ibnetdiscover": _format(
         "ibnetdiscover", "what `ibnetdiscover` prints", r"^(Switch|Ca)\s+[0-9]+\s+\"[HS]-[0-9a-f]+\"|^switchguid="

@@ -93,7 +93,8 @@ def join(sources: Sequence[SourceFacts], described: Sequence[str | None], notes:
     if not nameless and any(hostlist is not None for hostlist in described):
         faults.add(None, "every source names its nodes itself; leave --node (sources.nodes) out", at=str(described[0]))
     for node, hostlist in nameless:
-        _describe(said, node, hostlist, notes, faults, is_known=bool(names.known))
+        wanted = None if hostlist is None else [names.of(name) for name in expand(hostlist)]
+        _describe(said, node, wanted, notes, faults, is_known=bool(names.known))
     measured = _measured(sources, names)
     contradictions = Contradictions()
     hosts = {name: _host(name, nodes, measured.get(name), contradictions) for name, nodes in said.items()}
@@ -140,15 +141,14 @@ def _wiring(facts: SourceFacts, names: Names, notes: Notes) -> Wiring:
 def _describe(
     said: dict[str, list[NodeFacts]],
     node: NodeFacts,
-    hostlist: str | None,
+    wanted: Sequence[str] | None,
     notes: Notes,
     faults: Faults,
     *,
     is_known: bool,
 ) -> None:
     """Let a text without names speak of the nodes that it is about; ``is_known``: others say which nodes there are."""
-    if hostlist is not None:
-        wanted = expand(hostlist)
+    if wanted is not None:
         if is_known and (unknown := [name for name in wanted if name not in said]):
             faults.add(None, f"no source names it; {node.place.source} cannot describe it", at=shown(unknown))
         for name in wanted:

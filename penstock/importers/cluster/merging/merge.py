@@ -13,7 +13,7 @@ from typing import Any
 from penstock.importers.cluster.facts import SourceFacts
 from penstock.importers.cluster.hostlist import expand
 from penstock.importers.cluster.merging.inside import Inside, insides
-from penstock.importers.cluster.merging.joining import NO_DEVICE, Host, Wiring, join, usable
+from penstock.importers.cluster.merging.joining import NO_DEVICE, Host, Joined, Wiring, join, usable
 from penstock.importers.cluster.merging.measured import kinds_of, measured_network
 from penstock.importers.cluster.merging.network import links_of, network
 from penstock.importers.cluster.merging.notes import Notes, shown
@@ -40,7 +40,7 @@ def merge(
         notes.assume(sentence)
     if not joined.hosts:
         raise InvalidDocument("no source names a node", remedy="give a source with nodes, or --node")
-    hosts = _asked_for(joined.hosts, options.only, notes)
+    hosts = _asked_for(joined, options.only, notes)
     hosts = usable(hosts, options.devices_per_node, notes)
     if options.only_free:
         hosts = _free_only(hosts, notes)
@@ -108,10 +108,11 @@ def _node(name: str, inside: Inside) -> dict[str, Any]:
     return {"name": name, "devices": devices, "fabric": inside.fabric}
 
 
-def _asked_for(hosts: Mapping[str, Host], hostlist: str | None, notes: Notes) -> dict[str, Host]:
+def _asked_for(joined: Joined, hostlist: str | None, notes: Notes) -> dict[str, Host]:
+    hosts = joined.hosts
     if hostlist is None:
         return dict(hosts)
-    wanted = dict.fromkeys(expand(hostlist))
+    wanted = dict.fromkeys(joined.names.get(name, name) for name in expand(hostlist))
     if unknown := [name for name in wanted if name not in hosts]:
         raise InvalidDocument(
             f"no source knows the nodes {shown(unknown)}",

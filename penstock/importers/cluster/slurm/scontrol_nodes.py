@@ -1,4 +1,4 @@
-"""What ``scontrol show nodes`` prints, in lines (one per node with ``--oneliner``) or with ``--json``."""
+"""What ``scontrol show nodes`` prints: lines, one per node with ``--oneliner``; or a document, JSON or YAML."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from penstock.importers.cluster.structured import read_documents
 from penstock.importers.lines import Faults
 
 _RECORD = re.compile(r"^[ \t]*+NodeName=", re.MULTILINE)
+_YAML = re.compile(r"^nodes:", re.MULTILINE)
 _SIGNATURE = re.compile(r"\[[^\[\]@\s]++@[^\[\]\s]++\]")
 _LONGEST = 4096
 _NONE = ("", "(null)", "N/A", "None")
@@ -57,9 +58,9 @@ def read_scontrol_nodes(text: str, source: str = "scontrol show nodes") -> Sourc
     """
     faults = Faults(f"the nodes {source!r}")
     refuse_other_than_text(text, faults)
-    as_json = text.lstrip("\ufeff \t\r\n").startswith(("{", "["))
+    is_document = text.lstrip("\ufeff \t\r\n").startswith(("{", "[")) or _YAML.search(text)
     reader = _Reader(faults, source)
-    for record in _json_records(text, source, faults) if as_json else _text_records(text, source, faults):
+    for record in _document_records(text, source, faults) if is_document else _text_records(text, source, faults):
         reader.read(record)
     faults.stop(_REMEDY)
     return SourceFacts(
@@ -220,8 +221,8 @@ def _value(text: str, key: str) -> str | None:
     return line.split(None, 1)[0] if line[:1].strip() else ""
 
 
-def _json_records(text: str, source: str, faults: Faults) -> Iterator[_Record]:
-    (document,) = read_documents(text, faults)
+def _document_records(text: str, source: str, faults: Faults) -> Iterator[_Record]:
+    document = (read_documents(text, faults) or [None])[0]
     nodes = document.get("nodes") if isinstance(document, dict) else None
     if not isinstance(nodes, list):
         faults.add(None, "it has no list of nodes under the key nodes", code="missing")
@@ -236,10 +237,10 @@ def _json_records(text: str, source: str, faults: Faults) -> Iterator[_Record]:
         if odd or not all(isinstance(state, str) for state in states):
             faults.add(None, f"{odd[0] if odd else 'state'} of {node['name']!r} is no text", at=at)
             continue
-        yield _json_record(node, [str(state) for state in states], Place(source), at)
+        yield _document_record(node, [str(state) for state in states], Place(source), at)
 
 
-def _json_record(node: dict[str, Any], states: list[str], place: Place, at: str) -> _Record:
+def _document_record(node: dict[str, Any], states: list[str], place: Place, at: str) -> _Record:
     return _Record(
         name=node["name"].strip(),
         place=place,
