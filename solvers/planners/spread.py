@@ -7,12 +7,13 @@ are (``allocators.spread``); those with the least estimates go to the judge firs
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import zip_longest
 from typing import NamedTuple
 
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.allocators.block_partition import block_partition
 from penstock.solvers.allocators.spread.line import line_of
-from penstock.solvers.allocators.spread.partition import Partitions
+from penstock.solvers.allocators.spread.partition import IDLE, Partitions
 from penstock.solvers.allocators.spread.pieces import Pieces, replica_choices
 from penstock.solvers.batches import Batch, candidates, dapple_replicas
 from penstock.solvers.network import MAX_DENSE_DEVICES
@@ -29,22 +30,25 @@ class _Found(NamedTuple):
 
 
 def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
-    """The first partition as soon as there is one, then all by their estimates.
+    """The first partition as soon as there is one, then the best estimate of each share of idling, the second best, …
 
     Where nothing fits, the most stages and the smallest micro-batches, for the judge to say what is lacking.
     """
     line = line_of(problem)
-    found: list[_Found] = []
+    found: dict[float, list[_Found]] = {idle: [] for idle in IDLE}
+    first = True
     for batch in sorted(_batches(problem), key=lambda batch: _promise(problem, batch))[: int(str(options["batches"]))]:
         partitions = Partitions(Pieces(problem, batch, line))
-        for split in partitions.splits():
-            one = _Found(split.estimate_ns, partitions.allocation(split))
-            if not found:
-                yield _proposal(problem, one.allocation)
-            found.append(one)
-    for one in sorted(found, key=lambda each: each.estimate_ns):
-        yield _proposal(problem, one.allocation)
-    if not found:
+        for idle, own in found.items():
+            for split in partitions.splits(idle):
+                own.append(_Found(split.estimate_ns, partitions.allocation(split)))
+                if first:
+                    yield _proposal(problem, own[0].allocation)
+                    first = False
+    for turn in zip_longest(*(sorted(own, key=lambda each: each.estimate_ns) for own in found.values())):
+        for one in filter(None, turn):
+            yield _proposal(problem, one.allocation)
+    if first:
         stages = min(problem.num_devices, int(problem.cuttable.sum()) + 1)
         for batch in candidates(problem)[-1:]:
             yield _proposal(problem, block_partition(problem, batch, stages, by="parameters"))

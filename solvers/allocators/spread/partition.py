@@ -1,10 +1,14 @@
 """Runs of layers with their replicas on the fewest devices that keep to a time, and the least such time.
 
 Within a time T a stage that begins with layer i may work for T less what passes before its first micro-batch has come
-to it and behind its last one; that *head* is known from the partition before. Among all partitions within T the one is
-taken whose devices, and the length of one micro-batch's way counted as so many devices, are fewest: a longer way
-delays all that comes behind it. O(L W K) for runs of at most W layers and K numbers of replicas, in bands (L, W): row
-i, column n - 1 stands for the run of n layers from i on.
+to it and behind its last one; that *head* is known from the partition before. A stage with no more micro-batches in
+flight than 1F1B needs also idles while its first gradient is on its way, and again behind its last forward, so that
+each loses the whole way. How much of it is lost depends on memory: partitions for several shares of it (``IDLE``) are
+found, and the judge decides.
+
+Among all partitions within T the one is taken whose devices, and the length of one micro-batch's way counted as so many
+devices, are fewest: a longer way delays all that comes behind it. O(L W K) for runs of at most W layers and K numbers
+of replicas, in bands (L, W): row i, column n - 1 stands for the run of n layers from i on.
 """
 
 from __future__ import annotations
@@ -20,6 +24,10 @@ from penstock.solvers.allocators.spread.pieces import Band, Pieces
 
 PRICES = (1.0, 0.5, 1.5, 0.25, 2.5)
 """Of a ns on the way: 1 is what the time per global batch loses with as many devices less."""
+IDLE = (1.0, 0.5, 0.0)
+"""Shares of the way behind a stage that it idles for: all of it with 1F1B's warm-up, nothing with ample memory."""
+AGREEING = 3
+"""Partitions in turn for one time, until one holds as many micro-batches in flight as it has stages behind."""
 HALVINGS = 14
 FURTHER = 2
 """A time that is not reached is doubled so often, at most ``HALVINGS`` times."""
@@ -36,6 +44,7 @@ class Run(NamedTuple):
     time_ns: int
     hop_ns: int
     behind_ns: int
+    flying: int
 
 
 class Split(NamedTuple):
@@ -50,6 +59,13 @@ class Split(NamedTuple):
         return sum(run.replicas for run in self.runs)
 
 
+class _Met(NamedTuple):
+    """By layer (L,): ns that pass while a stage that begins there cannot work, and how many stages follow, with it."""
+
+    passes_ns: np.ndarray
+    depth: np.ndarray
+
+
 class Partitions:
     """Partitions for one number of micro-batches."""
 
@@ -58,10 +74,10 @@ class Partitions:
         self._number = pieces.batch.num_micro_batches
         self._layers = pieces.problem.num_layers
 
-    def splits(self) -> Iterator[Split]:
-        """The best one for each price, as they are found; none where nothing fits."""
+    def splits(self, idle: float) -> Iterator[Split]:
+        """The best one for each price, as they are found; none where nothing fits. ``idle``: as in ``IDLE``."""
         for price in PRICES:
-            found = self._least(price * len(self.pieces.line) / self._load_ns)
+            found = self._least(price * len(self.pieces.line) / self._load_ns, idle)
             if found is not None:
                 yield found
 
@@ -81,33 +97,49 @@ class Partitions:
         work = self.pieces.plain_ns[:, -1] * self.pieces.replicas
         return max(1, int(work.min()) * self._number // len(self.pieces.line))
 
-    def _least(self, price: float) -> Split | None:
-        """The least time that a partition keeps to, by halving; the head is that of the partition before."""
-        head = self.pieces.plain_ns[-1, : self._layers].astype(np.float64)
-        depth = np.full(self._layers, min(len(self.pieces.line), self._layers), dtype=np.int64)
+    def _least(self, price: float, idle: float) -> Split | None:
+        """The least time that a partition keeps to, by halving; what passes is that of the partition before."""
+        met = _Met(
+            self.pieces.plain_ns[-1, : self._layers].astype(np.float64),
+            np.full(self._layers, min(len(self.pieces.line), self._layers), dtype=np.int64),
+        )
         low, high, best = self._load_ns, FURTHER * self._load_ns, None
         for _ in range(2 * HALVINGS):
             middle = high if best is None else (low + high) // 2
-            runs = self._fewest(middle - head, price, depth)
-            if runs:
-                head, depth = self._as_met(runs)
-                split = Split(self._estimate_ns(runs), runs)
-                if split.devices <= len(self.pieces.line):
-                    best, high = split if best is None else min(best, split), middle
-                    if high - low <= low >> HALVINGS // 2:
-                        break
-                    continue
+            split, met = self._agreeing(middle, price, idle, met)
+            if split is not None:
+                best, high = split if best is None else min(best, split), middle
+                if high - low <= low >> HALVINGS // 2:
+                    break
+                continue
             low = middle
             high = high if best is not None else FURTHER * high
         return best
 
-    def _as_met(self, runs: tuple[Run, ...]) -> tuple[np.ndarray, np.ndarray]:
-        """By layer: what passes before and behind a stage that begins there, and how many stages follow."""
+    def _agreeing(self, time_ns: int, price: float, idle: float, met: _Met) -> tuple[Split | None, _Met]:
+        """A partition within a time that memory holds with the stages that it has; and what passes in the last one."""
+        for _ in range(AGREEING):
+            runs = self._fewest(time_ns - met.passes_ns, price, met.depth)
+            if not runs:
+                break
+            met = self._as_met(runs, idle)
+            split = Split(self._estimate_ns(runs), runs)
+            if split.devices <= len(self.pieces.line) and self._held(runs):
+                return split, met
+        return None, met
+
+    def _held(self, runs: tuple[Run, ...]) -> bool:
+        """Whether each stage holds a micro-batch for itself and every stage behind it."""
+        return all(run.flying >= min(len(runs) - n, self._number) for n, run in enumerate(runs))
+
+    def _as_met(self, runs: tuple[Run, ...], idle: float) -> _Met:
         layers = np.arange(self._layers)
         firsts = [run.first for run in runs]
         way = np.concatenate(([0], np.cumsum([run.time_ns + run.hop_ns for run in runs])[:-1]))
         follow = np.interp(layers, firsts, len(runs) - np.arange(len(runs)))
-        return np.interp(layers, firsts, way), np.ceil(follow).astype(np.int64)
+        head = np.interp(layers, firsts, way)
+        whole = way[-1] + runs[-1].time_ns + runs[-1].hop_ns
+        return _Met(head + idle * (whole - head), np.ceil(follow).astype(np.int64))
 
     def _estimate_ns(self, runs: tuple[Run, ...]) -> int:
         way, slowest, longest = 0, 0, 0
@@ -164,8 +196,10 @@ class Partitions:
                 return ()
             at = first, end - first - 1
             k = int(choice[at])
-            band = bands.setdefault(k, self.pieces.band(k, choice.shape[1], depth)) if k not in bands else bands[k]
-            numbers = int(band.time_ns[at]), int(self.pieces.hop_ns[k, first]), int(band.behind_ns[at])
-            runs.append(Run(first, end - 1, int(self.pieces.replicas[k]), bool(band.again[at]), *numbers))
+            if k not in bands:
+                bands[k] = self.pieces.band(k, choice.shape[1], depth)
+            time, behind, flying = (int(of[at]) for of in (bands[k].time_ns, bands[k].behind_ns, bands[k].flying))
+            what = int(self.pieces.replicas[k]), bool(bands[k].again[at]), time, int(self.pieces.hop_ns[k, first])
+            runs.append(Run(first, end - 1, *what, behind, flying))
             end = first
         return tuple(reversed(runs))

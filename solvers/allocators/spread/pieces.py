@@ -36,13 +36,15 @@ def replica_choices(problem: Problem, batch: Batch) -> np.ndarray:
 class Band(NamedTuple):
     """Of runs on one number of replicas, (L, W) each: a micro-batch's time, and of all-reduce and update, in ns.
 
-    ``fits``: whether memory holds the run; ``again``: whether it has to recompute for that.
+    ``fits``: whether memory holds the run; ``again``: whether it has to recompute for that; ``flying``: micro-batches
+    in flight that it then holds at most.
     """
 
     time_ns: np.ndarray
     behind_ns: np.ndarray
     fits: np.ndarray
     again: np.ndarray
+    flying: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,14 +71,15 @@ class Pieces:
         parameters = problem.parameter_bytes[ends] - problem.parameter_bytes[starts]
         room = self.room_bytes - np.ceil(parameters * self.weight_factors[k]) - self.workspace_bytes[k]
         room = room - 4 * taken if problem.memory.count_buffers else room
-        plain = inside & (room >= flying * (stash + taken)) & (rule != "always")
-        again = inside & (room >= flying * taken + stash) & ~plain & (rule != "never")
+        most, most_again = _most(room, stash + taken), _most(room - stash, taken)
+        plain = inside & (most >= flying) & (rule != "always")
+        again = inside & (most_again >= flying) & ~plain & (rule != "never")
         work = np.where(again, self.again_ns[k][ends], self.plain_ns[k][ends])
         work -= np.where(again, self.again_ns[k][starts], self.plain_ns[k][starts])
         size = problem.trainable_bytes[ends] - problem.trainable_bytes[starts]
         rate, wait = (each[k] for each in self.reduction)
         reduced = np.where(size > 0, size * rate + wait, 0) + problem.update_ns[ends] - problem.update_ns[starts]
-        return Band(work, reduced, plain | again, again)
+        return Band(work, reduced, plain | again, again, np.where(again, most_again, most))
 
     @cached_property
     def replicas(self) -> np.ndarray:
@@ -156,6 +159,11 @@ class Pieces:
         size = self._node_size if self._node_size < len(self.line) else 1
         network = self.problem.network
         return float(max(1, network.bandwidth(self.line[0], self.line[size]))) if len(self.line) > 1 else np.inf
+
+
+def _most(room: np.ndarray, each: np.ndarray) -> np.ndarray:
+    """Micro-batches of ``each`` bytes that there is room for; none where there is none at all."""
+    return np.where(room < 0, -1, room // np.maximum(1, each))
 
 
 def _slowest(costs: list[Costs], name: str) -> np.ndarray:
