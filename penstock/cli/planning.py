@@ -121,6 +121,7 @@ def plan(
     """Find the best way to train a model on a cluster.
 
     Exits with 0 when the plan is proven optimal, 2 when it is not, 3 when there is none, 4 when time ran out first.
+    Ctrl-C ends the search, and writes the best plan so far.
     """
     asked = request_of(context.params)
     refuse_unwritable(output)
@@ -128,7 +129,7 @@ def plan(
 
     screen = Screen.of(quiet=as_json or output == STANDARD)
     if server is None:
-        result, file = _solved_here(asked, screen, workers)
+        result, file = _solved_here(asked, screen, workers, output)
     else:
         refuse_here(workers=workers)
         result, file = _solved_by(server, asked, screen)
@@ -143,14 +144,24 @@ def plan(
     raise typer.Exit(0 if exit_zero and code == 2 else code)
 
 
-def _solved_here(asked: PlanRequest, screen: Screen, workers: int | None) -> tuple[ResultOut, PlanFile | None]:
+def _solved_here(
+    asked: PlanRequest, screen: Screen, workers: int | None, output: str | None
+) -> tuple[ResultOut, PlanFile | None]:
+    """Interrupted, the best plan so far is written."""
     one_thread()
     tell_of_the_compiler()
     from penstock import api
     from penstock.schemas.plan import PlanFile
 
     reporter = Reporter(screen)
-    result = api.solve(asked, reporter.incumbent, reporter.progress, workers)
+    try:
+        result = api.solve(asked, reporter.incumbent, reporter.progress, workers)
+    except KeyboardInterrupt:
+        if reporter.best is not None and output is not None:
+            write_document(PlanFile(plan=reporter.best, request=asked), output)
+            screen.done()
+            screen.say(f"the best plan so far, by {reporter.best.planner}, is written to {output}")
+        raise
     return result, None if result.plan is None else PlanFile(plan=result.plan, request=asked)
 
 
@@ -254,19 +265,19 @@ class Reporter:
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
         self._started = time.monotonic()
-        self._planner = ""
+        self.best: Plan | None = None
 
     def incumbent(self, plan: Plan) -> None:
         """A better plan was found."""
-        self._planner = plan.planner
+        self.best = plan
 
     def progress(self, progress: Progress) -> None:
         """Something is new."""
         from penstock.report.words import duration, percent
 
         best = "no plan yet"
-        if progress.value_ns is not None:
-            best = f"{duration(progress.value_ns)} by {self._planner}"
+        if progress.value_ns is not None and self.best is not None:
+            best = f"{duration(progress.value_ns)} by {self.best.planner}"
         bound = f"bound {duration(progress.bound.bound_ns)}"
         gap = "" if progress.gap is None else f", gap {percent(progress.gap)}"
         working = f"; {', '.join(progress.working)}" if progress.working else ""

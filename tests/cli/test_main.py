@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli import judging
+from penstock.cli import judging, planning
 from penstock.cli.main import main
+from penstock.solvers.result import Progress
 
 PROFILE = {
     "schema_version": 1,
@@ -158,6 +159,23 @@ def test_an_interrupt_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     monkeypatch.setattr(judging, "read_plan", interrupted)
     assert main(["verify", "x"]) == 130
     assert capsys.readouterr().err == "penstock: interrupted\n"
+
+
+def test_an_interrupted_search_writes_its_best_plan(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def interrupted(reporter: planning.Reporter, _progress: Progress) -> None:
+        if reporter.best is not None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(planning.Reporter, "progress", interrupted)
+    plan = tmp_path / "plan.json"
+    asked = ["--model", "gpt2-small", "--cluster", "1x2xV100", "-b", "16", "--planner", "auto", "--workers", "1"]
+    assert main(["plan", *asked, "-o", str(plan)]) == 130
+    said = capsys.readouterr()
+    assert said.err.endswith("penstock: interrupted\n")
+    assert said.out.splitlines()[-1] == f"the best plan so far, by dp, is written to {plan}"
+    assert main(["verify", str(plan)]) == 0
 
 
 @pytest.mark.parametrize(
