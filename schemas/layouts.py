@@ -23,8 +23,8 @@ class LayoutRequest(Document):
 
     format: LayoutFormat
     layout: Annotated[str, Field(min_length=1, max_length=MOST_CHARACTERS)] = Field(
-        description="megatron: flags or the layout string; torchtitan: TOML or JSON; deepspeed: Python or JSON; ranges:"
-        " JSON"
+        description="megatron: a script, a configuration or the layout string; torchtitan: TOML, JSON, flags or Python;"
+        " deepspeed: Python or JSON; ranges: JSON"
     )
     source: Annotated[str, Field(min_length=1, max_length=512)] = Field(
         default="the layout", description="what messages call the text"

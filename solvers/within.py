@@ -36,16 +36,26 @@ class Span(NamedTuple):
 class Within:
     """The limits of one trainer for one model.
 
-    ``schedules`` by our names; ``recompute``: ways that it knows beside none; ``at_once``: whether more than one layer
-    may be recomputed together; ``span``: the layers that may recompute at all; ``cuts`` (L - 1): where stages may end.
+    ``schedules`` by our names; ``rounds``: whether interleaved 1F1B takes its micro-batches in as many equal groups as
+    the ranks can be filled with them, else in groups of as many as ranks; ``recompute``: ways that it knows beside
+    none; ``at_once``: whether more than one layer may be recomputed together; ``span``: the layers that may recompute
+    at all; ``cuts`` (L - 1): where stages may end.
     """
 
     trainer: str
     schedules: tuple[str, ...]
+    rounds: bool
     recompute: tuple[Method, ...]
     at_once: bool
     span: Span
     cuts: tuple[bool, ...]
+
+    def group(self, ranks: int, number: int) -> int | None:
+        """How many micro-batches interleaved 1F1B takes together unless it is told; None where it refuses so many."""
+        rounds = max(1, number // ranks)
+        if self.rounds:
+            return number // rounds if number % rounds == 0 else None
+        return ranks if number % ranks == 0 else None
 
     def segments(self, stage: Stage, how: Recomputing) -> tuple[tuple[int, int], ...]:
         """What a stage recomputes."""

@@ -160,7 +160,7 @@ def show_layout(screen: Screen, found: LayoutImported) -> None:
     """What it takes, what is assumed, and each rival with what makes the difference."""
     from penstock.report.words import duration, percent
 
-    for sentence in (*found.sentences, *found.faults[:3]):
+    for sentence in (*found.sentences, *(found.faults[:3] if found.fits else ())):
         screen.say(sentence)
     for assumption in found.assumptions:
         screen.say(f"assumed: {assumption}")

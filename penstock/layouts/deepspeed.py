@@ -1,8 +1,8 @@
 """DeepSpeed's ``PipelineModule``: given parts as a small Python module, read back from one, or from JSON.
 
 DeepSpeed partitions by a method (``uniform``, ``parameters``, ``type:regex``) and takes parts from nowhere; a subclass
-that says them is what it needs. Read are ``PARTS`` (or ``parts``) or ``partition_method`` with ``num_stages``, and
-DeepSpeed's own names of batch sizes.
+that says them is what it needs. Read are ``PARTS`` (or ``parts``) or ``partition_method`` with ``num_stages``, from
+assignments, from the call of ``PipelineModule`` or from a configuration, and DeepSpeed's own names of batch sizes.
 
 .. [1] DeepSpeed, ``runtime/pipe/module.py``, ``runtime/utils.py`` (partition_uniform, partition_balanced).
 """
@@ -15,10 +15,11 @@ import re
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from penstock.importers.lines import Faults
 from penstock.layouts.drawn import NONE, Drawn, Expressed, Reading
 from penstock.schemas.errors import InvalidDocument
-from penstock.solvers.allocators.block_partition import smallest_largest
 from penstock.solvers.within import Recomputing
 
 KEYS = (
@@ -30,7 +31,10 @@ KEYS = (
     "train_batch_size",
     "train_micro_batch_size_per_gpu",
     "gradient_accumulation_steps",
+    "zero_optimization",
 )
+OTHERS = ("parts", "partition_method", "config", "zero_optimization")
+"""Of these, what is no number."""
 _MODULE = '''
 from deepspeed.pipe import PipelineModule
 
@@ -58,6 +62,7 @@ def write(plan: Expressed) -> str:
         "train_batch_size": plan.global_batch_size,
         "train_micro_batch_size_per_gpu": plan.rows,
         "gradient_accumulation_steps": plan.num_micro_batches,
+        **({"zero_optimization": {"stage": 1}} if plan.shard_states else {}),
     }
     title, *more = [line.replace("\\", "/").replace('"', "'") for line in plan.remarks()]
     said = "\n".join([f'"""{title}', *([""] if more else []), *more, '"""'])
@@ -74,10 +79,12 @@ def write(plan: Expressed) -> str:
 def read(text: str, given: Reading) -> Drawn:
     """The layout of such a module, or of JSON. Raises InvalidDocument saying where."""
     faults = Faults(given.source)
-    found = _values(text, given.source)
+    found = _values(text, given)
     found |= found.pop("config", None) or {}
     numbers = {
-        name: _number(found, name, faults) for name in KEYS if name not in ("parts", "partition_method", "config")
+        name: _number(found, name, faults)
+        for name in KEYS
+        if name not in ("parts", "partition_method", "config", "zero_optimization")
     }
     faults.stop()
     ranks = numbers["num_stages"] or given.ranks
@@ -93,6 +100,11 @@ def read(text: str, given: Reading) -> Drawn:
     if whole and steps and rows and whole % (steps * rows):
         faults.add(None, f"train_batch_size {whole} is no multiple of {rows} samples × {steps} accumulation steps")
     faults.stop()
+    zero = found.get("zero_optimization")
+    stage = zero.get("stage", 0) if isinstance(zero, dict) else 0
+    if stage not in (0, 1):
+        faults.add(None, f"zero_optimization.stage is {stage!r}; PipelineModule takes 0 or 1")
+        faults.stop()
     interval = numbers["activation_checkpoint_interval"]
     return Drawn(
         tuple((first, behind - 1) for first, behind in pairwise(parts)),
@@ -100,23 +112,18 @@ def read(text: str, given: Reading) -> Drawn:
         "early-backward",
         rows=rows,
         global_batch_size=whole,
+        shard_states=stage == 1,
+        local_rows=rows * steps if rows and steps else None,
         recompute=Recomputing("uniform", interval) if interval else NONE,
         assumptions=said,
     )
 
 
-def _values(text: str, source: str) -> dict[str, Any]:
-    """What is assigned to the known names; nothing of the text is run."""
+def _values(text: str, given: Reading) -> dict[str, Any]:
+    """What is said under the known names; nothing of the text is run."""
+    source = given.source
     try:
-        if text.lstrip().startswith("{"):
-            data = json.loads(text)
-        else:
-            data = {}
-            for node in ast.parse(text).body:
-                if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                    name = node.targets[0].id.lower()
-                    if name in KEYS:
-                        data[name] = ast.literal_eval(node.value)
+        data = json.loads(text) if text.lstrip().startswith("{") else _of_python(text, source)
     except json.JSONDecodeError as error:
         raise InvalidDocument(f"{source} is no JSON: {error}") from None
     except SyntaxError as error:
@@ -125,17 +132,49 @@ def _values(text: str, source: str) -> dict[str, Any]:
             remedy='PARTS = [0, 13, 26] as Python, or {"parts": [0, 13, 26]} as JSON',
         ) from None
     except (ValueError, TypeError, RecursionError, MemoryError) as error:
-        raise InvalidDocument(f"{source}: a value is no plain list, number or text: {error}") from None
-    pipeline = data.get("pipeline") if isinstance(data.get("pipeline"), dict) else {}
-    data = {**data, **pipeline}
+        raise InvalidDocument(f"{source} cannot be read: {error}") from None
+    pipeline = data.get("pipeline")
+    if isinstance(pipeline, dict):  # of DeepSpeed's own configuration
+        data = {"num_stages": pipeline.get("stages"), "partition_method": pipeline.get("partition"), **data, **pipeline}
     if "config" in data and not isinstance(data["config"], dict):
         raise InvalidDocument(f"{source}: config is no table of DeepSpeed's settings")
-    if not any(name in data for name in ("parts", "partition_method", "num_stages")):
+    said = {name: value for name, value in data.items() if name in KEYS and value not in (None, "auto", "best")}
+    if given.ranks is None and not any(name in said for name in ("parts", "num_stages")):
         raise InvalidDocument(
-            f"{source} says neither parts nor partition_method and num_stages",
-            remedy='{"parts": [0, 13, 26], "train_micro_batch_size_per_gpu": 2, "train_batch_size": 64}',
+            f"{source} says neither parts nor num_stages",
+            remedy='{"parts": [0, 13, 26], "train_micro_batch_size_per_gpu": 2, "train_batch_size": 64}, or how many '
+            "stages there are (--pipeline-parallel-size)",
         )
-    return {name: value for name, value in data.items() if name in KEYS}
+    return said
+
+
+def _of_python(text: str, source: str) -> dict[str, Any]:
+    """Assignments, and what is handed to ``PipelineModule`` and its topology, in the order of the text."""
+    found: dict[str, Any] = {}
+    for node in ast.walk(ast.parse(text)):
+        said: list[tuple[str, ast.expr]] = []
+        if isinstance(node, ast.Assign):
+            said = [(target.id.lower(), node.value) for target in node.targets if isinstance(target, ast.Name)]
+        elif isinstance(node, ast.Call):
+            said = [("num_stages" if each.arg == "num_pp" else each.arg or "", each.value) for each in node.keywords]
+        for name, value in said:
+            literal = _literal(name, value, source, isinstance(node, ast.Call)) if name in KEYS else None
+            if literal is not None:
+                found[name] = literal
+    return found
+
+
+def _literal(name: str, node: ast.expr, source: str, argument: bool) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError):
+        if name == "config" or (argument and isinstance(node, ast.Name)):
+            return None  # read from a file, or a name that is assigned elsewhere
+    raise InvalidDocument(
+        f"{source}, line {node.lineno}, column {node.col_offset + 1}: {name} is {ast.unparse(node)[:60]}, no plain "
+        "list, number or text",
+        remedy="write the value itself",
+    )
 
 
 def _number(found: dict[str, Any], name: str, faults: Faults) -> int | None:
@@ -189,5 +228,32 @@ def _partitioned(method: str, stages: int | None, given: Reading, faults: Faults
     else:
         faults.add(None, f"partition_method {method!r} is none of uniform, parameters, type:regex")
     faults.stop()
-    bounds = smallest_largest(weights, stages, [True] * (count - 1))
-    return bounds, (f"parts by {method}: the largest is as small as can be; of several such, the first cuts",)
+    return _balanced(weights, stages), (
+        f"parts by {method} as DeepSpeed balances them: the least difference of largest and smallest part",
+    )
+
+
+def _balanced(weights: list[int], stages: int) -> list[int]:
+    """The parts that ``partition_balanced`` makes: of each prefix the least difference of largest and smallest part.
+
+    Of several such last parts the shortest one. O(stages L^2).
+    """
+    count = len(weights)
+    before = np.concatenate(([0.0], np.cumsum(weights, dtype=np.float64)))
+    part = np.where(np.tri(count + 1, k=-1, dtype=bool), before[:, None] - before[None, :], np.inf)  # [end, begin]
+    largest = np.full(count + 1, np.inf)
+    smallest = np.full(count + 1, np.inf)
+    largest[0] = 0
+    begins = []
+    for _stage in range(stages):
+        most, least = np.maximum(largest[None, :], part), np.minimum(smallest[None, :], part)
+        known = np.isfinite(most)
+        spread = np.where(known, most, np.inf) - np.where(known, least, 0)
+        begin = count - np.argmin(spread[:, ::-1], axis=1)
+        ends = np.arange(count + 1)
+        largest, smallest = most[ends, begin], least[ends, begin]
+        begins.append(begin)
+    bounds = [count]
+    for begin in reversed(begins):
+        bounds.append(int(begin[bounds[-1]]))
+    return bounds[::-1]

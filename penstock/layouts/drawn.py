@@ -14,7 +14,8 @@ from penstock.schemas.profile import ModelProfile
 from penstock.solvers.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import Orders
-from penstock.solvers.schedules.of_trainers import order_of
+from penstock.solvers.schedules.interleaved import groups_go
+from penstock.solvers.schedules.of_trainers import order_of, ranks_of_stages
 from penstock.solvers.within import Recomputing, Within
 
 NONE = Recomputing()
@@ -24,7 +25,10 @@ NONE = Recomputing()
 class Drawn:
     """A layout. ``stages``: first and last layer of each; ``ranks`` of the pipeline, to which stages are dealt in turn.
 
-    ``rows``: samples of a micro-batch on each replica. ``overlap``: all-reduce beside the backwards. None: not said.
+    ``rows``: samples of a micro-batch on each replica; ``group``: micro-batches that interleaved 1F1B takes together.
+    ``local_rows``: samples of a replica between two flushes. ``overlap``: all-reduce beside the backwards.
+    ``shard_states``: optimizer states are shared out over replicas. ``processes``: devices that the launcher starts.
+    None: not said.
     """
 
     stages: tuple[tuple[int, int], ...]
@@ -32,8 +36,12 @@ class Drawn:
     schedule: str
     rows: int | None = None
     global_batch_size: int | None = None
+    group: int | None = None
+    local_rows: int | None = None
     recompute: Recomputing = NONE
     overlap: bool | None = None
+    shard_states: bool | None = None
+    processes: int | None = None
     assumptions: tuple[str, ...] = ()
 
 
@@ -55,7 +63,8 @@ class Reading:
 class Expressed:
     """A plan that a trainer can express, for a writer. ``nodes``: name and devices of each, as ranks count them.
 
-    ``order`` by our name; ``rows`` of a micro-batch on each replica; ``title`` says which plan it is.
+    ``order`` by our name; ``group``: micro-batches that interleaved 1F1B takes together; ``rows`` of a micro-batch on
+    each replica; ``title`` says which plan it is.
     """
 
     title: str
@@ -65,6 +74,7 @@ class Expressed:
     ranks: int
     replicas: int
     order: str
+    group: int
     rows: int
     num_micro_batches: int
     global_batch_size: int
@@ -106,20 +116,60 @@ def placed(problem: Problem, within: Within, drawn: Drawn, world: Sequence[int])
             "replicas: micro-batches would not be equal",
             "another micro-batch size (--micro-batch-size) or global batch size",
         )
-    if drawn.schedule == "interleaved" and number % drawn.ranks:
-        raise wrong(
-            f"interleaved 1F1B takes micro-batches in groups of {drawn.ranks}, the pipeline ranks; {number} are no "
-            "multiple of that",
-            "another micro-batch size or global batch size, or one stage on each rank",
-        )
+    group = _group(within, drawn, number)
     held = [tuple(world[r * replicas : (r + 1) * replicas]) for r in range(drawn.ranks)]
-    plain = [Stage(first, last, held[s % drawn.ranks]) for s, (first, last) in enumerate(drawn.stages)]
+    rank_of = ranks_of_stages(drawn.schedule, drawn.ranks, len(drawn.stages) // drawn.ranks)
+    plain = [Stage(first, last, held[r]) for r, (first, last) in zip(rank_of, drawn.stages, strict=True)]
     stages = tuple(
         Stage(stage.first, stage.last, stage.devices, "rows", within.segments(stage, drawn.recompute))
         for stage in plain
     )
     allocation = single_pipeline(stages, number)
-    return allocation, order_of(problem, allocation, drawn.schedule)
+    return allocation, order_of(problem, allocation, drawn.schedule, group)
+
+
+def differing(problem: Problem, within: Within, drawn: Drawn, world: Sequence[int]) -> tuple[str, ...]:
+    """What the layout's own numbers say otherwise than what is judged. Raises InvalidDocument for contradictions."""
+    said = []
+    if drawn.processes not in (None, len(world)):
+        said.append(f"its flags start {drawn.processes} devices; judged is a job on {len(world)}")
+    if drawn.local_rows is not None:
+        replicas = len(world) // drawn.ranks
+        flushed = drawn.local_rows * replicas
+        times, left = divmod(problem.global_batch_size, flushed)
+        if left or times == 0 or (times > 1 and within.trainer != "torchtitan"):
+            raise wrong(
+                f"{drawn.local_rows} samples on each of {replicas} replicas are {flushed}, the request has "
+                f"{problem.global_batch_size}",
+                "a global batch size that agrees, or the nodes that the job runs on (--nodes)",
+            )
+        if times > 1:
+            said.append(
+                f"the step is {times} pipelines of {drawn.local_rows} samples a replica, one after the other "
+                "(gradient accumulation); judged is one of them all, which waits less"
+            )
+    return tuple(said)
+
+
+def _group(within: Within, drawn: Drawn, number: int) -> int | None:
+    """How many micro-batches interleaved 1F1B takes together."""
+    if drawn.schedule != "interleaved":
+        return None
+    group = drawn.group or within.group(drawn.ranks, number)
+    if group is None:
+        raise wrong(
+            f"interleaved 1F1B takes micro-batches in groups of {drawn.ranks}, the pipeline ranks"
+            + (f", or in {number // drawn.ranks} equal ones" if within.rounds else "")
+            + f"; {number} are no multiple of that",
+            "another micro-batch size or global batch size, or one stage on each rank",
+        )
+    if not groups_go(drawn.ranks, number, group):
+        raise wrong(
+            f"{number} micro-batches in groups of {group} leave {number % group} for {drawn.ranks} pipeline ranks; a "
+            "group has as many as ranks at least, and no more than there are",
+            "another size of groups, or as many as ranks",
+        )
+    return group
 
 
 def world_of(problem: Problem, nodes: str, devices_per_node: int | None) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
 from penstock.api import solve
@@ -11,7 +12,7 @@ from penstock.convert import from_plan, to_plan, to_problem
 from penstock.convert.explanations import to_layout
 from penstock.convert.requests import inline_documents
 from penstock.layouts import deepspeed, megatron, ranges, torchtitan
-from penstock.layouts.drawn import Drawn, Reading, placed, world_of, wrong
+from penstock.layouts.drawn import Drawn, Reading, differing, placed, world_of, wrong
 from penstock.layouts.limits import refuse_beyond
 from penstock.layouts.roles import roles_of, transformer_of
 from penstock.report.words import amount, duration, percent
@@ -20,7 +21,7 @@ from penstock.schemas.layouts import LayoutImported, LayoutRequest, Rival
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.request import PlanRequest
 from penstock.solvers.allocation import Allocation
-from penstock.solvers.bounds import one_pipeline_bound, request_bound, schedule_bound
+from penstock.solvers.bounds import applies, one_pipeline_bound, request_bound, schedule_bound
 from penstock.solvers.explanation.drafting import Drafted, shortages
 from penstock.solvers.explanation.layout import compared
 from penstock.solvers.planners.proposal import unreachable
@@ -53,12 +54,16 @@ def import_layout(
     on_progress("reading the layout")
     problem = to_problem(request)
     allocation, orders, drawn = _read(asked, request, problem)
+    if drawn is not None and drawn.shard_states and not problem.memory.shard_states:
+        memory = request.memory.model_copy(update={"optimizer_sharding": "over_replicas"})
+        request = request.model_copy(update={"memory": memory})
+        problem = to_problem(request)
     overlap = problem.rules.overlap_all_reduce
     if drawn is not None and drawn.overlap is not None:
         overlap = drawn.overlap
     theirs, faults = _judged(problem, allocation, orders, overlap)
     short = shortages(problem, allocation, theirs.timeline)
-    bounds = (request_bound(problem), one_pipeline_bound(problem))
+    bounds = [bound for bound in (request_bound(problem), one_pipeline_bound(problem)) if applies(bound, theirs)]
     own = schedule_bound(problem, allocation, orders)
     best_bound = max(bounds, key=lambda bound: bound.bound_ns)
     assumptions = () if drawn is None else drawn.assumptions
@@ -103,7 +108,9 @@ def _read(asked: LayoutRequest, request: PlanRequest, problem: Problem) -> tuple
     if asked.pipeline_parallel_size not in (None, drawn.ranks):
         raise wrong(f"it has {drawn.ranks} pipeline ranks, not {asked.pipeline_parallel_size}")
     world = world_of(problem, asked.nodes, asked.devices_per_node)
-    return (*placed(problem, problem.within, drawn, world), drawn)
+    allocation, orders = placed(problem, problem.within, drawn, world)
+    said = differing(problem, problem.within, drawn, world)
+    return allocation, orders, replace(drawn, assumptions=(*drawn.assumptions, *said))
 
 
 def _judged(problem: Problem, allocation: Allocation, orders: Orders, overlap: bool) -> tuple[Candidate, list[str]]:
@@ -174,8 +181,7 @@ def _candidate(problem: Problem, plan: Plan) -> Candidate:
 
 
 _BATCH = {
-    "megatron": r"--global[-_]batch[-_]size[ =:]+[\"']?(\d{1,9})",
-    "torchtitan": r"(?m)[\"']?global_batch_size[\"']?\s*[=:]\s*(\d{1,9})",
+    "torchtitan": r"(?m)[\"']?global_batch_size[\"']?\s*[=: ]\s*(\d{1,9})",
     "deepspeed": r"[\"']train_batch_size[\"']\s*:\s*(\d{1,9})",
     "ranges": r"\"global_batch_size\"\s*:\s*(\d{1,9})",
 }
@@ -183,5 +189,7 @@ _BATCH = {
 
 def batch_said(form: str, text: str) -> int | None:
     """The global batch size that a layout names, to ask for it; the reader has the last word."""
+    if form == "megatron":
+        return megatron.batch_said(text)
     found = re.search(_BATCH.get(form, r"(?!)"), text)
     return int(found[1]) if found is not None and int(found[1]) else None

@@ -8,28 +8,32 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import get_args
+from typing import NamedTuple, get_args
 
 from penstock.layouts.roles import OPTION, Roles, roles_of
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.profile import ModelProfile
-from penstock.schemas.program import BACKWARD, FORWARD
+from penstock.schemas.program import BACKWARD, FORWARD, INPUT, WEIGHT
 from penstock.schemas.request import PlanRequest, Target
 from penstock.solvers.allocation import Allocation, Stage
 from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import Orders, Schedule
+from penstock.solvers.schedules.interleaved import group_of
+from penstock.solvers.schedules.of_trainers import IN_A_V, ONE_STAGE
 from penstock.solvers.within import Method, Recomputing, Span, Within
 
 
 @dataclass(frozen=True, slots=True)
 class Trainer:
-    """One trainer. ``orders``: our schedules by the name that the trainer has for them."""
+    """One trainer. ``orders``: our schedules by the name that the trainer has for them; ``rounds`` as in ``Within``."""
 
     name: str
     orders: dict[str, str]
+    rounds: bool
     recompute: tuple[Method, ...]
     at_once: bool
     needs_roles: bool
@@ -40,18 +44,26 @@ TRAINERS: dict[str, Trainer] = {
     "megatron": Trainer(
         "megatron",
         {"early-backward": "1F1B", "interleaved": "interleaved 1F1B"},
+        False,
         ("block", "uniform"),
         at_once=True,
         needs_roles=True,
     ),
     "torchtitan": Trainer(
         "torchtitan",
-        {"early-backward": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B", "looped-bfs": "LoopedBFS"},
+        {
+            "early-backward": "1F1B",
+            "gpipe": "GPipe",
+            "interleaved": "Interleaved1F1B",
+            "looped-bfs-lifo": "LoopedBFS",
+            "zb-v": "ZBVZeroBubble",
+        },
+        True,
         ("uniform",),
         at_once=False,
         needs_roles=False,
     ),
-    "deepspeed": Trainer("deepspeed", {"early-backward": "1F1B"}, ("uniform",), at_once=True, needs_roles=False),
+    "deepspeed": Trainer("deepspeed", {"early-backward": "1F1B"}, False, ("uniform",), at_once=True, needs_roles=False),
 }
 assert set(TRAINERS) == set(get_args(Target))
 
@@ -72,6 +84,7 @@ def within_of(target: str, profile: ModelProfile, told: str = "") -> Within:
     return Within(
         trainer=target,
         schedules=tuple(trainer.orders),
+        rounds=trainer.rounds,
         recompute=trainer.recompute,
         at_once=trainer.at_once,
         span=Span(roles.first, roles.last) if spans and roles is not None else Span(0, last),
@@ -80,8 +93,8 @@ def within_of(target: str, profile: ModelProfile, told: str = "") -> Within:
 
 
 def _may_end(layer: int, roles: Roles | None) -> bool:
-    """Megatron's embedding and its head are one piece each."""
-    return roles is None or roles.first - 1 <= layer <= roles.last
+    """Megatron's embedding, its layers of multi-token prediction and its head are one piece each."""
+    return roles is None or roles.first - 1 <= layer <= roles.last or layer == roles.last + roles.mtp
 
 
 def refuse_beyond(request: PlanRequest) -> None:
@@ -154,16 +167,17 @@ def _unequal(problem: Problem, allocation: Allocation, within: Within) -> Iterat
 
 
 def _misplaced(problem: Problem, allocation: Allocation, within: Within) -> Iterator[str]:
-    """Stages r and r + p are on the same devices; ranks count through nodes, and in each from its first device on."""
+    """Ranks hold stages in a loop, or in a V; they count through nodes, and in each from its first device on."""
     stages = allocation.stages
     ranks = len({stage.devices for stage in stages})
-    for s, stage in enumerate(stages):
-        if stage.devices != stages[s % ranks].devices:
-            yield (
-                f"stage {s} is not on the devices of stage {s % ranks}; {within.trainer} deals stages to its {ranks} "
-                "ranks in turn"
-            )
-            return
+    if not in_a_v(stages) or not set(IN_A_V) & set(within.schedules):
+        for s, stage in enumerate(stages):
+            if stage.devices != stages[s % ranks].devices:
+                yield (
+                    f"stage {s} is not on the devices of stage {s % ranks}; {within.trainer} deals stages to its "
+                    f"{ranks} ranks in turn"
+                )
+                return
     if ranks == 1 and len(stages) > 1:
         yield f"all {len(stages)} stages are on the same devices; {within.trainer} interleaves two ranks or more"
         return
@@ -227,34 +241,62 @@ def _ordered(allocation: Allocation, orders: Orders, within: Within) -> Iterator
         yield f"its order ({orders.name}) is none of those that {within.trainer} runs: {known}"
 
 
-def order_name(allocation: Allocation, orders: Orders, within: Within) -> str | None:
-    """Which of the trainer's orders, by our name, the rows are; None where they are none."""
+def in_a_v(stages: Sequence[Stage]) -> bool:
+    """Whether stages go down two or more ranks and back up."""
+    ranks = len({stage.devices for stage in stages})
+    mirrored = all(a.devices == b.devices for a, b in zip(stages, reversed(stages), strict=True))
+    return len(stages) == 2 * ranks and ranks > 1 and mirrored
+
+
+class Order(NamedTuple):
+    """One of a trainer's orders, by our name; ``group``: micro-batches that interleaved 1F1B takes together."""
+
+    name: str
+    group: int
+
+
+def order_name(allocation: Allocation, orders: Orders, within: Within) -> Order | None:
+    """Which of the trainer's orders the rows are; None where they are none."""
     own = {device: row.operations for row in orders.rows for device in row.devices}
     stages, number = allocation.stages, allocation.num_micro_batches
     ranks = len({stage.devices for stage in stages})
     chunks = len(stages) // ranks
     for name in within.schedules:
-        if (name in ("early-backward", "gpipe")) != (chunks == 1) or (name == "interleaved" and number % ranks):
+        if (name in ONE_STAGE) != (chunks == 1) or (name in IN_A_V) != in_a_v(stages):
             continue
-        wanted = [rank_order(name, rank, ranks, chunks, number) for rank in range(ranks)]
+        group = _group(within, allocation, orders, ranks) if name == "interleaved" else ranks
+        if group is None:
+            continue
+        wanted = [rank_order(name, rank, ranks, chunks, number, group) for rank in range(ranks)]
         if all(own[d].tolist() == wanted[rank] for rank in range(ranks) for d in stages[rank].devices):
-            return name
+            return Order(name, group)
     return None
 
 
-def rank_order(name: str, rank: int, ranks: int, chunks: int, number: int) -> list[list[int]]:
-    """[kind, stage, micro-batch] of a rank: passes are counted through groups of ``ranks`` micro-batches and chunks."""
-    if name == "looped-bfs":
+def _group(within: Within, allocation: Allocation, orders: Orders, ranks: int) -> int | None:
+    """What the trainer takes by itself, or can be told."""
+    number = allocation.num_micro_batches
+    if within.rounds:
+        return within.group(ranks, number)
+    group = group_of(allocation, orders)
+    return group if ranks <= group and (number % group == 0 or number % group >= ranks) else None
+
+
+def rank_order(name: str, rank: int, ranks: int, chunks: int, number: int, group: int) -> list[list[int]]:
+    """[kind, stage, micro-batch] of a rank: passes are counted through groups of micro-batches and chunks."""
+    if name in IN_A_V:
+        return _v_order(rank, ranks, number)
+    if name == "looped-bfs-lifo":
         order = [(chunk, m) for chunk in range(chunks) for m in range(number)]
-        back = [(chunk, m) for chunk in reversed(range(chunks)) for m in range(number)]
+        back = [(chunk, m) for chunk in reversed(range(chunks)) for m in reversed(range(number))]
     else:
-        group = ranks if chunks > 1 else number
-        starts = range(0, number, group)
-        order = [(chunk, start + m) for start in starts for chunk in range(chunks) for m in range(group)]
-        back = [(chunk, start + m) for start in starts for chunk in reversed(range(chunks)) for m in range(group)]
+        group = group if chunks > 1 else number
+        starts = [range(start, min(start + group, number)) for start in range(0, number, group)]
+        order = [(chunk, m) for some in starts for chunk in range(chunks) for m in some]
+        back = [(chunk, m) for some in starts for chunk in reversed(range(chunks)) for m in some]
     ahead = {
         "early-backward": ranks - rank - 1,
-        "interleaved": 2 * (ranks - rank - 1) + (chunks - 1) * ranks,
+        "interleaved": 2 * (ranks - rank - 1) + (chunks - 1) * group,
     }.get(name, len(order))
     ahead = min(ahead, len(order))
     row = [[FORWARD, chunk * ranks + rank, m] for chunk, m in order[:ahead]]
@@ -264,6 +306,23 @@ def rank_order(name: str, rank: int, ranks: int, chunks: int, number: int) -> li
             row.append([FORWARD, forward * ranks + rank, ours])
         row.append([BACKWARD, chunk * ranks + rank, m])
     return row
+
+
+def _v_order(rank: int, ranks: int, number: int) -> list[list[int]]:
+    """ZB-V, in words: F and f forwards of the lower and the upper stage, I, W and i, w their halves of backwards."""
+    enough = max(number, 2 * ranks - 1)
+    ahead = 2 * ranks - rank - 1
+    words = "F" * (ahead - rank) + "fF" * rank + "fiw" * (ranks - rank)
+    words += "FIWfiw" * (enough - ahead) + "IWfiw" * (ahead - ranks)
+    words += "Ii" * rank + "IW" * (ranks - rank)
+    words += "w" * (enough - words.count("w")) + "W" * (enough - words.count("W"))
+    kinds = {"F": FORWARD, "I": INPUT, "W": WEIGHT}
+    done: Counter[str] = Counter()
+    row = []
+    for word in words:
+        row.append([kinds[word.upper()], rank if word.isupper() else 2 * ranks - 1 - rank, done[word]])
+        done[word] += 1
+    return [each for each in row if each[2] < number]
 
 
 def _named(problem: Problem, stage: Stage) -> str:

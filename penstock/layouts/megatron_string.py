@@ -17,7 +17,7 @@ from penstock.importers.lines import Faults
 from penstock.layouts.roles import Roles
 from penstock.layouts.texts import place
 
-LETTERS = {"E": "embedding", "t": "transformer layer", "L": "head and loss"}
+LETTERS = {"E": "embedding", "t": "transformer layer", "m": "multi-token prediction", "L": "head and loss"}
 _Fault = Callable[[int, str], None]
 MOST = 100_000
 """Letters of a layout: more is a slip of a repetition."""
@@ -36,7 +36,9 @@ def print_layout(stages: Sequence[tuple[int, int]], roles: Roles) -> str:
     for first, last in stages:
         count = min(last, roles.last) - max(first, roles.first) + 1
         letters = ("E" if first < roles.first else "") + _repeated("t", max(0, count))
-        texts.append(letters + ("L" if last > roles.last else ""))
+        if first <= roles.last + roles.mtp and last > roles.last:
+            letters += _repeated("m", roles.mtp)
+        texts.append(letters + ("L" if last > roles.last + roles.mtp else ""))
     parts = [(text, len(list(group))) for text, group in groupby(texts)]
     written, last_part = "", len(parts) - 1
     for p, (text, count) in enumerate(parts):
@@ -62,10 +64,13 @@ def read_layout(text: str, roles: Roles, whole: str | None = None, offset: int =
         found.add(line, detail, column=column, code="layout")
 
     letters = _letters(text, fault)
-    found.stop("letters E, t and L, stages ended by |, repetitions *n, such as 'Ettt|(tt|)*4tL'")
+    found.stop("letters E, t, m and L, stages ended by |, repetitions *n, such as 'Ettt|(tt|)*4tL'")
     stages = _stages(letters, len(text), roles, fault)
-    found.stop(f"E, {roles.number} times t, and L: the profile's layers 0–{roles.first - 1}, {roles.first}–{roles.last}"
-               " and those behind")  # fmt: skip
+    several = f", {roles.mtp} times m" if roles.mtp else ""
+    found.stop(
+        f"E, {roles.number} times t{several}, and L: the profile's layers 0–{roles.first - 1}, "
+        f"{roles.first}–{roles.last} and those behind"
+    )
     return stages
 
 
@@ -104,11 +109,7 @@ def _item(text: str, at: int, fault: _Fault) -> tuple[list[Letter], int]:
         return items, end + 1
     if letter == ",":
         return [], at + 1
-    if letter == "m":
-        fault(
-            at, "m is multi-token prediction, which profiles do not tell apart; leave it out, its costs are the head's"
-        )
-    elif letter not in LETTERS and letter != "|":
+    if letter not in LETTERS and letter != "|":
         known = ", ".join(f"{each} ({what})" for each, what in LETTERS.items())
         fault(at, f"{letter!r} is no letter of a layout; it has {known} and |")
     return [Letter(letter, at)], at + 1
@@ -130,7 +131,23 @@ def _count(text: str, at: int, fault: _Fault) -> tuple[int, int]:
 
 def _stages(letters: list[Letter], end: int, roles: Roles, fault: _Fault) -> tuple[tuple[int, int], ...]:
     plain = [each for each in letters if each.letter != "|"]
-    count = sum(each.letter == "t" for each in plain)
+    _check_ends(plain, end, fault)
+    _check_numbers(plain, end, roles, fault)
+    stages, layer = [], 0
+    width = {"E": roles.first, "t": 1, "m": 1, "L": roles.behind - roles.mtp}
+    for number, (own, at) in enumerate(_split(letters, end)):
+        if not own:
+            fault(at, f"stage {number} is empty; the stages of a plan hold a layer at least")
+            continue
+        if sum(each.letter == "m" for each in own) not in (0, roles.mtp):
+            fault(at, f"stage {number} holds some of the layers of multi-token prediction; one stage holds them all")
+        held = sum(width.get(each.letter, 0) for each in own)
+        stages.append((layer, layer + held - 1))
+        layer += held
+    return tuple(stages)
+
+
+def _check_ends(plain: list[Letter], end: int, fault: _Fault) -> None:
     for each in plain[1:]:
         if each.letter == "E":
             fault(each.at, "E, the embedding, is the first letter and stands there once")
@@ -141,21 +158,20 @@ def _stages(letters: list[Letter], end: int, roles: Roles, fault: _Fault) -> tup
         fault(plain[0].at if plain else 0, "the first letter is E, the embedding")
     if not plain or plain[-1].letter != "L":
         fault(plain[-1].at if plain else end, "the last letter is L, head and loss")
-    if count != roles.number:
-        surplus = [each for each in plain if each.letter == "t"][roles.number : roles.number + 1]
-        at = surplus[0].at if surplus else end
-        fault(at, f"the layout has {count} transformer layers, the profile {roles.number}")
-    stages, layer, width = [], 0, {"E": roles.first, "t": 1}
-    for number, (own, at) in enumerate(_split(letters, end)):
-        if not own:
-            fault(at, f"stage {number} is empty; the stages of a plan hold a layer at least")
-            continue
-        held = sum(width.get(each.letter, 0) for each in own)
-        stages.append((layer, layer + held - 1))
-        layer += held
-    if stages:
-        stages[-1] = (stages[-1][0], stages[-1][1] + roles.behind)
-    return tuple(stages)
+    early = next((i for i, each in enumerate(plain) if each.letter == "m"), len(plain))
+    if behind := [each for each in plain[early:] if each.letter == "t"]:
+        fault(behind[0].at, "t stands behind m; multi-token prediction comes behind all transformer layers")
+
+
+def _check_numbers(plain: list[Letter], end: int, roles: Roles, fault: _Fault) -> None:
+    for letter, what, known in (("t", "transformer layers", roles.number), ("m", "m", roles.mtp)):
+        there = [each for each in plain if each.letter == letter]
+        if len(there) != known:
+            at = there[known].at if len(there) > known else end
+            more = ""
+            if letter == "m" and not known:
+                more = "; multi-token prediction is a layer called mtp, between the others and the head"
+            fault(at, f"the layout has {len(there)} {what}, the profile {known or 'none'}{more}")
 
 
 def _split(letters: list[Letter], end: int) -> Iterator[tuple[list[Letter], int]]:

@@ -13,10 +13,11 @@ from penstock.solvers.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import Orders
 from penstock.solvers.schedules.early_backward import early_backward
+from penstock.solvers.schedules.interleaved import group_of
 from penstock.solvers.schedules.of_trainers import MADE, order_of
 
-KEYS = ("layers", "names", "devices", "recompute", "schedule", "warmup", "num_micro_batches", "micro_batch_size",
-        "global_batch_size", "plan")  # fmt: skip
+KEYS = ("layers", "names", "devices", "recompute", "schedule", "group", "warmup", "num_micro_batches",
+        "micro_batch_size", "global_batch_size", "plan")  # fmt: skip
 
 
 def write(problem: Problem, allocation: Allocation, orders: Orders, plan_hash: str) -> str:
@@ -33,6 +34,7 @@ def write(problem: Problem, allocation: Allocation, orders: Orders, plan_hash: s
         "num_micro_batches": allocation.num_micro_batches,
         "micro_batch_size": -(-problem.global_batch_size // allocation.num_micro_batches),
         "schedule": orders.name,
+        "group": group_of(allocation, orders) if orders.name == "interleaved" else None,
         "warmup": list(orders.warmup) or None,
         "layers": [[stage.first, stage.last] for stage in stages],
         "names": [[problem.layer_names[layer] for layer in range(s.first, s.last + 1)] for s in stages],
@@ -146,4 +148,7 @@ def _order(problem: Problem, allocation: Allocation, data: dict[str, Any]) -> Or
             faults=(Fault("/schedule", str(name)),),
             remedy=f"one of {', '.join(('early-backward', *MADE))}, or the plan itself",
         )
-    return order_of(problem, allocation, str(name))
+    group = data.get("group")
+    if group is not None and (isinstance(group, bool) or not isinstance(group, int) or group < 1):
+        raise wrong(f"group is {group!r}, no number from 1 on", where="/group")
+    return order_of(problem, allocation, str(name), group)

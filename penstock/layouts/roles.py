@@ -10,18 +10,24 @@ from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
 
 EMBEDDING = ("embed", "wte", "wpe")
+MTP = ("mtp", "multi_token", "multi-token", "nextn")
+"""Multi-token prediction."""
 HEAD = ("head", "logit", "loss", "classifier", "prediction", "lm_output", "norm", "linear")
 OPTION = "transformer"
 """The planners' option that says it (FIRST-LAST)."""
 
 
 class Roles(NamedTuple):
-    """Transformer layers ``first`` to ``last``; before them is the embedding, ``behind`` layers after them the head."""
+    """Transformer layers ``first`` to ``last``; before them is the embedding, ``behind`` layers come after them.
+
+    ``mtp``: how many of those behind are multi-token prediction, the first ones; the others are head and loss.
+    """
 
     first: int
     last: int
     behind: int
     assumption: str
+    mtp: int = 0
 
     @property
     def number(self) -> int:
@@ -38,8 +44,9 @@ def roles_of(profile: ModelProfile, told: str = "") -> Roles | None:
         return _told(profile, told)
     said = [f"{layer.kind} {layer.name}".lower() for layer in profile.layers]
     first = next((i for i, words in enumerate(said) if not any(word in words for word in EMBEDDING)), len(said))
-    behind = next((i for i in range(first, len(said)) if any(word in said[i] for word in HEAD)), len(said))
-    if not 0 < first < behind < len(said) or any(not _is_head(words) for words in said[behind:]):
+    behind = next((i for i in range(first, len(said)) if _is_mtp(said[i]) or _is_head(said[i])), len(said))
+    head = next((i for i in range(behind, len(said)) if not _is_mtp(said[i])), len(said))
+    if not 0 < first < behind < len(said) or head == len(said) or any(not _is_head(words) for words in said[head:]):
         return None
     names = [layer.name for layer in profile.layers]
     return Roles(
@@ -47,7 +54,9 @@ def roles_of(profile: ModelProfile, told: str = "") -> Roles | None:
         behind - 1,
         len(said) - behind,
         f"by their names, layers {first}–{behind - 1} ({names[first]} … {names[behind - 1]}) are the transformer "
-        f"layers, those before them the embedding, those behind them head and loss",
+        f"layers, those before them the embedding, those behind them "
+        + ("head and loss" if head == behind else f"{head - behind} × multi-token prediction, head and loss"),
+        head - behind,
     )
 
 
@@ -60,6 +69,10 @@ def _is_head(words: str) -> bool:
     return any(word in words for word in HEAD)
 
 
+def _is_mtp(words: str) -> bool:
+    return any(word in words for word in MTP)
+
+
 def _told(profile: ModelProfile, told: str) -> Roles:
     match = re.fullmatch(r"\s*(\d{1,9})\s*-\s*(\d{1,9})\s*", told)
     most = len(profile.layers) - 1
@@ -70,4 +83,6 @@ def _told(profile: ModelProfile, told: str) -> Roles:
             remedy=f"FIRST-LAST with an embedding before and a head behind, such as 1-{most - 1}",
         )
     first, last = int(match[1]), int(match[2])
-    return Roles(first, last, most - last, f"layers {match[1]}–{match[2]} are the transformer layers, as told")
+    said = [f"{layer.kind} {layer.name}".lower() for layer in profile.layers[last + 1 : -1]]
+    mtp = next((i for i, words in enumerate(said) if not _is_mtp(words)), len(said))
+    return Roles(first, last, most - last, f"layers {match[1]}–{match[2]} are the transformer layers, as told", mtp)

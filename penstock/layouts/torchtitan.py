@@ -1,8 +1,8 @@
 """torchtitan's pipeline settings: TOML tables ``parallelism``, ``training`` and ``activation_checkpoint``.
 
-``module_fqns_per_model_part`` names what each stage holds; stages are dealt to the pipeline ranks in turn. Module names
-are those of torchtitan's transformers where the profile's names say embedding, transformer layers and head, else the
-profile's own layer names.
+``module_fqns_per_model_part`` names what each stage holds; without it torchtitan cuts, evenly but for what embedding
+and head count for. Stages are dealt to the pipeline ranks in turn, or in a V. Module names are those of torchtitan's
+transformers where the profile's names say embedding, transformer layers and head, else the profile's own layer names.
 
 .. [1] torchtitan, ``distributed/pipeline_parallel.py``, ``config/job_config.py``.
 """
@@ -10,25 +10,31 @@ profile's own layer names.
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Sequence
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
-from penstock.importers.lines import Faults
 from penstock.layouts.drawn import NONE, Drawn, Expressed, Reading
 from penstock.layouts.roles import Roles
-from penstock.schemas.errors import InvalidDocument
+from penstock.layouts.torchtitan_settings import Settings
 from penstock.schemas.profile import ModelProfile
+from penstock.solvers.schedules.of_trainers import IN_A_V, ONE_STAGE
 from penstock.solvers.within import Recomputing
 
 SCHEDULES = {
     "1F1B": "early-backward",
     "GPipe": "gpipe",
     "Interleaved1F1B": "interleaved",
-    "LoopedBFS": "looped-bfs",
+    "LoopedBFS": "looped-bfs-lifo",
+    "ZBVZeroBubble": "zb-v",
+}
+BEYOND = {
+    "dualpipev": "runs a forward and a backward of one rank at once",
+    "interleavedzerobubble": "splits backwards over stages in a loop",
 }
 EMBEDDING, NORM, OUTPUT = "tok_embeddings", "norm", "output"
 OUTPUTS = (NORM, OUTPUT, "lm_head")
+FIRST_LESS, LAST_LESS = (f"pipeline_parallel_{end}_stage_less_layers" for end in ("first", "last"))
 
 
 def write(plan: Expressed) -> str:
@@ -40,8 +46,8 @@ def write(plan: Expressed) -> str:
     lines += [
         f'pipeline_parallel_schedule = "{schedule}"',
         f"pipeline_parallel_microbatch_size = {plan.rows}",
-        f"data_parallel_replicate_degree = {plan.replicas}",
-        "data_parallel_shard_degree = 1",
+        f"data_parallel_replicate_degree = {1 if plan.shard_states else plan.replicas}",
+        f"data_parallel_shard_degree = {plan.replicas if plan.shard_states else 1}",
         "module_fqns_per_model_part = [",
         *(f"    {json.dumps(names, ensure_ascii=False)}," for names in parts),
         "]",
@@ -58,71 +64,156 @@ def write(plan: Expressed) -> str:
 
 
 def read(text: str, given: Reading) -> Drawn:
-    """The layout of TOML, or of JSON with the same names. Raises InvalidDocument saying where."""
-    data = _parsed(text, given.source)
-    faults = Faults(given.source)
-    parallel, training = _table(data, "parallelism", faults), _table(data, "training", faults)
-    parts = parallel.get("module_fqns_per_model_part")
-    stages = _stages(parts, given, faults)
-    ranks = _number(parallel, "pipeline_parallel_degree", faults) or given.ranks or len(stages)
-    if parallel.get("pipeline_parallel_schedule_csv"):
-        faults.add(None, "pipeline_parallel_schedule_csv names a file: read that with `penstock import schedule`")
-    name = parallel.get("pipeline_parallel_schedule", "1F1B" if len(stages) == ranks else "Interleaved1F1B")
-    schedule = {key.lower(): ours for key, ours in SCHEDULES.items()}.get(str(name).lower())
-    if schedule is None:
-        faults.add(None, f"pipeline_parallel_schedule {name!r} is none of {', '.join(SCHEDULES)}")
-    if ranks and len(stages) % ranks:
-        faults.add(None, f"{len(stages)} model parts cannot be dealt to {ranks} pipeline ranks")
-    elif schedule is not None and (len(stages) == ranks) != (schedule in ("early-backward", "gpipe")):
-        faults.add(None, f"{name} with {len(stages)} model parts on {ranks} ranks: torchtitan refuses it")
-    rows = _number(parallel, "pipeline_parallel_microbatch_size", faults) or given.rows or 1
-    local, whole = (_number(training, f"{size}_batch_size", faults) for size in ("local", "global"))
-    mode = _table(data, "activation_checkpoint", faults).get("mode", "none")
+    """The layout of torchtitan's settings (``torchtitan_settings``). Raises InvalidDocument saying where."""
+    said = Settings(text, given.source)
+    name, schedule = _schedule(said)
+    ranks, stages = _cut(said, schedule, given)
+    if len(stages) % ranks:
+        said.fault("pipeline_parallel_degree", f"{len(stages)} model parts cannot be dealt to {ranks} pipeline ranks")
+    elif (len(stages) == ranks) != (schedule in ONE_STAGE) or (schedule in IN_A_V and len(stages) != 2 * ranks):
+        parts = f"{len(stages)} model parts on {ranks} ranks"
+        said.fault("pipeline_parallel_schedule", f"{name} with {parts}: torchtitan refuses it")
+    rows = said.number("parallelism", "pipeline_parallel_microbatch_size") or given.rows or 1
+    local, whole = (said.number("training", f"{size}_batch_size") for size in ("local", "global"))
+    mode = said.get("activation_checkpoint", "mode") or "none"
     if mode not in ("none", "full", "selective"):
-        faults.add(None, f"activation_checkpoint.mode {mode!r} is none of none, full, selective")
+        said.fault("mode", f"activation_checkpoint.mode {mode!r} is none of none, full, selective")
     if local is not None and local % rows:
-        faults.add(None, f"local_batch_size {local} is no multiple of pipeline_parallel_microbatch_size {rows}")
-    faults.stop()
-    said = ["selective checkpoints are inside the profile's stashes, or they are not counted"] * (mode == "selective")
-    if _number(parallel, "data_parallel_shard_degree", faults) not in (None, 1):
-        said.append("parameters are counted as replicated, not as sharded (data_parallel_shard_degree)")
+        detail = f"local_batch_size {local} is no multiple of pipeline_parallel_microbatch_size {rows}"
+        said.fault("local_batch_size", detail)
+    degrees = _degrees(said, ranks)
+    said.faults.stop()
+    assumptions = degrees.assumptions
+    if mode == "selective":
+        assumptions.append("selective checkpoints are inside the profile's stashes, or they are not counted")
     return Drawn(
         stages,
         ranks,
-        schedule or "",
+        schedule,
         rows=rows,
         global_batch_size=whole,
+        local_rows=local,
         recompute=Recomputing("uniform", 1) if mode == "full" else NONE,
-        assumptions=tuple(said),
+        shard_states=degrees.shard_states,
+        processes=degrees.processes,
+        assumptions=tuple(assumptions),
     )
 
 
-def _parsed(text: str, source: str) -> dict[str, Any]:
-    try:
-        data = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise InvalidDocument(f"{source} is neither TOML nor JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise InvalidDocument(f"{source} holds {type(data).__name__}, no tables")
-    return data
+def _schedule(said: Settings) -> tuple[str, str]:
+    """Its name there, and ours."""
+    if said.get("parallelism", "pipeline_parallel_schedule_csv"):
+        said.fault(
+            "pipeline_parallel_schedule_csv",
+            "pipeline_parallel_schedule_csv names a file: read that with `penstock import schedule`",
+        )
+    name = said.get("parallelism", "pipeline_parallel_schedule") or "1F1B"
+    found = {key.lower(): ours for key, ours in SCHEDULES.items()}.get(str(name).lower())
+    if found is None:
+        beyond = BEYOND.get(str(name).lower())
+        why = f"{beyond}, which is not judged; judged are" if beyond else "is none of"
+        said.fault("pipeline_parallel_schedule", f"pipeline_parallel_schedule {name!r} {why} {', '.join(SCHEDULES)}")
+    said.faults.stop()
+    return str(name), found or ""
 
 
-def _table(data: dict[str, Any], name: str, faults: Faults) -> dict[str, Any]:
-    found = data.get(name, {})
-    if not isinstance(found, dict):
-        faults.add(None, f"{name} is no table")
-        return {}
-    return found
+class _Degrees(NamedTuple):
+    """``processes``: devices that all degrees start, in groups of tensor and context parallelism; None: not said."""
+
+    processes: int | None
+    shard_states: bool
+    assumptions: list[str]
 
 
-def _number(table: dict[str, Any], name: str, faults: Faults) -> int | None:
-    value = table.get(name)
-    if value is None or (name == "global_batch_size" and value == -1):
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not -1 <= value < 10**9 or value == 0:
-        faults.add(None, f"{name} is {value!r}, no number from 1 on")
-        return None
-    return value
+def _degrees(said: Settings, ranks: int) -> _Degrees:
+    """Left out, the degree of sharding is -1: over all replicas that ``data_parallel_replicate_degree`` leaves."""
+    assumptions = []
+    replicate, shard = (said.number("parallelism", f"data_parallel_{kind}_degree") for kind in ("replicate", "shard"))
+    if shard != 1:
+        assumptions.append(
+            "FSDP (data_parallel_shard_degree): optimizer states are shared out over the replicas, parameters and "
+            "gradients are counted whole and all-reduced"
+        )
+    group = 1
+    for kind in ("tensor", "context"):
+        group *= said.number("parallelism", f"{kind}_parallel_degree") or 1
+    if group > 1:
+        assumptions.append(f"each device of the topology stands for {group} GPUs (tensor × context parallel)")
+    processes = None if shard is None else ranks * (replicate or 1) * shard
+    return _Degrees(processes, shard != 1, assumptions)
+
+
+def _cut(said: Settings, schedule: str, given: Reading) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """The ranks, and the stages: as told, by split points, or as torchtitan cuts."""
+    degree = said.number("parallelism", "pipeline_parallel_degree") or given.ranks
+    parts = said.get("parallelism", "module_fqns_per_model_part")
+    points = said.get("parallelism", "pipeline_parallel_split_points")
+    if parts is not None:
+        stages = _stages(parts, given, said)
+    elif points:
+        stages = _split(points, given, said)
+    else:
+        if degree is None:
+            said.fault(
+                "parallelism", "neither parallelism.pipeline_parallel_degree nor parallelism.module_fqns_per_model_part"
+            )
+            said.faults.stop("the settings of a job with a pipeline, or its degree (--pipeline-parallel-size)")
+        assert degree is not None
+        return degree, _even(said, schedule, degree, given)
+    return degree or len(stages) // (1 if schedule in ONE_STAGE else 2) or 1, stages
+
+
+def _even(said: Settings, schedule: str, ranks: int, given: Reading) -> tuple[tuple[int, int], ...]:
+    """As torchtitan cuts by itself: layers, and what embedding and head count for, evenly; the first stages have more.
+
+    Numbers of stages: as ``pipeline_parallel_layers_per_stage`` asks for, else one or two on each rank.
+    """
+    roles = given.roles
+    if roles is None:
+        said.fault("parallelism", "no module_fqns_per_model_part, and the profile's names say no transformer layers")
+        said.faults.stop("say which they are (--set transformer=FIRST-LAST), or name the modules of each part")
+    assert roles is not None
+    first, last = (said.number("parallelism", name, least=0) for name in (FIRST_LESS, LAST_LESS))
+    less = 1 if first is None else first, 1 if last is None else last
+    counted = roles.number + sum(less)
+    per_stage = said.number("parallelism", "pipeline_parallel_layers_per_stage")
+    stages = -(-counted // per_stage) if per_stage else ranks * (1 if schedule in ONE_STAGE else 2)
+    each, more = divmod(counted, stages)
+    if stages > 1 and each < max(1, *less):
+        detail = f"{counted} layers (embedding counts as {less[0]}, head as {less[1]}) are too few for {stages} stages"
+        said.fault("pipeline_parallel_degree", detail)
+    said.faults.stop()
+    if stages == 1:
+        return ((0, len(given.profile.layers) - 1),)
+    counts = [each + (s < more) for s in range(stages)]
+    counts[0] -= less[0]
+    counts[-1] -= less[1]
+    begins = [roles.first + sum(counts[:s]) for s in range(stages)]
+    bounds = [0, *begins[1:], len(given.profile.layers)]
+    return tuple((bounds[s], bounds[s + 1] - 1) for s in range(stages))
+
+
+def _split(points: Any, given: Reading, said: Settings) -> tuple[tuple[int, int], ...]:
+    """Older versions: the first module of each stage but the first."""
+    known = _layer_of(given)
+    names = points.split(",") if isinstance(points, str) else points
+    if not isinstance(names, list) or not all(isinstance(name, str) and name.strip() in known for name in names):
+        said.fault("pipeline_parallel_split_points", f"{str(points)[:80]} is no list of modules of the profile")
+        said.faults.stop(f"names like {', '.join(list(known)[-4:])}")
+    bounds = [0, *(known[name.strip()] for name in names), len(given.profile.layers)]
+    if any(a >= b for a, b in pairwise(bounds)):
+        said.fault("pipeline_parallel_split_points", f"{str(points)[:80]} do not come in the order of the model")
+    said.faults.stop()
+    return tuple((a, b - 1) for a, b in pairwise(bounds))
+
+
+def _layer_of(given: Reading) -> dict[str, int]:
+    """The layer of each module name, the profile's own and torchtitan's."""
+    layers: dict[str, int] = {layer.name: i for i, layer in enumerate(given.profile.layers)}
+    last = len(given.profile.layers) - 1
+    for i in range(last + 1):
+        layers |= dict.fromkeys(_modules(given.profile, given.roles, i), i)
+    return layers | {name: last for name in OUTPUTS if given.roles is not None and name not in layers}
 
 
 def _plain(profile: ModelProfile, roles: Roles | None) -> bool:
@@ -145,32 +236,29 @@ def _modules(profile: ModelProfile, roles: Roles | None, layer: int) -> Sequence
     return (f"layers.{layer - roles.first}",) if layer <= roles.last else (NORM, OUTPUT)
 
 
-def _stages(parts: Any, given: Reading, faults: Faults) -> tuple[tuple[int, int], ...]:
+def _stages(parts: Any, given: Reading, said: Settings) -> tuple[tuple[int, int], ...]:
+    where = "module_fqns_per_model_part"
     shaped = isinstance(parts, list) and parts and all(isinstance(part, list) and part for part in parts)
     if not shaped or not all(isinstance(name, str) for part in parts for name in part):
-        faults.add(None, "parallelism.module_fqns_per_model_part is no list of lists of module names, each with one")
-        faults.stop('[["tok_embeddings", "layers.0"], ["layers.1", "norm", "output"]]')
-    layers: dict[str, int] = {layer.name: i for i, layer in enumerate(given.profile.layers)}
-    for i in range(len(given.profile.layers)):
-        layers |= dict.fromkeys(_modules(given.profile, given.roles, i), i)
+        said.fault(where, f"parallelism.{where} is no list of lists of module names, each with one")
+        said.faults.stop('[["tok_embeddings", "layers.0"], ["layers.1", "norm", "output"]]')
+    layers = _layer_of(given)
     last = len(given.profile.layers) - 1
-    layers |= {name: last for name in OUTPUTS if given.roles is not None and name not in layers}
     stages, expected = [], 0
     for p, part in enumerate(parts):
         unknown = [name for name in part if name not in layers]
         if unknown:
-            faults.add(None, f"model part {p}: the profile has no layer for {unknown[0]!r}")
-            faults.stop(f"names like {', '.join(list(layers)[-4:])}")
+            said.fault(unknown[0], f"model part {p}: the profile has no layer for {unknown[0]!r}")
+            said.faults.stop(f"names like {', '.join(list(layers)[-4:])}")
         held = sorted({layers[name] for name in part})
         if held != list(range(expected, expected + len(held))):
             shown = given.profile.layers[min(expected, last)].name
-            faults.add(
-                None, f"model part {p} holds {part[0]!r} …; layer {expected} ({shown}) is the next, all in order"
-            )
-            faults.stop("every layer once, in the order of the model")
+            detail = f"model part {p} holds {part[0]!r} …; layer {expected} ({shown}) is the next, all in order"
+            said.fault(where, detail)
+            said.faults.stop("every layer once, in the order of the model")
         stages.append((expected, held[-1]))
         expected = held[-1] + 1
     if expected <= last:
-        faults.add(None, f"the model parts end with layer {expected - 1}; the profile has {last + 1}")
-        faults.stop()
+        said.fault(where, f"the model parts end with layer {expected - 1}; the profile has {last + 1}")
+        said.faults.stop()
     return tuple(stages)

@@ -28,7 +28,8 @@ from penstock.solvers.planners.options import Option
 from penstock.solvers.planners.proposal import Proposal, shortage_of, unreachable
 from penstock.solvers.planners.trial import Outcome, Trial, judged
 from penstock.solvers.problem import Problem
-from penstock.solvers.schedules.of_trainers import ONE_STAGE, order_of
+from penstock.solvers.schedule import Orders
+from penstock.solvers.schedules.of_trainers import chunks_of, order_of, ranks_of_stages
 from penstock.solvers.within import Recomputing, Within
 
 TRANSFORMER = Option(
@@ -53,7 +54,7 @@ NEVER_NS = 2**52
 
 
 class Shape(NamedTuple):
-    """Rank r is on ``places[r]`` and holds ``chunks`` parts.
+    """Rank r is on ``places[r]``; ``rank_of``: the rank of each part, ``chunks`` of them on each.
 
     ``expected_ns``: what an even cut takes, more or less; no cut takes less than ``least_ns``.
     """
@@ -62,12 +63,8 @@ class Shape(NamedTuple):
     least_ns: int
     places: tuple[tuple[int, ...], ...]
     chunks: int
+    rank_of: list[int]
     batch: Batch
-
-    @property
-    def rank_of(self) -> list[int]:
-        """The rank of each part."""
-        return list(range(len(self.places))) * self.chunks
 
 
 def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
@@ -127,7 +124,7 @@ class Search:
         yield self._proposal(self.best.allocation, self.best)
 
     def _proposal(self, allocation: Allocation, trial: Trial | None = None) -> Proposal:
-        orders = order_of(self.problem, allocation, self.schedule) if trial is None else trial.orders
+        orders = self._order(allocation) if trial is None else trial.orders
         overlaps = (self.problem.rules.overlap_all_reduce,)
         return Proposal(allocation, (orders.name,), overlaps=overlaps, fixed=orders)
 
@@ -164,7 +161,12 @@ class Search:
         if short is not None:
             return Outcome(NEVER_NS, lacking=short.device)
         self.effort += 1 + count * number / AS_A_PLAN
-        return judged(self.problem, plan, order_of(self.problem, plan, self.schedule), below_ns)
+        return judged(self.problem, plan, self._order(plan), below_ns)
+
+    def _order(self, plan: Allocation) -> Orders:
+        ranks = len({stage.devices for stage in plan.stages})
+        group = self.within.group(ranks, plan.num_micro_batches)
+        return order_of(self.problem, plan, self.schedule, group)
 
     def _allowed(self, way: Recomputing) -> bool:
         wish = self.problem.recompute
@@ -180,14 +182,14 @@ class Search:
                 places = tuple(tuple(world[r * replicas : (r + 1) * replicas]) for r in range(ranks))
                 for batch in batches(self.problem, replicas):
                     for chunks in self._chunks(ranks, blocks, batch.num_micro_batches):
-                        yield Shape(*self._times_ns(places, chunks, batch), places, chunks, batch)
+                        rank_of = ranks_of_stages(self.schedule, ranks, chunks)
+                        yield Shape(*self._times_ns(places, chunks, batch), places, chunks, rank_of, batch)
 
     def _chunks(self, ranks: int, blocks: int, micro_batches: int) -> Iterable[int]:
-        if self.schedule in ONE_STAGE:
-            return (1,)
-        if ranks == 1 or (self.schedule == "interleaved" and micro_batches % ranks):
+        found = chunks_of(self.schedule, min(MOST_CHUNKS, blocks // ranks))
+        if self.schedule == "interleaved" and self.within.group(ranks, micro_batches) is None:
             return ()
-        return range(2, min(MOST_CHUNKS, blocks // ranks) + 1)
+        return found if ranks > 1 or 1 in found else ()
 
     def _times_ns(self, places: Places, chunks: int, batch: Batch) -> tuple[int, int]:
         """All layers' work shared evenly by the ranks: with filling, draining and the all-reduce, and without."""

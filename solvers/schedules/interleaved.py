@@ -7,6 +7,11 @@ For equal times, F and B those of all of a rank's chunks together, both take M (
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.program import BACKWARD, FORWARD
 from penstock.solvers.allocation import Allocation
@@ -15,40 +20,62 @@ from penstock.solvers.schedule import Orders
 from penstock.solvers.schedules.chunks import looped
 
 
-def interleaved(problem: Problem, allocation: Allocation) -> Orders:
-    """Rank r runs 2 (p - r - 1) + (v - 1) p forwards of its chunks, then a forward and a backward in turn.
+def interleaved(problem: Problem, allocation: Allocation, group: int | None = None) -> Orders:
+    """Rank r runs 2 (p - r - 1) + (v - 1) g forwards of its chunks, then a forward and a backward in turn.
 
-    The n-th forward is of chunk (n mod p v) div p and micro-batch (n div p v) p + n mod p, backwards take the chunks
-    from the last on. Raises ``UnsupportedRequest`` for stages that are not in a loop, two or more on each rank, and
-    where the micro-batches are no multiple of p.
+    Micro-batches go in groups of g, p unless told otherwise, through all chunks of a rank, backwards from the last
+    chunk on; the last group may be smaller. Raises ``UnsupportedRequest`` for stages that are not in a loop, two or
+    more on each rank, and for groups of less than p while there are p micro-batches.
     """
     ranks = looped(allocation, "interleaved", least=2)
     p, v, number = len(ranks.stages), len(ranks.stages[0]), allocation.num_micro_batches
-    if number % p:
+    together = p if group is None else group
+    if not groups_go(p, number, together):
         raise UnsupportedRequest(
-            f"schedule 'interleaved' takes micro-batches in groups of {p}, the ranks of the plan; {number} are no "
-            f"multiple of {p}",
+            f"schedule 'interleaved' takes micro-batches in groups of {together} through the {p} ranks of the plan; "
+            f"{number} are no multiple of {p}, and {number % together} would be left",
             remedy=f"{-(-number // p) * p} micro-batches, or schedule 'looped-bfs'",
         )
     rows = []
     for r, chunks in enumerate(ranks.stages):
-        warmup = min(number * v, 2 * (p - r - 1) + (v - 1) * p)
-        numbers = range(number * v)
-        forward = [(FORWARD, chunks[n % (p * v) // p], n // (p * v) * p + n % p) for n in numbers]
-        backward = [(BACKWARD, chunks[v - 1 - n % (p * v) // p], n // (p * v) * p + n % p) for n in numbers]
+        warmup = min(number * v, 2 * (p - r - 1) + (v - 1) * together)
+        forward = [(FORWARD, s, m) for s, m in _in_groups(chunks, number, together)]
+        backward = [(BACKWARD, s, m) for s, m in _in_groups(chunks[::-1], number, together)]
         turns = [each for pair in zip(forward[warmup:], backward, strict=False) for each in pair]
-        rows.append(forward[:warmup] + turns + backward[len(numbers) - warmup :])
+        rows.append(forward[:warmup] + turns + backward[len(forward) - warmup :])
     return ranks.orders("interleaved", rows)
 
 
-def looped_bfs(problem: Problem, allocation: Allocation) -> Orders:
+def groups_go(ranks: int, number: int, group: int) -> bool:
+    """Whether each group keeps all ranks busy, or holds all micro-batches."""
+    left = number % group
+    return group == number or (ranks <= group <= number and (left == 0 or left >= ranks))
+
+
+def group_of(allocation: Allocation, orders: Orders) -> int:
+    """How many micro-batches interleaved rows take together: the last rank runs (v - 1) g forwards in advance."""
+    ranks = len({stage.devices for stage in allocation.stages})
+    last = next(row for row in orders.rows if row.devices == allocation.stages[ranks - 1].devices)
+    before = int(np.argmax(last.operations[:, 0] == BACKWARD)) - 1
+    return min(allocation.num_micro_batches, before // max(1, len(allocation.stages) // ranks - 1))
+
+
+def _in_groups(chunks: Sequence[int], number: int, group: int) -> list[tuple[int, int]]:
+    """Stage and micro-batch of one pass after the other."""
+    starts = range(0, number, group)
+    return [(s, m) for start in starts for s in chunks for m in range(start, min(start + group, number))]
+
+
+def looped_bfs(problem: Problem, allocation: Allocation, backward: Literal["fifo", "lifo"] = "fifo") -> Orders:
     """Every rank runs all forwards chunk by chunk, then all backwards from its last chunk on.
 
-    Raises ``UnsupportedRequest`` for stages that are not in a loop.
+    ``backward``: of each chunk from the first or from the last micro-batch on. Raises ``UnsupportedRequest`` for
+    stages that are not in a loop.
     """
     ranks = looped(allocation, "looped-bfs")
     numbers, rows = range(allocation.num_micro_batches), []
+    back = numbers if backward == "fifo" else numbers[::-1]
     for chunks in ranks.stages:
         forwards = [(FORWARD, s, m) for s in chunks for m in numbers]
-        rows.append(forwards + [(BACKWARD, s, m) for s in reversed(chunks) for m in numbers])
-    return ranks.orders("looped-bfs", rows)
+        rows.append(forwards + [(BACKWARD, s, m) for s in reversed(chunks) for m in back])
+    return ranks.orders("looped-bfs" if backward == "fifo" else "looped-bfs-lifo", rows)

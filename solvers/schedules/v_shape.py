@@ -52,6 +52,17 @@ def zb_v(problem: Problem, allocation: Allocation) -> Orders:
     return ranks.orders("zb-v", [_zero_bubble(r, p, number, chunks) for r, chunks in enumerate(ranks.stages)])
 
 
+def zb_v_cut(problem: Problem, allocation: Allocation) -> Orders:
+    """``zb_v``; for less than 2 p - 1 micro-batches its order for so many, without those that are not there.
+
+    Raises ``UnsupportedRequest`` for stages that are not in a V.
+    """
+    ranks, number = v_shaped(allocation, "zb-v"), allocation.num_micro_batches
+    p = len(ranks.stages)
+    rows = [_zero_bubble(r, p, max(number, 2 * p - 1), chunks) for r, chunks in enumerate(ranks.stages)]
+    return ranks.orders("zb-v", [[each for each in row if each[2] < number] for row in rows])
+
+
 def _zero_bubble(rank: int, p: int, number: int, chunks: tuple[int, ...]) -> list[tuple[int, int, int]]:
     row: list[tuple[int, int, int]] = []
     done = {(kind, chunk): 0 for kind in (FORWARD, INPUT, WEIGHT) for chunk in (0, 1)}

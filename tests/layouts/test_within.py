@@ -33,7 +33,7 @@ def limits(trainer: str, layers: int) -> Within:
     """Of a chain whose first and last layers are embedding and head."""
     one = TRAINERS[trainer]
     span = Span(1, layers - 2) if one.needs_roles else Span(0, layers - 1)
-    return Within(trainer, tuple(one.orders), one.recompute, one.at_once, span, (True,) * (layers - 1))
+    return Within(trainer, tuple(one.orders), one.rounds, one.recompute, one.at_once, span, (True,) * (layers - 1))
 
 
 def every_plan(problem: Problem, within: Within) -> Iterator[Candidate]:
@@ -46,10 +46,13 @@ def every_plan(problem: Problem, within: Within) -> Iterator[Candidate]:
                 for parts in (ranks * chunks for chunks in range(1, layers // ranks + 1)):
                     for cuts in combinations(range(1, layers), parts - 1):
                         for number in range(1, problem.global_batch_size + 1):
-                            held = [world[s % ranks * per : (s % ranks + 1) * per] for s in range(parts)]
                             spans = list(pairwise([0, *cuts, layers]))
-                            plain = tuple(Stage(a, b - 1, d) for (a, b), d in zip(spans, held, strict=True))
-                            yield from _plans(problem, within, plain, number)
+                            loop = [s % ranks for s in range(parts)]
+                            ways = [loop, [*range(ranks), *reversed(range(ranks))]] if parts == 2 * ranks else [loop]
+                            for rank_of in ways:
+                                held = [world[r * per : (r + 1) * per] for r in rank_of]
+                                plain = tuple(Stage(a, b - 1, d) for (a, b), d in zip(spans, held, strict=True))
+                                yield from _plans(problem, within, plain, number)
 
 
 def _plans(problem: Problem, within: Within, plain: tuple[Stage, ...], number: int) -> Iterator[Candidate]:
@@ -60,7 +63,8 @@ def _plans(problem: Problem, within: Within, plain: tuple[Stage, ...], number: i
             stages = tuple(replace(stage, recompute=within.segments(stage, how)) for stage in plain)
             allocation = single_pipeline(stages, number)
             try:
-                orders = order_of(problem, allocation, name)
+                ranks = len({stage.devices for stage in plain})
+                orders = order_of(problem, allocation, name, within.group(ranks, number))
             except (UnsupportedRequest, InvalidPlan):
                 continue
             if faults(problem, allocation, orders, within):
@@ -155,17 +159,7 @@ def test_other_warm_ups_are_not_the_trainers() -> None:
     allocation = plan_of((0, 2, (0, 1)), (3, 5, (2, 3)))
     eager = early_backward(PROBLEM, allocation, warmup=[3, 1])
     assert "none of those that megatron runs" in faults(PROBLEM, allocation, eager, within)[0]
-    assert order_name(allocation, order_of(PROBLEM, allocation, "gpipe"), limits("torchtitan", 6)) == "gpipe"
-
-
-@pytest.mark.parametrize(("ranks", "chunks"), [(2, 2), (2, 3), (3, 2)])
-def test_interleaved_orders_agree_with_the_planners(ranks: int, chunks: int) -> None:
-    problem = make_problem([1] * (ranks * chunks), nodes=(ranks,), global_batch_size=2 * ranks, micro_batch_sizes=())
-    stages = [(s, s, (s % ranks,)) for s in range(ranks * chunks)]
-    allocation = plan_of(*stages, number=2 * ranks)
-    within = limits("torchtitan", ranks * chunks)
-    for name in ("interleaved", "looped-bfs"):
-        assert order_name(allocation, order_of(problem, allocation, name), within) == name
+    assert order_name(allocation, order_of(PROBLEM, allocation, "gpipe"), limits("torchtitan", 6)) == ("gpipe", 2)
 
 
 def test_every_way_of_recomputing_is_read_back() -> None:

@@ -1,0 +1,102 @@
+"""Where Megatron-Core cuts: as the layout string says, else evenly as its other flags say.
+
+.. [1] Megatron-LM, ``core/transformer/transformer_block.py`` (get_num_layers_to_build), ``training/arguments.py``.
+"""
+
+from __future__ import annotations
+
+from penstock.layouts.megatron_flags import LAYOUT, Flags
+from penstock.layouts.megatron_string import read_layout
+from penstock.layouts.roles import Roles
+from penstock.schemas.errors import InvalidDocument
+
+FIRST, LAST = "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"
+PER_STAGE, STAGES = "num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank"
+WITH_EMBEDDING, WITH_LOSS = "account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split"
+
+
+def stages_of(flags: Flags, roles: Roles, ranks: int) -> tuple[tuple[int, int], ...]:
+    """First and last layer of each stage. Raises InvalidDocument where the flags contradict each other or the model."""
+    for name, known, what in (
+        ("num-layers", roles.number, "transformer layers"),
+        ("mtp-num-layers", roles.mtp, "layers of multi-token prediction"),
+    ):
+        said = flags.number(name)
+        if said is not None and said != known:
+            raise flags.wrong(
+                name,
+                f"--{name} is {said}; the profile has {known} {what}",
+                "a profile of this model, or say which layers are meant (--set transformer=FIRST-LAST)",
+            )
+    layout = flags.value(LAYOUT)
+    if layout is not None:
+        _refuse_both(flags)
+        return read_layout(layout.text, roles, flags.text, layout.at)
+    stages, layer = [], roles.first
+    for count in _counts(flags, roles.number, ranks):
+        stages.append((layer, layer + count - 1))
+        layer += count
+    stages[0] = (0, stages[0][1])
+    stages[-1] = (stages[-1][0], stages[-1][1] + roles.behind)
+    return tuple(stages)
+
+
+def _refuse_both(flags: Flags) -> None:
+    """Megatron takes a layout or the flags of an even cut."""
+    for name in (FIRST, LAST, PER_STAGE, STAGES, WITH_EMBEDDING, WITH_LOSS):
+        if flags.on(name):
+            raise flags.wrong(
+                name, f"--{name} beside --{LAYOUT}: Megatron takes one of them", "leave out the one that does not count"
+            )
+
+
+def _counts(flags: Flags, layers: int, ranks: int) -> list[int]:
+    """Transformer layers of each stage."""
+    first, last = flags.number(FIRST), flags.number(LAST)
+    embedding, loss = flags.on(WITH_EMBEDDING), flags.on(WITH_LOSS)
+    if first is not None or last is not None:
+        if embedding or loss:
+            raise _uneven(flags, FIRST if first is not None else LAST, "it goes with no --account-for-… flag")
+        return _uneven_ends(flags, layers, ranks, first, last)
+    chunks = _chunks(flags, layers + embedding + loss, ranks)
+    each, left = divmod(layers + embedding + loss, ranks * chunks)
+    counts = [each] * (ranks * chunks)
+    counts[0] -= embedding
+    counts[-1] -= loss
+    if left or min(counts) < 1:
+        accounted = f", embedding and head counted, {layers + embedding + loss}" if embedding or loss else ""
+        raise _uneven(flags, None, f"{layers} layers{accounted} do not share evenly among {ranks * chunks} stages")
+    return counts
+
+
+def _uneven_ends(flags: Flags, layers: int, ranks: int, first: int | None, last: int | None) -> list[int]:
+    """Both ends as told, the ranks between them evenly; each rank's layers are shared evenly by its virtual stages."""
+    name = FIRST if first is not None else LAST
+    ends = [end for end in (first, last) if end is not None]
+    between = ranks - len(ends)
+    each, left = divmod(layers - sum(ends), between) if between > 0 else (0, layers - sum(ends))
+    if between < 0 or left or (between > 0 and each < 1):
+        told = " and ".join(map(str, ends))
+        raise _uneven(flags, name, f"{layers} layers, {told} of them on one rank each, do not share evenly")
+    held = [*([] if first is None else [first]), *[each] * between, *([] if last is None else [last])]
+    chunks = _chunks(flags, layers, ranks)
+    if odd := [count for count in held if count % chunks]:
+        raise _uneven(flags, name, f"{odd[0]} layers of a rank are no multiple of its {chunks} virtual stages")
+    return [count // chunks for _chunk in range(chunks) for count in held]
+
+
+def _chunks(flags: Flags, layers: int, ranks: int) -> int:
+    per_stage, stages = flags.number(PER_STAGE), flags.number(STAGES)
+    if per_stage is None:
+        return stages or 1
+    if layers % (ranks * per_stage):
+        what = f"{layers} layers are no multiple of {ranks} ranks × {per_stage} layers of a virtual stage"
+        raise _uneven(flags, PER_STAGE, what)
+    return layers // (ranks * per_stage)
+
+
+def _uneven(flags: Flags, name: str | None, what: str) -> InvalidDocument:
+    remedy = f"--{LAYOUT}, which says what is where"
+    if name is None:
+        return InvalidDocument(f"{flags.source}: {what}", remedy=remedy)
+    return flags.wrong(name, f"--{name}: {what}", remedy)

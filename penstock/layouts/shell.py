@@ -1,0 +1,125 @@
+"""What the variables of a shell script stand for, as far as that can be seen without running it.
+
+Read are assignments (``NAME=value``, with ``export``, before a command, ``${NAME:=value}``), ``$NAME``, ``${NAME}``,
+``${NAME:-default}`` and whole-number arithmetic ``$((…))``. Assignments further in than the margin may depend on a
+condition: where they differ, nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections import defaultdict
+from collections.abc import Callable
+from typing import NamedTuple
+
+from penstock.layouts.texts import place
+
+QUOTED = r"\"[^\"\n]*\"|'[^'\n]*'"
+EXPANDED = r"\$\(\([^\n]{0,200}?\)\)|\$\{[^}\n]*\}|\$\([^)\n]*\)"
+"""Computed, looked up, or made by a command."""
+_ASSIGNED = re.compile(rf"(?m)(?:^|(?<=[\s;&|(\"']))([A-Za-z_]\w*)=(?!\()({QUOTED}|(?:{EXPANDED}|[^\s;&|()\"'])*)")
+_DEFAULTED = re.compile(r"\$\{([A-Za-z_]\w*):?=([^}\n]*)\}")
+_USED = re.compile(r"\$\(\(([^\n]{0,200}?)\)\)|\$\{(\w+)(?::?[-=]([^}\n]*))?\}|\$([A-Za-z_]\w*|[0-9@*#])|(\$[({])")
+_CONDITION = re.compile(r"^\s|&&|\|\||;;|\b(?:if|then|else|elif|case|for|while)\b|^[^=]*\)")
+_DEEPEST = 30
+_OPERATORS: dict[type[ast.AST], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.floordiv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
+
+class Value(NamedTuple):
+    """A word of a text, and where in it."""
+
+    text: str
+    at: int
+
+
+class Unsaid(Exception):
+    """The text does not say what a variable is; the message says why."""
+
+
+class _Assignment(NamedTuple):
+    value: Value
+    conditional: bool
+
+
+class Variables:
+    """The assignments of a text (without its comments)."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._assigned: dict[str, list[_Assignment]] = defaultdict(list)
+        found = [*_ASSIGNED.finditer(text), *_DEFAULTED.finditer(text)]
+        for match in sorted(found, key=re.Match.start):
+            start = text.rfind("\n", 0, match.start()) + 1
+            conditional = _CONDITION.search(text[start : match.start()]) is not None
+            self._assigned[match[1]].append(_Assignment(Value(match[2], match.start(2)), conditional))
+
+    def value(self, word: Value, depth: int = 0) -> Value:
+        """The word with its variables looked up, without quotes; where it is one variable, at that one's value.
+
+        Raises Unsaid.
+        """
+        if depth > _DEEPEST:
+            raise Unsaid(f"variables of variables, {_DEEPEST} and more")
+        text, at = word
+        if text[:1] == "'" and len(text) > 1:
+            return Value(text.strip("'\""), at + len(text) - len(text.lstrip("'\"")))
+        bare = text.strip("'\"")
+        whole = _USED.fullmatch(bare)
+        if whole is not None:
+            return self._meaning(whole, Value(bare, at), depth)
+        made = _USED.sub(lambda match: self._meaning(match, Value(match[0], at), depth).text, bare)
+        return Value(made, at + len(text) - len(text.lstrip("'\"")))
+
+    def _meaning(self, match: re.Match[str], word: Value, depth: int) -> Value:
+        computed, braced, default, plain, command = match.groups()
+        if command is not None:
+            raise Unsaid("it is made by a command or by an expansion that is not followed")
+        if computed is not None:
+            return Value(str(self._computed(computed, word.at, depth)), word.at)
+        name = braced or plain
+        known = [each for each in self._assigned.get(name, ()) if each.value.at + len(each.value.text) <= word.at]
+        while known and known[-1].value.text == word.text:  # PP=${PP:-4} says nothing but its default
+            known.pop()
+        if not known:
+            if default is not None:
+                return self.value(Value(default, word.at), depth + 1)
+            raise Unsaid(f"${name} is not set above it")
+        settled = max((i for i, each in enumerate(known) if not each.conditional), default=0)
+        chosen = known[settled]
+        for other in known[settled + 1 :]:
+            if other.value.text != chosen.value.text:
+                lines = [place(self._text, each.value.at)[0] for each in (chosen, other)]
+                raise Unsaid(
+                    f"${name} is {chosen.value.text} in line {lines[0]} and {other.value.text} in line {lines[1]}"
+                )
+        found = self.value(chosen.value, depth + 1)
+        return self.value(Value(default, word.at), depth + 1) if not found.text and default is not None else found
+
+    def _computed(self, expression: str, at: int, depth: int) -> int:
+        """Whole-number arithmetic of a shell."""
+        plain = re.sub(
+            r"\$\{[^}\n]*\}|\$?[A-Za-z_]\w*",
+            lambda match: self.value(Value("$" + match[0].lstrip("$"), at), depth + 1).text,
+            expression,
+        )
+        try:
+            return _calculated(ast.parse(plain.strip(), mode="eval").body)
+        except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+            raise Unsaid(f"$(({expression})) is no whole-number sum, product or quotient") from None
+
+
+def _calculated(node: ast.expr) -> int:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int) and abs(node.value) < 10**9:
+        return node.value
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        return _OPERATORS[type(node.op)](_calculated(node.left), _calculated(node.right))
+    raise ValueError
