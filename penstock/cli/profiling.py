@@ -147,9 +147,10 @@ def _summary(screen: Screen, found: ModelProfile, output: str) -> None:
     total = sum(layer.forward_ns + layer.backward_ns for layer in first.layers)
     parameters = sum(layer.parameter_bytes for layer in found.layers)
     cuts = sum(layer.cuttable for layer in found.layers[:-1])
+    samples = f"{first.micro_batch_size} sample{'s' if first.micro_batch_size > 1 else ''}"
     screen.say(
         f"{found.name}: {len(found.layers)} layers, {cuts} cuts, {amount(parameters)} of parameters, "
-        f"{duration(total)} for {first.micro_batch_size} samples on {first.device_kind} ({found.source.method}, "
+        f"{duration(total)} for {samples} on {first.device_kind} ({found.source.method}, "
         f"±{found.source.expected_error:.0%}); written to {output}"
     )
 

@@ -15,6 +15,7 @@ Find = Callable[[str], Any]
 
 ELSEWHERE = {
     "scripts/demo": "tests/cli/test_demo.py runs it",
+    "scripts/setup": "it made what this runs in",
     "scripts/test": "it is what runs this",
     "scripts/images": "needs root, debootstrap and a network",
     "scripts/bench-papers": "benchmarks are no tests",
@@ -44,11 +45,13 @@ NOT_RUN = {
     "penstock rank job.json --model mytrain:job --steps 1000 --report report.json": "a launcher starts it: tests/slurm",
     "penstock run plan.json --model mytrain:job --device cuda --check": "needs a GPU; tests/executor",
     "penstock profile --model mytrain:job -o profile.json": MEASURED,
+    "penstock profile --model mymodel:job -o profile.json": MEASURED,
     "penstock profile --model mytrain:job --micro-batch-size 4 --concurrency 2 -o profile.json": MEASURED,
     "penstock profile --model mytrain:job --micro-batch-size 1 --micro-batch-size 4 -o profile.json": MEASURED,
     "penstock profile --model mytrain:job --device cpu --concurrency 4 -o profile.json": MEASURED,
     "penstock run plan.json --model mytrain:job --steps 20 --check": TRAINED,
     "penstock run plan.json --model mytrain:job --check": TRAINED,
+    "penstock run plan.json --model mymodel:job --check": TRAINED,
     "penstock run plan.json --model mytrain:job --steps 20 --trace trace.json --chrome-trace both.json": TRAINED,
     "penstock run plan.json --model mytrain:job --steps 2 --memory": "tests/executor/test_memory_use.py",
     "penstock tune plan.json --model mytrain:job --batches 3 -o tuned.json": "calibrating.md has it, on fewer samples",
@@ -98,6 +101,7 @@ SMALLER = {
     "penstock compare --model bert-48 --cluster dapple-config-a --global-batch-size 64": "{} --planner gpipe",
     "penstock compare --model gpt2-small --cluster 2x4xV100 -b 64 --update-rule all": "{} --planner wpipe",
     "penstock plan --model gpt2-small --cluster 2x4xV100 -b 64": "{} --planner gpipe",
+    "penstock plan --model gpt2-small --cluster 2x4xV100 --global-batch-size 64": "{} --planner gpipe",
     "penstock sweep --model gpt2-small --cluster 1x8xV100 --cluster 2x8xV100 -b 64 -b 128": (
         "penstock sweep --model gpt2-small --cluster 1x8xV100 --cluster 2x8xV100 -b 64 --planner gpipe"
     ),
