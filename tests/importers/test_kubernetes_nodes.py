@@ -176,6 +176,12 @@ def test_accelerator_domains_nest_and_come_before_cliques() -> None:
     assert tree(facts, nvlink=True) == {"d": ("d.r0", "d.r1"), "d.r0": ("n0",), "d.r1": ("n1",)}
 
 
+def test_a_clique_of_zeros_is_no_domain() -> None:
+    clique = {"nvidia.com/gpu.clique": "00000000-0000-0000-0000-000000000000.0"}
+    facts = read_k8s_nodes(listed(*(node(name, labels=clique) for name in "ab")))
+    assert tree(facts, nvlink=True) == {}
+
+
 def test_kueue_names_the_labels_of_a_site() -> None:
     topology = kueue_topology(
         "site", "example.com/hall", "example.com/row", "example.com/none", "kubernetes.io/hostname"

@@ -45,6 +45,8 @@ NVLINK_LABELS = (
 )
 """Labels of the NVLink domain, outermost first; the first line that a source has is used."""
 _OF_NVLINK = frozenset(key for keys in NVLINK_LABELS for key in keys)
+_NO_CLIQUE = re.compile(r"[0-]+\.[0-9]+")
+"""A cluster of zeros: the devices of the node are in no fabric beyond it."""
 
 
 def read_levels(
@@ -115,7 +117,7 @@ def _path(labels: Labels, keys: tuple[str, ...]) -> Path:
     return tuple(
         Step(layer=key, tier=len(keys) - 1 - depth, value=labels[key])
         for depth, key in enumerate(keys)
-        if labels.get(key)
+        if labels.get(key) and not (key in _OF_NVLINK and _NO_CLIQUE.fullmatch(labels[key]))
     )
 
 
