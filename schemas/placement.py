@@ -136,6 +136,16 @@ class Placement(Part):
     why: tuple[str, ...] = Field(default=(), description="sentences: what was chosen, against what, what is proven")
 
 
+class PlacementProgress(Part):
+    """How far the placement of one job is; the best plan so far, where there is one."""
+
+    job: Name
+    considered: Count = Field(description="classes of sets of nodes that are known to be worth a look")
+    settled: Count = Field(description="of these, how many got a plan, or were passed over")
+    nodes: PositiveCount | None = None
+    time_per_global_batch_ns: Nanoseconds | None = None
+
+
 class PlacementAnswer(Document):
     """A placement per job, in the order of the request."""
 

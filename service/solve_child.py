@@ -24,7 +24,7 @@ from penstock.schemas.calibration import CalibrationRequest
 from penstock.schemas.errors import InvalidPlan, PenstockError
 from penstock.schemas.jobs import PlanComparison, ProblemDetails, ResultOut
 from penstock.schemas.layouts import LayoutRequest
-from penstock.schemas.placement import PlacementRequest
+from penstock.schemas.placement import PlacementProgress, PlacementRequest
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology_import import TopologyImport
@@ -114,7 +114,10 @@ def _import(entry: Callable[..., Any], task: dict[str, Any], send: Send) -> None
 
 
 def _place(entry: Callable[..., Any], task: dict[str, Any], send: Send) -> None:
-    found = entry(PlacementRequest.model_validate(task["request"]))
+    def tell(progress: PlacementProgress) -> None:
+        send({"kind": "progress", "progress": progress.model_dump(mode="json")})
+
+    found = entry(PlacementRequest.model_validate(task["request"]), tell)
     for choice in found.choices:
         if choice.plan_file is not None:
             refuse_unsound(choice.plan_file)

@@ -16,7 +16,7 @@ from penstock.cli.remote import Server, connect
 
 if TYPE_CHECKING:
     from penstock.cli.show import Screen
-    from penstock.schemas.placement import Placement, PlacementAnswer, PlacementRequest
+    from penstock.schemas.placement import Placement, PlacementAnswer, PlacementProgress, PlacementRequest
     from penstock.schemas.topology import ClusterTopology
 
 INFEASIBLE = 3
@@ -109,17 +109,21 @@ def place(
 
 
 def _placed(asked: PlacementRequest, server: str | None, screen: Screen) -> PlacementAnswer:
+    from penstock.report.words import duration
+
+    def tell(progress: PlacementProgress) -> None:
+        done = f"{progress.job}: {progress.settled} of {progress.considered} classes of sets"
+        time_ns, nodes = progress.time_per_global_batch_ns, progress.nodes
+        best = "" if time_ns is None else f"; {duration(time_ns)} on {nodes} node{'s' if nodes != 1 else ''}"
+        screen.progress(done + best)
+
     if server is not None:
         screen.progress(f"{server} places {len(asked.jobs)} job{'s' if len(asked.jobs) > 1 else ''}")
         with connect(server) as client:
-            return client.place(asked)
+            return client.place(asked, on_progress=tell)
     planning.one_thread()
     tell_of_the_compiler()
     from penstock.placing import answer
-    from penstock.report.words import duration
-
-    def tell(job: str, hosts: int, time_ns: int) -> None:
-        screen.progress(f"{job}: {duration(time_ns)} on {hosts} node{'s' if hosts > 1 else ''}")
 
     return answer(asked, tell)
 

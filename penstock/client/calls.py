@@ -23,6 +23,7 @@ from penstock.client.flows import (
     heard,
     listing,
     story,
+    told,
     unreachable,
 )
 from penstock.client.refusals import error_of, refusal
@@ -53,7 +54,7 @@ from penstock.schemas.jobs import (
 )
 from penstock.schemas.launch import LaunchSettings
 from penstock.schemas.layouts import LayoutImported, LayoutRequest
-from penstock.schemas.placement import PlacementAnswer, PlacementRequest
+from penstock.schemas.placement import PlacementAnswer, PlacementProgress, PlacementRequest
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
@@ -250,9 +251,30 @@ class Calls:
         return self._get(CalibrationOut, Send("POST", "/v1/profiles:calibrate", request, patient=True))
 
     @call
-    def place(self, request: PlacementRequest) -> Flow[PlacementAnswer]:
-        """Choose nodes, and how many, for each job of a request, with plans and reasons."""
-        return self._get(PlacementAnswer, Send("POST", "/v1/placements", request, patient=True))
+    def place(
+        self, request: PlacementRequest, *, on_progress: Callable[[PlacementProgress], None] | None = None
+    ) -> Flow[PlacementAnswer]:
+        """Choose nodes, and how many, for each job of a request, with plans and reasons.
+
+        ``on_progress`` hears of each set of nodes that is settled.
+        """
+        send = Send("POST", "/v1/placements", request, patient=True)
+        if on_progress is None:
+            return self._get(PlacementAnswer, send)
+        return self._placed(send, on_progress)
+
+    def _placed(self, send: Send, on_progress: Callable[[PlacementProgress], None]) -> Flow[PlacementAnswer]:
+        found: list[PlacementAnswer] = []
+
+        def hear(event: tuple[str, str]) -> None:
+            name, data = event
+            if name == "result":
+                found.append(PlacementAnswer.model_validate_json(data))
+            else:
+                on_progress(PlacementProgress.model_validate_json(data))
+
+        yield from heard(told(self._server, send, self._patience_s), hear)
+        return found[0]
 
     # ---- sweeps --------------------------------------------------------------------------------------------------
 

@@ -10,15 +10,16 @@ import gzip
 import itertools
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import update_wrapper, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from penstock.client.refusals import refusal
+from penstock.client.refusals import error_of, refusal
 from penstock.schemas.errors import Unreachable
+from penstock.schemas.jobs import ProblemDetails
 
 if TYPE_CHECKING:
     from penstock.client.transports import AsyncClient, Client
@@ -236,11 +237,45 @@ def heard(events: Listing[T], hear: Callable[[T], None]) -> Flow[None]:
                 come = error
 
 
+def told(server: str, send: Send, patience_s: float) -> Listing[tuple[str, str]]:
+    """The events of one answer by name, with their data; sent again while the service is busy.
+
+    Raises Unreachable where the connection breaks, PenstockError for a refusal, before the answer or within it.
+    """
+    asked = replace(send, headers={**send.headers, "Accept": "text/event-stream"})
+    try:
+        for attempt in itertools.count():
+            found: httpx.Response = yield Open(asked)
+            pause_s = pause_before_next(found, attempt)
+            if found.status_code not in BUSY or pause_s > patience_s:
+                break
+            patience_s -= pause_s
+            yield Pause(pause_s)
+        if found.is_error:
+            raise refusal(found)
+        parser = EventParser()
+        while (line := (yield NextLine())) is not None:
+            if (data := parser.take(line)) is None:
+                continue
+            if parser.name == "end":
+                return
+            if parser.name == "problem":
+                raise error_of(ProblemDetails.model_validate_json(data))
+            yield Item((parser.name, data))
+    except httpx.TransportError as error:
+        raise unreachable(server, send, error) from None
+    raise unreachable(server, send, EOFError("the answer has no end"))
+
+
 class EventParser:
-    """Reads server-sent events line by line; only their data matters here, which carries its own number."""
+    """Reads server-sent events line by line; of a job's or a run's story only the data matters, which has its number.
+
+    ``name``: of the event that ended last.
+    """
 
     def __init__(self) -> None:
         self._data: list[str] = []
+        self.name = ""
 
     def take(self, line: str) -> str | None:
         """The data of the event that this line ends, if it ends one."""
@@ -250,6 +285,8 @@ class EventParser:
         name, _, value = line.partition(":")
         if name == "data":
             self._data.append(value.removeprefix(" "))
+        elif name == "event":
+            self.name = value.removeprefix(" ")
         return None
 
 

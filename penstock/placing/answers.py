@@ -18,19 +18,20 @@ from penstock.schemas.placement import (
     Placement,
     PlacementAnswer,
     PlacementJob,
+    PlacementProgress,
     PlacementRequest,
     PlacementRow,
 )
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
-from penstock.solvers.placement.choice import Choice, Chooser, Option
+from penstock.solvers.placement.choice import Choice, Chooser
 from penstock.solvers.placement.joint import shares
 from penstock.solvers.placement.wish import FOREVER_NS, Wish, price_of
 from penstock.solvers.planners.deadline import Deadline
 
-Tell = Callable[[str, int, int], None]
-"""Hears of the job's name, its number of hosts and the time of a step, whenever a better plan is found."""
+Tell = Callable[[PlacementProgress], None]
+"""Hears of every set of nodes that is settled."""
 
 JOINT_WAYS = 4
 """In which nodes are chosen when it is known how many each job gets."""
@@ -43,7 +44,7 @@ JOINTLY = (
 )
 
 
-def answer(request: PlacementRequest, tell: Tell = lambda _job, _hosts, _time_ns: None) -> PlacementAnswer:
+def answer(request: PlacementRequest, tell: Tell = lambda _progress: None) -> PlacementAnswer:
     """Place the jobs of a request whose documents stand inline.
 
     Raises InvalidDocument for names that the topology lacks and kinds that a profile lacks, Conflict where nothing is
@@ -174,14 +175,12 @@ class _Placing:
         if hosts is not None:
             wish = replace(wish, least=hosts, most=hosts)
 
-        def tell(option: Option) -> None:
-            if option.best is not None:
-                self.tell(job.asked.name, len(option.used), option.best.value_ns)
-
         left_s = self.deadline.left_s
         own = Deadline(None if left_s is None else max(1, int(left_s * 1e9) // self.left))
         self.left = max(1, self.left - 1)
-        return Chooser(job.site, range(len(job.site.hosts)), wish, job, own, tell).run()
+        return Chooser(
+            job.site, range(len(job.site.hosts)), wish, job, own, lambda chooser: self.tell(_progress(job, chooser))
+        ).run()
 
 
 def refuse_too_many(job: PlacementJob, hosts: int, where: str) -> None:
@@ -192,6 +191,17 @@ def refuse_too_many(job: PlacementJob, hosts: int, where: str) -> None:
             f"{where}/nodes/min: the job {job.name!r} wants {job.nodes.min} nodes at least, and {free} for it",
             remedy=f"ask for at most {hosts} nodes, or wait",
         )
+
+
+def _progress(job: Job, chooser: Chooser) -> PlacementProgress:
+    best = chooser.best
+    return PlacementProgress(
+        job=job.asked.name,
+        considered=len(chooser.options),
+        settled=sum(option.settled for option in chooser.options),
+        nodes=None if best is None else len(best.used),
+        time_per_global_batch_ns=None if best is None or best.best is None else best.best.value_ns,
+    )
 
 
 def _times(choice: Choice) -> dict[int, int]:

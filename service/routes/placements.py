@@ -10,8 +10,8 @@ from fastapi import APIRouter, Depends, Request, Response
 from penstock.schemas.placement import PlacementAnswer, PlacementJob, PlacementRequest
 from penstock.service.problems import problems
 from penstock.service.routes.access import Access, Solver
-from penstock.service.routes.bodies import reader, takes
-from penstock.service.routes.children import answered
+from penstock.service.routes.bodies import STREAM, reader, takes
+from penstock.service.routes.children import answered, streamed, wants_events
 from penstock.service.samples import tiny_placement
 from penstock.service.services import Service
 
@@ -20,7 +20,7 @@ router = APIRouter(prefix="/v1", tags=["questions"])
 
 @router.post(
     "/placements",
-    responses={200: {"model": PlacementAnswer}, **problems(404, 409, 413, 415, 422)},
+    responses={200: {"model": PlacementAnswer, "content": STREAM}, **problems(404, 409, 413, 415, 422)},
     openapi_extra=takes(PlacementRequest, tiny_placement()),
 )
 async def place(
@@ -33,9 +33,13 @@ async def place(
 
     A job that fits nowhere is an answer, with the bytes that are missing. 409: no device is free; 422 names nodes that
     the topology lacks. Without `time_limit_ns` large sets of nodes get regular layouts only, which takes seconds.
+    With `Accept: text/event-stream` each set of nodes that is settled is an event `progress`, the answer is the event
+    `result`, and the last one is `end` or `problem`.
     """
     inline = await run_sync(_inline, service, caller.tenant, asked)
     task = {"task": "place", "entry": "penstock.placing:answer", "request": inline.model_dump(mode="json")}
+    if wants_events(request):
+        return streamed(service, task, service.settings.max_solve_s, "progress", "result")
     return await answered(request, service, task)
 
 

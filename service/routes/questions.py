@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import aclosing
 from typing import Annotated, Any
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Query, Request, Response
-from fastapi.sse import EventSourceResponse, format_sse_event
 
 from penstock.schemas.calibration import CalibrationOut, CalibrationRequest
 from penstock.schemas.explanation import Explanation
@@ -17,11 +14,11 @@ from penstock.schemas.plan import PlanFile
 from penstock.schemas.quantities import MAX_WIRE_INTEGER
 from penstock.schemas.request import PlanRequest
 from penstock.service import judging
-from penstock.service.asking import json_of, messages, unless_gone
-from penstock.service.problems import TaskFailed, problems
+from penstock.service.asking import json_of, unless_gone
+from penstock.service.problems import problems
 from penstock.service.routes.access import Access, Reader, Solver
 from penstock.service.routes.bodies import STREAM, json_response, reader, takes
-from penstock.service.routes.children import answered, told
+from penstock.service.routes.children import answered, streamed, told, wants_events
 from penstock.service.routes.plans import Asked, Id
 from penstock.service.samples import tiny_calibration, tiny_plan_file, tiny_request
 from penstock.service.services import Service
@@ -89,8 +86,8 @@ async def compare(
     `problem`.
     """
     task, limit_s = await run_sync(_comparison, service, caller.tenant, asked, planner, schedule)
-    if "text/event-stream" in request.headers.get("accept", ""):
-        return EventSourceResponse(_streamed(service, task, limit_s), headers={"Cache-Control": "no-store"})
+    if wants_events(request):
+        return streamed(service, task, limit_s, "row")
     rows = await unless_gone(request.receive, lambda: told(service, task, limit_s, "row"))
     return json_response(json_of(rows))
 
@@ -191,14 +188,3 @@ def _comparison(
     }
     limit_ns, longest_s = inline.termination.time_limit_ns, service.settings.max_solve_s
     return task, longest_s if limit_ns is None else min(limit_ns / 1e9 + service.settings.solve_grace_s, longest_s)
-
-
-async def _streamed(service: Service, task: dict[str, Any], limit_s: float) -> AsyncIterator[bytes]:
-    try:
-        async with service.children, aclosing(messages(service.forkserver, task, limit_s)) as said:
-            async for message in said:
-                if message["kind"] == "row":
-                    yield format_sse_event(data_str=json_of(message["row"]).decode(), event="row")
-        yield format_sse_event(data_str="{}", event="end")
-    except TaskFailed as failed:
-        yield format_sse_event(data_str=failed.problem.model_dump_json(exclude_none=True), event="problem")

@@ -75,6 +75,11 @@ class Option:
     surpassed: bool = False
 
     @property
+    def settled(self) -> bool:
+        """Whether it was looked at."""
+        return self.surpassed or self.result is not None
+
+    @property
     def best(self) -> Candidate | None:
         """Its plan."""
         return None if self.result is None else self.result.best
@@ -134,14 +139,14 @@ class Choice:
 
 @dataclass
 class Chooser:
-    """The search of one job over ``hosts`` of a site. ``tell`` hears of every better plan."""
+    """The search of one job over ``hosts`` of a site. ``tell`` hears of every set that is settled."""
 
     site: Site
     hosts: Iterable[int]
     wish: Wish
     asker: Asker
     deadline: Deadline
-    tell: Callable[[Option], None] = lambda _option: None
+    tell: Callable[[Chooser], None] = lambda _chooser: None
     options: list[Option] = field(default_factory=list)
     best: Option | None = None
     _bounds: dict[object, int] = field(default_factory=dict)
@@ -160,9 +165,7 @@ class Chooser:
             self._between(families)
         self._others(families.every_set)
         cut_short = self._ask()
-        unplanned = sum(
-            option.result is None and not option.surpassed and self._can_win(option) for option in self.options
-        )
+        unplanned = sum(not option.settled and self._can_win(option) for option in self.options)
         return Choice(self.wish, self.options, families.every_set, self.best, cut_short, unplanned)
 
     def _add(self, families: Families, number: int) -> list[Option]:
@@ -208,6 +211,7 @@ class Chooser:
                 left -= option.devices
             else:
                 option.surpassed = True
+                self.tell(self)
             left -= (len(self._fast) - known) * option.devices // ASKED
 
     def _promise(self, option: Option) -> tuple[int, int, int]:
@@ -264,11 +268,10 @@ class Chooser:
 
     def _take(self, option: Option, result: Result) -> None:
         option.take(result)
-        if option.best is None or not self.wish.keeps(option.best.value_ns):
-            return
-        if self.best is None or self._rank(option) < self._rank(self.best):
+        keeps = option.best is not None and self.wish.keeps(option.best.value_ns)
+        if keeps and (self.best is None or self._rank(option) < self._rank(self.best)):
             self.best = option
-            self.tell(option)
+        self.tell(self)
 
     def _rank(self, option: Option) -> tuple[bool, int, int, int, int, Chosen]:
         """The best one first; sets without a plan behind, the most promising first."""

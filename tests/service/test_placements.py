@@ -18,7 +18,8 @@ import yaml
 import penstock
 from penstock.client import AsyncClient, Client
 from penstock.placing import answer
-from penstock.schemas.placement import PlacementRequest
+from penstock.schemas.errors import InvalidDocument
+from penstock.schemas.placement import PlacementProgress, PlacementRequest
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.topology import ClusterTopology
 from penstock.service.samples import tiny_placement, tiny_profile, tiny_topology
@@ -41,6 +42,23 @@ def test_the_service_places_as_python_does(client: Client) -> None:
             return await other.place(asked)
 
     assert asyncio.run(elsewhere()) == found
+
+
+def test_a_placement_tells_how_far_it_is(client: Client, http: httpx.Client) -> None:
+    asked = PlacementRequest.parse(tiny_placement())
+    heard: list[PlacementProgress] = []
+    found = client.place(asked, on_progress=heard.append)
+    assert found == answer(asked)
+    settled = [progress.settled for progress in heard]
+    assert settled == sorted(settled)
+    assert 0 < settled[-1] <= heard[-1].considered
+    assert heard[-1].time_per_global_batch_ns == found.choices[0].time_per_global_batch_ns
+    with pytest.raises(InvalidDocument, match="'free' names 1 node that the topology"):
+        client.place(asked.model_copy(update={"free": ("node9",)}), on_progress=heard.append)
+    events = http.post("/v1/placements", json=tiny_placement(), headers={"Accept": "text/event-stream"})
+    assert events.headers["content-type"].startswith("text/event-stream")
+    names = [line.removeprefix("event: ") for line in events.text.splitlines() if line.startswith("event: ")]
+    assert (names[0], *names[-2:]) == ("progress", "result", "end")
 
 
 def _changed(**fields: Any) -> dict[str, Any]:
