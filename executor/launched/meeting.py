@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import subprocess
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -29,6 +30,7 @@ from penstock.schemas.errors import Unreachable
 _PREFIX = "penstock"
 _SCONTROL_LIMIT_S = 30
 _SHOWN = 16
+_AGAIN_S = 0.1
 
 
 class Meeting:
@@ -74,8 +76,8 @@ class Meeting:
             missing = [number for number, key in enumerate(keys) if not self._store.check([key])]
             raise Unreachable(
                 f"{launch.processes - len(missing)} of {launch.processes} processes have come to {self.address} in "
-                f"{self._wait_s:g} s; missing are {', '.join(map(str, missing[:_SHOWN]))}"
-                f"{' and more' if len(missing) > _SHOWN else ''} by the launcher's count",
+                f"{self._wait_s:g} s; by the launcher's count there is none of the number "
+                f"{', '.join(map(str, missing[:_SHOWN]))}{' and more' if len(missing) > _SHOWN else ''}",
                 remedy="look at what those say; --wait-s waits longer for slow starts",
             ) from None
         return [Presence(**json.loads(self._store.get(key))) for key in keys], self._store.get("name").decode()
@@ -114,6 +116,8 @@ class Meeting:
 
     def _open(self) -> TCPStore:
         launch, limit = self.launch, timedelta(seconds=self._wait_s)
+        if not launch.opens_store:
+            self._wait_until_open()
         try:
             return TCPStore(self.host, launch.port, is_master=launch.opens_store, timeout=limit, wait_for_workers=False)
         except DistError as error:
@@ -123,10 +127,26 @@ class Meeting:
                     remedy="export MASTER_PORT=… with a free port, on all processes",
                 ) from None
             raise Unreachable(
-                f"nobody has opened the store at {self.address} within {self._wait_s:g} s",
-                remedy="look at what the process says that opens it (the first on that host); check that this host "
-                "reaches the port; export MASTER_ADDR and MASTER_PORT to meet elsewhere",
+                f"what answers at {self.address} is not the store at which ranks meet: {_first_line(error)}",
+                remedy="export MASTER_PORT=… with a free port, on all processes",
             ) from None
+
+    def _wait_until_open(self) -> None:
+        """Torch would wait as well, for longer than it is told, and end with a screen of frames."""
+        give_up_at = time.monotonic() + self._wait_s
+        while True:
+            try:
+                socket.create_connection((self.host, self.launch.port), timeout=self._wait_s).close()
+                return
+            except OSError as error:
+                problem = error.strerror or str(error)
+            if time.monotonic() >= give_up_at:
+                raise Unreachable(
+                    f"nobody has opened the store at {self.address} within {self._wait_s:g} s: {problem}",
+                    remedy="look at what the process says that opens it (the first on that host); check that this host "
+                    "reaches the port; export MASTER_ADDR and MASTER_PORT to meet elsewhere",
+                )
+            time.sleep(_AGAIN_S)
 
 
 def machine() -> str:

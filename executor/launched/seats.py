@@ -128,7 +128,7 @@ def _strangers(
         remedy=f"ask for the plan's nodes (sbatch --nodelist={','.join(list(wanted)[:_SHOWN])}"
         f"{',…' if len(wanted) > _SHOWN else ''}); or plan for those that you have (penstock place --free "
         f"{','.join(list(processes)[:_SHOWN])}{',…' if len(processes) > _SHOWN else ''}); or add --any-nodes, where "
-        "any nodes are as good, which has them stand in for the plan's",
+        "any nodes are as good, which has them stand in for the plan's; or say in NODE_NAME what the plan calls a host",
     )
 
 

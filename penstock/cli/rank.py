@@ -143,8 +143,16 @@ class Files:
 
     def refuse_unwritable(self) -> None:
         """Raise what would go wrong when they are written, before the training."""
+        from penstock.schemas.errors import UnsupportedRequest
+
         for target in (self._report, self._trace):
-            refuse_unwritable(target)
+            try:
+                refuse_unwritable(target)
+            except OSError as error:
+                raise UnsupportedRequest(
+                    f"cannot write {target!r}: {error.strerror}",
+                    remedy="name a folder that is there on the node of rank 0",
+                ) from None
         if self._plan is not None:
             read_plan(self._plan)
 
@@ -215,7 +223,11 @@ def _read(path: str) -> tuple[JobBundle, str]:
             f"cannot read the bundle {path!r} on this node: {error.strerror}",
             remedy="penstock export PLAN --to bundle -o job.json, on a file system that all nodes share",
         ) from None
-    return JobBundle.parse_json(text, origin=repr(path)), hashlib.sha256(text).hexdigest()
+    try:
+        return JobBundle.parse_json(text, origin=repr(path)), hashlib.sha256(text).hexdigest()
+    except InvalidDocument as error:
+        remedy = error.remedy or "give what `penstock export PLAN --to bundle` has written, all of it"
+        raise InvalidDocument(error.detail, faults=error.faults, remedy=remedy) from None
 
 
 def _say(text: str) -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from penstock.schemas.topology import ClusterTopology
 
 _SHOWN = 8
+_REMEDY = "give a topology, or what `scontrol show nodes` or `kubectl get nodes -o json` prints"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +44,17 @@ def read_known(source: str) -> Known:
         text = Path(source).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidDocument(f"cannot read {source!r}: {error}") from None
-    name = recognised(ImportSource(text=text, name=source))
+    try:
+        name = recognised(ImportSource(text=text, name=source))
+    except InvalidDocument as error:
+        raise InvalidDocument(error.detail, faults=error.faults, remedy=_REMEDY) from None
     if name == "agents":
         return of_topology(ClusterTopology.read(source), source)
     known = of_facts(FORMATS[name].reader(name)(text, source))
     if not known.num_devices:
         raise InvalidDocument(
             f"{source} ({FORMATS[name].what}) names no nodes",
-            remedy="scontrol show nodes, or kubectl get nodes -o json",
+            remedy=_REMEDY,
         )
     return known
 

@@ -32,6 +32,8 @@ def script(job: Job) -> str:
     lines += comments(["Run this on every node. MASTER_ADDR is an address of the first one."])
     lines += ["set -euo pipefail", "", *find_bundle(HERE, f"keep {BUNDLE} beside this script"), *preparation(job), ""]
     lines += [*(_any_place(job) if job.any_nodes else _own_place(job)), ""]
+    # torchrun would say at length that it sets this.
+    lines += ["export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}"]
     lines += continued(
         f'exec torchrun --nnodes={len(job.layout.nodes)} --node-rank="$place" --nproc-per-node="$count"',
         '--master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT"',
