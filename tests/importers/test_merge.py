@@ -317,7 +317,7 @@ def test_spines_that_join_the_same_leaves_are_one() -> None:
     wires = tuple(LinkFacts(a, b, AT, 25 * GB) for a, b in [*ends, ("s1", "dead"), ("dead", "end")])
     found = merged(facts(switches=switches, wires=wires), nodes_of("n1", "n2"))
     assert links(found) == {("n1", "l1"): 400, ("n2", "l2"): 200, ("l1", "s1"): 400, ("l2", "s1"): 400}
-    assert "s[1-2] of by hand join the same places and are counted as one, s1" in found.assumptions
+    assert "switches of by hand that join the same places are counted as one: s[1-2] as s1" in found.assumptions
 
 
 def test_a_rings_links_share_the_cards() -> None:

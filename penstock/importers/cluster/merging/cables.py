@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from penstock.importers.cluster.hardware import SWITCH_LATENCY_NS
 from penstock.importers.cluster.merging.joining import Wiring
 from penstock.importers.cluster.merging.notes import Notes, shown
+from penstock.importers.cluster.structured import several
 from penstock.schemas.topology import Link
 
 Ends = tuple[str, str]
@@ -132,6 +133,7 @@ def _without_twins(
     cables: dict[Ends, Cable], hosts: Mapping[str, None], source: str, notes: Notes
 ) -> dict[Ends, Cable]:
     """Switches with the very same neighbours become one that carries what all of them do: traffic spreads over them."""
+    told: list[str] = []
     while True:
         alike: dict[frozenset[str], list[str]] = {}
         for name, others in _near(cables).items():
@@ -139,10 +141,10 @@ def _without_twins(
                 alike.setdefault(frozenset(others), []).append(name)
         twins = {name: group[0] for group in alike.values() for name in group[1:]}
         if not twins:
+            if told:
+                notes.assume(f"switches of {source} that join the same places are counted as one: {several(told)}")
             return cables
-        for group in alike.values():
-            if len(group) > 1:
-                notes.assume(f"{shown(group)} of {source} join the same places and are counted as one, {group[0]}")
+        told += [f"{shown(group)} as {group[0]}" for group in alike.values() if len(group) > 1]
         merged: dict[Ends, Cable] = {}
         for (a, b), cable in cables.items():
             ends = _ends(twins.get(a, a), twins.get(b, b), hosts)
