@@ -32,7 +32,7 @@ from penstock.solvers.schedules.eager import eager
 from penstock.solvers.schedules.early_backward import early_backward
 from penstock.solvers.schedules.gpipe import gpipe as all_forwards_first
 from penstock.solvers.schedules.inside_out import inside_out
-from penstock.solvers.schedules.interleaved import interleaved, looped_bfs
+from penstock.solvers.schedules.interleaved import interleaved, looped_bfs, looped_bfs_lifo
 from penstock.solvers.schedules.model_parallel import model_parallel as one_at_a_time
 from penstock.solvers.schedules.one_f_one_b_star import one_f_one_b_star
 from penstock.solvers.schedules.overtaking import overtaking
@@ -189,6 +189,11 @@ SCHEDULES: dict[str, Entry] = {
         looped_bfs,
         "breadth-first pipeline parallelism (Lamy-Poirier, MLSys 2023)",
         "all micro-batches through one of a device's parts, then the next",
+    ),
+    "looped-bfs-lifo": Entry(
+        looped_bfs_lifo,
+        "breadth-first pipeline parallelism (Lamy-Poirier, MLSys 2023); PyTorch's ScheduleLoopedBFS",
+        "looped-bfs, backwards from the last micro-batch on",
     ),
     "zb-h1": Entry(
         zb_h1,

@@ -7,8 +7,7 @@ For equal times, F and B those of all of a rank's chunks together, both take M (
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from penstock.schemas.program import BACKWARD, FORWARD
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import Orders
-from penstock.solvers.schedules.chunks import looped
+from penstock.solvers.schedules.chunks import Ranks, looped
 
 
 def interleaved(problem: Problem, allocation: Allocation, group: int | None = None) -> Orders:
@@ -66,16 +65,25 @@ def _in_groups(chunks: Sequence[int], number: int, group: int) -> list[tuple[int
     return [(s, m) for start in starts for s in chunks for m in range(start, min(start + group, number))]
 
 
-def looped_bfs(problem: Problem, allocation: Allocation, backward: Literal["fifo", "lifo"] = "fifo") -> Orders:
+def looped_bfs(problem: Problem, allocation: Allocation) -> Orders:
     """Every rank runs all forwards chunk by chunk, then all backwards from its last chunk on.
 
-    ``backward``: of each chunk from the first or from the last micro-batch on. Raises ``UnsupportedRequest`` for
-    stages that are not in a loop.
+    Raises ``UnsupportedRequest`` for stages that are not in a loop.
     """
     ranks = looped(allocation, "looped-bfs")
-    numbers, rows = range(allocation.num_micro_batches), []
-    back = numbers if backward == "fifo" else numbers[::-1]
+    return ranks.orders("looped-bfs", _breadth_first(ranks, range(allocation.num_micro_batches)))
+
+
+def looped_bfs_lifo(problem: Problem, allocation: Allocation) -> Orders:
+    """``looped_bfs`` with each chunk's backwards from the last micro-batch on, as PyTorch has it.
+
+    Raises ``UnsupportedRequest`` for stages that are not in a loop.
+    """
+    ranks = looped(allocation, "looped-bfs-lifo")
+    return ranks.orders("looped-bfs-lifo", _breadth_first(ranks, range(allocation.num_micro_batches)[::-1]))
+
+
+def _breadth_first(ranks: Ranks, backwards: range) -> Iterator[list[tuple[int, int, int]]]:
     for chunks in ranks.stages:
-        forwards = [(FORWARD, s, m) for s in chunks for m in numbers]
-        rows.append(forwards + [(BACKWARD, s, m) for s in reversed(chunks) for m in back])
-    return ranks.orders("looped-bfs" if backward == "fifo" else "looped-bfs-lifo", rows)
+        forwards = [(FORWARD, s, m) for s in chunks for m in sorted(backwards)]
+        yield forwards + [(BACKWARD, s, m) for s in reversed(chunks) for m in backwards]

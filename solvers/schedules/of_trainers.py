@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.allocation import Allocation
@@ -11,7 +10,7 @@ from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import Orders
 from penstock.solvers.schedules.early_backward import early_backward
 from penstock.solvers.schedules.gpipe import gpipe
-from penstock.solvers.schedules.interleaved import interleaved, looped_bfs
+from penstock.solvers.schedules.interleaved import interleaved, looped_bfs, looped_bfs_lifo
 from penstock.solvers.schedules.v_shape import zb_v_cut
 
 ONE_STAGE = ("early-backward", "gpipe")
@@ -22,7 +21,7 @@ MADE: dict[str, Callable[..., Orders]] = {
     "gpipe": gpipe,
     "interleaved": interleaved,
     "looped-bfs": looped_bfs,
-    "looped-bfs-lifo": partial(looped_bfs, backward="lifo"),
+    "looped-bfs-lifo": looped_bfs_lifo,
     "zb-v": zb_v_cut,
 }
 
