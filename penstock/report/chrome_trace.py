@@ -16,6 +16,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from penstock.report.folding import folded
 from penstock.report.picture import NAMES, Blocks, Picture, last_traces, picture_of_trace
 from penstock.schemas.plan import Plan
 from penstock.schemas.trace import RankTrace, Trace
@@ -98,7 +99,11 @@ def _arrow(name: str, number: int, ends: Iterable[tuple[str, int, int]]) -> Iter
 
 
 def chrome_events(picture: Picture) -> Iterator[dict[str, Any]]:
-    """Metadata, complete events of computation (thread 0) and communication (thread 1), and memory counters."""
+    """Metadata, complete events of computation (thread 0) and communication (thread 1), and memory counters.
+
+    Of many devices those with the same order share a process.
+    """
+    picture = folded(picture).picture
     for process, lane in enumerate(picture.lanes):
         yield {"name": "process_name", "ph": "M", "pid": process, "args": {"name": lane.device}}
         yield {"name": "process_sort_index", "ph": "M", "pid": process, "args": {"sort_index": process}}

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from math import floor, log10
 
+from penstock.report.folding import folded
 from penstock.report.merging import merged
 from penstock.report.payload import MAX_BLOCKS, Mark
 from penstock.report.picture import NAMES, Blocks, Picture, Strip, Window
@@ -28,7 +29,13 @@ LEAST_PX = 0.1
 def svg_timeline(
     picture: Picture, path: Sequence[Mark] = (), *, measured: Picture | None = None, width: int = 960
 ) -> str:
-    """The picture, without blocks narrower than a tenth of a pixel. ``measured``: lanes below the predicted ones."""
+    """The picture, without blocks narrower than a tenth of a pixel. ``measured``: lanes below the predicted ones.
+
+    Of many devices those with the same order share a lane.
+    """
+    num_devices = len(picture.lanes)
+    picture, lane_of = folded(picture)
+    path = [mark._replace(lane=lane_of[mark.lane]) for mark in path]
     end_ns = max(picture.end_ns, measured.end_ns if measured else 0)
     scale = (width - _LABEL - _RIGHT) / end_ns
     parts = list(_lanes(picture, 0, scale, width, "predicted" if measured else ""))
@@ -46,7 +53,7 @@ def svg_timeline(
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         'font-family="DejaVu Sans, Verdana, sans-serif" font-size="11" role="img">\n'
-        f"<title>Timeline of {len(picture.lanes)} devices, {duration(picture.end_ns)}</title>\n"
+        f"<title>Timeline of {num_devices} devices, {duration(picture.end_ns)}</title>\n"
         f'<style>{_style()}</style>\n<rect class="ground" width="{width}" height="{height}"/>\n'
         + "\n".join(parts)
         + "\n</svg>\n"

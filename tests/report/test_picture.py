@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from base64 import b64decode, b64encode
+from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
@@ -14,8 +15,9 @@ from hypothesis import strategies as st
 
 from penstock.report.assets import style
 from penstock.report.chrome_trace import MEASURED, PREDICTED, chrome_events, compared_events
+from penstock.report.folding import MOST_LANES
 from penstock.report.merging import coverage, merged
-from penstock.report.payload import MAX_BLOCKS, MAX_CURVE_POINTS, finer, payload
+from penstock.report.payload import MAX_BLOCKS, MAX_CURVE_POINTS, Mark, finer, payload
 from penstock.report.picture import LETTERS, Blocks, Lane, Picture, Strip, picture_of_trace
 from penstock.report.svg import COLOURS, svg_timeline
 from penstock.report.varints import varints
@@ -147,6 +149,21 @@ def test_svg_draws_each_block(picture: Picture) -> None:
     text = svg_timeline(picture)
     assert text.count('<rect class="kF"') == 4 + 1, "four forwards and the legend"
     assert "node0/2 [1]" in text
+
+
+def test_of_many_devices_those_with_the_same_order_share_a_row(picture: Picture) -> None:
+    first, second, _ = picture.lanes
+    fuller = replace(second, device="last", memory_bytes=second.memory_bytes + 1)
+    many = replace(picture, lanes=(first, *(second,) * MOST_LANES, fuller))
+    text = svg_timeline(many, [Mark(MOST_LANES, 0, 0, 5)])
+    assert f"Timeline of {MOST_LANES + 2} devices" in text
+    assert re.findall(r">(node[^<]*)</text>", text) == ["node0/0 [0]", f"node0/1 ×{MOST_LANES + 1} [1]"]
+    marked = re.findall(r'<rect class="limit" x="[^"]*" y="(\d+)" width="[^"]*" height="2.5"', text)
+    assert marked == [str(30 + 4)], "the path is marked on the row that its device shares"
+    processes = [e for e in chrome_events(many) if e["name"] == "process_name"]
+    assert [e["args"]["name"] for e in processes] == ["node0/0", f"node0/1 ×{MOST_LANES + 1}"]
+    peaks = [e["args"]["bytes"] for e in chrome_events(many) if e["ph"] == "C" and e["pid"] == 1]
+    assert max(peaks) == int(fuller.memory_bytes.max())
 
 
 def test_svg_and_style_sheet_have_the_same_colours() -> None:
