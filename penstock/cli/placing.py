@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 INFEASIBLE = 3
 
+SAYING_WHERE = ("free", "busy", "nodes_from", "objective", "time_limit")
+BESIDE_REQUEST = {"request", *SAYING_WHERE, "output", "explain", "hostlist", "as_json", "server"}
+"""Options that go with ``--request``; what the others say stands in its jobs."""
+
 Free = Annotated[
     list[str] | None,
     typer.Option(help="Free nodes: a hostlist (gpu[001-128]) or a device (gpu001/3); repeatable. Else all are free."),
@@ -132,9 +136,10 @@ def _request(options: Mapping[str, Any]) -> PlacementRequest:
     from penstock.schemas.placement import PlacementRequest
 
     if options["request"] is not None:
-        given = [name for name in ("profile", "model", "global_batch_size", "nodes", "planner") if options[name]]
+        given = [name for name, value in options.items() if name not in BESIDE_REQUEST and value not in (None, [], ())]
         if given:
-            raise typer.BadParameter(f"--request holds the jobs; leave --{given[0].replace('_', '-')} out")
+            names = ", ".join("--" + name.replace("_", "-") for name in given)
+            raise typer.BadParameter(f"--request holds topology and jobs; leave {names} out")
         asked = read_document(PlacementRequest, options["request"])
         if isinstance(asked.topology, str) and (options["nodes_from"] is not None):
             raise typer.BadParameter("--nodes-from needs the topology itself, not its hash")
@@ -148,7 +153,7 @@ def _request(options: Mapping[str, Any]) -> PlacementRequest:
     budget = {
         "devices": options["max_devices"],
         "price_per_hour": options["max_price"],
-        "time_per_global_batch_ns": None if options["deadline"] is None else round(options["deadline"] * 1e9),
+        "time_per_global_batch_ns": _ns(options["deadline"], "--deadline"),
     }
     if any(value is not None for value in budget.values()):
         job["budget"] = budget
@@ -170,13 +175,17 @@ def _changed(asked: PlacementRequest, options: Mapping[str, Any]) -> PlacementRe
         fields |= {"free": options["free"] or None, "busy": options["busy"] or None}
     if options["nodes_from"] is not None:
         fields["free"] = _free_of(options["nodes_from"], fields["topology"])
-    if (limit := options["time_limit"]) is not None:
-        if not 0 < limit < 1e6:
-            raise typer.BadParameter(f"{limit} is no time limit; give seconds, more than 0", param_hint="--time-limit")
-        fields["time_limit_ns"] = round(limit * 1e9)
+    if options["time_limit"] is not None:
+        fields["time_limit_ns"] = _ns(options["time_limit"], "--time-limit")
     if options["objective"] is not None:
         fields["objective"] = options["objective"]
     return PlacementRequest.parse(fields)
+
+
+def _ns(seconds: float | None, option: str) -> int | None:
+    if seconds is not None and not 1e-9 <= seconds < 1e6:
+        raise typer.BadParameter(f"{seconds} is no time; give seconds, more than 0", param_hint=option)
+    return None if seconds is None else round(seconds * 1e9)
 
 
 def _range(text: str | None) -> dict[str, int]:
@@ -196,9 +205,10 @@ def _free_of(source: str, topology: ClusterTopology) -> list[str]:
     import sys
     from pathlib import Path
 
+    from penstock.importing import decoded, text_of
     from penstock.placing.free_nodes import free_nodes
 
-    text = sys.stdin.read() if source == STANDARD else Path(source).read_text(encoding="utf-8")
+    text = decoded(sys.stdin.buffer.read()) if source == STANDARD else text_of(Path(source))
     return free_nodes(text, "standard input" if source == STANDARD else source, topology)
 
 

@@ -10,16 +10,24 @@ from penstock.schemas.topology_import import Format, ImportSource
 SAYING: tuple[Format, ...] = ("scontrol-nodes", "k8s-nodes")
 """Formats that say which nodes may be used, and what runs on them."""
 
+WANTED = "give what `scontrol show nodes` or `kubectl get nodes,pods -A -o json` prints"
+
 
 def free_nodes(text: str, source: str, topology: ClusterTopology) -> list[str]:
     """Nodes of the topology that are usable and on which no device is taken; others that the text names do not count.
 
     Raises InvalidDocument for a text that does not say it, Conflict where no node is left, with the reasons.
     """
-    name = recognised(ImportSource(text=text, name=source))
+    try:
+        name = recognised(ImportSource(text=text, name=source))
+    except InvalidDocument as error:
+        if not error.faults:
+            raise
+        raise InvalidDocument(f"{source} is of no known format, and does not say what is free", remedy=WANTED) from None
     if name not in SAYING:
         raise InvalidDocument(
-            f"{source} is {FORMATS[name].what}, which does not say what is free", remedy=f"one of {', '.join(SAYING)}"
+            f"{source} is {FORMATS[name].what}, which does not say what is free",
+            remedy=WANTED,
         )
     facts = FORMATS[name].reader(name)(text, source)
     known = {node.name for node in topology.expanded().nodes}

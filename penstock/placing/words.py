@@ -120,7 +120,7 @@ def _proven(job: Job, choice: Choice) -> list[str]:
     if choice.cut_short:
         said.append(f"better plans were not searched for on all of them: {choice.cut_short}")
     if choice.unplanned:
-        said.append(f"{choice.unplanned} of the classes that could still win have no plan yet")
+        said.append(f"{choice.unplanned} of the classes, which are not proven to lose, have no plan yet")
     return said
 
 

@@ -259,7 +259,7 @@ class Chooser:
                 continue
             problem = self.asker.problem(option.chosen)
             if not (self.deadline.limited or self.asker.limited or _is_small(problem)):
-                return "regular layouts only: there is no time limit, and the job's planner has none"
+                return "so large a set keeps its regular plan unless there is a time limit"
             if self.deadline.passed:
                 return "the time limit came first"
             option.asked = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,10 @@ def test_what_a_scheduler_prints_says_what_is_free(capsys: pytest.CaptureFixture
         (("--busy", "node[0-2]"), 1, "no device of '3x2xV100' is free"),
         (("--max-price", "5"), 65, "devices without a price"),
         (("--objective", "fastest"), 65, "objective"),
-        (("--time-limit", "0"), 64, "is no time limit"),
+        (("--time-limit", "0"), 64, "0.0 is no time"),
+        (("--deadline", "nan"), 64, "nan is no time"),
+        (("--nodes-from", sys.executable), 65, "is of no known format, and does not say what is free"),
+        (("--request", __file__), 64, "leave --model, --cluster, --global-batch-size, --planner, --max-plans out"),
     ],
 )
 def test_what_cannot_be_asked(
