@@ -38,7 +38,7 @@ def free_nodes(text: str, source: str, topology: ClusterTopology) -> list[str]:
         if node.usable is False:
             why[node.name] = node.why_not_usable or "not usable"
         elif node.busy_devices:
-            why[node.name] = f"{node.busy_devices} devices taken"
+            why[node.name] = f"{node.busy_devices} of its devices taken" if node.devices else "something runs there"
         else:
             found.append(node.name)
     if not found:
