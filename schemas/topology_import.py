@@ -8,7 +8,7 @@ from pydantic import Field
 
 from penstock.schemas.document import Document, Part
 from penstock.schemas.quantities import Bytes, BytesPerSecond, ContentHash, Count, Flag, Name, Nanoseconds, Number
-from penstock.schemas.topology import ClusterTopology
+from penstock.schemas.topology import ClusterTopology, DeviceKind
 
 MAX_SOURCES = 64
 MAX_DEVICES_PER_NODE = 1024
@@ -53,6 +53,9 @@ class ImportOptions(Part):
         description="what the devices are: `H100`, or `PRODUCT=H100` for those that a source calls PRODUCT",
     )
     devices_per_node: Annotated[int, Field(strict=True, ge=1, le=MAX_DEVICES_PER_NODE)] | None = None
+    kinds: tuple[DeviceKind, ...] = Field(
+        default=(), max_length=MAX_SOURCES, description="kinds that profiles lack, costed from ones that they have"
+    )
     memory_bytes: Annotated[Bytes, Field(ge=1)] | None = Field(default=None, description="of each device")
     fabric: Literal["pairs", "ports", "bus"] | None = Field(
         default=None, description="how devices of a node are joined"

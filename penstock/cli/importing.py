@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 MOST_SHOWN = 20
 LONGEST_SHOWN = 200
+_KIND = re.compile(r"([^\s=]+)\s*=\s*([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*x\s*([^\s=]+)")
 
 group = typer.Typer(help="Read what other tools write.", no_args_is_help=True)
 
@@ -40,6 +42,10 @@ def import_topology(
     name: Annotated[str | None, typer.Option(help="What the topology is called.")] = None,
     device: Annotated[
         list[str] | None, typer.Option(help="What devices are: H100; or PRODUCT=H100 for a source's own name.")
+    ] = None,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(help="A kind that profiles lack, costed from one that they have: GB200=2.5xH100."),
     ] = None,
     devices_per_node: Annotated[int | None, typer.Option(min=1, help="Where no source counts them.")] = None,
     memory: Annotated[str | None, typer.Option(help="Of each device: 80GiB.")] = None,
@@ -78,6 +84,7 @@ def import_topology(
     given = {
         "name": name or (Path(output).stem if output != STANDARD else "imported"),
         "devices": tuple(device or ()),
+        "kinds": tuple(map(_kind, kind or ())),
         "devices_per_node": devices_per_node,
         "memory_bytes": _read("--memory", memory, "bytes"),
         "fabric": fabric,
@@ -137,6 +144,14 @@ def _read(option: str, text: str | None, unit: Literal["bytes", "bytes_per_s", "
         return parse(text)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint=option) from None
+
+
+def _kind(text: str) -> dict[str, str | float]:
+    """``GB200=2.5xH100``. Raises BadParameter."""
+    match = _KIND.fullmatch(text.strip())
+    if match is None or not float(match[2]):
+        raise typer.BadParameter(f"{text!r} is not like GB200=2.5xH100, NAME=SPEEDxKNOWN", param_hint="--kind")
+    return {"name": match[1], "speed": float(match[2]), "scale_from": match[3]}
 
 
 def _sources(files: list[str], formats: list[str], node: str | None, agents: str | None) -> list[ImportSource]:

@@ -34,8 +34,9 @@ def test_a_file_becomes_a_topology_with_all_that_was_assumed(
     tree: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = tmp_path / "site.yaml"
-    assert run(tree, *DEVICES, "--only", "n[0-2]", "-o", str(made)) == 0
+    assert run(tree, *DEVICES, "--only", "n[0-2]", "--kind", "GB200=2.5xH100", "-o", str(made)) == 0
     topology = ClusterTopology.read(made)
+    assert [(kind.name, kind.speed, kind.scale_from) for kind in topology.kinds] == [("GB200", 2.5, "H100")]
     assert (topology.name, len(topology.nodes)) == ("site", 3)
     shown = capsys.readouterr().out
     assert "3 nodes with 24 H100, 3 switches, 5 links" in shown
@@ -68,6 +69,7 @@ def test_json_is_the_whole_answer(tree: str, capsys: pytest.CaptureFixture[str])
         (["TREE", "--from", "pbs"], 64, "'pbs' is none of slurm-conf"),
         (["TREE", "TREE", "TREE", "--from", "slurm-conf", "--from", "slurm-conf"], 64, "2 formats for 3 files"),
         (["-", "-"], 64, "standard input can be read once"),
+        (["TREE", "--kind", "GB200=fast"], 64, "'GB200=fast' is not like GB200=2.5xH100"),
         (["TREE", "--memory", "lots"], 64, "--memory: 'lots' is no amount of memory"),
         (["TREE", "--nic", "0 Gbit/s"], 64, "--nic: input should be greater than or equal to 1"),
         (["TREE", "--fabric", "mesh"], 64, "--fabric: input should be 'pairs', 'ports' or 'bus'"),

@@ -26,7 +26,7 @@ from penstock.importers.cluster.facts import (
 from penstock.importers.cluster.formats import import_topology
 from penstock.importers.cluster.merging.merge import merge
 from penstock.schemas.errors import InvalidDocument
-from penstock.schemas.topology import ClusterTopology
+from penstock.schemas.topology import ClusterTopology, DeviceKind
 from penstock.schemas.topology_import import ImportOptions, ImportSource, TopologyImported
 
 GIB, GB, GBIT = 2**30, 10**9, 10**9 // 8
@@ -505,6 +505,11 @@ kinds:
     assert (right.id, right.context_bytes, right.gpus) == ("n1.site/right", 0, 1)
     assert topology.nodes[1].devices[0].context_bytes == GIB  # the document does not say it, the table does
     assert [(kind.name, kind.speed) for kind in topology.kinds] == [("odd", 0.5)]
+    given = (DeviceKind(name="odd", scale_from="A100", speed=9), DeviceKind(name="new", scale_from="H100", speed=2))
+    assert [(kind.name, kind.speed) for kind in imported(text, kinds=given).topology.kinds] == [
+        ("odd", 0.5),
+        ("new", 2),
+    ]
     short = record("n1", gres="gpu:h100:1,gpu:odd:1", tres="gres/gpu=2")
     short += record("n2", gres="gpu:h100:1", tres="gres/gpu=1")
     joined = imported(short, text)

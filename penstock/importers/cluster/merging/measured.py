@@ -10,12 +10,12 @@ from penstock.importers.cluster.merging.notes import Notes
 from penstock.schemas.topology import ClusterTopology, DeviceKind, Node
 
 
-def kinds_of(sources: Sequence[SourceFacts]) -> tuple[DeviceKind, ...]:
-    """How topologies cost the kinds that profiles lack; of two that say it of one kind, the first."""
+def kinds_of(sources: Sequence[SourceFacts], given: Sequence[DeviceKind]) -> tuple[DeviceKind, ...]:
+    """How topologies cost the kinds that profiles lack, then as ``given``; of two that cost one kind, the first."""
+    said = [kind for facts in sources if facts.measured is not None for kind in facts.measured.kinds]
     found: dict[str, DeviceKind] = {}
-    for facts in sources:
-        for kind in facts.measured.kinds if facts.measured is not None else ():
-            found.setdefault(kind.name, kind)
+    for kind in (*said, *given):
+        found.setdefault(kind.name, kind)
     return tuple(found.values())
 
 

@@ -62,7 +62,7 @@ def merge(
         {
             "name": options.name,
             "nodes": [_node(name, inside[name]) for name in hosts],
-            "kinds": kinds_of(sources),
+            "kinds": kinds_of(sources, options.kinds),
             "assumptions": assumptions,
             **wires,
         }
