@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,31 @@ from penstock.service.database import Database
 from penstock.service.samples import tiny_request
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One service for all tests that leave it as it is; it must not have met an error of its own."""
+    """One service for all tests of this process; they count on nothing that others may have asked it, and no agent."""
+    with running_service(tmp_path_factory) as server:
+        yield server
+
+
+@contextmanager
+def running_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A service that several tests use; it must not meet an error of its own."""
     server = Server(tmp_path_factory.mktemp("service") / "shared.sqlite", agent_timeout_s=600, slots=2)
-    server.load_judge()
-    yield server
-    assert server.stop() == 0
+    try:
+        server.load_judge()
+        yield server
+    finally:
+        code = server.stop()
+    assert code == 0
     assert "Traceback" not in server.text, server.text
+
+
+@pytest.fixture(scope="module")
+def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A service of a module's own, for tests that look at all that it has, or play its agents."""
+    with running_service(tmp_path_factory) as server:
+        yield server
 
 
 @pytest.fixture

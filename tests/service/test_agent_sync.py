@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from played_agent import Agent, prepare
+from service_process import Server
 
 from penstock.client import Client
 from penstock.schemas.agents import SyncReply, digest_of
@@ -21,6 +22,12 @@ from penstock.schemas.program import Program
 from penstock.service.samples import tiny_plan_file
 
 TRACE = {"device": "d", "step": 2, "events": [{"instruction": "0F0", "start_ns": 0, "end_ns": 5}]}
+
+
+@pytest.fixture(scope="module")
+def shared_server(own_server: Server) -> Server:
+    """Agents are played on it."""
+    return own_server
 
 
 @pytest.fixture

@@ -31,6 +31,12 @@ FORM = {
 
 
 @pytest.fixture(scope="module")
+def shared_server(own_server: Server) -> Server:
+    """Every page of it is read."""
+    return own_server
+
+
+@pytest.fixture(scope="module")
 def http(shared_server: Server) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=shared_server.url, timeout=120) as http:
         yield http

@@ -24,6 +24,12 @@ NARROW = {"width": 375, "height": 700}
 
 
 @pytest.fixture(scope="module")
+def shared_server(own_server: Server) -> Server:
+    """Agents are played on it, and its lists are looked at."""
+    return own_server
+
+
+@pytest.fixture(scope="module")
 def planned(shared_server: Server) -> JobOut:
     """A job whose plan is there."""
     return shared_server.client.plan(PlanRequest.parse(tiny_request() | {"planner": "dp"}))

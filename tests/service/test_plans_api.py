@@ -135,7 +135,7 @@ def test_jobs_in_pages(client: Client, planned: Any):
     first = client.jobs(limit=1)
     assert first.next_cursor is not None
     assert first.items[0].result is None
-    second = client.jobs(limit=100, cursor=first.next_cursor)
+    second = client.jobs(limit=200, cursor=first.next_cursor)
     assert planned.id in {job.id for job in second.items}
     assert second.next_cursor is None
 

@@ -9,6 +9,7 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from service_process import Server
 
 from penstock.client import Client
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
@@ -17,6 +18,12 @@ from penstock.service.settings import Settings
 
 UNKNOWN = "sha256:" + "7" * 64
 JSON = {"Content-Type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def shared_server(own_server: Server) -> Server:
+    """What it may have made of mutated documents is left to nobody."""
+    return own_server
 
 
 @pytest.fixture
