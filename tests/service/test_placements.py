@@ -111,6 +111,7 @@ class Kubernetes(ThreadingHTTPServer):
         self.pods, self.nodes = {pod["metadata"]["name"]: pod for pod in pods}, nodes
         self.maps: dict[str, Any] = {}
         self.changed_meanwhile: set[str] = set()
+        self.refused: set[str] = set()
 
 
 class _Answers(BaseHTTPRequestHandler):
@@ -128,6 +129,9 @@ class _Answers(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         made = self._body()
         assert len(json.dumps(made)) < 1 << 20
+        if made["metadata"]["name"] in self.server.refused:
+            self._say(403, {"kind": "Status", "code": 403, "message": "exceeded quota"})
+            return
         self.server.maps[made["metadata"]["name"]] = made
         self._say(201, made)
 
@@ -161,9 +165,10 @@ class _Answers(BaseHTTPRequestHandler):
         """Nothing."""
 
 
-def _node(name: str, *, ready: bool = True, unschedulable: bool = False) -> dict[str, Any]:
+def _node(name: str, *, ready: bool = True, gpus: int = 2, **spec: Any) -> dict[str, Any]:
     conditions = [{"type": "Ready", "status": "True" if ready else "False"}]
-    return {"metadata": {"name": name}, "spec": {"unschedulable": unschedulable}, "status": {"conditions": conditions}}
+    status = {"conditions": conditions, "allocatable": {"cpu": "8", **({"nvidia.com/gpu": str(gpus)} if gpus else {})}}
+    return {"metadata": {"name": name}, "spec": spec, "status": status}
 
 
 def _pods(job: str, profile: str, count: int, born: str, **annotations: str) -> list[dict[str, Any]]:
@@ -177,6 +182,9 @@ def _pods(job: str, profile: str, count: int, born: str, **annotations: str) -> 
                 "namespace": "default",
                 "resourceVersion": "7",
                 "creationTimestamp": born,
+                "ownerReferences": [
+                    {"apiVersion": "batch/v1", "kind": "Job", "name": job, "uid": job + born, "controller": True}
+                ],
                 "labels": {"batch.kubernetes.io/job-name": job},
                 "annotations": known | {"penstock.dev/global-batch-size": "16"} | annotations,
             },
@@ -192,7 +200,7 @@ def controller_of(client: Client) -> Iterator[Any]:
     """Makes a controller for an API server, which it starts."""
     module = runpy.run_path(str(EXAMPLE / "controller.py"))
     uniform = tiny_topology()["uniform"] | {"nodes": 4}
-    topology = client.post(ClusterTopology.parse(tiny_topology() | {"uniform": uniform})).hash
+    topology = client.post(ClusterTopology.parse(tiny_topology() | {"uniform": uniform}).expanded()).hash
     running: list[tuple[Kubernetes, threading.Thread, httpx.Client]] = []
 
     def make(pods: list[dict[str, Any]], nodes: list[dict[str, Any]]) -> Any:
@@ -214,7 +222,16 @@ def controller_of(client: Client) -> Iterator[Any]:
 def test_gated_pods_of_kubernetes_go_to_nodes_that_the_service_chooses(client: Client, controller_of: Any) -> None:
     profile = client.post(ModelProfile.parse(tiny_profile())).hash
     first, second = _pods("first", profile, 2, "2026-01-01"), _pods("second", profile, 2, "2026-01-02")
-    nodes = [_node("node0"), _node("node1"), _node("node2", ready=False), _node("node3", unschedulable=True)]
+    control = [{"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}]
+    nodes = [
+        _node("node0"),
+        _node("node1", taints=[{"key": "old", "effect": "PreferNoSchedule"}]),
+        _node("node2", ready=False),
+        _node("node3", unschedulable=True),
+        _node("control", gpus=0, taints=control),
+        _node("cpu-only", gpus=0),
+        _node("new-in-the-cluster"),
+    ]
     server, controller = controller_of(first + second, nodes)
     server.changed_meanwhile.add("first-1")
     assert controller.once() == 1, "the other pod was changed by somebody else"
@@ -228,16 +245,46 @@ def test_gated_pods_of_kubernetes_go_to_nodes_that_the_service_chooses(client: C
     assert controller.once() == 0
     for pod in first:
         pod["status"]["phase"] = "Succeeded"
+    nodes[0]["spec"]["taints"] = [{"key": "dedicated", "value": "x", "effect": "NoSchedule"}]
+    assert controller.once() == 0
+    second[0]["spec"]["tolerations"] = [{"key": "dedicated", "value": "x", "effect": "NoSchedule"}]
     assert controller.once() == 2
 
 
+def test_a_decision_is_carried_out_for_its_own_job_and_on_free_nodes_only(client: Client, controller_of: Any) -> None:
+    profile = client.post(ModelProfile.parse(tiny_profile())).hash
+    pods = _pods("train", profile, 2, "2026-01-01")
+    nodes = [_node("node0"), _node("node1")]
+    server, controller = controller_of(pods, nodes)
+    server.changed_meanwhile |= {"train-0", "train-1"}
+    assert controller.once() == 0, "the decision is written down, and no gate has fallen"
+    decision = server.maps["train-plan"]
+    assert decision["metadata"]["ownerReferences"] == [
+        {"apiVersion": "batch/v1", "kind": "Job", "name": "train", "uid": "train2026-01-01"}
+    ]
+    nodes[1]["spec"]["unschedulable"] = True
+    assert controller.once() == 1
+    for pod in pods:
+        pod["metadata"]["ownerReferences"][0]["uid"] = "the next job of this name"
+    nodes[1]["spec"]["unschedulable"] = False
+    assert controller.once() == 0
+    decision["metadata"]["ownerReferences"][0]["uid"] = "the next job of this name"
+    assert controller.once() == 1
+
+
 def test_a_job_of_kubernetes_that_is_not_complete_or_not_well_described_waits(
-    client: Client, controller_of: Any
+    client: Client, controller_of: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     profile = client.post(ModelProfile.parse(tiny_profile())).hash
     incomplete = _pods("incomplete", profile, 2, "2026-01-01")[:1]
     wordy = _pods("wordy", profile, 1, "2026-01-02", **{"penstock.dev/global-batch-size": "many"})
     unknown = _pods("unknown", "sha256:" + "0" * 64, 1, "2026-01-03")
-    server, controller = controller_of([*incomplete, *wordy, *unknown], [_node("node0"), _node("node1")])
+    forbidden = _pods("forbidden", profile, 1, "2026-01-04")
+    server, controller = controller_of([*incomplete, *wordy, *unknown, *forbidden], [_node("node0"), _node("node1")])
+    server.refused.add("forbidden-plan")
     assert controller.once() == 0
     assert server.maps == {}
+    said = caplog.text
+    assert "the annotation penstock.dev/global-batch-size of wordy-0 is no number: 'many'" in said
+    assert "unknown: Penstock answers 404" in said
+    assert "exceeded quota" in said, "and those before it did not keep it from being tried"

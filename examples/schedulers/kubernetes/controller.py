@@ -10,18 +10,21 @@ the free nodes; the plan goes into a ConfigMap ``<job>-plan``, each pod gets a `
 gate is removed. Where nothing fits now, the pods stay gated and are asked for again.
 
 The decision is written to the ConfigMap before the first gate falls, so a controller that dies in between goes on with
-it. A patch names the pod's resourceVersion: whoever else changed it first wins, and it is tried again.
+it; pods of the same name whose Job is another one wait until Kubernetes has removed it with its Job. A patch names the
+pod's resourceVersion: whoever else changed it first wins, and it is tried again.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
+import gzip
 import json
 import logging
 import os
 import ssl
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,7 +38,7 @@ HOST = "kubernetes.io/hostname"
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 MERGE = {"Content-Type": "application/merge-patch+json"}
 MOST_BYTES = 1_000_000
-"""A ConfigMap holds a MiB; a larger plan is left out, and its hash says which one it is."""
+"""A ConfigMap holds a MiB; a larger plan is compressed, as plan.json.gz."""
 
 log = logging.getLogger("penstock.kubernetes")
 
@@ -56,7 +59,7 @@ class Group:
     @property
     def wanted(self) -> int:
         """How many pods the job has when all are there."""
-        return int(_annotation(self.pods[0], "penstock.dev/pods", str(len(self.pods))))
+        return _number(self.pods[0], "penstock.dev/pods", str(len(self.pods)))
 
 
 class Controller:
@@ -66,6 +69,7 @@ class Controller:
         self, cluster: httpx.Client, penstock: httpx.Client, topology: str, resource: str = "nvidia.com/gpu"
     ) -> None:
         self.cluster, self.penstock, self.topology, self.resource = cluster, penstock, topology, resource
+        self._nodes: frozenset[str] | None = None
 
     def once(self) -> int:
         """One pass over all pods; how many gates were removed."""
@@ -75,17 +79,30 @@ class Controller:
             try:
                 removed += self._placed(group, pods)
             except ValueError as error:
-                log.warning("%s: an annotation is no number: %s", group.name, error)
+                log.warning("%s: %s", group.name, error)
+            except httpx.HTTPStatusError as error:
+                log.warning("%s: %s: %s", group.name, error, error.response.text[:200])
         return removed
 
     def _placed(self, group: Group, pods: list[dict[str, Any]]) -> int:
         if len(group.pods) < group.wanted:
             log.info("%s: %d of %d pods are there", group.name, len(group.pods), group.wanted)
             return 0
-        nodes = self._decided(group) or self._decide(group, self._free(pods))
+        free, decision = self._free(pods, group), self._decision(group)
+        if decision is None:
+            nodes = self._decide(group, free)
+        elif not _is_of(decision, group):
+            log.info("%s waits until %s-plan of another job of its name is gone", group.name, group.name)
+            return 0
+        else:
+            nodes = json.loads(decision["data"]["nodes"])
         removed = 0
         for pod, node in self._seats(group, nodes):
-            if self._release(pod, node):
+            if node not in free:
+                log.warning(
+                    "%s waits: %s, its node by the plan, is not free; a new job gets a new plan", _name(pod), node
+                )
+            elif self._release(pod, node):
                 pod["spec"]["nodeName"] = node
                 removed += 1
         return removed
@@ -96,23 +113,43 @@ class Controller:
         found: dict[str, Any] = answer.json()
         return found
 
-    def _free(self, pods: Iterable[dict[str, Any]]) -> list[str]:
-        """Nodes that are ready and schedulable, and on which no pod has accelerators or is about to."""
+    def _free(self, pods: Iterable[dict[str, Any]], group: Group) -> list[str]:
+        """Nodes of the topology that take the group's pods, and on which no pod has accelerators or is about to."""
         busy = {_node_of(pod) for pod in pods if self._takes(pod) and not _has_ended(pod)}
-        nodes = self._get("/api/v1/nodes")["items"]
-        return [name for name in (_name(node) for node in nodes if _is_usable(node)) if name not in busy]
+        tolerations = group.pods[0]["spec"].get("tolerations") or ()
+        usable = [
+            _name(node)
+            for node in self._get("/api/v1/nodes")["items"]
+            if self._offers(node) and _is_usable(node) and _is_tolerated(node, tolerations)
+        ]
+        strange = [name for name in usable if self._known and name not in self._known]
+        if strange:
+            log.warning("%d nodes are not in the topology, %s …: import it anew", len(strange), strange[0])
+        return [name for name in usable if name not in busy and name not in strange]
+
+    @property
+    def _known(self) -> frozenset[str]:
+        """Nodes that the topology names; none where it only counts them."""
+        if self._nodes is None:
+            answer = self.penstock.get(f"/v1/topologies/{self.topology}")
+            answer.raise_for_status()
+            self._nodes = frozenset(node["name"] for node in answer.json().get("nodes") or ())
+        return self._nodes
+
+    def _offers(self, node: dict[str, Any]) -> bool:
+        return int(node["status"].get("allocatable", {}).get(self.resource, 0)) > 0
 
     def _takes(self, pod: dict[str, Any]) -> bool:
         limits = (each.get("resources", {}).get("limits", {}) for each in pod["spec"].get("containers", ()))
         return any(int(limit.get(self.resource, 0)) > 0 for limit in limits)
 
-    def _decided(self, group: Group) -> list[str]:
-        """The nodes of a decision that was begun to be carried out."""
+    def _decision(self, group: Group) -> dict[str, Any] | None:
+        """A decision that was begun to be carried out."""
         answer = self.cluster.get(f"/api/v1/namespaces/{group.namespace}/configmaps/{group.name}-plan")
-        if answer.status_code == 404:
-            return []
+        if answer.status_code == httpx.codes.NOT_FOUND:
+            return None
         answer.raise_for_status()
-        found: list[str] = json.loads(answer.json()["data"]["nodes"])
+        found: dict[str, Any] = answer.json()
         return found
 
     def _decide(self, group: Group, free: list[str]) -> list[str]:
@@ -124,12 +161,12 @@ class Controller:
         job = {
             "name": group.name,
             "profile": _annotation(first, PROFILE),
-            "global_batch_size": int(_annotation(first, BATCH)),
+            "global_batch_size": _number(first, BATCH),
             "nodes": {"min": count, "max": count},
         }
         answer = self.penstock.post("/v1/placements", json={"topology": self.topology, "free": free, "jobs": [job]})
         if answer.status_code != 200:
-            log.warning("%s: %s", group.name, answer.json().get("detail", answer.text))
+            log.warning("%s: Penstock answers %d: %s", group.name, answer.status_code, answer.text[:500])
             return []
         choice = answer.json()["choices"][0]
         for sentence in choice["why"]:
@@ -141,19 +178,21 @@ class Controller:
         return nodes
 
     def _write_down(self, group: Group, choice: dict[str, Any]) -> None:
-        plan = json.dumps(choice["plan_file"], separators=(",", ":"))
+        plan = json.dumps(choice["plan_file"], separators=(",", ":")).encode()
+        packed = base64.b64encode(gzip.compress(plan)).decode()
         body = {
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": {
                 "name": f"{group.name}-plan",
-                "ownerReferences": group.pods[0]["metadata"].get("ownerReferences", []),
+                "ownerReferences": _owners(group.pods[0]),
             },
             "data": {
                 "nodes": json.dumps(choice["nodes"]),
                 "why": "\n".join(choice["why"]),
-                **({"plan.json": plan} if len(plan) < MOST_BYTES else {}),
+                **({"plan.json": plan.decode()} if len(plan) < MOST_BYTES else {}),
             },
+            "binaryData": {} if len(plan) < MOST_BYTES else {"plan.json.gz": packed},
         }
         self.cluster.post(f"/api/v1/namespaces/{group.namespace}/configmaps", json=body).raise_for_status()
 
@@ -200,6 +239,25 @@ def _annotation(pod: dict[str, Any], key: str, default: str = "") -> str:
     return value
 
 
+def _number(pod: dict[str, Any], key: str, default: str = "") -> int:
+    text = _annotation(pod, key, default)
+    if not text.isdecimal():
+        raise ValueError(f"the annotation {key} of {_name(pod)} is no number: {text!r}")
+    return int(text)
+
+
+def _owners(pod: dict[str, Any]) -> list[dict[str, str]]:
+    """What its decision ends with: its Job, or the pod itself."""
+    known = pod["metadata"].get("ownerReferences") or [{"apiVersion": "v1", "kind": "Pod", **pod["metadata"]}]
+    return [{key: owner[key] for key in ("apiVersion", "kind", "name", "uid")} for owner in known]
+
+
+def _is_of(decision: dict[str, Any], group: Group) -> bool:
+    """Whether it was made for these pods, and not for others of the same name."""
+    owners = {owner["uid"] for owner in decision["metadata"].get("ownerReferences", ())}
+    return any(owner["uid"] in owners for pod in group.pods for owner in _owners(pod))
+
+
 def _is_gated(pod: dict[str, Any]) -> bool:
     return any(gate["name"] == GATE for gate in pod["spec"].get("schedulingGates") or ())
 
@@ -216,6 +274,20 @@ def _node_of(pod: dict[str, Any]) -> str | None:
 def _is_usable(node: dict[str, Any]) -> bool:
     ready = any(each["type"] == "Ready" and each["status"] == "True" for each in node["status"].get("conditions", ()))
     return ready and not node["spec"].get("unschedulable", False)
+
+
+def _is_tolerated(node: dict[str, Any], tolerations: Collection[dict[str, Any]]) -> bool:
+    """Whether no taint of a node keeps pods with these tolerations away."""
+    taints = [taint for taint in node["spec"].get("taints") or () if taint["effect"] != "PreferNoSchedule"]
+    return all(any(_tolerates(each, taint) for each in tolerations) for taint in taints)
+
+
+def _tolerates(toleration: dict[str, Any], taint: dict[str, Any]) -> bool:
+    if toleration.get("effect") not in (None, "", taint["effect"]):
+        return False
+    if toleration.get("operator") == "Exists":
+        return toleration.get("key") in (None, "", taint["key"])
+    return (toleration.get("key"), toleration.get("value", "")) == (taint["key"], taint.get("value", ""))
 
 
 def _in_cluster() -> httpx.Client:
