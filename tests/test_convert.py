@@ -124,6 +124,20 @@ def test_sums_that_cannot_be_counted_are_refused(changes: dict[str, object], wor
         to_problem(a_request(**changes))
 
 
+def test_kinds_that_the_topology_lacks_may_be_too_slow_to_be_counted() -> None:
+    layer = {"forward_ns": 10, "backward_ns": 21, "stash_bytes": 8}
+    slow = layer | {"forward_ns": 2**52, "backward_ns": 2**52}
+    measured = [
+        {"device_kind": "V100", "micro_batch_size": 1, "layers": [layer] * 4},
+        {"device_kind": "abacus", "micro_batch_size": 1, "layers": [slow] * 4},
+    ]
+    kinds = [{"name": "V100", "scale_from": "abacus", "speed": 1.0}]
+    assert to_problem(a_request(profile={"measurements": measured})).num_devices == 4
+    with pytest.raises(InvalidDocument, match="time of one global batch") as caught:
+        to_problem(a_request(profile={"measurements": measured[1:]}, topology={"kinds": kinds}))
+    assert caught.value.faults[0].pointer == "/profile/measurements/0"
+
+
 def test_a_request_by_hash_says_what_is_missing() -> None:
     request = a_request().model_copy(update={"profile": "sha256:" + "0" * 64})
     with pytest.raises(InvalidDocument, match="profile by hash"):

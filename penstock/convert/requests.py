@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from difflib import get_close_matches
 
 import networkx as nx
@@ -34,8 +34,9 @@ OPTIMIZER_STATES = {"sgd": 0, "momentum": 1, "adam": 2}
 def to_problem(request: PlanRequest) -> Problem:
     """Freeze a request whose profile and topology stand inline. Raises InvalidDocument where they do not fit."""
     profile, topology = inline_documents(request)
-    _refuse_overflow(profile, request.global_batch_size)
     topology = topology.expanded()
+    sources = _kind_sources(profile, topology)
+    _refuse_overflow(profile, {kind for kind, _speed in sources.values()}, request.global_batch_size)
     devices = devices_of(topology)
     network = network_of(topology)
     return Problem(
@@ -52,7 +53,7 @@ def to_problem(request: PlanRequest) -> Problem:
         shared_parameters=tuple((s.name, s.layers, s.bytes) for s in profile.shared_parameters),
         measured=_measured(profile),
         linear=profile.scaling == "linear",
-        kind_source=_kind_sources(profile, topology),
+        kind_source=sources,
         devices=devices,
         network=network,
         global_batch_size=request.global_batch_size,
@@ -162,9 +163,11 @@ def _pipeline_run(profile: PipelineProfile) -> PipelineRun:
     return PipelineRun(profile.num_micro_batches, profile.num_pipelines, ranks)
 
 
-def _refuse_overflow(profile: ModelProfile, global_batch_size: int) -> None:
-    """Times and sizes of a whole step have to stay exact: below 2^53, as every integer on the wire."""
+def _refuse_overflow(profile: ModelProfile, kinds: Set[str], global_batch_size: int) -> None:
+    """Times and sizes of a whole step have to stay exact on the kinds that are there: below 2^53, as on the wire."""
     for index, m in enumerate(profile.measurements):
+        if m.device_kind not in kinds:
+            continue
         steps = -(-global_batch_size // m.micro_batch_size)
         totals = {
             "time": steps * sum(layer.forward_ns + layer.backward_ns for layer in m.layers),

@@ -9,6 +9,7 @@ from penstock.solvers.batching import row_classes
 from penstock.solvers.explanation.hints import hints
 from penstock.solvers.pins import unkeepable_pin
 from penstock.solvers.planners.session import Session
+from penstock.solvers.portfolio.tasks import MOST_LABELLED
 from penstock.solvers.result import Candidate, Result, Status
 from penstock.solvers.schedule import Orders
 from penstock.solvers.schedules.early_backward import ACR_THRESHOLD, activation_communication_ratio
@@ -92,7 +93,8 @@ def _listed(numbers: Sequence[int]) -> str:
 def why_nothing(session: Session, result: Result) -> str:
     """Which stage lacks how much on which device and what would help, or what else stood in the way."""
     if result.status is Status.TIME_LIMIT:
-        return f"{_limit(session)} came before {' and '.join(result.unfinished)} had found a plan"
+        late = " and ".join(result.unfinished)
+        return f"{_limit(session)} came before {late} had found a plan{_quicker(session, result)}"
     short = result.shortage
     if short is None:
         if session.disconnected is not None:
@@ -118,6 +120,14 @@ def why_nothing(session: Session, result: Result) -> str:
     if session.deadline.passed:
         return f"{sentence}; the time limit came before a remedy was found"
     return f"{sentence}; no remedy tried here works"
+
+
+def _quicker(session: Session, result: Result) -> str:
+    """Who would have been in time, where the others look at too much."""
+    many = session.problem.num_devices
+    if many <= MOST_LABELLED or "spread" in result.unfinished or "synchronous" not in session.problem.update_rules:
+        return ""
+    return f"; for as many as {many:,} devices there is planner spread, which auto asks first"
 
 
 def _limit(session: Session) -> str:

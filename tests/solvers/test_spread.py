@@ -22,6 +22,7 @@ from penstock.solvers.planners.deadline import Deadline
 from penstock.solvers.planners.session import Session
 from penstock.solvers.problem import Problem
 from penstock.solvers.registry import PLANNERS
+from penstock.solvers.result import Status
 
 SPREAD = PLANNERS["spread"]
 
@@ -130,6 +131,15 @@ def test_replica_choices_waste_no_device() -> None:
     problem = uneven(4, 4, 6)
     choices = replica_choices(problem, batch_of(problem, 8)).tolist()
     assert choices == [1, 2, 3, 4, 8]
+
+
+def test_a_planner_that_is_too_slow_for_so_many_devices_names_this_one() -> None:
+    """Beyond 256 devices; where it was in no time itself there is nothing to name."""
+    many = uneven(4, 4, 33)
+    for name, named in (("dp", True), ("spread", False)):
+        result = PLANNERS[name].solve(many, time_limit_ns=0)
+        assert result.status is Status.TIME_LIMIT
+        assert ("for as many as 264 devices there is planner spread" in result.why) == named
 
 
 def test_no_network_of_pairs() -> None:
