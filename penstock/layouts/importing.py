@@ -20,16 +20,20 @@ from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.layouts import LayoutImported, LayoutRequest, Rival
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.request import PlanRequest
+from penstock.solvers.all_plans.kinds import speaks_of_targets
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.bounds import applies, one_pipeline_bound, request_bound, schedule_bound
 from penstock.solvers.explanation.drafting import Drafted, shortages
 from penstock.solvers.explanation.layout import compared
 from penstock.solvers.planners.proposal import unreachable
+from penstock.solvers.portfolio.tasks import MOST_LABELLED
 from penstock.solvers.problem import Problem
-from penstock.solvers.result import REQUEST_SCOPE, Candidate
+from penstock.solvers.result import Bound, Candidate
 from penstock.solvers.schedule import Orders
+from penstock.solvers.schedules.of_trainers import IN_A_V
 from penstock.solvers.simulate import simulate
 from penstock.solvers.verify import check_allocation, check_rows, verify
+from penstock.solvers.within_bound import within_bounds
 
 READERS: dict[str, Callable[[str, Reading], Drawn]] = {
     "megatron": megatron.read,
@@ -63,7 +67,7 @@ def import_layout(
         overlap = drawn.overlap
     theirs, faults = _judged(problem, allocation, orders, overlap)
     short = shortages(problem, allocation, theirs.timeline)
-    bounds = [bound for bound in (request_bound(problem), one_pipeline_bound(problem)) if applies(bound, theirs)]
+    bounds = [bound for bound in _bounds(problem) if applies(bound, theirs)]
     own = schedule_bound(problem, allocation, orders)
     best_bound = max(bounds, key=lambda bound: bound.bound_ns)
     assumptions = () if drawn is None else drawn.assumptions
@@ -155,7 +159,6 @@ def _rival(choice: str, request: PlanRequest, theirs: Candidate, workers: int | 
     result = solve(request, workers=workers)
     problem = to_problem(request.model_copy(update={"target": None, "options": {}}))
     ours = None if result.plan is None else _candidate(problem, result.plan)
-    scoped = [each.bound_ns for each in result.certificates if each.scope == REQUEST_SCOPE]
     comparison = None
     if ours is not None:
         short = shortages(problem, theirs.allocation, theirs.timeline)
@@ -167,11 +170,27 @@ def _rival(choice: str, request: PlanRequest, theirs: Candidate, workers: int | 
         status=status,
         why=result.why,
         time_ns=None if ours is None else ours.value_ns,
-        bound_ns=max(scoped, default=None),
+        bound_ns=max(bound.bound_ns for bound in _of_all(to_problem(request))),
         saved=None if ours is None else 1 - ours.value_ns / theirs.value_ns,
         plan=result.plan,
         comparison=comparison,
     )
+
+
+def _bounds(problem: Problem) -> list[Bound]:
+    """Proofs for plans of several kinds; each says of which it speaks."""
+    found = [request_bound(problem)]
+    if problem.num_devices <= MOST_LABELLED:
+        found.append(one_pipeline_bound(problem))
+    return found if problem.within is None else [*found, *within_bounds(problem)]
+
+
+def _of_all(problem: Problem) -> list[Bound]:
+    """Those that speak of every plan of the choice."""
+    if problem.within is None:
+        return [request_bound(problem)]
+    whole = not set(IN_A_V) & set(problem.within.schedules)
+    return [bound for bound in _bounds(problem) if speaks_of_targets(bound, whole_backwards=whole)]
 
 
 def _candidate(problem: Problem, plan: Plan) -> Candidate:

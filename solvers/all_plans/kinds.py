@@ -13,12 +13,18 @@ ONE_PIPELINE = "every plan of one pipeline"
 CONTIGUOUS = "one contiguous pipeline"
 STAGES_APART = "every pipeline of stages on devices of their own"
 
+TARGETS = "plans within the target's limits"
+ANY_ORDER = "any of its orders"
+"""A bound of a target's plans names the order that it speaks of, or this."""
+
 
 def applies(bound: Bound, candidate: Candidate) -> bool:
     """Whether the plan is one of those that the bound speaks of."""
     if bound.scope != REQUEST_SCOPE:
         return True
     plan = candidate.allocation, candidate.schedule, candidate.update_rule
+    if bound.model.startswith(TARGETS):
+        return bound.model.endswith((f" under {candidate.schedule.name}", f" under {ANY_ORDER}"))
     if bound.model.startswith(ONE_PIPELINE):
         return is_one_pipeline(*plan)
     if bound.model.startswith(CONTIGUOUS):
@@ -26,6 +32,13 @@ def applies(bound: Bound, candidate: Candidate) -> bool:
     if bound.model.startswith(STAGES_APART):
         return is_one_pipeline(*plan) and _apart(candidate.allocation) and _whole(candidate.allocation)
     return bound.model.startswith(EVERY_PLAN)
+
+
+def speaks_of_targets(bound: Bound, *, whole_backwards: bool) -> bool:
+    """Whether a bound speaks of all plans of a target, whose orders may all have whole backwards."""
+    if bound.model.startswith(TARGETS):
+        return bound.model.endswith(ANY_ORDER)
+    return not bound.model.startswith(ONE_PIPELINE) or whole_backwards
 
 
 def is_one_pipeline(allocation: Allocation, schedule: Schedule, update_rule: UpdateRule) -> bool:

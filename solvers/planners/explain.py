@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.solvers.all_plans.kinds import EVERY_PLAN
+from penstock.solvers.all_plans.kinds import EVERY_PLAN, TARGETS
 from penstock.solvers.batching import row_classes
 from penstock.solvers.explanation.hints import hints
 from penstock.solvers.pins import unkeepable_pin
@@ -52,7 +52,7 @@ def _covered(session: Session) -> str:
     model = session.bound.model.split(",")[0]
     if model == EVERY_PLAN:
         return "the request"
-    return model if model.startswith(EVERY_PLAN) else f"plans of {model}"
+    return model if model.startswith((EVERY_PLAN, TARGETS)) else f"plans of {model}"
 
 
 def _shape(session: Session, best: Candidate) -> str:

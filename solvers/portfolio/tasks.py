@@ -24,6 +24,7 @@ from penstock.solvers.problem import Problem
 from penstock.solvers.remedies import find_remedy
 from penstock.solvers.result import Bound
 from penstock.solvers.schedule import Orders
+from penstock.solvers.within_bound import within_bounds
 
 Proposals = Callable[[Problem, Mapping[str, object]], Iterator[Proposal]]
 
@@ -206,7 +207,10 @@ MOST_LABELLED = 256
 
 @dataclass(frozen=True)
 class Prove:
-    """The bound of all plans of one pipeline, whatever their devices hold; of many devices, of stages apart."""
+    """The bound of all plans of one pipeline, whatever their devices hold; of many devices, of stages apart.
+
+    With a target, also of its plans.
+    """
 
     name: str = "bound"
     kind: str = EVERY_PLAN
@@ -217,8 +221,10 @@ class Prove:
             bound = device_count.bounds(setting.problem, request_bound(setting.problem).bound_ns, link.proven)
         else:
             bound = one_pipeline_bound(setting.problem)
-        link.proven(bound)
-        return Outcome(proven=(bound,))
+        found = (bound, *(within_bounds(setting.problem) if setting.problem.within is not None else ()))
+        for each in found:
+            link.proven(each)
+        return Outcome(proven=found)
 
 
 @dataclass(frozen=True)

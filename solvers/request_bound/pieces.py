@@ -24,7 +24,7 @@ FAR_NS = 2**45
 def make_pieces(problem: Problem, batch: Batch, links: Links) -> Pieces:
     """The tables of a number of micro-batches; arrays (variants, replicas + 1, L + 1, L + 1) and as ``Pieces`` says."""
     most = min(problem.num_devices, batch.replicas_fed(problem.min_slice))
-    each = [_Stages(problem, batch, links, r) for r in range(1, most + 1)]
+    each = [Stages(problem, batch, links, r) for r in range(1, most + 1)]
     rows = tuple(size for size, _count in row_classes(problem.global_batch_size, batch.num_micro_batches))
     plain = np.stack([stages.table() for stages in each])
     variants = [plain] if problem.recompute == "never" else [np.stack([s.table(recompute=True) for s in each])]
@@ -84,7 +84,7 @@ def _sent(problem: Problem) -> np.ndarray:
     return sent
 
 
-class _Stages:
+class Stages:
     """All stages on so many replicas."""
 
     def __init__(self, problem: Problem, batch: Batch, links: Links, replicas: int) -> None:
