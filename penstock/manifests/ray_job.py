@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 HERE = Path(__file__).resolve().parent
 STOP_S = 120
 POLL_S = 0.5
+TELL_S = 30
 
 
 def main() -> None:
@@ -39,10 +41,12 @@ def main() -> None:
         bundle_label_selector=selectors(launch),
     )
     try:
-        ray.get(group.ready())
+        while not group.wait(TELL_S):
+            sys.stderr.write(f"waiting until Ray has free, each on a node of its own: {wanted(nodes)}\n")
         address = ray.get(meeting_place.options(**placed(group, nodes, 0)).remote(launch["port"]))
+        stored = ray.put(bundle)
         left = [
-            run_node.options(**placed(group, nodes, number)).remote(launch, number, bundle, address)
+            run_node.options(**placed(group, nodes, number)).remote(launch, number, stored, address)
             for number in range(len(nodes))
         ]
         while left:
@@ -63,11 +67,17 @@ def selectors(launch: dict[str, Any]) -> list[dict[str, str]] | None:
     return [{"ray.io/node-id": ids[node["name"]]} for node in launch["nodes"]]
 
 
+def wanted(nodes: list[dict[str, Any]]) -> str:
+    """How many nodes of which resources, in words."""
+    kinds = Counter(", ".join(f"{count} {name}" for name, count in node["resources"].items()) for node in nodes)
+    return "; ".join(f"{number} times {kind}" for kind, number in kinds.items())
+
+
 def placed(group: Any, nodes: list[dict[str, Any]], number: int) -> dict[str, Any]:
     """Options of a task that has the whole bundle of a node."""
-    wanted = nodes[number]["resources"]
+    held = nodes[number]["resources"]
     strategy = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=number)
-    return {"num_cpus": wanted["CPU"], "num_gpus": wanted.get("GPU", 0), "scheduling_strategy": strategy}
+    return {"num_cpus": held["CPU"], "num_gpus": held.get("GPU", 0), "scheduling_strategy": strategy}
 
 
 @ray.remote(max_retries=0)

@@ -65,8 +65,9 @@ def test_rays_functions_are_called_as_documented() -> None:
     assert all(given <= DOCUMENTED[name] for name, given in seen.items())
 
 
-def test_a_bundle_per_node_in_the_order_of_the_stages() -> None:
+def test_a_bundle_per_node_in_the_order_of_the_stages(script: Any) -> None:
     launch = json.loads(files({"b": 1, "a": 3})["launch.json"])
+    assert script.wanted(launch["nodes"]) == "1 times 1 CPU, 1 GPU; 1 times 3 CPU, 3 GPU"
     assert [(node["name"], node["ranks"], node["stages"]) for node in launch["nodes"]] == [
         ("b", [0], [0]),
         ("a", [1, 2, 3], [1, 2, 3]),
