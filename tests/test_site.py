@@ -66,7 +66,8 @@ def test_a_phone_scrolls_down_only_and_a_search_finds(browser: Browser, address:
             seen.goto(address + page)
             assert seen.evaluate("document.documentElement.scrollWidth") <= 375
         seen.locator("label[for=__search].md-header__button").click()
-        seen.get_by_placeholder("Search").fill("hostlist")
+        seen.get_by_text("Type to start searching").wait_for()
+        seen.get_by_placeholder("Search").press_sequentially("hostlist")
         seen.locator(".md-search-result__link").first.wait_for()
 
 
