@@ -89,16 +89,26 @@ def _example(slurm: Slurm, name: str, *arguments: str) -> subprocess.CompletedPr
 
 
 def test_a_held_job_runs_on_the_nodes_that_were_chosen(slurm: Slurm) -> None:
-    wish = f"--comment=penstock profile={slurm.directory}/profile.json batch=16 nodes=2"
-    job = slurm.submit(slurm.directory / "job.sh", wish)
+    wish = "--comment=penstock profile=profile.json batch=16 nodes=2"
+    where = f"--chdir={slurm.directory}"
+    job = slurm.submit(slurm.directory / "job.sh", wish, where)
     assert "JobState=PENDING Reason=JobHeld" in slurm.run("scontrol", "show", "job", job)
-    greedy = slurm.submit(slurm.directory / "job.sh", wish.replace("nodes=2", "nodes=4"))
+    other = slurm.submit(slurm.directory / "job.sh", wish.replace("nodes=2", "nodes=1"), where)
+    greedy = slurm.submit(slurm.directory / "job.sh", wish.replace("nodes=2", "nodes=4"), where)
+    slurm.environment["PLAN_DIRECTORY"] = str(slurm.directory)
     done = _example(slurm, "place-held-jobs", str(slurm.directory / "cluster.json"), "--planner", "gpipe")
     assert done.returncode == 0, done.stderr
+    del slurm.environment["PLAN_DIRECTORY"]
     assert f"job {job}: n[1-2]" in done.stdout
+    assert f"job {other}: n0" in done.stdout, "what was promised a moment ago is not free"
     assert f"job {greedy} stays held" in done.stderr
-    assert "wants 4 nodes at least" in done.stderr
+    assert "wants 4 nodes at least" in done.stderr or "every node is promised" in done.stderr
     assert slurm.finished(job) == 0
+    assert slurm.finished(other) == 0
+    plan = slurm.directory / f"plan-{job}.json"
+    assert main(["verify", str(plan)]) == 0
+    plan.unlink()
+    (slurm.directory / f"plan-{other}.json").unlink()
     assert (slurm.directory / f"ran-on-{job}").read_text().split() == ["n1", "n2"]
     slurm.run("scancel", greedy)
 
