@@ -16,6 +16,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from penstock.schemas.errors import Fault, InvalidDocument
 
+MOST_SHOWN = 200
+"""Characters of a wrong value that its fault repeats."""
 MAX_DEPTH = 64
 """Lists and objects in each other that JSON of ours may have; documents have a dozen."""
 
@@ -177,7 +179,8 @@ def faults_of(errors: Iterable[Any], data: Any = None) -> list[Fault]:
         pointer = "".join("/" + _escaped(step) for step in steps)
         given = error.get("input")
         printable = isinstance(given, str | int | float | bool) and error["type"] != "missing"
-        shown = f" (given: {given!r})" if printable else ""
+        words = repr(given)
+        shown = f" (given: {words if len(words) <= MOST_SHOWN else words[:MOST_SHOWN] + '…'})" if printable else ""
         faults.append(Fault(pointer, error["msg"].removeprefix("Value error, ") + shown, error["type"]))
     return [fault for fault in faults if fault.code not in _FOLLOWING or not _has_inner(fault, faults)]
 

@@ -124,6 +124,10 @@ def _request(options: dict[str, Any], file: str) -> LayoutRequest:
         text = sys.stdin.read() if file == STANDARD else Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidDocument(f"cannot read {file!r}: {error}") from None
+    if not text.strip():
+        raise InvalidDocument(
+            f"{file!r} is empty", remedy="Megatron's script, torchtitan's settings, DeepSpeed's parts, …"
+        )
     own = options["global_batch_size"]
     if own is None and options["request"] is None:
         own = batch_said(options["format"], text)

@@ -67,7 +67,7 @@ def import_layout(
         overlap = drawn.overlap
     theirs, faults = _judged(problem, allocation, orders, overlap)
     short = shortages(problem, allocation, theirs.timeline)
-    bounds = [bound for bound in _bounds(problem) if applies(bound, theirs)]
+    bounds = [bound for bound in _free_bounds(problem) if applies(bound, theirs)]
     own = schedule_bound(problem, allocation, orders)
     best_bound = max(bounds, key=lambda bound: bound.bound_ns)
     assumptions = () if drawn is None else drawn.assumptions
@@ -177,20 +177,21 @@ def _rival(choice: str, request: PlanRequest, theirs: Candidate, workers: int | 
     )
 
 
-def _bounds(problem: Problem) -> list[Bound]:
-    """Proofs for plans of several kinds; each says of which it speaks."""
+def _free_bounds(problem: Problem) -> list[Bound]:
+    """Proofs that ask for no memory: a layout is measured by these whether it fits or not."""
     found = [request_bound(problem)]
     if problem.num_devices <= MOST_LABELLED:
         found.append(one_pipeline_bound(problem))
-    return found if problem.within is None else [*found, *within_bounds(problem)]
+    return found
 
 
 def _of_all(problem: Problem) -> list[Bound]:
-    """Those that speak of every plan of the choice."""
+    """Proofs that speak of every plan of the choice."""
     if problem.within is None:
         return [request_bound(problem)]
     whole = not set(IN_A_V) & set(problem.within.schedules)
-    return [bound for bound in _bounds(problem) if speaks_of_targets(bound, whole_backwards=whole)]
+    known = [*_free_bounds(problem), *within_bounds(problem)]
+    return [bound for bound in known if speaks_of_targets(bound, whole_backwards=whole)]
 
 
 def _candidate(problem: Problem, plan: Plan) -> Candidate:

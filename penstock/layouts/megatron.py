@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from penstock.layouts.drawn import NONE, Drawn, Expressed, Reading, wrong
 from penstock.layouts.megatron_cuts import stages_of
-from penstock.layouts.megatron_flags import GROUP, LAYOUT, OTHER_ORDER, RANKS, Flags
+from penstock.layouts.megatron_flags import GROUP, LAYOUT, OTHER_ORDER, RANKS, SHAPE, Flags
 from penstock.layouts.megatron_string import print_layout, read_layout
 from penstock.schemas.errors import InvalidDocument
 from penstock.solvers.within import Recomputing
@@ -47,7 +47,7 @@ def read(text: str, given: Reading) -> Drawn:
     roles = given.roles
     assert roles is not None
     flags = Flags(text, given.source)
-    if not flags.found:
+    if not SHAPE & flags.found.keys():
         return _alone(text, given)
     ranks = flags.number(RANKS) or given.ranks or 1
     stages = stages_of(flags, roles, ranks)

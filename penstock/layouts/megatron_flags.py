@@ -36,6 +36,10 @@ NUMBERS = (
     "nnodes",
     "nproc-per-node",
 )
+SHAPE = frozenset(name for name in NUMBERS if "layers" in name or "parallel-size" in name or "stages" in name) | {
+    LAYOUT
+}
+"""One of these at least is in what Megatron starts with."""
 WORDS = (LAYOUT, "recompute-granularity", "recompute-method")
 SWITCHES = (
     "overlap-grad-reduce",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +17,7 @@ from penstock.layouts.megatron_string import print_layout, read_layout
 from penstock.layouts.roles import Roles, roles_of
 from penstock.layouts.shell import Unsaid, Value, Variables
 from penstock.schemas.errors import InvalidDocument
+from penstock.schemas.request import PlanRequest
 from tests.layouts.test_trainers import GPT, imported, request, stages_of
 
 PP = "--pipeline-model-parallel-size"
@@ -89,6 +89,7 @@ def test_a_scripts_variables_are_looked_up() -> None:
          "leave 1 for 4"),
         (f"{PP} 4 --decoder-first-pipeline-num-layers 3", "do not share evenly"),
         ("# Readme\n\nWhat it is: a thing.", "neither Megatron's flags .* nor a layout string"),
+        ("[training]\nglobal_batch_size = 16", "neither Megatron's flags .* nor a layout string"),
         ("--lr 0.1", "neither Megatron's flags .* nor a layout string"),
     ],
 )  # fmt: skip
@@ -302,7 +303,20 @@ def test_deepspeeds_balance(weights: list[int], data: st.DataObject) -> None:
 
 
 def test_a_v_is_the_targets_too() -> None:
-    asked: Any = request("torchtitan")
+    asked = request("torchtitan")
     text = imported("torchtitan", TITAN + 'pipeline_parallel_schedule = "ZBVZeroBubble"', request=asked)
+    assert text.fits
     assert text.plan.request_hash == text.request.content_hash()
     assert min(each.bound_ns for each in text.plan.certificates) <= text.plan.prediction.time_per_global_batch_ns
+
+
+def test_a_layout_that_lacks_memory_may_be_quicker_than_what_fits() -> None:
+    asked = request("megatron").model_dump(mode="json")
+    headroom = 2**34 - 2**29  # nothing is left
+    for _turn in range(2):  # the second time one byte is missing, and plans of several ranks fit
+        memory = asked["memory"] | {"headroom_bytes": headroom}
+        found = imported("megatron", f"{PP} 1 --num-layers 8", request=PlanRequest.parse(asked | {"memory": memory}))
+        assert not found.fits
+        headroom -= found.missing_bytes - 1
+    assert found.missing_bytes == 1
+    assert all(each.bound_ns <= found.plan.prediction.time_per_global_batch_ns for each in found.plan.certificates)
