@@ -263,7 +263,7 @@ def _child(pipe: socket.socket, parent: int) -> NoReturn:
         with pipe, pipe.makefile("rb") as source, pipe.makefile("wb") as sink:
             serve(source, sink)
         code = 0
-    except BrokenPipeError:
+    except (BrokenPipeError, ConnectionResetError):
         pass
     except BaseException:
         sys.excepthook(*sys.exc_info())

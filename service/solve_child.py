@@ -43,7 +43,10 @@ def serve(source: IO[bytes], sink: IO[bytes]) -> None:
         sink.write(json.dumps(message).encode() + b"\n")
         sink.flush()
 
-    task = json.loads(source.readline())
+    line = source.readline()
+    if not line:  # whoever wanted it is gone, or has thought better of it
+        return
+    task = json.loads(line)
     limit_memory(task.get("memory_bytes", 0))
     try:
         TASKS[task["task"]](_find(task["entry"]), task, send)

@@ -91,6 +91,7 @@ def postgresql_url(postgres: Cluster) -> Iterator[str]:
     """A new, empty PostgreSQL database."""
     url = postgres.new_database()
     yield url
+    postgres.restore()
     postgres.drop(url)
 
 

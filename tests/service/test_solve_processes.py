@@ -16,6 +16,7 @@ from penstock.client import Client
 from penstock.schemas.errors import Conflict, InvalidPlan, PenstockError, UnsupportedRequest
 from penstock.schemas.jobs import JobOut
 from penstock.schemas.request import PlanRequest
+from penstock.service.forkserver import Forkserver
 from penstock.service.samples import tiny_request
 
 HANG, HANG_WITHOUT_PLAN, HANG_FIRST_TIME, DIE, CRASH, REFUSE, LIE = range(1, 8)
@@ -94,13 +95,16 @@ def test_finish_keeps_the_best_plan_so_far(misbehaving: Server):
 
 def test_a_solver_past_its_limit_is_ended_and_its_best_plan_kept(misbehaving: Server):
     client = misbehaving.client
-    job = client.plan(request(HANG, termination={"time_limit_ns": 8_000_000_000}))
-    assert job.result is not None
-    assert job.result.status == "feasible"
-    assert "its limit of 8 s was over" in job.result.why
+    for limit_s in (2, 8, 32):  # the first in which it gets as far as its plan
+        ended = request(HANG, termination={"time_limit_ns": limit_s * 1_000_000_000})
+        job = client.plan(ended)
+        assert job.result is not None
+        if job.result.status == "feasible":
+            break
+    assert f"its limit of {limit_s} s was over" in job.result.why
     assert job.result.plan is not None
     assert psutil.wait_procs(processes_that_live(misbehaving.pids_file), 10)[1] == []
-    again = client.plan(request(HANG, termination={"time_limit_ns": 8_000_000_000}), wait=False)
+    again = client.plan(ended, wait=False)
     assert not again.cached, "what was cut off is no answer to keep"
     client.cancel(again.id)
 
@@ -186,6 +190,16 @@ def test_a_killed_forkserver_is_started_again(start: Callable[..., Any], pids_fi
     forkserver.kill()
     ended = client.job(job.id, wait_s=60)
     assert (ended.state, ended.attempt) == ("succeeded", 2)
+
+
+def test_a_child_that_is_given_no_task_ends_in_silence(capfd: pytest.CaptureFixture[str]):
+    forkserver = Forkserver(preload=())
+    child = forkserver.spawn()
+    child.pipe.close()
+    assert child.wait(60) == 0
+    child.close()
+    forkserver.stop()
+    assert capfd.readouterr().err == ""
 
 
 def test_equal_requests_at_once_are_one_job(misbehaving: Server):
