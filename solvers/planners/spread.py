@@ -40,11 +40,14 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
     for batch in sorted(_batches(problem), key=lambda batch: _promise(problem, batch))[: int(str(options["batches"]))]:
         partitions = Partitions(Pieces(problem, batch, line))
         for idle, own in found.items():
+            known = len(own)
             for split in partitions.splits(idle):
                 own.append(_Found(split.estimate_ns, partitions.allocation(split)))
                 if first:
                     yield _proposal(problem, own[0].allocation)
                     first = False
+            if len(own) == known:
+                break  # what memory cannot hold at one share it mostly cannot at another
     for turn in zip_longest(*(sorted(own, key=lambda each: each.estimate_ns) for own in found.values())):
         for one in filter(None, turn):
             yield _proposal(problem, one.allocation)

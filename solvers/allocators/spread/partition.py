@@ -75,11 +75,16 @@ class Partitions:
         self._layers = pieces.problem.num_layers
 
     def splits(self, idle: float) -> Iterator[Split]:
-        """The best one for each price, as they are found; none where nothing fits. ``idle``: as in ``IDLE``."""
+        """The best one for each price, as they are found; none where nothing fits at the first one.
+
+        ``idle``: as in ``IDLE``.
+        """
         for price in PRICES:
             found = self._least(price * len(self.pieces.line) / self._load_ns, idle)
             if found is not None:
                 yield found
+            elif price == PRICES[0]:
+                return
 
     def allocation(self, split: Split) -> Allocation:
         """Its runs one after the other on the line."""
@@ -104,7 +109,9 @@ class Partitions:
             np.full(self._layers, min(len(self.pieces.line), self._layers), dtype=np.int64),
         )
         low, high, best = self._load_ns, FURTHER * self._load_ns, None
-        for _ in range(2 * HALVINGS):
+        for step in range(2 * HALVINGS):
+            if best is None and step == HALVINGS:
+                return None
             middle = high if best is None else (low + high) // 2
             split, met = self._agreeing(middle, price, idle, met)
             if split is not None:
