@@ -101,7 +101,11 @@ class Staying:
 
     def __init__(self, command: str, ready: str, directory: Path) -> None:
         self._process = subprocess.Popen(
-            [*PENSTOCK, *shlex.split(command)], cwd=directory, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
+            [*PENSTOCK, *shlex.split(command)],
+            cwd=directory,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PENSTOCK_WARM_UP": "false"},
         )
         assert self._process.stderr is not None
         said = []
