@@ -1,4 +1,4 @@
-"""Six deaths of ``scripts/soak service``: workers, services, a solver and a PostgreSQL, at random moments under load."""
+"""Six deaths of ``scripts/soak service`` under load, at random moments: workers, services, a solver, a PostgreSQL."""
 
 from __future__ import annotations
 
