@@ -1,4 +1,4 @@
-"""What all tests can use, which seeds they try, and the order of files: with two processes the long ones come first."""
+"""What all tests can use, which seeds they try, and the order of files: the long ones come first."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 from browser import browser
+from hypothesis import settings
 
 __all__ = ["browser"]
 
@@ -19,7 +20,15 @@ FEW, ONE_IN = 12, 3
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--every-seed", action="store_true", help="try random problems with every seed, not one in three")
+    parser.addoption(
+        "--every-seed", action="store_true", help="every seed, not one in three; what hypothesis draws is new"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hypothesis asks for no time, and draws the same each time unless ``--every-seed`` is given."""
+    settings.register_profile("penstock", deadline=None, derandomize=not config.getoption("--every-seed"))
+    settings.load_profile("penstock")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

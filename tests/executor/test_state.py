@@ -678,5 +678,5 @@ class Node(RuleBasedStateMachine):
         assert begun == {(event.run, event.generation) for event in self.made if event.kind == "stopped"}
 
 
-Node.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+Node.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
 TestNode = Node.TestCase

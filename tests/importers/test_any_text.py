@@ -59,7 +59,7 @@ CHANGE = st.tuples(st.floats(0, 1), st.floats(0, 0.2), STUFF | st.text(max_size=
 
 
 @pytest.mark.parametrize("name", TEXTS)
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(changes=st.lists(CHANGE, max_size=3))
 @example(changes=[])
 def test_facts_or_invalid_document(name: str, changes: list[tuple[float, float, str, bool]]) -> None:

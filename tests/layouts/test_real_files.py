@@ -185,7 +185,7 @@ def test_commands_and_conditions_of_a_shell() -> None:
 
 
 @given(st.text(alphabet="PA=$(){}:-1+*/\"' \n&;#", max_size=80))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_no_script_breaks_the_reader(text: str) -> None:
     number: int | None = 1
     with suppress(InvalidDocument):
@@ -299,7 +299,7 @@ def least_spread(weights: list[int], parts: int) -> tuple[float, list[int]]:
 
 
 @given(st.lists(st.integers(0, 9), min_size=2, max_size=9), st.data())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_deepspeeds_balance(weights: list[int], data: st.DataObject) -> None:
     parts = data.draw(st.integers(1, len(weights) - 1))
     assert _balanced(weights, parts) == least_spread(weights, parts)[1]

@@ -77,7 +77,7 @@ def _plans(problem: Problem, within: Within, plain: tuple[Stage, ...], number: i
 
 
 @pytest.mark.parametrize("trainer", sorted(TRAINERS))
-@settings(max_examples=3, deadline=None, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=3, phases=(Phase.explicit, Phase.generate))
 @given(data=st.data())
 def test_uniform_finds_the_best_of_all_plans_within(trainer: str, data: st.DataObject) -> None:
     times = data.draw(st.lists(st.integers(1, 50), min_size=3, max_size=4))

@@ -56,7 +56,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(VALUES)
 def test_messagepack_is_the_json_that_it_stands_for(value: Any):
     assert json.loads(media.json_of_msgpack(msgpack.packb(value))) == json.loads(json.dumps(value))

@@ -245,7 +245,7 @@ SUBJECTS = {
 }
 
 
-@settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=120, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), target=st.sampled_from(sorted(SUBJECTS)))
 def test_mutated_documents_are_answered_or_refused(http: httpx.Client, data: st.DataObject, target: str):
     subject = SUBJECTS[target]

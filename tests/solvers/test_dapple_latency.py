@@ -69,7 +69,6 @@ def test_full_duplex_channel_is_loaded_by_its_busier_direction() -> None:
 STAGES = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 90), st.integers(0, 300)), min_size=1, max_size=7)
 
 
-@settings(deadline=None)
 @given(STAGES, st.integers(1, 20))
 def test_labels_give_the_latency(stages: list[tuple[int, int, int]], count: int) -> None:
     """The kernel's four numbers, stage by stage, end at the corrected latency over all pivots."""
@@ -87,7 +86,7 @@ def test_scaling_all_times_scales_the_latency(stages: list[tuple[int, int, int]]
     assert latency(*larger, count).value_ns == factor * latency(forward, backward, reduce, count).value_ns
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(0, 10**6))
 def test_latency_is_a_lower_bound_of_the_judge(seed: int) -> None:
     """ALGORITHMS 2.7: over all pivots, half-duplex channels, without all-reduce; either policy."""

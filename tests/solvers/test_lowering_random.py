@@ -134,7 +134,7 @@ def share_rows(problem: Problem, allocation: Allocation, low: int, u: int, v: in
 
 
 @given(plans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_plans_lower_exactly_when_their_orders_have_no_circle(plan: tuple[Problem, Allocation, Orders]) -> None:
     problem, allocation, schedule = plan
     if has_a_circle(problem, allocation, schedule):
@@ -149,7 +149,7 @@ def test_plans_lower_exactly_when_their_orders_have_no_circle(plan: tuple[Proble
 
 
 @given(folded_plans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_what_one_process_could_run_its_ranks_can(plan: tuple[Problem, Allocation, Orders]) -> None:
     programs = lower(*plan)
     assert verdict(programs, "gloo") == "ok"
@@ -199,7 +199,7 @@ def mutate(program: Program, chance: random.Random) -> Program:
 
 
 @given(st.one_of(plans(), folded_plans()), st.randoms(use_true_random=False), st.integers(1, 3))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_the_checks_say_what_the_plain_twin_says(
     plan: tuple[Problem, Allocation, Orders], chance: random.Random, mutations: int
 ) -> None:

@@ -117,7 +117,7 @@ def test_memory_of_an_early_stage_clamps_the_later_ones() -> None:
     assert fitted(problem, allocation, (8, 8, 8, 8)) == (2, 2, 2, 2)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(1, 5), st.integers(1, 10), st.integers(1, 9), st.integers(0, 9))
 def test_uniform_stages_without_transfers(stages: int, batches: int, forward: int, backward: int) -> None:
     """D1: P_A, P_B and GPipe all take (M + S - 1)(F + B)."""
@@ -129,7 +129,7 @@ def test_uniform_stages_without_transfers(stages: int, batches: int, forward: in
     assert makespan_ns(problem, allocation, gpipe(problem, allocation)) == expected
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=5), st.integers(1, 10))
 def test_unequal_stages_without_transfers(forward: list[int], batches: int) -> None:
     """ALGORITHMS 2.7: neither policy is slower than GPipe."""
@@ -178,7 +178,7 @@ def test_round_robin_replicas_take_turns() -> None:
     assert verify(problem, allocation, orders, timeline) == []
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(st.integers(1, 3), min_size=2, max_size=4), st.integers(1, 9), st.integers(1, 4))
 def test_round_robin_never_deadlocks(replicas: list[int], batches: int, first: int) -> None:
     devices = iter(range(sum(replicas)))
