@@ -38,7 +38,7 @@ class StageTimes:
         self.costs = [[stage_costs(problem, stage, rows) for rows, _ in self.classes] for stage in allocation.stages]
         kinds = _kinds(schedule)
         self.split = INPUT in kinds or WEIGHT in kinds
-        self._apart = RECOMPUTE in kinds
+        self.recomputes_apart = RECOMPUTE in kinds
         count = range(len(allocation.stages))
         self.forward = [min(c.forward_ns for c in costs) for costs in self.costs]
         self.backward = [min(self._gradient_ns(s, c) for c in range(len(self.classes))) for s in count]
@@ -51,7 +51,7 @@ class StageTimes:
     def _gradient_ns(self, s: int, c: int) -> int:
         """From the start of a micro-batch's backward on a stage to the gradient of its input."""
         cost = self.costs[s][c]
-        again = 0 if self._apart else cost.recompute_ns
+        again = 0 if self.recomputes_apart else cost.recompute_ns
         return cost.backward_ns + again - (cost.weight_ns if self.split else 0)
 
     def _hop(self, s: int, direction: int) -> int:
@@ -247,7 +247,7 @@ class StageTimes:
         """A backward's, with what it rebuilds; where that is an operation of its own, the backward's alone."""
         stage, rows = self.allocation.stages[s], self.classes[c][0]
         return (
-            stage_costs(self.problem, replace(stage, recompute=()), rows) if self._apart else self.costs[s][c]
+            stage_costs(self.problem, replace(stage, recompute=()), rows) if self.recomputes_apart else self.costs[s][c]
         ).workspace_bytes
 
     def _flight_bytes(self, s: int, c: int) -> int:

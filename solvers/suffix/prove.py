@@ -31,8 +31,11 @@ class Answer(NamedTuple):
 
 
 def takes(times: StageTimes) -> bool:
-    """Whether the model knows such a step: whole backwards, one pipeline, stages with devices of their own."""
-    return times.stages_apart and not times.split
+    """Whether the model knows such a step: one pipeline, stages with devices of their own, backwards that are whole.
+
+    A recomputation that runs apart may run while its gradient is awaited, so the way back is shorter than the model's.
+    """
+    return times.stages_apart and not times.split and not times.recomputes_apart
 
 
 def judgeable(times: StageTimes) -> bool:

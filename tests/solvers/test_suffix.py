@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 from line_cases import limited_line, random_line
-from problems import chain, make_problem, warmup_orders
+from problems import chain, make_problem, straight, warmup_orders
 from random_plans import random_allocation, random_orders, random_problem
 from suffix_twin import best_period_of_one, plain_optimum, plain_table
 from test_bounds import _with_just_enough_memory
@@ -17,9 +17,11 @@ from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.program import BACKWARD, FORWARD
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.bounds import schedule_bound
+from penstock.solvers.closing import close
 from penstock.solvers.jobshop import Question, solve
 from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import Orders
+from penstock.solvers.schedules.recomputed import recomputed, recomputing
 from penstock.solvers.simulate import makespan_ns, simulate
 from penstock.solvers.stage_times import StageTimes
 from penstock.solvers.suffix import prove, takes
@@ -233,3 +235,18 @@ def test_what_it_does_not_know_of_the_judge_is_refused() -> None:
     problem = make_problem([1, 1], nodes=(2,), global_batch_size=4, shared=True)
     with pytest.raises(UnsupportedRequest, match="private channels"):
         prove(problem, chain([(1, [0]), (1, [1])], 4), FAR, as_judged=True)
+
+
+def test_recomputation_that_runs_apart_is_not_its_model() -> None:
+    """While a gradient is on its way, a stage recomputes: less than the shortest step of backwards that recompute."""
+    problem = make_problem(
+        [400, 400, 400, 400], boundary_bytes=[300] * 3, nodes=(1,) * 4, global_batch_size=20, recompute="always"
+    )
+    plan = recomputing(straight(problem, 20), None)
+    whole = warmup_orders(plan, [8, 6, 4, 2])
+    apart = recomputed(plan, whole)
+    value_ns = makespan_ns(problem, plan, apart)
+    assert not takes(StageTimes(problem, plan, apart))
+    found = close(problem, plan, apart, overlap=True, value_ns=value_ns, effort=3.0)
+    assert found.bound.bound_ns <= found.value_ns <= value_ns
+    assert found.value_ns < prove(problem, plan, makespan_ns(problem, plan, whole)).bound_ns
