@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import yaml
 
+from penstock.importers.cluster.yaml_loader import YAML_LOADER
 from penstock.schemas.quantities import parse_bytes, parse_bytes_per_s, parse_time_ns
 
 ASSUMED = "assumed"
@@ -88,7 +89,7 @@ class Recognised:
 @cache
 def table() -> Mapping[str, tuple[Hardware, ...]]:
     """The forms of each kind, the usual one first."""
-    data = yaml.safe_load(_TABLE.read_text(encoding="utf-8"))
+    data = yaml.load(_TABLE.read_text(encoding="utf-8"), Loader=YAML_LOADER)
     return {
         kind: tuple(_hardware(kind, entry["context"], form) for form in entry["forms"]) for kind, entry in data.items()
     }
