@@ -21,23 +21,15 @@ SlurmWord = Annotated[str, Field(max_length=256, pattern=r"^[A-Za-z0-9_@][A-Za-z
 Label = Annotated[str, Field(max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
 """A name in Kubernetes (RFC 1123)."""
 Subdomain = Annotated[str, Field(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
-LabelKey = Annotated[
-    str, Field(max_length=317, pattern=r"^([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$")
-]
+_NAME = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+_KEY = rf"([a-z0-9.-]+/)?{_NAME}"
+LabelKey = Annotated[str, Field(max_length=317, pattern=f"^{_KEY}$")]
 SbatchOption = Annotated[str, Field(max_length=1024, pattern=r"^--[a-z][a-z0-9-]*(=[^\s'\"\\#]+)?$")]
 """An option in its long form. Slurm reads it out of a comment, where quotes and signs of numbers mean something."""
 SrunOption = Annotated[str, Field(max_length=4096, pattern=r"^--[a-z][a-z0-9-]*(=[^\x00-\x1f\x7f]*)?$")]
 """An option in its long form; it is quoted where it goes."""
-Labelled = Annotated[
-    str,
-    Field(
-        max_length=381,
-        pattern=r"^([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?=([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?$",
-    ),
-]
-Annotation = Annotated[
-    str, Field(max_length=32768, pattern=r"^([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?=[^\x00]*$")
-]
+Labelled = Annotated[str, Field(max_length=381, pattern=f"^{_KEY}=({_NAME})?$")]
+Annotation = Annotated[str, Field(max_length=32768, pattern=rf"^{_KEY}=[^\x00]*$")]
 Counted = Annotated[int, Field(ge=0, le=MAX_WIRE_INTEGER)]
 AtLeastOne = Annotated[int, Field(ge=1, le=MAX_WIRE_INTEGER)]
 
