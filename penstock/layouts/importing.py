@@ -67,7 +67,8 @@ def import_layout(
         overlap = drawn.overlap
     theirs, faults = _judged(problem, allocation, orders, overlap)
     short = shortages(problem, allocation, theirs.timeline)
-    bounds = [bound for bound in _free_bounds(problem) if applies(bound, theirs)]
+    free = _free_bounds(problem)
+    bounds = [bound for bound in free if applies(bound, theirs)]
     own = schedule_bound(problem, allocation, orders)
     best_bound = max(bounds, key=lambda bound: bound.bound_ns)
     assumptions = () if drawn is None else drawn.assumptions
@@ -86,7 +87,7 @@ def import_layout(
         missing_bytes=short[0].missing_bytes if short else 0,
         sentences=_sentences(problem, theirs, short[0].missing_bytes if short else 0),
         assumptions=assumptions,
-        rivals=_rivals(request, theirs, workers, on_progress) if asked.compare else (),
+        rivals=_rivals(request, theirs, _of_all(problem, free), workers, on_progress) if asked.compare else (),
     )
 
 
@@ -142,20 +143,25 @@ def _sentences(problem: Problem, theirs: Candidate, missing_bytes: int) -> tuple
 
 
 def _rivals(
-    request: PlanRequest, theirs: Candidate, workers: int | None, on_progress: Callable[[str], None]
+    request: PlanRequest,
+    theirs: Candidate,
+    bounds_ns: tuple[int, int],
+    workers: int | None,
+    on_progress: Callable[[str], None],
 ) -> tuple[Rival, ...]:
+    """``bounds_ns``: of all plans of the target, and of all plans."""
     found = []
     if request.target is not None:
         on_progress(f"the best plan that {request.target} can express")
-        found.append(_rival(f"within what {request.target} can express", request, theirs, workers))
+        found.append(_rival(f"within what {request.target} can express", request, theirs, bounds_ns[0], workers))
     on_progress("the best plan without limits")
     options = {name: value for name, value in request.options.items() if name != "transformer"}
     free = request.model_copy(update={"target": None, "options": options})
-    found.append(_rival("without limits", free, theirs, workers))
+    found.append(_rival("without limits", free, theirs, bounds_ns[1], workers))
     return tuple(found)
 
 
-def _rival(choice: str, request: PlanRequest, theirs: Candidate, workers: int | None) -> Rival:
+def _rival(choice: str, request: PlanRequest, theirs: Candidate, bound_ns: int, workers: int | None) -> Rival:
     result = solve(request, workers=workers)
     problem = to_problem(request.model_copy(update={"target": None, "options": {}}))
     ours = None if result.plan is None else _candidate(problem, result.plan)
@@ -170,7 +176,7 @@ def _rival(choice: str, request: PlanRequest, theirs: Candidate, workers: int | 
         status=status,
         why=result.why,
         time_ns=None if ours is None else ours.value_ns,
-        bound_ns=max(bound.bound_ns for bound in _of_all(to_problem(request))),
+        bound_ns=bound_ns,
         saved=None if ours is None else 1 - ours.value_ns / theirs.value_ns,
         plan=result.plan,
         comparison=comparison,
@@ -178,20 +184,21 @@ def _rival(choice: str, request: PlanRequest, theirs: Candidate, workers: int | 
 
 
 def _free_bounds(problem: Problem) -> list[Bound]:
-    """Proofs that ask for no memory: a layout is measured by these whether it fits or not."""
+    """Proofs that ask for no memory: a layout is measured by these whether it fits or not. The first: of every plan."""
     found = [request_bound(problem)]
     if problem.num_devices <= MOST_LABELLED:
         found.append(one_pipeline_bound(problem))
     return found
 
 
-def _of_all(problem: Problem) -> list[Bound]:
-    """Proofs that speak of every plan of the choice."""
+def _of_all(problem: Problem, free: list[Bound]) -> tuple[int, int]:
+    """What no plan of the problem's target takes less than, and no plan at all; ``free``: what is proven already."""
+    everything = free[0].bound_ns
     if problem.within is None:
-        return [request_bound(problem)]
+        return everything, everything
     whole = not set(IN_A_V) & set(problem.within.schedules)
-    known = [*_free_bounds(problem), *within_bounds(problem)]
-    return [bound for bound in known if speaks_of_targets(bound, whole_backwards=whole)]
+    known = [*free, *within_bounds(problem)]
+    return max(bound.bound_ns for bound in known if speaks_of_targets(bound, whole_backwards=whole)), everything
 
 
 def _candidate(problem: Problem, plan: Plan) -> Candidate:
