@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from penstock.executor.chain import Chain, derived_seed
 from penstock.executor.gpu import moved
-from penstock.executor.job import Job
+from penstock.executor.job import Job, LayerSpec
 from penstock.executor.stage.precision import FULL, Training
 from penstock.schemas.errors import ModelMismatch
 
@@ -32,17 +32,27 @@ class Share:
     training: Training = FULL
 
     @property
+    def specs(self) -> tuple[LayerSpec, ...]:
+        """What its layers read and write."""
+        return self.chain.specs[self.first : self.last + 1]
+
+    @property
     def ends_chain(self) -> bool:
         """Whether the loss belongs to it."""
         return self.last == len(self.chain.specs) - 1
 
     def forward(self, after: Callable[[int, list[Tensor]], None]) -> list[Tensor]:
-        """Run the layers; ``after`` is told each layer's results. The tensors to go back from."""
+        """Run the layers; ``after`` is told each layer's results. The tensors to go back from.
+
+        A tensor that the layers neither read nor write costs them nothing: handing its gradient through is what a stage
+        boundary does, not a layer.
+        """
         env = {name: leaf(tensor) for name, tensor in self.env.items()}
         with self.training.autocast(self.device) or nullcontext():
             for i in range(len(self.modules)):
                 after(i, [tensor for tensor in self.run_layer(i, env) if tensor.requires_grad])
-        crossing = ("",) if self.ends_chain else self.chain.cuts[self.last]
+        used = {name for spec in self.specs for name in (*spec.reads, *spec.writes)}
+        crossing = ("",) if self.ends_chain else [name for name in self.chain.cuts[self.last] if name in used]
         return [env[name] for name in crossing if env[name].requires_grad]
 
     def run_layer(self, i: int, env: dict[str, Tensor]) -> tuple[Tensor, ...]:

@@ -154,7 +154,8 @@ def _deepest(problem: Problem) -> Shape:
 class _Chain:
     """The layers as a slice of a micro-batch costs on the slowest kind, and as they fill the smallest device.
 
-    Lists are prefix sums at the places where the chain may be cut.
+    Lists are prefix sums at the places where the chain may be cut. ``crossing``: bytes of the widest cut; 0 for a
+    single stage, which receives and sends nothing, whatever its layers pass on to later ones.
     """
 
     def __init__(self, problem: Problem, depth: int, replicas: int, batch: Batch) -> None:
@@ -171,7 +172,7 @@ class _Chain:
         self.static = self._static()[self.places].tolist()
         workspace = max(int(cost.workspace_bytes.max()) for cost in costs)
         room = min(problem.capacity_bytes(d) - device.context_bytes for d, device in enumerate(used))
-        widest = int(problem.forward_bytes.max(initial=0)) * share
+        widest = int(problem.forward_bytes.max(initial=0)) * share if depth > 1 else 0
         self.crossing, self.kept_input = (widest, 0) if problem.memory.count_buffers else (0, widest)
         self.room = room - workspace
         self._bytes: dict[int, list[int]] = {}

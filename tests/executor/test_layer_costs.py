@@ -51,6 +51,30 @@ def test_workspace_is_what_neither_stash_nor_result_explains() -> None:
     assert fc >= 4 * WIDTH * WIDTH, "its weight gradient, before it is added"
 
 
+class Sum(nn.Module):
+    """Adds what an early layer wrote."""
+
+    def forward(self, x: Tensor, early: Tensor) -> Tensor:
+        return x + early
+
+
+@pytest.mark.parametrize(("first", "last", "roots"), [(2, 3, 1), (1, 3, 2), (3, 4, 2), (2, 5, 1)])
+def test_layers_do_not_pay_for_a_tensor_that_they_only_pass_on(first: int, last: int, roots: int) -> None:
+    """``early`` is written by layer 1 and read by 4 and 5: a share that does neither goes back from its own alone."""
+    linear = partial(nn.Linear, WIDTH, WIDTH)
+    specs = [
+        LayerSpec("flat", nn.Flatten),
+        LayerSpec("early", linear, ("x",), ("early",)),
+        LayerSpec("one", linear),
+        LayerSpec("two", linear),
+        LayerSpec("first sum", Sum, ("x", "early"), ("x",)),
+        LayerSpec("second sum", Sum, ("x", "early"), ("x",)),
+    ]
+    made = ImageJob("skips", lambda: specs, batch_size=SAMPLES, side=8, classes=WIDTH)
+    (share,) = make_shares(made, first, last, [SAMPLES], CPU)
+    assert len(share.forward(lambda _index, _results: None)) == roots
+
+
 def test_the_weight_half_of_a_backward() -> None:
     (share,) = make_shares(
         job(("tanh", nn.Tanh), ("fc", partial(nn.Linear, WIDTH, WIDTH)), ("head", partial(nn.Linear, WIDTH, WIDTH))),

@@ -11,9 +11,10 @@ from random_clusters import KINDS, request, tree
 from penstock.convert import to_problem
 from penstock.convert.requests import devices_of, network_of
 from penstock.examples import catalogue
+from penstock.importers.pipedream import read_profile
 from penstock.placing import answer
 from penstock.placing.cluster import Cluster
-from penstock.schemas.request import PlanRequest
+from penstock.schemas.request import MemoryModel, PlanRequest
 from penstock.schemas.topology import ClusterTopology, Device, Fabric, Link, MeasuredMatrix, Node
 from penstock.solvers.placement import choice, regular
 from penstock.solvers.placement.families import Families
@@ -142,6 +143,31 @@ def test_no_network_makes_a_plan_faster_than_none() -> None:
     value_ns = found.best.value_ns
     assert regular.may_take(problem, lambda _devices: value_ns)
     assert not regular.may_take(problem, lambda _devices: found.bounds[0].bound_ns - 1)
+
+
+@pytest.mark.parametrize("spare_bytes", [0, -1])
+def test_one_stage_pays_nothing_for_tensors_with_several_readers(spare_bytes: int) -> None:
+    """By hand: 4 layers of 1 + 2 ms and 1,000 bytes a sample, the first read by all others; 16 samples on a device.
+
+    One micro-batch keeps 16 × 4 × 1,000 bytes, which is all the memory there is; with a byte less two are needed.
+    """
+    node = "forward_compute_time=1, backward_compute_time=2, activation_size=1000, parameter_size=0"
+    edges = ((1, 2), (1, 3), (1, 4), (2, 3), (3, 4))
+    text = "\n".join([f"node{i} -- L{i} -- {node}" for i in range(1, 5)] + [f"\tnode{a} -- node{b}" for a, b in edges])
+    profile = read_profile(text, name="skips", micro_batch_size=1)
+    assert [len(cut) for cut in profile.boundaries] == [1, 2, 2]
+    device = Device(id="n/0", kind="V100", memory_bytes=16 * 4 * 1000 + spare_bytes)
+    asked = PlanRequest(
+        profile=profile,
+        topology=ClusterTopology(name="one", nodes=(Node(name="n", devices=(device,)),)),
+        global_batch_size=16,
+        memory=MemoryModel(headroom_bytes=0),
+        recompute="never",
+    )
+    best = regular.plan(to_problem(asked)).best
+    assert best is not None
+    assert best.allocation.num_micro_batches == (1 if spare_bytes == 0 else 2)
+    assert best.value_ns == 16 * 4 * 3_000_000
 
 
 def test_regular_plans_say_what_is_missing() -> None:
