@@ -31,7 +31,7 @@ class BulkTies:
     def finish_ns(self, plan: tuple[Sequence[int], Sequence[Stage]], ready_ns: np.ndarray, step_ns: np.ndarray) -> int:
         """When a plan ends, given its stages with their numbers, when each has its buckets behind it, and its step."""
         numbers, stages = plan
-        at = ready_ns.tolist()
+        at: list[int] = ready_ns.tolist()
         for k, (layers, size) in enumerate(self._ties):
             users = [s for s, stage in enumerate(stages) if any(stage.first <= x <= stage.last for x in layers)]
             if len(users) > 1:
@@ -42,4 +42,5 @@ class BulkTies:
                 end = max(at[s] for s in users) + self._known[key]
                 for s in users:
                     at[s] = end
-        return min(UNREACHABLE_NS, max(ready + step for ready, step in zip(at, step_ns.tolist(), strict=True)))
+        ends: list[int] = [ready + step for ready, step in zip(at, step_ns.tolist(), strict=True)]
+        return min(UNREACHABLE_NS, max(ends))

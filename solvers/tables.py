@@ -366,10 +366,10 @@ def _unreachable(
             names = ", ".join(problem.devices[d].name for d in group.devices)
             replicas = " and ".join(f"stage {s}" for s in group.stages)
             sentences.append(f"Nothing connects the replicas of {replicas}: {names}.")
-    for each in sums:
-        if each.duration_ns >= UNREACHABLE_NS:
-            names = ", ".join(problem.devices[d].name for d in each.devices)
-            sentences.append(f"Nothing connects the copies of the tied parameter {each.name!r}: {names}.")
+    for tie in sums:
+        if tie.duration_ns >= UNREACHABLE_NS:
+            names = ", ".join(problem.devices[d].name for d in tie.devices)
+            sentences.append(f"Nothing connects the copies of the tied parameter {tie.name!r}: {names}.")
     return tuple(sentences)
 
 

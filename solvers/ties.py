@@ -96,11 +96,10 @@ def bytes_of_spans(problem: Problem) -> list[tuple[np.ndarray, np.ndarray]]:
     A tie counts in the first of its layers where the stage has all of them. Every stage is in one entry.
     """
     first, stop = np.ogrid[: problem.num_layers + 1, : problem.num_layers + 1]
-    whole = np.zeros((problem.num_layers + 1, problem.num_layers + 1), dtype=np.int64)
+    whole: np.ndarray = np.zeros((problem.num_layers + 1, problem.num_layers + 1), dtype=np.int64)
     for _name, layers, _size in problem.shared_parameters:
         parted = (first <= layers[0]) & (layers[0] < stop) & ((min(layers) < first) | (max(layers) >= stop))
-        _, whole = np.unique(whole * 2 + parted, return_inverse=True)
-        whole = whole.reshape(parted.shape)
+        whole = np.unique(whole * 2 + parted, return_inverse=True)[1].reshape(parted.shape).astype(np.int64)
     found = []
     for number in np.unique(whole).tolist():
         mask = whole == number

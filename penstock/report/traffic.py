@@ -13,7 +13,7 @@ from penstock.solvers.costs import message_bytes, row_pairs
 from penstock.solvers.problem import Problem
 from penstock.solvers.reductions import group_buckets, reduction_groups
 from penstock.solvers.ties import tied_sums
-from penstock.solvers.update_rules import UpdateRule
+from penstock.solvers.update_rules import UpdateRule, micro_batches_per_update
 
 SORTS = ("activations", "gradients", "all-reduce")
 Pair = tuple[int, int]
@@ -47,6 +47,7 @@ def traffic(
                 _add_messages(problem, allocation, s, other, direction, sizes)
     for group in reduction_groups(allocation):
         moved = sum(bucket.bytes for bucket in group_buckets(problem, group, 1))
+        moved *= _updates(allocation, rule, group.stages[0])
         count = len(group.devices)
         for pair in problem.network.ring(group.devices) if count > 1 else ():
             sizes[pair][2] += 2 * (count - 1) * moved // count
@@ -66,6 +67,14 @@ def traffic(
         if own.total()
     ]
     return tuple(sorted(flows, key=lambda flow: (-flow.bytes, flow.source, flow.target)))
+
+
+def _updates(allocation: Allocation, rule: UpdateRule, s: int) -> int:
+    """How often a stage steps in a global batch, at most."""
+    return -(
+        -allocation.num_micro_batches
+        // micro_batches_per_update(rule, allocation.stages[s], allocation.num_micro_batches)
+    )
 
 
 def _way(problem: Problem, pair: Pair) -> tuple[int, ...]:
