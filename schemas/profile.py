@@ -137,6 +137,15 @@ class ModelProfile(Document):
             raise ValueError("every layer takes no time; a profile needs at least one layer with a cost")
         return self
 
+    def held_bytes(self, first: int, last: int) -> int:
+        """Parameters that a replica of the layers ``first`` to ``last`` holds, copies of tied ones among them."""
+        held = sum(layer.parameter_bytes for layer in self.layers[first : last + 1])
+        span = range(first, last + 1)
+        for tie in self.shared_parameters:
+            if tie.layers[0] not in span and any(layer in span for layer in tie.layers):
+                held += tie.bytes
+        return held
+
     @property
     def device_kinds(self) -> tuple[str, ...]:
         """The kinds that were measured, in the order of the profile."""

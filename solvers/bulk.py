@@ -2,7 +2,8 @@
 
 For plans of one pipeline whose stages lie on devices of their own, replicas by rows, in early-backward order. Each
 stage and each hop between two stages is costed once for a number of micro-batches and numbered (*pieces*, *hops*); a
-plan is then a row of numbers, and its time is the judge's to the nanosecond. So are the proven bound (BOUNDS section 2)
+plan is then a row of numbers, and its time is the judge's to the nanosecond (in a shared network without what sums of
+tied parameters wait for links: ``bulk_ties``). So are the proven bound (BOUNDS section 2)
 and how many micro-batches each stage can hold at most; whether a plan fits is for the judge to say.
 """
 
@@ -17,6 +18,7 @@ import numpy as np
 
 from penstock.solvers.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.batching import row_classes
+from penstock.solvers.bulk_ties import BulkTies
 from penstock.solvers.costs import (
     UNREACHABLE_NS,
     Bucket,
@@ -82,6 +84,7 @@ class Catalogue:
         self._hops.add([-1, -1, -1, -1, 0, 0, NO_CHANNEL, 0])
         self._piece_ids: dict[Stage, int] = {}
         self._hop_ids: dict[tuple[int, tuple[int, ...], tuple[int, ...]], int] = {}
+        self._ties = BulkTies(problem)
         self._wants = Lists(problem)
         self._wants.add_hop([()] * 4)
 
@@ -127,28 +130,39 @@ class Catalogue:
         UNREACHABLE_NS where nothing connects its devices, or where it waits for ever.
         """
         found = np.empty(len(rows.stages), dtype=np.int64)
+        ready = np.zeros(rows.pieces.shape, dtype=np.int64)
         plans = Plans(*(np.ascontiguousarray(each, dtype=np.int32) for each in (*rows, warmups)))
         slices = np.linspace(0, len(found), (threads if len(found) >= MANY else 1) + 1).astype(int)
         parts = [slice(low, high) for low, high in pairwise(slices.tolist())]
         if len(parts) == 1:
-            self._run(plans, found)
+            self._run(plans, found, ready)
         else:
             with ThreadPoolExecutor(len(parts)) as pool:
-                done = [pool.submit(self._run, Plans(*(each[p] for each in plans)), found[p]) for p in parts]
+                done = [pool.submit(self._run, Plans(*(each[p] for each in plans)), found[p], ready[p]) for p in parts]
             for each in done:
                 each.result()
+        self._finish_ties(rows, ready, found)
         self._judge_timeless(rows, warmups, found)
         found[self._unreachable(rows)] = UNREACHABLE_NS
         return found
 
-    def _run(self, plans: Plans, found: np.ndarray) -> None:
+    def _run(self, plans: Plans, found: np.ndarray, ready: np.ndarray) -> None:
         cut, rules = self._classes[0][1], self.problem.rules
         if rules.shared:
             wants = self._wants.arrays()
-            shared_makespans(self._pieces.rows, self._hops.rows, wants, plans, self.num_micro_batches, cut, found)
+            sizes = self.num_micro_batches, cut
+            shared_makespans(self._pieces.rows, self._hops.rows, wants, plans, *sizes, found, ready)
             return
         channel = CHANNELS[rules.channel]
-        private_makespans(self._pieces.rows, self._hops.rows, plans, self.num_micro_batches, cut, channel, found)
+        sizes = self.num_micro_batches, cut
+        private_makespans(self._pieces.rows, self._hops.rows, plans, *sizes, channel, found, ready)
+
+    def _finish_ties(self, rows: Rows, ready: np.ndarray, found: np.ndarray) -> None:
+        """Steps follow the sums of ties, which follow everything else."""
+        for n in np.flatnonzero(found < UNREACHABLE_NS).tolist() if self._ties else ():
+            pieces = rows.pieces[n, : rows.stages[n]].tolist()
+            stages = [self.stage_of[p] for p in pieces]
+            found[n] = self._ties.finish_ns((pieces, stages), ready[n, : len(pieces)], self._pieces.rows[pieces, 4])
 
     def _judge_timeless(self, rows: Rows, warmups: np.ndarray, found: np.ndarray) -> None:
         """The half-duplex kernel needs operations that take time; the judge does not."""

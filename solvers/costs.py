@@ -10,6 +10,8 @@ from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
 
+import numpy as np
+
 from penstock.schemas.program import CODEC_HEADER_BYTES
 from penstock.solvers.allocation import Allocation, Stage
 from penstock.solvers.batching import largest_slice, slice_bounds
@@ -304,10 +306,11 @@ def buckets(problem: Problem, stage: Stage, rows: int) -> tuple[Bucket, ...]:
         return ()
     costs = problem.costs(problem.devices[stage.devices[0]].kind, stage_rows(stage, rows))
     resources = ring_resources(problem, stage.devices) if problem.rules.shared else ()
+    held = bucket_bytes(problem, stage.first, stage.last)
     made: list[Bucket] = []
     high = stage.last
     for low in range(stage.last, stage.first - 1, -1):
-        size = int(problem.trainable_bytes[high + 1] - problem.trainable_bytes[low])
+        size = int(held[high + 1] - held[low])
         if size >= problem.rules.bucket_bytes or (low == stage.first and size > 0):
             lead = int(costs.backward_ns[low] - costs.backward_ns[stage.first])
             if not problem.rules.overlap_all_reduce:
@@ -315,6 +318,19 @@ def buckets(problem: Problem, stage: Stage, rows: int) -> tuple[Bucket, ...]:
             made.append(Bucket(low, high, size, lead, all_reduce_ns(problem, size, stage.devices), resources))
             high = low - 1
     return tuple(made)
+
+
+def bucket_bytes(problem: Problem, first: int, last: int) -> np.ndarray:
+    """Prefix sums (L + 1,) of the gradients in the buckets of layers ``first`` to ``last``.
+
+    A parameter tied with layers elsewhere is in no bucket: it is summed on its own (``ties``).
+    """
+    held = problem.trainable_bytes
+    for _name, layers, size in problem.shared_parameters:
+        if first <= layers[0] <= last and not first <= min(layers) <= max(layers) <= last:
+            own = int(held[layers[0] + 1] - held[layers[0]])
+            held = held - np.where(np.arange(len(held)) > layers[0], min(size, own), 0)
+    return held
 
 
 def ring_resources(problem: Problem, devices: Sequence[int]) -> tuple[int, ...]:

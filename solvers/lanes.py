@@ -25,7 +25,7 @@ class LaneTables(NamedTuple):
 
     ``row`` (N,) is each operation's line in ``table`` (12 K, 8), whose columns ``tables`` explains; ``batch`` (N,)
     its micro-batch. ``first_gradient`` and ``last_gradient`` are by slot and round, those of slot k from
-    ``round_start[k]`` on (-1: none); a flushed step is one round.
+    ``round_start[k]`` on (-1: none); a flushed step is one round. Halts and their ties: see ``kernels.ties``.
     """
 
     batch: np.ndarray
@@ -41,6 +41,10 @@ class LaneTables(NamedTuple):
     first_gradient: np.ndarray
     last_gradient: np.ndarray
     lanes_needed: np.ndarray
+    halt_start: np.ndarray
+    halt_tie: np.ndarray
+    tie_start: np.ndarray
+    tie_halt: np.ndarray
 
 
 class Times(NamedTuple):
@@ -102,6 +106,7 @@ def make_lanes(tables: Tables, orders: Orders) -> Lanes:
             [n if stage.dispatch == "rows" else 1 for n, stage in zip(per_stage, allocation.stages, strict=True)],
             dtype=np.int64,
         ),
+        **_halts(tables, held, slot_of, len(pairs)),
     )
     lanes = Lanes(
         devices=tuple(row.devices for row in orders.rows),
@@ -147,6 +152,24 @@ def _held_stages(problem: Problem, allocation: Allocation, orders: Orders) -> li
             f"Device {name} holds stage {holds[missing[0]][0]}, but schedule {orders.name} has no row for it."
         )
     return held
+
+
+def _halts(tables: Tables, held: list[tuple[int, ...]], slot_of: np.ndarray, slots: int) -> dict[str, np.ndarray]:
+    """Where lanes wait for ties: behind their rows, or before the step of the lowest stage with a copy."""
+    ties_of: list[list[int]] = [[] for _ in range(slots if tables.periodic else len(held))]
+    halts_of: list[list[int]] = [[] for _ in tables.sums]
+    for k, tie in enumerate(tables.sums):
+        for lane, stages in enumerate(held):
+            users = [s for s in stages if s in tie.stages]
+            if users:
+                halt = int(slot_of[lane, users[0]]) if tables.periodic else lane
+                ties_of[halt].append(k)
+                halts_of[k].append(halt)
+    found = {}
+    for name, start, lists in (("halt_tie", "halt_start", ties_of), ("tie_halt", "tie_start", halts_of)):
+        found[start] = np.concatenate(([0], np.cumsum([len(each) for each in lists]))).astype(np.int64)
+        found[name] = np.asarray([number for each in lists for number in each], dtype=np.int64)
+    return found
 
 
 def _recomputes_apart(allocation: Allocation, pairs: list[tuple[int, int]], parts: list[np.ndarray]) -> list[bool]:

@@ -45,9 +45,15 @@ class MemoryProfile:
 
     @classmethod
     def of(
-        cls, tables: Tables, lanes: Lanes, times: Times, steps: Spans, reduced: Spans, versions: tuple[int, ...]
+        cls,
+        tables: Tables,
+        lanes: Lanes,
+        times: Times,
+        steps: Spans,
+        reduced: tuple[Spans, Spans],
+        versions: tuple[int, ...],
     ) -> MemoryProfile:
-        """``steps`` by slot and round, ``reduced`` by chain and round."""
+        """``steps`` by slot and round; ``reduced``: buckets by chain and round, then ties by number and round."""
         costs = _costs(tables, lanes, times, steps, reduced, versions)
         received = _received(tables, lanes)
         posted = post_receives(tables.flows, lanes.arrays, times, received)
@@ -144,7 +150,7 @@ def _received(tables: Tables, lanes: Lanes) -> np.ndarray:
 
 
 def _costs(
-    tables: Tables, lanes: Lanes, times: Times, steps: Spans, reduced: Spans, versions: tuple[int, ...]
+    tables: Tables, lanes: Lanes, times: Times, steps: Spans, reduced: tuple[Spans, Spans], versions: tuple[int, ...]
 ) -> Costs:
     arrays = lanes.arrays
     held = [tables.static[s] for s in lanes.slot_stage]
@@ -164,11 +170,11 @@ def _costs(
     )
     behind = Spans(*(column[:0] for column in steps)) if tables.periodic else steps
     apart = _lists(len(static), lane_of_place[behind.place], behind.start, behind.end)
-    return Costs(_operation_bytes(tables, lanes), static, *changes, *apart, *_reduced_by_lane(tables, lanes, reduced))
+    return Costs(_operation_bytes(tables, lanes), static, *changes, *apart, *_reduced_by_lane(tables, lanes, *reduced))
 
 
-def _reduced_by_lane(tables: Tables, lanes: Lanes, reduced: Spans) -> tuple[np.ndarray, np.ndarray]:
-    """The reductions of each lane's groups."""
+def _reduced_by_lane(tables: Tables, lanes: Lanes, reduced: Spans, tied: Spans) -> tuple[np.ndarray, np.ndarray]:
+    """The reductions of each lane's groups, and its ties."""
     chains = tables.chains
     lane, chosen = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
     if len(reduced.place):
@@ -178,7 +184,15 @@ def _reduced_by_lane(tables: Tables, lanes: Lanes, reduced: Spans) -> tuple[np.n
                 chosen.append(own)
                 lane.append(np.full(len(own), lanes.arrays.slot_lane[slot]))
     which = np.concatenate(chosen)
-    return _lists(len(lanes.slots), np.concatenate(lane), reduced.start[which], reduced.end[which])
+    starts, ends = [reduced.start[which]], [reduced.end[which]]
+    for k, tie in enumerate(tables.sums):
+        own = tied.place == k
+        for number, devices in enumerate(lanes.devices):
+            if devices[0] in tie.devices:
+                lane.append(np.full(int(own.sum()), number))
+                starts.append(tied.start[own])
+                ends.append(tied.end[own])
+    return _lists(len(lanes.slots), np.concatenate(lane), np.concatenate(starts), np.concatenate(ends))
 
 
 def _lists(count: int, lane: np.ndarray, time: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -25,6 +25,15 @@ A stage's optimizer step runs on each of its lanes after all the lane's operatio
 stage's groups; a lane with several stages steps in the order of their last backwards. The makespan is the last end of
 anything.
 
+The gradient of a parameter whose layers lie in different stages of a pipeline (a *tie*) is in no bucket: all devices of
+the stages that hold any of its layers, in all pipelines, add it up in one all-reduce. A lane comes to its first tie
+after all its operations and after the buckets of all its stages' groups, to each later one, in the order of the
+profile, when the one before has ended; its steps follow the last. A tie is ready when all its lanes have come, and
+waits for the resources of its ring like a bucket, with the number of the tie behind those of all buckets. In a
+periodic plan a lane comes to its ties where the step of its lowest stage with a copy could start, once a round, and
+that step starts when the last of them has ended. No rank sums ties under other rules than synchronous and
+double-buffered updates, so nothing is charged there.
+
 A periodic schedule is judged as some global batches in one long step (``unroll``), by the same rules, with steps as
 operations in the rows. *Round* t of stage s are its micro-batches [t E, (t+1) E), E = ``update_every[s]``; its chains
 are ready as its last gradients pass, and STEP(s, m) starts when its lane is free and the last bucket of round m // E
@@ -63,6 +72,7 @@ from penstock.solvers.deadlock import deadlock
 from penstock.solvers.kernels.events import run_events
 from penstock.solvers.kernels.inorder import run_in_order
 from penstock.solvers.kernels.listing import gradient_ends, most_in_flight, operation_ends, transfer_list
+from penstock.solvers.kernels.ties import tied_starts
 from penstock.solvers.lanes import Lanes, Times, make_lanes
 from penstock.solvers.memory import weight_bytes
 from penstock.solvers.memory_curve import MemoryProfile, Spans
@@ -75,12 +85,22 @@ from penstock.solvers.unroll import Unrolled, unroll
 from penstock.solvers.update_rules import PERIODIC_RULES, UpdateRule, weight_copies
 
 
+class Ran(NamedTuple):
+    """What a kernel has timed: starts, the end of each lane's row, starts of buckets and of the sums of ties."""
+
+    times: Times
+    lane_ns: np.ndarray
+    bucket_start: np.ndarray
+    tie_start: np.ndarray
+
+
 class Ends(NamedTuple):
-    """When lanes finish, steps and reductions run, all is done, and what is measured of it."""
+    """When lanes finish, steps, reductions and sums of ties run, all is done, and what is measured of it."""
 
     lane_ns: np.ndarray
     steps: Spans
     reduced: Spans
+    tied: Spans
     makespan_ns: int
     window_ns: tuple[int, int]
     window_rounds: int
@@ -121,10 +141,10 @@ def simulate(
     if tables.unreachable:
         raise InvalidPlan(tables.unreachable[0], remedy="place the stages on devices that a link connects")
     lanes = make_lanes(tables, orders)
-    times, lane_ns, bucket_start = _run(tables, lanes, record=True)
-    ends = _ends(tables, lanes, times, lane_ns, bucket_start, unrolled)
+    ran = _run(tables, lanes, record=True)
+    times, ends = ran.times, _ends(tables, lanes, ran, unrolled)
     versions = _versions(allocation, tables, lanes, update_rule)
-    profile = MemoryProfile.of(tables, lanes, times, ends.steps, ends.reduced, versions)
+    profile = MemoryProfile.of(tables, lanes, times, ends.steps, (ends.reduced, ends.tied), versions)
     return Timeline(
         time_per_global_batch_ns=ends.time_ns,
         fill_ns=_fill(lanes, times),
@@ -139,6 +159,7 @@ def simulate(
         window_ns=ends.window_ns,
         rounds=unrolled.rounds if unrolled else 1,
         window_rounds=ends.window_rounds,
+        ties=_ties(tables, ends),
     )
 
 
@@ -158,8 +179,7 @@ def makespan_ns(
         return UNREACHABLE_NS
     lanes = make_lanes(tables, orders)
     record = tables.periodic or len(tables.chains.bucket_ns) > 0
-    times, lane_ns, bucket_start = _run(tables, lanes, record)
-    return _ends(tables, lanes, times, lane_ns, bucket_start, unrolled).time_ns
+    return _ends(tables, lanes, _run(tables, lanes, record), unrolled).time_ns
 
 
 def _judged(
@@ -186,21 +206,22 @@ def _judged(
         )
     unrolled = unroll(problem, allocation, schedule, update_rule)
     every = unrolled.orders.update_every
-    tables = cost_tables(unrolled.problem, unrolled.allocation, overlap, every)
+    tables = cost_tables(unrolled.problem, unrolled.allocation, overlap, every, update_rule)
     return Judged(tables, unrolled.orders, unrolled)
 
 
-def _run(tables: Tables, lanes: Lanes, record: bool) -> tuple[Times, np.ndarray, np.ndarray]:
-    """Starts (empty without ``record`` where no events were needed), when each lane ends, and bucket starts."""
-    flows, chains, arrays = tables.flows, tables.chains, lanes.arrays
+def _run(tables: Tables, lanes: Lanes, record: bool) -> Ran:
+    """As the fastest kernel has it; without ``record`` starts are left out where no events were needed."""
+    flows, chains, ties, arrays = tables.flows, tables.chains, tables.ties, lanes.arrays
     if goes_in_order(tables, lanes):
         queued = tables.problem.rules.channel == "full"
         position, lane_ns, start, sent, order, bucket_start = run_in_order(flows, chains, arrays, queued, record)
+        tie_start = tied_starts(chains, ties, arrays, lane_ns, bucket_start)
     else:
-        position, lane_ns, start, sent, order, bucket_start = run_events(flows, chains, arrays)
+        position, lane_ns, start, sent, order, bucket_start, tie_start = run_events(flows, chains, ties, arrays)
     if (position < arrays.lane_start[1:]).any():
         raise InvalidPlan(deadlock(tables, lanes, position))
-    return Times(start, sent, order), lane_ns, bucket_start
+    return Ran(Times(start, sent, order), lane_ns, bucket_start, tie_start)
 
 
 def goes_in_order(tables: Tables, lanes: Lanes) -> bool:
@@ -208,27 +229,27 @@ def goes_in_order(tables: Tables, lanes: Lanes) -> bool:
     rules = tables.problem.rules
     if rules.shared or rules.channel == "half" or not lanes.one_lane_per_stage:
         return False
-    if tables.periodic and len(tables.chains.bucket_ns):
+    if tables.periodic and (len(tables.chains.bucket_ns) or tables.sums):
         return False
     durations = lanes.arrays.table.reshape(len(lanes.slot_stage), STEP + 1, 2, -1)[:, : BACKWARD + 1, :, DURATION]
     return rules.channel == "none" or bool((durations > 0).all())
 
 
-def _ends(
-    tables: Tables, lanes: Lanes, times: Times, lane_ns: np.ndarray, bucket_start: np.ndarray, unrolled: Unrolled | None
-) -> Ends:
-    reductions = tables.reductions
-    bucket_end = bucket_start + tables.chains.bucket_ns[reductions.bucket]
-    reduced = Spans(reductions.group, bucket_start, bucket_end)
+def _ends(tables: Tables, lanes: Lanes, ran: Ran, unrolled: Unrolled | None) -> Ends:
+    reductions, times, lane_ns = tables.reductions, ran.times, ran.lane_ns
+    bucket_end = ran.bucket_start + tables.chains.bucket_ns[reductions.bucket]
+    reduced = Spans(reductions.group, ran.bucket_start, bucket_end)
+    tie = np.repeat(np.arange(len(tables.sums)), tables.ties.rounds)
+    tied = Spans(tie, ran.tie_start, ran.tie_start + tables.ties.tie_ns[tie])
     if unrolled is None:
-        steps = _steps_behind(tables, lanes, lane_ns, bucket_end)
+        steps = _steps_behind(tables, lanes, lane_ns, bucket_end, tied.end)
         last = int(steps.end.max())
-        return Ends(lane_ns, steps, reduced, last, (0, last), 1)
+        return Ends(lane_ns, steps, reduced, tied, last, (0, last), 1)
     batches = tables.allocation.num_micro_batches // unrolled.rounds
     done = gradient_ends(lanes.arrays, times.start, batches, unrolled.rounds)[unrolled.first : unrolled.last + 1]
     cycle = _cycle(done, unrolled.whole)
     window = int(done[-1 - cycle]), int(done[-1])
-    return Ends(lane_ns, _steps_in_rows(tables, lanes, times), reduced, int(lane_ns.max()), window, cycle)
+    return Ends(lane_ns, _steps_in_rows(tables, lanes, times), reduced, tied, int(lane_ns.max()), window, cycle)
 
 
 def _cycle(done: np.ndarray, whole: int) -> int:
@@ -240,8 +261,10 @@ def _cycle(done: np.ndarray, whole: int) -> int:
     return len(done) - 1
 
 
-def _steps_behind(tables: Tables, lanes: Lanes, lane_ns: np.ndarray, bucket_end: np.ndarray) -> Spans:
-    """One step of each slot, after the lane's operations and the reductions of the stage's groups."""
+def _steps_behind(
+    tables: Tables, lanes: Lanes, lane_ns: np.ndarray, bucket_end: np.ndarray, tie_end: np.ndarray
+) -> Spans:
+    """One step of each slot, after the lane's operations and ties and the reductions of the stage's groups."""
     chains, last = tables.chains, lanes.arrays.last_gradient.tolist()
     reduced = [0] * len(tables.static)
     if len(bucket_end):
@@ -250,7 +273,9 @@ def _steps_behind(tables: Tables, lanes: Lanes, lane_ns: np.ndarray, bucket_end:
                 if chains.start[g] < chains.start[g + 1]:
                     reduced[s] = max(reduced[s], int(bucket_end[chains.start[g + 1] - 1]))
     start, end = [0] * len(lanes.slot_stage), [0] * len(lanes.slot_stage)
-    for t, slots in zip(lane_ns.tolist(), lanes.slots, strict=True):
+    summed = np.split(tie_end[lanes.arrays.halt_tie], lanes.arrays.halt_start[1:-1])
+    for done, own, slots in zip(lane_ns.tolist(), summed, lanes.slots, strict=True):
+        t = max(done, int(own.max(initial=0)))
         for slot in sorted(slots, key=lambda k: (last[k], k)):
             s = lanes.slot_stage[slot]
             start[slot] = max(t, reduced[s])
@@ -312,6 +337,12 @@ def _transfers(tables: Tables, times: Times) -> Transfers:
 def _reductions(tables: Tables, ends: Ends) -> tuple[Interval, ...]:
     stage, number, reduced = tables.reductions.stage, tables.reductions.number, ends.reduced
     columns = (stage.tolist(), number.tolist(), reduced.start.tolist(), reduced.end.tolist())
+    return tuple(map(Interval, *columns))
+
+
+def _ties(tables: Tables, ends: Ends) -> tuple[Interval, ...]:
+    number = ends.tied.place
+    columns = (tables.ties.stage[number].tolist(), number.tolist(), ends.tied.start.tolist(), ends.tied.end.tolist())
     return tuple(map(Interval, *columns))
 
 

@@ -18,6 +18,8 @@ from penstock.solvers.memory import static_bytes
 from penstock.solvers.problem import Costs, Problem
 from penstock.solvers.reductions import Group, group_buckets, reduction_groups
 from penstock.solvers.schedule import Orders, Schedule
+from penstock.solvers.ties import tied_sums
+from penstock.solvers.update_rules import UpdateRule
 
 
 class Use(NamedTuple):
@@ -31,9 +33,12 @@ class Use(NamedTuple):
 class StageTimes:
     """Times of an allocation's stages; lists are by stage number."""
 
-    def __init__(self, problem: Problem, allocation: Allocation, schedule: Schedule) -> None:
+    def __init__(
+        self, problem: Problem, allocation: Allocation, schedule: Schedule, rule: UpdateRule = "synchronous"
+    ) -> None:
         self.problem = problem
         self.allocation = allocation
+        self.ties = tied_sums(problem, allocation, rule)
         self.classes = row_classes(problem.global_batch_size, allocation.num_micro_batches)
         self.costs = [[stage_costs(problem, stage, rows) for rows, _ in self.classes] for stage in allocation.stages]
         kinds = _kinds(schedule)
@@ -63,8 +68,17 @@ class StageTimes:
         """What each group of layers reduces."""
         return [(group, group_buckets(self.problem, group, 1)) for group in reduction_groups(self.allocation)]
 
+    @cached_property
+    def summed(self) -> list[int]:
+        """The sums of ties, one after the other, that a device of each stage waits for before it steps, at least."""
+        found = []
+        for stage in self.allocation.stages:
+            waits = [sum(tie.duration_ns for tie in self.ties if d in tie.devices) for d in stage.devices]
+            found.append(min(waits))
+        return found
+
     def _exposed(self, s: int, rows: int) -> int:
-        """What remains of the all-reduces after the stage's last backward, a micro-batch of ``rows``."""
+        """What remains of all-reduces and sums of ties after the stage's last backward, a micro-batch of ``rows``."""
         stage = self.allocation.stages[s]
         costs = self.problem.costs(self.problem.devices[stage.devices[0]].kind, stage_rows(stage, rows))
         longest = 0
@@ -73,7 +87,7 @@ class StageTimes:
             for bucket in reversed(chain if s in group.stages else ()):
                 behind += bucket.duration_ns
                 longest = max(longest, behind - self._lead_ns(costs, bucket.first, stage.first))
-        return longest
+        return longest + self.summed[s]
 
     def _lead_ns(self, costs: Costs, layer: int, first: int) -> int:
         """How long before the end of a stage's last gradient operation a layer's gradient may be ready."""
@@ -187,6 +201,11 @@ class StageTimes:
             for bucket in chain:
                 for resource in bucket.resources:
                     found.setdefault(resource, []).append(Use(bucket.duration_ns, head, update))
+        for tie in self.ties:
+            head = max(self.heads[s] for s in tie.stages)
+            update = max(self.update[s] for s in tie.stages)
+            for resource in tie.resources:
+                found.setdefault(resource, []).append(Use(tie.duration_ns, head, update))
         return found
 
     def _flow_use(self, s: int, direction: int, load: int) -> Use:

@@ -29,7 +29,7 @@ class SteadyTimes:
         number = allocation.num_micro_batches
         self._rows = row_classes(problem.global_batch_size, number)[0][0]
         even = replace(problem, global_batch_size=self._rows * number)
-        self.times = StageTimes(even, allocation, pattern)
+        self.times = StageTimes(even, allocation, pattern, rule)
         self.pattern = pattern
         self._updates = [Fraction(number, micro_batches_per_update(rule, each, number)) for each in allocation.stages]
 
@@ -40,14 +40,16 @@ class SteadyTimes:
         return Fraction(self.times.allocation.num_micro_batches, turns)
 
     def work_ns(self, device: int) -> Fraction:
-        """All that a device computes, updates included."""
+        """All that a device computes, updates included, and the ties that it waits for."""
         total = Fraction(0)
         for s, stage in enumerate(self.times.allocation.stages):
             if device in stage.devices:
                 cost = self.times.costs[s][0]
                 each = cost.forward_ns + cost.backward_ns + cost.recompute_ns
                 total += self._batches(s) * each + self._updates[s] * self.times.update[s]
-        return total
+        return total + sum(
+            self._updates[tie.stages[0]] * tie.duration_ns for tie in self.times.ties if device in tie.devices
+        )
 
     def reduction_ns(self) -> Fraction:
         """The largest total of a stage's all-reduces, which run one after the other."""
@@ -76,6 +78,8 @@ class SteadyTimes:
             for bucket in chain:
                 load = self._updates[group.stages[0]] * bucket.duration_ns
                 yield from ((resource, load) for resource in bucket.resources)
+        for tie in self.times.ties:
+            yield from ((resource, self._updates[tie.stages[0]] * tie.duration_ns) for resource in tie.resources)
 
     def way_round_ns(self) -> Fraction:
         """The largest of all stages' ways round, shared by as many micro-batches as its devices have in flight."""

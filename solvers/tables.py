@@ -2,8 +2,8 @@
 
 Micro-batches from ``cut`` on are of row class 1 (one row less), the others of class 0. A *flow* is what one stage
 sends in one direction (0 forward, 1 backward) in one row class; its transfers have the places from
-``flow_offset[flow]`` on, in the order of sending. A *user* of resources is a flow, or a chain of buckets
-(``num_flows + chain``).
+``flow_offset[flow]`` on, in the order of sending. A *user* of resources is a flow, a chain of buckets
+(``num_flows + chain``), or a tie (``num_flows + num_chains + tie``).
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ from penstock.solvers.reductions import (
     reduction_groups,
 )
 from penstock.solvers.schedule import STEP
+from penstock.solvers.ties import TiedSum, Ties, tie_arrays, tied_sums
+from penstock.solvers.update_rules import UpdateRule
 
 DURATION, INPUT, OUTPUT, FLOW, CHANNEL, FLOW_NS, OTHER, STAGE = range(8)
 """Columns of what an operation needs and makes, by (stage or slot, kind, row class): its duration; where in
@@ -96,7 +98,7 @@ class StageMemory(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Tables:
-    """Costs of every stage, edge and bucket of one allocation.
+    """Costs of every stage, edge, bucket and tie of one allocation.
 
     ``operations`` and ``operations_apart`` are (S, 6, 2, 8) by operation kind (STEP the last), row class and column:
     without and with recomputation as an operation of its own. ``memory[s][c]`` is per row class. ``periodic``: rounds
@@ -110,6 +112,8 @@ class Tables:
     flows: FlowTables
     chains: Chains
     reductions: Reductions
+    sums: tuple[TiedSum, ...]
+    ties: Ties
     operations: np.ndarray
     operations_apart: np.ndarray
     resource_ids: tuple[int, ...]
@@ -126,7 +130,13 @@ class Tables:
 
 
 @lru_cache(maxsize=32)
-def cost_tables(problem: Problem, allocation: Allocation, overlap: bool, update_every: tuple[int, ...] = ()) -> Tables:
+def cost_tables(
+    problem: Problem,
+    allocation: Allocation,
+    overlap: bool,
+    update_every: tuple[int, ...] = (),
+    rule: UpdateRule = "synchronous",
+) -> Tables:
     """Tables of an allocation; ``overlap`` says whether all-reduces run beside the last backward.
 
     ``update_every`` as in ``Orders``.
@@ -141,7 +151,8 @@ def cost_tables(problem: Problem, allocation: Allocation, overlap: bool, update_
     made = tuple(group_buckets(problem, group, rows[0]) for group in groups)
     every = update_every or (allocation.num_micro_batches,) * len(stages)
     chains = make_chains(problem, allocation, groups, made, rows, every)
-    flows, resource_ids = _flow_tables(problem, allocation, classes, moves, made, bool(update_every))
+    sums = tied_sums(problem, allocation, rule)
+    flows, resource_ids = _flow_tables(problem, allocation, classes, moves, made, sums, bool(update_every))
     together, apart = _durations(problem, stages, rows)
     waits = np.asarray([bool(update_every) and bool(each) for each in made])
     return Tables(
@@ -152,6 +163,8 @@ def cost_tables(problem: Problem, allocation: Allocation, overlap: bool, update_
         flows=flows,
         chains=chains,
         reductions=all_reductions(chains),
+        sums=sums,
+        ties=tie_arrays(allocation, sums, every, bool(update_every)),
         operations=_operation_table(flows, together, waits),
         operations_apart=_operation_table(flows, apart, waits),
         resource_ids=resource_ids,
@@ -161,7 +174,7 @@ def cost_tables(problem: Problem, allocation: Allocation, overlap: bool, update_
             tuple(_stage_memory(problem, allocation, s, c, size, moves) for c, size in enumerate(rows))
             for s in range(len(stages))
         ),
-        unreachable=_unreachable(problem, allocation, moves, groups, made),
+        unreachable=_unreachable(problem, allocation, moves, groups, made, sums),
         exclusive=problem.rules.shared or problem.rules.channel != "none",
     )
 
@@ -184,7 +197,13 @@ def _transfers(problem: Problem, allocation: Allocation, rows: tuple[int, ...]) 
 
 
 def _flow_tables(
-    problem: Problem, allocation: Allocation, classes: RowClasses, moves: Moves, made: Made, periodic: bool
+    problem: Problem,
+    allocation: Allocation,
+    classes: RowClasses,
+    moves: Moves,
+    made: Made,
+    sums: tuple[TiedSum, ...],
+    periodic: bool,
 ) -> tuple[FlowTables, tuple[int, ...]]:
     stages = allocation.stages
     count = len(stages)
@@ -204,6 +223,7 @@ def _flow_tables(
         offsets.append(offsets[-1] + max(0, high - low))
         used.append(_resources(problem, allocation, key, move))
     used += [each[0].resources if each else () for each in made]
+    used += [each.resources for each in sums]
     ids = sorted({r for each in used for r in each})
     compact = {r: i for i, r in enumerate(ids)}
     flat = [compact[r] for each in used for r in each]
@@ -339,9 +359,14 @@ def _buffer(
 
 
 def _unreachable(
-    problem: Problem, allocation: Allocation, moves: Moves, groups: tuple[Group, ...], made: Made
+    problem: Problem,
+    allocation: Allocation,
+    moves: Moves,
+    groups: tuple[Group, ...],
+    made: Made,
+    sums: tuple[TiedSum, ...],
 ) -> tuple[str, ...]:
-    """A sentence for each edge and group whose devices nothing connects."""
+    """A sentence for each edge, group and tie whose devices nothing connects."""
     sentences = []
     for (s, direction, c), move in sorted(moves.items()):
         if move.duration_ns >= UNREACHABLE_NS and c == 0:
@@ -352,6 +377,10 @@ def _unreachable(
             names = ", ".join(problem.devices[d].name for d in group.devices)
             replicas = " and ".join(f"stage {s}" for s in group.stages)
             sentences.append(f"Nothing connects the replicas of {replicas}: {names}.")
+    for tie in sums:
+        if tie.duration_ns >= UNREACHABLE_NS:
+            names = ", ".join(problem.devices[d].name for d in tie.devices)
+            sentences.append(f"Nothing connects the copies of the tied parameter {tie.name!r}: {names}.")
     return tuple(sentences)
 
 

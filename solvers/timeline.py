@@ -31,7 +31,7 @@ class Transfers:
 
 
 class Interval(NamedTuple):
-    """A bucket's all-reduce, or an optimizer step (bucket -1)."""
+    """A bucket's all-reduce, or an optimizer step (bucket -1); of a tied sum the lowest stage and the tie's number."""
 
     stage: int
     bucket: int
@@ -88,6 +88,7 @@ class Timeline:
     window_ns: tuple[int, int] = (0, 0)
     rounds: int = 1
     window_rounds: int = 1
+    ties: tuple[Interval, ...] = ()
 
     @property
     def peak_memory_bytes(self) -> int:

@@ -62,7 +62,9 @@ def verify(
     faults = check_rows(run.problem, run.allocation, run.orders)
     faults = faults or check_versions(names, allocation, run, update_rule)
     faults = faults or _check_tracks(problem, run.orders, timeline)
-    clock = Clock(run.problem, run.allocation, timeline, early, run.orders.update_every)
+    clock = Clock(
+        run.problem, run.allocation, timeline, early, run.orders.update_every, update_rule == "double_buffered"
+    )
     return faults or _check_run(
         clock,
         lambda s, operations: copies_held(update_rule, allocation, s, operations),

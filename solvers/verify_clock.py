@@ -21,6 +21,7 @@ class Clock:
 
     ``early``: buckets may overlap the backward. ``every``: how many micro-batches make a round of each stage of a
     run with optimizer steps in its rows; empty for a flushed step, which is one round with its updates behind it.
+    ``sums_ties``: whether ranks add up the gradients of parameters tied across stages.
     """
 
     problem: Problem
@@ -28,6 +29,7 @@ class Clock:
     timeline: Timeline
     early: bool
     every: tuple[int, ...] = ()
+    sums_ties: bool = True
 
     def round_size(self, s: int) -> int:
         """Micro-batches of a round of a stage."""

@@ -17,6 +17,7 @@ from penstock.solvers.costs import (
 from penstock.solvers.schedule import STEP
 from penstock.solvers.timeline import Track
 from penstock.solvers.verify_clock import Clock
+from penstock.solvers.verify_ties import summed_in, unreachable_copies
 from penstock.solvers.verify_updates import groups_of, reduced_in
 
 
@@ -128,7 +129,7 @@ def _check_reachable(clock: Clock, moves: Moves) -> list[str]:
     for group in groups_of(clock.allocation):
         if all_reduce_ns(clock.problem, 1, group.devices) >= UNREACHABLE_NS:
             faults.append(f"Nothing connects the replicas of {group.name}.")
-    return sorted(set(faults))
+    return sorted({*faults, *unreachable_copies(clock)})
 
 
 def _check_edge(
@@ -185,6 +186,9 @@ def _check_resources(clock: Clock, moves: Moves) -> list[str]:
     if rules.shared:
         for group, start, end in reduced_in(clock):
             for r in ring_resources(clock.problem, group.devices):
+                used.setdefault(clock.problem.network.resources[r].name, []).append((start, end))
+        for resources, start, end in summed_in(clock):
+            for r in resources:
                 used.setdefault(clock.problem.network.resources[r].name, []).append((start, end))
     faults = []
     for name, intervals in sorted(used.items()):

@@ -22,6 +22,7 @@ from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import STEP
 from penstock.solvers.timeline import Interval, Track
 from penstock.solvers.verify_clock import Clock
+from penstock.solvers.verify_ties import check_ties
 
 
 class Group(NamedTuple):
@@ -114,6 +115,7 @@ def check_updates(clock: Clock) -> list[str]:
         faults += _check_chain(clock, chain, times)
         for s in chain.group.stages:
             np.maximum(reduced[s], times[:, -1, 1], out=reduced[s])
+    faults += check_ties(clock, reduced)
     return faults + (_check_steps(clock, reduced) if clock.every else _check_last_steps(clock, reduced))
 
 

@@ -153,7 +153,7 @@ def stage_table(plan: Plan, profile: ModelProfile) -> Table:
     for number, stage in enumerate(stages[:MAX_STAGES]):
         first, last = stage.layers
         held = [uses[device] for device in stage.devices if device in uses]
-        size = sum(layer.parameter_bytes for layer in profile.layers[first : last + 1])
+        size = profile.held_bytes(first, last)
         total = plan.prediction.time_per_global_batch_ns if plan.prediction else 0
         worst = max(held, key=lambda use: use.peak_memory_bytes, default=None)
         table.add_row(

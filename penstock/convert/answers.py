@@ -18,6 +18,7 @@ from penstock.schemas.profile import ModelProfile
 from penstock.schemas.program import KINDS, WEIGHT, print_row
 from penstock.schemas.request import PlanRequest
 from penstock.solvers.allocation import Allocation, Pipeline, Stage
+from penstock.solvers.charges import untimed
 from penstock.solvers.problem import Problem
 from penstock.solvers.result import Bound, Candidate, Result
 from penstock.solvers.schedule import Pattern, Schedule
@@ -41,7 +42,7 @@ def to_plan(problem: Problem, request: PlanRequest, candidate: Candidate, bounds
         schedule=_wire_schedule(problem, allocation, candidate.schedule),
         prediction=to_prediction(problem, profile, candidate.timeline),
         certificates=certificates_of(candidate, bounds),
-        assumptions=_assumptions(problem, request) + _uncounted(candidate),
+        assumptions=_assumptions(problem, request, candidate) + _uncounted(candidate),
         versions=_versions(),
         seed=request.seed,
     )
@@ -175,14 +176,16 @@ def _certificate(bound: Bound, candidate: Candidate) -> wire.Certificate:
     )
 
 
-def _assumptions(problem: Problem, request: PlanRequest) -> tuple[str, ...]:
+def _assumptions(problem: Problem, request: PlanRequest, candidate: Candidate) -> tuple[str, ...]:
+    """Those of profile and topology, and what ranks do that the judge does not time."""
     profile, topology = inline_documents(request)
     scaled = tuple(
         f"times on {kind} are those of {source}, divided by {speed:g}"
         for kind, (source, speed) in sorted(problem.kind_source.items())
         if kind != source
     )
-    return profile.assumptions + topology.assumptions + scaled
+    left_out = tuple(each.sentence for each in untimed(problem, candidate.allocation, candidate.update_rule))
+    return profile.assumptions + topology.assumptions + scaled + left_out
 
 
 def _uncounted(candidate: Candidate) -> tuple[str, ...]:

@@ -52,7 +52,7 @@ def to_path(problem: Problem, plan: Candidate, path: CriticalPath) -> wire.Path:
 
 def _segments(problem: Problem, allocation: Allocation, path: CriticalPath) -> Iterator[wire.PathSegment]:
     def alike(step: Step) -> tuple[object, ...]:
-        return (step.what, step.stage, step.devices, step.detail if step.what == "transfer" else 0)
+        return (step.what, step.stage, step.devices, step.detail if step.what in ("transfer", "all-reduce") else 0)
 
     for _key, group in groupby((step for step in path.steps if step.length_ns), key=alike):
         steps = list(group)
@@ -80,6 +80,8 @@ def _text(allocation: Allocation, steps: Sequence[Step]) -> str:
     if first.what == "transfer":
         sent = "activations" if first.detail == 0 else "gradients"
         return f"{sent} of {_listed(numbers)} to stage {first.stage + 1 - 2 * first.detail}"
+    if first.what == "all-reduce" and first.detail:
+        return "gradient of a tied parameter" if len(steps) == 1 else f"gradients of {len(steps)} tied parameters"
     if first.what == "all-reduce":
         return f"gradients of stage {first.stage}, {len(steps)} bucket{'s' if len(steps) > 1 else ''}"
     return "optimizer step"

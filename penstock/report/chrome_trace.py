@@ -121,7 +121,7 @@ def _complete(blocks: Blocks, process: int, thread: int) -> Iterator[dict[str, A
         start, length = int(blocks.start_ns[i]), int(blocks.end_ns[i] - blocks.start_ns[i])
         number = int(blocks.number[i])
         yield {
-            "name": f"{letter}{number}" if number >= 0 else letter,
+            "name": f"{letter}{number}" if number >= 0 else "tied sum" if letter == "a" else letter,
             "cat": NAMES[letter],
             "ph": "X",
             "pid": process,

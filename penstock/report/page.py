@@ -54,7 +54,8 @@ def html_report(
     assert isinstance(profile, ModelProfile)
     assert isinstance(topology, ClusterTopology)
     picture = picture_of_timeline(problem, timeline, allocation, idle)
-    flows = traffic(problem, allocation, timeline.time_per_global_batch_ns) if allocation is not None else ()
+    time_ns = timeline.time_per_global_batch_ns
+    flows = traffic(problem, allocation, time_ns, plan.update_rule) if allocation is not None else ()
     title = f"{profile.name} on {topology.name}"
     sections = [
         f"<header><h1>{escape(title)}</h1>{_themes()}</header>",
@@ -162,7 +163,7 @@ def _stages(plan: Plan, profile: ModelProfile) -> str:
                     profile.layers[first].name
                     if first == last
                     else f"{profile.layers[first].name} … {profile.layers[last].name}",
-                    amount(sum(layer.parameter_bytes for layer in profile.layers[first : last + 1])),
+                    amount(profile.held_bytes(first, last)),
                     ", ".join(stage.devices),
                     str(len(stage.devices)),
                     stage.dispatch.replace("_", " ") if len(stage.devices) > 1 else "–",

@@ -22,6 +22,7 @@ from penstock.solvers.allocation import Allocation
 from penstock.solvers.problem import Problem
 from penstock.solvers.reductions import group_buckets, reduction_groups
 from penstock.solvers.schedule import STEP
+from penstock.solvers.ties import tied_sums
 from penstock.solvers.timeline import Timeline, Track
 
 LETTERS = "".join(KINDS) + "U"
@@ -45,7 +46,7 @@ NAMES = {
     "o": "waits by its order",
     "m": "waits for memory",
 }
-"""Kinds of blocks: computing, communication, and why a device idles."""
+"""Kinds of blocks: computing, communication, and why a device idles. An all-reduce without a number sums a tie."""
 _COMMUNICATION = "fba"
 _IDLE = {
     "fill_ns": "<",
@@ -180,11 +181,12 @@ def picture_of_timeline(
     ``allocation`` says which stages reduce together where there are several pipelines; ``idle`` why devices wait.
     """
     members = _members(problem, allocation) if timeline.reductions else {}
+    copies = _copies(problem, allocation)
     strips, lanes = [], []
     for track in timeline.tracks:
         operations = np.asarray(track.operations, dtype=np.int64)
         stages = tuple(np.unique(operations[:, 1]).tolist())
-        strip = _strip(track, operations, stages, timeline, members)
+        strip = _strip(track, operations, stages, timeline, (members, copies))
         strips.append(strip._replace(idle=_idle((idle or {}).get(track.devices, ()))))
         kept = timeline.activations_curve(track.devices[0])
         lanes += [(stages, d, _lane(problem, timeline, d, kept, len(strips) - 1, stages)) for d in track.devices]
@@ -237,7 +239,7 @@ def _end_ns(timeline: Timeline) -> int:
     """When everything has ended."""
     arrays = [timeline.transfers.end_ns, *(track.end_ns for track in timeline.tracks)]
     ends = [int(array.max()) for array in arrays if array.size]
-    ends += [each.end_ns for each in (*timeline.reductions, *timeline.updates)]
+    ends += [each.end_ns for each in (*timeline.reductions, *timeline.ties, *timeline.updates)]
     return max([*ends, timeline.time_per_global_batch_ns])
 
 
@@ -255,6 +257,11 @@ def _members(problem: Problem, allocation: Allocation | None) -> Members:
             found[group.stages[0], counted[group.stages[0]]] = group.stages
             counted[group.stages[0]] += 1
     return found
+
+
+def _copies(problem: Problem, allocation: Allocation | None) -> tuple[tuple[int, ...], ...]:
+    """The stages with a copy of each parameter tied across stages."""
+    return () if allocation is None else tuple(tie.stages for tie in tied_sums(problem, allocation))
 
 
 def picture_of_trace(trace: Trace, plan: Plan) -> Picture:
@@ -285,8 +292,13 @@ def stage_devices(plan: Plan) -> list[tuple[str, ...]]:
 
 
 def _strip(
-    track: Track, operations: np.ndarray, stages: tuple[int, ...], timeline: Timeline, members: Members
+    track: Track,
+    operations: np.ndarray,
+    stages: tuple[int, ...],
+    timeline: Timeline,
+    together: tuple[Members, tuple[tuple[int, ...], ...]],
 ) -> Strip:
+    members, copies = together
     rows = np.column_stack((operations, track.start_ns, track.end_ns))
     rows[operations[:, 0] == STEP, 2] = -1
     updates: list[tuple[int, ...]] = []
@@ -296,6 +308,11 @@ def _strip(
         (2, i.stage, i.bucket, i.start_ns, i.end_ns)
         for i in timeline.reductions
         if any(s in stages for s in members.get((i.stage, i.bucket), (i.stage,)))
+    ]
+    reduced += [
+        (2, i.stage, -1, i.start_ns, i.end_ns)
+        for i in timeline.ties
+        if i.bucket < len(copies) and any(s in stages for s in copies[i.bucket])
     ]
     moved = _transfers(operations[operations[:, 0] != STEP], timeline)
     return Strip(
@@ -322,6 +339,7 @@ def _traced_strip(rank: RankTrace) -> Strip:
         if match is None:
             continue
         stage, word, number = int(match[1]), match[2], int(match[3] or -1)
+        number = -1 if word == "REDUCE_SHARED" else number
         if word in KINDS or word == "STEP":
             kind = UPDATE if word == "STEP" else LETTERS.index(word)
             rows["compute"].append((kind, stage, number, event.start_ns, event.end_ns))

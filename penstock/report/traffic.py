@@ -12,6 +12,8 @@ from penstock.solvers.batching import row_classes
 from penstock.solvers.costs import message_bytes, row_pairs
 from penstock.solvers.problem import Problem
 from penstock.solvers.reductions import group_buckets, reduction_groups
+from penstock.solvers.ties import tied_sums
+from penstock.solvers.update_rules import UpdateRule, micro_batches_per_update
 
 SORTS = ("activations", "gradients", "all-reduce")
 Pair = tuple[int, int]
@@ -34,7 +36,9 @@ class Flow(NamedTuple):
         return sum(self.sizes)
 
 
-def traffic(problem: Problem, allocation: Allocation, time_ns: int) -> tuple[Flow, ...]:
+def traffic(
+    problem: Problem, allocation: Allocation, time_ns: int, rule: UpdateRule = "synchronous"
+) -> tuple[Flow, ...]:
     """The flows of a plan whose global batch takes ``time_ns``, the largest first. Nothing without a route is there."""
     sizes: dict[Pair, Counter[int]] = defaultdict(Counter)
     for s in range(len(allocation.stages)):
@@ -43,9 +47,14 @@ def traffic(problem: Problem, allocation: Allocation, time_ns: int) -> tuple[Flo
                 _add_messages(problem, allocation, s, other, direction, sizes)
     for group in reduction_groups(allocation):
         moved = sum(bucket.bytes for bucket in group_buckets(problem, group, 1))
+        moved *= _updates(allocation, rule, group.stages[0])
         count = len(group.devices)
         for pair in problem.network.ring(group.devices) if count > 1 else ():
             sizes[pair][2] += 2 * (count - 1) * moved // count
+    for tie in tied_sums(problem, allocation, rule):
+        count = len(tie.devices)
+        for pair in problem.network.ring(tie.devices) if count > 1 else ():
+            sizes[pair][2] += 2 * (count - 1) * tie.bytes // count
     load: Counter[int] = Counter()
     for pair, own in sizes.items():
         for resource in _way(problem, pair):
@@ -58,6 +67,14 @@ def traffic(problem: Problem, allocation: Allocation, time_ns: int) -> tuple[Flo
         if own.total()
     ]
     return tuple(sorted(flows, key=lambda flow: (-flow.bytes, flow.source, flow.target)))
+
+
+def _updates(allocation: Allocation, rule: UpdateRule, s: int) -> int:
+    """How often a stage steps in a global batch, at most."""
+    return -(
+        -allocation.num_micro_batches
+        // micro_batches_per_update(rule, allocation.stages[s], allocation.num_micro_batches)
+    )
 
 
 def _way(problem: Problem, pair: Pair) -> tuple[int, ...]:

@@ -46,7 +46,7 @@ def view(file: PlanFile, found: Judged, explained: Explanation, drawn: Picture) 
     plan, allocation = found.judgement.plan, found.judgement.allocation
     assert plan.prediction is not None
     assert allocation is not None
-    flows = traffic(found.problem, allocation, plan.prediction.time_per_global_batch_ns)
+    flows = traffic(found.problem, allocation, plan.prediction.time_per_global_batch_ns, plan.update_rule)
     profile, topology = file.request.profile, file.request.topology
     assert isinstance(profile, ModelProfile)
     assert isinstance(topology, ClusterTopology)
@@ -187,7 +187,7 @@ def _stages(plan: Plan, profile: ModelProfile) -> Iterator[dict[str, Any]]:
             "pipeline": p if len(plan.pipelines) > 1 else None,
             "layers": ranges(stage.layers),
             "names": " … ".join(names),
-            "parameters": sum(layer.parameter_bytes for layer in profile.layers[first : last + 1]),
+            "parameters": profile.held_bytes(first, last),
             "devices": stage.devices,
             "shown": _some(stage.devices),
             "dispatch": stage.dispatch.replace("_", " ") if len(stage.devices) > 1 else "–",

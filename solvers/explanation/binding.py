@@ -65,7 +65,7 @@ def sensitivities(run: Run, path: CriticalPath) -> Iterator[Sensitivity]:
     if len(run.timeline.transfers.start_ns):
         free = replace(problem, forward_bytes=0 * problem.forward_bytes, backward_bytes=0 * problem.backward_bytes)
         yield _timed("transfers", "transfers take no time", free, plan, moved[0].place if moved else -1)
-    if run.timeline.reductions:
+    if run.timeline.reductions or run.timeline.ties:
         yield _timed(
             "all-reduces",
             "all-reduces take no time",

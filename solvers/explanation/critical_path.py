@@ -31,7 +31,8 @@ Span = Literal["step", "iteration", "cycle", "window"]
 class Step(NamedTuple):
     """One link: what ran from ``start_ns`` until the next link began, and why it did not begin earlier.
 
-    ``detail`` is an operation's kind or a transfer's direction; ``number`` its micro-batch or bucket. ``devices``: of
+    ``detail`` is an operation's kind or a transfer's direction, 1 for the sum of a tie; ``number`` its micro-batch,
+    bucket or tie. ``devices``: of
     the row that computes; empty for transfers and all-reduces. ``whole_ns``: how long it ran altogether.
     """
 

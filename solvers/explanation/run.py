@@ -1,9 +1,10 @@
 """A judged run as *nodes*: everything that took time, and what each of them may have waited for.
 
-Nodes are numbered: first the operations of all rows, then transfers, all-reduces of buckets, and the updates that
-stand in no row. What each may wait for is what the judge's docstring says (``simulate``): an operation for its device
-and its input; a transfer for its producers and its channel or links; a bucket for the gradients of its layers, the
-bucket before it and its links; an update for its device and the buckets of its stage's groups.
+Nodes are numbered: first the operations of all rows, then transfers, all-reduces of buckets, those of ties, and the
+updates that stand in no row. What each may wait for is what the judge's docstring says (``simulate``): an operation
+for its device and its input; a transfer for its producers and its channel or links; a bucket for the gradients of its
+layers, the bucket before it and its links; a tie for the rows, buckets and earlier ties of all its devices, and its
+links; an update for its device, its device's ties and the buckets of its stage's groups.
 """
 
 from __future__ import annotations
@@ -64,12 +65,13 @@ class Run:
         operations = np.concatenate([track.operations for track in tracks]).astype(np.int64)
         self.kind, self.stage_of, self.batch = operations.T
         updates = () if self.periodic else self.timeline.updates
-        reduced = self.timeline.reductions
-        rest = np.array([each[2:] for each in (*reduced, *updates)], dtype=np.int64).reshape(-1, 2)
+        reduced, ties = self.timeline.reductions, self.timeline.ties
+        rest = np.array([each[2:] for each in (*reduced, *ties, *updates)], dtype=np.int64).reshape(-1, 2)
         self.start = np.concatenate([*(t.start_ns for t in tracks), moved.start_ns, rest[:, 0]])
         self.end = np.concatenate([*(t.end_ns for t in tracks), moved.end_ns, rest[:, 1]])
-        sizes = [len(operations), len(moved.start_ns), len(reduced), len(updates)]
-        self.first_transfer, self.first_reduction, self.first_update, self.count = map(int, np.cumsum(sizes))
+        sizes = [len(operations), len(moved.start_ns), len(reduced), len(ties), len(updates)]
+        places = map(int, np.cumsum(sizes))
+        self.first_transfer, self.first_reduction, self.first_tie, self.first_update, self.count = places
 
     # ---- what a node is ------------------------------------------------------------------------------------------
 
@@ -90,7 +92,7 @@ class Run:
         return self._interval(node).stage
 
     def number(self, node: int) -> int:
-        """The micro-batch, or the number of the bucket; -1 for an update."""
+        """The micro-batch, or the number of the bucket or tie; -1 for an update."""
         if node < self.first_transfer:
             return -1 if self.kind[node] == STEP else int(self.batch[node])
         if node < self.first_reduction:
@@ -98,10 +100,12 @@ class Run:
         return self._interval(node).bucket
 
     def detail(self, node: int) -> int:
-        """An operation's kind, a transfer's direction; 0 for the others."""
+        """An operation's kind, a transfer's direction, 1 for the sum of a tie; 0 for the others."""
         if node < self.first_transfer:
             return int(self.kind[node])
-        return int(self.timeline.transfers.direction[node - self.first_transfer]) if node < self.first_reduction else 0
+        if node < self.first_reduction:
+            return int(self.timeline.transfers.direction[node - self.first_transfer])
+        return int(self.first_tie <= node < self.first_update)
 
     def lane(self, node: int) -> int | None:
         """The row that an operation or update stands in, or follows."""
@@ -110,8 +114,10 @@ class Run:
         return self._update_lanes[node - self.first_update] if node >= self.first_update else None
 
     def _interval(self, node: int) -> Interval:
-        if node < self.first_update:
+        if node < self.first_tie:
             return self.timeline.reductions[node - self.first_reduction]
+        if node < self.first_update:
+            return self.timeline.ties[node - self.first_tie]
         return self.timeline.updates[node - self.first_update]
 
     # ---- what it may have waited for -----------------------------------------------------------------------------
@@ -122,8 +128,10 @@ class Run:
             yield from self._before_operation(node)
         elif node < self.first_reduction:
             yield from self._before_transfer(node)
-        elif node < self.first_update:
+        elif node < self.first_tie:
             yield from self._before_bucket(node)
+        elif node < self.first_update:
+            yield from self._before_tie(node)
         else:
             yield from self._before_update(node)
 
@@ -142,7 +150,10 @@ class Run:
         """What an operation needs from elsewhere: a transfer, the neighbours' operations, or a round's last buckets."""
         kind, s, m = int(self.kind[node]), int(self.stage_of[node]), int(self.batch[node])
         if kind == STEP:
-            return self._last_buckets(s, m // self.every[s])
+            lane = self.lane(node)
+            assert lane is not None
+            update_round = m // self.every[s]
+            return [*self._ties_before_step(lane, s, update_round), *self._last_buckets(s, update_round)]
         if kind not in (FORWARD, BACKWARD, INPUT):
             return []
         way = 0 if kind == FORWARD else 1
@@ -182,6 +193,56 @@ class Run:
             yield Cause(node - 1, "bucket")
         yield from self._holders(node)
 
+    def _before_tie(self, node: int) -> Iterator[Cause]:
+        at, number = self.start[node], self.timeline.ties[node - self.first_tie].bucket
+        update_round = node - self.first_tie - int(self.tables.ties.run_start[number])
+        for lane, devices in enumerate(self.lane_devices):
+            if devices[0] in self.tables.sums[number].devices:
+                yield from (
+                    cause for cause in self._before_coming(lane, number, update_round) if self.end[cause.node] == at
+                )
+        yield from self._holders(node)
+
+    def _before_coming(self, lane: int, number: int, update_round: int) -> Iterator[Cause]:
+        """What a lane does before it comes to a tie: its operations, the ties before this one, its buckets."""
+        if self.periodic:
+            s = min(set(self._stages_of_lane(lane)) & set(self.tables.sums[number].stages))
+            stages, ties = [s], self._ties_before_step(lane, s, update_round)
+            low, high = self.lane_start[lane], self.lane_start[lane + 1]
+            own = (self.kind[low:high] == STEP) & (self.stage_of[low:high] == s)
+            last = int(low) + int(np.flatnonzero(own & (self.batch[low:high] // self.every[s] == update_round))[0]) - 1
+        else:
+            stages, ties = self._stages_of_lane(lane), self._ties_of_lane(lane)
+            last = int(self.lane_start[lane + 1]) - 1
+        if last >= self.lane_start[lane]:
+            yield Cause(last, "gradients")
+        earlier = self.first_tie + int(self.tables.ties.run_start[number]) + update_round
+        yield from (Cause(each, "bucket") for each in ties if each < earlier)
+        for s in stages:
+            yield from (Cause(each, "bucket") for each in self._last_buckets(s, update_round))
+
+    def _stages_of_lane(self, lane: int) -> list[int]:
+        device = self.lane_devices[lane][0]
+        return [s for s, stage in enumerate(self.allocation.stages) if device in stage.devices]
+
+    def _ties_of_lane(self, lane: int) -> list[int]:
+        """A flushed step's ties of a lane, in their order."""
+        if not self.timeline.ties:
+            return []
+        device = self.lane_devices[lane][0]
+        return [self.first_tie + k for k, tie in enumerate(self.tables.sums) if device in tie.devices]
+
+    def _ties_before_step(self, lane: int, s: int, update_round: int) -> list[int]:
+        """The ties that a step in a lane's row waits for, in their order."""
+        if not self.timeline.ties:
+            return []
+        held, start = set(self._stages_of_lane(lane)), self.tables.ties.run_start
+        return [
+            self.first_tie + int(start[k]) + update_round
+            for k, tie in enumerate(self.tables.sums)
+            if s == min(held & set(tie.stages), default=-1)
+        ]
+
     def _before_update(self, node: int) -> Iterator[Cause]:
         lane, at = self.lane(node), self.start[node]
         assert lane is not None
@@ -190,7 +251,7 @@ class Run:
         for other in range(self.first_update, self.count):
             if other != node and self.lane(other) == lane and self.end[other] == at:
                 yield Cause(other, "device")
-        for each in self._last_buckets(self.stage(node), 0):
+        for each in (*self._ties_of_lane(lane), *self._last_buckets(self.stage(node), 0)):
             if self.end[each] == at:
                 yield Cause(each, "reduction")
 
@@ -247,6 +308,9 @@ class Run:
 
     def resources(self, node: int) -> frozenset[object]:
         """Links of the shared network, or the private channel that a transfer or a bucket occupies."""
+        if node >= self.first_tie:
+            number = self.timeline.ties[node - self.first_tie].bucket
+            return self._resources_of_user(len(self.tables.flows.flow_ns) + len(self.tables.chains.stage) + number)
         if node >= self.first_reduction:
             g = int(self.tables.reductions.group[node - self.first_reduction])
             return self._resources_of_user(len(self.tables.flows.flow_ns) + g)
@@ -277,7 +341,8 @@ class Run:
     def tables(self) -> Tables:
         """The judge's own tables of the run."""
         every = self.every if self.periodic else ()
-        return cost_tables(self.problem, self.allocation, self.plan.overlap_all_reduce, every)
+        rule = self.plan.update_rule
+        return cost_tables(self.problem, self.allocation, self.plan.overlap_all_reduce, every, rule)
 
     @cached_property
     def _sent(self) -> dict[tuple[int, int, int], int]:

@@ -266,10 +266,11 @@ class Model:
         self.cp.add(self.makespan >= before[0].end + update)
 
     def _finish(self) -> None:
-        """A row's updates follow all its operations; a gradient has its way back before it."""
+        """A row's sums of ties and updates follow all its operations; a gradient has its way back before it."""
         shop, times = self.shop, self.shop.times
         for row, operations in enumerate(shop.of_row):
             update = sum(self.units(times.update[s]) for s in shop.stages_of(row))
+            update += sum(self.units(tie.duration_ns) for tie in times.ties if shop.devices[row][0] in tie.devices)
             for each in operations:
                 if shop.place[each.micro_batch][1] > 0:
                     continue

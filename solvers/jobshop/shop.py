@@ -99,12 +99,19 @@ class Shop:
     def judgeable(self) -> bool:
         """Whether ``as_judged`` knows the judge's rules.
 
-        Private half-duplex channels, one row for each stage, whole backwards, micro-batches all alike.
+        Private half-duplex channels, one row for each stage, whole backwards, micro-batches all alike, no ties.
         """
         rules = self.problem.rules
         alone = self.times.stages_apart and len(self.devices) == len(self.allocation.stages)
         whole = all(each.kind in (FORWARD, BACKWARD) for each in self.operations)
-        return not rules.shared and rules.channel == "half" and alone and whole and len(self.groups) == 1
+        return (
+            not rules.shared
+            and rules.channel == "half"
+            and alone
+            and whole
+            and len(self.groups) == 1
+            and not self.times.ties
+        )
 
     def apart(self, operation: Operation) -> bool:
         """Whether recomputations are operations of their own there."""

@@ -68,9 +68,19 @@ class Chain(NamedTuple):
 
 @beside
 def private_makespans(
-    pieces: np.ndarray, hops: np.ndarray, plans: Any, batches: int, cut: int, channel: int, makespans: np.ndarray
+    pieces: np.ndarray,
+    hops: np.ndarray,
+    plans: Any,
+    batches: int,
+    cut: int,
+    channel: int,
+    makespans: np.ndarray,
+    ready: np.ndarray,
 ) -> None:
-    """Write the makespan of each plan, NEVER for one that waits for ever; ``pieces`` (n, 6), ``hops`` (n, 4) int64."""
+    """Write the makespan of each plan, NEVER for one that waits for ever; ``pieces`` (n, 6), ``hops`` (n, 4) int64.
+
+    ``ready`` (N, S): when each stage has run everything but its step.
+    """
     most = plans.pieces.shape[1]
     walk = Walk(
         np.empty(most, dtype=np.int64),
@@ -94,6 +104,8 @@ def private_makespans(
             hop[s] = hops[plans.hops[n, s], :4]
         chain = Chain(stage, hop, plans.warmups[n], count, batches, cut, channel)
         makespans[n] = _makespan(chain, walk)
+        for s in range(count):
+            ready[n, s] = walk.time[s] + stage[s, BEHIND_NS] - stage[s, UPDATE_NS]
 
 
 @loop

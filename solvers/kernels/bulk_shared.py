@@ -82,9 +82,16 @@ class State(NamedTuple):
 
 @beside
 def shared_makespans(
-    pieces: np.ndarray, hops: np.ndarray, wants: Any, plans: Any, batches: int, cut: int, makespans: np.ndarray
+    pieces: np.ndarray,
+    hops: np.ndarray,
+    wants: Any,
+    plans: Any,
+    batches: int,
+    cut: int,
+    makespans: np.ndarray,
+    ready: np.ndarray,
 ) -> None:
-    """Write the makespan of each plan, NEVER for one that waits for ever."""
+    """Write the makespan of each plan, NEVER for one that waits for ever; ``ready`` as ``bulk`` has it."""
     most = plans.pieces.shape[1]
     users = 5 * most
     words = (users + 63) // 64
@@ -123,6 +130,8 @@ def shared_makespans(
         plan = Plan(plans.pieces[n], plans.hops[n], stage_ns, hop_ns, plans.warmups[n], count, batches, cut)
         _conflicts(wants, plan, state, n)
         makespans[n] = _makespan(wants, plan, state)
+        for s in range(count):
+            ready[n, s] = max(state.time[s], state.reduced[s])
 
 
 @loop

@@ -6,6 +6,7 @@ from typing import Any
 
 from penstock.solvers.kernels.compiled import inner
 from penstock.solvers.kernels.state import READY, State, free, later, make_fresh, touch_stage
+from penstock.solvers.kernels.ties import buckets_over
 
 
 @inner
@@ -39,7 +40,7 @@ def announce_buckets(chains: Any, state: State, s: int, update_round: int, end: 
 
 
 @inner
-def end_bucket(flows: Any, chains: Any, lanes: Any, state: State, g: int, t: int) -> None:
+def end_bucket(flows: Any, chains: Any, ties: Any, lanes: Any, state: State, g: int, t: int) -> None:
     user = flows.flow_ns.size + g
     free(flows, state, user)
     b = state.bucket[g] + 1
@@ -58,3 +59,4 @@ def end_bucket(flows: Any, chains: Any, lanes: Any, state: State, g: int, t: int
         s = chains.stage[g]
         state.arrived[2 * total + flows.base[s] + state.bucket_round[g] * chains.every[s] - 1] = True
         touch_stage(lanes, state, s)
+    buckets_over(chains, ties, lanes, state, g, t)

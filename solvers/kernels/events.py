@@ -38,31 +38,36 @@ from penstock.solvers.kernels.state import (
     touch,
     touch_stage,
 )
+from penstock.solvers.kernels.ties import end_tie, halt_ready, step_has_to_wait, waits_of_halts
+from penstock.solvers.schedule import STEP
 from penstock.solvers.tables import DURATION, FLOW, INPUT, LINES, OTHER, OUTPUT, STAGE
 from penstock.solvers.tables import NOWHERE as NO_PLACE
 
 
 @compiled
 def run_events(
-    flows: Any, chains: Any, lanes: Any
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(position and time reached by each lane, operation starts, transfer starts, order of each flow, bucket starts).
+    flows: Any, chains: Any, ties: Any, lanes: Any
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """(position and time reached by each lane, starts of operations and transfers, order of each flow, starts of
+    buckets and of tied sums).
 
     A lane whose position is below its number of operations is blocked for ever.
     """
-    state = new_state(flows, chains, lanes)
-    _run(flows, chains, lanes, state)
-    return state.position, state.time, state.start, state.sent, state.order, state.bucket_start
+    state = new_state(flows, chains, ties, lanes, waits_of_halts(chains, ties, lanes))
+    _run(flows, chains, ties, lanes, state)
+    return state.position, state.time, state.start, state.sent, state.order, state.bucket_start, state.tie_start
 
 
 @loop
-def _run(flows: Any, chains: Any, lanes: Any, state: State) -> None:
+def _run(flows: Any, chains: Any, ties: Any, lanes: Any, state: State) -> None:
     num_lanes = lanes.lane_start.size - 1
     for slot in range(lanes.slot_lane.size):
         close(lanes, state, slot)
     for lane in range(num_lanes):
         touch(state, lane)
-    _start_operations(chains, lanes, state, 0)
+        if lanes.lane_start[lane] == lanes.lane_start[lane + 1]:
+            _end_row(chains, ties, lanes, state, lane, 0)
+    _start_operations(chains, ties, lanes, state, 0)
     while state.size[EVENTS] > 0:
         t = state.event_time[0]
         while state.size[EVENTS] > 0 and state.event_time[0] == t:
@@ -71,19 +76,21 @@ def _run(flows: Any, chains: Any, lanes: Any, state: State) -> None:
             state.size[EVENTS] -= 1
             what, subject, m = code >> 60, (code >> SHIFT) & 0xFFFFFFF, code & MASK
             if what == OPERATION:
-                _end_operation(flows, lanes, state, subject, t)
+                _end_operation(flows, chains, ties, lanes, state, subject, t)
             elif what == SENT:
                 _end_transfer(flows, lanes, state, subject, m, t)
             elif what == READY:
                 make_fresh(state, flows.flow_ns.size + subject)
+            elif subject < chains.stage.size:
+                end_bucket(flows, chains, ties, lanes, state, subject, t)
             else:
-                end_bucket(flows, chains, lanes, state, subject, t)
-        _start_transfers(flows, chains, state, t)
-        _start_operations(chains, lanes, state, t)
+                end_tie(flows, chains, ties, lanes, state, subject - chains.stage.size, t)
+        _start_transfers(flows, chains, ties, state, t)
+        _start_operations(chains, ties, lanes, state, t)
 
 
 @inner
-def _start_operations(chains: Any, lanes: Any, state: State, t: int) -> None:
+def _start_operations(chains: Any, ties: Any, lanes: Any, state: State, t: int) -> None:
     """Start the next operation of each idle lane whose input is there."""
     reduces = chains.bucket_ns.size > 0
     for k in range(state.size[TOUCHED]):
@@ -95,6 +102,8 @@ def _start_operations(chains: Any, lanes: Any, state: State, t: int) -> None:
         row = lanes.row[i]
         place = lanes.table[row, INPUT]
         if place != NO_PLACE and not state.arrived[place + lanes.batch[i]]:
+            continue
+        if row // 2 % (STEP + 1) == STEP and step_has_to_wait(chains, ties, lanes, state, row // LINES, t):
             continue
         end = t + lanes.table[row, DURATION]
         state.start[i] = t
@@ -108,11 +117,20 @@ def _start_operations(chains: Any, lanes: Any, state: State, t: int) -> None:
 
 
 @inner
-def _end_operation(flows: Any, lanes: Any, state: State, lane: int, t: int) -> None:
+def _end_row(chains: Any, ties: Any, lanes: Any, state: State, lane: int, t: int) -> None:
+    """A lane has run all its operations: in a flushed step its ties come next."""
+    if ties.tie_ns.size > 0 and not ties.periodic:
+        halt_ready(chains, lanes, state, lane, t)
+
+
+@inner
+def _end_operation(flows: Any, chains: Any, ties: Any, lanes: Any, state: State, lane: int, t: int) -> None:
     i = state.position[lane]
     state.position[lane] = i + 1
     state.busy[lane] = False
     touch(state, lane)
+    if i + 1 == lanes.lane_start[lane + 1]:
+        _end_row(chains, ties, lanes, state, lane, t)
     row, m = lanes.row[i], lanes.batch[i]
     s = lanes.table[row, STAGE]
     place = lanes.table[row, OUTPUT]
@@ -163,7 +181,10 @@ def _lower_key(flows: Any, state: State, flow: int, m: int) -> None:
 
 @inner
 def _user(flows: Any, second: int) -> Any:
-    """The user whose head has this second key; a chain's key names the chain: it has one waiting bucket at a time."""
+    """The user whose head has this second key; a chain's key names the chain: it has one waiting bucket at a time.
+
+    Ties are numbered behind the chains.
+    """
     rank, m = second >> SHIFT, second & MASK
     s, direction = rank >> 2, rank & 3
     if direction == 2:
@@ -172,12 +193,15 @@ def _user(flows: Any, second: int) -> Any:
 
 
 @inner
-def _head_key(flows: Any, chains: Any, state: State, user: int) -> tuple[int, int]:
+def _head_key(flows: Any, chains: Any, ties: Any, state: State, user: int) -> tuple[int, int]:
     if user < flows.flow_ns.size:
         m = state.order[state.head[user]]
         ready = state.sent[state.head[user]]
         return ready, ((flows.flow_stage[user] * 4 + flows.flow_direction[user]) << SHIFT) | m
     g = user - flows.flow_ns.size
+    if g >= chains.stage.size:
+        k = g - chains.stage.size
+        return state.tie_ready[k], ((ties.stage[k] * 4 + 2) << SHIFT) | g
     return state.bucket_ready[state.bucket[g]], ((chains.stage[g] * 4 + 2) << SHIFT) | g
 
 
@@ -218,10 +242,10 @@ def _watch(flows: Any, state: State, user: int, resource: int, first: int, secon
 
 
 @inner
-def _start_transfers(flows: Any, chains: Any, state: State, t: int) -> None:
+def _start_transfers(flows: Any, chains: Any, ties: Any, state: State, t: int) -> None:
     """Start what can start, least key first; a candidate that came from a freed resource calls its next watcher."""
     for k in range(state.size[FRESH]):
-        first, second = _head_key(flows, chains, state, state.fresh[k])
+        first, second = _head_key(flows, chains, ties, state, state.fresh[k])
         _add_candidate(state, first, second)
     state.size[FRESH] = 0
     for k in range(state.size[FREED]):
@@ -241,13 +265,13 @@ def _start_transfers(flows: Any, chains: Any, state: State, t: int) -> None:
         if blocked >= 0:
             _watch(flows, state, user, blocked, first, second)
         else:
-            _start_head(flows, chains, state, user, second & MASK, t)
+            _start_head(flows, chains, ties, state, user, second & MASK, t)
         if came_from >= 0:
             _wake(flows, state, came_from)
 
 
 @inner
-def _start_head(flows: Any, chains: Any, state: State, user: int, m: int, t: int) -> None:
+def _start_head(flows: Any, chains: Any, ties: Any, state: State, user: int, m: int, t: int) -> None:
     """Start the head of a user's queue; what comes next waits for the resources just taken."""
     low, high = flows.resource_start[user], flows.resource_start[user + 1]
     for k in range(low, high):
@@ -255,6 +279,11 @@ def _start_head(flows: Any, chains: Any, state: State, user: int, m: int, t: int
     state.where[user] = NOWHERE
     if user >= flows.flow_ns.size:
         g = user - flows.flow_ns.size
+        if g >= chains.stage.size:
+            k = g - chains.stage.size
+            state.tie_start[ties.run_start[k] + state.tie_round[k]] = t
+            later(state, t + ties.tie_ns[k], REDUCED, g, 0)
+            return
         b, size = state.bucket[g], chains.start[g + 1] - chains.start[g]
         state.bucket_start[chains.run_start[g] + state.bucket_round[g] * size + b - chains.start[g]] = t
         later(state, t + chains.bucket_ns[b], REDUCED, g, 0)
@@ -263,7 +292,7 @@ def _start_head(flows: Any, chains: Any, state: State, user: int, m: int, t: int
     state.head[user] += 1
     later(state, t + flows.flow_ns[user], SENT, user, m)
     if state.head[user] < state.tail[user]:
-        first, second = _head_key(flows, chains, state, user)
+        first, second = _head_key(flows, chains, ties, state, user)
         if low < high:
             _watch(flows, state, user, flows.resources[low], first, second)
         else:

@@ -50,15 +50,23 @@ class State(NamedTuple):
     lanes_left: np.ndarray
     closing: np.ndarray
     closing_place: np.ndarray
+    halt_left: np.ndarray
+    halt_next: np.ndarray
+    halt_passed: np.ndarray
+    tie_left: np.ndarray
+    tie_round: np.ndarray
+    tie_ready: np.ndarray
+    tie_start: np.ndarray
 
 
 @compiled
-def new_state(flows: Any, chains: Any, lanes: Any) -> State:
+def new_state(flows: Any, chains: Any, ties: Any, lanes: Any, halt_left: np.ndarray) -> State:
     count = flows.base.size - 1
     num_chains = chains.stage.size
     num_lanes = lanes.lane_start.size - 1
     num_flows = flows.flow_ns.size
-    users = num_flows + num_chains
+    users = num_flows + num_chains + ties.tie_ns.size
+    halts = lanes.halt_start.size - 1
     resources = flows.watch_start.size - 1
     transfers = flows.flow_offset[num_flows]
     untied = 0
@@ -99,6 +107,13 @@ def new_state(flows: Any, chains: Any, lanes: Any) -> State:
         _lanes_of_rounds(chains, lanes),
         np.empty(lanes.slot_lane.size, dtype=np.int64),
         lanes.round_start[:-1] - 1,
+        halt_left,
+        np.zeros(halts, dtype=np.int64),
+        np.zeros(halts, dtype=np.bool_),
+        np.diff(lanes.tie_start),
+        np.zeros(ties.tie_ns.size, dtype=np.int64),
+        np.zeros(ties.tie_ns.size, dtype=np.int64),
+        np.full(ties.run_start[ties.tie_ns.size], -1, dtype=np.int64),
     )
 
 

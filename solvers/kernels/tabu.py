@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.solvers.kernels.compiled import compiled, loop
+from penstock.solvers.kernels.compiled import compiled, inner, loop
 from penstock.solvers.kernels.events import run_events
 from penstock.solvers.kernels.inorder import run_in_order
 from penstock.solvers.kernels.tabu_half import run_half
@@ -26,6 +26,7 @@ from penstock.solvers.kernels.tabu_path import (
     may_swap,
     prepare,
 )
+from penstock.solvers.kernels.ties import tied_starts
 from penstock.solvers.tables import LINES, STAGE
 
 EVENTS, FREE, FULL, HALF = 0, 1, 2, 3
@@ -40,11 +41,11 @@ NEVER = 2**62
 
 @compiled
 def search_orders(
-    flows: Any, chains: Any, lanes: Any, update_ns: np.ndarray, clock: int, search: Search, steps: int
+    flows: Any, chains: Any, ties: Any, lanes: Any, update_ns: np.ndarray, clock: int, search: Search, steps: int
 ) -> tuple[int, int]:
     """Search on from the order that the lanes hold, and leave the best one in them; its time, and the steps taken."""
     prepare(lanes, search)
-    value, last, run = judge(flows, chains, lanes, update_ns, clock)
+    value, last, run = judge(flows, chains, ties, lanes, update_ns, clock)
     best, best_row, best_batch = value, lanes.row.copy(), lanes.batch.copy()
     tried, move, since = 1, 0, 0
     search.until[:] = 0
@@ -60,7 +61,7 @@ def search_orders(
             search.candidates[at] = search.candidates[k]
             key = _key(lanes, search, i)
             swap(lanes, search, i)
-            found, its_last, its_run = judge(flows, chains, lanes, update_ns, clock)
+            found, its_last, its_run = judge(flows, chains, ties, lanes, update_ns, clock)
             tried += 1
             if found < value and (search.until[key] <= move or found < best):
                 chosen, value, next_last, next_run = i, found, its_last, its_run
@@ -77,8 +78,8 @@ def search_orders(
             lanes.row[:] = best_row
             lanes.batch[:] = best_batch
             prepare(lanes, search)
-            tried += _kick(flows, chains, lanes, update_ns, clock, search)
-            value, last, run = judge(flows, chains, lanes, update_ns, clock)
+            tried += _kick(flows, chains, ties, lanes, update_ns, clock, search)
+            value, last, run = judge(flows, chains, ties, lanes, update_ns, clock)
             tried += 1
             since = tried
     lanes.row[:] = best_row
@@ -88,7 +89,7 @@ def search_orders(
 
 
 @compiled
-def _kick(flows: Any, chains: Any, lanes: Any, update_ns: np.ndarray, clock: int, search: Search) -> int:
+def _kick(flows: Any, chains: Any, ties: Any, lanes: Any, update_ns: np.ndarray, clock: int, search: Search) -> int:
     """Some swaps at random that leave an order which can run; how many orders were timed."""
     tried = 0
     if lanes.row.size < 2:
@@ -101,7 +102,7 @@ def _kick(flows: Any, chains: Any, lanes: Any, update_ns: np.ndarray, clock: int
             continue
         swap(lanes, search, i)
         tried += 1
-        if judge(flows, chains, lanes, update_ns, clock)[0] == NEVER:
+        if judge(flows, chains, ties, lanes, update_ns, clock)[0] == NEVER:
             swap(lanes, search, i)
     return tried
 
@@ -138,21 +139,30 @@ def swap(lanes: Any, search: Search, i: int) -> None:
 
 
 @compiled
-def judge(flows: Any, chains: Any, lanes: Any, update_ns: np.ndarray, clock: int) -> tuple[int, int, Run]:
+def judge(flows: Any, chains: Any, ties: Any, lanes: Any, update_ns: np.ndarray, clock: int) -> tuple[int, int, Run]:
     """The makespan of the lanes' order, NEVER if it cannot run, an operation that it waits for last, and all starts."""
     if clock == HALF:
         position, lane_ns, start, sent, order, bucket_start = run_half(flows, chains, lanes)
     elif clock != EVENTS:
         position, lane_ns, start, sent, order, bucket_start = run_in_order(flows, chains, lanes, clock == FULL, True)
     else:
-        position, lane_ns, start, sent, order, bucket_start = run_events(flows, chains, lanes)
-    value, last = _end(chains, lanes, update_ns, position, lane_ns, bucket_start)
+        position, lane_ns, start, sent, order, bucket_start, tie_start = run_events(flows, chains, ties, lanes)
+    if clock != EVENTS:
+        tie_start = tied_starts(chains, ties, lanes, lane_ns, bucket_start)
+    value, last = _end(chains, ties, lanes, update_ns, position, lane_ns, bucket_start, tie_start)
     return value, last, Run(start, sent, order)
 
 
 @loop
 def _end(
-    chains: Any, lanes: Any, update_ns: np.ndarray, position: np.ndarray, lane_ns: np.ndarray, bucket_start: np.ndarray
+    chains: Any,
+    ties: Any,
+    lanes: Any,
+    update_ns: np.ndarray,
+    position: np.ndarray,
+    lane_ns: np.ndarray,
+    bucket_start: np.ndarray,
+    tie_start: np.ndarray,
 ) -> tuple[int, int]:
     """When the steps behind all lanes end, NEVER if a lane is blocked, and the operation that the last waits for."""
     for lane in range(position.size):
@@ -161,6 +171,9 @@ def _end(
     value, last = 0, -1
     for lane in range(position.size):
         t, cause, step = lane_ns[lane], lanes.lane_start[lane + 1] - 1, -1
+        if lanes.halt_start[lane] < lanes.halt_start[lane + 1]:
+            k = lanes.halt_tie[lanes.halt_start[lane + 1] - 1]
+            t, cause = tie_start[k] + ties.tie_ns[k], _last_to_come(lanes, lane_ns, k)
         while True:
             step = _next_step(lanes, lane, step)
             if step == NEVER:
@@ -178,6 +191,16 @@ def _end(
         if t > value:
             value, last = t, cause
     return value, last
+
+
+@inner
+def _last_to_come(lanes: Any, lane_ns: np.ndarray, k: int) -> int:
+    """The last operation of the lane of a tie whose row ends last."""
+    latest = lanes.tie_halt[lanes.tie_start[k]]
+    for i in range(lanes.tie_start[k], lanes.tie_start[k + 1]):
+        if lane_ns[lanes.tie_halt[i]] > lane_ns[latest]:
+            latest = lanes.tie_halt[i]
+    return lanes.lane_start[latest + 1] - 1
 
 
 @loop

@@ -15,6 +15,7 @@ from penstock.schemas.program import Shared
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.problem import Problem
 from penstock.solvers.reductions import Group, group_buckets, reduction_groups
+from penstock.solvers.ties import tied_stages
 
 Buckets = tuple[tuple[int, int, int], ...]
 
@@ -51,15 +52,6 @@ def groups_of(
             groups.append(tuple(sorted({rank for own in users for s in own for rank in ranks[s]})))
     buckets = {key: tuple(sorted(own, reverse=True)) for key, own in made.items()}
     return Grouping(tuple(groups), buckets, tuple(shared))
-
-
-def tied_stages(allocation: Allocation, layers: Sequence[int]) -> list[list[int]]:
-    """The stages of each pipeline that hold any of some layers."""
-    users: list[list[int]] = [[] for _ in allocation.pipelines]
-    for s, stage in enumerate(allocation.stages):
-        if any(stage.first <= layer <= stage.last for layer in layers):
-            users[allocation.pipeline_of[s]].append(s)
-    return users
 
 
 def _parts(problem: Problem, interval: Group, rows: int) -> list[tuple[int, int]]:

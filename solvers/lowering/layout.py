@@ -13,8 +13,9 @@ from penstock.schemas.program import Held, Program
 from penstock.solvers.allocation import Allocation, Stage
 from penstock.solvers.batching import row_classes
 from penstock.solvers.lowering.channels import Rows, channels, slices
-from penstock.solvers.lowering.groups import groups_of, tied_stages
+from penstock.solvers.lowering.groups import groups_of
 from penstock.solvers.problem import Problem
+from penstock.solvers.ties import SUMMING_RULES, tied_stages
 from penstock.solvers.update_rules import UpdateRule, micro_batches_per_update, weight_copies
 
 
@@ -120,7 +121,7 @@ def _refuse(problem: Problem, allocation: Allocation, rule: UpdateRule, batches:
             )
     for name, layers, _ in problem.shared_parameters:
         users = tied_stages(allocation, layers)
-        if any(len(own) > 1 for own in users) and rule not in ("synchronous", "double_buffered"):
+        if any(len(own) > 1 for own in users) and rule not in SUMMING_RULES:
             raise UnsupportedRequest(
                 f"parameter {name!r} is shared by layers {list(layers)}, which stages {users[0]} hold; under {rule} "
                 "updates they do not have the same version of it",

@@ -16,6 +16,7 @@ from penstock.solvers.kernels.exposure import exposures
 from penstock.solvers.kernels.request_steps import Pieces
 from penstock.solvers.problem import Costs, Problem
 from penstock.solvers.request_bound.links import Links
+from penstock.solvers.ties import bytes_of_spans
 
 FAR_NS = 2**45
 """Stands for whatever takes longer: ten hours, so that sums stay below 2^63."""
@@ -205,9 +206,10 @@ class Stages:
         if problem.rules.overlap_all_reduce:
             slowest = np.max([np.diff(cost.backward_ns) for costs in self.costs for cost in costs], axis=0)
             lead = _prefix(slowest)
-        exposures(
-            np.array(problem.trainable_bytes), lead, problem.rules.bucket_bytes, rate * (1 - 1e-12), latency, table
-        )
+        for spans, held in bytes_of_spans(problem):
+            own = np.zeros_like(table)
+            exposures(np.array(held), lead, problem.rules.bucket_bytes, rate * (1 - 1e-12), latency, own)
+            table = np.where(spans, own, table)
         return table
 
 

@@ -39,8 +39,8 @@ def takes(times: StageTimes) -> bool:
 
 
 def judgeable(times: StageTimes) -> bool:
-    """Whether the model knows the judge's rules too: private channels, micro-batches of one size."""
-    return takes(times) and not times.problem.rules.shared and len(times.classes) == 1
+    """Whether the model knows the judge's rules too: private channels, micro-batches of one size, no ties."""
+    return takes(times) and not times.problem.rules.shared and len(times.classes) == 1 and not times.ties
 
 
 def prove(
@@ -63,7 +63,7 @@ def prove(
         )
     if as_judged and not judgeable(times):
         raise UnsupportedRequest(
-            "The suffix search knows the judge's rules for private channels and micro-batches of one size.",
+            "The suffix search knows the judge's rules for private channels, micro-batches of one size, and no ties.",
             remedy="ask without as_judged, for a bound on every order",
         )
     search = Search(line_of(times), effort)

@@ -67,6 +67,7 @@ def improve(
         value, taken = search_orders(
             tables.flows,
             tables.chains,
+            tables.ties,
             lanes.arrays,
             np.asarray(tables.update_ns, dtype=np.int64),
             clock,

@@ -9,7 +9,16 @@ from typing import NamedTuple
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
 from penstock.solvers.allocation import Allocation, Stage
 from penstock.solvers.batching import micro_batch_rows
-from penstock.solvers.costs import Bucket, buckets, stage_costs, stage_rows, transfer, update_ns
+from penstock.solvers.costs import (
+    Bucket,
+    all_reduce_ns,
+    buckets,
+    ring_resources,
+    stage_costs,
+    stage_rows,
+    transfer,
+    update_ns,
+)
 from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import STEP, Orders, Pattern
 from penstock.solvers.unroll import unroll
@@ -29,6 +38,14 @@ class Group(NamedTuple):
     first_number: int
 
 
+class Tie(NamedTuple):
+    """A parameter with copies on several stages of a pipeline; ``devices`` of all stages with a copy."""
+
+    stages: tuple[int, ...]
+    devices: tuple[int, ...]
+    duration_ns: int
+
+
 @dataclass
 class Twin:
     """One simulated step."""
@@ -42,6 +59,8 @@ class Twin:
     transfers: dict[tuple[int, int, int], tuple[int, int]] = field(default_factory=dict)
     reductions: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     updates: dict[tuple[int, int], list[tuple[int, int]]] = field(default_factory=dict)
+    tied: list[Tie] = field(default_factory=list)
+    ties: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     makespan: int = 0
     deadlock: bool = False
     window: tuple[int, int] = (0, 0)
@@ -70,13 +89,16 @@ class Twin:
         return self._by_round[lane, s]
 
 
-def run_twin(problem: Problem, allocation: Allocation, orders: Orders, overlap: bool | None = None) -> Twin:
+def run_twin(
+    problem: Problem, allocation: Allocation, orders: Orders, overlap: bool | None = None, sums_ties: bool = True
+) -> Twin:
     """Simulate one step; ``deadlock`` is set where lanes wait for ever."""
     if overlap is not None:
         problem = replace(problem, rules=replace(problem.rules, overlap_all_reduce=overlap))
     count = allocation.num_micro_batches
     rows = [micro_batch_rows(problem.global_batch_size, count, m) for m in range(count)]
     twin = Twin(problem, allocation, orders, rows)
+    twin.tied = ties_of(problem, allocation) if sums_ties else []
     _Run(twin).run()
     twin.window = (0, twin.makespan)
     return twin
@@ -87,7 +109,7 @@ def run_periodic_twin(
 ) -> Twin:
     """Simulate the unrolled pattern and measure its steady state."""
     made = unroll(problem, allocation, pattern, rule)
-    twin = run_twin(made.problem, made.allocation, made.orders, overlap)
+    twin = run_twin(made.problem, made.allocation, made.orders, overlap, rule == "double_buffered")
     number = allocation.num_micro_batches
     done = [0] * made.rounds
     for (_lane, (kind, _s, m)), end in twin.end.items():
@@ -143,9 +165,23 @@ def groups_of(problem: Problem, allocation: Allocation, rows: int) -> list[Group
     return [group._replace(first_number=behind[group.stages[0], group.first]) for group in found if group.buckets]
 
 
+def ties_of(problem: Problem, allocation: Allocation) -> list[Tie]:
+    """Trainable parameters that two stages of the same pipeline have copies of."""
+    found = []
+    for _name, layers, size in problem.shared_parameters:
+        stages = [s for s, own in enumerate(allocation.stages) if {*range(own.first, own.last + 1)} & {*layers}]
+        pipelines = [allocation.pipeline_of[s] for s in stages]
+        trained = problem.trainable_bytes[layers[0] + 1] - problem.trainable_bytes[layers[0]]
+        if size and trained and len(pipelines) > len(set(pipelines)):
+            devices = tuple(sorted({d for s in stages for d in allocation.stages[s].devices}))
+            found.append(Tie(tuple(stages), devices, all_reduce_ns(problem, size, devices)))
+    return found
+
+
 class _Run:
     def __init__(self, twin: Twin) -> None:
         self.twin = twin
+        self.ties = twin.tied
         self.problem, self.allocation = twin.problem, twin.allocation
         self.lists: list[list[Operation]] = [[tuple(map(int, op)) for op in row.operations] for row in twin.orders.rows]
         self.held = [
@@ -162,16 +198,50 @@ class _Run:
         self.groups = groups_of(self.problem, self.allocation, twin.rows[0])
         self.announced: dict[tuple[int, int, int], list[int]] = {}
         self.reduced = [0] * len(self.groups)
+        self.summed = {(lane, k): 0 for lane, held in enumerate(self.held) for k in self._own_ties(held)}
+        self.came: set[tuple[int, int, int]] = set()
+
+    def _own_ties(self, held: list[int]) -> list[int]:
+        return [k for k, tie in enumerate(self.ties) if {*held} & {*tie.stages}]
+
+    def _before_step(self, lane: int, s: int) -> list[int]:
+        """The ties that a step in a row waits for: those whose lowest stage on the lane it is of."""
+        return [k for k in self._own_ties(self.held[lane]) if s == min({*self.held[lane]} & {*self.ties[k].stages})]
+
+    def _come_to_ties(self, lane: int, ties: list[int], update_round: int, now: int) -> bool:
+        """Let a lane come to the first of these ties that is not summed; whether all are."""
+        for k in ties:
+            if self.summed[lane, k] > update_round:
+                continue
+            if (lane, k, update_round) not in self.came:
+                self.came.add((lane, k, update_round))
+                lanes = [other for other, own in self.summed if own == k]
+                if all((other, k, update_round) in self.came for other in lanes):
+                    self.events.append((now, ("tie ready", k, update_round)))
+            return False
+        return True
+
+    def _look_at_ties(self, now: int) -> None:
+        """A flushed step: lanes behind their rows and buckets come to their ties."""
+        if self.twin.orders.update_every:
+            return
+        for lane, row in enumerate(self.lists):
+            chains = [g for g, group in enumerate(self.groups) if {*group.stages} & {*self.held[lane]}]
+            over = all(self.reduced[g] >= len(self.groups[g].buckets) for g in chains)
+            if self.idle[lane] and self.at[lane] == len(row) and over:
+                self._come_to_ties(lane, self._own_ties(self.held[lane]), 0, now)
 
     def run(self) -> None:
         now = 0
+        self._look_at_ties(now)
         self._start_operations(now)
         while self.events:
             now = min(t for t, _what in self.events)
-            ending = [what for t, what in self.events if t == now]
-            self.events = [(t, what) for t, what in self.events if t != now]
-            for what in ending:
-                self._end(what, now)
+            while ending := [what for t, what in self.events if t == now]:
+                self.events = [(t, what) for t, what in self.events if t != now]
+                for what in ending:
+                    self._end(what, now)
+                self._look_at_ties(now)
             for key, what in sorted(self.waiting):
                 needs = self._resources(what)
                 if not needs & self.taken:
@@ -203,12 +273,16 @@ class _Run:
             if not self.idle[lane] or self.at[lane] == len(row):
                 continue
             op = row[self.at[lane]]
-            if self._is_ready(lane, op):
+            if self._is_ready(lane, op) and self._ties_are_summed(lane, op, now):
                 self.idle[lane] = False
                 end = now + self.duration(lane, op)
                 self.twin.start[lane, op], self.twin.end[lane, op] = now, end
                 self.events.append((end, ("operation", lane, op)))
                 self._announce(lane, op, end)
+
+    def _ties_are_summed(self, lane: int, op: Operation, now: int) -> bool:
+        kind, s, m = op
+        return kind != STEP or self._come_to_ties(lane, self._before_step(lane, s), m // self.twin.rounds(s), now)
 
     def _is_ready(self, lane: int, op: Operation) -> bool:
         kind, s, m = op
@@ -282,6 +356,13 @@ class _Run:
         elif what[0] == "ready":
             entry = what[1]
             self.waiting.append(((now, self.groups[entry[1]].stages[0], 2, entry[3]), entry))
+        elif what[0] == "tie ready":
+            _name, k, update_round = what
+            self.waiting.append(((now, self.ties[k].stages[0], 3, k), ("tie", k, update_round)))
+        elif what[0] == "tie":
+            self.taken -= self._resources(what)
+            for lane, k in self.summed:
+                self.summed[lane, k] += k == what[1]
         else:
             _name, g, _b, _number = what
             self.taken -= self._resources(what)
@@ -306,6 +387,9 @@ class _Run:
         rules = self.problem.rules
         if what[0] == "bucket":
             return set(self.groups[what[1]].buckets[what[2]].resources) if rules.shared else set()
+        if what[0] == "tie":
+            devices = self.ties[what[1]].devices
+            return set(ring_resources(self.problem, devices)) if rules.shared and len(devices) > 1 else set()
         _name, way, s, m = what
         move = transfer(self.problem, self.allocation, s, self.twin.rows[m], way)
         if rules.shared:
@@ -318,6 +402,9 @@ class _Run:
             group = self.groups[what[1]]
             end = now + group.buckets[what[2]].duration_ns
             self.twin.reductions[group.stages[0], what[3]] = (now, end)
+        elif what[0] == "tie":
+            end = now + self.ties[what[1]].duration_ns
+            self.twin.ties[what[1], what[2]] = (now, end)
         else:
             _name, way, s, m = what
             end = now + transfer(self.problem, self.allocation, s, self.twin.rows[m], way).duration_ns
@@ -332,6 +419,7 @@ class _Run:
         ]
         for lane, row in enumerate(self.lists):
             now = max((twin.end[lane, op] for op in row), default=0)
+            now = max([now, *(twin.ties[k, 0][1] for other, k in self.summed if other == lane)])
             lasts = {s: max((i for i, o in enumerate(row) if o[1] == s), default=-1) for s in self.held[lane]}
             for s in sorted(self.held[lane], key=lambda s: (lasts[s], s)):
                 if twin.orders.update_every:

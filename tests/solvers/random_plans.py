@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from problems import as_operations, make_problem
@@ -54,6 +55,17 @@ def random_problem(rng: random.Random) -> Problem:
         shard_states=rng.random() < 0.3,
         count_buffers=rng.random() < 0.8,
     )
+
+
+def with_ties(rng: random.Random, problem: Problem) -> Problem:
+    """The problem with up to three parameters that some of its layers have in common; a few are frozen."""
+    ties = []
+    for number in range(rng.randint(1, 3) if problem.num_layers > 1 else 0):
+        layers = rng.sample(range(problem.num_layers), rng.randint(2, min(3, problem.num_layers)))
+        layers = sorted(layers) if rng.random() < 0.7 else layers
+        size = int(problem.trainable_bytes[layers[0] + 1] - problem.trainable_bytes[layers[0]])
+        ties.append((f"tie{number}", tuple(layers), rng.choice([size, rng.randint(0, size), rng.randint(1, 60)])))
+    return replace(problem, shared_parameters=tuple(ties))
 
 
 def random_allocation(rng: random.Random, problem: Problem) -> Allocation:

@@ -42,6 +42,9 @@ def assert_equal(timeline: Timeline, twin: Twin) -> None:
     assert {(r.stage, r.bucket): (r.start_ns, r.end_ns) for r in timeline.reductions} == twin.reductions
     steps = [(s, *step) for s, lane in sorted(twin.updates) for step in twin.updates[s, lane]]
     assert [(u.stage, u.start_ns, u.end_ns) for u in timeline.updates] == steps
+    assert [(t.stage, t.bucket, t.start_ns, t.end_ns) for t in timeline.ties] == [
+        (twin.tied[k].stages[0], k, *twin.ties[k, number]) for k, number in sorted(twin.ties)
+    ]
     assert timeline.time_per_global_batch_ns == twin.time
     assert timeline.window_ns == twin.window
     assert (timeline.rounds, timeline.window_rounds) == (twin.num_rounds, twin.window_rounds)

@@ -175,6 +175,7 @@ def twin_use(twin: Twin, lane: int) -> tuple[int, int]:
         stages = next(x.stages for x in own if 0 <= place - x.first_number < len(x.buckets))
         if held & set(stages):
             active.append(each)
+    active += [each for (k, _number), each in twin.ties.items() if held & set(twin.tied[k].stages)]
     mine = {op for own, op in twin.start if own == lane}
     for (s, way, m), each in twin.transfers.items():
         other = twin.allocation.next(s) if way == 0 else twin.allocation.previous(s)

@@ -35,7 +35,8 @@ def only_batch(problem: Problem) -> Batch | None:
     batches = candidates(problem, (1,))
     fits = paper == (False, "half", "spp", "flat", False) and still and one_kind and problem.linear
     even = len(batches) == 1 and problem.global_batch_size % batches[0].num_micro_batches == 0
-    return batches[0] if fits and even and not problem.update_ns[-1] else None
+    alone = not problem.update_ns[-1] and not problem.shared_parameters
+    return batches[0] if fits and even and alone else None
 
 
 def lemma_1_ns(problem: Problem, allocation: Allocation) -> int:

@@ -1,0 +1,250 @@
+"""Parameters tied across stages: what their sums cost in the judge, by hand and against the plain reference."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from judge_twin import run_periodic_twin, run_twin
+from problems import make_problem
+from random_plans import (
+    random_allocation,
+    random_crossing_pipelines,
+    random_orders,
+    random_pattern,
+    random_pipelines,
+    random_problem,
+    with_ties,
+)
+from test_simulate_twin import assert_equal
+from twin_measures import twin_misses_versions
+
+from penstock.schemas.errors import InvalidPlan
+from penstock.solvers.allocation import Allocation, Pipeline, Stage, single_pipeline
+from penstock.solvers.bounds import schedule_bound
+from penstock.solvers.bulk import makespans_ns
+from penstock.solvers.costs import UNREACHABLE_NS, buckets
+from penstock.solvers.explanation.critical_path import critical_path
+from penstock.solvers.problem import Problem
+from penstock.solvers.result import Candidate
+from penstock.solvers.schedules.early_backward import early_backward
+from penstock.solvers.simulate import makespan_ns, simulate
+from penstock.solvers.tabu import improve
+from penstock.solvers.ties import bytes_of_spans, tied_sums
+from penstock.solvers.verify import verify
+
+Make = Callable[[random.Random, Problem], Allocation]
+
+
+def _tied_plan(seed: int, make: Make) -> tuple[random.Random, Problem, Allocation]:
+    """A random plan with a tie across stages."""
+    rng = random.Random(seed)
+    while True:
+        problem = with_ties(rng, random_problem(rng))
+        if make is not random_allocation and min(problem.num_devices, problem.global_batch_size) < 2:
+            continue
+        allocation = make(rng, problem)
+        if tied_sums(problem, allocation):
+            return rng, problem, allocation
+
+
+@pytest.mark.parametrize("make", [random_allocation, random_pipelines, random_crossing_pipelines])
+@pytest.mark.parametrize("seed", range(150))
+def test_the_judge_equals_the_reference(seed: int, make: Make) -> None:
+    rng, problem, allocation = _tied_plan(seed, make)
+    orders = random_orders(rng, allocation)
+    overlap = rng.choice([None, True, False])
+    twin = run_twin(problem, allocation, orders, overlap)
+    timeline = simulate(problem, allocation, orders, overlap=overlap)
+    assert timeline.ties
+    assert_equal(timeline, twin)
+    assert makespan_ns(problem, allocation, orders, overlap=overlap) == twin.makespan
+    assert verify(problem, allocation, orders, timeline, overlap=overlap) == []
+    assert schedule_bound(problem, allocation, orders).bound_ns <= makespan_ns(problem, allocation, orders)
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_periodic_plans_equal_the_reference(seed: int) -> None:
+    rng = random.Random(seed)
+    rule, problem, allocation = "", None, None
+    while problem is None or not tied_sums(problem, allocation) or (rule != "double_buffered" and rng.random() < 0.9):
+        problem = with_ties(rng, random_problem(rng))
+        allocation, pattern, rule, _run = random_pattern(rng, problem)
+    overlap = rng.choice([None, True, False])
+    twin = run_periodic_twin(problem, allocation, pattern, rule, overlap)
+    assert bool(twin.tied) == (rule == "double_buffered")
+    if twin.deadlock:
+        with pytest.raises(InvalidPlan, match="deadlock"):
+            simulate(problem, allocation, pattern, overlap=overlap, update_rule=rule)
+        return
+    timeline = simulate(problem, allocation, pattern, overlap=overlap, update_rule=rule)
+    assert_equal(timeline, twin)
+    assert makespan_ns(problem, allocation, pattern, overlap=overlap, update_rule=rule) == twin.time
+    faults = verify(problem, allocation, pattern, timeline, overlap=overlap, update_rule=rule)
+    assert bool(faults) == twin_misses_versions(twin, rule)
+    if overlap is None:
+        assert schedule_bound(problem, allocation, pattern, rule).bound_ns <= twin.time
+
+
+def _two_stages(**given: object) -> tuple[Problem, Allocation]:
+    """Two layers, each 10 ns forwards and 20 back, on devices that 2 bytes per ns connect; 40 bytes tied."""
+    values = {"parameter_bytes": [40, 8], "boundary_bytes": 0, "between_bytes_per_s": 2_000_000_000, **given}
+    problem = make_problem(
+        [10, 10],
+        nodes=(1, 1),
+        global_batch_size=1,
+        update_ns=[3, 5],
+        shared_parameters=(("wte", (0, 1), 40),),
+        channel="none",
+        **values,
+    )
+    return problem, single_pipeline((Stage(0, 0, (0,)), Stage(1, 1, (1,))), 1)
+
+
+def test_a_tie_costs_its_all_reduce_after_the_last_backward() -> None:
+    problem, plan = _two_stages()
+    timeline = simulate(problem, plan, early_backward(problem, plan))
+    # forwards 0-20, backwards 20-60; a ring of two moves 40 bytes each way at 2 bytes per ns
+    assert [(each.start_ns, each.end_ns) for each in timeline.ties] == [(60, 80)]
+    assert sorted((each.stage, each.start_ns, each.end_ns) for each in timeline.updates) == [(0, 80, 83), (1, 80, 85)]
+    assert timeline.time_per_global_batch_ns == 85
+    untied = replace(problem, shared_parameters=())
+    assert makespan_ns(untied, plan, early_backward(untied, plan)) == 63
+    assert schedule_bound(problem, plan, early_backward(problem, plan)).bound_ns == 83
+
+
+@pytest.mark.parametrize(
+    ("ties", "rows", "time"),
+    [
+        ((("a", (0, 1), 40), ("b", (0, 1), 10)), [(60, 80), (80, 85)], 90),
+        ((("frozen", (0, 1), 0),), [], 63),
+    ],
+)
+def test_ties_are_summed_one_after_the_other(
+    ties: tuple[tuple[str, tuple[int, ...], int], ...], rows: list[tuple[int, int]], time: int
+) -> None:
+    problem, plan = _two_stages()
+    problem = replace(problem, shared_parameters=ties)
+    timeline = simulate(problem, plan, early_backward(problem, plan))
+    assert [(each.start_ns, each.end_ns) for each in timeline.ties] == rows
+    assert timeline.time_per_global_batch_ns == time
+
+
+def test_a_parameter_tied_within_a_stage_is_in_its_bucket_and_one_tied_across_is_not() -> None:
+    problem = make_problem(
+        [1] * 3, parameter_bytes=[50, 6, 7], nodes=(4,), shared_parameters=(("wte", (0, 2), 30),), bucket_bytes=1000
+    )
+    whole, low, high = Stage(0, 2, (0, 1)), Stage(0, 1, (0, 1)), Stage(2, 2, (2, 3))
+    assert [[each.bytes for each in buckets(problem, stage, 1)] for stage in (whole, low, high)] == [[63], [26], [7]]
+    for spans, held in bytes_of_spans(problem):
+        for i in range(3):
+            for j in range(i + 1, 4):
+                if spans[i, j]:
+                    made = buckets(problem, Stage(i, j - 1, (0, 1)), 1)
+                    assert int(held[j] - held[i]) == sum(each.bytes for each in made)
+    assert sum(int(spans.sum()) for spans, _held in bytes_of_spans(problem)) == 16
+
+
+def test_copies_on_one_device_are_summed_for_nothing() -> None:
+    problem, _plan = _two_stages()
+    plan = single_pipeline((Stage(0, 0, (0,)), Stage(1, 1, (0,))), 1)
+    (tie,) = tied_sums(problem, plan)
+    assert (tie.devices, tie.duration_ns) == ((0,), 0)
+
+
+def test_three_copies_in_two_pipelines_are_one_group() -> None:
+    problem = make_problem(
+        [1] * 4, parameter_bytes=16, nodes=(6,), global_batch_size=2, shared_parameters=(("w", (0, 1, 3), 16),)
+    )
+    cut = [Pipeline((Stage(0, 0, (0,)), Stage(1, 2, (1,)), Stage(3, 3, (2,))), (0, 0))]
+    cut += [Pipeline((Stage(0, 1, (3,)), Stage(2, 2, (4,)), Stage(3, 3, (5,))), (1, 1))]
+    (tie,) = tied_sums(problem, Allocation(tuple(cut), 2))
+    assert (tie.stages, tie.devices) == ((0, 1, 2, 3, 5), (0, 1, 2, 3, 5))
+
+
+def test_copies_that_nothing_connects_are_refused() -> None:
+    problem, plan = _two_stages(between_bytes_per_s=0)
+    orders = early_backward(problem, plan)
+    with pytest.raises(InvalidPlan, match="copies of the tied parameter 'wte'"):
+        simulate(problem, plan, orders)
+    assert makespan_ns(problem, plan, orders) == UNREACHABLE_NS
+
+
+@pytest.mark.parametrize("channel", ["none", "full", "half"])
+def test_bulk_times_of_tied_plans_are_the_judges(channel: str) -> None:
+    seen = 0
+    for seed in range(40):
+        rng = random.Random(seed)
+        count = rng.randint(2, 5)
+        problem = make_problem(
+            [rng.randint(1, 9) for _ in range(count)],
+            boundary_bytes=rng.randint(0, 4),
+            parameter_bytes=[rng.randint(0, 30) for _ in range(count)],
+            update_ns=[rng.randint(0, 5) for _ in range(count)],
+            nodes=(count,),
+            global_batch_size=4,
+            channel=channel,
+            bucket_bytes=20,
+        )
+        problem = with_ties(rng, problem)
+        plan = single_pipeline(tuple(Stage(i, i, (i,)) for i in range(count)), 4)
+        vectors = np.asarray([sorted((rng.randint(1, 4) for _ in range(count)), reverse=True) for _ in range(3)])
+        judged = [makespan_ns(problem, plan, early_backward(problem, plan, warmup=v.tolist())) for v in vectors]
+        assert makespans_ns(problem, plan, vectors).tolist() == judged
+        seen += bool(tied_sums(problem, plan))
+    assert seen > 25
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_tabu_times_tied_orders_as_the_judge_does(shared: bool) -> None:
+    better = 0
+    for seed in range(12):
+        rng = random.Random(seed)
+        problem = make_problem(
+            [rng.randint(1, 9) for _ in range(4)],
+            boundary_bytes=4,
+            parameter_bytes=20,
+            nodes=(4,),
+            global_batch_size=6,
+            shared=shared,
+            channel="half",
+            shared_parameters=(("wte", (0, 3), 20), ("w", (1, 2), 9)),
+        )
+        plan = single_pipeline(tuple(Stage(i, i, (i,)) for i in range(4)), 6)
+        orders = random_orders(rng, plan)
+        found = improve(problem, plan, orders, steps=300, seed=seed)
+        assert found.value_ns == makespan_ns(problem, plan, found.orders)
+        assert found.value_ns >= schedule_bound(problem, plan, found.orders).bound_ns
+        better += found.value_ns < makespan_ns(problem, plan, orders)
+    assert better > 6
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_critical_path_adds_up_with_ties(seed: int) -> None:
+    make = (random_allocation, random_pipelines)[seed % 2]
+    rng, problem, allocation = _tied_plan(1000 + seed, make)
+    orders = random_orders(rng, allocation)
+    timeline = simulate(problem, allocation, orders)
+    plan = Candidate("test", allocation, orders, timeline, problem.rules.overlap_all_reduce)
+    path = critical_path(problem, plan)
+    assert path.length_ns == timeline.time_per_global_batch_ns
+    assert all(step.length_ns >= 0 for step in path.steps)
+
+
+@pytest.mark.parametrize("fault", ["early", "short", "missing", "step"])
+def test_verify_notices_a_wrong_tie(fault: str) -> None:
+    problem, plan = _two_stages()
+    orders = early_backward(problem, plan)
+    timeline = simulate(problem, plan, orders)
+    (tie,) = timeline.ties
+    wrong = {
+        "early": {"ties": (tie._replace(start_ns=59, end_ns=79),)},
+        "short": {"ties": (tie._replace(end_ns=79),)},
+        "missing": {"ties": ()},
+        "step": {"updates": tuple(each._replace(start_ns=each.start_ns - 1) for each in timeline.updates)},
+    }[fault]
+    assert verify(problem, plan, orders, timeline) == []
+    assert verify(problem, plan, orders, replace(timeline, **wrong)) != []
