@@ -241,7 +241,10 @@ def _contiguous(setups: list[Setup]) -> list[tuple[Setup, Found | None]]:
 def _with_fewer_buffers(
     problem: Problem, setup: Setup, contiguous: Found | None, special: bool
 ) -> Iterator[tuple[int, list[Found]]]:
-    """What may fit as its buffers are not all there at once, which the judge knows: shorter periods than so far."""
+    """What may fit as its buffers are not all there at once, which the judge knows: shorter periods than so far.
+
+    The best allocation so far is among it, at the shortest period that fewer buffers let it have.
+    """
     for halves in range(ALL_BUFFERS) if problem.memory.count_buffers else ():
         roomier = Chain.of(problem, setup.batch, setup.groups, halves)
         best = contiguous_optimum(roomier)
@@ -251,6 +254,8 @@ def _with_fewer_buffers(
         found = [best, *ladder(roomier, best.period_ns, STEPS, longest)]
         if contiguous is None and (thin := thinnest(roomier)) is not None:
             found.append(thin)
+        if contiguous is not None:
+            found.append(contiguous._replace(period_ns=best.period_ns))
         if special:
             found += special_optimum(roomier, below_ns=best.period_ns, extra=LOOSER).found
         yield halves, found
