@@ -131,7 +131,7 @@ def test_a_plan_that_lacks_memory_is_explained(
     assert "which has 300000000" in out
     assert "are missing" in out
     assert "4 times the memory" in out
-    assert "needs 388000000 bytes" in err
+    assert "needs 390000000 bytes" in err
     assert main(["explain", path, "--cuts", "2"]) == 1
     assert "does not fit: stage 0 (layers 0–1) needs" in capsys.readouterr().out
 
