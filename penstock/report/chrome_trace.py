@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.report.folding import folded
-from penstock.report.picture import NAMES, Blocks, Picture, last_traces, picture_of_trace
+from penstock.report.picture import NAMES, TIED, Blocks, Picture, last_traces, picture_of_trace
 from penstock.schemas.plan import Plan
 from penstock.schemas.trace import RankTrace, Trace
 
@@ -121,7 +121,7 @@ def _complete(blocks: Blocks, process: int, thread: int) -> Iterator[dict[str, A
         start, length = int(blocks.start_ns[i]), int(blocks.end_ns[i] - blocks.start_ns[i])
         number = int(blocks.number[i])
         yield {
-            "name": f"{letter}{number}" if number >= 0 else "tied sum" if letter == "a" else letter,
+            "name": f"{letter}{number}" if number >= 0 else "tied sum" if number == TIED else letter,
             "cat": NAMES[letter],
             "ph": "X",
             "pid": process,

@@ -25,6 +25,8 @@ from penstock.solvers.schedule import STEP
 from penstock.solvers.ties import tied_sums
 from penstock.solvers.timeline import Timeline, Track
 
+TIED = -2
+"""The number of an all-reduce that sums a tied parameter; -1 stands for no number."""
 LETTERS = "".join(KINDS) + "U"
 """One letter per kind of block; U is the optimizer's update, as the kind of a step within a row."""
 UPDATE = STEP
@@ -46,7 +48,7 @@ NAMES = {
     "o": "waits by its order",
     "m": "waits for memory",
 }
-"""Kinds of blocks: computing, communication, and why a device idles. An all-reduce without a number sums a tie."""
+"""Kinds of blocks: computing, communication, and why a device idles."""
 _COMMUNICATION = "fba"
 _IDLE = {
     "fill_ns": "<",
@@ -310,7 +312,7 @@ def _strip(
         if any(s in stages for s in members.get((i.stage, i.bucket), (i.stage,)))
     ]
     reduced += [
-        (2, i.stage, -1, i.start_ns, i.end_ns)
+        (2, i.stage, TIED, i.start_ns, i.end_ns)
         for i in timeline.ties
         if i.bucket < len(copies) and any(s in stages for s in copies[i.bucket])
     ]
@@ -339,7 +341,7 @@ def _traced_strip(rank: RankTrace) -> Strip:
         if match is None:
             continue
         stage, word, number = int(match[1]), match[2], int(match[3] or -1)
-        number = -1 if word == "REDUCE_SHARED" else number
+        number = TIED if word == "REDUCE_SHARED" else number
         if word in KINDS or word == "STEP":
             kind = UPDATE if word == "STEP" else LETTERS.index(word)
             rows["compute"].append((kind, stage, number, event.start_ns, event.end_ns))

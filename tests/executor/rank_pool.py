@@ -80,7 +80,7 @@ class RankPool:
                 "uses": list(uses),
                 "record": str(files[rank]),
             }
-            worker.stdin.write(json.dumps(assignment) + "\n")
+            worker.stdin.write(json.dumps(assignment | more) + "\n")
             worker.stdin.flush()
         results = [_last_event(worker) for worker in self._workers[:size]]
         if any(one["kind"] != "done" for one in results):

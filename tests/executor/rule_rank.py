@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from slow_link import SlowLink, SlowTransport, slow_all_reduces
 
 from penstock.executor.chain import Chain
 from penstock.executor.interpreter import Interpreter
@@ -58,24 +60,17 @@ def run(assignment: Mapping[str, Any]) -> None:
         world_size=programs[0].world_size,
         timeout_s=60,
     )
-    transport = Counting()
+    link = SlowLink(assignment["bytes_per_s"]) if "bytes_per_s" in assignment else None
+    transport = Counting() if link is None else SlowTransport(link)
     groups = process_groups(programs[0].groups, 60)
     interpreter = Interpreter(programs, chain, shapes, seed=assignment["seed"], transport=transport, groups=groups)
     interpreter.agree()
     buffers = watch_buffers(interpreter)
     recorder = Recorder()
     interpreter.actions.before_step = recorder.before_step
-    step = 0
-    for use in assignment["uses"]:
-        interpreter.use(use)
-        if interpreter.program.batches == 1:
-            result = interpreter.step(step)
-            recorder.losses.append((step, result.loss, result.count))
-            step += 1
-        else:
-            interpreter.run(step, lambda at, result, _: recorder.losses.append((at, result.loss, result.count)))
-            step += interpreter.program.batches
-    messages = dict(transport.sent)
+    with nullcontext() if link is None else slow_all_reduces(link):
+        _train(interpreter, assignment["uses"], recorder)
+    messages = dict(transport.sent) if isinstance(transport, Counting) else {}
     evaluation = interpreter.evaluate(range(chain.job.num_evaluation_batches)).loss  # type: ignore[attr-defined]
     for stage in interpreter.stages.values():
         recorder.keep(stage)
@@ -94,10 +89,25 @@ def run(assignment: Mapping[str, Any]) -> None:
         "expected_count": interpreter.expected_count,
         "peak_versions": {s: h.versions.peak if h.versions else 1 for s, h in interpreter.stages.items()},
         "peak_buffers": buffers,
+        "sent": None if link is None else link.bytes_sent,
     }
     torch.save(record, assignment["record"])
     dist.barrier()
     transport.close()
+
+
+def _train(interpreter: Interpreter, uses: Sequence[int], recorder: Recorder) -> None:
+    """Run programs in this order, and keep their losses."""
+    step = 0
+    for use in uses:
+        interpreter.use(use)
+        if interpreter.program.batches == 1:
+            result = interpreter.step(step)
+            recorder.losses.append((step, result.loss, result.count))
+            step += 1
+        else:
+            interpreter.run(step, lambda at, result, _: recorder.losses.append((at, result.loss, result.count)))
+            step += interpreter.program.batches
 
 
 def watch_buffers(interpreter: Interpreter) -> dict[str, int]:

@@ -22,6 +22,9 @@ from random_plans import (
 from test_simulate_twin import assert_equal
 from twin_measures import twin_misses_versions
 
+from penstock.report.chrome_trace import chrome_events
+from penstock.report.picture import picture_of_timeline
+from penstock.report.traffic import traffic
 from penstock.schemas.errors import InvalidPlan
 from penstock.solvers.allocation import Allocation, Pipeline, Stage, single_pipeline
 from penstock.solvers.bounds import schedule_bound
@@ -248,3 +251,21 @@ def test_verify_notices_a_wrong_tie(fault: str) -> None:
     }[fault]
     assert verify(problem, plan, orders, timeline) == []
     assert verify(problem, plan, orders, replace(timeline, **wrong)) != []
+
+
+def test_the_sum_of_a_tied_parameter_is_an_event_of_all_its_stages() -> None:
+    problem = make_problem(
+        [10, 10, 10], parameter_bytes=40, boundary_bytes=0, nodes=(3,), shared_parameters=(("wte", (0, 2), 40),)
+    )
+    plan = single_pipeline(tuple(Stage(s, s, (s,)) for s in range(3)), 1)
+    timeline = simulate(problem, plan, early_backward(problem, plan))
+    events = list(chrome_events(picture_of_timeline(problem, timeline, plan)))
+    summed = [(each["pid"], each["ts"], each["dur"]) for each in events if each["name"] == "tied sum"]
+    ((_stage, _tie, start, end),) = timeline.ties
+    assert summed == [(pid, start / 1000, (end - start) / 1000) for pid in (0, 2)]
+
+
+def test_traffic_has_the_ring_of_a_tie() -> None:
+    problem, plan = _two_stages()
+    flows = {(flow.source, flow.target): flow.sizes for flow in traffic(problem, plan, 100)}
+    assert flows == {(0, 1): (0, 0, 40), (1, 0): (0, 0, 40)}

@@ -114,7 +114,7 @@ class Reasons {
     const blocks = place.blocks || this.strips[place.strip][place.part], i = place.index, letter = KINDS[blocks.kind[i]];
     const words = this.data.names[letter], m = blocks.number[i], s = blocks.stage[i];
     if (s < 0) return words;
-    const number = m < 0 ? (letter === "a" ? " of a tied parameter" : "") : letter === "a" || letter === "U" ? ` of bucket ${m}` : ` of micro-batch ${m}`;
+    const number = m < 0 ? (m === -2 ? " of a tied parameter" : "") : letter === "a" || letter === "U" ? ` of bucket ${m}` : ` of micro-batch ${m}`;
     return `${words}${number}, stage ${s}`;
   }
 
