@@ -43,7 +43,7 @@ def broken_pin(problem: Problem, allocation: Allocation) -> str | None:
 
 def unkeepable_pin(problem: Problem) -> str | None:
     """Why no plan at all can keep the pins; None where that is not certain."""
-    if _segments(problem, 0, problem.num_layers - 1) is not None:
+    if fewest_pieces(problem) is not None:
         return None
     for layer in range(problem.num_layers):
         if not allowed_devices(problem, layer, layer):
@@ -51,6 +51,14 @@ def unkeepable_pin(problem: Problem) -> str | None:
     return (
         "the pins keep layers apart that the profile does not allow to be cut: no cuttable position lies between them"
     )
+
+
+def fewest_pieces(problem: Problem) -> list[tuple[int, int]] | None:
+    """All layers in as few pieces as keep the pins; None where no cut is allowed in time, so that nothing keeps them.
+
+    A part of a piece that some device may hold whole can be held by it as well, so the longest pieces are the fewest.
+    """
+    return _segments(problem, 0, problem.num_layers - 1)
 
 
 def keep_pins(problem: Problem, allocation: Allocation) -> Allocation | None:
@@ -114,10 +122,10 @@ def _places(problem: Problem, allocation: Allocation) -> dict[int, int] | None:
                 d,
             ),
         )
-    return _matching(wanted)
+    return matching(wanted)
 
 
-def _matching(wanted: dict[int, list[int]]) -> dict[int, int] | None:
+def matching(wanted: dict[int, list[int]]) -> dict[int, int] | None:
     """Each key one of its values, none twice; the tightest keys first, by augmenting paths."""
     holder: dict[int, int] = {}
     for key in sorted(wanted, key=lambda k: (len(wanted[k]), k)):

@@ -13,11 +13,15 @@ from penstock.solvers.update_rules import UpdateRule
 
 
 class Status(StrEnum):
-    """``optimal`` means value ≤ request-scope bound + tolerance."""
+    """``optimal`` means value ≤ request-scope bound + tolerance; ``infeasible`` that no plan exists (``feasibility``).
+
+    ``none_found``: the search ended without a plan, and that there is none is not proven.
+    """
 
     OPTIMAL = "optimal"
     FEASIBLE = "feasible"
     INFEASIBLE = "infeasible"
+    NONE_FOUND = "none_found"
     TIME_LIMIT = "time_limit"
 
 
@@ -87,7 +91,7 @@ class Progress(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a planner found. ``best`` is None when infeasible, or when the limit came first."""
+    """What a planner found. ``best`` is None when infeasible, when none was found, or when the limit came first."""
 
     status: Status
     why: str
