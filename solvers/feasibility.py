@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -30,7 +30,7 @@ from ortools.sat.python import cp_model
 
 from penstock.solvers.batching import num_micro_batches
 from penstock.solvers.pins import allowed_devices, unkeepable_pin
-from penstock.solvers.problem import Problem
+from penstock.solvers.problem import Measured, Problem
 from penstock.solvers.result import Shortage
 
 MOST_PAIRS = 1024
@@ -40,7 +40,7 @@ SEARCHED = 2.0
 MOST_ROUTED = 64
 """Devices whose connections are looked up pair by pair; more of them count as connected."""
 SLOP_NS = 2
-"""What rounding up can take off the difference of two times between two measurements."""
+"""What rounding up can take off the difference of two times that are not measured themselves."""
 
 Devices = Sequence[int]
 
@@ -52,6 +52,7 @@ class Proof(NamedTuple):
     shortage: Shortage | None = None
 
 
+@lru_cache(maxsize=16)
 def proof_of_infeasibility(problem: Problem) -> Proof | None:
     """The proof that the request has no plan of any kind, or None.
 
@@ -164,10 +165,11 @@ class Least:
 
     @cached_property
     def gradients(self) -> np.ndarray:
-        """Where the backward takes time."""
-        return np.where(self._takes_time, self._of(self.problem.trainable_bytes), 0) * (
-            self.problem.memory.gradient_factor
-        )
+        """Where the backward takes time: they stay from its start to the end of the step."""
+        bytes_each = self._of(self.problem.trainable_bytes) * self.problem.memory.gradient_factor
+        points = [point for device in self.problem.devices for point in self._measured(device.kind)]
+        takes_time = np.min([point.backward_ns for point in points], axis=0) > 0
+        return np.where(np.logical_or.reduceat(takes_time, self.edges[:-1]), bytes_each, 0)
 
     @property
     def together(self) -> bool:
@@ -201,20 +203,27 @@ class Least:
 
     @cached_property
     def _takes_time(self) -> np.ndarray:
-        """(blocks,) whether the gradients of a block's inputs take time on every kind, at every size of a slice."""
+        """(blocks,) whether the gradients of a block's inputs take time on every kind, at every size of a slice.
+
+        A split backward holds the stash of a micro-batch for certain during that part only.
+        """
         sure = np.ones(self.problem.num_layers, dtype=bool)
         for kind in {device.kind for device in self.problem.devices}:
+            exact = self.problem.kind_source[kind][1] == 1.0 and [p.rows for p in self._measured(kind)] == [1]
             for rows in self._rows(kind):
                 costs = self.problem.costs(kind, rows)
-                sure &= np.diff(costs.backward_ns) - np.diff(costs.weight_ns) > SLOP_NS
+                sure &= np.diff(costs.backward_ns) - np.diff(costs.weight_ns) > (0 if exact else SLOP_NS)
         return np.logical_or.reduceat(sure, self.edges[:-1])
 
     def _rows(self, kind: str) -> list[int]:
         """Sizes of slices between which times and bytes are linear in the rows; the first is the least slice."""
         problem = self.problem
         least = max(problem.min_slice, -(-least_rows(problem) // problem.num_devices))
-        measured = [point.rows for point in problem.measured[problem.kind_source[kind][0]]]
+        measured = [point.rows for point in self._measured(kind)]
         return sorted({least, *(rows + more for rows in measured for more in (0, 1) if rows + more > least)})
+
+    def _measured(self, kind: str) -> tuple[Measured, ...]:
+        return self.problem.measured[self.problem.kind_source[kind][0]]
 
 
 def _too_large(least: Least, part: Devices) -> Proof | None:

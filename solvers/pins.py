@@ -7,7 +7,7 @@ themselves break a pin, they lose replicas, or are cut between layers that no de
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
@@ -78,7 +78,7 @@ def keep_pins_of_schedule(
     """An allocation that its schedule fits, with devices changing places only."""
     if broken_pin(problem, allocation) is None:
         return allocation, schedule
-    places = _places(problem, allocation)
+    places = _places(problem, allocation, lambda stage: allowed_devices(problem, stage.first, stage.last))
     if places is None:
         return None
     if isinstance(schedule, Orders):
@@ -88,7 +88,12 @@ def keep_pins_of_schedule(
 
 
 def _moved(problem: Problem, allocation: Allocation) -> Allocation | None:
-    places = _places(problem, allocation)
+    return exchanged(problem, allocation, lambda stage: allowed_devices(problem, stage.first, stage.last))
+
+
+def exchanged(problem: Problem, allocation: Allocation, allowed: Callable[[Stage], Devices]) -> Allocation | None:
+    """The allocation on devices that each of their stages allows, few of them changed; None where there is no way."""
+    places = _places(problem, allocation, allowed)
     return None if places is None else _renamed(allocation, places)
 
 
@@ -103,7 +108,7 @@ def _renamed(allocation: Allocation, places: dict[int, int]) -> Allocation:
     return Allocation(pipelines, allocation.num_micro_batches)
 
 
-def _places(problem: Problem, allocation: Allocation) -> dict[int, int] | None:
+def _places(problem: Problem, allocation: Allocation, allowed_by: Callable[[Stage], Devices]) -> dict[int, int] | None:
     """For each used device the one that takes its place; of the possible ones itself, its node, its kind first."""
     used = sorted({d for stage in allocation.stages for d in stage.devices})
     wanted: dict[int, list[int]] = {}
@@ -111,7 +116,7 @@ def _places(problem: Problem, allocation: Allocation) -> dict[int, int] | None:
         allowed = frozenset(range(problem.num_devices))
         for stage in allocation.stages:
             if device in stage.devices:
-                allowed &= allowed_devices(problem, stage.first, stage.last)
+                allowed &= allowed_by(stage)
         here = problem.devices[device]
         wanted[device] = sorted(
             allowed,

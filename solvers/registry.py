@@ -37,7 +37,7 @@ from penstock.solvers.planners.deadline import Deadline
 from penstock.solvers.planners.explain import why_found, why_nothing
 from penstock.solvers.planners.options import Option, Value, checked
 from penstock.solvers.planners.session import Session
-from penstock.solvers.planners.simple import Simple, averaged, eagerly, flushed, grouped
+from penstock.solvers.planners.simple import Simple, averaged, eagerly, flushed, grouped, starred
 from penstock.solvers.portfolio.crew import Crew, Here, crew_of, is_small
 from penstock.solvers.portfolio.rounds import Tasks
 from penstock.solvers.portfolio.tasks import Ask, Proposals, Prove, Remedy, Setting
@@ -218,7 +218,7 @@ PLANNERS: dict[str, Planner] = {
             ("early-backward",),
             ("early-backward", "gpipe", "advance-forward"),
             options=dapple.OPTIONS,
-            simple=(Simple("synchronous", flushed("early-backward")),),
+            simple=(Simple("synchronous", flushed("early-backward"), unpinned=True),),
         ),
         Planner(
             "hetpipe",
@@ -264,7 +264,7 @@ PLANNERS: dict[str, Planner] = {
             ("pe", "early-backward"),
             ("pe", "early-backward", "gpipe"),
             options=spp.OPTIONS,
-            simple=(Simple("synchronous", flushed("pe", "early-backward")),),
+            simple=(Simple("synchronous", flushed("pe", "early-backward"), unpinned=True),),
         ),
         Planner(
             "relax",
@@ -306,7 +306,7 @@ PLANNERS: dict[str, Planner] = {
             options=pipedream.OPTIONS,
             simple=(
                 Simple("weight_stashing", eagerly("weight_stashing"), in_turn=True, unpinned=True),
-                Simple("synchronous", flushed("early-backward")),
+                Simple("synchronous", flushed("early-backward"), unpinned=True),
             ),
         ),
         Planner(
@@ -351,6 +351,7 @@ PLANNERS: dict[str, Planner] = {
             ("1f1b-star", "inside-out", "periodic-ilp"),
             supports=frozenset({"double_buffered", "recompute"}),
             options=madpipe.OPTIONS,
+            simple=(Simple("double_buffered", starred, unpinned=True),),
         ),
         Planner(
             "exact",

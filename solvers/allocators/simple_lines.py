@@ -18,12 +18,10 @@ from penstock.solvers.allocators.block_partition import block_partition, smalles
 from penstock.solvers.batches import Batch
 from penstock.solvers.costs import stage_costs
 from penstock.solvers.enumeration import Space
-from penstock.solvers.memory import static_bytes
 from penstock.solvers.pins import allowed_devices, broken_pin, fewest_pieces, matching
 from penstock.solvers.problem import Problem
+from penstock.solvers.room import free_bytes, needed_bytes
 
-MOST_LISTED = 2_000
-"""Lines of a request that are listed."""
 MOST_DEALT = 32
 """Lines of a larger one that are made for each way to cut it."""
 EVEN = (1, 2, 4)
@@ -34,49 +32,51 @@ Piece = tuple[int, int]
 
 
 def simple_lines(problem: Problem, batch: Batch, replicas: int) -> list[Line]:
-    """One stage on all devices, and even stages of each number, on one device each and on equal shares of all.
+    """One stage on each number of devices, and even stages of each number, on one device each and on equal shares.
 
     At most ``replicas`` to a stage. The largest number has one block of layers in each stage, if there are as many
-    devices. Pins are not looked at.
+    devices. Of many numbers some are taken. Pins are not looked at.
     """
     order = [device for node in problem.nodes() for device in node]
     most = min(len(order), int(problem.cuttable.sum()) + 1)
     found: list[Line] = []
-    for number in range(1, most + 1) if most <= MOST_DEALT else (*EVEN, most):
+    for number in _some(most):
         cut = block_partition(problem, batch, number).stages
-        for width in dict.fromkeys((1, min(replicas, len(order) // number))):
+        widest = min(replicas, len(order) // number)
+        for width in _some(widest) if number == 1 else sorted({1, widest}):
             dealt = (tuple(order[s * width : (s + 1) * width]) for s in range(number))
             found.append(tuple(Stage(s.first, s.last, own) for s, own in zip(cut, dealt, strict=True)))
     return found
 
 
-def kept_lines(problem: Problem, batch: Batch, replicas: int) -> list[Line]:
+def _some(most: int) -> Sequence[int]:
+    """From 1 on all numbers, or the even ones and the last."""
+    return range(1, most + 1) if most <= MOST_DEALT else (*EVEN, most)
+
+
+def kept_lines(problem: Problem, batch: Batch, replicas: int, most: int) -> list[Line]:
     """Lines that keep the pins and may fit; at most ``replicas`` to a stage.
 
-    Of a small request all of them, so that no line fits where the list is empty.
+    All of them where at most ``most`` are to be listed, so that no line fits if there is none.
     """
     space = Space(problem, (batch,))
-    lines = _listed(space, replicas, 1) if space.count() <= MOST_LISTED else _dealt_out(problem, replicas)
+    lines = _listed(space, replicas, 1) if space.count() <= most else _dealt_out(problem, replicas)
     return [line for line in dict.fromkeys(lines) if may_fit(problem, batch, line)]
 
 
-def folded_lines(problem: Problem, batch: Batch, replicas: int) -> list[Line]:
+def folded_lines(problem: Problem, batch: Batch, replicas: int, most: int) -> list[Line]:
     """The same of 2N stages on N places, each of which holds stage i and stage N + i; none of a large request."""
     space = Space(problem, (batch,))
-    lines = _listed(space, replicas, 2) if space.count() <= MOST_LISTED else iter(())
+    lines = _listed(space, replicas, 2) if space.count() <= most else iter(())
     return [line for line in lines if may_fit(problem, batch, line)]
 
 
 def may_fit(problem: Problem, batch: Batch, line: Line) -> bool:
     """Whether each device has room for its stage and one micro-batch, without buffers; recomputing if it may."""
-    return all(_lacking(problem, batch, stage) <= 0 for stage in line)
-
-
-def _lacking(problem: Problem, batch: Batch, stage: Stage) -> int:
-    """Bytes that a stage lacks on its smallest device during a backward; what one recomputing keeps is rebuilt then."""
-    costs = stage_costs(problem, stage, batch.most_rows)
-    held = static_bytes(problem, stage).total + costs.kept_bytes + (costs.workspace_bytes if costs.backward_ns else 0)
-    return held - min(problem.capacity_bytes(d) - problem.devices[d].context_bytes for d in stage.devices)
+    return all(
+        needed_bytes(problem, stage, batch.most_rows) <= min(free_bytes(problem, device) for device in stage.devices)
+        for stage in line
+    )
 
 
 def largest_ns(problem: Problem, batch: Batch, line: Line) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from penstock.solvers.planners.deadline import Deadline
 from penstock.solvers.planners.options import Option
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.planners.session import Session
-from penstock.solvers.planners.simple import Simple, first_plans, last_plans
+from penstock.solvers.planners.simple import Simple, first_plans, last_plans, simplest_plans, unlimited
 from penstock.solvers.portfolio.outcome import Closing, Found, Outcome
 from penstock.solvers.problem import Problem
 from penstock.solvers.remedies import find_remedy
@@ -139,9 +139,10 @@ class Ask:
         try:
             found = entry.proposals(setting.problem, self.values)
             own = _also_under_gpipe(found) if self.under_gpipe else found
-            simple = (setting.problem, entry.simple, bool(self.values.get("straight")))
-            rest = last_plans(*simple, lambda: session.best is None)
-            session.judge_all(self.name, chain(first_plans(*simple), own, rest))
+            simple = entry.simple if unlimited(entry.options, self.values) else ()
+            before, after = first_plans(setting.problem, simple), simplest_plans(setting.problem, simple)
+            last = last_plans(setting.problem, simple, lambda: session.best is None)
+            session.judge_all(self.name, chain(before, own, after, last))
         except UnsupportedRequest as refused:
             return replace(session.outcome(self.name), refused=refused)
         return session.outcome(self.name)
