@@ -161,7 +161,7 @@ class Least:
         """Optimizer states that one device of a stage has, however many replicas share them."""
         if not self.problem.memory.shard_states:
             return self.states
-        return self.states // np.asarray([max(1, len(devices)) for devices in self.allowed])
+        return np.asarray(self.states // [max(1, len(devices)) for devices in self.allowed])
 
     @cached_property
     def gradients(self) -> np.ndarray:
@@ -213,7 +213,7 @@ class Least:
             for rows in self._rows(kind):
                 costs = self.problem.costs(kind, rows)
                 sure &= np.diff(costs.backward_ns) - np.diff(costs.weight_ns) > (0 if exact else SLOP_NS)
-        return np.logical_or.reduceat(sure, self.edges[:-1])
+        return np.asarray(np.logical_or.reduceat(sure, self.edges[:-1]))
 
     def _rows(self, kind: str) -> list[int]:
         """Sizes of slices between which times and bytes are linear in the rows; the first is the least slice."""

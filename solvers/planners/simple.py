@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from math import lcm
 from typing import Literal, NamedTuple
@@ -44,7 +44,7 @@ MOST_DEVICES = 256
 """Of a request without pins whose simplest plans are judged."""
 
 Judged = Callable[[Problem, Allocation], Iterator[Proposal]]
-"""The proposals for a line of stages."""
+"""The proposals for a line of stages; a function that can be pickled, for workers."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,11 @@ def first_plans(problem: Problem, simple: tuple[Simple, ...]) -> Iterator[Propos
 
 
 def simplest_plans(problem: Problem, simple: tuple[Simple, ...]) -> Iterator[Proposal]:
-    """Without pins the simplest plans of each allowed rule."""
+    """Without pins the simplest plans of each allowed rule, flushed ones with P_A's micro-batches in flight."""
     for each in _allowed(problem, simple) if not problem.pins and problem.num_devices <= MOST_DEVICES else ():
         if each.unpinned:
             for plan in _simplest(problem, each):
-                yield from each.judged(problem, plan.allocation)
+                yield from (proposal._replace(policy="A") for proposal in each.judged(problem, plan.allocation))
 
 
 def last_plans(problem: Problem, simple: tuple[Simple, ...], wanted: Callable[[], bool]) -> Iterator[Proposal]:
@@ -113,7 +113,7 @@ def _ranked(problem: Problem, simple: Simple) -> list[_Ranked]:
 def _every_line(problem: Problem, lines: str, in_turn: bool) -> list[_Ranked]:
     batches = candidates(problem, dapple_replicas(problem))
     made = folded_lines if lines == "folded" else kept_lines
-    found = []
+    found: list[tuple[Batch, Line]] = []
     for batch in batches:
         replicas = 1 if lines == "straight" else _most_replicas(problem, batch, in_turn)
         found += [(batch, line) for line in made(problem, batch, replicas, MOST_LISTED // len(batches))]
@@ -122,7 +122,7 @@ def _every_line(problem: Problem, lines: str, in_turn: bool) -> list[_Ranked]:
 
 def _simplest(problem: Problem, simple: Simple) -> list[_Ranked]:
     """Of each number and width of stages the most promising one, then the next best ones."""
-    found = []
+    found: list[tuple[Batch, Line]] = []
     for batch in candidates(problem, dapple_replicas(problem)):
         replicas = 1 if simple.lines == "straight" else _most_replicas(problem, batch, simple.in_turn)
         found += [(batch, line) for line in simple_lines(problem, batch, replicas)]
@@ -150,28 +150,28 @@ def _by_promise(problem: Problem, lines: list[tuple[Batch, Line]]) -> list[_Rank
 
 def flushed(*schedules: str) -> Judged:
     """Synchronous plans under these schedules; the judge chooses what recomputes."""
+    return partial(_flushed, schedules)
 
-    def judged(problem: Problem, allocation: Allocation) -> Iterator[Proposal]:
-        yield Proposal(allocation, schedules, "best", (problem.rules.overlap_all_reduce,))
 
-    return judged
+def _flushed(schedules: tuple[str, ...], problem: Problem, allocation: Allocation) -> Iterator[Proposal]:
+    yield Proposal(allocation, schedules, "best", (problem.rules.overlap_all_reduce,))
 
 
 def eagerly(rule: UpdateRule) -> Judged:
     """1F1B without a flush: as many micro-batches in flight as NOAM and memory allow, and one."""
+    return partial(_eagerly, rule)
 
-    def judged(problem: Problem, allocation: Allocation) -> Iterator[Proposal]:
-        dealt = (each for line in dispatched(problem, allocation, rule) for each in recomputing(problem, line))
-        for variant in dealt:
-            wanted = (noam(variant), (1,) * len(variant.stages))
-            for depth in dict.fromkeys(fitted_depth(problem, variant, rule, each) for each in wanted):
-                try:
-                    pattern = eager(problem, variant, update_rule=rule, depth=depth)
-                except PenstockError:  # too few micro-batches for so many stages: one in flight is among the depths
-                    continue
-                yield Proposal(variant, ("eager",), "best", (problem.rules.overlap_all_reduce,), rule, pattern)
 
-    return judged
+def _eagerly(rule: UpdateRule, problem: Problem, allocation: Allocation) -> Iterator[Proposal]:
+    dealt = (each for line in dispatched(problem, allocation, rule) for each in recomputing(problem, line))
+    for variant in dealt:
+        wanted = (noam(variant), (1,) * len(variant.stages))
+        for depth in dict.fromkeys(fitted_depth(problem, variant, rule, each) for each in wanted):
+            try:
+                pattern = eager(problem, variant, update_rule=rule, depth=depth)
+            except PenstockError:  # too few micro-batches for so many stages: one in flight is among the depths
+                continue
+            yield Proposal(variant, ("eager",), "best", (problem.rules.overlap_all_reduce,), rule, pattern)
 
 
 def dispatched(problem: Problem, allocation: Allocation, rule: UpdateRule) -> Iterator[Allocation]:
