@@ -140,7 +140,7 @@ def _most_replicas(problem: Problem, batch: Batch, in_turn: bool) -> int:
 
 
 def _by_promise(problem: Problem, lines: list[tuple[Batch, Line]]) -> list[_Ranked]:
-    found = []
+    found: list[_Ranked] = []
     for batch, line in lines:
         largest, whole = largest_ns(problem, batch, line)
         promise = (batch.num_micro_batches - 1) * largest + whole, largest
