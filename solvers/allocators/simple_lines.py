@@ -100,15 +100,37 @@ def _listed(space: Space, replicas: int, folds: int) -> Iterator[Line]:
 
 
 def _dealt_out(problem: Problem, replicas: int) -> Iterator[Line]:
-    for pieces in dict.fromkeys((tuple(fewest_pieces(problem) or ()), tuple(_bordered(problem)))):
-        devices = _shared_out(problem, pieces)
-        if not pieces or devices is None:
+    fewest = tuple(fewest_pieces(problem) or ())
+    for pieces in dict.fromkeys((fewest, tuple(_evened(problem, fewest)), tuple(_bordered(problem)))):
+        devices = _shared_out(problem, pieces) if pieces else None
+        if devices is None:
             continue
         ways = [_splits(problem, piece, own) for piece, own in zip(pieces, devices, strict=True)]
         alike = [[way[min(k, len(way) - 1)] for way in ways] for k in range(max(map(len, ways)))]
         every = product(*ways) if np.prod([len(way) for way in ways], dtype=float) <= MOST_DEALT else alike
         for chosen in every:
             yield tuple(stage for part in chosen for stage in _narrowed(part, replicas))
+
+
+def _evened(problem: Problem, pieces: Sequence[Piece]) -> Iterator[Piece]:
+    """The pieces, each of which begins as near to an even share of the work as the pins allow.
+
+    ``pieces`` are as long as can be from the front, so a piece may begin earlier, but not before the last one does.
+    """
+    costs = problem.costs(problem.devices[0].kind, 1)
+    work = costs.forward_ns + costs.backward_ns
+    last, found = problem.num_layers - 1, []
+    for number in range(len(pieces) - 1, 0, -1):
+        begins = [
+            at
+            for at in range(pieces[number - 1][0] + 1, pieces[number][0] + 1)
+            if problem.cuttable[at - 1] and allowed_devices(problem, at, last)
+        ]
+        share = int(work[-1]) * number // len(pieces)
+        first = min(begins, key=lambda at, share=share: abs(int(work[at]) - share))  # type: ignore[misc]
+        found.append((first, last))
+        last = first - 1
+    yield from ((0, last), *reversed(found))
 
 
 def _bordered(problem: Problem) -> Iterator[Piece]:
