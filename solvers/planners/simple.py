@@ -27,6 +27,7 @@ from penstock.solvers.problem import Problem
 from penstock.solvers.schedules import one_f_one_b_star
 from penstock.solvers.schedules.advance_forward import advance_forward_of, in_flight
 from penstock.solvers.schedules.eager import eager, fitted_depth, noam
+from penstock.solvers.schedules.early_backward import early_backward
 from penstock.solvers.schedules.stage_line import StageLine
 from penstock.solvers.schedules.wpipe import wpipe
 from penstock.solvers.sharing import parallel_pipelines
@@ -97,7 +98,19 @@ def last_plans(problem: Problem, simple: tuple[Simple, ...], wanted: Callable[[]
             for plan in _ranked(problem, each):
                 if not wanted():
                     return
-                yield from each.judged(problem, plan.allocation)
+                yield from chain(each.judged(problem, plan.allocation), _leanest(problem, each, plan.allocation))
+
+
+def _leanest(problem: Problem, simple: Simple, allocation: Allocation) -> Iterator[Proposal]:
+    """Flushed plans with one micro-batch on its way through the line, so that no receive buffer waits beside another.
+
+    Under early backward; the proposals for other rules have it already, and straight lines are for orders of their own.
+    """
+    if simple.rule == "synchronous" and simple.lines == "any":
+        overlaps = (problem.rules.overlap_all_reduce,)
+        for variant in recomputing(problem, allocation):
+            orders = early_backward(problem, variant, warmup=(1,) * len(variant.stages))
+            yield Proposal(variant, (orders.name,), overlaps=overlaps, fixed=orders)
 
 
 def _allowed(problem: Problem, simple: tuple[Simple, ...]) -> Iterator[Simple]:
