@@ -65,7 +65,7 @@ def solve(
     on_progress: Callable[[Progress], None] | None = None,
     workers: int | None = None,
 ) -> ResultOut:
-    """Answer a request. Raises InvalidDocument or UnsupportedRequest; ``infeasible`` is an answer, not an error.
+    """Answer a request. Raises InvalidDocument or UnsupportedRequest; having no plan is an answer, not an error.
 
     ``on_incumbent`` hears of every better plan, ``on_progress`` also of bounds and of the planners at work.
     ``workers``: processes for a large request, by default as many as processors; the plan does not depend on it.
@@ -403,7 +403,7 @@ class Answer:
 
     @property
     def status(self) -> str:
-        """optimal, feasible, infeasible or time_limit."""
+        """optimal, feasible, infeasible, none_found or time_limit."""
         return self.result.status
 
     @property

@@ -13,7 +13,7 @@ from penstock.schemas.quantities import ContentHash, Count, Flag, Name, Nanoseco
 from penstock.schemas.run_options import RunOptions
 
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
-ResultStatus = Literal["optimal", "feasible", "infeasible", "time_limit"]
+ResultStatus = Literal["optimal", "feasible", "infeasible", "none_found", "time_limit"]
 RunState = Literal["preparing", "running", "recovering", "succeeded", "failed", "cancelled"]
 
 
@@ -57,7 +57,10 @@ class ProblemDetails(Part):
 
 
 class Infeasibility(Part):
-    """Why no plan exists, and the first remedy that works."""
+    """Why there is no plan: what the nearest one lacks, and the first remedy that works.
+
+    Status ``infeasible``: it is proven that none exists; ``none_found``: no planner that was asked has found one.
+    """
 
     stage: str | None = Field(default=None, description="the layers of the tightest stage")
     device: str | None = None

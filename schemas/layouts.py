@@ -47,7 +47,7 @@ class Rival(Part):
     """The best plan of a wider choice, and how the layout (``theirs``) compares with it (``ours``)."""
 
     choice: str = Field(description="within the trainer's limits, or without")
-    status: Literal["optimal", "feasible", "infeasible", "time_limit"]
+    status: Literal["optimal", "feasible", "infeasible", "none_found", "time_limit"]
     why: str
     time_ns: Nanoseconds | None
     bound_ns: Nanoseconds | None = Field(description="no plan of this choice takes less")

@@ -7,7 +7,7 @@ themselves break a pin, they lose replicas, or are cut between layers that no de
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
@@ -43,7 +43,7 @@ def broken_pin(problem: Problem, allocation: Allocation) -> str | None:
 
 def unkeepable_pin(problem: Problem) -> str | None:
     """Why no plan at all can keep the pins; None where that is not certain."""
-    if _segments(problem, 0, problem.num_layers - 1) is not None:
+    if fewest_pieces(problem) is not None:
         return None
     for layer in range(problem.num_layers):
         if not allowed_devices(problem, layer, layer):
@@ -51,6 +51,14 @@ def unkeepable_pin(problem: Problem) -> str | None:
     return (
         "the pins keep layers apart that the profile does not allow to be cut: no cuttable position lies between them"
     )
+
+
+def fewest_pieces(problem: Problem) -> list[tuple[int, int]] | None:
+    """All layers in as few pieces as keep the pins; None where no cut is allowed in time, so that nothing keeps them.
+
+    A part of a piece that some device may hold whole can be held by it as well, so the longest pieces are the fewest.
+    """
+    return _segments(problem, 0, problem.num_layers - 1)
 
 
 def keep_pins(problem: Problem, allocation: Allocation) -> Allocation | None:
@@ -70,7 +78,7 @@ def keep_pins_of_schedule(
     """An allocation that its schedule fits, with devices changing places only."""
     if broken_pin(problem, allocation) is None:
         return allocation, schedule
-    places = _places(problem, allocation)
+    places = _places(problem, allocation, lambda stage: allowed_devices(problem, stage.first, stage.last))
     if places is None:
         return None
     if isinstance(schedule, Orders):
@@ -80,7 +88,12 @@ def keep_pins_of_schedule(
 
 
 def _moved(problem: Problem, allocation: Allocation) -> Allocation | None:
-    places = _places(problem, allocation)
+    return exchanged(problem, allocation, lambda stage: allowed_devices(problem, stage.first, stage.last))
+
+
+def exchanged(problem: Problem, allocation: Allocation, allowed: Callable[[Stage], Devices]) -> Allocation | None:
+    """The allocation on devices that each of their stages allows, few of them changed; None where there is no way."""
+    places = _places(problem, allocation, allowed)
     return None if places is None else _renamed(allocation, places)
 
 
@@ -95,7 +108,7 @@ def _renamed(allocation: Allocation, places: dict[int, int]) -> Allocation:
     return Allocation(pipelines, allocation.num_micro_batches)
 
 
-def _places(problem: Problem, allocation: Allocation) -> dict[int, int] | None:
+def _places(problem: Problem, allocation: Allocation, allowed_by: Callable[[Stage], Devices]) -> dict[int, int] | None:
     """For each used device the one that takes its place; of the possible ones itself, its node, its kind first."""
     used = sorted({d for stage in allocation.stages for d in stage.devices})
     wanted: dict[int, list[int]] = {}
@@ -103,7 +116,7 @@ def _places(problem: Problem, allocation: Allocation) -> dict[int, int] | None:
         allowed = frozenset(range(problem.num_devices))
         for stage in allocation.stages:
             if device in stage.devices:
-                allowed &= allowed_devices(problem, stage.first, stage.last)
+                allowed &= allowed_by(stage)
         here = problem.devices[device]
         wanted[device] = sorted(
             allowed,
@@ -114,10 +127,10 @@ def _places(problem: Problem, allocation: Allocation) -> dict[int, int] | None:
                 d,
             ),
         )
-    return _matching(wanted)
+    return matching(wanted)
 
 
-def _matching(wanted: dict[int, list[int]]) -> dict[int, int] | None:
+def matching(wanted: dict[int, list[int]]) -> dict[int, int] | None:
     """Each key one of its values, none twice; the tightest keys first, by augmenting paths."""
     holder: dict[int, int] = {}
     for key in sorted(wanted, key=lambda k: (len(wanted[k]), k)):

@@ -37,6 +37,7 @@ from penstock.solvers.planners.deadline import Deadline
 from penstock.solvers.planners.explain import why_found, why_nothing
 from penstock.solvers.planners.options import Option, Value, checked
 from penstock.solvers.planners.session import Session
+from penstock.solvers.planners.simple import Simple, averaged, eagerly, flushed, grouped, starred
 from penstock.solvers.portfolio.crew import Crew, Here, crew_of, is_small
 from penstock.solvers.portfolio.rounds import Tasks
 from penstock.solvers.portfolio.tasks import Ask, Proposals, Prove, Remedy, Setting
@@ -53,7 +54,7 @@ class Planner:
     """A planner: what it supports (update rules and request features), and the schedules it combines with.
 
     ``schedules`` are compared by default; ``accepts`` may be asked for. ``exact``: its best plan is optimal over
-    what it searches, by its own estimate.
+    what it searches, by its own estimate. ``simple``: how it runs the simplest plans that keep the pins.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Planner:
     exact: bool = False
     supports: frozenset[str] = frozenset({"synchronous", "heterogeneous", "recompute"})
     options: tuple[Option, ...] = ()
+    simple: tuple[Simple, ...] = ()
 
     def solve(
         self,
@@ -98,7 +100,7 @@ class Planner:
                 session.choose_codecs()
                 return session.result(self.name, why_found(session, self.proposals is None) + auto.remarks(session))
             found = session.result(self.name, "")
-            if found.status is Status.INFEASIBLE and found.shortage is not None:
+            if found.status is not Status.TIME_LIMIT and found.shortage is not None:
                 remedies = Tasks(session, [Remedy(self.name, values)])
                 remedies.run(crew)
                 found = replace(found, shortage=replace(found.shortage, remedy=remedies.remedy))
@@ -186,6 +188,7 @@ PLANNERS: dict[str, Planner] = {
             ("early-backward",),
             ("early-backward", "gpipe"),
             options=dp.OPTIONS,
+            simple=(Simple("synchronous", flushed("early-backward")),),
         ),
         Planner(
             "gpipe",
@@ -195,6 +198,7 @@ PLANNERS: dict[str, Planner] = {
             ("gpipe",),
             ("gpipe", "early-backward", "advance-forward"),
             options=gpipe.OPTIONS,
+            simple=(Simple("synchronous", flushed("gpipe"), "straight"),),
         ),
         Planner(
             "model-parallel",
@@ -204,6 +208,7 @@ PLANNERS: dict[str, Planner] = {
             ("model-parallel",),
             ("model-parallel",),
             options=model_parallel.OPTIONS,
+            simple=(Simple("synchronous", flushed("model-parallel"), "straight"),),
         ),
         Planner(
             "dapple",
@@ -213,6 +218,7 @@ PLANNERS: dict[str, Planner] = {
             ("early-backward",),
             ("early-backward", "gpipe", "advance-forward"),
             options=dapple.OPTIONS,
+            simple=(Simple("synchronous", flushed("early-backward"), unpinned=True),),
         ),
         Planner(
             "hetpipe",
@@ -258,6 +264,7 @@ PLANNERS: dict[str, Planner] = {
             ("pe", "early-backward"),
             ("pe", "early-backward", "gpipe"),
             options=spp.OPTIONS,
+            simple=(Simple("synchronous", flushed("pe", "early-backward"), unpinned=True),),
         ),
         Planner(
             "relax",
@@ -267,6 +274,7 @@ PLANNERS: dict[str, Planner] = {
             ("early-backward",),
             ("early-backward",),
             options=relax.OPTIONS,
+            simple=(Simple("synchronous", flushed("early-backward"), unpinned=True),),
         ),
         Planner(
             "uniform",
@@ -296,6 +304,10 @@ PLANNERS: dict[str, Planner] = {
             ("early-backward", "gpipe", "eager"),
             supports=frozenset({"synchronous", "weight_stashing", "heterogeneous", "recompute"}),
             options=pipedream.OPTIONS,
+            simple=(
+                Simple("weight_stashing", eagerly("weight_stashing"), in_turn=True, unpinned=True),
+                Simple("synchronous", flushed("early-backward"), unpinned=True),
+            ),
         ),
         Planner(
             "pipedream-2bw",
@@ -306,6 +318,7 @@ PLANNERS: dict[str, Planner] = {
             ("eager",),
             supports=frozenset({"double_buffered", "heterogeneous", "recompute"}),
             options=pipedream_2bw.OPTIONS,
+            simple=(Simple("double_buffered", eagerly("double_buffered"), in_turn=True, unpinned=True),),
         ),
         Planner(
             "wpipe",
@@ -316,6 +329,7 @@ PLANNERS: dict[str, Planner] = {
             ("wpipe",),
             supports=frozenset({"double_grouped", "heterogeneous", "recompute"}),
             options=wpipe.OPTIONS,
+            simple=(Simple("double_grouped", grouped, "folded", unpinned=True),),
         ),
         Planner(
             "avgpipe",
@@ -326,6 +340,7 @@ PLANNERS: dict[str, Planner] = {
             ("advance-forward",),
             supports=frozenset({"elastic_averaging", "heterogeneous", "recompute"}),
             options=avgpipe.OPTIONS,
+            simple=(Simple("elastic_averaging", averaged, "straight", unpinned=True),),
         ),
         Planner(
             "madpipe",
@@ -336,6 +351,7 @@ PLANNERS: dict[str, Planner] = {
             ("1f1b-star", "inside-out", "periodic-ilp"),
             supports=frozenset({"double_buffered", "recompute"}),
             options=madpipe.OPTIONS,
+            simple=(Simple("double_buffered", starred, unpinned=True),),
         ),
         Planner(
             "exact",

@@ -14,11 +14,16 @@ from penstock.solvers.update_rules import UpdateRule
 
 
 class Status(StrEnum):
-    """``optimal`` means value ≤ a bound on every plan of the request + its tolerance."""
+    """``optimal`` means value ≤ a bound on every plan of the request + its tolerance; ``infeasible`` that none exists.
+
+    ``infeasible`` has a proof (``feasibility``). ``none_found``: the search ended without a plan, and that there is
+    none is not proven.
+    """
 
     OPTIMAL = "optimal"
     FEASIBLE = "feasible"
     INFEASIBLE = "infeasible"
+    NONE_FOUND = "none_found"
     TIME_LIMIT = "time_limit"
 
 
@@ -105,7 +110,7 @@ class Progress(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a planner found. ``best`` is None when infeasible, or when the limit came first."""
+    """What a planner found. ``best`` is None when infeasible, when none was found, or when the limit came first."""
 
     status: Status
     why: str

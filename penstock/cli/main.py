@@ -1,6 +1,6 @@
 """The command ``penstock``: its commands, and the one place where an error becomes a message and an exit code.
 
-Exit codes: ``plan`` gives 0 optimal, 2 feasible, 3 infeasible, 4 limit without a plan; every other command 0 or 1.
+Exit codes: ``plan`` gives 0 optimal, 2 feasible, 3 infeasible, 4 no plan found; every other command 0 or 1.
 64 is wrong usage, 65 a refused document, 70 an internal error, 130 an interrupt.
 """
 

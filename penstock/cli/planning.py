@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.schemas.request import PlanRequest
     from penstock.solvers.result import Progress
 
-EXIT_CODES = {"optimal": 0, "feasible": 2, "infeasible": 3, "time_limit": 4}
+EXIT_CODES = {"optimal": 0, "feasible": 2, "infeasible": 3, "none_found": 4, "time_limit": 4}
 
 Profile = Annotated[str | None, typer.Option("--profile", "-p", help="A profile file, or - for standard input.")]
 Topology = Annotated[str | None, typer.Option("--topology", "-t", help="A topology file, or - for standard input.")]
@@ -120,7 +120,8 @@ def plan(
 ) -> None:
     """Find the best way to train a model on a cluster.
 
-    Exits with 0 when the plan is proven optimal, 2 when it is not, 3 when there is none, 4 when time ran out first.
+    Exits with 0 when the plan is proven optimal, 2 when it is not, 3 when it is proven that there is none, 4 when none
+    was found or time ran out first.
     Ctrl-C ends the search, and writes the best plan so far.
     """
     asked = request_of(context.params)

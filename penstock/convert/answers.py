@@ -222,7 +222,7 @@ def to_result(problem: Problem, request: PlanRequest, result: Result) -> ResultO
     plan = to_plan(problem, request, result.best, result.bounds) if result.best is not None else None
     shortage = result.shortage
     infeasibility = None
-    if result.status == "infeasible":
+    if result.status in ("infeasible", "none_found"):
         infeasibility = Infeasibility(
             sentence=result.why,
             stage=_layer_range(problem, shortage.first_layer, shortage.last_layer) if shortage else None,

@@ -169,7 +169,7 @@ def _rival(choice: str, request: PlanRequest, theirs: Candidate, bound_ns: int, 
         short = shortages(problem, theirs.allocation, theirs.timeline)
         drafted = Drafted(theirs, short[0] if short else None)
         comparison = to_layout(problem, ours, compared(problem, ours, drafted))
-    status: Literal["optimal", "feasible", "infeasible", "time_limit"] = result.status
+    status: Literal["optimal", "feasible", "infeasible", "none_found", "time_limit"] = result.status
     return Rival(
         choice=choice,
         status=status,

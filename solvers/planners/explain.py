@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 from penstock.solvers.batching import row_classes
 from penstock.solvers.explanation.hints import hints
-from penstock.solvers.pins import unkeepable_pin
 from penstock.solvers.planners.session import Session
 from penstock.solvers.portfolio.tasks import MOST_LABELLED
-from penstock.solvers.result import Bound, Candidate, Result, Status
+from penstock.solvers.result import Bound, Candidate, Result, Shortage, Status
 from penstock.solvers.schedule import Orders
 from penstock.solvers.schedules.early_backward import ACR_THRESHOLD, activation_communication_ratio
 
@@ -85,32 +84,43 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 def why_nothing(session: Session, result: Result) -> str:
-    """Which stage lacks how much on which device and what would help, or what else stood in the way."""
+    """What proves that there is no plan, or what stood in the way; which stage lacks most where, what would help."""
     if result.status is Status.TIME_LIMIT:
         late = " and ".join(result.unfinished)
         return f"{_limit(session)} came before {late} had found a plan{_quicker(session, result)}"
-    short = result.shortage
-    if short is None:
-        if session.disconnected is not None:
-            return f"no plan: {session.disconnected}"
-        if session.unpinned is not None:
-            return f"no plan: {unkeepable_pin(session.problem) or f'in the last one tried, {session.unpinned}'}"
-        if session.proposed and session.schedule != "auto":
-            return f"no plan: nothing that was proposed for this request goes with schedule {session.schedule!r}"
-        return (
-            "no plan: no micro-batch of "
-            f"{_sizes(session)} gives every replica min_slice = {session.problem.min_slice} samples"
-        )
+    if session.refuted is not None:
+        said = f"there is no plan: {session.refuted.sentence}"
+    elif result.shortage is None:
+        return f"no plan was found: {_obstacle(session)}; it is not proven that none exists"
+    else:
+        said = "no plan was found that fits; it is not proven that none exists"
+    return said if session.shortage is None else f"{said}; {_lacking(session, session.shortage, result)}"
+
+
+def _obstacle(session: Session) -> str:
+    """What kept the last plan from being judged, where memory did not."""
+    if session.disconnected is not None:
+        return session.disconnected
+    if session.unpinned is not None:
+        return f"in the last one tried, {session.unpinned}"
+    if session.proposed and session.schedule != "auto":
+        return f"nothing that was proposed for this request goes with schedule {session.schedule!r}"
+    return "nothing was proposed for this request"
+
+
+def _lacking(session: Session, short: Shortage, result: Result) -> str:
+    """What the nearest plan lacks, and what would help."""
     problem = session.problem
     names = problem.layer_names
     layers = f"layers {short.first_layer}–{short.last_layer} ({names[short.first_layer]} … {names[short.last_layer]})"
     sentence = (
-        f"no plan fits: in the nearest one, {layers} need {short.needed_bytes} bytes on device "
+        f"in the nearest one, {layers} need {short.needed_bytes} bytes on device "
         f"{problem.devices[short.device].name!r}, which has {short.available_bytes}: "
         f"{short.missing_bytes} bytes are missing"
     )
-    if short.remedy:
-        return f"{sentence}; this works: {short.remedy}"
+    remedy = None if result.shortage is None else result.shortage.remedy
+    if remedy:
+        return f"{sentence}; this works: {remedy}"
     if session.deadline.passed:
         return f"{sentence}; the time limit came before a remedy was found"
     return f"{sentence}; no remedy tried here works"
@@ -126,8 +136,3 @@ def _quicker(session: Session, result: Result) -> str:
 
 def _limit(session: Session) -> str:
     return "the time limit" if session.deadline.passed else f"the limit of {session.max_plans} plans"
-
-
-def _sizes(session: Session) -> str:
-    sizes = session.problem.micro_batch_sizes
-    return f"{list(sizes)} samples" if sizes else f"the {session.problem.global_batch_size} samples"

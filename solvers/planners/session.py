@@ -17,6 +17,7 @@ from penstock.solvers.allocation import Allocation
 from penstock.solvers.bounds import request_bound, schedule_bound
 from penstock.solvers.codecs import best_codecs, with_codecs
 from penstock.solvers.coverage import allowed, features_of_candidate
+from penstock.solvers.feasibility import Proof, proof_of_infeasibility
 from penstock.solvers.pins import broken_pin, keep_pins, keep_pins_of_schedule
 from penstock.solvers.planners.deadline import Deadline
 from penstock.solvers.planners.proposal import (
@@ -61,6 +62,7 @@ class Session:
     ``ceiling_ns``: the least time of plans known elsewhere. What is judged does not depend on plans known already, here
     or there, but for those that are proven to take longer (``portfolio``). ``plain``: the best of plain plans
     (``Found.plain``). ``lost``: planners whose process died, and of what; ``codec_note``: what codecs save.
+    ``refuted``: the proof that there is no plan, looked for when none was found.
     """
 
     problem: Problem
@@ -85,6 +87,7 @@ class Session:
     plain: Found | None = None
     lost: dict[str, str] = field(default_factory=dict)
     codec_note: str = ""
+    refuted: Proof | None = None
     _announced: Candidate | None = None
     _key: Key | None = None
     _seen: set[object] = field(default_factory=set)
@@ -406,8 +409,7 @@ class Session:
         """The answer so far. Raises ``InvalidPlan`` where the judge's verifier refuses the best plan (our bug)."""
         unfinished = tuple(dict.fromkeys(self.unfinished))
         if self.best is None:
-            status = Status.TIME_LIMIT if unfinished else Status.INFEASIBLE
-            return Result(status, why, None, (), self.shortage, self.deadline.seconds, unfinished)
+            return self._nothing(why, unfinished)
         best = self.best
         faults = verify(
             self.problem,
@@ -430,3 +432,11 @@ class Session:
         optimal = sound and best.value_ns <= wide.bound_ns + wide.tolerance_ns
         status = Status.OPTIMAL if optimal else Status.FEASIBLE
         return Result(status, why, best, bounds, None, self.deadline.seconds, unfinished)
+
+    def _nothing(self, why: str, unfinished: tuple[str, ...]) -> Result:
+        """The answer without a plan: ``infeasible`` with a proof only."""
+        self.refuted = None if unfinished else proof_of_infeasibility(self.problem)
+        status = Status.NONE_FOUND if self.refuted is None else Status.INFEASIBLE
+        shortage = self.shortage or (None if self.refuted is None else self.refuted.shortage)
+        status = Status.TIME_LIMIT if unfinished else status
+        return Result(status, why, None, (), shortage, self.deadline.seconds, unfinished)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Protocol
 
 from penstock.schemas.coverage import Covers
@@ -19,6 +20,7 @@ from penstock.solvers.planners.deadline import Deadline
 from penstock.solvers.planners.options import Option
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.planners.session import Session
+from penstock.solvers.planners.simple import Simple, first_plans, last_plans, simplest_plans, unlimited
 from penstock.solvers.portfolio.outcome import Closing, Found, Outcome
 from penstock.solvers.problem import Problem
 from penstock.solvers.remedies import find_remedy
@@ -39,6 +41,10 @@ class Known(Protocol):
     @property
     def options(self) -> tuple[Option, ...]:
         """Its settings."""
+
+    @property
+    def simple(self) -> tuple[Simple, ...]:
+        """How it runs the simplest plans."""
 
     @property
     def supports(self) -> frozenset[str]:
@@ -132,7 +138,11 @@ class Ask:
         assert entry.proposals is not None
         try:
             found = entry.proposals(setting.problem, self.values)
-            session.judge_all(self.name, _also_under_gpipe(found) if self.under_gpipe else found)
+            own = _also_under_gpipe(found) if self.under_gpipe else found
+            simple = entry.simple if unlimited(entry.options, self.values) else ()
+            before, after = first_plans(setting.problem, simple), simplest_plans(setting.problem, simple)
+            last = last_plans(setting.problem, simple, lambda: session.best is None)
+            session.judge_all(self.name, chain(before, own, after, last))
         except UnsupportedRequest as refused:
             return replace(session.outcome(self.name), refused=refused)
         return session.outcome(self.name)

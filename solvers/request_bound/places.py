@@ -6,12 +6,17 @@ from collections.abc import Iterator
 
 from penstock.solvers.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.kernels.request_pool import JOINED
+from penstock.solvers.pins import keep_pins
 from penstock.solvers.problem import Problem
 from penstock.solvers.request_bound.search import Path
+from penstock.solvers.room import with_room
 
 
 def allocations(problem: Problem, path: Path, num_micro_batches: int) -> Iterator[Allocation]:
-    """The plan with its runs of stages packed into nodes where they fit, and with the devices in their own order."""
+    """The plan with its runs of stages packed into nodes where they fit, and with the devices in their own order.
+
+    The devices of each change places where pins, or unequal memories, ask for it; a plan that breaks pins is left out.
+    """
     seen = set()
     for order in (_packed(problem, path), list(range(problem.num_devices))):
         stages, used = [], 0
@@ -21,10 +26,10 @@ def allocations(problem: Problem, path: Path, num_micro_batches: int) -> Iterato
             devices = tuple(order[used : used + part.replicas])
             stages.append(Stage(part.first, part.stop - 1, devices, recompute=segments))
             used += part.replicas
-        allocation = single_pipeline(tuple(stages), num_micro_batches)
-        if allocation not in seen:
-            seen.add(allocation)
-            yield allocation
+        placed = keep_pins(problem, with_room(problem, single_pipeline(tuple(stages), num_micro_batches)))
+        if placed is not None and placed not in seen:
+            seen.add(placed)
+            yield placed
 
 
 def _packed(problem: Problem, path: Path) -> list[int]:

@@ -307,3 +307,25 @@ def test_agent_settings_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
 def test_serve_refuses_open_doors(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--host", "0.0.0.0"]) == 65
     assert "can be reached from other machines" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "--cluster 4x1xV100 -b 32 --micro-batch-size 4 --update-rule weight_stashing --pin 0-6=node0/0"
+        " --pin 7-13=node1/0,node2/0,node3/0",
+        "--cluster 2x1xV100 -b 8 --planner relax --pin 0-13=node0/0",
+    ],
+)
+def test_pins_that_stages_of_their_own_keep_have_a_plan(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--model", "gpt2-small", *command.split()]) == 2
+    assert "predicted" in capsys.readouterr().out
+
+
+def test_a_planner_that_finds_nothing_proves_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """One V100 does not hold the model, four do: ``dp`` finds no plan, which is 4; of one device that is proven: 3."""
+    asked = ["plan", "--model", "gpt2-xl", "-b", "8", "--micro-batch-size", "1", "--planner", "dp"]
+    assert main([*asked, "--cluster", "1x4xV100"]) == 4
+    assert "none_found: no plan was found that fits; it is not proven that none exists" in capsys.readouterr().out
+    assert main([*asked, "--cluster", "1x1xV100"]) == 3
+    assert "infeasible: there is no plan: " in capsys.readouterr().out

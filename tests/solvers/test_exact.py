@@ -111,7 +111,7 @@ def test_proofs_hold_for_what_other_planners_find(seed: int, changes: dict[str, 
         if other is not None and len(other.allocation.pipelines) == 1:
             assert other.value_ns >= bound, name
     if result.best is None:
-        assert result.status is Status.INFEASIBLE
+        assert result.status in (Status.INFEASIBLE, Status.NONE_FOUND)
         return
     assert bound <= result.best.value_ns
     for device, use in result.best.timeline.uses.items():

@@ -129,7 +129,7 @@ def test_plans_have_two_workers_and_lose_no_micro_batch(seed: int, changes: dict
     problem = drawn(seed, **changes)
     result = PLANNERS["hetpipe"].solve(problem)
     if result.best is None:
-        assert result.status is Status.INFEASIBLE
+        assert result.status in (Status.INFEASIBLE, Status.NONE_FOUND)
         assert result.shortage is not None
         return
     pipelines = result.best.allocation.pipelines

@@ -96,7 +96,7 @@ def test_every_plan_is_the_judges_and_auto_is_never_worse(
             assert name != "auto"
             continue
         if result.best is None:
-            assert result.status is Status.INFEASIBLE
+            assert result.status in (Status.INFEASIBLE, Status.NONE_FOUND)
             continue
         best = result.best
         values[name] = best.value_ns
@@ -355,7 +355,7 @@ def test_stages_that_nothing_connects_are_left_out() -> None:
         assert result.best is not None
         assert len({apart.devices[d].node for s in result.best.allocation.stages for d in s.devices}) == 1
     result = PLANNERS["dp"].solve(replace(apart, global_batch_size=4, micro_batch_sizes=(4,)))
-    assert result.status is Status.INFEASIBLE
+    assert result.status is Status.NONE_FOUND
     assert "nothing connects the replicas" in result.why
     assert unreachable(apart, chain([(8, [0, 1])], 4)) is None
     assert unreachable(apart, chain([(3, [0]), (5, [2])], 4)) is not None

@@ -54,7 +54,7 @@ def test_memory_is_respected_or_the_reason_is_said(memory: int, recompute: str) 
     problem = random_problem(2, memory_bytes=memory, recompute=recompute, state_factor=2)
     result = SPP.solve(problem)
     if result.best is None:
-        assert result.status is Status.INFEASIBLE
+        assert result.status in (Status.INFEASIBLE, Status.NONE_FOUND)
         assert result.shortage is not None
         assert "bytes are missing" in result.why
         return

@@ -81,8 +81,11 @@ def everything(problem: Problem, groups: int) -> Iterator[tuple[Shape, Allocatio
 
 @pytest.mark.parametrize("groups", [1, 2])
 def test_planner_is_near_the_best_of_everything(groups: int) -> None:
-    """Never infeasible where anything fits; at most 12 % and on average 1 % above the best of all plans."""
-    ratios = []
+    """A plan where anything fits; at most 12 % and on average 1 % above the best of all plans with rows.
+
+    With one group a plan of one stage whose replicas take turns may be better than all of these.
+    """
+    ratios, beside = [], 0
     for seed in range(14):
         problem = random_problem(seed)
         best: int | None = None
@@ -93,10 +96,13 @@ def test_planner_is_near_the_best_of_everything(groups: int) -> None:
         found = PLANNERS[NAMES[groups]].solve(problem).best
         assert (found is None) == (best is None), seed
         if found is not None and best is not None:
-            assert found.value_ns >= best
+            turns = any(stage.dispatch == "round_robin" for stage in found.allocation.stages)
+            beside += turns
+            assert found.value_ns >= best or turns
             ratios.append(found.value_ns / best)
     assert len(ratios) > 7
     assert max(ratios) < 1.12
+    assert (beside > 0) == (groups == 1)
     assert sum(ratios) / len(ratios) < 1.01
 
 
