@@ -20,14 +20,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
-from dapple_models import MODELS, OTHER_KINDS, models, tightened
+from dapple_models import MODELS, OTHER_KINDS, is_contiguous, models, tightened
 
 from penstock.convert import to_problem
 from penstock.examples.catalogue import cluster, profile
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import NetworkModel, PlanRequest
-from penstock.solvers.planners.ranking import is_contiguous
 from penstock.solvers.problem import Problem
 from penstock.solvers.registry import PLANNERS
 from penstock.solvers.result import Result
@@ -91,7 +90,7 @@ def _planners(cases: Sequence[Case], limit_s: float) -> None:
         values = {name: found.best.value_ns for name, found in alone.items() if found is not None and found.best}
         least = min(values.values())
         worse += best.value_ns > least
-        gaps.append(100 * (best.value_ns / auto.result.bounds[1].bound_ns - 1))
+        gaps.append(100 * (best.value_ns / auto.result.bounds[-1].bound_ns - 1))
         firsts.append(auto.first_s or auto.seconds)
         next_best = min(values, key=lambda name: values[name])
         compared = f"{next_best} {100 * (least / best.value_ns - 1):+.2f} %"
@@ -114,10 +113,10 @@ def _gaps(name: str, cases: Sequence[Case], limit_s: float, typical: float, most
         found = _solved("auto", case.problem, limit_s, exclude=OTHER_KINDS)
         assert found.result is not None
         best = found.result.best
-        if best is None or not is_contiguous(best):
+        if best is None or not is_contiguous(case.problem, best):
             rows.append(f"| {name} | {case.name} | – | – | {found.seconds:.1f} s |")
             continue
-        gaps.append(100 * (best.value_ns / found.result.bounds[0].bound_ns - 1))
+        gaps.append(100 * (best.value_ns / found.result.bounds[-2].bound_ns - 1))
         rows.append(f"| {name} | {case.name} | {best.planner} | {gaps[-1]:.2f} % | {found.seconds:.1f} s |")
     _table("| network | request | by | gap | took |", rows)
     _row(f"{name}: median request gap", median(gaps), "%", typical)

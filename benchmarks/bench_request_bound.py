@@ -18,13 +18,12 @@ from statistics import median
 from typing import Literal, NamedTuple
 
 from chains import chain, star, unequal
-from dapple_models import OTHER_KINDS, models, tightened
+from dapple_models import OTHER_KINDS, is_contiguous, models, tightened
 
 from penstock.convert import to_problem
 from penstock.examples.catalogue import cluster, profile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import NetworkModel, PlanRequest
-from penstock.solvers.planners.ranking import is_contiguous
 from penstock.solvers.planners.relax import MILLION, Relaxation
 from penstock.solvers.problem import NetworkRules, Problem
 from penstock.solvers.registry import PLANNERS
@@ -109,10 +108,10 @@ def _solved(case: Case, planner: str) -> tuple[float | None, float]:
         pass
     seconds = time.thread_time() - began
     found = PLANNERS[planner].solve(case.problem, options={"exclude": OTHER_KINDS} if planner == "auto" else {})
-    if found.best is None or not is_contiguous(found.best):
+    if found.best is None or not is_contiguous(case.problem, found.best):
         print(f"  {case.name}: {'a plan of another kind' if found.best else found.status}", flush=True)
         return None, seconds
-    bound = max(found.bounds[0].bound_ns, relaxation.bound_ns)
+    bound = max(found.bounds[-2].bound_ns, relaxation.bound_ns)
     gap = 100 * (found.best.value_ns / bound - 1)
     stages = len(found.best.allocation.stages)
     print(f"  {case.name}: {gap:.2f} %, {stages} stages by {found.best.planner}, search {seconds:.2f} s", flush=True)

@@ -87,7 +87,7 @@ def _run(name: str, planner: str, limit_s: float | None) -> None:
     assert not judgement.faults
     html = steps.take("`penstock report`", lambda: explaining.page(file))
     steps.print(size, f"{len(html) / 1e6:.1f} MB of HTML")
-    bound = result.bounds[0]
+    bound = result.bounds[-2]
     print(
         f"\n{best.planner}: {best.value_ns / 1e9:.3f} s on {_used(best)} devices, {len(best.allocation.stages)} stages;"
     )

@@ -10,7 +10,9 @@ from typing import NamedTuple
 from penstock.examples.catalogue import profile
 from penstock.importers.pipedream import read_profile
 from penstock.schemas.profile import ModelProfile
+from penstock.solvers.coverage import contiguous, features_of_candidate
 from penstock.solvers.problem import Problem
+from penstock.solvers.result import Candidate
 
 MODELS = {
     "vgg-19": ("vgg-19-pbs-32", 32, 1024),
@@ -41,6 +43,12 @@ def models(folder: Path | None, names: Sequence[str] = tuple(MODELS)) -> Iterato
         if folder is not None:
             found = read_profile((folder / f"{text}.txt").read_text(), name=name, micro_batch_size=rows)
         yield Model(name, found, rows, batch)
+
+
+def is_contiguous(problem: Problem, plan: Candidate) -> bool:
+    """Whether the bound of contiguous pipelines covers the plan."""
+    numbers = [plan.allocation.num_micro_batches]
+    return features_of_candidate(problem, plan) <= contiguous(problem, numbers)
 
 
 def tightened(problem: Problem) -> Problem:

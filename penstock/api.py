@@ -9,23 +9,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from penstock.convert import from_plan, to_plan, to_prediction, to_problem, to_result
+from penstock.convert.answers import certificates_of
 from penstock.examples import catalogue
 from penstock.layouts.limits import faults as faults_beyond
 from penstock.layouts.limits import refuse_beyond
+from penstock.schemas.coverage import describe
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.jobs import PlanComparison, ResultOut
-from penstock.schemas.plan import Plan, PlanFile
+from penstock.schemas.plan import Certificate, Plan, PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.program import Program
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.batching import row_classes
+from penstock.solvers.bounds import request_bound, schedule_bound
+from penstock.solvers.coverage import allowed, features_of
 from penstock.solvers.lowering import lower
 from penstock.solvers.lowering.checks import Transport
 from penstock.solvers.pins import broken_pin
@@ -136,7 +140,21 @@ def judge(file: PlanFile) -> Judgement:
     faults += _claims(file.plan, file.request, problem, allocation, schedule, timeline)
     assert isinstance(file.request.profile, ModelProfile)
     judged = file.plan.model_copy(update={"prediction": to_prediction(problem, file.request.profile, timeline)})
+    if any(certificate.covers is None for certificate in judged.certificates) and not faults:
+        judged = judged.model_copy(
+            update={"certificates": _proven_again(problem, judged, allocation, schedule, timeline)}
+        )
     return Judgement(judged, timeline, tuple(faults), problem, allocation, schedule)
+
+
+def _proven_again(
+    problem: Problem, plan: Plan, allocation: Allocation, schedule: Schedule, timeline: Timeline
+) -> tuple[Certificate, ...]:
+    """New certificates for a plan whose own do not state what they cover: on every plan, and on its orders."""
+    rules = replace(problem.rules, overlap_all_reduce=plan.overlap_all_reduce)
+    own = schedule_bound(replace(problem, rules=rules), allocation, schedule, plan.update_rule)
+    candidate = Candidate(plan.planner, allocation, schedule, timeline, plan.overlap_all_reduce, plan.update_rule)
+    return certificates_of(candidate, (request_bound(problem), own))
 
 
 def _claims(
@@ -160,9 +178,31 @@ def _claims(
         yield "The plan encodes tensors; the request does not allow codecs."
     if (broken := broken_pin(problem, allocation)) is not None:
         yield f"The plan breaks a pin: {broken}."
+    yield from _uncovered(plan, problem, allocation, schedule, timeline)
     if problem.within is not None:
         for beyond in faults_beyond(problem, allocation, schedule, problem.within):
             yield f"The request wants a plan that {problem.within.trainer} can express, but {beyond}."
+
+
+def _uncovered(
+    plan: Plan, problem: Problem, allocation: Allocation, schedule: Schedule, timeline: Timeline
+) -> Iterator[str]:
+    """A certificate covers the plan that carries it, and what it says of the request; no bound is above the time."""
+    fits = all(use.memory.total <= problem.capacity_bytes(d) for d, use in timeline.uses.items())
+    features = features_of(problem, allocation, schedule, plan.update_rule, plan.overlap_all_reduce, fits)
+    for number, certificate in enumerate(plan.certificates):
+        if certificate.bound_ns > timeline.time_per_global_batch_ns:
+            yield (
+                f"Certificate {number} says that no plan takes less than {certificate.bound_ns} ns; "
+                f"the judge finds {timeline.time_per_global_batch_ns} ns."
+            )
+        if certificate.covers is None:
+            continue
+        covers = certificate.covers.covers()
+        if certificate.scope == REQUEST_SCOPE and not allowed(problem) <= covers:
+            yield f"Certificate {number} does not cover every plan of the request, as it says: {describe(covers)}."
+        elif not features <= covers:
+            yield f"Certificate {number} does not cover the plan that carries it ({certificate.model})."
 
 
 def programs(

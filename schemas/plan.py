@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Self
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from penstock.schemas.coverage import CLASS_SCOPE, DOMAINS, FEATURES, NEUTRAL, Covers, Scope, model_of
 from penstock.schemas.document import Document, Part
 from penstock.schemas.quantities import Bytes, ContentHash, Count, Flag, Name, Nanoseconds, Number, PositiveCount
 from penstock.schemas.request import PlanRequest, UpdateRule
@@ -118,15 +120,79 @@ class Prediction(Part):
     cost_per_sample: Number | None = Field(default=None, description="where the topology prices its devices")
 
 
-class Certificate(Part):
-    """A proven lower bound, and what it holds for."""
+MicroBatchNumbers = Annotated[tuple[tuple[PositiveCount, PositiveCount], ...], Field(min_length=1)]
 
-    scope: Literal["schedule of this allocation", "all plans of this request"]
-    model: str = Field(description="which plans, in which network, the bound speaks of")
+
+class Coverage(Part):
+    """The class of plans that a bound covers: the values that each feature of a plan may have.
+
+    A feature that is absent has its neutral value alone; ``any`` stands for every value where they cannot be listed.
+    """
+
+    pipelines: tuple[Literal["one", "several"], ...] | None = None
+    devices: tuple[Literal["one_stage", "several_stages"], ...] | None = Field(
+        default=None, description="whether a device holds one stage, or may hold several"
+    )
+    dispatch: tuple[Literal["rows", "round_robin"], ...] | None = None
+    backward: tuple[Literal["whole", "split"], ...] | None = None
+    recompute: tuple[Literal["none", "stage", "segments"], ...] | None = None
+    recompute_runs: tuple[Literal["in_backward", "apart"], ...] | None = None
+    codecs: tuple[Literal["none", "fp16s"], ...] | None = None
+    update_rule: tuple[UpdateRule, ...] | None = None
+    all_reduce: tuple[Literal["overlapped", "after_backward"], ...] | None = None
+    replica_order: tuple[Literal["cluster", "other"], ...] | None = None
+    memory: tuple[Literal["fits", "exceeds"], ...] | None = None
+    trainer: Literal["any"] | tuple[Name, ...] | None = Field(default=None, description="whose limits the plan keeps")
+    order: Literal["any"] | tuple[Name, ...] | None = Field(default=None, description="names of schedules")
+    micro_batches: Literal["any"] | MicroBatchNumbers | None = Field(
+        default=None, description="how many a step may have: ranges, both ends included"
+    )
+
+    @classmethod
+    def of(cls, covers: Covers) -> Self:
+        """The class as it stands in documents; features with their neutral value alone are left out."""
+        said: dict[str, Any] = {}
+        for name in FEATURES:
+            value = getattr(covers, name)
+            if value != getattr(NEUTRAL, name):
+                ordered = value if name == "micro_batches" else sorted(value or (), key=_place(name))
+                said[name] = "any" if value is None else tuple(ordered)
+        return cls(**said)
+
+    def covers(self) -> Covers:
+        """The class itself."""
+        given = {name: value for name in FEATURES if (value := getattr(self, name)) is not None}
+        numbers = given.get("micro_batches")
+        found = {name: None if value == "any" else frozenset(value) for name, value in given.items()}
+        return Covers(**(found if numbers in (None, "any") else found | {"micro_batches": numbers}))
+
+
+def _place(feature: str) -> Callable[[str], int | str]:
+    """Values in the order of their domain; open features' values by name."""
+    domain = DOMAINS.get(feature)
+    return (lambda value: value) if domain is None else domain.index
+
+
+class Certificate(Part):
+    """A proven lower bound, and the class of plans that it holds for."""
+
+    scope: Scope
+    model: str = Field(description="which plans the bound covers, in the words that ``covers`` gives")
+    covers: Coverage | None = Field(
+        default=None, description="absent in plans that were written before bounds stated their coverage"
+    )
     bound_ns: Nanoseconds
     tolerance_ns: Nanoseconds = 0
     gap: Number = Field(ge=0, description="value / bound - 1")
     method: str
+
+    @model_validator(mode="after")
+    def _says_what_it_covers(self) -> Self:
+        if self.scope == CLASS_SCOPE and self.covers is None:
+            raise ValueError(f"a bound on {CLASS_SCOPE!r} has to say in `covers` which ones")
+        if self.covers is not None and self.model != (said := model_of(self.scope, self.covers.covers())):
+            raise ValueError(f"`model` says {self.model!r}, but `covers` means {said!r}")
+        return self
 
 
 class Plan(Document):
@@ -150,6 +216,18 @@ class Plan(Document):
     assumptions: tuple[str, ...] = ()
     versions: dict[str, str] = Field(default_factory=dict)
     seed: Count = 0
+
+    @model_validator(mode="after")
+    def _no_bound_above_the_time(self) -> Self:
+        if self.prediction is None:
+            return self
+        time_ns = self.prediction.time_per_global_batch_ns
+        for number, each in enumerate(self.certificates):
+            if each.bound_ns > time_ns:
+                raise ValueError(
+                    f"certificates/{number}/bound_ns is {each.bound_ns} ns, above the plan's own time of {time_ns} ns"
+                )
+        return self
 
 
 class PlanFile(Document):

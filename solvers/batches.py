@@ -49,6 +49,12 @@ def candidates(problem: Problem, replicas: Iterable[int] = (1,)) -> tuple[Batch,
     return tuple(fed[round(i * (len(fed) - 1) / (MAX_CANDIDATES - 1))] for i in range(MAX_CANDIDATES))
 
 
+def batches_tried(problem: Problem) -> tuple[Batch, ...]:
+    """The numbers of micro-batches that the planners of one pipeline try."""
+    found = {*candidates(problem, dapple_replicas(problem)), *candidates(problem, (1, problem.num_devices))}
+    return tuple(sorted({*found, *candidates(problem)}))
+
+
 def dapple_replicas(problem: Problem) -> tuple[int, ...]:
     """Replication factors whose even micro-batches DAPPLE's search is given."""
     devices = problem.num_devices

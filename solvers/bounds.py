@@ -27,16 +27,16 @@ from fractions import Fraction
 
 import numpy as np
 
-from penstock.solvers.all_plans.kinds import EVERY_PLAN, ONE_PIPELINE, applies
 from penstock.solvers.all_plans.load import load_ns
 from penstock.solvers.all_plans.search import Search
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.batching import row_classes
 from penstock.solvers.costs import stage_costs, update_ns
+from penstock.solvers.coverage import class_bound, every_plan, features_of, one_pipeline, orders_of
 from penstock.solvers.kernels.sharing import WHOLE
 from penstock.solvers.problem import Problem
-from penstock.solvers.result import REQUEST_SCOPE, SCHEDULE_SCOPE, Bound
-from penstock.solvers.schedule import Pattern, Schedule
+from penstock.solvers.result import SCHEDULE_SCOPE, Bound
+from penstock.solvers.schedule import Orders, Pattern, Schedule
 from penstock.solvers.split_windows import shared_device_ns, split_bound_ns
 from penstock.solvers.stage_times import StageTimes
 from penstock.solvers.steady_times import SteadyTimes
@@ -45,28 +45,24 @@ from penstock.solvers.update_rules import UpdateRule
 from penstock.solvers.utilisation import rank_share, utilisation_ppm
 from penstock.solvers.windows import window_bound_ns
 
-__all__ = ["applies", "one_pipeline_bound", "request_bound", "schedule_bound"]
-
 
 def request_bound(problem: Problem) -> Bound:
     """No plan of the request, under any update rule that it allows, takes less time than this."""
     load = load_ns(problem, _least_share(problem) if "elastic_averaging" in problem.update_rules else Fraction(1))
     path = _path_ns(problem) if problem.update_rules <= {"synchronous"} else 0
     method = "load: all work at its cheapest, on all devices" if load >= path else "fill: one slice through all layers"
-    return Bound(REQUEST_SCOPE, f"{EVERY_PLAN}, in any network", max(load, path), method)
+    return class_bound(problem, every_plan(problem), max(load, path), method)
 
 
 def one_pipeline_bound(problem: Problem) -> Bound:
     """No flushed plan of one pipeline, its replicas by rows, its backwards whole, takes less time than this.
 
     A device may hold any number of stages, which may recompute, in any place and any order; for every number of
-    micro-batches that the request allows. ``applies`` says whether a plan is one of these.
+    micro-batches that the request allows.
     """
     known = max(load_ns(problem, Fraction(1)), _path_ns(problem))
-    network = "shared" if problem.rules.shared else f"private ({problem.rules.channel})"
-    model = f"{ONE_PIPELINE}, any stages on any devices, replicas by rows, whole backwards; {network} network"
     method = "label search over the devices' lowest layers"
-    return Bound(REQUEST_SCOPE, model, Search(problem).bound_ns(known), method)
+    return class_bound(problem, one_pipeline(problem), Search(problem).bound_ns(known), method)
 
 
 def _path_ns(problem: Problem) -> int:
@@ -102,9 +98,17 @@ def schedule_bound(
     Of a pattern it also says how many micro-batches are in flight.
     """
     if update_rule == "elastic_averaging":
-        return _sharing_bound(problem, allocation)
-    if isinstance(schedule, Pattern):
-        return _steady_bound(problem, allocation, schedule, update_rule)
+        bounds = _sharing_bounds(problem, allocation)
+    elif isinstance(schedule, Pattern):
+        bounds = _steady_bounds(problem, allocation, schedule, update_rule)
+    else:
+        bounds = _flushed_bounds(problem, allocation, schedule)
+    method, value = max(bounds.items(), key=lambda item: item[1])
+    plan = features_of(problem, allocation, schedule, update_rule, problem.rules.overlap_all_reduce)
+    return Bound(SCHEDULE_SCOPE, orders_of(plan), value, method)
+
+
+def _flushed_bounds(problem: Problem, allocation: Allocation, schedule: Orders) -> dict[str, int]:
     times = StageTimes(problem, allocation, schedule)
     used = _unlike(allocation)
     bounds = {
@@ -119,7 +123,7 @@ def schedule_bound(
             bounds["windows of the stages behind, joined"] = suffix_bound_ns(times)
     else:
         bounds["head, window, work and tail of a device"] = max(shared_device_ns(times, device) for device in used)
-    return _largest(bounds, f"this allocation, any order of its operations, {_kind(problem, times)}")
+    return bounds
 
 
 def _unlike(allocation: Allocation) -> list[int]:
@@ -131,7 +135,8 @@ def _unlike(allocation: Allocation) -> list[int]:
     return list({tuple(held): device for device, held in holds.items()}.values())
 
 
-def _steady_bound(problem: Problem, allocation: Allocation, pattern: Pattern, rule: UpdateRule) -> Bound:
+def _steady_bounds(problem: Problem, allocation: Allocation, pattern: Pattern, rule: UpdateRule) -> dict[str, int]:
+    """Of any order with as many micro-batches in flight, without a flush."""
     steady = SteadyTimes(problem, allocation, pattern, rule)
     used = _unlike(allocation)
     bounds = {
@@ -140,13 +145,10 @@ def _steady_bound(problem: Problem, allocation: Allocation, pattern: Pattern, ru
         "all-reduces of a stage": steady.reduction_ns(),
         "way round, shared by the micro-batches in flight": steady.way_round_ns(),
     }
-    order = "any order with as many micro-batches in flight, without a flush"
-    return _largest(
-        {k: -int(-v // 1) for k, v in bounds.items()}, f"this allocation, {order}, {_kind(problem, steady.times)}"
-    )
+    return {name: -int(-value // 1) for name, value in bounds.items()}
 
 
-def _sharing_bound(problem: Problem, allocation: Allocation) -> Bound:
+def _sharing_bounds(problem: Problem, allocation: Allocation) -> dict[str, int]:
     """Each device's processor time, and each pipeline's own work on it, over the global batches of an iteration."""
     classes = row_classes(problem.global_batch_size, allocation.num_micro_batches)
     processor: dict[int, int] = {}
@@ -165,19 +167,7 @@ def _sharing_bound(problem: Problem, allocation: Allocation) -> Bound:
         for device in stage.devices:
             processor[device] = processor.get(device, 0) + used + update * WHOLE
     batches = len(allocation.pipelines)
-    bounds = {
+    return {
         "processor time of a device": -(-max(processor.values()) // (WHOLE * batches)),
         "work of a pipeline on a device": -(-alone // batches),
     }
-    return _largest(bounds, f"this allocation, any order of its operations, {batches} pipelines on shared devices")
-
-
-def _largest(bounds: dict[str, int], model: str) -> Bound:
-    method, value = max(bounds.items(), key=lambda item: item[1])
-    return Bound(SCHEDULE_SCOPE, model, value, method)
-
-
-def _kind(problem: Problem, times: StageTimes) -> str:
-    backward = "split backwards" if times.split else "whole backwards"
-    network = "shared" if problem.rules.shared else f"private ({problem.rules.channel})"
-    return f"{backward}, {network} network"

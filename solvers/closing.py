@@ -23,7 +23,7 @@ from penstock.solvers.allocation import Allocation
 from penstock.solvers.bounds import schedule_bound
 from penstock.solvers.planners.trial import judged
 from penstock.solvers.problem import Problem
-from penstock.solvers.result import SCHEDULE_SCOPE, Bound
+from penstock.solvers.result import Bound
 from penstock.solvers.schedule import Orders, Schedule
 from penstock.solvers.simulate import simulate
 from penstock.solvers.stage_times import StageTimes
@@ -183,7 +183,7 @@ class _Closing:
     def _note(self, bound_ns: int, method: str, spent: float) -> None:
         bound = self.best.bound
         if bound_ns > bound.bound_ns:
-            bound = Bound(SCHEDULE_SCOPE, bound.model, bound_ns, method)
+            bound = replace(bound, bound_ns=bound_ns, method=method)
         self.best = self.best._replace(bound=bound, spent=self.best.spent + spent)
 
     def _offer(self, orders: Orders) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, Literal, NamedTuple
+from typing import NamedTuple
 
+from penstock.schemas.coverage import CLASS_SCOPE, REQUEST_SCOPE, SCHEDULE_SCOPE, Covers, Scope, model_of
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.schedule import Schedule
 from penstock.solvers.timeline import Timeline
@@ -13,7 +14,7 @@ from penstock.solvers.update_rules import UpdateRule
 
 
 class Status(StrEnum):
-    """``optimal`` means value ≤ request-scope bound + tolerance."""
+    """``optimal`` means value ≤ a bound on every plan of the request + its tolerance."""
 
     OPTIMAL = "optimal"
     FEASIBLE = "feasible"
@@ -21,21 +22,38 @@ class Status(StrEnum):
     TIME_LIMIT = "time_limit"
 
 
-Scope = Literal["schedule of this allocation", "all plans of this request"]
-
-SCHEDULE_SCOPE: Final = "schedule of this allocation"
-REQUEST_SCOPE: Final = "all plans of this request"
+__all__ = [
+    "CLASS_SCOPE",
+    "REQUEST_SCOPE",
+    "SCHEDULE_SCOPE",
+    "Bound",
+    "Candidate",
+    "Progress",
+    "Result",
+    "Scope",
+    "Shortage",
+    "Status",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A proven lower bound on the time per global batch."""
+    """A proven lower bound on the time per global batch of every plan that ``covers`` allows.
+
+    ``scope`` says how that class relates to the request: all of its plans, some of them, or the orders of one plan's
+    allocation.
+    """
 
     scope: Scope
-    model: str
+    covers: Covers
     bound_ns: int
     method: str
     tolerance_ns: int = 0
+
+    @property
+    def model(self) -> str:
+        """Which plans the bound covers, in words."""
+        return model_of(self.scope, self.covers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +91,7 @@ class Candidate:
 
 
 class Progress(NamedTuple):
-    """How far a solve is: the best plan's time, the bound that holds for plans of its kind, who is at work."""
+    """How far a solve is: the best plan's time, the bound on every plan of the request, who is at work."""
 
     value_ns: int | None
     bound: Bound

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from penstock.solvers.allocation import Stage
+from penstock.solvers.allocation import Allocation, Stage
 
 Method = Literal["none", "block", "uniform"]
 AT_ONCE = 8
@@ -56,6 +56,26 @@ class Within:
         if self.rounds:
             return number // rounds if number % rounds == 0 else None
         return ranks if number % ranks == 0 else None
+
+    def keeps(self, allocation: Allocation, schedule: str, global_batch_size: int) -> bool:
+        """Whether a plan is of the shape that bounds of this trainer's plans (``within_bound``) rest on.
+
+        One pipeline of equally replicated stages that end where the trainer may cut and recompute in one of its ways,
+        micro-batches of one size that replicas share evenly, one of its schedules.
+        ``penstock.layouts.limits.faults`` checks placement and the orders of operations as well.
+        """
+        stages = allocation.stages
+        rows, uneven = divmod(global_batch_size, allocation.num_micro_batches)
+        equal = len({stage.replicas for stage in stages}) == 1 and not uneven and rows % stages[0].replicas == 0
+        by_rows = all(stage.dispatch == "rows" or stage.replicas == 1 for stage in stages)
+        known = schedule in self.schedules and all(self.cuts[stage.last] for stage in stages[:-1])
+        return (
+            len(allocation.pipelines) == 1
+            and equal
+            and by_rows
+            and known
+            and any(all(self.segments(stage, how) == stage.recompute for stage in stages) for how in self.ways(stages))
+        )
 
     def segments(self, stage: Stage, how: Recomputing) -> tuple[tuple[int, int], ...]:
         """What a stage recomputes."""

@@ -15,16 +15,17 @@ stage is shortest are found from the last layer on: U_t(i) = min over j of max(c
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
 
-from penstock.solvers.all_plans.kinds import ANY_ORDER, TARGETS
 from penstock.solvers.batches import batch_of
+from penstock.solvers.coverage import class_bound, target_plans
 from penstock.solvers.problem import Problem
 from penstock.solvers.request_bound.links import Links
 from penstock.solvers.request_bound.pieces import Stages
-from penstock.solvers.result import REQUEST_SCOPE, Bound
+from penstock.solvers.result import Bound
 from penstock.solvers.schedules.of_trainers import ONE_STAGE
 from penstock.solvers.within import Within
 
@@ -50,11 +51,10 @@ def within_bounds(problem: Problem) -> list[Bound]:
         found[name] = min((least(name, *pair) for pair in pairs), default=FAR_NS)
     named = {name: value for name, value in found.items() if name in ONE_STAGE}
     method = "best cuts into stages with equally many replicas"
-    return [
-        Bound(REQUEST_SCOPE, f"{TARGETS} ({within.trainer}) under {name}", value, method)
-        for name, value in {**named, ANY_ORDER: min(found.values())}.items()
-        if value < FAR_NS
-    ]
+    everything = target_plans(problem)
+    known = [(replace(everything, order=frozenset({name})), value) for name, value in named.items()]
+    known.append((everything, min(found.values())))
+    return [class_bound(problem, covers, value, method) for covers, value in known if value < FAR_NS]
 
 
 def _pairs(problem: Problem) -> Iterator[tuple[int, int]]:

@@ -14,7 +14,12 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("schemas", "solvers", "executor", "service")
 HEAVY = {"torch", "numpy", "numba", "networkx", "ortools", "fastapi", "uvicorn", "sqlalchemy", "jinja2", "httpx"}
-STANDARD_LIBRARY_ONLY = ("penstock.schemas.program", "penstock.schemas.notation", "penstock.schemas.errors")
+STANDARD_LIBRARY_ONLY = (
+    "penstock.schemas.coverage",
+    "penstock.schemas.program",
+    "penstock.schemas.notation",
+    "penstock.schemas.errors",
+)
 
 
 RUN_NOT_IMPORTED = ("__main__", "migrations.env")

@@ -198,7 +198,7 @@ def _cell(what: str, problem: Problem, printed: str) -> Row:
         return Row(what, printed, result.why, False)
     found = family(result.best.allocation)
     cuts = ":".join(str(stage.last - stage.first + 1) for stage in result.best.allocation.stages)
-    bound = result.bounds[0].bound_ns
+    bound = result.bounds[-2].bound_ns
     note = "" if found == printed else f"{100 * (result.best.value_ns / bound - 1):.0f} % above the bound of all plans"
     shown = found if found == "DP" else f"{found}, layers {cuts}" if len(cuts) < 40 else found
     return Row(what, printed, shown, found == printed, note)

@@ -33,7 +33,6 @@ from penstock.cli.remote import Server, connect, refuse_here
 if TYPE_CHECKING:
     from penstock.cli.show import Screen
     from penstock.schemas.layouts import LayoutImported, LayoutRequest, Rival
-    from penstock.schemas.plan import Certificate
 
 
 def register(importing: typer.Typer) -> None:
@@ -175,15 +174,18 @@ def show_layout(screen: Screen, found: LayoutImported) -> None:
             screen.say(f"{rival.choice}: {rival.why}")
             continue
         proven = "" if rival.bound_ns is None else f"; none takes less than {duration(rival.bound_ns)}"
-        kind = max((each.bound_ns for each in _of_its_kind(rival)), default=0)
-        proven += f", none of its kind less than {duration(kind)}" if kind > (rival.bound_ns or 0) else ""
         pace = f"{percent(abs(rival.saved))} {'less' if rival.saved >= 0 else 'more'}"
         screen.say(f"best {rival.choice}: {duration(rival.time_ns)}, {pace}{proven}")
         screen.say(f"  {rival.comparison.ours.stages}")
+        for sentence in _on_its_class(rival):
+            screen.say(f"  {sentence}")
         screen.say(f"  the layout beside it: {rival.comparison.sentence}")
 
 
-def _of_its_kind(rival: Rival) -> list[Certificate]:
-    """What is proven of plans such as the rival's, whatever their devices."""
+def _on_its_class(rival: Rival) -> list[str]:
+    """What is proven of plans such as the rival's."""
+    from penstock.report.bounds import bound_sentence
+    from penstock.schemas.coverage import CLASS_SCOPE
+
     certificates = () if rival.plan is None else rival.plan.certificates
-    return [each for each in certificates if each.scope == "all plans of this request"]
+    return [bound_sentence(c, rival.time_ns) for c in certificates if c.scope == CLASS_SCOPE and rival.time_ns]

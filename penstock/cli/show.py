@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING, TextIO
 
 from rich.box import SIMPLE_HEAD
@@ -14,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from penstock.report.bounds import bound_sentences
 from penstock.report.words import amount, duration, percent, ranges
 
 if TYPE_CHECKING:
@@ -192,8 +194,9 @@ def prediction_lines(plan: Plan) -> list[str]:
         )
     if p.cost_per_sample is not None:
         lines.append(f"cost       {p.cost_per_sample:.3g} per sample")
-    for c in plan.certificates:
-        lines.append(f"bound      {duration(c.bound_ns)}, gap {percent(c.gap)}: {c.scope} ({c.model}; {c.method})")
+    gaps = [f"gap {percent(c.gap)}: " for c in plan.certificates]
+    for gap, sentence in zip_longest(gaps, bound_sentences(plan), fillvalue=""):
+        lines.append(f"bound      {gap}{sentence}")
     return lines
 
 

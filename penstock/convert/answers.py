@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import version
 
@@ -17,7 +18,7 @@ from penstock.schemas.program import KINDS, print_row
 from penstock.schemas.request import PlanRequest
 from penstock.solvers.allocation import Allocation, Pipeline, Stage
 from penstock.solvers.problem import Problem
-from penstock.solvers.result import REQUEST_SCOPE, Bound, Candidate, Result
+from penstock.solvers.result import Bound, Candidate, Result
 from penstock.solvers.schedule import Pattern, Schedule
 from penstock.solvers.timeline import Timeline
 from penstock.solvers.update_rules import PERIODIC_RULES
@@ -38,11 +39,7 @@ def to_plan(problem: Problem, request: PlanRequest, candidate: Candidate, bounds
         overlap_all_reduce=candidate.overlap_all_reduce,
         schedule=_wire_schedule(problem, allocation, candidate.schedule),
         prediction=to_prediction(problem, profile, candidate.timeline),
-        certificates=tuple(
-            _certificate(bound, candidate, request.target if bound.scope == REQUEST_SCOPE else None)
-            for bound in bounds
-            if bound.bound_ns > 0
-        ),
+        certificates=certificates_of(candidate, bounds),
         assumptions=_assumptions(problem, request),
         versions=_versions(),
         seed=request.seed,
@@ -152,8 +149,13 @@ def _cost_per_sample(problem: Problem, timeline: Timeline) -> float | None:
     return sum(price for price in prices if price is not None) * hours / problem.global_batch_size
 
 
-def _certificate(bound: Bound, candidate: Candidate, target: str | None) -> wire.Certificate:
-    """The bound with the gap that the plan leaves. One of more plans than a target can express holds for these as well.
+def certificates_of(candidate: Candidate, bounds: Iterable[Bound]) -> tuple[wire.Certificate, ...]:
+    """The bounds that say anything, as documents."""
+    return tuple(_certificate(bound, candidate) for bound in bounds if bound.bound_ns > 0)
+
+
+def _certificate(bound: Bound, candidate: Candidate) -> wire.Certificate:
+    """The bound with what it covers and the gap that the plan leaves.
 
     The time of a periodic plan is a mean over some rounds, which can be below what no longer run can keep up: where
     a bound says so, the plan states no more than its time.
@@ -163,7 +165,8 @@ def _certificate(bound: Bound, candidate: Candidate, target: str | None) -> wire
     assert proven <= value, f"{bound} is above a plan that takes {value} ns"
     return wire.Certificate(
         scope=bound.scope,
-        model=bound.model if target is None else f"{bound.model}; {target} can express some of these only",
+        model=bound.model,
+        covers=wire.Coverage.of(bound.covers),
         bound_ns=proven,
         tolerance_ns=bound.tolerance_ns,
         gap=value / proven - 1,

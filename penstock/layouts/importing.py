@@ -20,17 +20,16 @@ from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.layouts import LayoutImported, LayoutRequest, Rival
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.request import PlanRequest
-from penstock.solvers.all_plans.kinds import speaks_of_targets
 from penstock.solvers.allocation import Allocation
-from penstock.solvers.bounds import applies, one_pipeline_bound, request_bound, schedule_bound
+from penstock.solvers.bounds import one_pipeline_bound, request_bound, schedule_bound
+from penstock.solvers.coverage import allowed, features_of
 from penstock.solvers.explanation.drafting import Drafted, shortages
 from penstock.solvers.explanation.layout import compared
 from penstock.solvers.planners.proposal import unreachable
 from penstock.solvers.portfolio.tasks import MOST_LABELLED
 from penstock.solvers.problem import Problem
-from penstock.solvers.result import Bound, Candidate
+from penstock.solvers.result import REQUEST_SCOPE, Bound, Candidate
 from penstock.solvers.schedule import Orders
-from penstock.solvers.schedules.of_trainers import IN_A_V
 from penstock.solvers.simulate import simulate
 from penstock.solvers.verify import check_allocation, check_rows, verify
 from penstock.solvers.within_bound import within_bounds
@@ -68,15 +67,15 @@ def import_layout(
     theirs, faults = _judged(problem, allocation, orders, overlap)
     short = shortages(problem, allocation, theirs.timeline)
     free = _free_bounds(problem)
-    bounds = [bound for bound in free if applies(bound, theirs)]
+    features = features_of(problem, allocation, orders, overlap=overlap, fits=not short)
+    bounds = _shown([bound for bound in free if features <= bound.covers])
     own = schedule_bound(problem, allocation, orders)
-    best_bound = max(bounds, key=lambda bound: bound.bound_ns)
     assumptions = () if drawn is None else drawn.assumptions
     roles = roles_of(inline_documents(request)[0], transformer_of(request))
     if roles is not None and target in ("megatron", "torchtitan"):
         assumptions = (*assumptions, roles.assumption)
-    # What memory allows bounds a plan that fits; one that does not may well be quicker.
-    plan = to_plan(problem, request, theirs, (best_bound,) if short else (best_bound, own))
+    # What memory allows bounds the orders of a plan that fits; one that does not may well be quicker.
+    plan = to_plan(problem, request, theirs, bounds if short else (*bounds, own))
     plan = plan.model_copy(update={"assumptions": (*plan.assumptions, *assumptions)})
     return LayoutImported(
         format=asked.format,
@@ -183,6 +182,13 @@ def _rival(choice: str, request: PlanRequest, theirs: Candidate, bound_ns: int, 
     )
 
 
+def _shown(bounds: list[Bound]) -> tuple[Bound, ...]:
+    """The highest bound on every plan of the request, and the highest of all where that is another."""
+    wide = max((bound for bound in bounds if bound.scope == REQUEST_SCOPE), key=lambda bound: bound.bound_ns)
+    highest = max(bounds, key=lambda bound: bound.bound_ns)
+    return (wide,) if highest.bound_ns <= wide.bound_ns else (wide, highest)
+
+
 def _free_bounds(problem: Problem) -> list[Bound]:
     """Proofs that ask for no memory: a layout is measured by these whether it fits or not. The first: of every plan."""
     found = [request_bound(problem)]
@@ -196,9 +202,9 @@ def _of_all(problem: Problem, free: list[Bound]) -> tuple[int, int]:
     everything = free[0].bound_ns
     if problem.within is None:
         return everything, everything
-    whole = not set(IN_A_V) & set(problem.within.schedules)
     known = [*free, *within_bounds(problem)]
-    return max(bound.bound_ns for bound in known if speaks_of_targets(bound, whole_backwards=whole)), everything
+    wanted = allowed(problem)
+    return max(bound.bound_ns for bound in known if wanted <= bound.covers), everything
 
 
 def _candidate(problem: Problem, plan: Plan) -> Candidate:

@@ -264,11 +264,16 @@ def _placement(job: Job, choice: Choice) -> Placement:
 
 
 def _rows(job: Job, choice: Choice) -> Iterable[PlacementRow]:
-    samples, before = job.asked.global_batch_size, None
-    for number, options in choice.by_number().items():
+    """A row per number of nodes. The chosen plan stands at the nodes that it uses: perhaps fewer than its set has."""
+    samples, before, best = job.asked.global_batch_size, None, choice.best
+    taken = None if best is None else len(best.used)
+    by_number = choice.by_number()
+    if best is not None and taken is not None:
+        by_number.setdefault(taken, [best])
+    for number, options in sorted(by_number.items()):
         most = samples / min(option.bound_ns for option in options) * 1e9
         planned = [(option.best.value_ns, option.devices, option) for option in options if option.best is not None]
-        if not planned:
+        if not planned and number != taken:
             known = any(option.result is not None for option in options)
             devices = max(option.devices for option in options)
             yield PlacementRow(
@@ -278,9 +283,10 @@ def _rows(job: Job, choice: Choice) -> Iterable[PlacementRow]:
                 most_samples_per_s=most,
             )
             continue
-        time_ns, devices, option = min(planned, key=lambda each: each[:2])
-        if choice.best in options and choice.best is not None and choice.best.best is not None:
-            time_ns, devices, option = choice.best.best.value_ns, choice.best.devices, choice.best
+        if number == taken and best is not None and best.best is not None:
+            time_ns, devices, option = best.best.value_ns, best.devices_used, best
+        else:
+            time_ns, devices, option = min(planned, key=lambda each: each[:2])
         speed = samples / time_ns * 1e9
         yield PlacementRow(
             nodes=number,
@@ -291,8 +297,8 @@ def _rows(job: Job, choice: Choice) -> Iterable[PlacementRow]:
             samples_per_s_per_device=speed / devices,
             most_samples_per_s=max(most, speed),
             gain_per_node=None if before is None else (speed - before[1]) / (number - before[0]),
-            price_per_hour=price_of(job.site, option.chosen),
+            price_per_hour=price_of(job.site, option.used if number == taken else option.chosen),
             within_budget=choice.wish.keeps(time_ns),
-            chosen=option is choice.best,
+            chosen=number == taken,
         )
         before = number, speed

@@ -70,7 +70,7 @@ def _instead(choice: Choice, rows: Sequence[PlacementRow]) -> list[str]:
         assert own.samples_per_s is not None
         change = row.samples_per_s / own.samples_per_s - 1
         more = row.nodes - own.nodes
-        word = f"{'+' if change >= 0 else '−'}{percent(abs(change))} throughput"
+        word = _change(change)
         late = "" if row.within_budget else ", which misses the deadline"
         said.append(f"with {_nodes(row.nodes)}, {abs(more)} {'more' if more > 0 else 'fewer'}: {word}{late}")
     others = [option for option in choice.options if option.number == own.nodes and option.best is not None]
@@ -81,6 +81,14 @@ def _instead(choice: Choice, rows: Sequence[PlacementRow]) -> list[str]:
             f"of {len(others)} classes of {_nodes(own.nodes)} the slowest takes {percent(slowest / best_ns - 1)} more"
         )
     return said
+
+
+def _change(share: float) -> str:
+    """A difference in throughput, with as many digits as it takes to show that there is one."""
+    if share == 0:
+        return "the same throughput"
+    shown = percent(abs(share)) if abs(share) >= 0.0005 else f"{100 * abs(share):.1g} %"
+    return f"{'+' if share > 0 else '−'}{shown} throughput"
 
 
 def _busiest_link(job: Job, best: Option) -> list[str]:
@@ -116,7 +124,7 @@ def _proven(job: Job, choice: Choice) -> list[str]:
         limit = (
             f"can do with fewer than {-value:.0f} devices" if wish.cheapest else f"can do more than {value:,.4g} {unit}"
         )
-        said.append(f"proven: no set of the {classes} {limit}")
+        said.append(f"proven, for every plan on them: no set of the {classes} {limit}")
     if choice.cut_short:
         said.append(f"better plans were not searched for on all of them: {choice.cut_short}")
     if choice.unplanned:

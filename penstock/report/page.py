@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from penstock.report.assets import script, style
+from penstock.report.bounds import widest
 from penstock.report.cluster_map import cluster_map, traffic_table
 from penstock.report.explained import explained, marks
 from penstock.report.figure import embedded_figure
@@ -18,8 +19,9 @@ from penstock.report.picture import NAMES, Picture, Piece, picture_of_timeline, 
 from penstock.report.tables import table
 from penstock.report.traffic import traffic
 from penstock.report.words import amount, duration, percent, ranges
+from penstock.schemas.coverage import NOT_STATED
 from penstock.schemas.explanation import Explanation
-from penstock.schemas.plan import Plan, PlanFile
+from penstock.schemas.plan import Certificate, Plan, PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.trace import Trace
@@ -116,9 +118,9 @@ def _figures(plan: Plan, trace: Trace | None) -> str:
         ("not computing (bubble)", percent(p.bubble)),
         ("peak memory", amount(p.peak_memory_bytes)),
     ]
-    best = next((c for c in plan.certificates if c.scope == "all plans of this request"), None)
+    best = widest(plan.certificates)
     if best is not None:
-        entries.append(("no plan can beat", duration(best.bound_ns)))
+        entries.append(("no plan of this request can beat", duration(best.bound_ns)))
         entries.append(("gap to that bound", percent(best.gap)))
     if p.cost_per_sample is not None:
         entries.append(("cost per sample", f"{p.cost_per_sample:.3g}"))
@@ -198,15 +200,16 @@ def _devices(plan: Plan) -> str:
 def _certificates(plan: Plan) -> str:
     if not plan.certificates:
         return "<h2>Certificates</h2><p>This plan carries no bound.</p>"
-    rows = [
-        [c.scope, c.model, duration(c.bound_ns), percent(c.gap), duration(c.tolerance_ns), c.method]
-        for c in plan.certificates
-    ]
+    rows = [[c.model if c.covers is not None else NOT_STATED, *_numbers(c), c.method] for c in plan.certificates]
     return (
-        "<h2>Certificates</h2><p>No plan within the scope takes less time than the bound; the gap says by how much "
-        "this plan is above it.</p>"
-        + table(["scope", "of which plans", "bound", "gap", "tolerance", "method"], rows, numeric=(2, 3, 4))
+        "<h2>Certificates</h2><p>No plan that the bound covers takes less time than the bound; the gap says by how "
+        "much this plan is above it.</p>"
+        + table(["covers", "bound", "gap", "tolerance", "method"], rows, numeric=(1, 2, 3))
     )
+
+
+def _numbers(c: Certificate) -> tuple[str, str, str]:
+    return duration(c.bound_ns), percent(c.gap), duration(c.tolerance_ns)
 
 
 def _assumptions(plan: Plan, profile: ModelProfile) -> str:

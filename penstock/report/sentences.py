@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from penstock.report.bounds import bound_sentences
 from penstock.report.words import amount, duration, percent, ranges
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def sentences(judgement: Judgement, timeline: Timeline) -> Iterator[str]:
     )
     yield _rest(plan.prediction.bubble, timeline, busiest)
     yield _memory(plan.prediction.devices)
-    yield from _bounds(plan, total)
+    yield from bound_sentences(plan)
 
 
 def _shape(plan: Plan, stages: list[Stage]) -> str:
@@ -77,14 +78,3 @@ def _memory(devices: tuple[DevicePrediction, ...]) -> str:
         f"The fullest device is {fullest.device}: {amount(fullest.peak_memory_bytes)} of "
         f"{amount(fullest.memory_bytes)}, most of it {name.removesuffix('_bytes')} ({amount(largest)})."
     )
-
-
-def _bounds(plan: Plan, total: int) -> Iterator[str]:
-    for c in plan.certificates:
-        whose = "No plan of this request" if c.scope == "all plans of this request" else "No order of this allocation"
-        consequence = (
-            f"so at most {percent(1 - c.bound_ns / total)} of the time could be saved"
-            if c.gap > 0
-            else "so this one cannot be beaten there"
-        )
-        yield f"{whose} ({c.model}) takes less than {duration(c.bound_ns)} ({c.method}), {consequence}."

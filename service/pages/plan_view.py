@@ -10,6 +10,7 @@ from typing import Any
 from penstock.examples import catalogue
 from penstock.explaining import Judged
 from penstock.plan_schedules import schedule_csv
+from penstock.report.bounds import bound_sentences, widest
 from penstock.report.cluster_map import cluster_map, traffic_table
 from penstock.report.explained import PARTS, SPANS, share_name
 from penstock.report.memory import peaks
@@ -18,11 +19,10 @@ from penstock.report.traffic import traffic
 from penstock.report.words import amount, duration, percent, ranges
 from penstock.schemas.errors import InvalidDocument, InvalidPlan, NotFound, UnsupportedRequest
 from penstock.schemas.explanation import Explanation, IdleOut
-from penstock.schemas.plan import Certificate, Plan, PlanFile
+from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
-from penstock.solvers.result import REQUEST_SCOPE
 
 MAX_ROWS = 100
 MEMORY_PARTS = (
@@ -57,7 +57,7 @@ def view(file: PlanFile, found: Judged, explained: Explanation, drawn: Picture) 
         "topology": topology,
         "faults": found.judgement.faults,
         "figures": list(_figures(plan)),
-        "certificates": [(_in_words(c, plan), c) for c in plan.certificates],
+        "bounds": list(bound_sentences(plan)),
         "subtitle": _subtitle(plan),
         "sentences": explained.sentences,
         "explained": explained,
@@ -154,21 +154,12 @@ def _figures(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "samples per second", f"{plan.global_batch_size / p.time_per_global_batch_ns * 1e9:,.1f}"
     yield "not computing (bubble)", percent(p.bubble)
     yield "peak memory", amount(p.peak_memory_bytes)
-    best = next((c for c in plan.certificates if c.scope == REQUEST_SCOPE), None)
+    best = widest(plan.certificates)
     if best is not None:
-        yield "no plan can beat", duration(best.bound_ns)
+        yield "no plan of this request can beat", duration(best.bound_ns)
         yield "above that, at most", percent(best.gap)
     if p.cost_per_sample is not None:
         yield "cost per sample", f"{p.cost_per_sample:.3g}"
-
-
-def _in_words(c: Certificate, plan: Plan) -> str:
-    assert plan.prediction is not None
-    whose = "No plan of this request" if c.scope == REQUEST_SCOPE else "No other order of these stages on these devices"
-    if c.gap == 0:
-        return f"{whose} is faster: this one is optimal there."
-    saved = percent(1 - c.bound_ns / plan.prediction.time_per_global_batch_ns)
-    return f"{whose} takes less than {duration(c.bound_ns)}, so at most {saved} of the time could be saved."
 
 
 def _idle_parts(explained: Explanation) -> list[str]:

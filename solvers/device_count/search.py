@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from penstock.solvers.all_plans.kinds import STAGES_APART
-from penstock.solvers.batches import Batch, candidates, dapple_replicas
+from penstock.solvers.batches import batches_tried
+from penstock.solvers.coverage import class_bound, stages_apart
 from penstock.solvers.device_count.count import Count
 from penstock.solvers.problem import Problem
-from penstock.solvers.result import REQUEST_SCOPE, Bound
+from penstock.solvers.result import Bound
 
 FIRST, FINEST = 16, 512
 """Times are tried from a 16th above what is proven, then ever nearer, to a 512th."""
@@ -17,10 +17,10 @@ FIRST, FINEST = 16, 512
 def bounds(problem: Problem, known_ns: int, on_better: Callable[[Bound], None]) -> Bound:
     """The largest proven time, ``known_ns`` at least; every better one is told as it is found.
 
-    It speaks of flushed plans of one pipeline, stages on devices of their own, replicas by rows, whole backwards, each
-    stage recomputing whole or not at all, with one of the numbers of micro-batches that the planners try.
+    It covers the class ``coverage.stages_apart``: flushed plans of one pipeline, each stage on devices of its own,
+    replicas by rows, whole backwards, each stage recomputing whole or not at all.
     """
-    proven = dict.fromkeys(_batches(problem), known_ns)
+    proven = dict.fromkeys(batches_tried(problem), known_ns)
     steps = dict.fromkeys(proven, FIRST)
     best = known_ns
     while steps[lowest := min(proven, key=lambda batch: proven[batch])] <= FINEST:
@@ -31,20 +31,10 @@ def bounds(problem: Problem, known_ns: int, on_better: Callable[[Bound], None]) 
             steps[lowest] *= 2
         if min(proven.values()) > best:
             best = min(proven.values())
-            on_better(_bound(problem, proven, best))
-    return _bound(problem, proven, best)
+            on_better(_bound(problem, best))
+    return _bound(problem, best)
 
 
-def _batches(problem: Problem) -> list[Batch]:
-    found = {*candidates(problem), *candidates(problem, dapple_replicas(problem))}
-    found.update(candidates(problem, (1, problem.num_devices)))
-    return sorted(found)
-
-
-def _bound(problem: Problem, proven: dict[Batch, int], bound_ns: int) -> Bound:
-    numbers = ", ".join(str(batch.num_micro_batches) for batch in proven)
-    model = (
-        f"{STAGES_APART}, replicas by rows, whole backwards in any order, each stage recomputing whole or not at all, "
-        f"{numbers} micro-batches, any partition and placement; transfers not counted"
-    )
-    return Bound(REQUEST_SCOPE, model, bound_ns, "count of devices by a micro-batch's way before each stage")
+def _bound(problem: Problem, bound_ns: int) -> Bound:
+    method = "count of devices by a micro-batch's way before each stage, transfers not counted"
+    return class_bound(problem, stages_apart(problem), bound_ns, method)

@@ -10,12 +10,13 @@ follows them, make plans beyond its limits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 
+from penstock.schemas.coverage import Covers
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.all_plans.kinds import CONTIGUOUS, EVERY_PLAN, ONE_PIPELINE, STAGES_APART
+from penstock.solvers.coverage import one_pipeline, planned_apart
 from penstock.solvers.network import MAX_DENSE_DEVICES
 from penstock.solvers.planners import uniform
 from penstock.solvers.planners.options import Option, checked
@@ -54,12 +55,11 @@ SIMPLE = CONTAINED[:3]
 """One of these has a plan within a second."""
 WIDE = ("spread",)
 """For more devices than ``relax`` takes: asked first, and the only ones where bandwidths cannot stand in a matrix."""
-KINDS_MADE = {
-    **dict.fromkeys((*SIMPLE, "dapple", "spp", "relax", "exact"), CONTIGUOUS),
-    "spread": STAGES_APART,
-    "interleaved": ONE_PIPELINE,
+MAKERS: dict[str, Callable[[Problem], Covers]] = {
+    **dict.fromkeys((*SIMPLE, "dapple", "spp", "relax", "exact", "spread"), planned_apart),
+    "interleaved": one_pipeline,
 }
-"""Planners whose plans are all of a kind that a bound may speak of: it can make them needless."""
+"""Planners whose plans all belong to a class that a bound may cover: the bound can make them needless."""
 PHASES = ("polish", "closing")
 """What follows the planners."""
 EFFORT = 1.0
@@ -84,7 +84,8 @@ def run(session: Session, values: Mapping[str, object], planners: Mapping[str, K
     """All rounds."""
     excluded = _excluded(str(values["exclude"]))
     if session.problem.within is not None:
-        asked = _asked([name for name in WITHIN if _may_be_asked(session, planners[name])], planners)
+        able = [name for name in WITHIN if _may_be_asked(session, planners[name])]
+        asked = _asked(session.problem, able, planners)
         Tasks(session, [*([] if session.first_feasible else [Prove()]), *asked]).run(crew)
         return
     contained = _contained(session.problem, [name for name in CONTAINED if name not in excluded])
@@ -92,7 +93,7 @@ def run(session: Session, values: Mapping[str, object], planners: Mapping[str, K
     if session.first_feasible:
         contained = [name for name in contained if name != "exact"]
     bounds = [] if session.first_feasible else [Prove()]
-    Tasks(session, [*bounds, *_asked(contained, planners)]).run(crew)
+    Tasks(session, [*bounds, *_asked(session.problem, contained, planners)]).run(crew)
     if session.best is None or session.first_feasible or session.problem.num_devices > MAX_DENSE_DEVICES:
         return
     closed: set[object] = set()
@@ -129,7 +130,7 @@ def first_plan(session: Session, values: Mapping[str, object], planners: Mapping
     excluded = _excluded(str(values["exclude"]))
     setting = replace(Setting.of(session, planners), first_feasible=True)
     simple = WIDE if session.problem.num_devices > MOST_LABELLED else SIMPLE
-    for task in _asked([name for name in simple if name not in excluded], planners):
+    for task in _asked(session.problem, [name for name in simple if name not in excluded], planners):
         if session.best is None and not session.deadline.passed and _may_be_asked(session, planners[task.name]):
             found = task.run(setting, _Silent()).found
             if found is not None:
@@ -154,14 +155,14 @@ class _Silent:
         """Not told."""
 
 
-def _asked(names: list[str], planners: Mapping[str, Known]) -> list[Task]:
+def _asked(problem: Problem, names: list[str], planners: Mapping[str, Known]) -> list[Task]:
     """The planners with their default options."""
     return [
         Ask(
             name,
             checked(name, planners[name].options, {}),
             under_gpipe=name == "dapple",
-            kind=KINDS_MADE.get(name, EVERY_PLAN),
+            makes=MAKERS[name](problem) if name in MAKERS else None,
         )
         for name in names
     ]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
+from penstock.schemas.coverage import Covers
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.allocators.block_partition import block_partition
+from penstock.solvers.coverage import class_bound, contiguous
 from penstock.solvers.enumeration import Space
 from penstock.solvers.planners.joint import Found, Search
 from penstock.solvers.planners.options import Option
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.problem import Problem
-from penstock.solvers.result import REQUEST_SCOPE, Bound
 
 OPTIONS = (
     Option("max_configurations", 30_000, "partitions × placements × micro-batch numbers, at most", low=1),
@@ -35,10 +37,11 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
         )
     search = Search(space, float(str(options["effort"])))
     overlaps = (problem.rules.overlap_all_reduce,)
-    model = _model(space, count)
+    numbers = [batch.num_micro_batches for batch in space.batches]
+    covers = replace(contiguous(problem, numbers), replica_order=frozenset({"cluster"}))
     latest: Proposal | None = None
     for found in search.run():
-        latest = latest if found is None else _proposal(found, model, overlaps)
+        latest = latest if found is None else _proposal(problem, found, covers, overlaps)
         if latest is not None:
             yield latest
     if search.best is None:
@@ -47,21 +50,7 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
             yield Proposal(thinnest, ("early-backward",), "A", overlaps)
 
 
-def _proposal(found: Found, model: str, overlaps: tuple[bool, ...]) -> Proposal:
-    bound = Bound(REQUEST_SCOPE, model, found.bound_ns, "every plan's bound, and job shops by CP-SAT")
+def _proposal(problem: Problem, found: Found, covers: Covers, overlaps: tuple[bool, ...]) -> Proposal:
+    bound = class_bound(problem, covers, found.bound_ns, "every plan's bound, and job shops by CP-SAT")
     orders = found.trial.orders
     return Proposal(found.trial.allocation, (orders.name,), overlaps=overlaps, fixed=orders, proven=bound)
-
-
-def _model(space: Space, count: int) -> str:
-    """What was listed, in words."""
-    problem = space.problem
-    numbers = ", ".join(str(batch.num_micro_batches) for batch in space.batches)
-    again = {"never": "no recomputation", "always": "every stage recomputing"}
-    network = "shared" if problem.rules.shared else f"private ({problem.rules.channel})"
-    return (
-        f"one contiguous pipeline of at most {space.most_stages} stages on devices of their own, replicas by rows in "
-        "the order of the cluster, whole backwards in any order, "
-        f"{again.get(problem.recompute, 'each stage recomputing or not')}, {numbers} micro-batches: {count} partitions "
-        f"and placements up to symmetry; {network} network"
-    )

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.solvers.all_plans.kinds import EVERY_PLAN, TARGETS
 from penstock.solvers.batching import row_classes
 from penstock.solvers.explanation.hints import hints
 from penstock.solvers.pins import unkeepable_pin
 from penstock.solvers.planners.session import Session
 from penstock.solvers.portfolio.tasks import MOST_LABELLED
-from penstock.solvers.result import Candidate, Result, Status
+from penstock.solvers.result import Bound, Candidate, Result, Status
 from penstock.solvers.schedule import Orders
 from penstock.solvers.schedules.early_backward import ACR_THRESHOLD, activation_communication_ratio
 
@@ -35,11 +34,7 @@ def why_found(session: Session, closely: bool = False) -> str:
         )
     if session.codec_note:
         parts.append(session.codec_note)
-    bound = session.bound.bound_ns
-    if best.value_ns <= bound + session.bound.tolerance_ns:
-        parts.append(f"it meets the lower bound of {_covered(session)}")
-    elif bound > 0:
-        parts.append(f"{100 * (best.value_ns / bound - 1):.2f} % above the lower bound of {_covered(session)}")
+    parts += [_distance(best, bound) for bound in session.shown_bounds if bound.bound_ns > 0]
     if closely and not session.deadline.passed:
         parts += hints(session.problem, best)
     if session.unfinished:
@@ -47,12 +42,11 @@ def why_found(session: Session, closely: bool = False) -> str:
     return "; ".join(parts)
 
 
-def _covered(session: Session) -> str:
-    """Which plans of the request its bound speaks of, in a few words."""
-    model = session.bound.model.split(",")[0]
-    if model == EVERY_PLAN:
-        return "the request"
-    return model if model.startswith((EVERY_PLAN, TARGETS)) else f"plans of {model}"
+def _distance(best: Candidate, bound: Bound) -> str:
+    """How far the plan is above a bound, and which plans that bound covers."""
+    if best.value_ns <= bound.bound_ns + bound.tolerance_ns:
+        return f"it meets the lower bound on {bound.model}"
+    return f"{100 * (best.value_ns / bound.bound_ns - 1):.2f} % above the lower bound on {bound.model}"
 
 
 def _shape(session: Session, best: Candidate) -> str:

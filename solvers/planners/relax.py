@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.allocators.block_partition import block_partition
-from penstock.solvers.batches import Batch, candidates, dapple_replicas
+from penstock.solvers.batches import Batch, batches_tried, candidates
 from penstock.solvers.closing import close
+from penstock.solvers.coverage import class_bound, contiguous
 from penstock.solvers.planners.options import Option
 from penstock.solvers.planners.proposal import Proposal, unreachable
 from penstock.solvers.planners.trial import Trial, best_order
@@ -24,7 +25,7 @@ from penstock.solvers.request_bound.links import Links
 from penstock.solvers.request_bound.places import allocations
 from penstock.solvers.request_bound.search import BatchSearch
 from penstock.solvers.request_bound.warm_ups import climb
-from penstock.solvers.result import REQUEST_SCOPE, Bound
+from penstock.solvers.result import Bound
 
 OPTIONS = (Option("effort", 30, "labels times grid points of all searches together, in millions", low=1),)
 MILLION = 1_000_000
@@ -63,8 +64,11 @@ class Relaxation:
 
     @property
     def bound(self) -> Bound:
-        """With its model."""
-        return Bound(REQUEST_SCOPE, model_of(self.problem, self.searches), self.bound_ns, "label search over all plans")
+        """With what it covers: plans with one of the numbers of micro-batches that were searched."""
+        numbers = (search.batch.num_micro_batches for search in self.searches)
+        return class_bound(
+            self.problem, contiguous(self.problem, numbers), self.bound_ns, "label search over all plans"
+        )
 
     def run(self) -> Iterator[None]:
         """All searches, then better orders; comes up for air after every counted piece of work, to be left there."""
@@ -73,7 +77,7 @@ class Relaxation:
 
     def prove(self) -> Iterator[None]:
         """All searches."""
-        self.searches = self.searches_of(batches_of(self.problem))
+        self.searches = self.searches_of(batches_tried(self.problem))
         while True:
             spent = sum(search.steps for search in self.searches)
             below = [s for s in self.searches if not s.closed and s.bound_ns < self.value_ns]
@@ -131,12 +135,6 @@ def _passes(plan: Allocation) -> int:
     return len(plan.stages) * plan.num_micro_batches
 
 
-def batches_of(problem: Problem) -> tuple[Batch, ...]:
-    """The numbers of micro-batches that the planners of one pipeline try."""
-    found = {*candidates(problem, dapple_replicas(problem)), *candidates(problem, (1, problem.num_devices))}
-    return tuple(sorted({*found, *candidates(problem)}))
-
-
 def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
     """Ever better plans, each with what is proven by then; the same again where only the bound rose.
 
@@ -163,15 +161,3 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
         else:
             names = (best.orders.name,)
             yield Proposal(best.allocation, names, overlaps=overlaps, fixed=best.orders, proven=relaxation.bound)
-
-
-def model_of(problem: Problem, searches: list[BatchSearch]) -> str:
-    """What is covered, in words."""
-    numbers = ", ".join(str(number) for number in sorted({s.batch.num_micro_batches for s in searches}))
-    again = {"never": "no recomputation", "always": "every stage recomputing"}
-    network = "shared" if problem.rules.shared else f"private ({problem.rules.channel})"
-    return (
-        "one contiguous pipeline of stages on devices of their own, replicas by rows, whole backwards in any order, "
-        f"{again.get(problem.recompute, 'each stage recomputing in its backward or not')}, {numbers} micro-batches, "
-        f"any partition and placement; {network} network"
-    )

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
+from penstock.schemas.coverage import Covers
 from penstock.schemas.errors import InvalidPlan
 from penstock.solvers.allocation import Allocation
-from penstock.solvers.bounds import applies, request_bound, schedule_bound
+from penstock.solvers.bounds import request_bound, schedule_bound
 from penstock.solvers.codecs import best_codecs, with_codecs
+from penstock.solvers.coverage import allowed, features_of_candidate
 from penstock.solvers.pins import broken_pin, keep_pins, keep_pins_of_schedule
 from penstock.solvers.planners.deadline import Deadline
 from penstock.solvers.planners.proposal import (
@@ -26,7 +29,7 @@ from penstock.solvers.planners.proposal import (
     unreachable,
     whole_backwards_bound_ns,
 )
-from penstock.solvers.planners.ranking import KINDS, Key, excess_of, includes, key_of, kind_of, may_lack
+from penstock.solvers.planners.ranking import Key, excess_of, key_of, may_lack
 from penstock.solvers.portfolio.outcome import Closing, Found, Outcome
 from penstock.solvers.problem import Problem
 from penstock.solvers.result import Bound, Candidate, Progress, Result, Shortage, Status
@@ -86,57 +89,84 @@ class Session:
     _key: Key | None = None
     _seen: set[object] = field(default_factory=set)
     _kept: list[Schedule] = field(default_factory=list)
-    proofs: dict[str, Bound] = field(default_factory=dict)
+    proofs: dict[Covers, Bound] = field(default_factory=dict)
     _closings: list[Closing] = field(default_factory=list)
     _limit: int | None = None
+    _known: tuple[Candidate, Covers] | None = None
 
     @property
     def every_plan(self) -> Bound:
-        """Of all plans of the request, whatever their kind."""
+        """On every plan of the request, from its work and its first micro-batch alone."""
         if self.whole is None:
             self.whole = request_bound(self.problem)
         return self.whole
 
+    @cached_property
+    def allowed(self) -> Covers:
+        """The class of all plans that the request allows."""
+        return allowed(self.problem)
+
     @property
     def bound(self) -> Bound:
-        """Of the whole request; a proof for some kinds of plans where the best plan is one of these."""
-        return self._bound_for(self.best, self.proofs.values())
+        """The highest bound on every plan of the request."""
+        return self._widest(self.proofs.values())
 
-    def _bound_for(self, plan: Candidate | None, proofs: Iterable[Bound]) -> Bound:
-        """The highest bound that speaks of a plan; without a plan, of some kind of plans."""
-        known = [
-            bound
-            for bound in proofs
-            if (kind_of(bound) in KINDS if plan is None else plan.value_ns >= bound.bound_ns and applies(bound, plan))
-        ]
+    @property
+    def own_bound(self) -> Bound:
+        """The highest bound that covers the best plan, and perhaps not every plan of the request."""
+        best = self.best
+        if best is None:
+            return self.bound
+        plan = self._features(best)
+        known = [bound for bound in self.proofs.values() if plan <= bound.covers and bound.bound_ns <= best.value_ns]
+        return max((self.bound, *known), key=lambda bound: bound.bound_ns)
+
+    @property
+    def shown_bounds(self) -> tuple[Bound, ...]:
+        """The bound on every plan of the request, then a higher one that covers the best plan, if there is one."""
+        wide, own = self.bound, self.own_bound
+        return (wide,) if own.bound_ns <= wide.bound_ns else (wide, own)
+
+    def _features(self, plan: Candidate) -> Covers:
+        """The plan's features, found once for the best plan."""
+        if self._known is None or self._known[0] is not plan:
+            self._known = plan, features_of_candidate(self.problem, plan)
+        return self._known[1]
+
+    def _widest(self, proofs: Iterable[Bound]) -> Bound:
+        known = [bound for bound in proofs if self.allowed <= bound.covers]
         return max((self.every_plan, *known), key=lambda bound: bound.bound_ns)
 
     def prove(self, bound: Bound) -> None:
-        """Take a proof, when it says more than what is known of such plans."""
-        kind = kind_of(bound)
-        if kind not in self.proofs or bound.bound_ns > self.proofs[kind].bound_ns:
-            self.proofs[kind] = bound
+        """Take a proof, when it says more than what is known of the class of plans that it covers."""
+        known = self.proofs.get(bound.covers)
+        if known is None or bound.bound_ns > known.bound_ns:
+            self.proofs[bound.covers] = bound
             if self.on_bound is not None:
                 self.on_bound(bound)
 
     @property
     def done(self) -> bool:
-        """Whether nothing better is needed: within the gap, or the first feasible plan was asked for."""
+        """Whether no better plan like the best one is needed: it is within the gap of a bound that covers it.
+
+        Or the first feasible plan was asked for.
+        """
         if self.best is None:
             return False
-        return self.first_feasible or self.best.value_ns <= self.bound.bound_ns * (1.0 + self.gap)
+        return self.first_feasible or self.best.value_ns <= self.own_bound.bound_ns * (1.0 + self.gap)
 
-    def enough(self, kind: str) -> bool:
-        """Whether a search for plans of a kind can be spared: by a bound that speaks of all of them.
+    def enough(self, plans: Covers | None) -> bool:
+        """Whether a search for a class of plans can be spared: a bound covers all of them. None: any plan.
 
-        The gap that was asked for is between the best plan and a bound that speaks of it as well.
+        The gap that was asked for is between the best plan and a bound that covers it as well.
         """
         best = self.best
         if best is None or self.first_feasible:
             return best is not None
-        spared = [bound for bound in (self.every_plan, *self.proofs.values()) if includes(kind_of(bound), kind)]
+        own, wanted = self._features(best), self.allowed if plans is None else plans
+        spared = [bound for bound in (self.every_plan, *self.proofs.values()) if wanted <= bound.covers]
         return any(
-            best.value_ns <= bound.bound_ns * (1.0 + (self.gap if applies(bound, best) else 0.0)) for bound in spared
+            best.value_ns <= bound.bound_ns * (1.0 + (self.gap if own <= bound.covers else 0.0)) for bound in spared
         )
 
     def outcome(self, planner: str) -> Outcome:
@@ -212,7 +242,7 @@ class Session:
 
     def progress(self, proven: Iterable[Bound], working: tuple[str, ...]) -> Progress:
         """How far it is, with proofs that are not taken yet."""
-        return Progress(self.announced_ns, self._bound_for(self._announced, (*self.proofs.values(), *proven)), working)
+        return Progress(self.announced_ns, self._widest((*self.proofs.values(), *proven)), working)
 
     def judge_all(self, planner: str, proposals: Iterable[Proposal]) -> None:
         """Judge proposals in order until the limit, or until nothing better is needed."""
@@ -393,9 +423,10 @@ class Session:
         judged = replace(self.problem, rules=rules)
         analytic = schedule_bound(judged, best.allocation, best.schedule, best.update_rule)
         closed = [closing.bound for closing in self._closings if closing.speaks_of(best)]
-        bounds = (self.bound, max((analytic, *closed), key=lambda bound: bound.bound_ns))
+        wide = self.bound
+        bounds = (*self.shown_bounds, max((analytic, *closed), key=lambda bound: bound.bound_ns))
         # A steady state whose cycle is longer than what was measured may be averaged a little too fast.
         sound = all(best.value_ns >= bound.bound_ns for bound in bounds)
-        optimal = sound and best.value_ns <= self.bound.bound_ns + self.bound.tolerance_ns
+        optimal = sound and best.value_ns <= wide.bound_ns + wide.tolerance_ns
         status = Status.OPTIMAL if optimal else Status.FEASIBLE
         return Result(status, why, best, bounds, None, self.deadline.seconds, unfinished)

@@ -88,7 +88,7 @@ class Tasks:
         return session.gap == 0 and session.max_plans is None and not session.first_feasible
 
     def _needed(self, number: int) -> bool:
-        return not self.session.enough(self.tasks[number].kind)
+        return not self.session.enough(self.tasks[number].makes)
 
     def _advance(self) -> None:
         """Take up the outcomes of all tasks before the first open one; what is not wanted any more is left out."""

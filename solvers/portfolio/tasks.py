@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from penstock.schemas.coverage import Covers
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.all_plans.kinds import EVERY_PLAN
 from penstock.solvers.bounds import one_pipeline_bound, request_bound
 from penstock.solvers.closing import close
 from penstock.solvers.device_count import search as device_count
@@ -102,15 +102,15 @@ class Link(Protocol):
 
 
 class Task(Protocol):
-    """``name`` says who is at work; ``kind``: of which kind (``ranking.KINDS``) all its plans are."""
+    """``name`` says who is at work; ``makes``: the class of its plans; None for any plan of the request."""
 
     @property
     def name(self) -> str:
         """Of the planner or the phase."""
 
     @property
-    def kind(self) -> str:
-        """A bound for such plans may make it needless."""
+    def makes(self) -> Covers | None:
+        """A bound that covers this class may make the task needless."""
 
     def run(self, setting: Setting, link: Link) -> Outcome:
         """Do it."""
@@ -123,7 +123,7 @@ class Ask:
     name: str
     values: Mapping[str, object]
     under_gpipe: bool = False
-    kind: str = EVERY_PLAN
+    makes: Covers | None = None
 
     def run(self, setting: Setting, link: Link) -> Outcome:
         """Until its end, the limit, or the gap."""
@@ -153,7 +153,7 @@ class Polish:
     proven: tuple[Bound, ...]
     effort: float
     name: str = "polish"
-    kind: str = EVERY_PLAN
+    makes: Covers | None = None
 
     def run(self, setting: Setting, link: Link) -> Outcome:
         """Until its end, the limit, or the gap."""
@@ -172,7 +172,7 @@ class Close:
     start: Found
     effort: float
     name: str = "closing"
-    kind: str = EVERY_PLAN
+    makes: Covers | None = None
 
     def run(self, setting: Setting, link: Link) -> Outcome:
         """Until its end, its effort, or the limit. A schedule that was asked for is not exchanged."""
@@ -213,7 +213,7 @@ class Prove:
     """
 
     name: str = "bound"
-    kind: str = EVERY_PLAN
+    makes: Covers | None = None
 
     def run(self, setting: Setting, link: Link) -> Outcome:
         """Until its end."""
@@ -234,7 +234,7 @@ class Remedy:
     planner: str
     values: Mapping[str, object]
     name: str = "remedy"
-    kind: str = EVERY_PLAN
+    makes: Covers | None = None
 
     def run(self, setting: Setting, link: Link) -> Outcome:
         """Until one works, or the limit."""

@@ -17,12 +17,12 @@ from penstock.layouts.limits import TRAINERS, faults, order_name, recomputing_of
 from penstock.layouts.roles import roles_of
 from penstock.schemas.errors import InvalidDocument, InvalidPlan, UnsupportedRequest
 from penstock.schemas.request import PlanRequest
-from penstock.solvers.all_plans.kinds import applies
 from penstock.solvers.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.coverage import features_of_candidate
 from penstock.solvers.planners.ranking import excess_of
 from penstock.solvers.problem import Problem
 from penstock.solvers.registry import PLANNERS
-from penstock.solvers.result import Candidate
+from penstock.solvers.result import REQUEST_SCOPE, Candidate
 from penstock.solvers.schedules.early_backward import early_backward
 from penstock.solvers.schedules.of_trainers import order_of
 from penstock.solvers.simulate import simulate
@@ -97,8 +97,11 @@ def test_uniform_finds_the_best_of_all_plans_within(trainer: str, data: st.DataO
     within = limits(trainer, len(times))
     plans = list(every_plan(problem, within))
     best = min((each.value_ns for each in plans), default=None)
-    for bound in within_bounds(replace(problem, within=within)):
-        assert all(bound.bound_ns <= plan.value_ns for plan in plans if applies(bound, plan)), bound
+    limited = replace(problem, within=within)
+    for bound in within_bounds(limited):
+        covered = [plan for plan in plans if features_of_candidate(limited, plan) <= bound.covers]
+        assert all(bound.bound_ns <= plan.value_ns for plan in covered), bound
+        assert bound.scope != REQUEST_SCOPE or covered == plans
     found = PLANNERS["uniform"].solve(replace(problem, within=within))
     assert (None if found.best is None else found.best.value_ns) == best
     if found.best is not None:

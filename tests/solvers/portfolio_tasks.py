@@ -8,8 +8,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.schemas.coverage import Covers
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.all_plans.kinds import EVERY_PLAN
 from penstock.solvers.portfolio.outcome import Found, Outcome
 from penstock.solvers.portfolio.tasks import Link, Setting
 from penstock.solvers.result import Bound
@@ -23,7 +23,7 @@ class Late:
     plans: tuple[Found, ...]
     delay_s: float = 0.0
     proven: Bound | None = None
-    kind: str = EVERY_PLAN
+    makes: Covers | None = None
     beside: bool = False
 
     def run(self, setting: Setting, link: Link) -> Outcome:

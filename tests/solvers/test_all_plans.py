@@ -14,17 +14,17 @@ from random_plans import random_allocation, random_orders, random_problem
 from test_request_bound import random_request
 
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.all_plans.kinds import applies, is_one_pipeline
 from penstock.solvers.all_plans.options import Holding, Numbers, numbers_of, options_of
 from penstock.solvers.all_plans.search import Piece, Search
 from penstock.solvers.all_plans.slices import Slices
 from penstock.solvers.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.bounds import one_pipeline_bound, request_bound
+from penstock.solvers.coverage import class_bound, contiguous, features_of, features_of_candidate, one_pipeline
 from penstock.solvers.jobshop import Question, solve
 from penstock.solvers.kernels.all_plans import Labels, Terms, least_cost
 from penstock.solvers.problem import Problem
 from penstock.solvers.registry import PLANNERS
-from penstock.solvers.result import REQUEST_SCOPE, Bound, Candidate
+from penstock.solvers.result import CLASS_SCOPE, REQUEST_SCOPE
 from penstock.solvers.simulate import makespan_ns
 
 NEVER = 2**60
@@ -44,7 +44,7 @@ def test_never_above_random_plans_of_one_pipeline(block: int) -> None:
             stages = tuple(replace(stage, dispatch="rows") for stage in drawn.stages)
             allocation = single_pipeline(stages, drawn.num_micro_batches)
             orders = random_orders(rng, allocation)
-            if is_one_pipeline(allocation, orders, "synchronous"):
+            if features_of(problem, allocation, orders) <= one_pipeline(problem):
                 seen += 1
                 assert bound <= makespan_ns(problem, allocation, orders), seed
     assert seen > 40
@@ -67,7 +67,7 @@ def test_never_above_any_planners_plan(seed: int) -> None:
             except UnsupportedRequest:
                 continue
             for bound in bounds:
-                if best is not None and applies(bound, best):
+                if best is not None and features_of_candidate(problem, best) <= bound.covers:
                     assert bound.bound_ns <= best.value_ns, (name, schedule, bound)
 
 
@@ -293,23 +293,23 @@ def test_slow_devices_count_as_what_they_are_worth() -> None:
     assert request_bound(problem).bound_ns == 4 * 270 // 3 * 3 // 4
 
 
-def test_a_bound_is_for_plans_of_its_kind() -> None:
+def test_a_bound_covers_plans_of_its_class() -> None:
     """Contiguous plans are plans of one pipeline, which are plans; not the other way round."""
     problem = make_problem([5, 5, 5], boundary_bytes=1, parameter_bytes=9, nodes=(2,), global_batch_size=4)
     line = PLANNERS["gpipe"].solve(problem).best
-    turned = PLANNERS["interleaved"].solve(make_problem([5] * 4, nodes=(2,), global_batch_size=4)).best
+    looped = make_problem([5] * 4, nodes=(2,), global_batch_size=4)
+    turned = PLANNERS["interleaved"].solve(looped).best
     split = PLANNERS["zero-bubble"].solve(problem).best
     assert line is not None
     assert turned is not None
     assert split is not None
     every, one = request_bound(problem), one_pipeline_bound(problem)
-    contiguous = Bound(REQUEST_SCOPE, "one contiguous pipeline of stages", 1, "label search")
-    found = {name: _kinds(plan, every, one, contiguous) for name, plan in (("l", line), ("t", turned), ("s", split))}
+    apart = class_bound(problem, contiguous(problem, range(1, 5)), 1, "label search")
+    plans = (("l", problem, line), ("t", looped, turned), ("s", problem, split))
+    bounds = every, one, apart
+    found = {n: tuple(features_of_candidate(p, plan) <= b.covers for b in bounds) for n, p, plan in plans}
     assert found == {"l": (True, True, True), "t": (True, True, False), "s": (True, False, False)}
-
-
-def _kinds(plan: Candidate, *bounds: Bound) -> tuple[bool, ...]:
-    return tuple(applies(bound, plan) for bound in bounds)
+    assert [bound.scope for bound in bounds] == [REQUEST_SCOPE, CLASS_SCOPE, CLASS_SCOPE]
 
 
 def test_small_slices_cost_what_they_were_measured_at() -> None:

@@ -11,11 +11,12 @@ from problems import make_problem
 from random_plans import random_allocation, random_orders, random_problem
 from test_request_bound import random_request
 
+from penstock.schemas.coverage import ranges_of
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.all_plans.kinds import STAGES_APART, applies
 from penstock.solvers.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.batches import Batch, batch_of, candidates
 from penstock.solvers.bounds import request_bound
+from penstock.solvers.coverage import features_of_candidate, stages_apart
 from penstock.solvers.device_count.count import Count
 from penstock.solvers.device_count.search import bounds
 from penstock.solvers.planners.deadline import Deadline
@@ -71,8 +72,8 @@ def test_never_above_random_plans(block: int) -> None:
             orders = random_orders(rng, allocation)
             timeline = simulate(problem, allocation, orders)
             plan = Candidate("random", allocation, orders, timeline)
-            proven = Bound("all plans of this request", STAGES_APART, 0, "")
-            if applies(proven, plan):
+            numbers = ranges_of([allocation.num_micro_batches])
+            if features_of_candidate(problem, plan) <= replace(stages_apart(problem), micro_batches=numbers):
                 seen += 1
                 most = max(use.memory.total for use in timeline.uses.values())
                 full = tuple(replace(device, memory_bytes=most) for device in problem.devices)
@@ -96,7 +97,7 @@ def test_never_above_planners_plans(seed: int) -> None:
             session.judge_all(name, entry.proposals(problem, entry.check(problem.update_rules, "auto", {})))
         except UnsupportedRequest:
             continue
-        if session.best is not None and applies(proven, session.best):
+        if session.best is not None and features_of_candidate(problem, session.best) <= proven.covers:
             assert proven.bound_ns <= session.best.value_ns, name
 
 

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 from problems import chain, make_problem
 
+from penstock.schemas.coverage import NEUTRAL, claim
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.batches import Batch, candidates
 from penstock.solvers.bounds import schedule_bound
+from penstock.solvers.coverage import contiguous, features_of_candidate
 from penstock.solvers.enumeration import Space
 from penstock.solvers.jobshop import Question, solve
 from penstock.solvers.kernels.request_pool import ALONE, JOINED, SPANNING
@@ -22,7 +24,6 @@ from penstock.solvers.kernels.request_steps import Pieces
 from penstock.solvers.kernels.windows import NEVER
 from penstock.solvers.planners.chain_tables import WHOLE_BACKWARDS, ChainTables, hop_of, piece_of
 from penstock.solvers.planners.proposal import shortage_of, unreachable
-from penstock.solvers.planners.ranking import is_contiguous
 from penstock.solvers.planners.relax import NEVER_NS, Relaxation, proposals
 from penstock.solvers.planners.trial import best_order, judged
 from penstock.solvers.problem import Pin, Problem
@@ -190,7 +191,7 @@ def _one_at_a_time_ns(problem: Problem, plan: Allocation) -> int:
 def test_no_planner_has_a_better_plan(seed: int) -> None:
     """``relax`` and ``auto`` among them; and the certificate is never above the plan that it comes with."""
     problem = random_request(seed, 6, 4)
-    bound = None
+    bound, covers = None, NEUTRAL
     for name in ("relax", "dp", "gpipe", "model-parallel", "dapple", "spp", "pipedream", "auto"):
         try:
             found = PLANNERS[name].solve(problem)
@@ -199,11 +200,11 @@ def test_no_planner_has_a_better_plan(seed: int) -> None:
         if name == "relax":
             relaxation = Relaxation(problem, EFFORT)
             list(relaxation.run())
-            bound = relaxation.bound_ns
+            bound, covers = relaxation.bound_ns, relaxation.bound.covers
         if found.best is None:
             continue
         assert found.bounds[0].bound_ns <= found.best.value_ns
-        if is_contiguous(found.best):
+        if features_of_candidate(problem, found.best) <= covers:
             assert bound is not None
             assert bound <= found.best.value_ns, name
 
@@ -307,16 +308,21 @@ def test_more_devices_than_it_can_search_are_refused() -> None:
         PLANNERS["relax"].solve(make_problem([1, 1], nodes=(257,)))
 
 
-def test_an_optimum_is_claimed_of_plans_that_the_proof_speaks_of() -> None:
-    found = PLANNERS["relax"].solve(make_problem([4, 4, 4, 4], boundary_bytes=1, nodes=(2,), global_batch_size=8))
-    assert found.status == "optimal"
-    assert found.bounds[0].model.startswith("one contiguous pipeline")
+def test_an_optimum_of_a_class_is_claimed_of_that_class_only() -> None:
+    problem = make_problem([4, 4, 4, 4], boundary_bytes=1, nodes=(2,), global_batch_size=8)
+    found = PLANNERS["relax"].solve(problem)
+    assert found.status == "feasible"
+    wide, narrow, _own = found.bounds
     assert found.best is not None
-    assert is_contiguous(found.best)
+    assert wide.bound_ns < narrow.bound_ns == found.best.value_ns
+    assert claim(wide.scope, wide.covers) == "No plan of this request"
+    assert claim(narrow.scope, narrow.covers).startswith("No plan of one pipeline, ")
     plan = found.best.allocation
     twice = single_pipeline((plan.stages[0], replace(plan.stages[-1], devices=plan.stages[0].devices)), 8)
-    assert not is_contiguous(replace(found.best, allocation=twice))
-    assert not is_contiguous(replace(found.best, update_rule="double_buffered"))
+    apart = contiguous(problem, [plan.num_micro_batches])
+    assert features_of_candidate(problem, found.best) <= apart
+    assert not features_of_candidate(problem, replace(found.best, allocation=twice)) <= apart
+    assert not features_of_candidate(problem, replace(found.best, update_rule="double_buffered")) <= apart
 
 
 def test_a_search_can_be_left_between_pieces() -> None:

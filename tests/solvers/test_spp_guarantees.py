@@ -20,9 +20,11 @@ from penstock.solvers.allocators.spp.plans import found_of
 from penstock.solvers.allocators.spp.tables import chain_of, windows
 from penstock.solvers.batches import Batch, batch_of
 from penstock.solvers.network import Network
+from penstock.solvers.planners.deadline import Deadline
+from penstock.solvers.planners.session import Session
 from penstock.solvers.problem import Problem
 from penstock.solvers.registry import PLANNERS
-from penstock.solvers.result import REQUEST_SCOPE
+from penstock.solvers.result import CLASS_SCOPE
 from penstock.solvers.schedules.early_backward import early_backward
 from penstock.solvers.schedules.gpipe import gpipe
 from penstock.solvers.schedules.pipeline_execution import pipeline_execution
@@ -163,12 +165,35 @@ def test_phi_by_hand() -> None:
     assert guarantees.certified(apart, batch, 100) is None
 
 
+def test_theorem_1_is_shown_where_nothing_says_more() -> None:
+    """It covers the plan that it comes with, and is the highest bound known until another one is proven."""
+    shown = 0
+    for seed in range(12):
+        problem, _batch = random_problem(seed)
+        session = Session(problem, Deadline(None))
+        session.whole = replace(session.every_plan, bound_ns=1)
+        entry = PLANNERS["spp"]
+        assert entry.proposals is not None
+        session.judge_all("spp", entry.proposals(problem, entry.check(problem.update_rules, "auto", {})))
+        best = session.best
+        if best is None or not any("theorem 1" in bound.method for bound in session.proofs.values()):
+            continue
+        own = session.own_bound
+        assert "theorem 1" in own.method
+        assert 1 < own.bound_ns <= best.value_ns
+        assert own.scope == CLASS_SCOPE
+        assert session.result("spp", "").bounds[1] == own
+        shown += 1
+    assert shown >= 6
+
+
 def test_the_planner_reports_them_where_they_hold() -> None:
     problem, _batch = random_problem(8)
     result = PLANNERS["spp"].solve(problem)
     assert "lemma 1" in result.why
     assert "theorem 1" in result.why
-    assert all(b.bound_ns <= result.best.value_ns for b in result.bounds if b.scope == REQUEST_SCOPE and result.best)
+    assert result.best is not None
+    assert all(bound.bound_ns <= result.best.value_ns for bound in result.bounds)
     for changed in (
         replace(problem, rules=replace(problem.rules, shared=True)),
         replace(problem, rules=replace(problem.rules, overlap_all_reduce=True)),

@@ -7,18 +7,21 @@ all-reduce after the last backward, no latencies, one number of micro-batches. A
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 
 import numpy as np
 
+from penstock.schemas.coverage import every
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.allocators.spp.ordering import dense_bandwidths
 from penstock.solvers.batches import Batch, candidates
 from penstock.solvers.batching import row_classes
 from penstock.solvers.costs import all_reduce_ns, stage_costs, transfer
+from penstock.solvers.coverage import class_bound, contiguous
 from penstock.solvers.problem import Problem
-from penstock.solvers.result import REQUEST_SCOPE, Bound
+from penstock.solvers.result import Bound
 
 
 def only_batch(problem: Problem) -> Batch | None:
@@ -111,15 +114,16 @@ def theorem_1(problem: Problem, batch: Batch) -> Fraction | None:
 def certified(problem: Problem, batch: Batch, value_ns: int) -> Bound | None:
     """Theorem 1 turned round: what every plan of SPP's model takes at least, from what SPP's best plan takes.
 
-    A millionth is taken off, for what rounding up has added to the value.
+    A millionth is taken off, for what rounding up has added to the value. The theorem knows no memory and counts no
+    recomputation, which only adds to a plan's time: plans that recompute inside their backwards are covered as well.
     """
     ratio = theorem_1(problem, batch)
     if ratio is None:
         return None
     bound_ns = int(value_ns / ratio * Fraction(999_999, 1_000_000))
-    model = "SPP's: one stage per device, whole backwards, private half-duplex channels"
+    covers = replace(contiguous(problem, [batch.num_micro_batches]), recompute=every("recompute")["recompute"])
     method = f"SPP, theorem 1: its plan takes less than {float(ratio):.2f} times the least possible"
-    return Bound(REQUEST_SCOPE, model, bound_ns, method)
+    return class_bound(problem, covers, bound_ns, method)
 
 
 def promise(problem: Problem, batch: Batch, allocation: Allocation, smallest_ns: int) -> str:

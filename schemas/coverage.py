@@ -1,0 +1,221 @@
+"""Coverage: the class of plans that a proven bound holds for, as predicates on the features of a plan.
+
+A class is a set of allowed values for each feature. Every feature has a neutral value, and a class that does not name a
+feature allows its neutral value only: a feature that is added later makes no bound false that was proven before.
+A single plan is the class of the plans with its own features, so that "the bound covers the plan", "one bound covers
+more than another" and "the bound covers everything that a request allows" are one comparison, ``<=``.
+The sentences that people read about bounds are made here and nowhere else. Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Final, Literal
+
+Values = frozenset[str]
+Ranges = tuple[tuple[int, int], ...]
+"""Disjoint ranges of whole numbers in rising order, both ends included."""
+
+Scope = Literal["schedule of this allocation", "some plans of this request", "all plans of this request"]
+
+SCHEDULE_SCOPE: Final = "schedule of this allocation"
+CLASS_SCOPE: Final = "some plans of this request"
+REQUEST_SCOPE: Final = "all plans of this request"
+
+NOT_STATED: Final = "coverage not stated"
+"""Said of the certificates of plans that were written before bounds carried their coverage."""
+
+DOMAINS: Final[dict[str, tuple[str, ...]]] = {
+    "pipelines": ("one", "several"),
+    "devices": ("one_stage", "several_stages"),
+    "dispatch": ("rows", "round_robin"),
+    "backward": ("whole", "split"),
+    "recompute": ("none", "stage", "segments"),
+    "recompute_runs": ("in_backward", "apart"),
+    "codecs": ("none", "fp16s"),
+    "update_rule": ("synchronous", "weight_stashing", "double_buffered", "double_grouped", "elastic_averaging"),
+    "all_reduce": ("overlapped", "after_backward"),
+    "replica_order": ("cluster", "other"),
+    "memory": ("fits", "exceeds"),
+}
+"""The values of each closed feature, the neutral one first."""
+
+
+def _every(feature: str) -> Values:
+    return frozenset(DOMAINS[feature])
+
+
+@dataclass(frozen=True, slots=True)
+class Covers:
+    """A class of plans: the values that each feature may take.
+
+    ``pipelines``: one, or several that share a step. ``devices``: whether each holds one stage or may hold several.
+    ``dispatch``: replicas share micro-batches by rows or take whole ones in turn. ``backward``: whole, or split into
+    input and weight gradients. ``recompute``: what stages recompute: nothing, the whole stage, or parts of it (a plan
+    may show several of these values). ``recompute_runs``: inside the backward or as an operation apart. ``all_reduce``:
+    overlapped with the last backward, or after it. ``replica_order``: replicas in the cluster's order of devices.
+    ``memory``: the plan fits into memory or exceeds it. ``trainer``: the target whose limits the plan keeps.
+    ``order``: names of schedules. ``micro_batches``: how many of them a step has.
+
+    In ``trainer``, ``order`` and ``micro_batches``, whose values cannot be listed, None stands for any value.
+    """
+
+    pipelines: Values = frozenset({"one"})
+    devices: Values = frozenset({"one_stage"})
+    dispatch: Values = frozenset({"rows"})
+    backward: Values = frozenset({"whole"})
+    recompute: Values = frozenset({"none"})
+    recompute_runs: Values = frozenset({"in_backward"})
+    codecs: Values = frozenset({"none"})
+    update_rule: Values = frozenset({"synchronous"})
+    all_reduce: Values = frozenset({"overlapped"})
+    replica_order: Values = frozenset({"cluster"})
+    memory: Values = frozenset({"fits"})
+    trainer: Values | None = frozenset({"none"})
+    order: Values | None = frozenset({"early-backward"})
+    micro_batches: Ranges | None = ((1, 1),)
+
+    def __post_init__(self) -> None:
+        for name, domain in DOMAINS.items():
+            unknown = getattr(self, name) - frozenset(domain)
+            if unknown:
+                raise ValueError(f"{name} has no value {sorted(unknown)[0]!r}; it has {', '.join(domain)}")
+
+    def __le__(self, other: Covers) -> bool:
+        """Whether every plan of this class is one of the other class."""
+        closed = all(getattr(self, name) <= getattr(other, name) for name in DOMAINS)
+        return (
+            closed
+            and _within(self.trainer, other.trainer)
+            and _within(self.order, other.order)
+            and _numbers_within(self.micro_batches, other.micro_batches)
+        )
+
+
+FEATURES: Final = tuple(field.name for field in fields(Covers))
+NEUTRAL: Final = Covers()
+"""The class that names no feature."""
+EVERY_PLAN: Final = Covers(**{name: _every(name) for name in DOMAINS}, trainer=None, order=None, micro_batches=None)
+"""The class of all plans that have no features but those known here."""
+
+
+def every(*features: str) -> dict[str, Values]:
+    """All values of some closed features, as keyword arguments of ``Covers``."""
+    return {name: _every(name) for name in features}
+
+
+def ranges_of(numbers: Iterable[int]) -> Ranges:
+    """Numbers as disjoint ranges."""
+    found: list[tuple[int, int]] = []
+    for number in sorted(set(numbers)):
+        if found and found[-1][1] == number - 1:
+            found[-1] = found[-1][0], number
+        else:
+            found.append((number, number))
+    return tuple(found)
+
+
+def _within(inner: Values | None, outer: Values | None) -> bool:
+    return outer is None or (inner is not None and inner <= outer)
+
+
+def _numbers_within(inner: Ranges | None, outer: Ranges | None) -> bool:
+    if outer is None or inner is None:
+        return outer is None
+    return all(any(low <= first and last <= high for low, high in outer) for first, last in inner)
+
+
+# ---- in words --------------------------------------------------------------------------------------------------------
+
+_PHRASES: Final[dict[str, dict[frozenset[str], str]]] = {
+    "devices": {frozenset({"one_stage"}): "one stage per device"},
+    "dispatch": {frozenset({"rows"}): "replicas by rows"},
+    "backward": {frozenset({"whole"}): "whole backwards", frozenset({"split"}): "split backwards"},
+    "recompute": {
+        frozenset({"none"}): "no recomputation",
+        frozenset({"stage"}): "every stage recomputing",
+        frozenset({"none", "stage"}): "each stage recomputing whole or not at all",
+    },
+    "recompute_runs": {
+        frozenset({"in_backward"}): "recomputation inside the backwards",
+        frozenset({"apart"}): "recomputation apart from the backwards",
+    },
+    "codecs": {frozenset({"none"}): "nothing encoded", frozenset({"fp16s"}): "encoded tensors"},
+    "all_reduce": {
+        frozenset({"overlapped"}): "overlapped all-reduce",
+        frozenset({"after_backward"}): "all-reduce after the last backward",
+    },
+    "replica_order": {frozenset({"cluster"}): "replicas in the order of the cluster"},
+}
+
+
+def describe(covers: Covers) -> str:
+    """The class as a noun phrase without its head: ``of one pipeline, whole backwards, synchronous updates``.
+
+    Empty for the class of every plan. Every feature that is restricted is named, but for ``memory`` (plans of a
+    request fit) and for recomputation's place where nothing is recomputed.
+    """
+    parts = []
+    if covers.pipelines != _every("pipelines"):
+        parts.append("of one pipeline" if covers.pipelines == {"one"} else "of several pipelines")
+    if covers.trainer is not None and covers.trainer != {"none"}:
+        parts.append(f"within the limits of {_listed(covers.trainer)}")
+    for name, phrases in _PHRASES.items():
+        values = getattr(covers, name)
+        nothing_again = name == "recompute_runs" and covers.recompute == {"none"}
+        if values != _every(name) and not nothing_again:
+            parts.append(phrases.get(values) or f"{name.replace('_', ' ')} {_listed(values)}")
+    if covers.update_rule != _every("update_rule"):
+        parts.append(f"{_listed(covers.update_rule)} updates")
+    if covers.order is not None:
+        parts.append(f"in the order {_listed(covers.order)}")
+    if covers.micro_batches is not None:
+        numbers = [str(a) if a == b else f"{a}–{b}" for a, b in covers.micro_batches]
+        parts.append(f"{', '.join(numbers)} micro-batch{'' if covers.micro_batches == ((1, 1),) else 'es'}")
+    return ", ".join(parts)
+
+
+def _listed(values: Iterable[str]) -> str:
+    return " or ".join(sorted(value.replace("_", " ") for value in values))
+
+
+def model_of(scope: Scope, covers: Covers) -> str:
+    """Which plans a bound covers, as certificates say it."""
+    if scope == REQUEST_SCOPE:
+        return "every plan of this request"
+    if scope == SCHEDULE_SCOPE:
+        return f"this allocation, any order of its operations{_operations(covers)}"
+    return f"plans {describe(covers)}"
+
+
+def claim(scope: Scope, covers: Covers | None) -> str:
+    """The subject of the sentence about a bound, to be followed by ``takes less than`` and the time.
+
+    ``No plan of this request`` is said of a bound that covers every plan that the request allows; of any other one
+    the sentence begins with what it covers. ``covers`` is None in plans written before coverage was stated.
+    """
+    if covers is None:
+        whose = "order of this allocation" if scope == SCHEDULE_SCOPE else "plan of some class"
+        return f"No {whose} ({NOT_STATED})"
+    if scope == REQUEST_SCOPE:
+        return "No plan of this request"
+    if scope == SCHEDULE_SCOPE:
+        return f"No order of this allocation's operations{_operations(covers)}"
+    return f"No plan {describe(covers)}"
+
+
+def _operations(covers: Covers) -> str:
+    """Which operations an allocation's orders are made of, where that is not the usual forward and whole backward."""
+    said = []
+    if covers.update_rule <= PERIODIC:
+        said.append("as many micro-batches in flight, without a flush")
+    if covers.backward == {"split"}:
+        said.append("split backwards")
+    if covers.recompute_runs == {"apart"}:
+        said.append("recomputation apart from the backwards")
+    return "".join(f", {part}" for part in said)
+
+
+PERIODIC: Final = frozenset({"weight_stashing", "double_buffered", "double_grouped"})
+"""Update rules without a flush."""
