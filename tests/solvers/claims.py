@@ -12,11 +12,12 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
-from covering import Claim, of_request, sentences_of
+from covering import Claim, features, is_allowed, of_class, overheard, sentences_of
 from plan_lists import orders_of, plans_of, verified
 from plan_words import describe, kinds_of, same_operations
 from random_requests import is_small, request_of
 
+from penstock.schemas.coverage import Covers
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.solvers.bounds import one_pipeline_bound, request_bound
 from penstock.solvers.device_count import search as device_count
@@ -104,7 +105,8 @@ class Audit:
         self.tally = Tally(requests=1, small=int(is_small(seed)))
         self.results: dict[str, Result] = {}
         self.found: list[Found] = []
-        self.claims: dict[tuple[str, int], Claim] = {}
+        self.claims: dict[str, Claim] = {}
+        self._features: dict[int, Covers] = {}
 
     def run(self) -> Tally:
         """Planners first, then the list of plans, then every claim against every plan."""
@@ -121,6 +123,7 @@ class Audit:
         self._match()
         for each in self.found:
             self.tally.kinds.update(kinds_of(each.plan))
+        self._check_allowed()
         self._check_bounds()
         self._check_statuses()
         self._check_sentences()
@@ -133,14 +136,15 @@ class Audit:
         """One planner's answer, every plan on its way, every bound that it tells of."""
         told: list[Candidate] = []
         try:
-            result = PLANNERS[name].solve(
-                self.problem,
-                max_plans=self.effort.max_plans,
-                options={} if name == "auto" and self.seed % WHOLE == 0 else OPTIONS.get(name, {}),
-                on_incumbent=told.append,
-                on_progress=lambda progress: self._claim(name, progress.bound),
-                workers=1,
-            )
+            with overheard(lambda bound: self._claim(name, bound)):
+                result = PLANNERS[name].solve(
+                    self.problem,
+                    max_plans=self.effort.max_plans,
+                    options={} if name == "auto" and self.seed % WHOLE == 0 else OPTIONS.get(name, {}),
+                    on_incumbent=told.append,
+                    on_progress=lambda progress: self._claim(name, progress.bound),
+                    workers=1,
+                )
         except (UnsupportedRequest, InvalidDocument):
             self.tally.statuses[name, "refused"] += 1
             return
@@ -169,11 +173,11 @@ class Audit:
             self._claim("target", bound)
 
     def _claim(self, source: str, bound: Bound) -> None:
-        """Take a bound of all plans of a kind; each once, the highest of those that say the same."""
+        """Take a bound on all plans of a class, each once."""
         if bound.scope == SCHEDULE_SCOPE:
             return
-        claim = of_request(self.problem, source, bound)
-        self.claims.setdefault((claim.about, bound.bound_ns), claim)
+        claim = of_class(source, bound)
+        self.claims.setdefault(claim.said, claim)
 
     # ---- what there is -----------------------------------------------------------------------------------------------
 
@@ -183,6 +187,13 @@ class Audit:
             faults = verified(self.problem, plan)
             if faults:
                 self._contradict("wrong plan", planner, f"{describe(plan)}: {faults[0]}")
+
+    def _check_allowed(self) -> None:
+        """Every plan that the request allows is in the class that the package says it allows."""
+        for planner, plan in self.found:
+            if not is_allowed(self.problem, plan) and not verified(self.problem, plan):
+                self._contradict("not allowed", planner, describe(plan))
+                return
 
     def _match(self) -> None:
         """Whether the list is as good as the planners are."""
@@ -196,28 +207,33 @@ class Audit:
         self.tally.bounds = len(self.claims)
         for claim in self.claims.values():
             self.tally.methods[claim.bound.method] += 1
-            self._hold(claim, "bound", f"{claim.source}, {claim.about}: {claim.bound.bound_ns} by {claim.bound.method}")
+            self._hold(claim, "bound")
 
     def _check_sentences(self) -> None:
         """What people read of an answer is true of all plans that it is about."""
         for planner, result in self.results.items():
-            for claim in sentences_of(self.problem, planner, result):
+            for claim in sentences_of(planner, result):
                 self.tally.sentences += 1
-                self._hold(claim, "sentence", claim.about)
+                self._hold(claim, "sentence")
 
-    def _hold(self, claim: Claim, check: str, said: str) -> None:
+    def _hold(self, claim: Claim, check: str) -> None:
         """No plan that a claim covers takes less; of those that do, the fastest is told."""
         below = []
         for each in self.found:
-            if not claim.covers(each.plan):
+            if claim.plans is not None and not self._features_of(each.plan) <= claim.plans:
                 continue
             self.tally.comparisons += 1
             if each.plan.value_ns < claim.bound.bound_ns:
                 below.append(each)
         for each in sorted(below, key=lambda found: found.plan.value_ns):
             if self._is_plan(each):
-                self._contradict(check, claim.source, f"{said}; {each.planner} has {describe(each.plan)}")
+                self._contradict(check, claim.source, f"{claim.said}; {each.planner} has {describe(each.plan)}")
                 return
+
+    def _features_of(self, plan: Candidate) -> Covers:
+        if id(plan) not in self._features:
+            self._features[id(plan)] = features(self.problem, plan)
+        return self._features[id(plan)]
 
     def _check_statuses(self) -> None:
         """``optimal`` is not beaten; where something is ``infeasible``, there is nothing."""
