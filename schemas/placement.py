@@ -106,7 +106,9 @@ class PlacementRow(Part):
     time_per_global_batch_ns: Nanoseconds | None = None
     samples_per_s: Number | None = None
     samples_per_s_per_device: Number | None = None
-    most_samples_per_s: Number | None = Field(default=None, description="no set of so many nodes can do more")
+    most_samples_per_s: Number | None = Field(
+        default=None, description="no plan on a considered set of that many nodes does more"
+    )
     gain_per_node: Number | None = Field(
         default=None, description="samples per second for each node more than in the planned row before"
     )

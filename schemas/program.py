@@ -29,6 +29,9 @@ FORWARD, BACKWARD, INPUT, WEIGHT, RECOMPUTE = range(5)
 CODECS = ("fp16s",)
 """How a channel may encode fp32 tensors: two bytes per number, a scaler that is a power of two (WPipe)."""
 
+LOOK_AHEAD = 2
+"""A receive is posted at most so many operations before the one that waits for it (decision 6)."""
+
 CODEC_HEADER_BYTES = 5
 """What the codec adds to each tensor: the scaler's exponent and a flag."""
 

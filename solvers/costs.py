@@ -30,7 +30,11 @@ def transfer_ns(size_bytes: int, bandwidth_bytes_per_s: int) -> int:
 
 
 class StageCosts(NamedTuple):
-    """One stage, one micro-batch, its slowest replica: times in ns, what stays alive from F to B, workspace."""
+    """One stage, one micro-batch, its slowest replica: times in ns, what stays alive from F to B, workspace.
+
+    ``kept_bytes`` has the input of each recomputed segment, but for a stage's own input where that counts as a receive
+    buffer.
+    """
 
     forward_ns: int
     backward_ns: int
@@ -83,8 +87,8 @@ def _slice_costs(problem: Problem, stage: Stage, kind: str, rows: int) -> StageC
         part = int(costs.stash_bytes[last + 1] - costs.stash_bytes[first])
         again += int(costs.forward_ns[last + 1] - costs.forward_ns[first])
         kept -= part
-        if first > i:
-            kept += int(problem.forward_bytes[first - 1]) * rows
+        if first > i or not problem.memory.count_buffers:
+            kept += input_bytes(problem, first, rows)
         rebuilt = max(rebuilt, part)
     return StageCosts(
         int(costs.forward_ns[j] - costs.forward_ns[i]) + coding[0],
@@ -94,6 +98,19 @@ def _slice_costs(problem: Problem, stage: Stage, kind: str, rows: int) -> StageC
         kept,
         workspace + rebuilt,
     )
+
+
+def input_bytes(problem: Problem, first: int, rows: int) -> int:
+    """What ``rows`` samples bring over the cut before layer ``first``; 0 for the model's own input, whose size no
+    profile has.
+    """
+    return int(problem.forward_bytes[first - 1]) * rows if first > 0 else 0
+
+
+def recomputed_inputs(problem: Problem, stage: Stage, rows: int) -> int:
+    """The inputs of the stage's recomputed segments that ``kept_bytes`` has."""
+    own = not problem.memory.count_buffers
+    return sum(input_bytes(problem, first, rows) for first, _last in stage.recompute if own or first > stage.first)
 
 
 def update_ns(problem: Problem, stage: Stage) -> int:

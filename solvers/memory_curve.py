@@ -13,6 +13,7 @@ import numpy as np
 
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
 from penstock.solvers.kernels.memory import NEVER, Costs, Streams, all_peaks, lane_curve
+from penstock.solvers.kernels.posting import Posted, post_receives
 from penstock.solvers.lanes import Lanes, Times
 from penstock.solvers.schedule import STEP
 from penstock.solvers.tables import StageMemory, Tables
@@ -40,6 +41,7 @@ class MemoryProfile:
     versions: tuple[int, ...]
     streams: Streams
     costs: Costs
+    posted: Posted
 
     @classmethod
     def of(
@@ -47,18 +49,21 @@ class MemoryProfile:
     ) -> MemoryProfile:
         """``steps`` by slot and round, ``reduced`` by chain and round."""
         costs = _costs(tables, lanes, times, steps, reduced, versions)
-        return cls(tables, lanes, times, versions, _streams(tables, lanes), costs)
+        received = _received(tables, lanes)
+        posted = post_receives(tables.flows, lanes.arrays, times, received)
+        return cls(tables, lanes, times, versions, _streams(tables, lanes), costs, posted)
 
     def curve(self, device: int) -> tuple[np.ndarray, np.ndarray]:
         """(times, bytes) of a device, int64: bytes from each time on, beginning at 0."""
         lane = next(lane for lane, devices in enumerate(self.lanes.devices) if device in devices)
-        times, size = lane_curve(self.lanes.arrays, self.streams, self.costs, self.times, lane)
+        times, size = lane_curve(self.lanes.arrays, self.streams, self.costs, self.posted, self.times, lane)
         return times, size + self.tables.problem.devices[device].context_bytes
 
     def activations(self, device: int) -> tuple[np.ndarray, np.ndarray]:
         """(times, bytes) of a device's activations alone."""
         lane = next(lane for lane, devices in enumerate(self.lanes.devices) if device in devices)
-        times, size = lane_curve(self.lanes.arrays, self._no_streams, self._kept_alone, self.times, lane)
+        nothing = self.posted._replace(size=np.zeros_like(self.posted.size), first=np.zeros_like(self.posted.first))
+        times, size = lane_curve(self.lanes.arrays, self._no_streams, self._kept_alone, nothing, self.times, lane)
         return times, size
 
     @cached_property
@@ -74,14 +79,14 @@ class MemoryProfile:
     def _no_streams(self) -> Streams:
         """Nothing received, nothing sent."""
         nothing = Streams(*(column[:0] for column in self.streams))
-        return nothing._replace(begin=np.zeros_like(self.streams.begin))
+        return nothing._replace(begin=np.zeros_like(self.streams.begin), received=np.zeros_like(self.streams.received))
 
     def uses(self, begin_ns: int, end_ns: int) -> tuple[list[Breakdown], list[tuple[int, int]]]:
         """Each lane's first peak without its devices' contexts; busy time and communication without it, both in ns.
 
         The times are those between ``begin_ns`` and ``end_ns``.
         """
-        peaks, spent = all_peaks(self.lanes.arrays, self.streams, self.costs, self.times, begin_ns, end_ns)
+        peaks, spent = all_peaks(self.lanes.arrays, self.streams, self.costs, self.posted, self.times, begin_ns, end_ns)
         found = []
         for slots, (gradients, kept, buffers, workspace) in zip(self.lanes.slots, peaks.tolist(), strict=True):
             held = [self.tables.static[self.lanes.slot_stage[slot]] for slot in slots]
@@ -101,28 +106,41 @@ class MemoryProfile:
 
 
 def _streams(tables: Tables, lanes: Lanes) -> Streams:
-    """Receive buffers appear when a transfer starts, send buffers vanish when it ends."""
+    """The flows of each lane: what it sends, with the buffers that its messages take, then what it receives."""
     flows, arrays = tables.flows, lanes.arrays
     flow_of, duration = flows.flow_of.tolist(), flows.flow_ns.tolist()
     offset = flows.flow_offset.tolist()
     previous, following = flows.previous.tolist(), flows.next.tolist()
     turns = list(zip(arrays.slot_replica.tolist(), arrays.slot_replicas.tolist(), strict=True))
-    found, begin = [], [0]
+    found: list[tuple[int, ...]] = []
+    begin: list[int] = [0]
+    received: list[int] = []
     for slots in lanes.slots:
-        for slot in slots:
-            s = lanes.slot_stage[slot]
-            for sender, direction in ((previous[s], 0), (following[s], 1), (s, 0), (s, 1)):
-                for c, held in enumerate(tables.memory[s]):
-                    flow = flow_of[(sender * 2 + direction) * 2 + c] if sender >= 0 else -1
-                    if flow < 0:
-                        continue
-                    size, delay = (held.received_input, held.received_gradient)[direction], 0
-                    if sender == s:
-                        size, delay = -(held.sent_output, held.sent_gradient)[direction], duration[flow]
-                    found.append((size, delay, duration[flow], *turns[slot], offset[flow], offset[flow + 1]))
-        begin.append(len(found))
-    columns = np.asarray(found, dtype=np.int64).reshape(-1, len(Streams._fields) - 1).T
-    return Streams(np.asarray(begin, dtype=np.int64), *(np.ascontiguousarray(column) for column in columns))
+        for sends in (True, False):
+            for slot in slots:
+                s = lanes.slot_stage[slot]
+                for direction, sender in enumerate((s, s) if sends else (previous[s], following[s])):
+                    for c, held in enumerate(tables.memory[s]):
+                        flow = flow_of[(sender * 2 + direction) * 2 + c] if sender >= 0 else -1
+                        if flow >= 0:
+                            size = (held.sent_output, held.sent_gradient)[direction] if sends else 0
+                            found.append((size, duration[flow], *turns[slot], offset[flow], offset[flow + 1]))
+            (received if sends else begin).append(len(found))
+    columns = np.asarray(found, dtype=np.int64).reshape(-1, len(Streams._fields) - 2).T
+    bounds = np.asarray(begin, dtype=np.int64), np.asarray(received, dtype=np.int64)
+    return Streams(*bounds, *(np.ascontiguousarray(column) for column in columns))
+
+
+def _received(tables: Tables, lanes: Lanes) -> np.ndarray:
+    """What each operation reads from messages, in bytes, by its line in the lanes' table."""
+    found = np.zeros((len(lanes.slot_stage), STEP + 1, 2), dtype=np.int64)
+    for slot, s in enumerate(lanes.slot_stage):
+        classes = tables.memory[s]
+        for c in (0, 1):
+            held = classes[min(c, len(classes) - 1)]
+            found[slot, FORWARD, c] = held.received_input
+            found[slot, [BACKWARD, INPUT], c] = held.received_gradient
+    return found.reshape(-1)
 
 
 def _costs(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.schemas.program import BACKWARD, FORWARD
+from penstock.schemas.program import BACKWARD, FORWARD, LOOK_AHEAD
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.batching import row_classes
 from penstock.solvers.costs import stage_costs, stage_rows
@@ -39,8 +39,9 @@ class DeviceMemory:
         """Of the device that holds stage ``k`` of every pipeline; ``operations`` (S, 2 M, 3) as the lanes run them."""
         stage = allocation.stages[k]
         events = _Events()
+        posted = np.stack([posted_ns(rows, end) for rows, end in zip(operations, clocks.end[:, :-1], strict=True)])
         for s in range(k, len(operations), len(allocation.pipelines[0].stages)):
-            _add_lane(problem, allocation, s, operations[s], clocks, events)
+            _add_lane(problem, allocation, s, operations[s], clocks, posted, events)
         times, sizes = events.settled()
         return cls(
             times,
@@ -104,8 +105,30 @@ class _Events:
         return time[last], level[last]
 
 
+def posted_ns(operations: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """(2, M): when a row of one stage posts the receives of its forwards and backwards (decision 6).
+
+    ``operations`` (2 M, 3) with their ends: a receive stands before the later of the previous operation of its kind
+    and the second one before its own.
+    """
+    places = np.arange(len(operations))
+    posted = np.empty((2, len(operations) // 2), dtype=np.int64)
+    free = np.concatenate((np.zeros(1, dtype=np.int64), end))
+    for kind in (FORWARD, BACKWARD):
+        at = places[operations[:, 0] == kind]
+        before = np.maximum(0, np.maximum(at - LOOK_AHEAD, np.concatenate(([0], at[:-1]))))
+        posted[kind, operations[at, 2]] = free[before]
+    return posted
+
+
 def _add_lane(
-    problem: Problem, allocation: Allocation, s: int, operations: np.ndarray, clocks: Clocks, events: _Events
+    problem: Problem,
+    allocation: Allocation,
+    s: int,
+    operations: np.ndarray,
+    clocks: Clocks,
+    posted: np.ndarray,
+    events: _Events,
 ) -> None:
     stage = allocation.stages[s]
     classes = row_classes(problem.global_batch_size, allocation.num_micro_batches)
@@ -140,9 +163,11 @@ def _add_lane(
                 continue
             size = share[travels] * per_sample[held.last if way == 0 else held.first - 1]
             if receives:
-                events.add(BUFFERS, sent[travels], end[BACKWARD][travels], size)
+                events.add(BUFFERS, posted[s, way, travels], end[BACKWARD][travels], size)
             else:
-                events.add(BUFFERS, end[way][travels], arrival[travels], size)
+                other = allocation.next(s) if way == 0 else allocation.previous(s)
+                waits = np.maximum(0, posted[other, way, travels] - sent[travels])
+                events.add(BUFFERS, end[way][travels], arrival[travels] + waits, size)
 
 
 def covered_ns(start: np.ndarray, end: np.ndarray) -> int:

@@ -36,11 +36,16 @@ all where there is none). The time is the window's length divided by k, rounded 
 those of the window, divided and rounded down.
 
 Memory: a micro-batch's stash counts from its F's start to its B's end (split backward: to W's end, and so do the
-received tensors, which is safe), receive buffers from the transfer's start to the end of the backward that reads
-them, send buffers from the operation's end to the transfer's end, gradients from the first backward of a round to the
-end of its step, workspace inside its operation, and all the time the copies of weights that the update rule keeps for
-the most micro-batches between F and the end of their gradient. Everything at one instant counts together, so an
-operation of zero duration has no workspace. A lane's devices all count its largest slice.
+received tensors; no profile splits a stash into what I frees and what W needs), receive buffers from when their row
+posts them (decision 6: when the operation before the later of the previous one of the same stage and direction and
+the second one before the reader has ended; else at 0) to the end of the backward that reads them, send buffers from
+the operation's end until the message has passed: the transfer's duration after the later of its start and the last
+receiver's posting. A stage that recomputes from its first layer keeps its input from F to B: as a receive buffer, or
+with its stash where buffers do not count or a stage of the same device hands it on. Gradients count from the first
+backward of a round to the end of its step, workspace inside its operation, and all the time the copies of weights
+that the update rule keeps for the most micro-batches between F and the end of their gradient. Everything at one
+instant counts together, so an operation of zero duration has no workspace. A lane's devices all count its largest
+slice. ``docs/theory/judge.md`` has all rules in full.
 """
 
 from __future__ import annotations

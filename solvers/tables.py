@@ -24,7 +24,9 @@ from penstock.solvers.costs import (
     StageCosts,
     Transfer,
     boundary_bytes,
+    input_bytes,
     message_bytes,
+    recomputed_inputs,
     stage_costs,
     stage_rows,
     transfer,
@@ -283,25 +285,34 @@ def _stage_memory(problem: Problem, allocation: Allocation, s: int, c: int, rows
     stage = allocation.stages[s]
     cost = stage_costs(problem, stage, rows)
     plain = cost if not stage.recompute else stage_costs(problem, replace(stage, recompute=()), rows)
+    received_input = _buffer(problem, allocation, s, allocation.previous(s), rows, (0, c), moves)
     return StageMemory(
-        stash=cost.kept_bytes,
+        stash=cost.kept_bytes + _handed_input(problem, allocation, s, rows, received_input),
         workspace=plain.workspace_bytes,
         rebuilt_inside=cost.workspace_bytes - plain.workspace_bytes,
         rebuilt_whole=_rebuilt(problem, stage, rows, plain, cost),
-        received_input=_buffer(problem, allocation, s, allocation.previous(s), rows, (0, c), moves),
+        received_input=received_input,
         received_gradient=_buffer(problem, allocation, s, allocation.next(s), rows, (1, c), moves),
         sent_output=_buffer(problem, allocation, s, s, rows, (0, c), moves),
         sent_gradient=_buffer(problem, allocation, s, s, rows, (1, c), moves),
     )
 
 
+def _handed_input(problem: Problem, allocation: Allocation, s: int, rows: int, received: int) -> int:
+    """What a stage that recomputes its first layers keeps of its input where another stage of the device hands it on.
+
+    A received input is a buffer; without buffers ``kept_bytes`` has it.
+    """
+    stage = allocation.stages[s]
+    begins = any(first == stage.first for first, _last in stage.recompute)
+    if not begins or received or not problem.memory.count_buffers or allocation.previous(s) is None:
+        return 0
+    return input_bytes(problem, stage.first, stage_rows(stage, rows))
+
+
 def _rebuilt(problem: Problem, stage: Stage, rows: int, plain: StageCosts, cost: StageCosts) -> int:
     """What a recomputation of every segment at once adds to what is kept."""
-    share = stage_rows(stage, rows)
-    inputs = sum(
-        int(problem.forward_bytes[first - 1]) * share for first, _last in stage.recompute if first > stage.first
-    )
-    return plain.kept_bytes - cost.kept_bytes + inputs
+    return plain.kept_bytes - cost.kept_bytes + recomputed_inputs(problem, stage, stage_rows(stage, rows))
 
 
 def _buffer(

@@ -7,11 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from penstock.schemas.program import BACKWARD, CODEC_HEADER_BYTES, FORWARD, INPUT, RECOMPUTE, WEIGHT
-from penstock.solvers.allocation import Stage
-from penstock.solvers.costs import stage_costs, stage_rows
+from penstock.schemas.program import BACKWARD, CODEC_HEADER_BYTES, FORWARD, INPUT, LOOK_AHEAD, RECOMPUTE, WEIGHT
+from penstock.solvers.costs import input_bytes, stage_costs, stage_rows, transfer
 from penstock.solvers.memory import static_bytes, weight_bytes
-from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import STEP
 from penstock.solvers.timeline import Track
 from penstock.solvers.verify_clock import Clock
@@ -31,9 +29,10 @@ def check_memory(clock: Clock, copies: Copies = one_copy) -> list[str]:
     ``copies``: how many copies of a stage's weights a lane with these operations of the stage keeps.
     """
     faults = []
+    last_posted = _last_posted(clock)
     for track in clock.timeline.tracks:
         versions = _version_bytes(clock, track, copies)
-        at, peak = _peak(clock, track, versions)
+        at, peak = _peak(clock, track, versions, last_posted)
         for device in track.devices:
             if (said := clock.timeline.uses[device].memory.versions) != versions:
                 name = clock.problem.devices[device].name
@@ -61,7 +60,7 @@ def _version_bytes(clock: Clock, track: Track, copies: Copies) -> int:
     return total
 
 
-def _peak(clock: Clock, track: Track, static: int) -> tuple[int, int]:
+def _peak(clock: Clock, track: Track, static: int, last_posted: np.ndarray) -> tuple[int, int]:
     """(first time, bytes) of the highest sum; everything at one instant counts together."""
     events: Events = []
     for s in clock.held(track):
@@ -70,7 +69,7 @@ def _peak(clock: Clock, track: Track, static: int) -> tuple[int, int]:
         events += _gradient_events(clock, track, s, held.gradients)
         events += _operation_events(clock, track, s)
         if clock.problem.memory.count_buffers:
-            events += _buffer_events(clock, track, s)
+            events += _buffer_events(clock, track, s, last_posted)
     events.append((np.zeros(1, dtype=np.int64), np.asarray([static])))
     time = np.concatenate([each for each, _sizes in events])
     size = np.concatenate([each for _times, each in events])
@@ -102,17 +101,18 @@ def _step_ends(clock: Clock, track: Track, s: int) -> np.ndarray:
     return np.asarray([clock.updates_of[s][place].end_ns], dtype=np.int64)
 
 
-def _sizes(problem: Problem, stage: Stage, rows: int) -> tuple[int, int, int, int]:
+def _sizes(clock: Clock, s: int, rows: int) -> tuple[int, int, int, int]:
     """(kept, workspace, rebuilt within a backward, rebuilt by a recomputation of its own), in bytes."""
+    problem, stage = clock.problem, clock.allocation.stages[s]
     cost = stage_costs(problem, stage, rows)
     plain = stage_costs(problem, replace(stage, recompute=()), rows)
-    inner = sum(
-        int(problem.forward_bytes[first - 1]) * stage_rows(stage, rows)
-        for first, _last in stage.recompute
-        if first > stage.first
-    )
-    whole = plain.kept_bytes + inner - cost.kept_bytes
-    return cost.kept_bytes, plain.workspace_bytes, cost.workspace_bytes - plain.workspace_bytes, whole
+    inputs = {first: input_bytes(problem, first, stage_rows(stage, rows)) for first, _last in stage.recompute}
+    counted = sum(size for first, size in inputs.items() if first > stage.first or not problem.memory.count_buffers)
+    whole = plain.kept_bytes + counted - cost.kept_bytes
+    before = clock.allocation.previous(s)
+    received = before is not None and transfer(problem, clock.allocation, before, rows, 0) is not None
+    handed = inputs.get(stage.first, 0) if problem.memory.count_buffers and not received else 0
+    return cost.kept_bytes + handed, plain.workspace_bytes, cost.workspace_bytes - plain.workspace_bytes, whole
 
 
 def _operation_events(clock: Clock, track: Track, s: int) -> Events:
@@ -122,7 +122,7 @@ def _operation_events(clock: Clock, track: Track, s: int) -> Events:
     apart = bool((kinds == RECOMPUTE).any())
     events: Events = []
     for size in clock.sizes():
-        kept, workspace, inside, whole = _sizes(clock.problem, clock.allocation.stages[s], size)
+        kept, workspace, inside, whole = _sizes(clock, s, size)
         rows = clock.rows[batches] == size
         for kind in range(5):
             mask = rows & (kinds == kind)
@@ -139,14 +139,49 @@ def _operation_events(clock: Clock, track: Track, s: int) -> Events:
     return events
 
 
-def _buffer_events(clock: Clock, track: Track, s: int) -> Events:
-    """Receive buffers from the transfer's start to the last backward, send buffers from the operation to its end."""
+def _posted(track: Track) -> np.ndarray:
+    """When the receives of each operation of a track are posted; of those that read no message, too.
+
+    An operation's receive stands before the later of the previous operation of its stage and direction and the
+    ``LOOK_AHEAD``-th operation before it, and is posted when what precedes that place has ended; steps are no places.
+    """
+    running = np.flatnonzero(track.operations[:, 0] != STEP)
+    ends = np.concatenate((np.zeros(1, dtype=np.int64), track.end_ns[running]))
+    latest: dict[tuple[int, bool], int] = {}
+    posted = np.zeros(len(track.operations), dtype=np.int64)
+    for i, (kind, s, _m) in enumerate(track.operations[running].tolist()):
+        if kind in (FORWARD, BACKWARD, INPUT):
+            way = (s, kind == FORWARD)
+            posted[running[i]] = ends[max(latest.get(way, 0), i - LOOK_AHEAD, 0)]
+            latest[way] = i
+    return posted
+
+
+def _last_posted(clock: Clock) -> np.ndarray:
+    """(2, S, M): when the last device that reads a message of a direction has posted its receive; by reading stage."""
+    found = np.zeros((2, len(clock.allocation.stages), clock.allocation.num_micro_batches), dtype=np.int64)
+    for track in clock.timeline.tracks if clock.problem.memory.count_buffers else ():
+        kinds, stages, batches = track.operations.T
+        posted = _posted(track)
+        for way, mask in ((0, kinds == FORWARD), (1, (kinds == BACKWARD) | (kinds == INPUT))):
+            np.maximum.at(found[way], (stages[mask], batches[mask]), posted[mask])
+    return found
+
+
+def _buffer_events(clock: Clock, track: Track, s: int, last_posted: np.ndarray) -> Events:
+    """Receive buffers from their posting to the last backward, send buffers from the operation until it has passed.
+
+    A message passes in its transfer's duration from when that has started and everybody has posted a receive.
+    """
     at = np.flatnonzero(track.operations[:, 1] == s)
     operations = track.operations[at]
     ends = np.full((STEP + 1, clock.allocation.num_micro_batches), -1, dtype=np.int64)
     ends[operations[:, 0], operations[:, 2]] = track.end_ns[at]
+    posted = np.zeros_like(ends)
+    posted[operations[:, 0], operations[:, 2]] = _posted(track)[at]
     read = np.maximum(ends[BACKWARD], ends[WEIGHT])
     made = (ends[FORWARD], np.maximum(ends[BACKWARD], ends[INPUT]))
+    wanted = (posted[FORWARD], np.maximum(posted[BACKWARD], posted[INPUT]))
     sent = clock.timeline.transfers
     share = np.zeros(len(clock.rows), dtype=np.int64)
     for size in clock.sizes():
@@ -155,16 +190,18 @@ def _buffer_events(clock: Clock, track: Track, s: int) -> Events:
     for way, per_sample in ((0, clock.problem.forward_bytes), (1, clock.problem.backward_bytes)):
         sender = clock.allocation.previous(s) if way == 0 else clock.allocation.next(s)
         if sender is not None:
-            places, batches = _own(clock, sender, way, ends)
+            _places, batches = _own(clock, sender, way, ends)
             size = share[batches] * per_sample[_cut(clock, sender, way)]
             if clock.allocation.stages[s].coded[way]:
                 halved, tensors = clock.problem.encodable[_cut(clock, sender, way)]
                 size = 2 * size - np.minimum(size, share[batches] * halved) // 2 + CODEC_HEADER_BYTES * tensors
-            events += [(sent.start_ns[places], size), (read[batches], -size)]
-        if clock.other(s, way) is not None:
+            events += [(wanted[way][batches], size), (read[batches], -size)]
+        receiver = clock.other(s, way)
+        if receiver is not None:
             places, batches = _own(clock, s, way, ends)
             size = share[batches] * per_sample[_cut(clock, s, way)]
-            events += [(made[way][batches], size), (sent.end_ns[places], -size)]
+            waits = np.maximum(0, last_posted[way, receiver, batches] - sent.start_ns[places])
+            events += [(made[way][batches], size), (sent.end_ns[places] + waits, -size)]
     return events
 
 

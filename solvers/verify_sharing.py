@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from penstock.schemas.program import BACKWARD, FORWARD, KINDS
+from penstock.schemas.program import BACKWARD, FORWARD, KINDS, LOOK_AHEAD
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.batching import micro_batch_rows
 from penstock.solvers.costs import Transfer, stage_costs, transfer, update_ns
@@ -100,6 +100,19 @@ class _Iteration:
         sent = self.timeline.transfers
         columns = (sent.stage, sent.direction, sent.micro_batch, sent.start_ns, sent.end_ns)
         return {(s, way, m): (a, b) for s, way, m, a, b in zip(*(each.tolist() for each in columns), strict=True)}
+
+    @cached_property
+    def posted(self) -> dict[tuple[int, int, int], int]:
+        """When each stage posts the receive of (stage, direction, micro-batch), as decision 6 has it."""
+        found = {}
+        for s, own in self.lanes.items():
+            latest = {FORWARD: 0, BACKWARD: 0}
+            for i, ran in enumerate(own):
+                if ran.kind in latest:
+                    place = max(latest[ran.kind], i - LOOK_AHEAD)
+                    found[s, 0 if ran.kind == FORWARD else 1, ran.batch] = own[place - 1].end_ns if place > 0 else 0
+                    latest[ran.kind] = i
+        return found
 
     @cached_property
     def costs(self) -> dict[tuple[int, int, int], Transfer | None]:
@@ -362,7 +375,10 @@ def _kept(run: _Iteration, s: int) -> Iterator[tuple[int, int, int]]:
         )
         for way, made, out, into, sizes in edges:
             if (s, way, m) in run.moves:
-                yield made.end_ns, run.moves[s, way, m][1], int(sizes[out]) * rows
+                start, end = run.moves[s, way, m]
+                receiver = run.other(s, way)
+                assert receiver is not None
+                yield made.end_ns, max(start, run.posted[receiver, way, m]) + end - start, int(sizes[out]) * rows
             sender = run.other(s, 1 - way)
             if sender is not None and (sender, way, m) in run.moves:
-                yield run.moves[sender, way, m][0], backward.end_ns, int(sizes[into]) * rows
+                yield run.posted[s, way, m], backward.end_ns, int(sizes[into]) * rows

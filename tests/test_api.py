@@ -106,6 +106,17 @@ def test_what_no_planner_does_is_refused_and_named(change: dict[str, object]) ->
     assert next(iter(change)).rstrip("s")[:4] in str(caught.value) or caught.value.remedy
 
 
+def test_what_memory_does_not_have_is_an_assumption_of_the_plan() -> None:
+    def assumed(**changes: object) -> list[bool]:
+        answer = penstock.plan("gpt2-small", "1x4xV100", global_batch_size=8, micro_batch_sizes=[1], **changes)
+        said = " ".join(answer.file.plan.assumptions)
+        return ["gradients that wait between the halves" in said, "samples that the first layers" in said]
+
+    assert assumed(planner="gpipe") == [False, False]
+    assert assumed(planner="zero-bubble") == [True, False]
+    assert assumed(planner="gpipe", recompute="always") == [False, True]
+
+
 def test_a_pin_on_an_unknown_device_is_refused_with_the_nearest() -> None:
     with pytest.raises(InvalidDocument) as caught:
         penstock.plan("gpt2-small", "2x4xV100", global_batch_size=8, pins=[{"layers": [0, 1], "devices": ["node0/9"]}])

@@ -58,7 +58,9 @@ class SplitBackward:
         recording.slots.append(slot)
         return slot
 
-    def early(self, trail: tuple[int, ...], recorded: Recorded, roots: Sequence[Tensor]) -> frozenset[Place]:
+    def early(
+        self, trail: tuple[int, ...], recorded: Recorded, roots: Sequence[Tensor | GradientEdge]
+    ) -> frozenset[Place]:
         """The parameters whose gradients I has to make; looked up by the course that a forward took."""
         known = self._known.get(trail)
         if known is None:
@@ -131,9 +133,10 @@ class Recorded:
         self.trail += (unit, len(edges), len(self.slots))
 
     def backward_input(
-        self, roots: Sequence[Tensor], gradients: Sequence[Tensor], inputs: Sequence[Tensor]
+        self, roots: Sequence[Tensor | GradientEdge], gradients: Sequence[Tensor], inputs: Sequence[Tensor]
     ) -> list[Tensor | None]:
         """The gradients of ``inputs``, None where none is wanted or none arrives; what W does not need is let go of."""
+        starts: list[Any] = list(roots)
         wanted: list[Any] = [one for one in inputs if one.requires_grad]
         num_inputs = len(wanted)
         wanted += [edge for call in self.calls for edge in call.edges]
@@ -144,7 +147,7 @@ class Recorded:
             self._forget()
             return [None] * len(inputs)
         found = torch.autograd.grad(
-            list(roots), wanted, list(gradients), retain_graph=True, allow_unused=True, materialize_grads=False
+            starts, wanted, list(gradients), retain_graph=True, allow_unused=True, materialize_grads=False
         )
         pairs = [(p, g) for p, g in zip(early, found[len(wanted) - len(early) :], strict=True) if g is not None]
         if pairs:
@@ -212,7 +215,7 @@ def _tensors(found: Any) -> Iterator[Tensor]:
             yield from _tensors(one)
 
 
-def _early(calls: Sequence[Call], roots: Sequence[Tensor]) -> frozenset[Place]:
+def _early(calls: Sequence[Call], roots: Sequence[Tensor | GradientEdge]) -> frozenset[Place]:
     """The parameters that gradients reach otherwise than through the one call of their own unit.
 
     The graph is walked from the roots and from each call's results, each time up to where calls' results begin.
@@ -231,8 +234,8 @@ def _early(calls: Sequence[Call], roots: Sequence[Tensor]) -> frozenset[Place]:
     )
 
 
-def _node(tensor: Tensor) -> Node:
-    return get_gradient_edge(tensor).node
+def _node(root: Tensor | GradientEdge) -> Node:
+    return root.node if isinstance(root, GradientEdge) else get_gradient_edge(root).node
 
 
 def _leaves(starts: Iterable[Node], results: set[Node]) -> Iterator[int]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from penstock.executor.chain import Chain, TensorShape, derived_seed
 from penstock.executor.gpu import reseeder
@@ -23,8 +24,14 @@ from penstock.executor.stage.segment import Segment, segment_ranges
 from penstock.executor.stage.split_backward import Recorded, SplitBackward
 from penstock.schemas.errors import ModelMismatch
 
-Saved = tuple[list[Tensor], "Sequence[Tensor] | None", "Recorded | None"]
-"""Of one segment: its inputs, its results (None: to be recomputed), and what its backward's halves need."""
+Root = Tensor | GradientEdge
+"""Where a backward starts: a loss, or a result without its numbers, which go when they have been sent."""
+
+Saved = tuple[list[Tensor], "Sequence[Root | None] | None", "Recorded | None"]
+"""Of one segment: its inputs, its results (None: to be recomputed), and what its backward's halves need.
+
+A result that needs no gradient is None.
+"""
 
 _backward = torch.autograd.backward
 _no_context = nullcontext()
@@ -156,7 +163,7 @@ class StageModule:
                 if needs:
                     tensor.requires_grad_()
             results: list[Tensor] = self.segments[0].run(inputs, cell.batch, cell.seeds[0], key)
-            cell.saved = () if self.is_last else results
+            cell.saved = () if self.is_last else _edges(results)
             cell.batch = None
             return results
         saved: list[Saved] = []
@@ -172,7 +179,7 @@ class StageModule:
                 recorded = None if self.halves is None else self.halves[k].record()
                 with recorded or _no_context:
                     results = segment.run(inputs, cell.batch, cell.seeds[k], key)
-                saved.append((inputs, () if self._ends_in(segment) else results, recorded))
+                saved.append((inputs, () if self._ends_in(segment) else _edges(results), recorded))
             if segment is not self.segments[-1]:
                 inputs = [tensor.detach() for tensor in results]
         cell.saved = saved
@@ -253,8 +260,7 @@ class StageModule:
             results = segment.run_again(inputs, cell.batch, cell.seeds[k], key)
         if self._ends_in(segment):
             cell.loss, _ = self.loss_of(cell, results)
-            results = ()
-        cell.saved[k] = inputs, results, recorded
+        cell.saved[k] = inputs, () if self._ends_in(segment) else _edges(results), recorded
 
     def loss_of(self, cell: MicroBatch, results: Sequence[Tensor]) -> tuple[Tensor, int]:
         """The job's loss of a micro-batch: its sum and how many terms. ModelMismatch when it is not a scalar."""
@@ -291,14 +297,21 @@ def back_loss(loss: Tensor, count: float) -> None:
         _backward(loss, torch.full_like(loss, 1.0 / count))
 
 
-def _back(results: Sequence[Tensor], gradients: list[Tensor | None] | None, loss: Tensor | None, count: float) -> None:
+def _edges(results: Sequence[Tensor]) -> list[GradientEdge | None]:
+    """The results' places in the graph."""
+    return [get_gradient_edge(tensor) if tensor.requires_grad else None for tensor in results]
+
+
+def _back(
+    results: Sequence[Root | None], gradients: list[Tensor | None] | None, loss: Tensor | None, count: float
+) -> None:
     if loss is not None:
         back_loss(loss, count)
         return
     if gradients is None:
         return
     if len(results) == 1:
-        if gradients[0] is not None and results[0].requires_grad:
+        if gradients[0] is not None and results[0] is not None:
             _backward(results[0], gradients[0])
         return
     roots, arrived = _roots(results, gradients, None, count)
@@ -307,12 +320,12 @@ def _back(results: Sequence[Tensor], gradients: list[Tensor | None] | None, loss
 
 
 def _roots(
-    results: Sequence[Tensor], gradients: list[Tensor | None] | None, loss: Tensor | None, count: float
-) -> tuple[list[Tensor], list[Tensor]]:
+    results: Sequence[Root | None], gradients: list[Tensor | None] | None, loss: Tensor | None, count: float
+) -> tuple[list[Any], list[Tensor]]:
     """What a backward starts from, and with which gradients."""
     if loss is not None:
         return ([loss], [torch.full_like(loss, 1.0 / count)]) if loss.requires_grad else ([], [])
-    pairs = [(t, g) for t, g in zip(results, gradients or (), strict=True) if g is not None and t.requires_grad]
+    pairs = [(t, g) for t, g in zip(results, gradients or (), strict=True) if g is not None and t is not None]
     return [t for t, _ in pairs], [g for _, g in pairs]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import version
 
+import numpy as np
 from pydantic import ValidationError
 
 from penstock.convert.plans import home_stages
@@ -14,7 +15,7 @@ from penstock.schemas import plan as wire
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.jobs import Infeasibility, ResultOut
 from penstock.schemas.profile import ModelProfile
-from penstock.schemas.program import KINDS, print_row
+from penstock.schemas.program import KINDS, WEIGHT, print_row
 from penstock.schemas.request import PlanRequest
 from penstock.solvers.allocation import Allocation, Pipeline, Stage
 from penstock.solvers.problem import Problem
@@ -40,7 +41,7 @@ def to_plan(problem: Problem, request: PlanRequest, candidate: Candidate, bounds
         schedule=_wire_schedule(problem, allocation, candidate.schedule),
         prediction=to_prediction(problem, profile, candidate.timeline),
         certificates=certificates_of(candidate, bounds),
-        assumptions=_assumptions(problem, request),
+        assumptions=_assumptions(problem, request) + _uncounted(candidate),
         versions=_versions(),
         seed=request.seed,
     )
@@ -182,6 +183,26 @@ def _assumptions(problem: Problem, request: PlanRequest) -> tuple[str, ...]:
         if kind != source
     )
     return profile.assumptions + topology.assumptions + scaled
+
+
+def _uncounted(candidate: Candidate) -> tuple[str, ...]:
+    """What ranks hold, of which no profile says how much, so that no prediction of memory has it."""
+    schedule, found = candidate.schedule, []
+    if isinstance(schedule, Pattern):
+        kinds = {operation.kind for operation in schedule.operations}
+    else:
+        kinds = {int(kind) for row in schedule.rows for kind in np.unique(row.operations[:, 0])}
+    if WEIGHT in kinds:
+        found.append(
+            "memory has a stash until the weight half of its backward, and not the gradients that wait between the "
+            "halves, which the profile does not have"
+        )
+    if any(first == 0 for stage in candidate.allocation.stages for first, _last in stage.recompute):
+        found.append(
+            "memory does not have the samples that the first layers are recomputed from, whose size the profile does "
+            "not have"
+        )
+    return tuple(found)
 
 
 @cache

@@ -66,11 +66,12 @@ def runs_within(problem: Problem, batch: Batch, replicas: int, most: int, time_n
     allowed = inside & _ends_at_cut(problem, ends) & _begins_at_cut(problem)[:, None]
     stash = _prefix(_least(problem, "stash_bytes", min(slices)))
     room = _room(problem, most, starts, ends)
-    taken = _inputs(problem, min(slices))[:, None]
+    inputs = _inputs(problem, min(slices))[:, None]
+    taken = inputs * problem.memory.count_buffers
     kept = stash[ends] - stash[starts]
     gradients = _prefix(np.max(backward, axis=0))
     rebuilt = np.where(gradients[ends] > gradients[starts], kept, 0)
-    plain, recomputed = _fitting(room, kept + taken), _fitting(room - rebuilt, taken)
+    plain, recomputed = _fitting(room, kept + taken), _fitting(room - rebuilt, inputs)
     none = np.zeros_like(plain)
     return Runs(
         replicas,
@@ -122,9 +123,8 @@ def _room(problem: Problem, replicas: int, starts: np.ndarray, ends: np.ndarray)
 
 
 def _inputs(problem: Problem, rows: int) -> np.ndarray:
-    """(L,) bytes of a received input, by a stage's first layer."""
-    size = problem.forward_bytes * rows if problem.memory.count_buffers else np.zeros_like(problem.forward_bytes)
-    return np.concatenate(([0], size))
+    """(L,) bytes of an input, by a stage's first layer."""
+    return np.concatenate(([0], problem.forward_bytes * rows))
 
 
 def _fitting(room: np.ndarray, each: np.ndarray) -> np.ndarray:

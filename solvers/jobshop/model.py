@@ -207,7 +207,10 @@ class Model:
             self.cp.add_cumulative(intervals, sizes, room.free_bytes // unit)
 
     def _held(self, room: Room, each: Operation) -> list[tuple[Any, int]]:
-        """What an operation begins to hold, as intervals and bytes."""
+        """What an operation begins to hold, as intervals and bytes; for certain, so that bounds hold.
+
+        A receive is posted before the operation starts, and a message may take longer to pass than its transfer.
+        """
         shop, step, held = self.shop, self.steps[each], room.held(self.shop, each)
         apart, found = shop.apart(each), []
         release = self.steps[shop.release(each)]
@@ -222,9 +225,7 @@ class Model:
         if direction == 0 and held.stash:
             found.append((self._between(step, release), held.stash))
         if received := (held.received_input, held.received_gradient)[direction]:
-            sender = shop.allocation.previous(each.stage) if direction == 0 else shop.allocation.next(each.stage)
-            carried = self.transfers.get((direction, -1 if sender is None else sender, each.micro_batch))
-            found.append((self._between(carried or step, release), received))
+            found.append((self._between(step, release), received))
         sent, out = (held.sent_output, held.sent_gradient)[direction], (direction, each.stage, each.micro_batch)
         if sent and out in self.transfers:
             found.append((self._between(step, self.transfers[out], after=True), sent))

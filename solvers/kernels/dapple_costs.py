@@ -170,7 +170,9 @@ def stage_times(
     held = layers.fixed_bytes[i, j]
     states = layers.state_bytes[i, j]
     held += (states + replicas - 1) // replicas if settings.sharded else states
-    received = 0
+    received, kept_input = 0, 0
+    if i > 0 and not settings.buffers:
+        kept_input = layers.sent_bytes[i - 1] * layers.rows[share]
     if settings.buffers and not settings.lenient:
         rows = layers.rows[share]
         if i > 0:
@@ -182,4 +184,8 @@ def stage_times(
         return forward, backward, PLAIN
     if settings.recompute == 0:
         return forward, backward, NO
-    return forward, backward + forward, RECOMPUTING if held + rebuilt + flying * received <= room else NO
+    return (
+        forward,
+        backward + forward,
+        (RECOMPUTING if held + rebuilt + flying * (received + kept_input) <= room else NO),
+    )

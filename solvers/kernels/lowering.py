@@ -13,10 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from penstock.schemas.program import KINDS, WORDS
-
-LOOK_AHEAD = 2
-"""A receive is posted at most so many operations before the one that waits for it."""
+from penstock.schemas.program import KINDS, LOOK_AHEAD, WORDS
 
 _F, _B, _I, _W, _R = range(len(KINDS))
 _SEND_F, _RECV_F, _SEND_B, _RECV_B, _LOCAL_F, _LOCAL_B = (

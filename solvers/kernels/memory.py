@@ -1,7 +1,7 @@
 """Memory of lanes over time, and when they communicate without computing: merges of sorted lists of events.
 
-Every source of events is sorted by itself: a lane's operations, each flow's starts (receive buffers appear) or ends
-(send buffers vanish), the ends of the optimizer steps. All events of one instant count together.
+Every source of events is sorted by itself: a lane's operations (at whose ends receives are posted), the ends of each
+flow's messages (send buffers vanish), the ends of the optimizer steps. All events of one instant count together.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ GRADIENTS, KEPT, BUFFERS, WORK = 0, 1, 2, 3
 class Streams(NamedTuple):
     """Flows that lanes send or receive, those of lane l from ``begin[l]`` to ``begin[l + 1]``.
 
-    ``size`` is what one transfer adds (receives) or removes (sends, whose ends count: ``delay`` is their
-    duration, else 0). Only micro-batches of ``replica`` modulo ``replicas`` are the lane's. ``first`` to
-    ``stop`` are the flow's places in the order of sending.
+    It sends those before ``received[l]``, each transfer of ``size`` bytes. Only micro-batches of ``replica`` modulo
+    ``replicas`` are the lane's. ``first`` to ``stop`` are the flow's places in the order of sending.
     """
 
     begin: np.ndarray
+    received: np.ndarray
     size: np.ndarray
-    delay: np.ndarray
     duration: np.ndarray
     replica: np.ndarray
     replicas: np.ndarray
@@ -65,7 +64,9 @@ class Walk(NamedTuple):
 
 
 @compiled
-def all_peaks(lanes: Any, streams: Any, costs: Any, times: Any, begin: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+def all_peaks(
+    lanes: Any, streams: Any, costs: Any, posted: Any, times: Any, begin: int, last: int
+) -> tuple[np.ndarray, np.ndarray]:
     """For each lane the bytes at its first peak (gradients, kept, buffers, workspace); busy and communication ns.
 
     The times are those between ``begin`` and ``last``.
@@ -76,21 +77,21 @@ def all_peaks(lanes: Any, streams: Any, costs: Any, times: Any, begin: int, last
     walk = _new_walk(streams)
     empty = np.empty((2, 0), dtype=np.int64)
     for lane in range(num_lanes):
-        _merge(lanes, streams, costs, times, walk, lane, empty)
+        _merge(lanes, streams, costs, posted, times, walk, lane, empty)
         peaks[lane] = walk.peak
         spent[lane, 0], spent[lane, 1] = _communication(lanes, streams, costs, times, walk, lane, begin, last)
     return peaks, spent
 
 
 @compiled
-def lane_curve(lanes: Any, streams: Any, costs: Any, times: Any, lane: int) -> np.ndarray:
+def lane_curve(lanes: Any, streams: Any, costs: Any, posted: Any, times: Any, lane: int) -> np.ndarray:
     """(2, n): the times from 0 on at which the lane's memory changes, and its bytes from then on."""
-    low, high = streams.begin[lane], streams.begin[lane + 1]
+    low, high = streams.begin[lane], streams.received[lane]
     operations = lanes.lane_start[lane + 1] - lanes.lane_start[lane]
     length = 2 * operations + 1 + costs.change_begin[lane + 1] - costs.change_begin[lane]
     length += (streams.stop[low:high] - streams.first[low:high]).sum()
     curve = np.empty((2, length), dtype=np.int64)
-    written = _merge(lanes, streams, costs, times, _new_walk(streams), lane, curve)
+    written = _merge(lanes, streams, costs, posted, times, _new_walk(streams), lane, curve)
     return curve[:, :written].copy()
 
 
@@ -106,18 +107,15 @@ def _new_walk(streams: Any) -> Walk:
 
 
 @inner
-def _head(streams: Any, times: Any, walk: Any, k: int, ends: bool) -> None:
-    """Find the next transfer of the lane's replica in stream ``k``; its start, or its end if that counts."""
+def _head(streams: Any, when: np.ndarray, order: np.ndarray, walk: Any, k: int) -> None:
+    """Find the next transfer of the lane's replica in stream ``k``, and its time in ``when``."""
     place, last = walk.place[k], streams.stop[k]
     replicas = streams.replicas[k]
     if replicas > 1:
-        while place < last and times.order[place] % replicas != streams.replica[k]:
+        while place < last and order[place] % replicas != streams.replica[k]:
             place += 1
         walk.place[k] = place
-    if place == last:
-        walk.head[k] = NEVER
-        return
-    walk.head[k] = times.sent[place] + (streams.delay[k] if ends else 0)
+    walk.head[k] = NEVER if place == last else when[place]
 
 
 @inner
@@ -132,38 +130,42 @@ def _least(walk: Any, low: int, high: int) -> tuple[int, int]:
 
 
 @loop
-def _merge(lanes: Any, streams: Any, costs: Any, times: Any, walk: Any, lane: int, curve: np.ndarray) -> int:
+def _merge(
+    lanes: Any, streams: Any, costs: Any, posted: Any, times: Any, walk: Any, lane: int, curve: np.ndarray
+) -> int:
     """Walk through a lane's events in time; writes the curve where it has room, and the first peak."""
-    low, high = streams.begin[lane], streams.begin[lane + 1]
+    low, high = streams.begin[lane], streams.received[lane]
     for k in range(low, high):
         walk.place[k] = streams.first[k]
-        _head(streams, times, walk, k, True)
+        _head(streams, posted.freed, posted.order, walk, k)
     static = costs.static[lane]
-    highest, level, written = static, static, 0
-    walk.peak[:] = 0
+    level, written = static + posted.first[lane], 0
     record = curve.shape[1] > 0
     if record:
-        curve[0, 0], curve[1, 0], written = 0, static, 1
+        curve[0, 0], curve[1, 0], written = 0, level, 1
     i, stop = lanes.lane_start[lane], lanes.lane_start[lane + 1]
     change = costs.change_begin[lane]
-    gradients, kept, buffers, work, running = 0, 0, 0, 0, 0
+    gradients, kept, buffers, work, running = 0, 0, posted.first[lane], 0, 0
     row = lanes.row[i] if i < stop else 0
     own = times.start[i] if i < stop else costs.changes[change, 0]
     which, other = _least(walk, low, high)
     following = min(own, other)
+    highest = level if following > 0 else -1
+    walk.peak[:] = 0
+    walk.peak[BUFFERS] = buffers
     while following != NEVER:
         t = following
         if other == t:
-            buffers += streams.size[which]
+            buffers -= streams.size[which]
             walk.place[which] += 1
-            _head(streams, times, walk, which, True)
+            _head(streams, posted.freed, posted.order, walk, which)
             which, other = _least(walk, low, high)
         elif i < stop:
             while costs.changes[change, 0] == t:
                 gradients += costs.changes[change, 1]
                 change += 1
             kept += costs.size[2 * row + running, ADDED_KEPT]
-            buffers += costs.size[2 * row + running, ADDED_BUFFERS]
+            buffers += costs.size[2 * row + running, ADDED_BUFFERS] + (posted.size[i] if running else 0)
             work = costs.size[2 * row + running, WORKSPACE]
             own = t + lanes.table[row, DURATION]
             i += running
@@ -200,7 +202,7 @@ def _communication(
     """
     for k in range(streams.begin[lane], streams.begin[lane + 1]):
         walk.place[k] = streams.first[k]
-        _head(streams, times, walk, k, False)
+        _head(streams, times.sent, times.order, walk, k)
     walk.place[streams.size.size] = costs.reduction_begin[lane]
     i, stop = lanes.lane_start[lane], lanes.lane_start[lane + 1]
     step = costs.step_begin[lane]
@@ -228,7 +230,7 @@ def _in_gap(streams: Any, costs: Any, times: Any, walk: Any, lane: int, begin: i
     for k in range(low, high):
         while walk.head[k] <= begin - streams.duration[k]:
             walk.place[k] += 1
-            _head(streams, times, walk, k, False)
+            _head(streams, times.sent, times.order, walk, k)
     while costs.reductions[reduction, 1] <= begin:
         reduction += 1
     covered, reached = 0, begin
@@ -241,7 +243,7 @@ def _in_gap(streams: Any, costs: Any, times: Any, walk: Any, lane: int, begin: i
             stop = t + streams.duration[which]
             if stop <= end:
                 walk.place[which] += 1
-                _head(streams, times, walk, which, False)
+                _head(streams, times.sent, times.order, walk, which)
         if t >= end:
             break
         covered += max(0, min(stop, end) - max(t, reached))

@@ -171,7 +171,8 @@ class _Chain:
         self.static = self._static()[self.places].tolist()
         workspace = max(int(cost.workspace_bytes.max()) for cost in costs)
         room = min(problem.capacity_bytes(d) - device.context_bytes for d, device in enumerate(used))
-        self.crossing = int(problem.forward_bytes.max(initial=0)) * share if problem.memory.count_buffers else 0
+        widest = int(problem.forward_bytes.max(initial=0)) * share
+        self.crossing, self.kept_input = (widest, 0) if problem.memory.count_buffers else (0, widest)
         self.room = room - workspace
         self._bytes: dict[int, list[int]] = {}
 
@@ -223,7 +224,7 @@ class _Chain:
         for stage in range(self.depth):
             flying = min(self.depth - stage, self.batch.num_micro_batches)
             stop = min(bisect_right(times, times[at] + most_ns) - 1, last - (self.depth - stage - 1))
-            spare = self.room - self.crossing * (flying + 2)
+            spare = self.room - self.crossing * (flying + 2) - (self.kept_input * flying if again else 0)
             held = self._held(1 if again else flying)
             stop = min(stop, bisect_right(held, held[at] + spare) - 1)
             if stop <= at:
@@ -242,7 +243,7 @@ class _Chain:
         """Cuts whose fullest stage holds least."""
         times = self.times[True]
         low, high = 0, self.static[-1] + self.stash[-1]
-        self.crossing = 0
+        self.crossing = self.kept_input = 0
         while low < high:
             self.room = (low + high) // 2
             low, high = (low, self.room) if self._greedy(times, times[-1], again=True) else (self.room + 1, high)

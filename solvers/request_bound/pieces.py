@@ -141,9 +141,10 @@ class Stages:
         workspace = self._least_bytes([[self._workspace(cost, recompute) for cost in costs] for costs in self.costs])
         workspace = np.where(backward > 0, workspace, 0)
         gradient = np.zeros(layers + 1, dtype=np.int64)
-        if problem.memory.count_buffers:
-            share = min(self.shares)
+        share = min(self.shares)
+        if problem.memory.count_buffers or recompute:
             flying = flying + (_sent(problem)[0] * share)[:, None]
+        if problem.memory.count_buffers:
             gradient = _sent(problem)[1] * share
         room = sorted((problem.capacity_bytes(d) - device.context_bytes for d, device in enumerate(problem.devices)))
         free = room[-self.replicas] - self._static() - workspace

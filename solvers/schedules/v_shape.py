@@ -1,7 +1,8 @@
 """Two parts of the model on each device, in a V, backwards split: ZB-V, V-half and V-min.
 
 ZB-V: Qi et al., ICLR 2024 (ALGORITHMS 7.6). V-half and V-min: Qi et al., "Pipeline parallelism with controllable
-memory", NeurIPS 2024: a *building block*, the operations of one micro-batch at unit times, is repeated every 6 units.
+memory", NeurIPS 2024: a *building block*, the operations of one micro-batch at unit times, is repeated every 6 units,
+and what fills and drains the pipeline moves together (``reordering``).
 Its *offsets* say how many units later each operation runs on the next rank that the micro-batch comes to; what a chunk
 keeps alive is as long as the block from its F to its W, so small offsets keep little and large ones hide the way.
 For equal times the offsets 1 keep about 1/3 of what 1F1B keeps, V-half's about 1/2, those of ZB-V as much.
@@ -9,8 +10,11 @@ For equal times the offsets 1 keep about 1/3 of what 1F1B keeps, V-half's about 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
+
+import numpy as np
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.program import FORWARD, INPUT, WEIGHT
@@ -18,9 +22,7 @@ from penstock.solvers.allocation import Allocation
 from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import Orders
 from penstock.solvers.schedules.chunks import Ranks, v_shaped
-
-PERIOD = 6
-"""F, I and W of both chunks, a unit each."""
+from penstock.solvers.schedules.reordering import PERIOD, reordered, weight_units
 
 
 class Offsets(NamedTuple):
@@ -98,26 +100,40 @@ def v_min(problem: Problem, allocation: Allocation) -> Orders:
 
 
 def repeated(ranks: Ranks, name: str, offsets: Offsets, number: int) -> Orders:
-    """The building block with these offsets, once for each micro-batch; operations in the order of their times."""
+    """The building block with these offsets once for each micro-batch, reordered at both ends of the step."""
     rows = []
-    for block, (down, up) in zip(building_block(len(ranks.stages), offsets), ranks.stages, strict=True):
-        operations = ((FORWARD, down), (FORWARD, up), (INPUT, up), (INPUT, down), (WEIGHT, up), (WEIGHT, down))
-        timed = [
-            (start + PERIOD * m, kind, s, m)
-            for start, (kind, s) in zip(block, operations, strict=True)
-            for m in range(number)
-        ]
-        rows.append([operation for _start, *operation in sorted(timed)])
-    return ranks.orders(name, [[(kind, s, m) for kind, s, m in row] for row in rows])
+    for own, chunks in zip(_repeated(len(ranks.stages), offsets, number), ranks.stages, strict=True):
+        row = own.copy()
+        row[:, 1] = np.asarray(chunks, dtype=np.int32)[own[:, 1]]
+        rows.append(row)
+    return ranks.orders(name, rows)
+
+
+@lru_cache(maxsize=64)
+def _repeated(p: int, offsets: Offsets, number: int) -> tuple[np.ndarray, ...]:
+    """Each rank's operations: (kind, 0 for the chunk on the way down or 1, micro-batch)."""
+    operations = ((FORWARD, 0), (FORWARD, 1), (INPUT, 1), (INPUT, 0), (WEIGHT, 1), (WEIGHT, 0))
+    rows = []
+    for own in reordered(building_block(p, offsets), number):
+        timed = sorted(
+            (unit, kind, chunk, m)
+            for units, (kind, chunk) in zip((*own, *weight_units(own)), operations, strict=True)
+            for m, unit in enumerate(units)
+        )
+        rows.append(np.asarray(timed, dtype=np.int32).reshape(-1, 4)[:, 1:])
+    return tuple(rows)
 
 
 def building_block(p: int, offsets: Offsets) -> list[tuple[int, int, int, int, int, int]]:
     """When each rank runs F down, F up, I of the upper chunk, I of the lower, W of the upper, W of the lower.
 
-    The turns at the ends wait as little as lets no rank do two things in one of the 6 units of a period.
+    The waits at the three turns let no rank do two things in one of the 6 units of a period; of such waits those that
+    keep least, then the shortest. These are the authors': for V-half (0, 0, 1), and (0, 3, 1) for even p; for V-min
+    (0, 0, 0), and (0, 2, 0) where 3 divides p.
     """
     down, up, back, home = offsets
     reach = p - 1
+    found = []
     for wait in product(range(PERIOD), repeat=3):
         second = down * reach + 1 + wait[0]
         third = second + up * reach + 1 + wait[1]
@@ -126,8 +142,19 @@ def building_block(p: int, offsets: Offsets) -> list[tuple[int, int, int, int, i
             (down * r, second + up * (reach - r), third + back * r, fourth + home * (reach - r)) for r in range(p)
         ]
         if all(len({t % PERIOD for t in each}) == 4 for each in starts):
-            return [(*each, *_weights(each)) for each in starts]
-    raise AssertionError(f"offsets {offsets} leave no room in a period")
+            block = [(*each, *_weights(each)) for each in starts]
+            found.append((max(_most_kept(each) for each in block), sum(wait), block))
+    if not found:
+        raise AssertionError(f"offsets {offsets} leave no room in a period")
+    return min(found)[2]
+
+
+def _most_kept(block: tuple[int, int, int, int, int, int]) -> int:
+    """The most chunks of micro-batches that a rank keeps, from F to W, where the block is repeated without end."""
+    chunks = ((block[0], block[5]), (block[1], block[4]))
+    return max(
+        sum((now - begun) // PERIOD - (now - ended) // PERIOD for begun, ended in chunks) for now, _ended in chunks
+    )
 
 
 def _weights(starts: tuple[int, int, int, int]) -> tuple[int, int]:

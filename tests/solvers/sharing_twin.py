@@ -199,8 +199,19 @@ def _stage_events(problem: Problem, allocation: Allocation, twin: SharedTwin, s:
         for sender, way, cut in ((s - 1, 0, stage.first - 1), (s + 1, 1, stage.last)):
             if (sender, way, m) in twin.transfers and allocation.pipeline_of[sender] == allocation.pipeline_of[s]:
                 sizes = problem.forward_bytes if way == 0 else problem.backward_bytes
-                add(twin.transfers[sender, way, m][0], release, int(sizes[cut]) * rows)
+                add(_posted(allocation, twin, s, (way, m)), release, int(sizes[cut]) * rows)
         for way, kind, cut in ((0, FORWARD, stage.last), (1, BACKWARD, stage.first - 1)):
             if (s, way, m) in twin.transfers:
                 sizes = problem.forward_bytes if way == 0 else problem.backward_bytes
-                add(twin.end[s, (kind, m)], twin.transfers[s, way, m][1], int(sizes[cut]) * rows)
+                sent, landed = twin.transfers[s, way, m]
+                reader = allocation.next(s) if way == 0 else allocation.previous(s)
+                passed = max(sent, _posted(allocation, twin, reader, (way, m))) + landed - sent
+                add(twin.end[s, (kind, m)], passed, int(sizes[cut]) * rows)
+
+
+def _posted(allocation: Allocation, twin: SharedTwin, s: int, op: tuple[int, int]) -> int:
+    """When a stage's row posts the receive of an operation: decision 6, in the order in which operations have ended."""
+    order = [own for stage, own in twin.end if stage == s and own != STEP]
+    at = order.index(op)
+    place = at - 1 if at > 0 and order[at - 1][0] == op[0] else max(0, at - 2)
+    return twin.end[s, order[place - 1]] if place > 0 else 0

@@ -10,6 +10,7 @@ from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
 from penstock.solvers.allocation import Stage, single_pipeline
 from penstock.solvers.schedule import Orders, Row
 from penstock.solvers.simulate import simulate
+from penstock.solvers.verify import verify
 
 
 def _curve(timeline, device: int) -> list[tuple[int, int]]:
@@ -19,7 +20,7 @@ def _curve(timeline, device: int) -> list[tuple[int, int]]:
 
 
 def test_the_curve_of_two_stages_by_hand() -> None:
-    """Activations of 6 bytes and gradients of 4 take 6 and 4 ns; parameters 100, context 7."""
+    """Activations of 6 bytes and gradients of 4 take 6 and 4 ns; parameters 100, context 7; receives posted at once."""
     problem = make_problem(
         [10, 10],
         [20, 20],
@@ -38,17 +39,15 @@ def test_the_curve_of_two_stages_by_hand() -> None:
     timeline = simulate(problem, allocation, gpipe(allocation))
     base = 7 + 100 + 200
     assert _curve(timeline, 0) == [
-        (0, base + 30 + 3),
-        (10, base + 30 + 6),
-        (16, base + 30),
-        (46, base + 30 + 4),
+        (0, base + 30 + 3 + 4),
+        (10, base + 30 + 6 + 4),
+        (16, base + 30 + 4),
         (50, base + 30 + 4 + 3 + 100),
         (70, base + 100),
         (72, base),
     ]
     assert _curve(timeline, 1) == [
-        (0, base),
-        (10, base + 6),
+        (0, base + 6),
         (16, base + 6 + 50 + 5),
         (26, base + 6 + 50 + 5 + 100),
         (46, base + 100 + 4),
@@ -84,8 +83,44 @@ def test_a_split_backward_keeps_everything_until_its_weight_gradient() -> None:
     )
     rows = tuple(Row((s,), as_operations([(FORWARD, s, 0), (INPUT, s, 0), (WEIGHT, s, 0)])) for s in (0, 1))
     timeline = simulate(problem, straight(problem, 1), Orders("zb", rows))
-    assert _curve(timeline, 1) == [(0, 0), (10, 6), (16, 56), (38, 62), (44, 56), (46, 0)]
-    assert _curve(timeline, 0) == [(0, 50), (10, 56), (16, 50), (38, 56), (64, 0)]
+    assert _curve(timeline, 1) == [(0, 6), (16, 56), (38, 62), (44, 56), (46, 0)]
+    assert _curve(timeline, 0) == [(0, 56), (10, 62), (16, 56), (64, 0)]
+
+
+def test_receives_count_from_their_posting_and_sends_until_they_have_passed() -> None:
+    """Four forwards of 2 ns and messages of 6 ns to a stage that takes 10 ns for each.
+
+    Its row is F0 to F3, B0 to B3: the first two receives are posted at the beginning, the third when F0 has ended at
+    18, the fourth when F1 has ended at 28. Transfers start at 2, 8, 14 and 20; the last two pass from 18 and 28 on.
+    """
+    problem = make_problem(
+        [2, 10], [10, 10], 6, backward_bytes=0, stash_bytes=0, nodes=(1, 1), global_batch_size=4, channel="full"
+    )
+    timeline = simulate(problem, straight(problem, 4), gpipe(straight(problem, 4)))
+    assert timeline.transfers.start_ns.tolist() == [2, 8, 14, 20]
+    assert _curve(timeline, 0) == [(0, 0), (2, 6), (4, 12), (6, 18), (14, 12), (24, 6), (34, 0)]
+    assert _curve(timeline, 1) == [(0, 12), (18, 18), (28, 24), (58, 18), (68, 12), (78, 6), (88, 0)]
+
+
+def test_a_recomputing_stage_keeps_its_input_also_where_buffers_do_not_count() -> None:
+    """Forwards of 10 ns, backwards of 20 and the recomputation; stashes of 30 bytes, inputs of 6."""
+    problem = make_problem(
+        [10, 10], [20, 20], 6, stash_bytes=30, nodes=(1, 1), global_batch_size=1, count_buffers=False
+    )
+    stages = (Stage(0, 0, (0,), recompute=((0, 0),)), Stage(1, 1, (1,), recompute=((1, 1),)))
+    allocation = single_pipeline(stages, 1)
+    timeline = simulate(problem, allocation, gpipe(allocation))
+    assert _curve(timeline, 1) == [(0, 0), (16, 6), (26, 36), (56, 0)]
+    assert _curve(timeline, 0) == [(0, 0), (62, 30), (92, 0)]
+
+
+def test_a_recomputing_stage_keeps_what_a_stage_of_its_device_hands_on() -> None:
+    problem = make_problem([10, 10], [20, 20], 6, stash_bytes=[40, 30], nodes=(1,), global_batch_size=1)
+    allocation = single_pipeline((Stage(0, 0, (0,)), Stage(1, 1, (0,), recompute=((1, 1),))), 1)
+    row = [(FORWARD, 0, 0), (FORWARD, 1, 0), (BACKWARD, 1, 0), (BACKWARD, 0, 0)]
+    timeline = simulate(problem, allocation, Orders("v", (Row((0,), as_operations(row)),)))
+    assert _curve(timeline, 0) == [(0, 40), (10, 46), (20, 76), (50, 40), (70, 0)]
+    assert verify(problem, allocation, Orders("v", (Row((0,), as_operations(row)),)), timeline) == []
 
 
 def test_recomputation_holds_what_it_rebuilds() -> None:

@@ -21,8 +21,8 @@ from penstock.solvers.schedules.early_backward import early_backward
 from penstock.solvers.schedules.interleaved import interleaved, looped_bfs
 from penstock.solvers.schedules.overtaking import improved
 from penstock.solvers.schedules.recomputed import recomputed, recomputing
+from penstock.solvers.schedules.reordering import PERIOD
 from penstock.solvers.schedules.v_shape import (
-    PERIOD,
     V_HALF,
     V_MIN,
     V_ZERO,
@@ -33,7 +33,7 @@ from penstock.solvers.schedules.v_shape import (
     zb_v,
 )
 from penstock.solvers.schedules.zero_bubble import zb_h1, zb_h2
-from penstock.solvers.simulate import simulate
+from penstock.solvers.simulate import makespan_ns, simulate
 from penstock.solvers.timeline import Timeline
 from penstock.solvers.verify import verify
 from penstock.torch_csv import from_csv, to_csv
@@ -165,16 +165,75 @@ def test_zb_v_has_no_bubble(p: int, number: int) -> None:
 @pytest.mark.parametrize("p", [2, 3, 4, 5, 8, 16])
 @pytest.mark.parametrize(("generator", "offsets"), [(v_half, V_HALF), (v_min, V_MIN)])
 def test_v_schedules_keep_half_and_a_third(p: int, generator: Generator, offsets: Offsets) -> None:
-    """A chunk is kept as long as the block from its F to its W, in periods; and a micro-batch more takes a period."""
+    """The paper's peaks, in micro-batches: (p + 2) // 2 for V-half, (p + 4) // 3 for V-min; one more takes a period."""
     number = 4 * p
     orders = generator(*vee(p, number))
     span = judged(*vee(p, number), orders).time_per_global_batch_ns
     lives = [(block[5] + 1 - block[0], block[4] + 1 - block[1]) for block in building_block(p, offsets)]
-    assert all(peak <= sum(-(-life // PERIOD) for life in own) for peak, own in zip(kept(orders), lives, strict=True))
-    share = max(kept(orders)) / (2 * p)
-    assert share <= {v_half: 1 / 2, v_min: 1 / 3}[generator] + 2 / p
+    assert max(kept(orders)) <= max(sum(-(-life // PERIOD) for life in own) for own in lives)
+    assert max(kept(orders)) == 2 * {v_half: (p + 2) // 2, v_min: (p + 4) // 3}[generator]
     more = vee(p, number + 1)
     assert judged(*more, generator(*more)).time_per_global_batch_ns - span == 10 * PERIOD
+
+
+@pytest.mark.parametrize("number", [2, 3, 6])
+@pytest.mark.parametrize(
+    ("generator", "p", "bubbles"),
+    [
+        (v_half, 4, (5, 170, 120)),
+        (v_half, 5, (11, 305, 240)),
+        (v_half, 8, (17, 490, 376)),
+        (v_half, 9, (23, 625, 496)),
+        (v_half, 12, (29, 820, 636)),
+        (v_half, 16, (41, 1135, 892)),
+        (v_min, 4, (11, None, None)),
+        (v_min, 6, (17, None, None)),
+        (v_min, 8, (27, None, None)),
+        (v_min, 12, (41, None, None)),
+        (v_min, 16, (59, None, None)),
+    ],
+)
+def test_v_schedules_are_as_long_as_the_authors(
+    generator: Generator, p: int, bubbles: tuple[int | None, ...], number: int
+) -> None:
+    """A step less a rank's work, of the orders of the authors' scheduler for 2 p, 3 p and 6 p micro-batches.
+
+    ``zbv_greedy`` of github.com/sail-sg/zero-bubble-pipeline-parallelism, for times (1, 1, 1), (20, 25, 15) and
+    (20, 20, 16); V-min's bubbles grow with the micro-batches where times differ.
+    """
+    for times, bubble in zip(((1, 1, 1), (20, 25, 15), (20, 20, 16)), bubbles, strict=True):
+        if bubble is not None:
+            problem, allocation = vee(p, number * p, times)
+            span = makespan_ns(problem, allocation, generator(problem, allocation))
+            assert span == 2 * number * p * sum(times) + bubble
+
+
+@pytest.mark.parametrize(
+    ("p", "number", "bubbles"), [(3, 6, (265, 144)), (6, 12, (715, 432)), (6, 18, (895, 480)), (8, 16, (1050, 664))]
+)
+def test_v_min_for_unequal_times_is_as_long_as_the_authors(p: int, number: int, bubbles: tuple[int, int]) -> None:
+    """As above, for V-min and times (20, 25, 15) and (20, 20, 16)."""
+    for times, bubble in zip(((20, 25, 15), (20, 20, 16)), bubbles, strict=True):
+        problem, allocation = vee(p, number, times)
+        span = makespan_ns(problem, allocation, v_min(problem, allocation))
+        assert span == 2 * number * sum(times) + bubble
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 4, 5, 6, 7, 9])
+@pytest.mark.parametrize(("generator", "most"), [(v_half, lambda p: (p + 2) // 2), (v_min, lambda p: (p + 4) // 3)])
+def test_fewer_micro_batches_take_less_and_keep_no_more(
+    p: int, generator: Generator, most: Callable[[int], int]
+) -> None:
+    """For equal times: a micro-batch less saves time, and no number of them leaves more bubble than 2 p and more."""
+    spans = []
+    for number in range(1, 2 * p + 2):
+        problem, allocation = vee(p, number, (1, 1, 1))
+        orders = generator(problem, allocation)
+        spans.append(judged(problem, allocation, orders).time_per_global_batch_ns)
+        assert max(kept(orders)) <= 2 * min(number, most(p))
+    assert spans == sorted(set(spans))
+    bubbles = [span - PERIOD * number for number, span in enumerate(spans, start=1)]
+    assert bubbles[-1] == bubbles[-2] == max(bubbles[p:])
 
 
 def test_offsets_trade_room_for_time() -> None:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from judge_twin import GRADIENTS, Twin, groups_of
 
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
-from penstock.solvers.costs import stage_costs, stage_rows
+from penstock.solvers.costs import stage_costs, stage_rows, transfer
 from penstock.solvers.memory import static_bytes, weight_bytes
 from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import STEP
@@ -25,10 +25,11 @@ def twin_curve(twin: Twin, device: int) -> dict[int, int]:
             events[end] = events.get(end, 0) - size
 
     lane = next(i for i, row in enumerate(twin.orders.rows) if device in row.devices)
+    posted = posted_times(twin)
     add(0, None, twin_versions(twin, lane))
     for s, stage in enumerate(twin.allocation.stages):
         if device in stage.devices:
-            _stage_events(twin, lane, s, add)
+            _stage_events(twin, lane, s, add, posted)
     level, curve = 0, {}
     for t in sorted(events):
         level += events[t]
@@ -68,7 +69,7 @@ def _misses_versions(twin: Twin, rule: UpdateRule, s: int, lane: int, copies: in
     return False
 
 
-def _stage_events(twin: Twin, lane: int, s: int, add) -> None:
+def _stage_events(twin: Twin, lane: int, s: int, add, posted) -> None:
     problem, stage = twin.problem, twin.allocation.stages[s]
     held = static_bytes(problem, stage)
     add(0, None, held.parameters + held.optimizer)
@@ -91,12 +92,12 @@ def _stage_events(twin: Twin, lane: int, s: int, add) -> None:
         if kind == FORWARD:
             last = (WEIGHT, s, m) if (WEIGHT, s, m) in own else (BACKWARD, s, m)
             release = twin.end[lane, last]
-            add(twin.start[lane, op], release, cost.kept_bytes)
+            add(twin.start[lane, op], release, cost.kept_bytes + _handed_input(twin, s, rows))
             opening = (RECOMPUTE, s, m) if apart else (INPUT, s, m)
             if opening in own:
                 parts = sum(_stash(problem, stage, a, b, rows) for a, b in stage.recompute)
                 add(twin.start[lane, opening], release, parts)
-            _buffers(twin, lane, s, m, release, add)
+            _buffers(twin, lane, s, m, release, add, posted)
 
 
 def _stash(problem: Problem, stage, first: int, last: int, rows: int) -> int:
@@ -105,22 +106,59 @@ def _stash(problem: Problem, stage, first: int, last: int, rows: int) -> int:
     return max(int(each[last + 1] - each[first]) for each in sums)
 
 
-def _buffers(twin: Twin, lane: int, s: int, m: int, release: int, add) -> None:
+def _handed_input(twin: Twin, s: int, rows: int) -> int:
+    """The input that a stage runs its first layers again from, where no message has brought it."""
+    problem, stage, before = twin.problem, twin.allocation.stages[s], twin.allocation.previous(s)
+    again = [first for first, _last in stage.recompute]
+    if before is None or stage.first not in again or not problem.memory.count_buffers:
+        return 0
+    if transfer(problem, twin.allocation, before, rows, 0) is not None:
+        return 0
+    return int(problem.forward_bytes[stage.first - 1]) * stage_rows(stage, rows)
+
+
+def posted_times(twin: Twin) -> dict[tuple[int, tuple[int, int, int]], int]:
+    """When each lane posts the receives of its F, B and I: decision 6, over the row without its steps."""
+    found = {}
+    for lane, row in enumerate(twin.orders.rows):
+        operations = [tuple(each) for each in row.operations.tolist() if each[0] != STEP]
+        for at, op in enumerate(operations):
+            if op[0] not in (FORWARD, BACKWARD, INPUT):
+                continue
+            alike = (FORWARD,) if op[0] == FORWARD else (BACKWARD, INPUT)
+            place = max(0, at - 2)
+            if at > 0 and operations[at - 1][0] in alike and operations[at - 1][1] == op[1]:
+                place = at - 1
+            found[lane, op] = twin.end[lane, operations[place - 1]] if place > 0 else 0
+    return found
+
+
+def _passed(twin: Twin, posted: dict[tuple[int, tuple[int, int, int]], int], s: int, way: int, m: int) -> int:
+    """When a message of a stage needs no room at its sender any more."""
+    start, end = twin.transfers[s, way, m]
+    reader = twin.allocation.next(s) if way == 0 else twin.allocation.previous(s)
+    kinds = (FORWARD,) if way == 0 else (BACKWARD, INPUT)
+    lanes = range(len(twin.orders.rows))
+    return max(start, *(posted.get((lane, (k, reader, m)), 0) for lane in lanes for k in kinds)) + end - start
+
+
+def _buffers(twin: Twin, lane: int, s: int, m: int, release: int, add, posted) -> None:
     problem, stage = twin.problem, twin.allocation.stages[s]
     if not problem.memory.count_buffers:
         return
     share = stage_rows(stage, twin.rows[m])
     before, after = twin.allocation.previous(s), twin.allocation.next(s)
+    back = next((k, s, m) for k in (BACKWARD, INPUT) if (lane, (k, s, m)) in twin.end)
     if before is not None and (before, 0, m) in twin.transfers:
-        add(twin.transfers[before, 0, m][0], release, int(problem.forward_bytes[stage.first - 1]) * share)
+        size = int(problem.forward_bytes[stage.first - 1]) * share
+        add(posted[lane, (FORWARD, s, m)], release, size)
     if after is not None and (after, 1, m) in twin.transfers:
-        add(twin.transfers[after, 1, m][0], release, int(problem.backward_bytes[stage.last]) * share)
+        add(posted[lane, back], release, int(problem.backward_bytes[stage.last]) * share)
     if (s, 0, m) in twin.transfers:
         made = twin.end[lane, (FORWARD, s, m)]
-        add(made, twin.transfers[s, 0, m][1], int(problem.forward_bytes[stage.last]) * share)
+        add(made, _passed(twin, posted, s, 0, m), int(problem.forward_bytes[stage.last]) * share)
     if (s, 1, m) in twin.transfers:
-        ends = [twin.end[lane, (k, s, m)] for k in (BACKWARD, INPUT) if (lane, (k, s, m)) in twin.end]
-        add(ends[0], twin.transfers[s, 1, m][1], int(problem.backward_bytes[stage.first - 1]) * share)
+        add(twin.end[lane, back], _passed(twin, posted, s, 1, m), int(problem.backward_bytes[stage.first - 1]) * share)
 
 
 def twin_use(twin: Twin, lane: int) -> tuple[int, int]:

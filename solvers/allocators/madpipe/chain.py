@@ -97,7 +97,8 @@ class Chain:
         plain = forward + costs.backward_ns[at]
         stash = _between(costs.stash_bytes[at])
         work = _largest([int(part.max()) for part in np.split(costs.workspace_bytes, at[1:-1])])
-        received = _received(problem, cuts, share)
+        inputs = _crossing(problem, cuts, problem.forward_bytes, share)[:, None]
+        received = inputs * problem.memory.count_buffers
         devices = [d for group in groups for d in group]
         return cls(
             cuts=cuts,
@@ -105,7 +106,7 @@ class Chain:
             forward_ns=forward,
             load_ns=np.stack([plain + forward if each else plain for each in again]),
             fixed_bytes=_static(problem, cuts, width) + _buffers(problem, cuts, share, halves),
-            kept_bytes=np.stack([received + (0 * stash if each else stash) for each in again]),
+            kept_bytes=np.stack([inputs + 0 * stash if each else received + stash for each in again]),
             work_bytes=np.stack([work + stash if each else work for each in again]),
             hop_ns=_hops(problem, cuts, groups, rows),
             available_bytes=min(problem.capacity_bytes(d) - problem.devices[d].context_bytes for d in devices),
@@ -168,12 +169,6 @@ def _crossing(problem: Problem, cuts: tuple[int, ...], per_sample: np.ndarray, r
     sizes = np.zeros(len(cuts), dtype=np.int64)
     sizes[1:-1] = per_sample[np.asarray(cuts[1:-1], dtype=np.int64) - 1] * rows
     return sizes
-
-
-def _received(problem: Problem, cuts: tuple[int, ...], rows: int) -> np.ndarray:
-    """(n + 1, 1): the received input that a micro-batch in flight keeps (``memory.activation_bytes``)."""
-    sizes = _crossing(problem, cuts, problem.forward_bytes, rows)
-    return sizes[:, None] if problem.memory.count_buffers else 0 * sizes[:, None]
 
 
 def _static(problem: Problem, cuts: tuple[int, ...], width: int) -> np.ndarray:

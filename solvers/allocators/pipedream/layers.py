@@ -70,6 +70,7 @@ class Layers:
             base = base + stash
         if memory.count_buffers:
             base = base + rows * (self._both_bytes[:, None] + self._both_bytes[None, :])
+        if memory.count_buffers or recompute:
             flight = flight + rows * self._input_bytes[:, None]
         return SliceCosts(time, base, flight)
 

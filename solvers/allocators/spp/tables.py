@@ -263,6 +263,7 @@ def _memory(
     each = np.zeros_like(stash) if again else stash
     if problem.memory.count_buffers:
         held = held + both[:, None] + both[None, :]
+    if problem.memory.count_buffers or again:
         each = each + sent[:, None]
     return held, each
 

@@ -1,0 +1,204 @@
+"""A building block of a V once for each micro-batch, then moved together where the pipeline fills and drains.
+
+Qi et al., "Pipeline parallelism with controllable memory", NeurIPS 2024: repeat, squeeze, reorder. Every operation
+takes one unit. Weight gradients run in the units that a rank has left, those of the upper chunk first. What
+fills the pipeline (before the first gradient of the lower chunk on rank 0) and what drains it (after rank 0's last
+forward) moves to the first free unit after its inputs at which no rank keeps more than before; what drains it does so
+twice, the second time with the weight gradients in whatever is left. From 2 p micro-batches on the orders are those of
+the authors' ``zbv_greedy`` (github.com/sail-sg/zero-bubble-pipeline-parallelism), operation by operation; with fewer
+the authors can leave the drain as it is, which is longer.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+PERIOD = 6
+"""F, I and W of both chunks, a unit each."""
+FORWARD_DOWN, FORWARD_UP, INPUT_UP, INPUT_DOWN, WEIGHTS = range(5)
+"""Kinds in the order that a micro-batch takes; ``WEIGHTS`` are those of both chunks, in the order of their inputs'."""
+
+Starts = list[list[list[int]]]
+"""The unit of each operation: [rank][kind][micro-batch]."""
+
+
+class Placed(NamedTuple):
+    """An operation at a unit, and whether it is part of the fill, of the drain, or of neither."""
+
+    unit: int
+    rank: int
+    kind: int
+    number: int
+    fills: bool
+    drains: bool
+
+
+class Held(NamedTuple):
+    """Before a unit: weight gradients that wait, and chunks of micro-batches that are kept."""
+
+    waiting: int
+    kept: int
+
+
+def reordered(block: Sequence[Sequence[int]], number: int) -> Starts:
+    """Units of the forwards and of the gradients of inputs, four kinds on each rank, for ``number`` micro-batches.
+
+    ``block[r]``: the first micro-batch's units of the four kinds on rank r.
+    """
+    starts = [[[first + PERIOD * m for m in range(number)] for first in kinds[:WEIGHTS]] for kinds in block]
+    moved = _with_weights(starts)
+    _move_together(moved)
+    starts = [own[:WEIGHTS] for own in _squeezed(moved)]
+    _move_drain(starts, max(max(_kept(own)) for own in _with_weights(starts)))
+    return starts
+
+
+def weight_units(own: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
+    """When a rank runs the weight gradients of its upper and of its lower chunk: in its first free units."""
+    kinds = {unit: kind for kind, units in enumerate(own[:WEIGHTS]) for unit in units}
+    made: tuple[list[int], list[int]] = ([], [])
+    waiting = [0, 0]
+    unit, left = min(kinds), 2 * len(own[0])
+    while left:
+        kind = kinds.get(unit)
+        if kind is None and any(waiting):
+            chunk = 0 if waiting[0] else 1
+            waiting[chunk] -= 1
+            made[chunk].append(unit)
+            left -= 1
+        elif kind is not None and kind >= INPUT_UP:
+            waiting[kind - INPUT_UP] += 1
+        unit += 1
+    return made
+
+
+def _with_weights(starts: Starts) -> Starts:
+    return [[*own, sorted(unit for chunk in weight_units(own) for unit in chunk)] for own in starts]
+
+
+def _kept(own: Sequence[Sequence[int]]) -> list[int]:
+    """Chunks of micro-batches that a rank keeps, from F to W, in each unit."""
+    change = [0] * (max(own[WEIGHTS]) + 1)
+    for kind, units in enumerate(own):
+        for unit in units:
+            change[unit] += {FORWARD_DOWN: 1, FORWARD_UP: 1, WEIGHTS: -1}.get(kind, 0)
+    return list(accumulate(change))
+
+
+def _placed(starts: Starts) -> Iterator[Placed]:
+    """All operations in the order of their units and ranks, as they stand when the walk begins."""
+    last = len(starts[0][FORWARD_DOWN]) - 1
+    units = ((t, r, k, m) for r, own in enumerate(starts) for k, each in enumerate(own) for m, t in enumerate(each))
+    filled = ended = False
+    for unit, rank, kind, m in sorted(units):
+        filled = filled or (rank == 0 and kind == INPUT_DOWN)
+        yield Placed(unit, rank, kind, m, not filled, filled and ended)
+        ended = ended or (kind == FORWARD_DOWN and m == last)
+
+
+def _inputs(rank: int, kind: int, p: int) -> list[tuple[int, int]]:
+    """(rank, kind) of what an operation other than a weight gradient needs of its micro-batch."""
+    other = rank - 1 if kind in (FORWARD_DOWN, INPUT_UP) else rank + 1
+    return [(rank, kind - 1)] * (kind > 0) + [(other, kind)] * (0 <= other < p)
+
+
+def _ready(starts: Starts, rank: int, kind: int, m: int) -> int:
+    """The first unit after an operation's inputs and after its like of the micro-batch before."""
+    before = [starts[other][of][m] for other, of in _inputs(rank, kind, len(starts))] if kind != WEIGHTS else []
+    before += [starts[rank][kind][m - 1]] if m else []
+    return max(before, default=-1) + 1
+
+
+def _move_together(starts: Starts) -> None:
+    """Fill and drain move, in the order of their units; weight gradients are operations like others."""
+    curves = [_kept(own) for own in starts]
+    most = max(max(curve) for curve in curves)
+    taken: list[set[int]] = [set() for _ in starts]
+    gradients: list[list[int]] = [[] for _ in starts]
+    for each in _placed(starts):
+        rank, kind, unit = each.rank, each.kind, each.unit
+        if each.fills or each.drains:
+            first = _ready(starts, rank, kind, each.number)
+            if kind == WEIGHTS:
+                first = max(first, gradients[rank][each.number] + 1)
+            elif kind <= FORWARD_UP:
+                first = _with_room(curves[rank], most, first, each.unit)
+            unit = next((u for u in range(first, each.unit) if u not in taken[rank]), each.unit)
+            starts[rank][kind][each.number] = unit
+            for between in range(unit, each.unit):
+                curves[rank][between] += {FORWARD_DOWN: 1, FORWARD_UP: 1, WEIGHTS: -1}.get(kind, 0)
+        taken[rank].add(unit)
+        if kind in (INPUT_UP, INPUT_DOWN):
+            insort(gradients[rank], unit)
+
+
+def _with_room(curve: Sequence[int], most: int, first: int, unit: int) -> int:
+    """The first unit, ``first`` or later, from which to ``unit`` one more can be kept."""
+    while unit > first and curve[unit - 1] < most:
+        unit -= 1
+    return unit
+
+
+def _squeezed(starts: Starts) -> Starts:
+    """Each rank's operations in their order, each as early as its inputs and its rank allow."""
+    made: Starts = [[[] for _ in own] for own in starts]
+    free = [0] * len(starts)
+    for each in _placed(starts):
+        needed = [] if each.kind == WEIGHTS else _inputs(each.rank, each.kind, len(starts))
+        unit = max([free[each.rank], *(made[rank][kind][each.number] + 1 for rank, kind in needed)])
+        made[each.rank][each.kind].append(unit)
+        free[each.rank] = unit + 1
+    return made
+
+
+class _Line:
+    """A rank without its weight gradients, which run in the units that are free."""
+
+    def __init__(self, own: Sequence[Sequence[int]]) -> None:
+        self.kinds = {unit: kind for kind, units in enumerate(own) for unit in units}
+        held = Held(0, 0)
+        self.held = [held]
+        for unit in range(max(self.kinds) + 1):
+            held = self._after(unit, held)
+            self.held.append(held)
+
+    def move(self, unit: int, to: int, most: int) -> bool:
+        """Moves an operation to an earlier free unit unless more than ``most`` would be kept; whether it moved."""
+        kind = self.kinds.pop(unit)
+        self.kinds[to] = kind
+        made: list[Held] = []
+        held = self.held[to]
+        for each in range(to, len(self.held) - 1):
+            held = self._after(each, held)
+            if held.kept > most:
+                del self.kinds[to]
+                self.kinds[unit] = kind
+                return False
+            if each >= unit and held == self.held[each + 1]:
+                break
+            made.append(held)
+        self.held[to + 1 : to + 1 + len(made)] = made
+        return True
+
+    def _after(self, unit: int, held: Held) -> Held:
+        kind = self.kinds.get(unit)
+        if kind is None:
+            return Held(held.waiting - 1, held.kept - 1) if held.waiting else held
+        return Held(held.waiting, held.kept + 1) if kind <= FORWARD_UP else Held(held.waiting + 1, held.kept)
+
+
+def _move_drain(starts: Starts, most: int) -> None:
+    """The drain moves, in the order of its units; no rank keeps more than ``most``."""
+    lines = [_Line(own) for own in starts]
+    taken: list[set[int]] = [set() for _ in starts]
+    for each in _placed(starts):
+        rank, unit = each.rank, each.unit
+        if each.drains:
+            earlier = range(_ready(starts, rank, each.kind, each.number), each.unit)
+            free = (u for u in earlier if u not in taken[rank])
+            unit = next((u for u in free if lines[rank].move(each.unit, u, most)), each.unit)
+            starts[rank][each.kind][each.number] = unit
+        taken[rank].add(unit)

@@ -1,0 +1,227 @@
+"""What a rank holds, as measured storages, and what the judge counts: kept inputs, posted receives, split backwards."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import small_jobs
+import torch
+import torch.distributed as dist
+from pipelines import Part, problem_of, programs_of, stages_of
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from penstock.executor.chain import Chain
+from penstock.executor.interpreter import Interpreter
+from penstock.executor.job import load_job
+from penstock.executor.profiling.layer_costs import stash_bytes
+from penstock.executor.profiling.memory_use import LiveBytes
+from penstock.executor.profiling.share import make_shares
+from penstock.executor.stage.stage_module import MicroBatch, StageModule
+from penstock.schemas.program import KINDS
+from penstock.solvers.allocation import Stage, single_pipeline
+from penstock.solvers.costs import stage_costs
+from penstock.solvers.schedule import Orders, Row
+from penstock.solvers.simulate import simulate
+
+ROWS = 2
+
+
+class HeldStorages:
+    """What a stage of layers 1 and 2 of a small GPT holds beside its parameters and their gradients."""
+
+    def __init__(self, *, recompute: tuple[tuple[int, int], ...] = (), split: bool = False) -> None:
+        self.job = load_job("examples.gpt:tiny")
+        chain = Chain(self.job)
+        shapes = chain.infer_shapes(range(ROWS))
+        self.stage = StageModule(chain, shapes, 1, 2, seed=1, recompute=recompute, split=split)
+        for parameter in self.stage.trainable():
+            parameter.grad = torch.zeros_like(parameter)
+        modules = self.stage.modules.values()
+        lasting = [t for module in modules for t in (*module.parameters(), *module.buffers())]
+        lasting += [parameter.grad for parameter in self.stage.trainable() if parameter.grad is not None]
+        self._lasting = {tensor.untyped_storage()._cdata for tensor in lasting}
+        self.cell = MicroBatch(0, range(ROWS), self.stage.seeds(0, 0))
+        (self.taken,), (self.made,) = (
+            [torch.Size((ROWS, *shape.sample_shape)) for shape in shapes[cut].values()] for cut in (0, 2)
+        )
+        (share,) = make_shares(self.job, 0, len(chain.specs) - 1, (ROWS,), torch.device("cpu"))
+        self.stash_bytes = sum(stash_bytes(share)[1:3])
+
+    def forward(self) -> None:
+        """Receive, compute, and send, after which the result is nobody's."""
+        self.cell.inputs = [torch.empty(self.taken)]
+        self.cell.outputs = [tensor.detach() for tensor in self.stage.forward(self.cell, 0)]
+        self.cell.outputs = None
+
+    def held_bytes(self, live: LiveBytes) -> int:
+        live._live()
+        return sum(size for key, (_, size) in live._alive.items() if key not in self._lasting)
+
+
+@pytest.mark.parametrize(("recompute", "counts"), [(((1, 2),), False), (((1, 2),), True), (((2, 2),), False)])
+def test_a_recomputing_stage_holds_the_inputs_that_the_judge_counts(
+    recompute: tuple[tuple[int, int], ...], counts: bool
+) -> None:
+    """From its forward to its backward: where buffers count, its own input as a receive, else with what it keeps."""
+    held = HeldStorages(recompute=recompute)
+    with LiveBytes() as live:
+        held.forward()
+        measured = held.held_bytes(live)
+    problem = problem_of(held.job, 1)
+    problem = replace(problem, memory=replace(problem.memory, count_buffers=counts))
+    kept = stage_costs(problem, Stage(1, 2, (0,), recompute=recompute), ROWS).kept_bytes
+    profile_stash = 1000 * ROWS * (1 if recompute == ((2, 2),) else 0)
+    received = int(problem.forward_bytes[0]) * ROWS if counts else 0
+    if recompute == ((1, 2),):
+        assert measured == kept + received == held.taken.numel() * 4
+    else:
+        inputs = kept - profile_stash
+        assert inputs == held.made.numel() * 4
+        assert inputs < measured < held.stash_bytes
+
+
+def test_a_forward_leaves_its_stash_and_no_more_once_its_result_is_sent() -> None:
+    held = HeldStorages()
+    with LiveBytes() as live:
+        held.forward()
+        assert held.held_bytes(live) == held.stash_bytes
+
+
+def test_the_input_half_frees_what_weights_do_not_need_and_leaves_gradients_that_wait() -> None:
+    """No profile splits a stash, so the judge counts all of it until W, and the gradients that wait not at all."""
+    held = HeldStorages(split=True)
+    with LiveBytes() as live:
+        held.forward()
+        assert held.held_bytes(live) == held.stash_bytes
+        held.cell.gradients = [torch.ones(held.made)]
+        held.stage.backward_input(held.cell, 0)
+        held.cell.input_gradients = None
+        after = held.held_bytes(live)
+        waiting = {
+            gradient.untyped_storage()._cdata: gradient.untyped_storage().nbytes()
+            for recorded in held.cell.pending or ()
+            for _, gradients, _ in recorded._pending
+            for gradient in gradients
+        }
+        weights_part = after - sum(waiting.values())
+        assert 0 < weights_part < held.stash_bytes
+        assert after > held.stash_bytes, "what waits is more than what is freed, in this model"
+        held.stage.backward_weight(held.cell)
+        assert held.held_bytes(live) == 0
+
+
+class Scripted:
+    """A transport without a network: sends are done at once, receives are zeros; it counts live receive buffers."""
+
+    def __init__(self) -> None:
+        self.bytes_sent: Counter[int] = Counter()
+        self._posted: list[tuple[StorageWeakRef, int]] = []
+
+    def send(self, tensor: Tensor, peer: int, tag: int, size_bytes: int) -> None:
+        self.bytes_sent[peer] += size_bytes
+
+    def receive(self, buffer: Tensor, peer: int, tag: int) -> Any:
+        storage = buffer.untyped_storage()
+        self._posted.append((StorageWeakRef(storage), storage.nbytes()))
+        buffer.zero_()
+        return self
+
+    def wait(self) -> None:
+        """It has arrived."""
+
+    def hand_over(self) -> None:
+        """Nothing is left."""
+
+    def drain(self) -> None:
+        """Nothing is left."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(size for reference, size in self._posted if not reference.expired())
+
+
+class Watched(list[int]):
+    """A mark that notes what receives hold when an instruction begins."""
+
+    def __init__(self, transport: Scripted) -> None:
+        super().__init__([0, 0])
+        self.transport = transport
+        self.seen: dict[int, int] = {}
+
+    def __setitem__(self, place: Any, index: Any) -> None:
+        if place == 0:
+            self.seen[index] = self.transport.held_bytes
+        super().__setitem__(place, index)
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("ahead", [(6, 6), (2, 1), (3, 2)])
+def test_a_rank_holds_its_receives_as_long_as_the_judge_counts_them(alone: None, ahead: tuple[int, int]) -> None:
+    """In the middle of every operation of the second of two stages: what was posted for it and those after it."""
+    job, count, parts = small_jobs.plain, 6, [Part(3, (0,)), Part(3, (1,))]
+    program = programs_of(job, parts, count, warmup=ahead)[1]
+    transport = Scripted()
+    mark, chain = Watched(transport), Chain(job)
+    shapes = chain.infer_shapes(range(4))
+    interpreter = Interpreter(program, chain, shapes, seed=1, transport=transport, mark=mark)
+    interpreter.agree()
+    interpreter.step(0)
+    measured = [mark.seen[i] for i, one in enumerate(program.instructions()) if one.kind in KINDS]
+
+    problem, allocation = problem_of(job, 2), single_pipeline(stages_of(parts), count)
+    rows = [[tuple(one) for one in _row(s, count, ahead[s])] for s in (0, 1)]
+    orders = Orders("test", tuple(Row((s,), np.asarray(row, dtype=np.int32)) for s, row in enumerate(rows)))
+    held = []
+    for counts in (True, False):
+        timeline = simulate(replace(problem, memory=replace(problem.memory, count_buffers=counts)), allocation, orders)
+        track, (times, sizes) = timeline.tracks[1], timeline.memory_curve(1)
+        middle = (track.start_ns + track.end_ns) // 2
+        held.append(sizes[np.searchsorted(times, middle, side="right") - 1])
+    sent = timeline.transfers
+    back = [(track.end_ns[track.operations[:, 0] == 1][m], sent.end_ns[k]) for k, m in _gradients(sent)]
+    leaving = [sum(int(low) <= t < int(high) for low, high in back) for t in middle]
+    each = int(problem.forward_bytes[2]) * job.batch_size // count
+    counted = (held[0] - held[1] - each * np.asarray(leaving)).tolist()
+    assert measured == counted
+    assert max(measured) > each
+    assert len(set(measured)) > 1
+
+
+def _row(s: int, count: int, ahead: int) -> Iterator[tuple[int, int, int]]:
+    yield from ((0, s, m) for m in range(ahead))
+    for m in range(count):
+        yield 1, s, m
+        if m + ahead < count:
+            yield 0, s, m + ahead
+
+
+def _gradients(sent: Any) -> list[tuple[int, int]]:
+    """(place, micro-batch) of the transfers that go backward."""
+    return [(k, int(m)) for k, (way, m) in enumerate(zip(sent.direction, sent.micro_batch, strict=True)) if way == 1]
+
+
+def test_one_receive_of_a_direction_is_posted_ahead_whatever_the_number_of_micro_batches() -> None:
+    """Two are open at most: that of the operation which waits, and one."""
+    for count in (2, 6):
+        program = programs_of(small_jobs.plain, [Part(3, (0,)), Part(3, (1,))], count)[1]
+        kinds = [one.kind for one in program.instructions()]
+        ahead = np.cumsum([(kind == "RECV_F") - (kind == "F") for kind in kinds])
+        assert ahead.max() == 2
+        assert all(high - low <= 1 for low, high in pairwise(ahead.tolist()))
