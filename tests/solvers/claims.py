@@ -206,7 +206,7 @@ class Audit:
     def _check_bounds(self) -> None:
         self.tally.bounds = len(self.claims)
         for claim in self.claims.values():
-            self.tally.methods[claim.bound.method] += 1
+            self.tally.methods[claim.bound.method.split(":")[0]] += 1
             self._hold(claim, "bound")
 
     def _check_sentences(self) -> None:

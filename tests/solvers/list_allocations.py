@@ -18,12 +18,12 @@ Draw = Callable[[random.Random, Problem], Allocation | None]
 
 
 def numbers_allowed(problem: Problem) -> list[int]:
-    """Numbers of micro-batches: those of the sizes that are named, else all; none below ``min_slice`` if possible."""
+    """Numbers of micro-batches: those of the sizes that are named, else all; of ``min_slice`` samples at least."""
     whole = problem.global_batch_size
     if not problem.micro_batch_sizes:
-        return list(range(1, max(1, whole // problem.min_slice) + 1))
+        return list(range(1, whole // problem.min_slice + 1))
     named = sorted({-(-whole // size) for size in problem.micro_batch_sizes})
-    return [number for number in named if whole // number >= problem.min_slice] or named
+    return [number for number in named if whole // number >= problem.min_slice]
 
 
 def partitions(problem: Problem) -> list[list[tuple[int, int]]]:

@@ -46,7 +46,10 @@ def permitted(problem: Problem, plan: Candidate) -> str | None:
         return f"{allocation.num_micro_batches} micro-batches"
     if plan.overlap_all_reduce and not problem.rules.overlap_all_reduce:
         return "all-reduces beside the backwards"
+    least = problem.global_batch_size // allocation.num_micro_batches
     for s, stage in enumerate(allocation.stages):
+        if least // (stage.replicas if stage.dispatch == "rows" else 1) < problem.min_slice:
+            return f"stage {s} has slices below min_slice"
         for pin in problem.pins:
             if pin.first <= stage.last and stage.first <= pin.last and not set(stage.devices) <= pin.devices:
                 return f"stage {s} breaks a pin"
@@ -91,6 +94,8 @@ def plans_of(problem: Problem, seed: int, most: int) -> Iterator[Candidate]:
     """Up to ``most`` plans that fit, of all kinds in turn, and what moving operations makes of the best ones."""
     rng = random.Random(f"plans {seed}")
     makers: list[Iterator[Candidate]] = []
+    if not numbers_allowed(problem):
+        return
     if problem.within is not None:
         makers.append(_expressible(problem, rng, problem.within))
     elif "synchronous" in problem.update_rules:

@@ -10,6 +10,7 @@ import random
 from dataclasses import replace
 from typing import get_args
 
+import numpy as np
 from problems import make_network, make_problem
 
 from penstock.layouts.limits import TRAINERS
@@ -44,7 +45,7 @@ def request_of(seed: int) -> Problem:
         return _encodable(rng, problem)
     if draw < 0.2 and "synchronous" in problem.update_rules and problem.num_layers > 1:
         return replace(problem, within=_limits(rng, problem.num_layers))
-    return problem
+    return _in_spps_model(rng, problem) if draw > 0.95 else problem
 
 
 def _plain(rng: random.Random, small: bool) -> Problem:
@@ -162,6 +163,32 @@ def _encodable(rng: random.Random, problem: Problem) -> Problem:
         codec=True,
         codec_speeds={kind: CodecSpeed(speed, speed) for kind in problem.kind_source},
         encodable=tuple((int(size), 1) if size else (0, 0) for size in problem.forward_bytes),
+    )
+
+
+def _in_spps_model(rng: random.Random, problem: Problem) -> Problem:
+    """What SPP's theorems hold for: private half-duplex channels without latencies, one kind, even micro-batches."""
+    samples = problem.global_batch_size
+    rules = replace(
+        problem.rules, shared=False, channel="half", transfer="spp", all_reduce="flat", overlap_all_reduce=False
+    )
+    network = replace(
+        problem.network,
+        insides=tuple(inside and inside._replace(latency_ns=0) for inside in problem.network.insides),
+        cables=tuple(cable._replace(latency_ns=0) for cable in problem.network.cables),
+    )
+    return replace(
+        problem,
+        rules=rules,
+        network=network,
+        linear=True,
+        devices=tuple(replace(device, kind="cpu") for device in problem.devices),
+        kind_source={"cpu": problem.kind_source["cpu"]},
+        micro_batch_sizes=(rng.choice([size for size in range(1, samples + 1) if samples % size == 0]),),
+        min_slice=1,
+        update_ns=np.zeros_like(problem.update_ns),
+        update_rules=frozenset({"synchronous"}),
+        _costs={},
     )
 
 
