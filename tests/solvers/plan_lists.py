@@ -57,11 +57,17 @@ def permitted(problem: Problem, plan: Candidate) -> str | None:
             return f"stage {s} encodes"
         if problem.recompute == "never" and stage.recompute:
             return f"stage {s} recomputes"
-        if problem.recompute == "always" and not stage.recompute:
+        if problem.recompute == "always" and not stage.recompute and _may_recompute(problem, stage):
             return f"stage {s} does not recompute"
     if problem.within is not None:
         return next(iter(faults_beyond(problem, allocation, plan.schedule, problem.within)), None)
     return None
+
+
+def _may_recompute(problem: Problem, stage: Stage) -> bool:
+    """Whether the stage has a layer that the request's trainer can recompute; without a target it always has."""
+    within = problem.within
+    return within is None or (stage.first <= within.span.last and within.span.first <= stage.last)
 
 
 def verified(problem: Problem, plan: Candidate) -> list[str]:
