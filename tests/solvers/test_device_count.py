@@ -118,3 +118,15 @@ def test_every_better_bound_is_told_in_order() -> None:
     assert told == sorted(told)
     assert told[-1] == found.bound_ns
     assert all(str(batch.num_micro_batches) in found.model for batch in candidates(problem))
+
+
+def test_where_no_plan_is_possible_it_ends() -> None:
+    """No micro-batch feeds a replica, or nothing fits: what was known is what is returned, or more."""
+    unfed = make_problem([1] * 3, nodes=(8,), global_batch_size=3, micro_batch_sizes=(1,), min_slice=2)
+    assert known(unfed).bound_ns == 1
+    poor = make_problem([1] * 3, nodes=(8,), global_batch_size=3, parameter_bytes=1000, memory_bytes=10)
+    assert 1 <= known(poor).bound_ns < 100
+    # One number of micro-batches fits and the other one does not: the bound is that of the one that does.
+    mixed = make_problem([4], [8], nodes=(1,), stash_bytes=10, global_batch_size=4, memory_bytes=15)
+    both, one = replace(mixed, micro_batch_sizes=(1, 4)), replace(mixed, micro_batch_sizes=(1,))
+    assert known(both).bound_ns == known(one).bound_ns > 40

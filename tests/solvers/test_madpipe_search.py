@@ -6,6 +6,7 @@ import functools
 import itertools
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,14 @@ from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.allocation import Stage
 from penstock.solvers.allocators.madpipe import paper
 from penstock.solvers.allocators.madpipe.chain import NEVER_NS, Chain
-from penstock.solvers.allocators.madpipe.contiguous import Found, Part, at_period, contiguous_optimum, line_of
+from penstock.solvers.allocators.madpipe.contiguous import (
+    Found,
+    Part,
+    at_period,
+    contiguous_optimum,
+    line_of,
+    thinnest,
+)
 from penstock.solvers.allocators.madpipe.labels import TOLERANCE, special_optimum
 from penstock.solvers.allocators.madpipe.paper import first_phase
 from penstock.solvers.batches import batch_of
@@ -142,6 +150,25 @@ def line_of_parts(chain: Chain, stages: Sequence[tuple[int, int]]) -> StageLine:
         (chain.available_bytes,) * len(stages),
         chain.most_in_flight,
     )
+
+
+def test_the_thinnest_of_a_few_bytes_is_found() -> None:
+    """Of less than 1000 bytes to the byte: with one byte less none fits; of chains that fit and of some that do not."""
+    seen = 0
+    for seed in range(60):
+        chain = random_chain(random.Random(seed))
+        found = thinnest(chain)
+        longest = chain.longest_period_ns()
+        assert (found is None) == (at_period(chain, longest) is None)
+        if found is not None:
+            seen += 1
+            needed = next(n for n in range(chain.available_bytes + 1) if _fits(chain, n, longest) is not None)
+            assert _fits(chain, needed, longest) == found
+    assert 20 < seen < 60
+
+
+def _fits(chain: Chain, available_bytes: int, period_ns: int) -> Found | None:
+    return at_period(replace(chain, available_bytes=available_bytes), period_ns)
 
 
 def test_contiguous_optimum_against_all_partitions_under_minimal_1f1b_star() -> None:

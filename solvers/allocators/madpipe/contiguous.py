@@ -87,7 +87,7 @@ def thinnest(chain: Chain) -> Found | None:
     longest = chain.longest_period_ns()
     best = at_period(chain, longest)
     low, high = 0, chain.available_bytes
-    while best is not None and (high - low) * 1000 > chain.available_bytes:
+    while best is not None and high - low > 1 and (high - low) * 1000 > chain.available_bytes:
         middle = (low + high) // 2
         found = at_period(replace(chain, available_bytes=middle), longest)
         if found is None:

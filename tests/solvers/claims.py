@@ -1,0 +1,294 @@
+"""What an answer claims, held against plans: the audit of one request, and the sums over many.
+
+A claim is a bound on a class of plans, the status ``optimal`` or ``infeasible``, or a sentence that people read. Plans
+are those that planners find on their way and, of small requests, lists of plans of every kind (``plan_lists``). What
+contradicts a claim is kept with the request's seed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field, fields
+from typing import NamedTuple
+
+from covering import Claim, features, is_allowed, of_class, overheard, sentences_of
+from plan_lists import orders_of, plans_of, verified
+from plan_words import describe, kinds_of, same_operations
+from random_requests import is_small, request_of
+
+from penstock.schemas.coverage import Covers
+from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
+from penstock.solvers.bounds import one_pipeline_bound, request_bound
+from penstock.solvers.device_count import search as device_count
+from penstock.solvers.planners.auto import TARGET
+from penstock.solvers.problem import Problem
+from penstock.solvers.registry import PLANNERS
+from penstock.solvers.result import SCHEDULE_SCOPE, Bound, Candidate, Result, Status
+from penstock.solvers.schedule import Orders
+from penstock.solvers.unroll import unroll
+from penstock.solvers.update_rules import PERIODIC_RULES
+from penstock.solvers.within_bound import within_bounds
+
+OPTIONS: dict[str, dict[str, object]] = {"exact": {"effort": 0.3}, "relax": {"effort": 2}, "auto": {"exclude": "exact"}}
+"""Of planners that search longer than a small request is worth."""
+WHOLE = 8
+"""For one seed in so many ``auto`` asks every planner."""
+
+
+class Effort(NamedTuple):
+    """How much a request is worth: plans that planners judge, plans that are listed, orders of each answer."""
+
+    max_plans: int = 8
+    listed: int = 200
+    orders: int = 8
+    planners: tuple[str, ...] = tuple(PLANNERS)
+
+
+class Contradiction(NamedTuple):
+    """A claim that a plan refutes, or an answer that cannot be."""
+
+    seed: int
+    check: str
+    planner: str
+    detail: str
+
+
+class Found(NamedTuple):
+    """A plan, and who found it."""
+
+    planner: str
+    plan: Candidate
+
+
+@dataclass
+class Tally:
+    """Sums over requests.
+
+    ``matched``: small requests whose list has a plan that is as fast as the best of all planners', of those
+    (``rivalled``) that have both. ``unsettled``: plans below a bound whose time is an average (``Audit._settled``).
+    ``statuses`` by planner and status; ``kinds`` of plans; ``methods`` of bounds.
+    """
+
+    requests: int = 0
+    small: int = 0
+    plans: int = 0
+    listed: int = 0
+    bounds: int = 0
+    comparisons: int = 0
+    sentences: int = 0
+    rivalled: int = 0
+    matched: int = 0
+    unsettled: int = 0
+    statuses: Counter[tuple[str, str]] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
+    methods: Counter[str] = field(default_factory=Counter)
+    contradictions: list[Contradiction] = field(default_factory=list)
+
+    def add(self, other: Tally) -> None:
+        """Take another one's sums."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+
+
+def audit(seed: int, effort: Effort = Effort()) -> Tally:
+    """All checks of one request."""
+    return Audit(seed, effort).run()
+
+
+class Audit:
+    """One request: what planners say of it, and what there is."""
+
+    def __init__(self, seed: int, effort: Effort) -> None:
+        self.seed, self.effort = seed, effort
+        self.problem: Problem = request_of(seed)
+        self.tally = Tally(requests=1, small=int(is_small(seed)))
+        self.results: dict[str, Result] = {}
+        self.found: list[Found] = []
+        self.claims: dict[str, Claim] = {}
+        self._features: dict[int, Covers] = {}
+
+    def run(self) -> Tally:
+        """Planners first, then the list of plans, then every claim against every plan."""
+        for name in self.effort.planners:
+            if self.problem.within is None or TARGET in PLANNERS[name].supports:
+                self._ask(name)
+        self._prove()
+        self._check_found()
+        if is_small(self.seed):
+            for plan in plans_of(self.problem, self.seed, self.effort.listed):
+                self.tally.listed += 1
+                self.found.append(Found("listed", plan))
+        self.tally.plans = len(self.found)
+        self._match()
+        for each in self.found:
+            self.tally.kinds.update(kinds_of(each.plan))
+        self._check_allowed()
+        self._check_bounds()
+        self._check_statuses()
+        self._check_sentences()
+        self._check_orders()
+        return self.tally
+
+    # ---- what is said ------------------------------------------------------------------------------------------------
+
+    def _ask(self, name: str) -> None:
+        """One planner's answer, every plan on its way, every bound that it tells of."""
+        told: list[Candidate] = []
+        try:
+            with overheard(lambda bound: self._claim(name, bound)):
+                result = PLANNERS[name].solve(
+                    self.problem,
+                    max_plans=self.effort.max_plans,
+                    options={} if name == "auto" and self.seed % WHOLE == 0 else OPTIONS.get(name, {}),
+                    on_incumbent=told.append,
+                    on_progress=lambda progress: self._claim(name, progress.bound),
+                    workers=1,
+                )
+        except (UnsupportedRequest, InvalidDocument):
+            self.tally.statuses[name, "refused"] += 1
+            return
+        except Exception as error:  # any other is a fault, whatever it is
+            self._contradict("exception", name, f"{type(error).__name__}: {str(error)[:200]}")
+            return
+        self.tally.statuses[name, result.status.value] += 1
+        self.results[name] = result
+        if result.best is not None:
+            told.append(result.best)
+        self.found += [Found(name, plan) for plan in told]
+        for bound in result.bounds:
+            self._claim(name, bound)
+
+    def _prove(self) -> None:
+        """The bounds that need no planner; also where no planner of the request asks for them."""
+        problem = self.problem
+        self._claim("request", request_bound(problem))
+        self._claim("one pipeline", one_pipeline_bound(problem))
+        known_ns = request_bound(problem).bound_ns
+        try:
+            self._claim("device count", device_count.bounds(problem, known_ns, lambda bound: None))
+        except Exception as error:
+            self._contradict("exception", "device count", f"{type(error).__name__}: {str(error)[:200]}")
+        for bound in within_bounds(problem) if problem.within is not None else ():
+            self._claim("target", bound)
+
+    def _claim(self, source: str, bound: Bound) -> None:
+        """Take a bound on all plans of a class, each once."""
+        if bound.scope == SCHEDULE_SCOPE:
+            return
+        claim = of_class(source, bound)
+        self.claims.setdefault(claim.said, claim)
+
+    # ---- what there is -----------------------------------------------------------------------------------------------
+
+    def _check_found(self) -> None:
+        """Plans of planners verify, fit, and are what the request allows."""
+        for planner, plan in self.found:
+            faults = verified(self.problem, plan)
+            if faults:
+                self._contradict("wrong plan", planner, f"{describe(plan)}: {faults[0]}")
+
+    def _check_allowed(self) -> None:
+        """Every plan that the request allows is in the class that the package says it allows."""
+        for planner, plan in self.found:
+            if not is_allowed(self.problem, plan) and not verified(self.problem, plan):
+                self._contradict("not allowed", planner, describe(plan))
+                return
+
+    def _match(self) -> None:
+        """Whether the list is as good as the planners are."""
+        listed = [each.plan.value_ns for each in self.found if each.planner == "listed"]
+        others = [each.plan.value_ns for each in self.found if each.planner != "listed"]
+        if listed and others:
+            self.tally.rivalled += 1
+            self.tally.matched += min(listed) <= min(others)
+
+    def _check_bounds(self) -> None:
+        self.tally.bounds = len(self.claims)
+        for claim in self.claims.values():
+            self.tally.methods[claim.bound.method.split(":")[0]] += 1
+            self._hold(claim, "bound")
+
+    def _check_sentences(self) -> None:
+        """What people read of an answer is true of all plans that it is about."""
+        for planner, result in self.results.items():
+            for claim in sentences_of(planner, result):
+                self.tally.sentences += 1
+                self._hold(claim, "sentence")
+
+    def _hold(self, claim: Claim, check: str) -> None:
+        """No plan that a claim covers takes less; of those that do, the fastest is told."""
+        below = []
+        for each in self.found:
+            if claim.plans is not None and not self._features_of(each.plan) <= claim.plans:
+                continue
+            self.tally.comparisons += 1
+            if each.plan.value_ns < claim.bound.bound_ns:
+                below.append(each)
+        for each in sorted(below, key=lambda found: found.plan.value_ns):
+            if self._is_plan(each):
+                self._contradict(check, claim.source, f"{claim.said}; {each.planner} has {describe(each.plan)}")
+                return
+
+    def _features_of(self, plan: Candidate) -> Covers:
+        if id(plan) not in self._features:
+            self._features[id(plan)] = features(self.problem, plan)
+        return self._features[id(plan)]
+
+    def _check_statuses(self) -> None:
+        """``optimal`` is not beaten; where something is ``infeasible``, there is nothing."""
+        there = sorted(self.found, key=lambda found: found.plan.value_ns)
+        for planner, result in self.results.items():
+            if result.status is Status.INFEASIBLE:
+                real = next((each for each in there if self._is_plan(each)), None)
+                if real is not None:
+                    self._contradict("infeasible", planner, f"{real.planner} has {describe(real.plan)}; {result.why}")
+            if result.status is Status.OPTIMAL and result.best is not None:
+                tolerance = max((bound.tolerance_ns for bound in result.bounds), default=0)
+                limit = result.best.value_ns - tolerance
+                faster = (each for each in there if each.plan.value_ns < limit)
+                real = next((each for each in faster if self._is_plan(each)), None)
+                if real is not None:
+                    said = f"{describe(result.best)} is optimal; {real.planner} has {describe(real.plan)}"
+                    self._contradict("optimal", planner, said)
+
+    def _check_orders(self) -> None:
+        """Bounds of an allocation's orders, against orders of it."""
+        rng = random.Random(f"orders {self.seed}")
+        for planner, result in self.results.items():
+            best = result.best
+            if best is None or not isinstance(best.schedule, Orders) or best.update_rule != "synchronous":
+                continue
+            bound = max(
+                (each for each in result.bounds if each.scope == SCHEDULE_SCOPE),
+                key=lambda each: each.bound_ns,
+                default=None,
+            )
+            if bound is None:
+                continue
+            rivals = [each for each in self.found if same_operations(each.plan, best)]
+            if is_small(self.seed) and self.problem.within is None:
+                rivals += [Found("listed", p) for p in orders_of(self.problem, best, rng, self.effort.orders)]
+            for each in rivals:
+                self.tally.comparisons += 1
+                if each.plan.value_ns < bound.bound_ns and self._is_plan(each):
+                    said = f"any order of {describe(best)} takes {bound.bound_ns} by {bound.method}"
+                    self._contradict("order", planner, f"{said}; {each.planner} has {describe(each.plan)}")
+                    break
+
+    def _is_plan(self, found: Found) -> bool:
+        """Whether a plan really is one: it verifies, and its time is that of a steady state that repeats."""
+        if not self._settled(found.plan):
+            self.tally.unsettled += 1
+            return False
+        return not verified(self.problem, found.plan)
+
+    def _settled(self, plan: Candidate) -> bool:
+        """Whether a periodic plan's rounds repeat within what is measured; else its time is an average of some."""
+        if plan.update_rule not in PERIODIC_RULES or isinstance(plan.schedule, Orders):
+            return True
+        run = unroll(self.problem, plan.allocation, plan.schedule, plan.update_rule)
+        return plan.timeline.window_rounds < run.last - run.first
+
+    def _contradict(self, check: str, planner: str, detail: str) -> None:
+        self.tally.contradictions.append(Contradiction(self.seed, check, planner, detail))
