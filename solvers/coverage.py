@@ -65,7 +65,9 @@ def features_of_candidate(problem: Problem, plan: Candidate) -> Covers:
 
 def allowed(problem: Problem) -> Covers:
     """The class of all plans that a request allows, whichever planner makes them."""
-    modes = {"never": {"none"}, "always": {"stage", "segments"}}.get(problem.recompute, {"none", "stage", "segments"})
+    modes = {"none"} if problem.recompute == "never" else {"none", "stage", "segments"}
+    if problem.recompute == "always" and problem.within is None:
+        modes.remove("none")  # a trainer may not be able to recompute all layers (``within.span``)
     limits = {} if problem.within is None else {"trainer": _one(problem.within.trainer)} | _of_trainer(problem)
     whole = every("pipelines", "devices", "dispatch", "backward", "recompute_runs", "replica_order")
     return Covers(
