@@ -117,15 +117,19 @@ def _fits(chained: Chained, block: Block, times: np.ndarray, room: Sequence[int]
 
 
 def _repeated(chained: Chained, block: Block) -> Orders:
-    """The block once for each micro-batch, operations in the order of their starts."""
+    """The block once for each micro-batch, operations in the order of their starts.
+
+    Of operations that start at once, which take no time, forwards go down the stages and gradients up, as they need
+    each other.
+    """
     number = chained.allocation.num_micro_batches
     rows = []
     for chunks in chained.ranks.stages:
         timed = [
-            (int(block.start[k, s]) + m * block.period_ns, kind, s, m)
+            (int(block.start[k, s]) + m * block.period_ns, kind, s if kind == FORWARD else -s, m)
             for k, kind in enumerate((FORWARD, INPUT, WEIGHT))
             for s in chunks
             for m in range(number)
         ]
-        rows.append([operation for _start, *operation in sorted(timed)])
+        rows.append([(kind, abs(s), m) for _start, kind, s, m in sorted(timed)])
     return chained.ranks.orders("blocks", rows)

@@ -99,7 +99,8 @@ class Chained:
         ``even``: as if all operations took as long; ``ways``: as if transfers took their time, or none.
         """
         count, number = len(self.allocation.stages), self._number
-        lines = [s * len(KINDS) + kind for s in range(count) for kind in (FORWARD, INPUT, WEIGHT)]
+        lines = [s * len(KINDS) + FORWARD for s in range(count)]  # where times are 0, as operations need each other
+        lines += [s * len(KINDS) + kind for kind in (INPUT, WEIGHT) for s in reversed(range(count))]
         present = frozenset((kind, s) for s in range(count) for kind in (FORWARD, INPUT, WEIGHT))
         duration, taken, freed, behind, lag = self._arrays(present)
         if even:

@@ -345,3 +345,22 @@ def test_devices_that_share_in_part_are_refused() -> None:
     stages = (Stage(0, 0, (0,)), Stage(1, 1, (0, 1)), Stage(2, 2, (2,)))
     with pytest.raises(UnsupportedRequest, match="hold the same stages or none in common"):
         overtaking(problem, single_pipeline(stages, 2))
+
+
+@pytest.mark.parametrize("shape", ["line", "vee"])
+def test_operations_that_take_no_time_stay_in_the_order_of_their_needs(shape: str) -> None:
+    """Of operations that start at once on a rank, a gradient's goes before the one that waits for it."""
+    seen = 0
+    for seed in range(12):
+        rng = random.Random(seed)
+        forward = [rng.choice([0, 0, 5]) for _ in range(6)]
+        backward = [rng.choice([0, 1, 9]) for _ in range(6)]
+        problem = make_problem(forward, backward, nodes=(3,), global_batch_size=3)
+        ranks = [0, 1, 2, 2, 1, 0] if shape == "vee" else [0, 1, 2, 0, 1, 2]
+        stages = tuple(Stage(layer, layer, (device,)) for layer, device in enumerate(ranks))
+        allocation = single_pipeline(stages, 3)
+        for found in found_overtaking(problem, allocation)[:20]:
+            seen += 1
+            timeline = simulate(problem, allocation, found.orders)
+            assert verify(problem, allocation, found.orders, timeline) == []
+    assert seen > 100
