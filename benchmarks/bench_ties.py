@@ -10,11 +10,13 @@ figures are medians. Layer times are measured on both cores at once, before.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch.distributed as dist
@@ -42,11 +44,13 @@ from penstock.solvers.schedules.early_backward import early_backward
 from penstock.solvers.simulate import makespan_ns
 
 MICRO_BATCHES, ROWS = 4, 2
-BYTES_PER_S = 4_000_000
+BYTES_PER_S = 2_000_000
 CONFIG = gpt.Config(blocks=4, width=256, heads=4, length=32, vocabulary=2048)
 STAGES = (Stage(0, 3, (0,)), Stage(4, 5, (1,)))
 WARMUP = 2
 LEAST_SHARE, TOLERANCE = 0.4, 0.25
+PROFILE = "BENCH_TIES_PROFILE"
+"""The environment variable that tells the ranks where the measured profile lies."""
 
 
 def job_of(tied: bool) -> Job:
@@ -87,7 +91,7 @@ def steps(rank: int, world_size: int, iterations: int) -> dict[str, float]:
     """Median seconds of a step, tied and untied, alternating; and what the ranks' ties sent."""
     assert world_size == len(STAGES)
     link = SlowLink(BYTES_PER_S)
-    profile = ModelProfile.model_validate_json(Path(PROFILE).read_text())
+    profile = ModelProfile.model_validate_json(Path(os.environ[PROFILE]).read_text())
     interpreters = {}
     for tied in (False, True):
         problem, chain = problem_of(profile, tied), Chain(job_of(tied))
@@ -114,21 +118,19 @@ def steps(rank: int, world_size: int, iterations: int) -> dict[str, float]:
     }
 
 
-PROFILE = "/tmp/penstock-bench-ties.json"
-"""Where the parent leaves the measured profile for its ranks."""
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--iterations", type=int, default=9)
     iterations = parser.parse_args().iterations
     profile = measure_profile(job_of(False), micro_batch_sizes=(ROWS,), concurrency=2)
-    Path(PROFILE).write_text(profile.model_dump_json())
     predicted = {}
     for tied in (False, True):
         problem = problem_of(profile, tied)
         predicted[tied] = makespan_ns(problem, *plan_of(problem)) / 1e9
-    measured = in_processes(steps, len(STAGES), iterations)
+    with TemporaryDirectory() as folder:
+        os.environ[PROFILE] = str(Path(folder) / "profile.json")
+        Path(os.environ[PROFILE]).write_text(profile.model_dump_json())
+        measured = in_processes(steps, len(STAGES), iterations)
     expected = predicted[True] - predicted[False]
     for name, value in (("untied", predicted[False]), ("tied", predicted[True]), ("difference", expected)):
         print(f"predicted {name}\t{value:.3f}\ts\t\t")

@@ -111,7 +111,7 @@ def _copies(problem: Problem, allocation: Allocation, rule: UpdateRule) -> Itera
     for tie in tied_sums(problem, allocation, rule):
         copies = len(tie.devices) - 1
         if copies > 0:
-            what = f"the optimizer's step of {copies} further copies of {tie.name!r}"
+            what = f"the optimizer's step of the copies of {tie.name!r} beside the first"
             yield Untimed(("STEP",), tie.bytes * copies, f"not timed: {what}, {tie.bytes * copies} bytes per step")
     for name, layers, size in problem.shared_parameters if rule not in SUMMING_RULES else ():
         if any(len(own) > 1 for own in tied_stages(allocation, layers)):

@@ -179,7 +179,7 @@ def test_what_ranks_run_is_timed_or_assumed_with_its_bytes(kind: str) -> None:
         (problem, allocation, schedule, rule), programs = _lowered(rng, kind, norm=norm)
         left_out = list(untimed(problem, allocation, rule))
         assert all(each.bytes is None or f"{each.bytes} bytes" in each.sentence for each in left_out)
-        told = {word: each for each in left_out for word in each.words if "further copies" not in each.sentence}
+        told = {word: each for each in left_out for word in each.words if "the copies of" not in each.sentence}
         ran = {one.kind for program in programs for one in program.instructions()}
         words |= ran
         several = len(programs) > 1 and (rule != "elastic_averaging" or len(allocation.pipelines) > 1)

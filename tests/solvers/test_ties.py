@@ -27,10 +27,11 @@ from penstock.report.picture import picture_of_timeline
 from penstock.report.traffic import traffic
 from penstock.schemas.errors import InvalidPlan
 from penstock.solvers.allocation import Allocation, Pipeline, Stage, single_pipeline
-from penstock.solvers.bounds import schedule_bound
+from penstock.solvers.bounds import one_pipeline_bound, request_bound, schedule_bound
 from penstock.solvers.bulk import makespans_ns
 from penstock.solvers.costs import UNREACHABLE_NS, buckets
 from penstock.solvers.explanation.critical_path import critical_path
+from penstock.solvers.jobshop.solve import Question, solve
 from penstock.solvers.problem import Problem
 from penstock.solvers.result import Candidate
 from penstock.solvers.schedules.early_backward import early_backward
@@ -269,3 +270,42 @@ def test_traffic_has_the_ring_of_a_tie() -> None:
     problem, plan = _two_stages()
     flows = {(flow.source, flow.target): flow.sizes for flow in traffic(problem, plan, 100)}
     assert flows == {(0, 1): (0, 0, 40), (1, 0): (0, 0, 40)}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_bound_is_above_a_tied_plan(seed: int) -> None:
+    """Bounds of the request and of the job shop, which know ties in part or not at all."""
+    rng = random.Random(seed)
+    count = rng.randint(2, 4)
+    problem = make_problem(
+        [rng.randint(1, 9) for _ in range(count)],
+        boundary_bytes=rng.randint(0, 4),
+        parameter_bytes=[rng.randint(0, 60) for _ in range(count)],
+        update_ns=[rng.randint(0, 5) for _ in range(count)],
+        nodes=rng.choice([(2, 2), (4,), (1, 1, 1)]),
+        global_batch_size=4,
+        shared=rng.random() < 0.5,
+        bucket_bytes=rng.choice([10, 1000]),
+        overlap_all_reduce=rng.random() < 0.7,
+    )
+    problem = with_ties(rng, problem)
+    whole, alone = request_bound(problem).bound_ns, one_pipeline_bound(problem).bound_ns
+    for number in (1, 2, 4):
+        for cut in range(1, count):
+            devices = list(range(problem.num_devices))
+            rng.shuffle(devices)
+            replicas = rng.randint(1, 2) if number < 4 else 1
+            low, high = devices[:replicas], devices[replicas : replicas + 1]
+            plan = single_pipeline((Stage(0, cut - 1, tuple(low)), Stage(cut, count - 1, tuple(high))), number)
+            orders = early_backward(problem, plan)
+            time = makespan_ns(problem, plan, orders)
+            assert max(whole, alone) <= time
+            answer = solve(Question(problem, plan, time, effort=0.2))
+            assert answer.bound_ns <= time
+            assert answer.orders is not None
+
+
+def test_a_job_shop_knows_that_a_rows_step_follows_its_tie() -> None:
+    problem, plan = _two_stages()
+    answer = solve(Question(problem, plan, 100))
+    assert (answer.bound_ns, answer.proven) == (83, True)
