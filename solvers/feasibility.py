@@ -29,7 +29,7 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from penstock.solvers.batching import num_micro_batches
-from penstock.solvers.pins import allowed_devices, unkeepable_pin
+from penstock.solvers.pins import unkeepable_pin
 from penstock.solvers.problem import Measured, Problem
 from penstock.solvers.result import Shortage
 
@@ -123,9 +123,17 @@ def _joined(problem: Problem, one: int, other: int) -> bool:
     return problem.network.route(one, other) is not None or problem.network.route(other, one) is not None
 
 
+class Group(NamedTuple):
+    """Devices of one kind with as many ``free`` bytes beside context and headroom, which the same pins allow."""
+
+    kind: str
+    free: int
+    devices: tuple[int, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class Least:
-    """The bytes of each block that no plan does without; arrays (blocks,), int64, and (blocks, devices) ``active``."""
+    """The bytes of each block that no plan does without, as arrays (blocks,), int64."""
 
     problem: Problem
 
@@ -139,11 +147,20 @@ class Least:
         """How many there are."""
         return len(self.edges) - 1
 
-    @cached_property
-    def allowed(self) -> tuple[frozenset[int], ...]:
-        """The devices that may hold each block."""
-        stops = zip(self.edges[:-1], self.edges[1:], strict=True)
-        return tuple(allowed_devices(self.problem, int(first), int(stop) - 1) for first, stop in stops)
+    def groups(self, part: Devices) -> list[Group]:
+        """The devices of a part of the cluster that are alike here, the first of them first."""
+        found: dict[tuple[str, int, tuple[bool, ...]], list[int]] = {}
+        for d in part:
+            own = self.problem.devices[d]
+            free = self.problem.capacity_bytes(d) - own.context_bytes
+            pinned = tuple(d in pin.devices for pin in self.problem.pins)
+            found.setdefault((own.kind, free, pinned), []).append(d)
+        return [Group(kind, free, tuple(members)) for (kind, free, _pinned), members in found.items()]
+
+    def may_hold(self, block: int, group: Group) -> bool:
+        """Whether the pins allow a group's devices to hold a block."""
+        first, stop, device = self.edges[block], self.edges[block + 1], group.devices[0]
+        return all(pin.last < first or stop <= pin.first or device in pin.devices for pin in self.problem.pins)
 
     @cached_property
     def weights(self) -> np.ndarray:
@@ -161,13 +178,16 @@ class Least:
         """Optimizer states that one device of a stage has, however many replicas share them."""
         if not self.problem.memory.shard_states:
             return self.states
-        return np.asarray(self.states // [max(1, len(devices)) for devices in self.allowed])
+        groups = self.groups(range(self.problem.num_devices))
+        most = [sum(len(g.devices) for g in groups if self.may_hold(block, g)) for block in range(self.blocks)]
+        return np.asarray(self.states // np.maximum(1, most))
 
     @cached_property
     def gradients(self) -> np.ndarray:
         """Where the backward takes time: they stay from its start to the end of the step."""
         bytes_each = self._of(self.problem.trainable_bytes) * self.problem.memory.gradient_factor
-        points = [point for device in self.problem.devices for point in self._measured(device.kind)]
+        kinds = {device.kind for device in self.problem.devices}
+        points = [point for kind in kinds for point in self._measured(kind)]
         takes_time = np.min([point.backward_ns for point in points], axis=0) > 0
         return np.where(np.logical_or.reduceat(takes_time, self.edges[:-1]), bytes_each, 0)
 
@@ -177,17 +197,10 @@ class Least:
         return self.problem.update_rules <= {"synchronous", "elastic_averaging"}
 
     @cached_property
-    def active(self) -> np.ndarray:
-        """(blocks, devices) stash and workspace during the backward, on each device."""
-        kinds = [device.kind for device in self.problem.devices]
-        found = {kind: np.where(self._takes_time, self._active_on(kind), 0) for kind in set(kinds)}
-        return np.stack([found[kind] for kind in kinds], axis=1)
-
-    @cached_property
-    def free(self) -> np.ndarray:
-        """(devices,) bytes beside context and headroom."""
-        problem = self.problem
-        return np.asarray([problem.capacity_bytes(d) - own.context_bytes for d, own in enumerate(problem.devices)])
+    def active(self) -> dict[str, np.ndarray]:
+        """Stash and workspace during the backward, by kind of device."""
+        kinds = {device.kind for device in self.problem.devices}
+        return {kind: np.where(self._takes_time, self._active_on(kind), 0) for kind in sorted(kinds)}
 
     def _of(self, prefix: np.ndarray) -> np.ndarray:
         return np.asarray(np.diff(prefix[self.edges]))
@@ -228,15 +241,16 @@ class Least:
 
 def _too_large(least: Least, part: Devices) -> Proof | None:
     """A block that fits on no device that may hold it: each stage with it needs at least this on each device."""
-    for block, allowed in enumerate(least.allowed):
-        usable = sorted(allowed.intersection(part))
+    groups = least.groups(part)
+    for block in range(least.blocks):
+        usable = [group for group in groups if least.may_hold(block, group)]
         if not usable:
             return Proof(f"none of the devices that may hold {_named(least, block)} is among them")
         held = int(least.weights[block] + least.share[block] + least.gradients[block])
-        lacking = [held + int(least.active[block, d] - least.free[d]) for d in usable]
+        lacking = [held + int(least.active[group.kind][block]) - group.free for group in usable]
         if min(lacking) <= 0:
             continue
-        nearest = usable[lacking.index(min(lacking))]
+        nearest = usable[lacking.index(min(lacking))].devices[0]
         available = least.problem.capacity_bytes(nearest)
         needed = available + min(lacking)  # the context included, as the judge counts it
         short = Shortage(int(least.edges[block]), int(least.edges[block + 1]) - 1, nearest, needed, available)
@@ -252,12 +266,12 @@ def _too_large(least: Least, part: Devices) -> Proof | None:
 def _too_much(least: Least, part: Devices) -> Proof | None:
     """All blocks need more than all devices have, each of them less what the computation of some block takes there."""
     total = least.weights + least.states + (least.gradients if least.together else 0)
-    active = least.active + (0 if least.together else least.gradients[:, None])
     room = 0
-    for device in part:
-        usable = [block for block, allowed in enumerate(least.allowed) if device in allowed]
+    for group in least.groups(part):
+        usable = [block for block in range(least.blocks) if least.may_hold(block, group)]
         if usable:
-            room += max(0, int(least.free[device]) - int(active[usable, device].min()))
+            active = least.active[group.kind] + (0 if least.together else least.gradients)
+            room += len(group.devices) * max(0, group.free - int(active[usable].min()))
     needed = int(total.sum())
     if needed <= room:
         return None
@@ -274,27 +288,30 @@ def _unpackable(least: Least, part: Devices) -> Proof | None:
     its gradients and its stash beside the weights of all held blocks; of a flushed step there is a last backward, of
     some held block, beside the gradients of all of them.
     """
-    pairs = [(b, d) for b, allowed in enumerate(least.allowed) for d in sorted(allowed.intersection(part))]
-    if len(pairs) > MOST_PAIRS:
+    if least.blocks * len(part) > MOST_PAIRS:
         return None
+    of = {device: group for group in least.groups(part) for device in group.devices}
+    pairs = [(b, d) for b in range(least.blocks) for d in part if least.may_hold(b, of[d])]
     model = cp_model.CpModel()
     held = {pair: model.new_bool_var(f"held {pair}") for pair in pairs}
     for block in range(least.blocks):
         model.add_bool_or([held[b, d] for b, d in pairs if b == block])
-    always = (least.weights + least.share).tolist()
-    gradients, active, free = least.gradients.tolist(), least.active.tolist(), least.free.tolist()
+    always, gradients = (least.weights + least.share).tolist(), least.gradients.tolist()
     for device in part:
-        own = [b for b, d in pairs if d == device]
+        own, active, free = (
+            [b for b, d in pairs if d == device],
+            least.active[of[device].kind].tolist(),
+            of[device].free,
+        )
         weights = sum(always[b] * held[b, device] for b in own)
+        kept = weights + sum(gradients[b] * held[b, device] for b in own)
+        last = {b: model.new_bool_var(f"last {b} {device}") for b in own if least.together}
         for b in own:
-            model.add(weights + gradients[b] + active[b][device] <= free[device]).only_enforce_if(held[b, device])
-        if least.together and own:
-            last = {b: model.new_bool_var(f"last {b} {device}") for b in own}
-            for b in own:
+            model.add(weights + gradients[b] + active[b] <= free).only_enforce_if(held[b, device])
+            if least.together:
                 model.add_implication(last[b], held[b, device])
                 model.add_bool_or(last.values()).only_enforce_if(held[b, device])
-                kept = weights + sum(gradients[k] * held[k, device] for k in own)
-                model.add(kept + active[b][device] <= free[device]).only_enforce_if(last[b])
+                model.add(kept + active[b] <= free).only_enforce_if(last[b])
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.max_deterministic_time = SEARCHED

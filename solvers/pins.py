@@ -58,7 +58,8 @@ def fewest_pieces(problem: Problem) -> list[tuple[int, int]] | None:
 
     A part of a piece that some device may hold whole can be held by it as well, so the longest pieces are the fewest.
     """
-    return _segments(problem, 0, problem.num_layers - 1)
+    whole = 0, problem.num_layers - 1
+    return _segments(problem, *whole) if problem.pins else [whole]
 
 
 def keep_pins(problem: Problem, allocation: Allocation) -> Allocation | None:

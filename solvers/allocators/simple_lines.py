@@ -22,6 +22,8 @@ from penstock.solvers.pins import allowed_devices, broken_pin, fewest_pieces, ma
 from penstock.solvers.problem import Problem
 from penstock.solvers.room import free_bytes, needed_bytes
 
+MOST_COUNTED = 64
+"""Devices of requests whose lines are counted."""
 MOST_DEALT = 32
 """Lines of a larger one that are made for each way to cut it."""
 EVEN = (1, 2, 4)
@@ -60,15 +62,20 @@ def kept_lines(problem: Problem, batch: Batch, replicas: int, most: int) -> list
     All of them where at most ``most`` are to be listed, so that no line fits if there is none.
     """
     space = Space(problem, (batch,))
-    lines = _listed(space, replicas, 1) if space.count() <= most else _dealt_out(problem, replicas)
+    lines = _listed(space, replicas, 1) if _are_few(space, most) else _dealt_out(problem, replicas)
     return [line for line in dict.fromkeys(lines) if may_fit(problem, batch, line)]
 
 
 def folded_lines(problem: Problem, batch: Batch, replicas: int, most: int) -> list[Line]:
     """The same of 2N stages on N places, each of which holds stage i and stage N + i; none of a large request."""
     space = Space(problem, (batch,))
-    lines = _listed(space, replicas, 2) if space.count() <= most else iter(())
+    lines = _listed(space, replicas, 2) if _are_few(space, most) else iter(())
     return [line for line in lines if may_fit(problem, batch, line)]
+
+
+def _are_few(space: Space, most: int) -> bool:
+    """Whether at most so many lines are to be listed; on many devices it is not counted."""
+    return space.problem.num_devices <= MOST_COUNTED and space.count() <= most
 
 
 def may_fit(problem: Problem, batch: Batch, line: Line) -> bool:
