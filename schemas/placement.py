@@ -100,8 +100,9 @@ class PlacementRow(Part):
 
     nodes: PositiveCount
     devices: PositiveCount
-    status: Literal["planned", "unplanned", "infeasible"] = Field(
-        description="unplanned: the time limit came first; infeasible: nothing that was tried fits memory"
+    status: Literal["planned", "unplanned", "none_found", "infeasible"] = Field(
+        description="unplanned: the time limit came first; none_found: nothing that was tried fits memory; infeasible: "
+        "it is proven of every set that was looked at that no plan fits"
     )
     time_per_global_batch_ns: Nanoseconds | None = None
     samples_per_s: Number | None = None
@@ -121,7 +122,9 @@ class Placement(Part):
     """Where one job should run."""
 
     job: Name
-    status: Literal["placed", "infeasible"]
+    status: Literal["placed", "none_found", "infeasible"] = Field(
+        description="infeasible: it is proven that there is no placement; none_found: the search found none"
+    )
     nodes: tuple[Name, ...] = Field(default=(), description="in the order of the plan's topology")
     hostlist: str = Field(default="", description="the same nodes, folded")
     devices: tuple[Name, ...] = ()

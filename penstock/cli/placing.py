@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.schemas.placement import Placement, PlacementAnswer, PlacementProgress, PlacementRequest
     from penstock.schemas.topology import ClusterTopology
 
-INFEASIBLE = 3
+INFEASIBLE, NONE_FOUND = 3, 4
 
 SAYING_WHERE = ("free", "busy", "nodes_from", "objective", "time_limit")
 BESIDE_REQUEST = {"request", *SAYING_WHERE, "output", "explain", "hostlist", "as_json", "server"}
@@ -106,10 +106,11 @@ def place(
         for choice in found.choices:
             print(choice.hostlist)
     show_placements(screen, found, explain=explain)
-    if any(choice.status == "infeasible" for choice in found.choices):
+    without = [choice.status for choice in found.choices if choice.status != "placed"]
+    if without:
         if as_json or hostlist:
             _complain(found)
-        raise typer.Exit(INFEASIBLE)
+        raise typer.Exit(INFEASIBLE if "infeasible" in without else NONE_FOUND)
 
 
 def _placed(asked: PlacementRequest, server: str | None, screen: Screen) -> PlacementAnswer:
@@ -216,7 +217,7 @@ def _complain(found: PlacementAnswer) -> None:
     import sys
 
     for choice in found.choices:
-        if choice.status == "infeasible":
+        if choice.status != "placed":
             print(f"penstock: {choice.job}: {'; '.join(choice.why)}", file=sys.stderr)
 
 
@@ -228,7 +229,7 @@ def show_placements(screen: Screen, found: PlacementAnswer, *, explain: bool) ->
             screen.say(f"{choice.job}: {choice.hostlist}")
         else:
             screen.say(f"{choice.job}: nowhere")
-        for sentence in choice.why if explain or choice.status == "infeasible" else choice.why[:1]:
+        for sentence in choice.why if explain or choice.status != "placed" else choice.why[:1]:
             screen.say(f"  {sentence}")
         if explain and choice.rows:
             _show_rows(screen, choice)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from penstock.api import find_profile, find_topology
 from penstock.convert.requests import inline_documents
@@ -29,6 +29,7 @@ from penstock.solvers.placement.choice import Choice, Chooser
 from penstock.solvers.placement.joint import shares
 from penstock.solvers.placement.wish import FOREVER_NS, Wish, price_of
 from penstock.solvers.planners.deadline import Deadline
+from penstock.solvers.result import Status
 
 Tell = Callable[[PlacementProgress], None]
 """Hears of every set of nodes that is settled."""
@@ -224,7 +225,8 @@ def _nowhere(job: Job, choice: Choice) -> Placement:
         hosts = range(len(job.site.hosts))
         freer = Wish("fastest_within_budget", wish.least, deadline_ns=wish.deadline_ns or FOREVER_NS)
         least = Chooser(job.site, hosts, freer, job, Deadline(None)).run().best
-    return Placement(**_common(job, choice), status="infeasible", why=reasons_without(job, choice, least))
+    status: Literal["infeasible", "none_found"] = "infeasible" if choice.refuted else "none_found"
+    return Placement(**_common(job, choice), status=status, why=reasons_without(job, choice, least))
 
 
 def _common(job: Job, choice: Choice) -> dict[str, Any]:
@@ -274,12 +276,13 @@ def _rows(job: Job, choice: Choice) -> Iterable[PlacementRow]:
         most = samples / min(option.bound_ns for option in options) * 1e9
         planned = [(option.best.value_ns, option.devices, option) for option in options if option.best is not None]
         if not planned and number != taken:
-            known = any(option.result is not None for option in options)
+            results = [option.result for option in options if option.result is not None]
+            proven = len(results) == len(options) and all(r.status is Status.INFEASIBLE for r in results)
             devices = max(option.devices for option in options)
             yield PlacementRow(
                 nodes=number,
                 devices=devices,
-                status="infeasible" if known else "unplanned",
+                status="infeasible" if proven else "none_found" if results else "unplanned",
                 most_samples_per_s=most,
             )
             continue

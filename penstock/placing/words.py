@@ -124,7 +124,7 @@ def _proven(job: Job, choice: Choice) -> list[str]:
         limit = (
             f"can do with fewer than {-value:.0f} devices" if wish.cheapest else f"can do more than {value:,.4g} {unit}"
         )
-        said.append(f"proven, for every plan on them: no set of the {classes} {limit}")
+        said.append(f"proven: no set of the {classes} {limit}, whatever the plan")
     if choice.cut_short:
         said.append(f"better plans were not searched for on all of them: {choice.cut_short}")
     if choice.unplanned:
@@ -163,8 +163,13 @@ def _memory(job: Job, choice: Choice) -> list[str]:
     names = [job.cluster.devices[number].name for number in job.site.devices_of(nearest.chosen)]
     whole = sum(job.site.devices[device].memory_bytes for device in job.site.devices_of(nearest.chosen))
     most = f"on {_size(nearest)}, the nearest of {len(tried)} classes of sets ({amount(whole)} in all)"
+    said = (
+        "the job fits memory on no set"
+        if choice.refuted
+        else ("no plan was found that fits memory on any set, and it is not proven that there is none")
+    )
     return [
-        f"the job fits memory on no set: {most}, layers {short.first_layer}–{short.last_layer} need "
+        f"{said}: {most}, layers {short.first_layer}–{short.last_layer} need "
         f"{short.needed_bytes} bytes on device {names[short.device]!r}, which has {short.available_bytes}: "
         f"{short.missing_bytes} bytes are missing",
         *([short.remedy] if short.remedy else []),

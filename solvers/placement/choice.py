@@ -129,6 +129,11 @@ class Choice:
         costs = [cost for option in self.options if (cost := _least_cost(self.wish, option)) is not None]
         return min(costs, default=None)
 
+    @property
+    def refuted(self) -> bool:
+        """Whether it is proven that no set has a plan within the budget: there is none that was not looked at."""
+        return self.every_set and all(_is_refuted(self.wish, option) for option in self.options)
+
     def by_number(self) -> dict[int, list[Option]]:
         """The sets of each number of hosts."""
         found: dict[int, list[Option]] = {}
@@ -308,6 +313,12 @@ class Chooser:
     def _left_ns(self, share: int) -> int | None:
         left_s = self.deadline.left_s
         return None if left_s is None else max(1, int(left_s * 1e9) // share)
+
+
+def _is_refuted(wish: Wish, option: Option) -> bool:
+    """Whether no plan for the set fits, or all are late."""
+    proven = option.result is not None and option.result.status is Status.INFEASIBLE
+    return proven or not wish.keeps(option.bound_ns)
 
 
 def _least_cost(wish: Wish, option: Option) -> int | None:
