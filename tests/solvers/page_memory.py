@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from page_clock import GRADIENT, Run, Span
 from page_costs import BACKWARD, FORWARD, STEP, B, F, I, Operation, R, W, up
-from page_simulator import GRADIENT, Run, Span
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "versions", "activations", "buffers", "workspace", "context")
 Held = tuple[int, int | None, int, str]

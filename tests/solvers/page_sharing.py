@@ -7,8 +7,9 @@ from collections.abc import Hashable
 from fractions import Fraction
 from math import ceil
 
-from page_costs import BACKWARD, FORWARD, STEP, Costs, F, Invalid, Operation
-from page_simulator import Lane, Moved, Run, _check_rows, _refuse_unreachable
+from page_clock import Lane, Moved, Run
+from page_costs import BACKWARD, FORWARD, STEP, Costs, F, Invalid, Operation, Transfer
+from page_simulator import check_rows, refuse_unreachable
 
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.problem import Problem
@@ -32,8 +33,8 @@ def simulate_sharing_page(problem: Problem, allocation: Allocation, orders: Orde
     costs = SharedCosts(problem, allocation, None)
     lanes = [Lane(row.devices, [tuple(map(int, each)) for each in row.operations]) for row in orders.rows]
     run = OneStageRows(costs, "elastic_averaging", [costs.M] * len(costs.stages), lanes)
-    _check_rows(run)
-    _refuse_unreachable(run)
+    check_rows(run)
+    refuse_unreachable(run)
     Shared(run).run_all()
     run.window = (0, run.end)
     run.batches = run.rounds = len(allocation.pipelines)
@@ -138,7 +139,7 @@ class Shared:
             self.run.transfers[moved] = (self.now, self.now + needs.duration)
         self.waiting = left
 
-    def _transfer(self, s: int, direction: int, m: int):
+    def _transfer(self, s: int, direction: int, m: int) -> Transfer:
         return self.costs.transfer(s, direction, self.costs.rows(m))
 
     def _start_operations(self) -> None:

@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from page_clock import Run
 from page_costs import STEP, Costs, Invalid, R, W
 from page_memory import Use, fill_and_drain, uses
 from page_sharing import simulate_sharing_page
-from page_simulator import Run, simulate_page
+from page_simulator import simulate_page
 from random_plans import (
     random_allocation,
     random_crossing_pipelines,
