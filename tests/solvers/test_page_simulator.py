@@ -10,11 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from page_clock import Run
-from page_costs import STEP, Costs, Invalid, R, W
+from page_clock import Clock, Run
+from page_costs import STEP, Costs, Invalid, Operation, R, W
 from page_memory import Use, fill_and_drain, uses
 from page_sharing import simulate_sharing_page
 from page_simulator import simulate_page
+from problems import make_problem
 from random_plans import (
     random_allocation,
     random_crossing_pipelines,
@@ -27,7 +28,7 @@ from random_plans import (
 from test_sharing import random_case
 
 from penstock.schemas.errors import InvalidPlan
-from penstock.solvers.allocation import Allocation
+from penstock.solvers.allocation import Allocation, Pipeline, Stage
 from penstock.solvers.network import Cable, Inside, Network
 from penstock.solvers.problem import CodecSpeed, Measured, Problem
 from penstock.solvers.schedule import Orders, Pattern
@@ -291,6 +292,54 @@ def _spoiled(rng: random.Random, plan: Plan) -> Plan:
             operations[[i, j]] = operations[[j, i]]
         rows.append(replace(row, operations=operations))
     return plan._replace(schedule=Orders("spoiled", tuple(rows)))
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_sums_that_become_ready_with_other_reductions(seed: int) -> None:
+    """Two pipelines of three stages on one bus, with times of 0 to 2: which one starts first shows what joins when."""
+    plan = _tied_pipelines(random.Random(seed))
+    run = read(plan)
+    assert run.ties
+    assert_same(judged(plan), run)
+
+
+def test_readiness_in_a_later_repetition_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some of those plans end otherwise if a sum that becomes ready in step 1 joins in the next repetition only."""
+    come = Clock._come
+
+    def later(self: Clock, lane: int, before: Operation | None, *, in_step_1: bool) -> None:
+        come(self, lane, before, in_step_1=False)
+
+    monkeypatch.setattr(Clock, "_come", later)
+    plans = [_tied_pipelines(random.Random(seed)) for seed in range(0, 120, 3)]
+    assert sum(sorted(judged(plan).reductions) != sorted(_reductions(read(plan))) for plan in plans) > 0
+
+
+def _tied_pipelines(rng: random.Random) -> Plan:
+    def draw(count: int, least: int, most: int) -> list[int]:
+        return [rng.randint(least, most) for _ in range(count)]
+
+    ties = tuple((f"t{k}", rng.choice([(1, 2), (1, 2), (0, 1), (0, 2)]), rng.randint(1, 2)) for k in range(2))
+    problem = make_problem(
+        draw(3, 0, 2),
+        draw(3, 0, 2),
+        draw(2, 0, 2),
+        draw(3, 1, 2),
+        update_ns=draw(3, 0, 1),
+        nodes=(6,),
+        form="bus",
+        shared=True,
+        global_batch_size=rng.randint(2, 4),
+        bucket_bytes=rng.choice([1, 10]),
+        overlap_all_reduce=rng.random() < 0.5,
+        shared_parameters=ties[: rng.randint(1, 2)],
+    )
+    count = rng.randint(2, problem.global_batch_size)
+    cut, devices = rng.randint(1, count - 1), rng.sample(range(6), 6)
+    held = [devices[:3], devices[2::-1] if rng.random() < 0.3 else devices[3:]]
+    parts = [tuple(Stage(layer, layer, (d,)) for layer, d in enumerate(part)) for part in held]
+    allocation = Allocation((Pipeline(parts[0], (0, cut - 1)), Pipeline(parts[1], (cut, count - 1))), count)
+    return Plan(problem, allocation, random_orders(rng, allocation), None, "synchronous")
 
 
 def test_plans_of_every_kind_are_met() -> None:
