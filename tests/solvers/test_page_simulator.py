@@ -274,7 +274,9 @@ def test_the_page_gives_what_the_judge_gives(seed: int, make: Callable[[random.R
 
 @pytest.mark.parametrize("seed", range(90))
 def test_pipelines_that_share_processors(seed: int) -> None:
+    rng = random.Random(seed)
     problem, allocation, orders = random_case(seed)
+    problem = random_variety(rng, problem) if rng.random() < 0.6 else problem
     assert_same(simulate_sharing(problem, allocation, orders), simulate_sharing_page(problem, allocation, orders))
 
 
