@@ -1,0 +1,263 @@
+"""Sections 8 and 9 of docs/theory/judge.md in plain Python: memory over time, and the prediction."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from page_clock import GRADIENT, Run, Span
+from page_costs import BACKWARD, FORWARD, STEP, B, F, I, Operation, R, W, up
+
+CATEGORIES = ("parameters", "gradients", "optimizer", "versions", "activations", "buffers", "workspace", "context")
+Held = tuple[int, int | None, int, str]
+"""From, to (None: for ever), bytes, and what."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """What section 9 says of a device."""
+
+    busy: int
+    communication: int
+    idle: int
+    breakdown: dict[str, int]
+    curve: dict[int, int]
+
+
+class Memory:
+    """Section 8 for one run."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.costs = run, run.costs
+        self.rules = run.costs.problem.memory
+        self.elastic = run.rule == "elastic_averaging"
+        self.rows = [[operation for operation in lane.row if operation[0] != STEP] for lane in run.lanes]
+        self.places = [{operation: n for n, operation in enumerate(row)} for row in self.rows]
+        self.ends = {
+            (k, s, m): run.operations[k, (kind, s, m)][1]
+            for k, row in enumerate(self.rows)
+            for kind, s, m in row
+            if kind in (B, W)
+        }
+        self.posted = self._postings()
+
+    def held(self, k: int) -> list[Held]:
+        """Everything that a lane's devices hold, apart from their context."""
+        found = []
+        held = [s for s in range(len(self.costs.stages)) if k in self.run.lanes_of(s)]
+        for s in held:
+            found += self._always(k, s)
+            found += self._gradients(k, s)
+        for operation in self.rows[k]:
+            found += self._of_operation(k, operation)
+            found += self._buffers(k, operation)
+        return found
+
+    # 8.2
+
+    def trainable(self, s: int) -> int:
+        """Trainable bytes with the copies of ties."""
+        return self._with_ties(s, self.costs.Q)
+
+    def _with_ties(self, s: int, size: list[int]) -> int:
+        layers = range(self.costs.stages[s].first, self.costs.stages[s].last + 1)
+        copies = [
+            tied
+            for _name, of, tied in self.costs.problem.shared_parameters
+            if of[0] not in layers and any(layer in layers for layer in of)
+        ]
+        return sum(size[layer] for layer in layers) + sum(copies)
+
+    def _always(self, k: int, s: int) -> list[Held]:
+        trainable, replicas = self.trainable(s), len(self.costs.stages[s].devices)
+        states = trainable * self.rules.state_factor
+        if self.rules.shard_states:
+            states = up(states, replicas)
+        return [
+            (0, None, self._with_ties(s, self.costs.P), "parameters"),
+            (0, None, states, "optimizer"),
+            (0, None, (self._copies(k, s) - 1) * trainable, "versions"),
+        ]
+
+    def _copies(self, k: int, s: int) -> int:
+        rule, stage = self.run.rule, self.costs.stages[s]
+        if rule == "double_buffered":
+            return 2
+        if rule == "double_grouped":
+            return 2 if 2 * s < len(self.costs.stages) else 1
+        if rule != "weight_stashing":
+            return 1
+        most = now = 0
+        for kind, other, _m in self.rows[k]:
+            if other == s:
+                now += (kind == F) - (kind in (B, W))
+                most = max(most, now)
+        turns = len(stage.devices) if stage.dispatch == "round_robin" else 1
+        return max(1, up(most * turns, self.run.every[s]))
+
+    # 8.1
+
+    def _gradients(self, k: int, s: int) -> list[Held]:
+        size = self.rules.gradient_factor * self.trainable(s)
+        first: dict[int, int] = {}
+        for operation in self.rows[k]:
+            if operation[1] == s and operation[0] in GRADIENT:
+                first.setdefault(self.run.number(s, operation[2]), self.run.operations[k, operation][0])
+        found: list[Held] = []
+        for t, start in first.items():
+            if (s, k) in self.run.steps:
+                end = self.run.steps[s, k][1]
+            else:
+                step = self.run.operations.get((k, (STEP, s, (t + 1) * self.run.every[s] - 1)))
+                end = step[1] if step else None
+            found.append((start, end, size, "gradients"))
+        return found
+
+    def _of_operation(self, k: int, operation: Operation) -> list[Held]:
+        kind, s, m = operation
+        rows = self.costs.rows(m)
+        cost, apart = self.costs.stage(s, rows), self.run.apart(k, s)
+        start, end = self.run.operations[k, operation]
+        over = self.ends[k, s, m]
+        inside = cost.inside if kind == B and not apart else 0
+        found: list[Held] = [(start, end, cost.work + inside, "workspace")]
+        if kind == F:
+            found.append((start, over, cost.kept + self._handed(s, rows), "activations"))
+        if kind == R or (kind == I and not apart):
+            found.append((start, over, cost.whole, "activations"))
+        return found
+
+    # 8.3
+
+    def _handed(self, s: int, rows: int) -> int:
+        stage, source = self.costs.stages[s], self.costs.neighbour(s, BACKWARD)
+        begins = any(a == stage.first for a, _b in stage.recompute)
+        if not (self.rules.count_buffers and begins and stage.first > 0):
+            return 0
+        if source is not None and self.costs.transfer(source, FORWARD, rows) is not None:
+            return 0
+        return self.costs.A[stage.first - 1] * self.costs.share(s, rows)
+
+    # 8.4 and 8.5
+
+    def _buffers(self, k: int, operation: Operation) -> list[Held]:
+        kind, s, m = operation
+        if not self.rules.count_buffers or kind not in (F, B, I):
+            return []
+        direction = FORWARD if kind == F else BACKWARD
+        rows, z = self.costs.rows(m), self.costs.share(s, self.costs.rows(m))
+        found: list[Held] = []
+        source = self.costs.neighbour(s, BACKWARD if kind == F else FORWARD)
+        if source is not None and self.costs.transfer(source, direction, rows) is not None:
+            size = self.costs.size(source, direction, z)
+            if self.costs.message(source, direction, rows) and self._coded(source, direction):
+                size += self.costs.message(source, direction, z)
+            found.append((self.posted[k, operation], self.ends[k, s, m], size, "buffers"))
+        target = self.costs.neighbour(s, direction)
+        if target is not None and self.costs.transfer(s, direction, rows) is not None:
+            start, end = self.run.transfers[s, direction, m]
+            reads = [self._posting(lane, target, direction, m) for lane in self.run.runners(target, m)]
+            passed = max([start, *reads]) + end - start
+            sent = self.run.operations[k, operation][1]
+            found.append((sent, passed, self.costs.size(s, direction, z), "buffers"))
+        return found
+
+    def _coded(self, source: int, direction: int) -> bool:
+        return self.costs.stages[source].coded[1 if direction == FORWARD else 0]
+
+    def _posting(self, k: int, s: int, direction: int, m: int) -> int:
+        kinds = (F,) if direction == FORWARD else (B, I)
+        return next(self.posted[k, (kind, s, m)] for kind in kinds if (k, (kind, s, m)) in self.posted)
+
+    def _postings(self) -> dict[tuple[int, Operation], int]:
+        found = {}
+        for k, row in enumerate(self.rows):
+            before: dict[tuple[int, int], int] = {}
+            for n, operation in enumerate(row):
+                kind, s, _m = operation
+                if kind not in (F, B, I):
+                    continue
+                direction = FORWARD if kind == F else BACKWARD
+                at = max(before.get((s, direction), -1), n - 2, 0)
+                found[k, operation] = self.run.operations[k, row[at - 1]][1] if at else 0
+                before[s, direction] = n
+        return found
+
+
+def curve_of(held: Iterable[Held]) -> dict[int, dict[str, int]]:
+    """What is there from each instant at which something changes."""
+    changes: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    changes[0] = defaultdict(int)
+    for start, end, size, what in held:
+        changes[start][what] += size
+        if end is not None:
+            changes[end][what] -= size
+    now = dict.fromkeys(CATEGORIES, 0)
+    found = {}
+    for at in sorted(changes):
+        now = {what: size + changes[at].get(what, 0) for what, size in now.items()}
+        found[at] = now
+    return found
+
+
+def uses(run: Run) -> dict[int, Use]:
+    """Section 9's numbers of each device."""
+    memory = Memory(run)
+    lanes: dict[int, list[int]] = defaultdict(list)
+    for k, lane in enumerate(run.lanes):
+        for d in lane.devices:
+            lanes[d].append(k)
+    found = {}
+    for d, own in lanes.items():
+        held = [each for k in own for each in memory.held(k)]
+        held.append((0, None, run.costs.problem.devices[d].context_bytes, "context"))
+        if run.rule == "elastic_averaging":
+            s = min(s for s, stage in enumerate(run.costs.stages) if d in stage.devices)
+            held.append((0, None, 2 * memory.trainable(s), "versions"))
+        curve = curve_of(held)
+        peak = max(curve.values(), key=lambda parts: sum(parts.values()))
+        busy, communication = _busy(run, own)
+        rest = run.time - busy - communication
+        total = {at: sum(parts.values()) for at, parts in curve.items()}
+        found[d] = Use(busy, communication, rest, peak, total)
+    return found
+
+
+def _busy(run: Run, lanes: list[int]) -> tuple[int, int]:
+    """Busy time and communication without it, in the window, by one global batch."""
+    stages = {s for s in range(len(run.costs.stages)) if set(run.lanes_of(s)) & set(lanes)}
+    work = [span for (k, _operation), span in run.operations.items() if k in lanes]
+    work += [span for (_s, k), span in run.steps.items() if k in lanes]
+    moving = []
+    for (s, direction, m), span in run.transfers.items():
+        t = run.costs.neighbour(s, direction)
+        ends = [run.runners(s, m), run.runners(t, m) if t is not None else []]
+        if any(k in lanes for runners in ends for k in runners):
+            moving.append(span)
+    moving += [span for (g, _t, _k), span in run.reductions.items() if stages & set(run.costs.groups[g].stages)]
+    moving += [span for (number, _t), span in run.ties.items() if stages & set(run.tied[number].stages)]
+    busy = _covered(work, run.window)
+    both = _covered([*work, *moving], run.window)
+    return busy // run.batches, (both - busy) // run.batches
+
+
+def _covered(spans: list[Span], window: Span) -> int:
+    """Nanoseconds of the window that the spans cover."""
+    covered, until = 0, window[0]
+    for start, end in sorted(spans):
+        start, end = max(start, until), min(end, window[1])
+        if end > start:
+            covered += end - start
+            until = end
+    return covered
+
+
+def fill_and_drain(run: Run) -> tuple[int, int]:
+    """Section 9: fill and drain."""
+    ran = [[run.operations[k, operation] for operation in lane.row] for k, lane in enumerate(run.lanes) if lane.row]
+    end = max(spans[-1][1] for spans in ran) if run.rule in PERIODIC else run.end
+    return max(spans[0][0] for spans in ran), end - min(spans[-1][1] for spans in ran)
+
+
+PERIODIC = ("weight_stashing", "double_buffered", "double_grouped")
