@@ -140,7 +140,8 @@ def judge(file: PlanFile) -> Judgement:
     faults += _claims(file.plan, file.request, problem, allocation, schedule, timeline)
     assert isinstance(file.request.profile, ModelProfile)
     judged = file.plan.model_copy(update={"prediction": to_prediction(problem, file.request.profile, timeline)})
-    if any(certificate.covers is None for certificate in judged.certificates) and not faults:
+    unjudged = file.plan.prediction is None and bool(judged.certificates)
+    if (unjudged or any(certificate.covers is None for certificate in judged.certificates)) and not faults:
         judged = judged.model_copy(
             update={"certificates": _proven_again(problem, judged, allocation, schedule, timeline)}
         )
@@ -150,7 +151,7 @@ def judge(file: PlanFile) -> Judgement:
 def _proven_again(
     problem: Problem, plan: Plan, allocation: Allocation, schedule: Schedule, timeline: Timeline
 ) -> tuple[Certificate, ...]:
-    """New certificates for a plan whose own do not state what they cover: on every plan, and on its orders."""
+    """New certificates for a plan whose own do not state what they cover, or are another plan's."""
     rules = replace(problem.rules, overlap_all_reduce=plan.overlap_all_reduce)
     own = schedule_bound(replace(problem, rules=rules), allocation, schedule, plan.update_rule)
     candidate = Candidate(plan.planner, allocation, schedule, timeline, plan.overlap_all_reduce, plan.update_rule)
@@ -178,7 +179,8 @@ def _claims(
         yield "The plan encodes tensors; the request does not allow codecs."
     if (broken := broken_pin(problem, allocation)) is not None:
         yield f"The plan breaks a pin: {broken}."
-    yield from _uncovered(plan, problem, allocation, schedule, timeline)
+    if plan.prediction is not None:  # else it was changed by hand: its certificates are another plan's
+        yield from _uncovered(plan, problem, allocation, schedule, timeline)
     if problem.within is not None:
         for beyond in faults_beyond(problem, allocation, schedule, problem.within):
             yield f"The request wants a plan that {problem.within.trainer} can express, but {beyond}."
@@ -202,7 +204,10 @@ def _uncovered(
         if certificate.scope == REQUEST_SCOPE and not allowed(problem) <= covers:
             yield f"Certificate {number} does not cover every plan of the request, as it says: {describe(covers)}."
         elif not features <= covers:
-            yield f"Certificate {number} does not cover the plan that carries it ({certificate.model})."
+            yield (
+                f"Certificate {number} does not cover the plan that carries it ({certificate.model}); "
+                "a plan that was changed by hand leaves `prediction` and `certificates` out."
+            )
 
 
 def programs(

@@ -173,3 +173,44 @@ def test_unknown_names_list_near_ones() -> None:
         penstock.plan("bert-48", "2x4xV100", global_batch_size=0)
     with pytest.raises(AttributeError, match="plan"):
         _ = penstock.plam
+
+
+def with_certificates(answer: penstock.Answer, *certificates: dict[str, object], **plan: object) -> PlanFile:
+    """The answer's plan with these certificates in place of its own."""
+    data = answer.file.model_dump(mode="json", exclude_none=True)
+    data["plan"] |= {"certificates": list(certificates), **plan}
+    return PlanFile.parse(
+        {"plan": {k: v for k, v in data["plan"].items() if v is not None}, "request": data["request"]}
+    )
+
+
+def own_certificates(answer: penstock.Answer) -> list[dict[str, object]]:
+    return [c.model_dump(mode="json", exclude_none=True) for c in answer.file.plan.certificates]
+
+
+def test_a_bound_that_is_said_to_cover_the_request_has_to(answer: penstock.Answer) -> None:
+    """The class of the second certificate, put into the first one's words: a sentence that is not true."""
+    wide, narrow, own = own_certificates(answer)
+    assert penstock.judge(with_certificates(answer, wide, narrow, own)).faults == ()
+    boast = {**narrow, "scope": wide["scope"], "model": wide["model"]}
+    (fault,) = penstock.judge(with_certificates(answer, boast)).faults
+    assert "does not cover every plan of the request" in fault
+
+
+def test_a_bound_on_other_plans_is_no_certificate_of_this_one(answer: penstock.Answer) -> None:
+    own = own_certificates(answer)[-1]
+    covers = {**own["covers"], "backward": ["split"]}  # type: ignore[dict-item]
+    model = "this allocation, any order of its operations, split backwards"
+    (fault,) = penstock.judge(with_certificates(answer, {**own, "covers": covers, "model": model})).faults
+    assert "does not cover the plan that carries it" in fault
+
+
+def test_certificates_without_coverage_and_of_plans_changed_by_hand_are_proven_again(answer: penstock.Answer) -> None:
+    wide, narrow, own = own_certificates(answer)
+    old = [{k: v for k, v in each.items() if k != "covers"} for each in (wide, own)]
+    for file in (with_certificates(answer, *old), with_certificates(answer, wide, narrow, own, prediction=None)):
+        judged = penstock.judge(file)
+        assert judged.faults == ()
+        assert [c.scope for c in judged.plan.certificates] == [wide["scope"], own["scope"]]
+        assert all(c.covers is not None for c in judged.plan.certificates)
+        assert [c.bound_ns for c in judged.plan.certificates] == [wide["bound_ns"], own["bound_ns"]]
