@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -152,8 +152,7 @@ def _proven_again(
     problem: Problem, plan: Plan, allocation: Allocation, schedule: Schedule, timeline: Timeline
 ) -> tuple[Certificate, ...]:
     """New certificates for a plan whose own do not state what they cover, or are another plan's."""
-    rules = replace(problem.rules, overlap_all_reduce=plan.overlap_all_reduce)
-    own = schedule_bound(replace(problem, rules=rules), allocation, schedule, plan.update_rule)
+    own = schedule_bound(problem, allocation, schedule, plan.update_rule, plan.overlap_all_reduce)
     candidate = Candidate(plan.planner, allocation, schedule, timeline, plan.overlap_all_reduce, plan.update_rule)
     return certificates_of(candidate, (request_bound(problem), own))
 

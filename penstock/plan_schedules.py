@@ -37,7 +37,7 @@ def with_schedule(file: PlanFile, text: str) -> PlanFile:
             f"the plan with this schedule does not verify: {faults[0]}", remedy="another plan or schedule"
         )
     best = Candidate(orders.name, allocation, orders, timeline, overlap, "synchronous")
-    bounds = (request_bound(problem), schedule_bound(problem, allocation, orders))
+    bounds = (request_bound(problem), schedule_bound(problem, allocation, orders, overlap=overlap))
     return PlanFile(plan=to_plan(problem, file.request, best, bounds), request=file.request)
 
 

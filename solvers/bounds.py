@@ -23,6 +23,7 @@ before their first and behind their last micro-batch, for transfers, and for all
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -90,13 +91,21 @@ def _least_share(problem: Problem) -> Fraction:
 
 
 def schedule_bound(
-    problem: Problem, allocation: Allocation, schedule: Schedule, update_rule: UpdateRule = "synchronous"
+    problem: Problem,
+    allocation: Allocation,
+    schedule: Schedule,
+    update_rule: UpdateRule = "synchronous",
+    overlap: bool | None = None,
 ) -> Bound:
     """No order of this allocation's operations takes less time than this, in this network.
+
+    ``overlap``: whether all-reduces overlap the last backward; None: as the request says.
 
     ``schedule`` says which operations there are: whether backwards are split, and whether recomputations run apart.
     Of a pattern it also says how many micro-batches are in flight.
     """
+    if overlap is not None and overlap != problem.rules.overlap_all_reduce:
+        problem = replace(problem, rules=replace(problem.rules, overlap_all_reduce=overlap))
     if update_rule == "elastic_averaging":
         bounds = _sharing_bounds(problem, allocation)
     elif isinstance(schedule, Pattern):

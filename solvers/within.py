@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from itertools import groupby
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from penstock.solvers.allocation import Allocation, Stage
+
+if TYPE_CHECKING:
+    from penstock.solvers.problem import Problem
 
 Method = Literal["none", "block", "uniform"]
 AT_ONCE = 8
@@ -30,6 +34,22 @@ class Span(NamedTuple):
 
     first: int
     last: int
+
+
+def misnumbered(problem: Problem, stages: Sequence[Stage]) -> tuple[int, ...] | None:
+    """The devices of the first node that do not stand as ranks are numbered: stage after stage, through nodes.
+
+    Of each node the first devices in their order, all together; None where that is so. Stages of the same devices
+    count once.
+    """
+    used = [device for devices in dict.fromkeys(stage.devices for stage in stages) for device in devices]
+    nodes, seen = problem.nodes(), set()
+    for node, group in groupby(used, key=lambda device: problem.devices[device].node):
+        own = tuple(group)
+        if node in seen or own != tuple(nodes[node][: len(own)]):
+            return own
+        seen.add(node)
+    return None
 
 
 @dataclass(frozen=True, slots=True)

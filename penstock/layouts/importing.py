@@ -69,7 +69,7 @@ def import_layout(
     free = _free_bounds(problem)
     features = features_of(problem, allocation, orders, overlap=overlap, fits=not short)
     bounds = _shown([bound for bound in free if features <= bound.covers])
-    own = schedule_bound(problem, allocation, orders)
+    own = schedule_bound(problem, allocation, orders, overlap=overlap)
     assumptions = () if drawn is None else drawn.assumptions
     roles = roles_of(inline_documents(request)[0], transformer_of(request))
     if roles is not None and target in ("megatron", "torchtitan"):

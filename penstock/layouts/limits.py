@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import NamedTuple, get_args
 
 from penstock.layouts.roles import OPTION, Roles, roles_of
@@ -24,7 +23,7 @@ from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import Orders, Schedule
 from penstock.solvers.schedules.interleaved import group_of
 from penstock.solvers.schedules.of_trainers import IN_A_V, ONE_STAGE
-from penstock.solvers.within import Method, Recomputing, Span, Within
+from penstock.solvers.within import Method, Recomputing, Span, Within, misnumbered
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,18 +184,13 @@ def _misplaced(problem: Problem, allocation: Allocation, within: Within) -> Iter
     if len(set(used)) != len(used):
         yield f"a device is in two groups of replicas; in {within.trainer} each is of one rank"
         return
-    nodes = problem.nodes()
-    seen: set[int] = set()
-    for node, group in groupby(used, key=lambda device: problem.devices[device].node):
-        own = tuple(group)
-        if node in seen or own != nodes[node][: len(own)]:
-            yield (
-                f"counted stage after stage, the devices of node {problem.network.node_names[node]!r} are not "
-                f"neighbours in their order from the first ({', '.join(problem.devices[d].name for d in own[:4])}); "
-                f"{within.trainer} numbers its ranks through nodes and devices in order"
-            )
-            return
-        seen.add(node)
+    if (own := misnumbered(problem, stages)) is not None:
+        name = problem.network.node_names[problem.devices[own[0]].node]
+        yield (
+            f"counted stage after stage, the devices of node {name!r} are not "
+            f"neighbours in their order from the first ({', '.join(problem.devices[d].name for d in own[:4])}); "
+            f"{within.trainer} numbers its ranks through nodes and devices in order"
+        )
 
 
 def _cut(problem: Problem, allocation: Allocation, within: Within) -> Iterator[str]:

@@ -37,8 +37,10 @@ from penstock.solvers.result import Bound, Candidate, Progress, Result, Shortage
 from penstock.solvers.schedule import Schedule
 from penstock.solvers.schedules.early_backward import fitted
 from penstock.solvers.simulate import makespan_ns, simulate
+from penstock.solvers.ties import tied_sums
 from penstock.solvers.update_rules import UpdateRule
 from penstock.solvers.verify import verify
+from penstock.solvers.within import misnumbered
 
 MOST_FUTILE = 16
 """Micro-batches fewer in flight, one after the other, that save no memory: then something else takes it."""
@@ -303,7 +305,13 @@ class Session:
         return self.best is not None and bound_ns > self.best.value_ns
 
     def _pinned(self, proposal: Proposal) -> Proposal | None:
-        """The proposal with its devices changed so that it keeps the pins."""
+        """The proposal with its devices changed so that it keeps the pins, and the target's numbering of ranks."""
+        kept = self._moved(proposal)
+        if kept is None or self.problem.within is None:
+            return kept
+        return None if misnumbered(self.problem, kept.allocation.stages) is not None else kept
+
+    def _moved(self, proposal: Proposal) -> Proposal | None:
         if proposal.fixed is not None:
             found = keep_pins_of_schedule(self.problem, proposal.allocation, proposal.fixed)
             return None if found is None else proposal._replace(allocation=found[0], fixed=found[1])
@@ -354,7 +362,13 @@ class Session:
         """
         self.judged += 1
         how: dict[str, Any] = {"overlap": plan.overlap, "update_rule": plan.update_rule}
-        value = makespan_ns(self.problem, plan.allocation, plan.schedule, **how)
+        try:
+            value = makespan_ns(self.problem, plan.allocation, plan.schedule, **how)
+        except InvalidPlan as error:
+            if not tied_sums(self.problem, plan.allocation, plan.update_rule):
+                raise  # our bug: planners' orders run, but for ranks that wait for each other's sums of tied parameters
+            self.disconnected = f"in the last one tried, {error.detail[0].lower()}{error.detail[1:].rstrip('.')}"
+            return None
         key = key_of(value, plan.allocation, plan.schedule)
         worse = self._key is not None and key >= self._key
         if worse and not memory:
@@ -421,9 +435,8 @@ class Session:
         )
         if faults:
             raise InvalidPlan(f"planner {name!r} made a plan that does not verify: " + "; ".join(faults[:3]))
-        rules = replace(self.problem.rules, overlap_all_reduce=best.overlap_all_reduce)
-        judged = replace(self.problem, rules=rules)
-        analytic = schedule_bound(judged, best.allocation, best.schedule, best.update_rule)
+        how = best.allocation, best.schedule, best.update_rule, best.overlap_all_reduce
+        analytic = schedule_bound(self.problem, *how)
         closed = [closing.bound for closing in self._closings if closing.speaks_of(best)]
         wide = self.bound
         bounds = (*self.shown_bounds, max((analytic, *closed), key=lambda bound: bound.bound_ns))
