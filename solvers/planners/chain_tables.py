@@ -99,7 +99,8 @@ class ChainTables:
 
     A stage's times depend on its layers and, up to symmetry, its devices; a hop on the cut and both stages' devices.
     In mode ``nic`` slices of unequal size make even symmetric pairs differ, so there each pair stands for itself.
-    Where a stage may recompute or not, it takes the time of not doing so and has the room of doing so.
+    Where a stage may recompute or not, it takes the time of not doing so and has the room of whichever leaves more: the
+    input that a recomputing stage keeps may be larger than its stash.
     """
 
     def __init__(self, space: Space, batch: Batch) -> None:
@@ -143,7 +144,7 @@ class ChainTables:
         again = replace(stage, recompute=((stage.first, stage.last),))
         piece = piece_of(problem, number, again if problem.recompute == "always" else stage)
         if problem.recompute == "auto" and piece.limit < number:
-            return piece._replace(limit=piece_of(problem, number, again).limit)
+            return piece._replace(limit=max(piece.limit, piece_of(problem, number, again).limit))
         return piece
 
     def _hop_table(self, source: tuple[int, ...], target: tuple[int, ...]) -> np.ndarray:

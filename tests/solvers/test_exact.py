@@ -200,3 +200,16 @@ def test_it_comes_up_for_air_between_pieces_of_work(monkeypatch: pytest.MonkeyPa
     found = [each.fixed for each in proposals(problem, {"max_configurations": 30_000, "effort": 5.0})]
     assert len(found) == 3
     assert len(set(found)) == 1
+
+
+def test_recomputing_need_not_leave_more_room() -> None:
+    """Two stages of two layers with one micro-batch in flight fit; the input that the second one would keep does not."""
+    problem = make_problem(
+        [10] * 4, boundary_bytes=1_000, stash_bytes=300, count_buffers=False, recompute="auto", memory_bytes=1_000,
+        nodes=(2,), global_batch_size=4, micro_batch_sizes=(1,),
+    )  # fmt: skip
+    found, other = (PLANNERS[name].solve(problem).best for name in ("exact", "dapple"))
+    assert found is not None
+    assert other is not None
+    assert found.value_ns <= other.value_ns
+    assert PLANNERS["exact"].solve(problem).bounds[-2].bound_ns <= found.value_ns
