@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -203,13 +204,21 @@ def test_it_comes_up_for_air_between_pieces_of_work(monkeypatch: pytest.MonkeyPa
 
 
 def test_recomputing_need_not_leave_more_room() -> None:
-    """Two stages of two layers with one micro-batch in flight fit; the input that the second one would keep does not."""
-    problem = make_problem(
-        [10] * 4, boundary_bytes=1_000, stash_bytes=300, count_buffers=False, recompute="auto", memory_bytes=1_000,
-        nodes=(2,), global_batch_size=4, micro_batch_sizes=(1,),
-    )  # fmt: skip
-    found, other = (PLANNERS[name].solve(problem).best for name in ("exact", "dapple"))
-    assert found is not None
-    assert other is not None
-    assert found.value_ns <= other.value_ns
-    assert PLANNERS["exact"].solve(problem).bounds[-2].bound_ns <= found.value_ns
+    """Where inputs are larger than stashes, and buffers do not count: no plan is quicker than its bound in the tables."""
+    seen = 0
+    for seed in range(12):
+        rng = random.Random(seed)
+        times = [rng.randint(5, 30) for _ in range(4)]
+        problem = make_problem(
+            times, boundary_bytes=1_000, stash_bytes=300, count_buffers=False, recompute="auto",
+            memory_bytes=rng.choice([700, 1_000, 1_300]), nodes=(2,), global_batch_size=4, micro_batch_sizes=(1,),
+        )  # fmt: skip
+        search = Search(Space.of(problem), 5.0)
+        bounds, blocks = search._bounds()
+        for number, bound in enumerate(bounds.tolist()):
+            for plan in search._variants(search._allocation(number, blocks)):
+                trial = best_order(problem, plan, 2**60).trial
+                if trial is not None:
+                    seen += 1
+                    assert bound <= trial.value_ns, plan
+    assert seen > 20
