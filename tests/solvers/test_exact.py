@@ -204,7 +204,7 @@ def test_it_comes_up_for_air_between_pieces_of_work(monkeypatch: pytest.MonkeyPa
 
 
 def test_recomputing_need_not_leave_more_room() -> None:
-    """Where inputs are larger than stashes, and buffers do not count: no plan is quicker than its bound in the tables."""
+    """Where inputs are larger than stashes and buffers do not count, no plan beats its bound in the tables."""
     seen = 0
     for seed in range(12):
         rng = random.Random(seed)
