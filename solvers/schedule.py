@@ -63,3 +63,10 @@ class Pattern:
 
 
 Schedule = Orders | Pattern
+
+
+def kinds_of(schedule: Schedule) -> set[int]:
+    """Which kinds of operations a schedule has."""
+    if isinstance(schedule, Orders):
+        return {kind for row in schedule.rows for kind in np.unique(row.operations[:, 0]).tolist()}
+    return {operation.kind for operation in schedule.operations}

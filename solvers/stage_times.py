@@ -17,7 +17,7 @@ from penstock.solvers.costs import Bucket, Transfer, boundary_bytes, stage_costs
 from penstock.solvers.memory import static_bytes
 from penstock.solvers.problem import Costs, Problem
 from penstock.solvers.reductions import Group, group_buckets, reduction_groups
-from penstock.solvers.schedule import Orders, Schedule
+from penstock.solvers.schedule import Schedule, kinds_of
 from penstock.solvers.ties import tied_sums
 from penstock.solvers.update_rules import UpdateRule
 
@@ -41,7 +41,7 @@ class StageTimes:
         self.ties = tied_sums(problem, allocation, rule)
         self.classes = row_classes(problem.global_batch_size, allocation.num_micro_batches)
         self.costs = [[stage_costs(problem, stage, rows) for rows, _ in self.classes] for stage in allocation.stages]
-        kinds = _kinds(schedule)
+        kinds = kinds_of(schedule)
         self.split = INPUT in kinds or WEIGHT in kinds
         self.recomputes_apart = RECOMPUTE in kinds
         count = range(len(allocation.stages))
@@ -279,9 +279,3 @@ class StageTimes:
             return kept
         stage = self.allocation.stages[s]
         return kept + boundary_bytes(self.problem, stage.first - 1, stage_rows(stage, rows), 0)
-
-
-def _kinds(schedule: Schedule) -> set[int]:
-    if isinstance(schedule, Orders):
-        return {int(kind) for row in schedule.rows for kind in set(row.operations[:, 0].tolist())}
-    return {operation.kind for operation in schedule.operations}

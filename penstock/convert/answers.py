@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import version
 
-import numpy as np
 from pydantic import ValidationError
 
 from penstock.convert.plans import home_stages
@@ -21,7 +20,7 @@ from penstock.solvers.allocation import Allocation, Pipeline, Stage
 from penstock.solvers.charges import untimed
 from penstock.solvers.problem import Problem
 from penstock.solvers.result import Bound, Candidate, Result
-from penstock.solvers.schedule import Pattern, Schedule
+from penstock.solvers.schedule import Pattern, Schedule, kinds_of
 from penstock.solvers.timeline import Timeline
 from penstock.solvers.update_rules import PERIODIC_RULES
 
@@ -190,12 +189,8 @@ def _assumptions(problem: Problem, request: PlanRequest, candidate: Candidate) -
 
 def _uncounted(candidate: Candidate) -> tuple[str, ...]:
     """What ranks hold, of which no profile says how much, so that no prediction of memory has it."""
-    schedule, found = candidate.schedule, []
-    if isinstance(schedule, Pattern):
-        kinds = {operation.kind for operation in schedule.operations}
-    else:
-        kinds = {int(kind) for row in schedule.rows for kind in np.unique(row.operations[:, 0])}
-    if WEIGHT in kinds:
+    found = []
+    if WEIGHT in kinds_of(candidate.schedule):
         found.append(
             "memory has a stash until the weight half of its backward, and not the gradients that wait between the "
             "halves, which the profile does not have"

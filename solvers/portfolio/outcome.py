@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.program import INPUT
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.result import Bound, Candidate, Shortage
-from penstock.solvers.schedule import Orders, Schedule
+from penstock.solvers.schedule import Orders, Schedule, kinds_of
 from penstock.solvers.update_rules import UpdateRule
 
 
@@ -37,7 +35,7 @@ class Found:
         """Not a flushed step of several pipelines, or with split backwards."""
         if self.update_rule != "synchronous" or not isinstance(self.schedule, Orders):
             return True
-        return len(self.allocation.pipelines) == 1 and INPUT not in _kinds(self.schedule)
+        return len(self.allocation.pipelines) == 1 and INPUT not in kinds_of(self.schedule)
 
 
 class Closing(NamedTuple):
@@ -52,12 +50,7 @@ class Closing(NamedTuple):
         if not (isinstance(own.schedule, Orders) and isinstance(other.schedule, Orders)):
             return False
         same = (own.allocation, own.overlap, own.update_rule) == (other.allocation, other.overlap, other.update_rule)
-        return same and _kinds(own.schedule) == _kinds(other.schedule)
-
-
-def _kinds(orders: Orders) -> frozenset[int]:
-    """Which kinds of operations there are."""
-    return frozenset(kind for row in orders.rows for kind in np.unique(row.operations[:, 0]).tolist())
+        return same and kinds_of(own.schedule) == kinds_of(other.schedule)
 
 
 @dataclass(frozen=True, slots=True)
