@@ -35,10 +35,11 @@ from penstock.solvers.lowering.checks import Transport
 from penstock.solvers.pins import broken_pin
 from penstock.solvers.planners.auto import TARGET
 from penstock.solvers.problem import Problem
-from penstock.solvers.registry import PLANNERS, SCHEDULES, resolve
+from penstock.solvers.registry import PLANNERS, resolve
 from penstock.solvers.result import REQUEST_SCOPE, Candidate, Progress, Result
 from penstock.solvers.schedule import Orders, Schedule
 from penstock.solvers.schedules.advance_forward import advance_forward
+from penstock.solvers.schedules.catalogue import SCHEDULES, schedule_row
 from penstock.solvers.simulate import simulate
 from penstock.solvers.timeline import Timeline
 from penstock.solvers.verify import check_allocation, check_rows, check_rule, verify
@@ -312,7 +313,7 @@ def compare(
     alone = one_device_ns(problem)
     rules = frozenset(request.update_rules)
     for planner, own in pairs(planners, schedules).items():
-        fitting = [schedule for schedule in own if schedule == "auto" or SCHEDULES[schedule].supports & rules]
+        fitting = [schedule for schedule in own if schedule == "auto" or SCHEDULES[schedule].rules & rules]
         for schedule in fitting or own[:1]:
             asked = request.model_copy(update={"planner": planner, "schedule": schedule, "options": {}})
             started = time.monotonic()
@@ -327,8 +328,7 @@ def compare(
 def pairs(planners: Sequence[str], schedules: Sequence[str]) -> dict[str, list[str]]:
     """The schedules that ``compare`` asks each planner for; raises as it does."""
     for schedule in schedules:
-        if schedule not in SCHEDULES:
-            PLANNERS["auto"].check(frozenset({"synchronous"}), schedule, {})
+        schedule_row(schedule)
     found = {}
     for name in planners or (*(name for name in PLANNERS if name != "auto"), "auto"):
         entry = resolve(name)

@@ -13,7 +13,6 @@ from difflib import get_close_matches
 from typing import get_args
 
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.functions import ALLOCATORS, SCHEDULES
 from penstock.solvers.planners import (
     auto,
     avgpipe,
@@ -43,6 +42,7 @@ from penstock.solvers.portfolio.rounds import Tasks
 from penstock.solvers.portfolio.tasks import Ask, Proposals, Prove, Remedy, Setting
 from penstock.solvers.problem import Problem
 from penstock.solvers.result import Candidate, Progress, Result, Status
+from penstock.solvers.schedules.catalogue import SCHEDULES, schedule_row
 from penstock.solvers.update_rules import UpdateRule
 
 MOST_WORKERS = 8
@@ -136,8 +136,8 @@ class Planner:
                 f"the request allows {', '.join(sorted(update_rules))}",
                 remedy=f"allow it: update_rules {[*sorted(update_rules), own[0]]} (--update-rule {own[0]})",
             )
-        if schedule != "auto" and not SCHEDULES[schedule].supports & update_rules:
-            own = sorted(SCHEDULES[schedule].supports & self.supports)
+        if schedule != "auto" and not SCHEDULES[schedule].rules & update_rules:
+            own = sorted(SCHEDULES[schedule].rules & self.supports)
             raise UnsupportedRequest(
                 f"schedule {schedule!r} is for the update rule {' or '.join(own)}; "
                 f"the request allows {', '.join(sorted(update_rules))}",
@@ -155,12 +155,7 @@ class Planner:
     def _refuse_schedule(self, schedule: str) -> None:
         if schedule == "auto" or schedule in self.accepts:
             return
-        if schedule not in SCHEDULES:
-            near = get_close_matches(schedule, SCHEDULES, n=1)
-            raise UnsupportedRequest(
-                f"no schedule {schedule!r}; there are {', '.join(SCHEDULES)}",
-                remedy=f"did you mean {near[0]!r}?" if near else None,
-            )
+        schedule_row(schedule)
         raise UnsupportedRequest(
             f"planner {self.name!r} does not combine with schedule {schedule!r}",
             remedy=f"one of {', '.join(('auto', *self.accepts))}",
@@ -377,4 +372,4 @@ def resolve(planner_name: str) -> Planner:
     )
 
 
-__all__ = ["ALLOCATORS", "PLANNERS", "SCHEDULES", "Planner", "resolve"]
+__all__ = ["PLANNERS", "SCHEDULES", "Planner", "resolve"]

@@ -22,13 +22,10 @@ from penstock.solvers.planners.options import Option
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import Orders
+from penstock.solvers.schedules.catalogue import ScheduleRow, tried_with
 from penstock.solvers.schedules.chained import Chained
-from penstock.solvers.schedules.chimera import chimera
-from penstock.solvers.schedules.interleaved import interleaved, looped_bfs
 from penstock.solvers.schedules.overtaking import found_overtaking, improved, room_of
 from penstock.solvers.schedules.recomputed import recomputed, recomputing
-from penstock.solvers.schedules.v_shape import v_half, v_min, zb_v
-from penstock.solvers.schedules.zero_bubble import zb_h1, zb_h2
 
 DEPTH = Option("depth", 0, "devices of a pipeline; 0 tries each depth that chain and cluster allow", low=0)
 CHUNKS = Option("chunks", 0, "parts of the model on each device; 0 tries 2 to 4", low=0)
@@ -47,9 +44,6 @@ MAX_SHAPES = 24
 MAX_OPERATIONS = 60_000
 MAX_OVERTAKING = 3
 OVERTAKING_OPERATIONS = 8_000
-Generator = Callable[[Problem, Allocation], Orders]
-LINE: tuple[Generator, ...] = (zb_h1, zb_h2)
-V_SHAPED: tuple[Generator, ...] = (zb_v, v_half, v_min)
 
 
 class Expected(NamedTuple):
@@ -76,8 +70,8 @@ def interleaved_proposals(problem: Problem, options: Mapping[str, object]) -> It
                 yield in_a_loop(problem, batch, places, chunks)
 
     for allocation in _ranked(problem, int(str(options["depth"])), shapes, least=min(numbers)):
-        for generator in (interleaved, looped_bfs):
-            yield from _proposed(problem, allocation, generator)
+        for row in tried_with("interleaved", ("loop",)):
+            yield from _proposed(problem, allocation, row)
 
 
 def zero_bubble_proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
@@ -98,8 +92,8 @@ def zero_bubble_proposals(problem: Problem, options: Mapping[str, object]) -> It
     left = {False: MAX_OVERTAKING, True: MAX_OVERTAKING}
     for allocation in _ranked(problem, int(str(options["depth"])), shapes, least=2 if shape == "v" else 1):
         v_shaped = len({stage.devices for stage in allocation.stages}) < len(allocation.stages)
-        for generator in V_SHAPED if v_shaped else LINE:
-            yield from _proposed(problem, allocation, generator)
+        for row in tried_with("zero-bubble", ("v",) if v_shaped else ("line",)):
+            yield from _proposed(problem, allocation, row)
         if left[v_shaped] and 3 * allocation.num_micro_batches * len(allocation.stages) <= OVERTAKING_OPERATIONS:
             left[v_shaped] -= 1
             yield from _overtaking(problem, allocation)
@@ -124,11 +118,12 @@ def chimera_proposals(problem: Problem, options: Mapping[str, object]) -> Iterat
             remedy="pairs 1 and at least two micro-batches, or planner 'interleaved'",
         )
     for allocation in found:
-        orders = chimera(problem, allocation)
-        if problem.recompute != "always":
-            yield _fixed(problem, allocation, orders)
-        if problem.recompute != "never":
-            yield _recomputing(problem, allocation, orders)
+        for row in tried_with("chimera", ("both_ways",)):
+            orders = _built(problem, allocation, row)
+            if problem.recompute != "always":
+                yield _fixed(problem, allocation, orders)
+            if problem.recompute != "never":
+                yield _recomputing(problem, allocation, orders)
 
 
 def _ranked(
@@ -216,10 +211,16 @@ def _expected_ns(problem: Problem, allocation: Allocation, batch: Batch) -> int:
     return max(work.values()) + ((len(work) - 1) * part + way) // len(allocation.pipelines) + reduced
 
 
-def _proposed(problem: Problem, allocation: Allocation, generator: Generator) -> Iterator[Proposal]:
-    """The generator's order, with recomputation where the request wants it or memory asks for it."""
+def _built(problem: Problem, allocation: Allocation, row: ScheduleRow) -> Orders:
+    orders = row.build(problem, allocation)
+    assert isinstance(orders, Orders)
+    return orders
+
+
+def _proposed(problem: Problem, allocation: Allocation, row: ScheduleRow) -> Iterator[Proposal]:
+    """The schedule's order, with recomputation where the request wants it or memory asks for it."""
     with suppress(UnsupportedRequest):  # too few micro-batches, or none that go into groups
-        orders = generator(problem, allocation)
+        orders = _built(problem, allocation, row)
         if problem.recompute != "always":
             yield _fixed(problem, allocation, orders)
         if problem.recompute == "always" or (problem.recompute == "auto" and not _fits(problem, allocation, orders)):

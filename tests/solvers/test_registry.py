@@ -9,7 +9,7 @@ from problems import make_problem
 
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.solvers.planners.options import Option, checked
-from penstock.solvers.registry import ALLOCATORS, PLANNERS, SCHEDULES, resolve
+from penstock.solvers.registry import PLANNERS, SCHEDULES, resolve
 from penstock.solvers.update_rules import UpdateRule
 
 OPTIONS = (
@@ -28,15 +28,19 @@ def test_tables_describe_themselves() -> None:
         assert planner.help
         assert planner.supports & set(get_args(UpdateRule))
         assert set(planner.accepts) <= set(SCHEDULES)
-        assert all(SCHEDULES[schedule].supports & planner.supports for schedule in planner.accepts)
+        assert all(SCHEDULES[schedule].rules & planner.supports for schedule in planner.accepts)
         assert set(planner.schedules) <= {"auto", *SCHEDULES}
-    for entry in (*ALLOCATORS.values(), *SCHEDULES.values()):
+    for entry in SCHEDULES.values():
         assert entry.cites
         assert entry.help
         assert callable(entry.build)
-    for entry in (*ALLOCATORS.values(), *SCHEDULES.values(), *PLANNERS.values()):
-        assert len({option.name for option in entry.options}) == len(entry.options)
-        assert all(option.help and option.fault(option.default) is None for option in entry.options)
+    settings = (
+        *(row.parameters for row in SCHEDULES.values()),
+        *(planner.options for planner in PLANNERS.values()),
+    )
+    for options in settings:
+        assert len({option.name for option in options}) == len(options)
+        assert all(option.help and option.fault(option.default) is None for option in options)
 
 
 def test_every_update_rule_has_a_planner_and_every_schedule_too() -> None:
