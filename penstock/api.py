@@ -33,7 +33,6 @@ from penstock.solvers.coverage import allowed, features_of
 from penstock.solvers.lowering import lower
 from penstock.solvers.lowering.checks import Transport
 from penstock.solvers.pins import broken_pin
-from penstock.solvers.planners.auto import TARGET
 from penstock.solvers.problem import Problem
 from penstock.solvers.registry import PLANNERS, resolve
 from penstock.solvers.result import REQUEST_SCOPE, Candidate, Progress, Result
@@ -114,8 +113,8 @@ def refuse_unsupported(request: PlanRequest) -> None:
             f"no planner here honours warm_start = {request.warm_start!r}", remedy="leave warm_start out of the request"
         )
     refuse_beyond(request)
-    if request.target is not None and TARGET not in resolve(request.planner).supports:
-        able = " or ".join(repr(name) for name, entry in PLANNERS.items() if TARGET in entry.supports)
+    if request.target is not None and not resolve(request.planner).target:
+        able = " or ".join(repr(name) for name, entry in PLANNERS.items() if entry.target)
         raise UnsupportedRequest(
             f"planner {request.planner!r} does not stay within what {request.target} can express; {able} does",
             remedy=f"planner {able}, or leave the target out",
@@ -313,7 +312,7 @@ def compare(
     alone = one_device_ns(problem)
     rules = frozenset(request.update_rules)
     for planner, own in pairs(planners, schedules).items():
-        fitting = [schedule for schedule in own if schedule == "auto" or SCHEDULES[schedule].rules & rules]
+        fitting = [schedule for schedule in own if schedule == "auto" or SCHEDULES[schedule].supports & rules]
         for schedule in fitting or own[:1]:
             asked = request.model_copy(update={"planner": planner, "schedule": schedule, "options": {}})
             started = time.monotonic()

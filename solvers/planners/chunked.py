@@ -59,7 +59,7 @@ def interleaved_proposals(problem: Problem, options: Mapping[str, object]) -> It
     Raises ``UnsupportedRequest`` for fewer than two devices and for chains that are too short, ``InvalidDocument``
     for a depth or a number of chunks that is not possible.
     """
-    asked = int(str(options["chunks"]))
+    asked = CHUNKS.of(options)
     if asked == 1:
         raise InvalidDocument("option 'chunks' is 1, which is no interleaving", remedy="2 or more, or planner 'dapple'")
     numbers = [asked] if asked else list(range(2, MOST_CHUNKS + 1))
@@ -69,7 +69,7 @@ def interleaved_proposals(problem: Problem, options: Mapping[str, object]) -> It
             with suppress(UnsupportedRequest):  # the chain is too short for so many parts
                 yield in_a_loop(problem, batch, places, chunks)
 
-    for allocation in _ranked(problem, int(str(options["depth"])), shapes, least=min(numbers)):
+    for allocation in _ranked(problem, DEPTH.of(options), shapes, least=min(numbers)):
         for row in tried_with("interleaved", ("loop",)):
             yield from _proposed(problem, allocation, row)
 
@@ -79,7 +79,7 @@ def zero_bubble_proposals(problem: Problem, options: Mapping[str, object]) -> It
 
     Raises as ``interleaved_proposals``.
     """
-    shape = options["shape"]
+    shape = SHAPE.of(options)
 
     def shapes(batch: Batch, places: Places) -> Iterator[Allocation]:
         if shape != "v":
@@ -90,7 +90,7 @@ def zero_bubble_proposals(problem: Problem, options: Mapping[str, object]) -> It
                 yield in_a_v(problem, batch, places)
 
     left = {False: MAX_OVERTAKING, True: MAX_OVERTAKING}
-    for allocation in _ranked(problem, int(str(options["depth"])), shapes, least=2 if shape == "v" else 1):
+    for allocation in _ranked(problem, DEPTH.of(options), shapes, least=2 if shape == "v" else 1):
         v_shaped = len({stage.devices for stage in allocation.stages}) < len(allocation.stages)
         for row in tried_with("zero-bubble", ("v",) if v_shaped else ("line",)):
             yield from _proposed(problem, allocation, row)
@@ -104,14 +104,14 @@ def chimera_proposals(problem: Problem, options: Mapping[str, object]) -> Iterat
 
     Raises as ``interleaved_proposals``, and ``UnsupportedRequest`` where no depth goes with the number of pipelines.
     """
-    asked = int(str(options["pairs"]))
+    asked = PAIRS.of(options)
 
     def shapes(batch: Batch, places: Places) -> Iterator[Allocation]:
         for pairs in [asked] if asked else range(1, len(places) // 2 + 1):
             with suppress(UnsupportedRequest):  # pairs that do not go into the depth, or too few micro-batches
                 yield both_ways(problem, batch, places, pairs)
 
-    found = _ranked(problem, int(str(options["depth"])), shapes, least=1, step=2 * max(1, asked))
+    found = _ranked(problem, DEPTH.of(options), shapes, least=1, step=2 * max(1, asked))
     if not found:
         raise UnsupportedRequest(
             f"no depth and number of micro-batches feed {2 * max(1, asked)} pipelines, half in each direction",

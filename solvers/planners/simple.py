@@ -9,7 +9,7 @@ fits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import chain
@@ -21,7 +21,7 @@ from penstock.solvers.allocation import Allocation, single_pipeline
 from penstock.solvers.allocators.simple_lines import Line, folded_lines, kept_lines, largest_ns, simple_lines
 from penstock.solvers.batches import Batch, candidates, dapple_replicas
 from penstock.solvers.feasibility import proof_of_infeasibility
-from penstock.solvers.planners.options import Option
+from penstock.solvers.planners.options import Options
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.problem import Problem
 from penstock.solvers.schedules import one_f_one_b_star
@@ -71,7 +71,7 @@ class _Ranked(NamedTuple):
     allocation: Allocation
 
 
-def unlimited(options: Iterable[Option], values: Mapping[str, object]) -> bool:
+def unlimited(options: Options, values: Mapping[str, object]) -> bool:
     """Whether no option limits a planner to some of its plans; all but those on effort may, where they are set."""
     return all(values[each.name] == each.default for each in options if each.name not in EFFORTS)
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.allocation import Allocation
-from penstock.solvers.planners.options import Option
+from penstock.solvers.planners.options import Option, Options
 from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import Orders, Schedule
 from penstock.solvers.schedules.advance_forward import advance_forward, deltas, everything, in_flight
@@ -82,21 +82,21 @@ class ScheduleRow:
     cites: str
     help: str
     parts: Parts = "any"
-    rules: frozenset[UpdateRule] = SYNCHRONOUS
+    supports: frozenset[UpdateRule] = SYNCHRONOUS
     split: bool = False
     tried_with: tuple[str, ...] = ()
     in_flight: Vectors = one_each
     by_vector: bool = False
     fewer: bool = False
     orders_of: str = ""
-    parameters: tuple[Option, ...] = ()
+    parameters: Options = ()
     trained: Callable[..., Orders] | None = None
     grouped: bool = False
 
     @property
     def drafted(self) -> bool:
         """Whether its orders can be made for any allocation."""
-        return self.parts == "any" and "synchronous" in self.rules
+        return self.parts == "any" and "synchronous" in self.supports
 
     @property
     def whole(self) -> bool:
@@ -155,7 +155,7 @@ SCHEDULES: dict[str, ScheduleRow] = {
             "PipeDream (Narayanan et al., SOSP 2019), section 3.2: 1F1B and 1F1B-RR",
             "one forward and one backward in turn, without a flush",
             parts="own",
-            rules=frozenset({"weight_stashing", "double_buffered"}),
+            supports=frozenset({"weight_stashing", "double_buffered"}),
         ),
         ScheduleRow(
             "wpipe",
@@ -163,7 +163,7 @@ SCHEDULES: dict[str, ScheduleRow] = {
             "WPipe (Yang et al., ICLR 2022), section 3.2",
             "M slots of one group, then M of the other, each 1F1B; group 0 a period ahead",
             parts="own",
-            rules=frozenset({"double_grouped"}),
+            supports=frozenset({"double_grouped"}),
         ),
         ScheduleRow(
             "1f1b-star",
@@ -171,7 +171,7 @@ SCHEDULES: dict[str, ScheduleRow] = {
             "MadPipe (Beaumont et al., 2022), section 4.1",
             "the pattern of a contiguous allocation that keeps fewest micro-batches at its period",
             parts="own",
-            rules=DOUBLE_BUFFERED,
+            supports=DOUBLE_BUFFERED,
         ),
         ScheduleRow(
             "inside-out",
@@ -179,7 +179,7 @@ SCHEDULES: dict[str, ScheduleRow] = {
             "iterative modulo scheduling (Rau, MICRO 1994)",
             "a pattern for stages that share processors, placed from the last stage outwards",
             parts="own",
-            rules=DOUBLE_BUFFERED,
+            supports=DOUBLE_BUFFERED,
         ),
         ScheduleRow(
             "periodic-ilp",
@@ -187,14 +187,14 @@ SCHEDULES: dict[str, ScheduleRow] = {
             "MadPipe (Beaumont et al., 2022), section 4.4",
             "the pattern of the smallest period of any allocation, by the periodic ILP",
             parts="own",
-            rules=DOUBLE_BUFFERED,
+            supports=DOUBLE_BUFFERED,
         ),
         ScheduleRow(
             "advance-forward",
             advance_forward,
             "AvgPipe (Chen et al., PPoPP 2023), section 4.2, algorithm 1",
             "1F1B with forwards in advance, fewer from stage to stage",
-            rules=frozenset({"synchronous", "elastic_averaging"}),
+            supports=frozenset({"synchronous", "elastic_averaging"}),
             in_flight=_advances,
             by_vector=True,
         ),
