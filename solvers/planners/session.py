@@ -60,7 +60,8 @@ def _named(planner: str, schedule: str) -> ScheduleRow:
     try:
         return schedule_row(schedule)
     except UnsupportedRequest as unknown:
-        raise InvalidPlan(f"planner {planner!r} proposes what there is not: {unknown.detail}", remedy=unknown.remedy) from None
+        detail = f"planner {planner!r} proposes what there is not: {unknown.detail}"
+        raise InvalidPlan(detail, remedy=unknown.remedy) from None
 
 
 @dataclass

@@ -25,7 +25,7 @@ from penstock.solvers.planners.options import Options
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.problem import Problem
 from penstock.solvers.schedules import one_f_one_b_star
-from penstock.solvers.schedules.advance_forward import advance_forward_of, in_flight
+from penstock.solvers.schedules.advance_forward import advance_forward, in_flight
 from penstock.solvers.schedules.eager import eager, fitted_depth, noam
 from penstock.solvers.schedules.early_backward import early_backward
 from penstock.solvers.schedules.stage_line import StageLine
@@ -236,7 +236,7 @@ def averaged(problem: Problem, allocation: Allocation) -> Iterator[Proposal]:
         plan = parallel_pipelines(variant.stages, 1, variant.num_micro_batches)
         overlaps = (problem.rules.overlap_all_reduce,)
         for warmup in (in_flight(plan, 0), (1,) * len(plan.stages)):
-            orders = advance_forward_of(problem, plan, warmup)
+            orders = advance_forward(problem, plan, warmup=warmup)
             yield Proposal(plan, ("advance-forward",), "best", overlaps, "elastic_averaging", orders)
 
 

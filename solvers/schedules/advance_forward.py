@@ -38,18 +38,12 @@ def advance_forward(
     """
     if delta < 0:
         raise InvalidDocument(f"delta {delta} is negative; 1F1B already has no forward in advance that it can spare")
-    if warmup is None:
-        warmup = everything(allocation) if afab else in_flight(allocation, delta)
-    return advance_forward_of(problem, allocation, warmup)
-
-
-def advance_forward_of(problem: Problem, allocation: Allocation, flying: tuple[int, ...]) -> Orders:
-    """Orders with so many micro-batches in flight on each stage."""
+    flying = warmup or (everything(allocation) if afab else in_flight(allocation, delta))
     rows: list[Row] = []
     first = 0
     for pipeline in allocation.pipelines:
-        warmup = flying[first : first + len(pipeline.stages)]
-        for row in flushed_rows(problem, Allocation((pipeline,), allocation.num_micro_batches), warmup):
+        own = flying[first : first + len(pipeline.stages)]
+        for row in flushed_rows(problem, Allocation((pipeline,), allocation.num_micro_batches), own):
             operations = row.operations.copy()
             operations[:, 1] += first
             rows.append(Row(row.devices, operations))
