@@ -33,12 +33,12 @@ from penstock.solvers.coverage import allowed, features_of
 from penstock.solvers.lowering import lower
 from penstock.solvers.lowering.checks import Transport
 from penstock.solvers.pins import broken_pin
-from penstock.solvers.planners.auto import TARGET
 from penstock.solvers.problem import Problem
-from penstock.solvers.registry import PLANNERS, SCHEDULES, resolve
+from penstock.solvers.registry import PLANNERS, resolve
 from penstock.solvers.result import REQUEST_SCOPE, Candidate, Progress, Result
 from penstock.solvers.schedule import Orders, Schedule
 from penstock.solvers.schedules.advance_forward import advance_forward
+from penstock.solvers.schedules.catalogue import SCHEDULES, schedule_row
 from penstock.solvers.simulate import simulate
 from penstock.solvers.timeline import Timeline
 from penstock.solvers.verify import check_allocation, check_rows, check_rule, verify
@@ -113,8 +113,8 @@ def refuse_unsupported(request: PlanRequest) -> None:
             f"no planner here honours warm_start = {request.warm_start!r}", remedy="leave warm_start out of the request"
         )
     refuse_beyond(request)
-    if request.target is not None and TARGET not in resolve(request.planner).supports:
-        able = " or ".join(repr(name) for name, entry in PLANNERS.items() if TARGET in entry.supports)
+    if request.target is not None and not resolve(request.planner).target:
+        able = " or ".join(repr(name) for name, entry in PLANNERS.items() if entry.target)
         raise UnsupportedRequest(
             f"planner {request.planner!r} does not stay within what {request.target} can express; {able} does",
             remedy=f"planner {able}, or leave the target out",
@@ -327,8 +327,7 @@ def compare(
 def pairs(planners: Sequence[str], schedules: Sequence[str]) -> dict[str, list[str]]:
     """The schedules that ``compare`` asks each planner for; raises as it does."""
     for schedule in schedules:
-        if schedule not in SCHEDULES:
-            PLANNERS["auto"].check(frozenset({"synchronous"}), schedule, {})
+        schedule_row(schedule)
     found = {}
     for name in planners or (*(name for name in PLANNERS if name != "auto"), "auto"):
         entry = resolve(name)

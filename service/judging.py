@@ -143,7 +143,7 @@ def planners() -> list[PlannerOut]:
     ]
 
 
-def _option(option: Option) -> dict[str, Any]:
+def _option(option: Option[Any]) -> dict[str, Any]:
     limits = {"enum": list(option.choices) or None, "minimum": option.low, "maximum": option.high}
     described = {"type": option.type, "default": option.default, "description": option.help}
     return described | {name: value for name, value in limits.items() if value is not None}

@@ -24,7 +24,6 @@ from penstock.solvers.bulk import Catalogue
 from penstock.solvers.costs import UNREACHABLE_NS
 from penstock.solvers.lowering import lower
 from penstock.solvers.network import Cable, Inside, Network
-from penstock.solvers.planners.auto import WITHIN
 from penstock.solvers.problem import Device, Measured, MemoryRules, NetworkRules, Problem
 from penstock.solvers.processors import available_processors
 from penstock.solvers.registry import PLANNERS, Planner
@@ -42,7 +41,8 @@ def warm(*, backwards: bool = False) -> float:
     toys: list[Callable[[], None]] = [_halves_too_large, _special_processor]
     for shared, channel in networks:
         problem = _toy(shared, channel)
-        toys += [partial(_planned, problem, planner) for name, planner in PLANNERS.items() if name not in WITHIN]
+        asked = [row for row in PLANNERS.values() if row.proposals is None or not row.target]
+        toys += [partial(_planned, problem, row) for row in asked]
         toys += [partial(_suffixes, problem), partial(_in_bulk, problem)]
     for toy in reversed(toys) if backwards else toys:
         toy()

@@ -26,6 +26,7 @@ from penstock.solvers.problem import Problem
 from penstock.solvers.request_bound.links import Links
 from penstock.solvers.request_bound.pieces import Stages
 from penstock.solvers.result import Bound
+from penstock.solvers.schedules.catalogue import schedule_row
 from penstock.solvers.schedules.of_trainers import ONE_STAGE
 from penstock.solvers.within import Within
 
@@ -117,7 +118,7 @@ class Tables:
         best = np.where(np.arange(layers + 1) == layers, 0, best)
         found = FAR_NS
         for stage in range(1, min(self.problem.num_devices // replicas, layers) + 1):
-            flying = min(stage, number) if name == "early-backward" else number
+            flying = schedule_row(name).trained_in_flight(stage, number)[0]
             if stage <= number or stage == 1:
                 cost = lasting + self._again_ns(flying, number, replicas, rows)
             least = np.maximum(cost, best[None, :]).min(axis=1)

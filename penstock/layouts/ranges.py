@@ -14,7 +14,7 @@ from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import Orders
 from penstock.solvers.schedules.early_backward import early_backward
 from penstock.solvers.schedules.interleaved import group_of
-from penstock.solvers.schedules.of_trainers import MADE, order_of
+from penstock.solvers.schedules.of_trainers import TRAINED, order_of
 
 KEYS = ("layers", "names", "devices", "recompute", "schedule", "group", "warmup", "num_micro_batches",
         "micro_batch_size", "global_batch_size", "plan")  # fmt: skip
@@ -142,11 +142,11 @@ def _order(problem: Problem, allocation: Allocation, data: dict[str, Any]) -> Or
         if not counts:
             raise wrong("warmup is no list of numbers", where="/warmup")
         return early_backward(problem, allocation, warmup=warmup)
-    if name not in ("early-backward", *MADE):
+    if name not in TRAINED:
         raise InvalidDocument(
             f"schedule {name!r} cannot be made from its name",
             faults=(Fault("/schedule", str(name)),),
-            remedy=f"one of {', '.join(('early-backward', *MADE))}, or the plan itself",
+            remedy=f"one of {', '.join(TRAINED)}, or the plan itself",
         )
     group = data.get("group")
     if group is not None and (isinstance(group, bool) or not isinstance(group, int) or group < 1):

@@ -1,1 +1,1 @@
-"""Allocators: plain functions from a problem to ``Allocation``; ``registry.ALLOCATORS`` lists them."""
+"""Allocators: plain functions from a problem to ``Allocation``."""

@@ -7,10 +7,12 @@ from typing import NamedTuple
 
 from penstock.schemas.errors import InvalidPlan
 from penstock.solvers.allocation import Allocation
-from penstock.solvers.planners.proposal import DRAFTED, drafts, recompute_variants
+from penstock.solvers.planners.proposal import recompute_variants
 from penstock.solvers.problem import Problem
 from penstock.solvers.result import Candidate, Shortage
 from penstock.solvers.schedule import Orders
+from penstock.solvers.schedules.catalogue import SCHEDULES
+from penstock.solvers.schedules.drafts import drafts
 from penstock.solvers.simulate import simulate
 from penstock.solvers.timeline import Timeline
 
@@ -59,7 +61,8 @@ def best_order(
 
 def schedules_of(plan: Candidate) -> tuple[str, ...]:
     """The plan's own schedule where it can be drafted for any allocation, else the usual ones."""
-    return (plan.schedule.name,) if plan.schedule.name in DRAFTED else USUAL
+    row = SCHEDULES.get(plan.schedule.name)
+    return (row.name,) if row is not None and row.drafted else USUAL
 
 
 def can_be_drafted(plan: Candidate) -> bool:

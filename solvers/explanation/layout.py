@@ -19,9 +19,10 @@ from penstock.solvers.bounds import schedule_bound
 from penstock.solvers.explanation.critical_path import CriticalPath, critical_path
 from penstock.solvers.explanation.drafting import USUAL, Drafted, best_order, schedules_of
 from penstock.solvers.pins import broken_pin
-from penstock.solvers.planners.proposal import DRAFTED, unreachable
+from penstock.solvers.planners.proposal import unreachable
 from penstock.solvers.problem import Problem
 from penstock.solvers.result import Bound, Candidate
+from penstock.solvers.schedules.catalogue import SCHEDULES, schedule_row
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,10 @@ class Compared:
 def compare_layout(problem: Problem, ours: Candidate, layout: Layout) -> Compared:
     """Judge a layout beside the plan. Raises InvalidDocument for one that is none, UnsupportedRequest for schedules."""
     allocation = allocation_of(problem, ours, layout)
-    if layout.schedule is not None and layout.schedule not in DRAFTED:
-        near = get_close_matches(layout.schedule, DRAFTED, n=1)
+    if layout.schedule is not None and not schedule_row(layout.schedule).drafted:
         raise UnsupportedRequest(
             f"schedule {layout.schedule!r} cannot be drafted for cuts of one's own",
-            remedy=f"one of {', '.join(DRAFTED)}" + (f"; did you mean {near[0]!r}?" if near else ""),
+            remedy=f"one of {', '.join(row.name for row in SCHEDULES.values() if row.drafted)}",
         )
     if (apart := unreachable(problem, allocation)) is not None:
         return Compared(Drafted(None, None, apart), None, (), f"it cannot run: {apart}")

@@ -1,1 +1,1 @@
-"""Planners: a paper's whole system each, allocation, schedule and loop; ``registry.PLANNERS`` lists them."""
+"""Planners: a paper's whole system each, allocation, schedule and loop; ``catalogue.PLANNERS`` lists them."""

@@ -10,13 +10,13 @@ follows them, make plans beyond its limits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
+from enum import IntEnum
+from typing import TYPE_CHECKING
 
-from penstock.schemas.coverage import Covers
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.coverage import one_pipeline, planned_apart
 from penstock.solvers.network import MAX_DENSE_DEVICES
 from penstock.solvers.planners import uniform
 from penstock.solvers.planners.options import Option, checked
@@ -24,42 +24,12 @@ from penstock.solvers.planners.session import Session
 from penstock.solvers.portfolio.crew import Crew
 from penstock.solvers.portfolio.outcome import Found
 from penstock.solvers.portfolio.rounds import Tasks
-from penstock.solvers.portfolio.tasks import MOST_LABELLED, Ask, Close, Known, Polish, Prove, Setting, Task
-from penstock.solvers.problem import Problem
+from penstock.solvers.portfolio.tasks import Ask, Close, Polish, Prove, Setting, Task
+from penstock.solvers.schedules.catalogue import tried_with
 
-CONTAINED = (
-    "dp",
-    "gpipe",
-    "model-parallel",
-    "dapple",
-    "spp",
-    "hetpipe",
-    "interleaved",
-    "zero-bubble",
-    "chimera",
-    "pipedream",
-    "pipedream-2bw",
-    "wpipe",
-    "avgpipe",
-    "madpipe",
-    "relax",
-    "spread",
-    "exact",
-)
-"""Planners in the order in which they are asked, and in which ties are decided."""
-TARGET = "target"
-"""What planners support that stay within what another trainer can express."""
-WITHIN = ("uniform",)
-"""With a target, these are asked and nothing else."""
-SIMPLE = CONTAINED[:3]
-"""One of these has a plan within a second."""
-WIDE = ("spread",)
-"""For more devices than ``relax`` takes: asked first, and the only ones where bandwidths cannot stand in a matrix."""
-MAKERS: dict[str, Callable[[Problem], Covers]] = {
-    **dict.fromkeys((*SIMPLE, "dapple", "spp", "relax", "exact", "spread"), planned_apart),
-    "interleaved": one_pipeline,
-}
-"""Planners whose plans all belong to a class that a bound may cover: the bound can make them needless."""
+if TYPE_CHECKING:
+    from penstock.solvers.planners.catalogue import Planner
+
 PHASES = ("polish", "closing")
 """What follows the planners."""
 EFFORT = 1.0
@@ -70,31 +40,27 @@ POLISHING = 3
 """Times the effort of closing a plan, for the neighbourhood search."""
 CLOSED_TWICE = 2
 """Plans that are closed: the best of the planners, and what the neighbourhood search makes of it."""
-OPTIONS: tuple[Option, ...] = (
-    Option(
-        "exclude",
-        "",
-        "contained planners to leave out, separated by commas; also 'polish' and 'closing'",
-    ),
-    uniform.TRANSFORMER,
-)
+EXCLUDE = Option("exclude", "", "contained planners to leave out, separated by commas; also 'polish' and 'closing'")
+OPTIONS = (EXCLUDE, uniform.TRANSFORMER)
 
 
-def run(session: Session, values: Mapping[str, object], planners: Mapping[str, Known], crew: Crew) -> None:
+class Tier(IntEnum):
+    """When ``auto`` asks a planner; ties between plans go to the one that was asked first."""
+
+    SIMPLE = 0
+    """One of these has a plan within a second."""
+    SEARCH = 1
+    PROOF = 2
+    """Long at work, for a proof or for many devices."""
+
+
+def run(session: Session, values: Mapping[str, object], planners: Mapping[str, Planner], crew: Crew) -> None:
     """All rounds."""
-    excluded = _excluded(str(values["exclude"]))
-    if session.problem.within is not None:
-        able = [name for name in WITHIN if _may_be_asked(session, planners[name])]
-        asked = _asked(session.problem, able, planners)
-        Tasks(session, [*([] if session.first_feasible else [Prove()]), *asked]).run(crew)
-        return
-    contained = _contained(session.problem, [name for name in CONTAINED if name not in excluded])
-    contained = [name for name in contained if _may_be_asked(session, planners[name])]
-    if session.first_feasible:
-        contained = [name for name in contained if name != "exact"]
+    excluded = _excluded(EXCLUDE.of(values), planners)
     bounds = [] if session.first_feasible else [Prove()]
-    Tasks(session, [*bounds, *_asked(session.problem, contained, planners)]).run(crew)
-    if session.best is None or session.first_feasible or session.problem.num_devices > MAX_DENSE_DEVICES:
+    Tasks(session, [*bounds, *_asked(session, _rows(session, excluded, planners))]).run(crew)
+    done = session.best is None or session.first_feasible
+    if done or session.problem.within is not None or session.problem.num_devices > MAX_DENSE_DEVICES:
         return
     closed: set[object] = set()
     for number in range(CLOSED_TWICE):
@@ -108,14 +74,18 @@ def run(session: Session, values: Mapping[str, object], planners: Mapping[str, K
         Tasks(session, following).run(crew)
 
 
-def _contained(problem: Problem, names: list[str]) -> list[str]:
-    """Those of the planners that a request of this size is given to, in order."""
-    wide = [name for name in names if name in WIDE]
-    others = [name for name in names if name not in WIDE]
-    if problem.num_devices <= MOST_LABELLED:
-        return others
-    alone = problem.num_devices > MAX_DENSE_DEVICES and wide and "synchronous" in problem.update_rules
-    return wide if alone else [*wide, *others]
+def _rows(session: Session, excluded: set[str], planners: Mapping[str, Planner]) -> list[Planner]:
+    """The planners that a request is given to, in the order in which they are asked and ties are decided."""
+    problem = session.problem
+    size = problem.num_devices
+    targeted = problem.within is not None
+    rows = [row for row in planners.values() if row.proposals is not None and row.target == targeted]
+    rows = [row for row in rows if row.name not in excluded and row.least_devices <= size]
+    if session.first_feasible:
+        rows = [row for row in rows if not row.exact]
+    unlimited = [row for row in rows if size <= row.most_devices and row.supports & problem.update_rules]
+    rows = [row for row in unlimited or rows if _goes_with(session, row)]
+    return sorted(rows, key=lambda row: (row.least_devices == 1, row.tier))
 
 
 def _starts(session: Session) -> list[Found]:
@@ -125,13 +95,13 @@ def _starts(session: Session) -> list[Found]:
     return [best] if best.plain or session.plain is None else [session.plain, best]
 
 
-def first_plan(session: Session, values: Mapping[str, object], planners: Mapping[str, Known]) -> None:
+def first_plan(session: Session, values: Mapping[str, object], planners: Mapping[str, Planner]) -> None:
     """The first plan of a simple planner that fits, told before processes are there."""
-    excluded = _excluded(str(values["exclude"]))
     setting = replace(Setting.of(session, planners), first_feasible=True)
-    simple = WIDE if session.problem.num_devices > MOST_LABELLED else SIMPLE
-    for task in _asked(session.problem, [name for name in simple if name not in excluded], planners):
-        if session.best is None and not session.deadline.passed and _may_be_asked(session, planners[task.name]):
+    rows = _rows(session, _excluded(EXCLUDE.of(values), planners), planners)
+    wide = [row for row in rows if row.least_devices > 1]
+    for task in _asked(session, wide or [row for row in rows if row.tier is Tier.SIMPLE]):
+        if session.best is None and not session.deadline.passed:
             found = task.run(setting, _Silent()).found
             if found is not None:
                 session.offer(found)
@@ -155,24 +125,21 @@ class _Silent:
         """Not told."""
 
 
-def _asked(problem: Problem, names: list[str], planners: Mapping[str, Known]) -> list[Task]:
-    """The planners with their default options."""
-    return [
-        Ask(
-            name,
-            checked(name, planners[name].options, {}),
-            under_gpipe=name == "dapple",
-            makes=MAKERS[name](problem) if name in MAKERS else None,
-        )
-        for name in names
-    ]
+def _asked(session: Session, rows: list[Planner]) -> list[Task]:
+    """The planners with their default options, and the schedules that name them."""
+    asked: list[Task] = []
+    for row in rows:
+        also = [each for each in tried_with(row.name) if each.drafted]
+        makes = row.makes(session.problem) if row.makes and not any(each.split for each in also) else None
+        values = checked(row.name, row.options, {})
+        asked.append(Ask(row.name, values, tuple(each.name for each in also), makes, row.early))
+    return asked
 
 
-def _may_be_asked(session: Session, entry: Known) -> bool:
-    """Whether it knows the schedule, or makes its own, one of the update rules, and the target if there is one."""
-    knows = session.schedule == "auto" or session.schedule in entry.accepts
-    within = session.problem.within is None or TARGET in entry.supports
-    return knows and within and bool(entry.supports & session.problem.update_rules)
+def _goes_with(session: Session, row: Planner) -> bool:
+    """Whether it knows the schedule, or makes its own, and one of the update rules."""
+    knows = session.schedule == "auto" or session.schedule in row.accepts
+    return knows and bool(row.supports & session.problem.update_rules)
 
 
 def _polishable(session: Session) -> bool:
@@ -186,9 +153,9 @@ def _effort(session: Session) -> float:
     return EFFORT if limit_s is None else limit_s / SHARE
 
 
-def _excluded(names: str) -> set[str]:
+def _excluded(names: str, planners: Mapping[str, Planner]) -> set[str]:
     """The planners named. Raises ``UnsupportedRequest`` for one that is not contained."""
-    known = {*CONTAINED, *PHASES}
+    known = {*(row.name for row in planners.values() if row.proposals is not None), *PHASES}
     excluded = {name.strip() for name in names.split(",") if name.strip()}
     for name in sorted(excluded - known):
         near = get_close_matches(name, known, n=1)

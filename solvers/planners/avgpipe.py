@@ -20,23 +20,24 @@ from penstock.solvers.schedule import Orders
 from penstock.solvers.schedules.advance_forward import Advance, advance_forward, climb, deltas
 from penstock.solvers.sharing import disconnected, parallel_pipelines
 
-OPTIONS = (
-    Option("stages", 0, "number of stages; 0: the partitioner's, and as many as the cluster allows", low=0),
-    Option("pipelines", 8, "most parallel pipelines", low=1, high=64),
-    Option(
-        "tuning",
-        "traverse",
-        "how micro-batches and pipelines are set: all judged, from one profile, or by a guideline",
-        choices=("traverse", "profile", "max_num", "max_size"),
-    ),
-    Option("mode", "wall", "the predictor's formulas: consistent ones, or as printed", choices=("wall", "paper")),
-    Option(
-        "advance",
-        "best",
-        "forwards in advance: the best of all, by the paper's algorithm 1, none, or all forwards first",
-        choices=("best", "climb", "1f1b", "afab"),
-    ),
+STAGES = Option("stages", 0, "number of stages; 0: the partitioner's, and as many as the cluster allows", low=0)
+PIPELINES = Option("pipelines", 8, "most parallel pipelines", low=1, high=64)
+TUNING = Option[Tuning](
+    "tuning",
+    "traverse",
+    "how micro-batches and pipelines are set: all judged, from one profile, or by a guideline",
+    choices=("traverse", "profile", "max_num", "max_size"),
 )
+MODE = Option[Mode](
+    "mode", "wall", "the predictor's formulas: consistent ones, or as printed", choices=("wall", "paper")
+)
+ADVANCE = Option[Advance](
+    "advance",
+    "best",
+    "forwards in advance: the best of all, by the paper's algorithm 1, none, or all forwards first",
+    choices=("best", "climb", "1f1b", "afab"),
+)
+OPTIONS = (STAGES, PIPELINES, TUNING, MODE, ADVANCE)
 MOST_OPERATIONS = 2_000_000
 """Judged at most, over all proposals with one partition: a few seconds."""
 
@@ -46,10 +47,8 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
     batches = candidates(problem)
     if not batches or "elastic_averaging" not in problem.update_rules:
         return
-    tuning: Tuning = options["tuning"]  # type: ignore[assignment]
-    mode: Mode = options["mode"]  # type: ignore[assignment]
-    advance: Advance = options["advance"]  # type: ignore[assignment]
-    found = partitions(problem, batches, int(str(options["stages"])))
+    tuning, mode, advance = TUNING.of(options), MODE.of(options), ADVANCE.of(options)
+    found = partitions(problem, batches, STAGES.of(options))
     joined = [stages for stages in found if disconnected(problem, parallel_pipelines(stages, 1, 1)) is None]
     if not joined:
         allocation = parallel_pipelines(found[0], 1, batches[-1].num_micro_batches)
@@ -57,7 +56,7 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
         return
     ranked, before = best_partitions(problem, batches, joined)
     for stages in ranked if tuning == "traverse" else ranked[:1]:
-        tuner = Tuner(problem, batches, stages, int(str(options["pipelines"])), mode, before)
+        tuner = Tuner(problem, batches, stages, PIPELINES.of(options), mode, before)
         yield from _settings(tuner, tuning, advance)
         before = tuner.simulations
 

@@ -22,13 +22,10 @@ from penstock.solvers.planners.options import Option
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import Orders
+from penstock.solvers.schedules.catalogue import ScheduleRow, tried_with
 from penstock.solvers.schedules.chained import Chained
-from penstock.solvers.schedules.chimera import chimera
-from penstock.solvers.schedules.interleaved import interleaved, looped_bfs
 from penstock.solvers.schedules.overtaking import found_overtaking, improved, room_of
 from penstock.solvers.schedules.recomputed import recomputed, recomputing
-from penstock.solvers.schedules.v_shape import v_half, v_min, zb_v
-from penstock.solvers.schedules.zero_bubble import zb_h1, zb_h2
 
 DEPTH = Option("depth", 0, "devices of a pipeline; 0 tries each depth that chain and cluster allow", low=0)
 CHUNKS = Option("chunks", 0, "parts of the model on each device; 0 tries 2 to 4", low=0)
@@ -47,9 +44,6 @@ MAX_SHAPES = 24
 MAX_OPERATIONS = 60_000
 MAX_OVERTAKING = 3
 OVERTAKING_OPERATIONS = 8_000
-Generator = Callable[[Problem, Allocation], Orders]
-LINE: tuple[Generator, ...] = (zb_h1, zb_h2)
-V_SHAPED: tuple[Generator, ...] = (zb_v, v_half, v_min)
 
 
 class Expected(NamedTuple):
@@ -65,7 +59,7 @@ def interleaved_proposals(problem: Problem, options: Mapping[str, object]) -> It
     Raises ``UnsupportedRequest`` for fewer than two devices and for chains that are too short, ``InvalidDocument``
     for a depth or a number of chunks that is not possible.
     """
-    asked = int(str(options["chunks"]))
+    asked = CHUNKS.of(options)
     if asked == 1:
         raise InvalidDocument("option 'chunks' is 1, which is no interleaving", remedy="2 or more, or planner 'dapple'")
     numbers = [asked] if asked else list(range(2, MOST_CHUNKS + 1))
@@ -75,9 +69,9 @@ def interleaved_proposals(problem: Problem, options: Mapping[str, object]) -> It
             with suppress(UnsupportedRequest):  # the chain is too short for so many parts
                 yield in_a_loop(problem, batch, places, chunks)
 
-    for allocation in _ranked(problem, int(str(options["depth"])), shapes, least=min(numbers)):
-        for generator in (interleaved, looped_bfs):
-            yield from _proposed(problem, allocation, generator)
+    for allocation in _ranked(problem, DEPTH.of(options), shapes, least=min(numbers)):
+        for row in tried_with("interleaved", ("loop",)):
+            yield from _proposed(problem, allocation, row)
 
 
 def zero_bubble_proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
@@ -85,7 +79,7 @@ def zero_bubble_proposals(problem: Problem, options: Mapping[str, object]) -> It
 
     Raises as ``interleaved_proposals``.
     """
-    shape = options["shape"]
+    shape = SHAPE.of(options)
 
     def shapes(batch: Batch, places: Places) -> Iterator[Allocation]:
         if shape != "v":
@@ -96,10 +90,10 @@ def zero_bubble_proposals(problem: Problem, options: Mapping[str, object]) -> It
                 yield in_a_v(problem, batch, places)
 
     left = {False: MAX_OVERTAKING, True: MAX_OVERTAKING}
-    for allocation in _ranked(problem, int(str(options["depth"])), shapes, least=2 if shape == "v" else 1):
+    for allocation in _ranked(problem, DEPTH.of(options), shapes, least=2 if shape == "v" else 1):
         v_shaped = len({stage.devices for stage in allocation.stages}) < len(allocation.stages)
-        for generator in V_SHAPED if v_shaped else LINE:
-            yield from _proposed(problem, allocation, generator)
+        for row in tried_with("zero-bubble", ("v",) if v_shaped else ("line",)):
+            yield from _proposed(problem, allocation, row)
         if left[v_shaped] and 3 * allocation.num_micro_batches * len(allocation.stages) <= OVERTAKING_OPERATIONS:
             left[v_shaped] -= 1
             yield from _overtaking(problem, allocation)
@@ -110,25 +104,26 @@ def chimera_proposals(problem: Problem, options: Mapping[str, object]) -> Iterat
 
     Raises as ``interleaved_proposals``, and ``UnsupportedRequest`` where no depth goes with the number of pipelines.
     """
-    asked = int(str(options["pairs"]))
+    asked = PAIRS.of(options)
 
     def shapes(batch: Batch, places: Places) -> Iterator[Allocation]:
         for pairs in [asked] if asked else range(1, len(places) // 2 + 1):
             with suppress(UnsupportedRequest):  # pairs that do not go into the depth, or too few micro-batches
                 yield both_ways(problem, batch, places, pairs)
 
-    found = _ranked(problem, int(str(options["depth"])), shapes, least=1, step=2 * max(1, asked))
+    found = _ranked(problem, DEPTH.of(options), shapes, least=1, step=2 * max(1, asked))
     if not found:
         raise UnsupportedRequest(
             f"no depth and number of micro-batches feed {2 * max(1, asked)} pipelines, half in each direction",
             remedy="pairs 1 and at least two micro-batches, or planner 'interleaved'",
         )
     for allocation in found:
-        orders = chimera(problem, allocation)
-        if problem.recompute != "always":
-            yield _fixed(problem, allocation, orders)
-        if problem.recompute != "never":
-            yield _recomputing(problem, allocation, orders)
+        for row in tried_with("chimera", ("both_ways",)):
+            orders = _built(problem, allocation, row)
+            if problem.recompute != "always":
+                yield _fixed(problem, allocation, orders)
+            if problem.recompute != "never":
+                yield _recomputing(problem, allocation, orders)
 
 
 def _ranked(
@@ -216,10 +211,16 @@ def _expected_ns(problem: Problem, allocation: Allocation, batch: Batch) -> int:
     return max(work.values()) + ((len(work) - 1) * part + way) // len(allocation.pipelines) + reduced
 
 
-def _proposed(problem: Problem, allocation: Allocation, generator: Generator) -> Iterator[Proposal]:
-    """The generator's order, with recomputation where the request wants it or memory asks for it."""
+def _built(problem: Problem, allocation: Allocation, row: ScheduleRow) -> Orders:
+    orders = row.build(problem, allocation)
+    assert isinstance(orders, Orders)
+    return orders
+
+
+def _proposed(problem: Problem, allocation: Allocation, row: ScheduleRow) -> Iterator[Proposal]:
+    """The schedule's order, with recomputation where the request wants it or memory asks for it."""
     with suppress(UnsupportedRequest):  # too few micro-batches, or none that go into groups
-        orders = generator(problem, allocation)
+        orders = _built(problem, allocation, row)
         if problem.recompute != "always":
             yield _fixed(problem, allocation, orders)
         if problem.recompute == "always" or (problem.recompute == "auto" and not _fits(problem, allocation, orders)):

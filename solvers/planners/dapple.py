@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.allocators.block_partition import block_partition
+from penstock.solvers.allocators.dapple.latency import Formula, Pivot
 from penstock.solvers.allocators.dapple.placement import POLICIES
-from penstock.solvers.allocators.dapple.search import Found, Rules, search, straight
+from penstock.solvers.allocators.dapple.search import Found, Rank, Rules, search, straight
 from penstock.solvers.allocators.dapple.tables import Shape, shape
 from penstock.solvers.batches import Batch, candidates, dapple_replicas
 from penstock.solvers.kernels.dapple_latency import INFINITE
@@ -20,35 +20,31 @@ from penstock.solvers.planners.options import Option
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.problem import Problem
 
-SEARCH_OPTIONS = (
-    Option("placement", "all", "placement policies to try", choices=("all", *POLICIES)),
-    Option("pivot", "max", "latency over all pivots, or formula (3)'s pivot", choices=("max", "formula")),
-    Option(
-        "formula",
-        "corrected",
-        "the ending as corrected (ALGORITHMS R-4), or as the paper prints it",
-        choices=("corrected", "paper_literal"),
-    ),
-    Option("strict", False, "a policy whose servers do not suffice gives no placement, as in the released planner"),
-    Option(
-        "rank",
-        "bound",
-        "which prefix a memo entry keeps: smallest bound of its completions, or latency with the rest as one stage",
-        choices=("bound", "latency"),
-    ),
-    Option("beam", 1, "prefixes kept per memo entry", low=1, high=256),
-    Option("max_stages", 0, "largest number of stages; 0: no limit", low=0),
-    Option("allow_unused", True, "whether devices may be left over; the paper uses all"),
+POLICY = Option(
+    "policy",
+    "best",
+    "warm-up: P_A, P_B, by the ratio, or what the judge finds best",
+    choices=("A", "B", "acr", "best"),
 )
-OPTIONS = (
-    Option(
-        "policy",
-        "best",
-        "warm-up: P_A, P_B, by the ratio, or what the judge finds best",
-        choices=("A", "B", "acr", "best"),
-    ),
-    *SEARCH_OPTIONS,
+PLACEMENT = Option[str]("placement", "all", "placement policies to try", choices=("all", *POLICIES))
+PIVOT = Option[Pivot]("pivot", "max", "latency over all pivots, or formula (3)'s pivot", choices=("max", "formula"))
+FORMULA = Option[Formula](
+    "formula",
+    "corrected",
+    "the ending as corrected (ALGORITHMS R-4), or as the paper prints it",
+    choices=("corrected", "paper_literal"),
 )
+STRICT = Option("strict", False, "a policy whose servers do not suffice gives no placement, as in the released planner")
+RANK = Option[Rank](
+    "rank",
+    "bound",
+    "which prefix a memo entry keeps: smallest bound of its completions, or latency with the rest as one stage",
+    choices=("bound", "latency"),
+)
+BEAM = Option("beam", 1, "prefixes kept per memo entry", low=1, high=256)
+MAX_STAGES = Option("max_stages", 0, "largest number of stages; 0: no limit", low=0)
+ALLOW_UNUSED = Option("allow_unused", True, "whether devices may be left over; the paper uses all")
+OPTIONS = (POLICY, PLACEMENT, PIVOT, FORMULA, STRICT, RANK, BEAM, MAX_STAGES, ALLOW_UNUSED)
 AT_ONCE = 2
 AFTERWARDS = 24
 TIGHT_BATCHES = 6
@@ -58,7 +54,7 @@ WORTH_JUDGING = 8
 
 def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
     """The best plans of every number of micro-batches as they are found, then the next best of all of them."""
-    policy = str(options["policy"])
+    policy = POLICY.of(options)
     left: list[Found] = []
     seen: set[Allocation] = set()
     for plans in _searches(problem, options):
@@ -82,14 +78,22 @@ def _searches(problem: Problem, options: Mapping[str, object]) -> Iterator[list[
 
     When nothing fits by the memory estimate, once more without buffers in it.
     """
-    placement = str(options["placement"])
+    placement, strict = PLACEMENT.of(options), STRICT.of(options)
     policies = POLICIES if placement == "all" else tuple(p for p in POLICIES if p == placement)
-    names = ("pivot", "formula", "rank", "strict", "beam", "max_stages", "allow_unused")
-    settings: dict[str, Any] = {name: options[name] for name in names}
-    base = shape(problem, policies, bool(options["strict"]))
-    singles = shape(problem, policies, bool(options["strict"]), (1,))
+    base = shape(problem, policies, strict)
+    singles = shape(problem, policies, strict, (1,))
     for lenient in (False, True):
-        rules = Rules(policies, lenient=lenient, **settings)
+        rules = Rules(
+            policies,
+            PIVOT.of(options),
+            FORMULA.of(options),
+            strict,
+            RANK.of(options),
+            BEAM.of(options),
+            MAX_STAGES.of(options),
+            ALLOW_UNUSED.of(options),
+            lenient,
+        )
         best_of: dict[Batch, Found] = {}
         yield from _every_batch(problem, rules, base, singles, best_of)
         if best_of:
@@ -162,7 +166,7 @@ def _work_ns(problem: Problem, batch: Batch) -> tuple[int, int]:
 def _thinnest(problem: Problem, options: Mapping[str, object]) -> Iterator[Allocation]:
     """What needs least memory, for the judge to say what is lacking: the most stages, the smallest micro-batches."""
     most = min(problem.num_devices, int(problem.cuttable.sum()) + 1)
-    stages = min(most, int(str(options["max_stages"])) or most)
+    stages = min(most, MAX_STAGES.of(options) or most)
     for batch in candidates(problem)[-1:]:
         yield block_partition(problem, batch, stages, by="parameters")
         yield block_partition(problem, batch, stages)

@@ -10,20 +10,19 @@ from penstock.solvers.planners.options import Option
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.problem import Problem
 
-OPTIONS = (
-    Option(
-        "overlap",
-        "best",
-        "all-reduce buckets leave during the last backward, after it, or whichever is faster",
-        choices=("best", "yes", "no"),
-    ),
+OVERLAP = Option(
+    "overlap",
+    "best",
+    "all-reduce buckets leave during the last backward, after it, or whichever is faster",
+    choices=("best", "yes", "no"),
 )
+OPTIONS = (OVERLAP,)
 
 
 def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
     """Every number of accumulation steps, on all devices that the micro-batches feed."""
-    overlaps = {"best": (True, False), "yes": (True,), "no": (False,)}[str(options["overlap"])]
-    if not problem.rules.overlap_all_reduce and options["overlap"] == "best":
+    overlaps = {"best": (True, False), "yes": (True,), "no": (False,)}[OVERLAP.of(options)]
+    if not problem.rules.overlap_all_reduce and OVERLAP.of(options) == "best":
         overlaps = (False,)
     for batch in candidates(problem, (1, problem.num_devices)):
         yield Proposal(data_parallel(problem, batch), ("early-backward",), "A", overlaps)

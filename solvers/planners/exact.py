@@ -15,10 +15,9 @@ from penstock.solvers.planners.options import Option
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.problem import Problem
 
-OPTIONS = (
-    Option("max_configurations", 30_000, "partitions × placements × micro-batch numbers, at most", low=1),
-    Option("effort", 5.0, "for closing plans by CP-SAT, all together; about seconds, but counted", low=0),
-)
+CONFIGURATIONS = Option("max_configurations", 30_000, "partitions × placements × micro-batch numbers, at most", low=1)
+EFFORT = Option("effort", 5.0, "for closing plans by CP-SAT, all together; about seconds, but counted", low=0)
+OPTIONS = (CONFIGURATIONS, EFFORT)
 
 
 def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
@@ -28,14 +27,14 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
     ``UnsupportedRequest`` where there are too many plans to list.
     """
     space = Space.of(problem)
-    count, most = space.count(), int(str(options["max_configurations"]))
+    count, most = space.count(), CONFIGURATIONS.of(options)
     if count > most:
         raise UnsupportedRequest(
             f"planner 'exact' lists all plans: {problem.num_layers} layers on {problem.num_devices} devices in "
             f"{len(space.batches)} numbers of micro-batches make {count} partitions and placements; at most {most}",
             remedy="planner auto; or fewer micro_batch_sizes, or a larger option max_configurations",
         )
-    search = Search(space, float(str(options["effort"])))
+    search = Search(space, EFFORT.of(options))
     overlaps = (problem.rules.overlap_all_reduce,)
     numbers = [batch.num_micro_batches for batch in space.batches]
     covers = replace(contiguous(problem, numbers), replica_order=frozenset({"cluster"}))

@@ -10,6 +10,7 @@ from penstock.solvers.planners.session import Session
 from penstock.solvers.portfolio.tasks import MOST_LABELLED
 from penstock.solvers.result import Bound, Candidate, Result, Shortage, Status
 from penstock.solvers.schedule import Orders
+from penstock.solvers.schedules.catalogue import SCHEDULES
 from penstock.solvers.schedules.early_backward import ACR_THRESHOLD, activation_communication_ratio
 
 SHOWN = 8
@@ -69,7 +70,7 @@ def _shape(session: Session, best: Candidate) -> str:
     layers = _listed([stage.last - stage.first + 1 for stage in stages])
     name = best.schedule.name
     warmup = ""
-    if isinstance(best.schedule, Orders) and name in ("early-backward", "advance-forward"):
+    if isinstance(best.schedule, Orders) and name in SCHEDULES and SCHEDULES[name].by_vector:
         warmup = f" with K = {_listed(best.schedule.warmup[: len(stages)])}"
     straight = "straight" if used == len(stages) else replicas
     shape = f"{len(stages)} stages ({straight}, layers {layers}{recomputing}) on {used} devices"

@@ -12,26 +12,23 @@ from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.problem import Problem
 
 STAGES = Option("stages", 0, "number of stages; 0 tries each number that the cluster allows", low=0)
-OPTIONS = (
-    Option("by", "time", "what the stages share evenly", choices=("time", "layers", "parameters")),
-    STAGES,
-)
+BY = Option[By]("by", "time", "what the stages share evenly", choices=("time", "layers", "parameters"))
+OPTIONS = (BY, STAGES)
 MAX_TRIED = 32
 
 
 def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
     """Each number of stages with each number of micro-batches."""
-    by: By = options["by"]  # type: ignore[assignment]
     overlaps = (problem.rules.overlap_all_reduce,)
     for num_stages in stage_counts(problem, options):
         for batch in candidates(problem):
-            yield Proposal(block_partition(problem, batch, num_stages, by=by), ("gpipe",), "best", overlaps)
+            yield Proposal(block_partition(problem, batch, num_stages, by=BY.of(options)), ("gpipe",), "best", overlaps)
 
 
 def stage_counts(problem: Problem, options: Mapping[str, object]) -> list[int]:
     """The numbers of stages to try, the most first; beyond ``MAX_TRIED`` thinned evenly, 1 and all kept."""
     most = min(problem.num_devices, int(problem.cuttable.sum()) + 1)
-    asked = int(str(options["stages"]))
+    asked = STAGES.of(options)
     if asked > most:
         raise InvalidDocument(
             f"option 'stages' asks for {asked} stages, but {problem.num_devices} devices and "

@@ -14,16 +14,15 @@ from penstock.solvers.planners.options import Option
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.problem import Problem
 
-OPTIONS = (
-    Option(
-        "workers",
-        "best",
-        "how virtual workers are made of nodes: inside them, equally of all, or of fast and slow ones in pairs",
-        choices=("best", *POLICIES),
-    ),
-    Option("size", 0, "devices per virtual worker; 0 tries each", low=0),
-    Option("policy", "best", "warm-up: P_A, P_B, or what the judge finds best", choices=("best", "A", "B")),
+WORKERS = Option[str](
+    "workers",
+    "best",
+    "how virtual workers are made of nodes: inside them, equally of all, or of fast and slow ones in pairs",
+    choices=("best", *POLICIES),
 )
+SIZE = Option("size", 0, "devices per virtual worker; 0 tries each", low=0)
+POLICY = Option("policy", "best", "warm-up: P_A, P_B, or what the judge finds best", choices=("best", "A", "B"))
+OPTIONS = (WORKERS, SIZE, POLICY)
 MAX_JUDGED = 48
 
 Grouping = tuple[tuple[int, ...], ...]
@@ -51,7 +50,7 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
     ranked = sorted(plans, key=lambda allocation: plans[allocation])
     overlaps = (problem.rules.overlap_all_reduce,)
     for allocation in ranked[:MAX_JUDGED]:
-        yield Proposal(allocation, ("early-backward",), str(options["policy"]), overlaps)
+        yield Proposal(allocation, ("early-backward",), POLICY.of(options), overlaps)
 
 
 def _refuse_few(wanted: list[Grouping], batches: Sequence[Batch]) -> None:
@@ -85,14 +84,14 @@ def _groupings(problem: Problem, options: Mapping[str, object]) -> list[Grouping
             f"HetPipe makes virtual workers of several nodes; the cluster has one, of {len(nodes[0])} devices",
             remedy="planner 'pipedream', which is what HetPipe amounts to on one node",
         )
-    chosen = POLICIES if options["workers"] == "best" else tuple(p for p in POLICIES if p == options["workers"])
+    workers, size = WORKERS.of(options), SIZE.of(options)
+    chosen = POLICIES if workers == "best" else tuple(p for p in POLICIES if p == workers)
     every = list(dict.fromkeys(grouping for policy in chosen for grouping in groupings(problem, policy)))
-    size = int(str(options["size"]))
     found = [grouping for grouping in every if size in (0, len(grouping[0]))]
     if not found:
         sizes = sorted({len(grouping[0]) for grouping in every})
         raise InvalidDocument(
-            f"no virtual workers of {size or 'one'} size can be made by {options['workers']!r} of nodes with "
+            f"no virtual workers of {size or 'one'} size can be made by {workers!r} of nodes with "
             f"{', '.join(str(len(node)) for node in nodes)} devices",
             remedy=f"size {', '.join(map(str, sizes))}" if sizes else "workers 'best'",
         )

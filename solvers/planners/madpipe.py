@@ -35,19 +35,18 @@ from penstock.solvers.schedule import Pattern
 from penstock.solvers.schedules import inside_out, one_f_one_b_star
 from penstock.solvers.schedules.stage_line import ALL_BUFFERS, StageLine
 
-SOLVER = Option("solver", "highs", "of the periodic ILP", choices=SOLVERS)
-ILP_OPTIONS = (SOLVER, Option("nodes", NODES, "of the periodic ILP's search tree", low=1))
-OPTIONS = (
-    Option(
-        "mode",
-        "exact",
-        "contiguous optimum and exact label search; the contiguous optimum alone; or Algorithm 1 on the paper's grid",
-        choices=("exact", "contiguous", "paper"),
-    ),
-    Option("width", 0, "replicas of every stage; 0 tries each number that divides the cluster", low=0),
-    SOLVER,
-    Option("nodes", NODES, "of the periodic ILP's search tree, for each allocation; 0: inside-out alone", low=0),
+MODE = Option(
+    "mode",
+    "exact",
+    "contiguous optimum and exact label search; the contiguous optimum alone; or Algorithm 1 on the paper's grid",
+    choices=("exact", "contiguous", "paper"),
 )
+WIDTH = Option("width", 0, "replicas of every stage; 0 tries each number that divides the cluster", low=0)
+SOLVER = Option("solver", "highs", "of the periodic ILP", choices=SOLVERS)
+NODES_EACH = Option(
+    "nodes", NODES, "of the periodic ILP's search tree, for each allocation; 0: inside-out alone", low=0
+)
+OPTIONS = (MODE, WIDTH, SOLVER, NODES_EACH)
 PROMISING = 4
 ENOUGH_LABELS = 60_000
 """Chains whose allocations with a special processor are searched, and after how many labels no further one is."""
@@ -130,9 +129,9 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
     that no micro-batch feeds.
     """
     refuse_kinds(problem)
-    mode = str(options["mode"])
-    setups = _setups(problem, int(str(options["width"])))
-    second = SecondPhase(problem, str(options["solver"]), int(str(options["nodes"])))
+    mode = MODE.of(options)
+    setups = _setups(problem, WIDTH.of(options))
+    second = SecondPhase(problem, SOLVER.of(options), NODES_EACH.of(options))
     if mode == "paper":
         plans = _paper_plans(problem, setups, second)
     else:

@@ -12,17 +12,14 @@ from penstock.solvers.planners.options import Option
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.problem import Problem
 
-OPTIONS = (
-    Option("by", "parameters", "what the devices share evenly", choices=("time", "layers", "parameters")),
-    STAGES,
-)
+BY = Option[By]("by", "parameters", "what the devices share evenly", choices=("time", "layers", "parameters"))
+OPTIONS = (BY, STAGES)
 
 
 def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
     """Each number of devices with each number of micro-batches."""
-    by: By = options["by"]  # type: ignore[assignment]
     overlaps = (problem.rules.overlap_all_reduce,)
     for num_stages in stage_counts(problem, options):
         for batch in candidates(problem):
-            allocation = model_parallel(problem, batch, num_stages, by=by)
+            allocation = model_parallel(problem, batch, num_stages, by=BY.of(options))
             yield Proposal(allocation, ("model-parallel",), "best", overlaps)

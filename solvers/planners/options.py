@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import Any, Generic, TypeVar, cast
 
 from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
 
 Value = str | int | float | bool
+V = TypeVar("V", bound=Value)
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+@dataclass(frozen=True)
+class Option(Generic[V]):
     """One setting: its type is that of ``default``; ``choices`` or ``low`` … ``high`` say what it may be."""
 
     name: str
-    default: Value
+    default: V
     help: str
-    choices: tuple[Value, ...] = ()
+    choices: tuple[V, ...] = ()
     low: int | None = None
     high: int | None = None
 
@@ -26,6 +28,10 @@ class Option:
     def type(self) -> str:
         """``string``, ``integer``, ``number`` or ``boolean``, as JSON Schema calls it."""
         return {str: "string", int: "integer", float: "number", bool: "boolean"}[type(self.default)]
+
+    def of(self, values: Mapping[str, object]) -> V:
+        """Its value among those of all options (``checked``)."""
+        return cast(V, values[self.name])
 
     def fault(self, value: object) -> str | None:
         """What is wrong with a value; None when nothing is."""
@@ -41,7 +47,11 @@ class Option:
         return None
 
 
-def checked(owner: str, options: tuple[Option, ...], given: Mapping[str, object]) -> dict[str, Value]:
+Options = tuple[Option[Any], ...]
+"""All settings of a planner."""
+
+
+def checked(owner: str, options: Options, given: Mapping[str, object]) -> dict[str, Value]:
     """All options with their values, defaults filled in.
 
     Raises ``UnsupportedRequest`` for a name that ``owner`` does not have, ``InvalidDocument`` for a wrong value.

@@ -28,30 +28,29 @@ from penstock.solvers.problem import Problem
 from penstock.solvers.schedules.eager import bytes_needed, eager, fitted_depth, noam, period_ns, stage_works
 from penstock.solvers.update_rules import UpdateRule
 
-OPTIONS = (
-    Option(
-        "mode",
-        "best",
-        "partition by the paper's formula, by the released optimizer's, or by these and the real costs",
-        choices=("best", "paper", "released"),
-    ),
-    Option("straight", False, "one device per stage only"),
-    Option(
-        "dispatch",
-        "best",
-        "without a flush: replicas take whole micro-batches in turn (1F1B-RR), or rows of each",
-        choices=("best", "round_robin", "rows"),
-    ),
-    Option(
-        "policy",
-        "best",
-        "with a flush: warm-up by P_A, P_B, by the ratio, or what the judge finds best",
-        choices=("best", "A", "B", "acr"),
-    ),
-    Option(
-        "compression", 0.0, "released: what boundary transfers are divided by; 0 leaves them out, as its default", low=0
-    ),
+MODE = Option(
+    "mode",
+    "best",
+    "partition by the paper's formula, by the released optimizer's, or by these and the real costs",
+    choices=("best", "paper", "released"),
 )
+STRAIGHT = Option("straight", False, "one device per stage only")
+DISPATCH = Option(
+    "dispatch",
+    "best",
+    "without a flush: replicas take whole micro-batches in turn (1F1B-RR), or rows of each",
+    choices=("best", "round_robin", "rows"),
+)
+POLICY = Option(
+    "policy",
+    "best",
+    "with a flush: warm-up by P_A, P_B, by the ratio, or what the judge finds best",
+    choices=("best", "A", "B", "acr"),
+)
+COMPRESSION = Option(
+    "compression", 0.0, "released: what boundary transfers are divided by; 0 leaves them out, as its default", low=0
+)
+OPTIONS = (MODE, STRAIGHT, DISPATCH, POLICY, COMPRESSION)
 AT_ONCE = 2
 AFTERWARDS = 16
 DEEPER = (2, 3, 4, 6)
@@ -99,12 +98,9 @@ class _Search:
 
     def __init__(self, problem: Problem, options: Mapping[str, object]) -> None:
         self._problem = problem
-        self._mode = str(options["mode"])
-        self._straight = bool(options["straight"])
-        self._policy = str(options["policy"])
-        self._compression = float(str(options["compression"]))
-        asked = str(options["dispatch"])
-        self._turns = {"best": (True, False), "round_robin": (True,), "rows": (False,)}[asked]
+        self._mode, self._straight = MODE.of(options), STRAIGHT.of(options)
+        self._policy, self._compression = POLICY.of(options), COMPRESSION.of(options)
+        self._turns = {"best": (True, False), "round_robin": (True,), "rows": (False,)}[DISPATCH.of(options)]
         order = device_order(problem)
         uneven = len(set(server_classes(problem))) > 1
         orders = ((order, order[::-1]) if uneven else (order,)) if self._mode == "best" else ()

@@ -21,7 +21,7 @@ OPTIONS = (MODE, LAYOUT, DEPTH, WARMUP)
 def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
     """The configurations that promise most."""
     wanted = wanted_by(options, groups=1)
-    found = climb(problem, wanted) if options["mode"] == "paper" else exhaustive(problem, wanted)
+    found = climb(problem, wanted) if MODE.of(options) == "paper" else exhaustive(problem, wanted)
     for each in worth_judging(found):
         depth = [each.shape.ahead(i) for i in range(each.shape.depth)]
         pattern = eager(problem, each.allocation, update_rule="double_buffered", depth=depth)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from penstock.solvers.allocation import Allocation, Pipeline, Stage
 from penstock.solvers.batching import row_classes
@@ -11,16 +11,10 @@ from penstock.solvers.costs import UNREACHABLE_NS, all_reduce_ns, stage_costs, t
 from penstock.solvers.memory import activation_bytes, micro_batches_that_fit, static_bytes
 from penstock.solvers.problem import Problem
 from penstock.solvers.result import Bound, Shortage
-from penstock.solvers.schedule import Orders, Schedule
-from penstock.solvers.schedules import early_backward as early
-from penstock.solvers.schedules.advance_forward import advance_forward_of, deltas, everything, in_flight
-from penstock.solvers.schedules.gpipe import gpipe
-from penstock.solvers.schedules.model_parallel import model_parallel
-from penstock.solvers.schedules.pipeline_execution import execution_warmup
-from penstock.solvers.schedules.recomputed import recomputed
+from penstock.solvers.schedule import Schedule
+from penstock.solvers.schedules.catalogue import schedule_row
+from penstock.solvers.schedules.early_backward import depths as depths_of
 from penstock.solvers.update_rules import UpdateRule
-
-Policy = Literal["A", "B", "acr", "pe", "near", "best"]
 
 
 class Proposal(NamedTuple):
@@ -41,83 +35,6 @@ class Proposal(NamedTuple):
     note: str = ""
 
 
-class Draft(NamedTuple):
-    """An order that is not built yet: the micro-batches that each stage keeps in flight say whether it can fit.
-
-    ``apart``: recomputations are operations of their own, which may run while a gradient is awaited.
-    """
-
-    name: str
-    warmup: tuple[int, ...]
-    apart: bool = False
-
-    def orders(self, problem: Problem, allocation: Allocation) -> Orders:
-        """The order itself."""
-        orders = self._plain(problem, allocation)
-        return recomputed(allocation, orders) if self.apart else orders
-
-    def _plain(self, problem: Problem, allocation: Allocation) -> Orders:
-        if self.name == "early-backward":
-            return early.early_backward(problem, allocation, warmup=self.warmup)
-        if self.name == "model-parallel":
-            return model_parallel(problem, allocation)
-        if self.name == "advance-forward":
-            return advance_forward_of(problem, allocation, self.warmup)
-        return gpipe(problem, allocation, backward="lifo" if self.name == "gpipe-lifo" else "fifo")
-
-
-DRAFTED = ("early-backward", "pe", "gpipe", "model-parallel", "advance-forward")
-"""Schedules whose orders ``drafts`` makes for any allocation; the others come with their allocation."""
-
-
-def drafts(problem: Problem, allocation: Allocation, schedule: str, policy: str) -> list[Draft]:
-    """Every order of one schedule that is worth judging for an allocation, each once.
-
-    Where stages recompute, first with recomputations as operations of their own; these keep what they rebuild while
-    they wait, so then also within the backwards.
-    """
-    plain = _drafts(allocation, schedule) or [
-        Draft("early-backward", vector)
-        for vector in _vectors(problem, allocation, "pe" if schedule == "pe" else policy)
-    ]
-    if not any(stage.recompute for stage in allocation.stages):
-        return plain
-    return [*(draft._replace(apart=True) for draft in plain), *plain]
-
-
-def _drafts(allocation: Allocation, schedule: str) -> list[Draft]:
-    """Those that need no costs; none of any other schedule."""
-    stages = len(allocation.stages)
-    if schedule == "gpipe":
-        names = ("gpipe", "gpipe-lifo") if allocation.num_micro_batches > 1 else ("gpipe",)
-        return [Draft(name, (allocation.num_micro_batches,) * stages) for name in names]
-    if schedule == "model-parallel":
-        return [Draft("model-parallel", (1,) * stages)]
-    if schedule == "advance-forward":
-        vectors = [*(in_flight(allocation, delta) for delta in deltas(stages)), everything(allocation)]
-        return [Draft("advance-forward", vector) for vector in dict.fromkeys(vectors)]
-    return []
-
-
-def _vectors(problem: Problem, allocation: Allocation, policy: str) -> list[tuple[int, ...]]:
-    """K-vectors of a policy; ``best``: P_A, P_B, two between them, and as many forwards as memory holds.
-
-    ``near``: P_A, and one more forward.
-    """
-    if policy in ("A", "B", "acr", "pe"):
-        single = {"A": early.policy_a, "B": early.policy_b, "acr": early.by_acr, "pe": execution_warmup}[policy]
-        return [single(problem, allocation)]
-    depths = early.depths(allocation)
-    wanted = [
-        depths,
-        tuple(min(d + 1, 2 * d - 1) for d in depths),
-        tuple((3 * d - 1) // 2 for d in depths),
-        tuple(2 * d - 1 for d in depths),
-        (allocation.num_micro_batches,) * len(depths),
-    ][: 2 if policy == "near" else None]
-    return list(dict.fromkeys(early.fitted(problem, allocation, each) for each in wanted))
-
-
 def recompute_variants(problem: Problem, allocation: Allocation, schedules: tuple[str, ...]) -> list[Allocation]:
     """The allocation with recomputation where the request wants it, or where memory asks for it.
 
@@ -131,9 +48,10 @@ def recompute_variants(problem: Problem, allocation: Allocation, schedules: tupl
         return [_recomputing(allocation, set(range(len(stages))))]
     rows = row_classes(problem.global_batch_size, allocation.num_micro_batches)[0][0]
     fits = [micro_batches_that_fit(problem, stage, rows) for stage in stages]
-    depths = early.depths(allocation)
+    depths = depths_of(allocation)
     whole = allocation.num_micro_batches
-    flying = [whole] * len(stages) if "gpipe" in schedules else [min(2 * d - 1, whole) for d in depths]
+    held = whole if any(schedule_row(each).whole for each in schedules) else 0
+    flying = [max(min(2 * d - 1, whole), held) for d in depths]
     levels = ([1] * len(stages), [min(d, whole) for d in depths], flying)
     variants = [_recomputing(allocation, {s for s, fit in enumerate(fits) if fit < level[s]}) for level in levels]
     return list(dict.fromkeys(variants))

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.planners.joint import surely_fits
-from penstock.solvers.planners.proposal import Draft
 from penstock.solvers.problem import Problem
 from penstock.solvers.result import Shortage
 from penstock.solvers.schedule import Orders, Schedule
+from penstock.solvers.schedules.drafts import Draft
 from penstock.solvers.timeline import Timeline
 
 Key = tuple[int, int, tuple[object, ...], int, str]
@@ -37,6 +37,6 @@ def excess_of(problem: Problem, allocation: Allocation, timeline: Timeline) -> S
 
 def may_lack(problem: Problem, allocation: Allocation, draft: Draft) -> bool:
     """Whether a draft may turn out to need fewer micro-batches in flight."""
-    if draft.name != "early-backward" or max(draft.warmup) <= 1:
+    if not draft.row.fewer or max(draft.warmup) <= 1:
         return False
     return not all(surely_fits(problem, allocation, stage) for stage in allocation.stages)

@@ -27,7 +27,8 @@ from penstock.solvers.request_bound.search import BatchSearch
 from penstock.solvers.request_bound.warm_ups import climb
 from penstock.solvers.result import Bound
 
-OPTIONS = (Option("effort", 30, "labels times grid points of all searches together, in millions", low=1),)
+EFFORT = Option("effort", 30, "labels times grid points of all searches together, in millions", low=1)
+OPTIONS = (EFFORT,)
 MILLION = 1_000_000
 FURTHER, SLOWER = 4, 8
 """A search goes up to 1/4 above the bound that is known; with more devices than 32, up to ``SLOWER`` / devices."""
@@ -146,7 +147,7 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
             f"planner 'relax' searches plans on at most {MOST_DEVICES} devices; there are {problem.num_devices}",
             remedy="planner auto or spread",
         )
-    relaxation = Relaxation(problem, int(str(options["effort"])) * MILLION)
+    relaxation = Relaxation(problem, EFFORT.of(options) * MILLION)
     overlaps = (problem.rules.overlap_all_reduce,)
     plain = [
         Proposal(block_partition(problem, batch, stages, by="parameters"), ("early-backward",), "A", overlaps)

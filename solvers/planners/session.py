@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from penstock.schemas.coverage import Covers
-from penstock.schemas.errors import InvalidPlan
+from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.bounds import request_bound, schedule_bound
 from penstock.solvers.codecs import best_codecs, with_codecs
@@ -21,10 +21,7 @@ from penstock.solvers.feasibility import Proof, proof_of_infeasibility
 from penstock.solvers.pins import broken_pin, keep_pins, keep_pins_of_schedule
 from penstock.solvers.planners.deadline import Deadline
 from penstock.solvers.planners.proposal import (
-    DRAFTED,
-    Draft,
     Proposal,
-    drafts,
     recompute_variants,
     shortage_of,
     unreachable,
@@ -35,6 +32,8 @@ from penstock.solvers.portfolio.outcome import Closing, Found, Outcome
 from penstock.solvers.problem import Problem
 from penstock.solvers.result import Bound, Candidate, Progress, Result, Shortage, Status
 from penstock.solvers.schedule import Schedule
+from penstock.solvers.schedules.catalogue import ScheduleRow, schedule_row
+from penstock.solvers.schedules.drafts import Draft, drafts
 from penstock.solvers.schedules.early_backward import fitted
 from penstock.solvers.simulate import makespan_ns, simulate
 from penstock.solvers.ties import tied_sums
@@ -54,6 +53,15 @@ class Attempt(NamedTuple):
     schedule: Schedule
     overlap: bool
     update_rule: UpdateRule
+
+
+def _named(planner: str, schedule: str) -> ScheduleRow:
+    """A schedule that a planner proposes. Raises ``InvalidPlan`` for one that does not exist (the planner's bug)."""
+    try:
+        return schedule_row(schedule)
+    except UnsupportedRequest as unknown:
+        detail = f"planner {planner!r} proposes what there is not: {unknown.detail}"
+        raise InvalidPlan(detail, remedy=unknown.remedy) from None
 
 
 @dataclass
@@ -287,10 +295,12 @@ class Session:
             if self.schedule in ("auto", proposal.fixed.name):
                 self._try_fixed(planner, proposal, proposal.fixed)
             return
-        if self.schedule not in ("auto", *DRAFTED):
+        rows = [_named(planner, each) for each in schedules]
+        if not any(row.drafted for row in rows):
             return
+        split = any(row.split for row in rows)
         for allocation in recompute_variants(self.problem, proposal.allocation, schedules):
-            if self._surpassed(whole_backwards_bound_ns(self.problem, allocation)):
+            if not split and self._surpassed(whole_backwards_bound_ns(self.problem, allocation)):
                 continue
             for schedule in schedules:
                 for draft in drafts(self.problem, allocation, schedule, proposal.policy):
@@ -329,7 +339,11 @@ class Session:
             self._seen.add(mark)
             short = shortage_of(self.problem, allocation, attempt.warmup)
             if short is None:
-                orders = attempt.orders(self.problem, allocation)
+                try:
+                    orders = attempt.orders(self.problem, allocation)
+                except UnsupportedRequest as refused:  # the schedule does not order such stages
+                    self.disconnected = f"in the last one tried, {refused.detail}"
+                    return
                 plan = Attempt(planner, allocation, orders, overlap, "synchronous")
                 short = self._accept(plan, memory=may_lack(self.problem, allocation, attempt))
             if short is None:
@@ -410,7 +424,7 @@ class Session:
     def _fewer(self, allocation: Allocation, draft: Draft, short: Shortage) -> Draft | None:
         """The same schedule with one micro-batch less in flight on the stage that lacks memory."""
         stage = next(s for s, each in enumerate(allocation.stages) if each.first == short.first_layer)
-        if draft.name != "early-backward" or draft.warmup[stage] <= 1:
+        if not draft.row.fewer or draft.warmup[stage] <= 1:
             return None
         wanted = [min(k, draft.warmup[stage] - 1) if s >= stage else k for s, k in enumerate(draft.warmup)]
         return draft._replace(warmup=fitted(self.problem, allocation, wanted))

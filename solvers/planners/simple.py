@@ -9,7 +9,7 @@ fits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import chain
@@ -21,11 +21,11 @@ from penstock.solvers.allocation import Allocation, single_pipeline
 from penstock.solvers.allocators.simple_lines import Line, folded_lines, kept_lines, largest_ns, simple_lines
 from penstock.solvers.batches import Batch, candidates, dapple_replicas
 from penstock.solvers.feasibility import proof_of_infeasibility
-from penstock.solvers.planners.options import Option
+from penstock.solvers.planners.options import Options
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.problem import Problem
 from penstock.solvers.schedules import one_f_one_b_star
-from penstock.solvers.schedules.advance_forward import advance_forward_of, in_flight
+from penstock.solvers.schedules.advance_forward import advance_forward, in_flight
 from penstock.solvers.schedules.eager import eager, fitted_depth, noam
 from penstock.solvers.schedules.early_backward import early_backward
 from penstock.solvers.schedules.stage_line import StageLine
@@ -71,7 +71,7 @@ class _Ranked(NamedTuple):
     allocation: Allocation
 
 
-def unlimited(options: Iterable[Option], values: Mapping[str, object]) -> bool:
+def unlimited(options: Options, values: Mapping[str, object]) -> bool:
     """Whether no option limits a planner to some of its plans; all but those on effort may, where they are set."""
     return all(values[each.name] == each.default for each in options if each.name not in EFFORTS)
 
@@ -236,7 +236,7 @@ def averaged(problem: Problem, allocation: Allocation) -> Iterator[Proposal]:
         plan = parallel_pipelines(variant.stages, 1, variant.num_micro_batches)
         overlaps = (problem.rules.overlap_all_reduce,)
         for warmup in (in_flight(plan, 0), (1,) * len(plan.stages)):
-            orders = advance_forward_of(problem, plan, warmup)
+            orders = advance_forward(problem, plan, warmup=warmup)
             yield Proposal(plan, ("advance-forward",), "best", overlaps, "elastic_averaging", orders)
 
 

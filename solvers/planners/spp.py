@@ -30,29 +30,28 @@ from penstock.solvers.schedules.early_backward import early_backward
 from penstock.solvers.schedules.pipeline_execution import unclamped
 from penstock.solvers.simulate import makespan_ns
 
-OPTIONS = (
-    Option(
-        "orientation",
-        "best",
-        "which side of a minimum cut comes first: that with the smallest device, the wider joint, or all of both",
-        choices=("id", "bandwidth", "best"),
-    ),
-    Option(
-        "replicas",
-        "pruned",
-        "replica counts of a stage: all, powers of two, or 1-8, multiples of 8 and 64, and whole nodes",
-        choices=("all", "pruned", "powers"),
-    ),
-    Option("max_stages", 0, "largest number of stages; 0: no limit", low=0),
-    Option("allow_unused", True, "whether devices may be left over; the paper uses all"),
+ORIENTATION = Option(
+    "orientation",
+    "best",
+    "which side of a minimum cut comes first: that with the smallest device, the wider joint, or all of both",
+    choices=("id", "bandwidth", "best"),
 )
+REPLICAS = Option(
+    "replicas",
+    "pruned",
+    "replica counts of a stage: all, powers of two, or 1-8, multiples of 8 and 64, and whole nodes",
+    choices=("all", "pruned", "powers"),
+)
+MAX_STAGES = Option("max_stages", 0, "largest number of stages; 0: no limit", low=0)
+ALLOW_UNUSED = Option("allow_unused", True, "whether devices may be left over; the paper uses all")
+OPTIONS = (ORIENTATION, REPLICAS, MAX_STAGES, ALLOW_UNUSED)
 AT_ONCE = 3
 AFTERWARDS = 48
 
 
 def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
     """The best plans of every number of micro-batches as they are found, then the next best of all of them."""
-    lines = list(_orders(problem, str(options["orientation"])))
+    lines = list(_orders(problem, ORIENTATION.of(options)))
     left: list[Found] = []
     best = LONGEST_NS
     said: Proposal | None = None
@@ -91,7 +90,7 @@ def _said(problem: Problem, plans: Sequence[Found], options: Mapping[str, object
     T_SPP is the best plan in SPP's own order.
     """
     batch = guarantees.only_batch(problem)
-    whole = len(_replicas(problem, options)) == problem.num_devices and not options["max_stages"]
+    whole = len(_replicas(problem, options)) == problem.num_devices and not MAX_STAGES.of(options)
     if batch is None or not plans or not whole:
         return None
     unlimited = [early_backward(problem, a, warmup=unclamped(a)) for _, a, _ in plans]
@@ -132,19 +131,20 @@ def _plans(
 ) -> list[Found]:
     """Plans of every number of stages on every order, those that fit first, then the most promising."""
     counts = _replicas(problem, options)
-    limits: dict[str, Any] = {"max_stages": options["max_stages"], "unused": options["allow_unused"]}
+    stages, unused = MAX_STAGES.of(options), ALLOW_UNUSED.of(options)
     plans: dict[Allocation, Found] = {}
     for line in lines:
-        for found in partitioned(problem, line, batch, counts, **limits, best_ns=best):
+        for found in partitioned(problem, line, batch, counts, max_stages=stages, unused=unused, best_ns=best):
             plans.setdefault(found.allocation, found)
         best = min([best, *(found.estimate_ns for found in plans.values() if found.fits)])
     return sorted(plans.values(), key=_rank)
 
 
 def _replicas(problem: Problem, options: Mapping[str, object]) -> tuple[int, ...]:
-    if options["replicas"] == "all":
+    wanted = REPLICAS.of(options)
+    if wanted == "all":
         return tuple(range(1, problem.num_devices + 1))
-    return powers(problem) if options["replicas"] == "powers" else pruned_replicas(problem)
+    return powers(problem) if wanted == "powers" else pruned_replicas(problem)
 
 
 def _promise(problem: Problem, batch: Batch) -> tuple[int, int]:

@@ -21,7 +21,8 @@ from penstock.solvers.planners.options import Option
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.problem import Problem
 
-OPTIONS = (Option("batches", 6, "numbers of micro-batches that are looked into, the most promising first", low=1),)
+BATCHES = Option("batches", 6, "numbers of micro-batches that are looked into, the most promising first", low=1)
+OPTIONS = (BATCHES,)
 
 
 class _Found(NamedTuple):
@@ -37,7 +38,7 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
     line = line_of(problem)
     found: dict[float, list[_Found]] = {idle: [] for idle in IDLE}
     first = True
-    for batch in sorted(_batches(problem), key=lambda batch: _promise(problem, batch))[: int(str(options["batches"]))]:
+    for batch in sorted(_batches(problem), key=lambda batch: _promise(problem, batch))[: BATCHES.of(options)]:
         partitions = Partitions(Pieces(problem, batch, line))
         for idle, own in found.items():
             known = len(own)

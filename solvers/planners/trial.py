@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.costs import UNREACHABLE_NS
-from penstock.solvers.planners.proposal import Draft, drafts, shortage_of
+from penstock.solvers.planners.proposal import shortage_of
 from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import Orders
+from penstock.solvers.schedules.drafts import Draft, drafts
 from penstock.solvers.schedules.early_backward import depths, fitted
 from penstock.solvers.simulate import makespan_ns, simulate
 

@@ -29,6 +29,7 @@ from penstock.solvers.planners.proposal import Proposal, shortage_of, unreachabl
 from penstock.solvers.planners.trial import Outcome, Trial, judged
 from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import Orders
+from penstock.solvers.schedules.catalogue import schedule_row
 from penstock.solvers.schedules.of_trainers import chunks_of, order_of, ranks_of_stages
 from penstock.solvers.within import Recomputing, Within
 
@@ -83,6 +84,7 @@ class Search:
 
     def __init__(self, problem: Problem, within: Within, schedule: str) -> None:
         self.problem, self.within, self.schedule = problem, within, schedule
+        self.row = schedule_row(schedule)
         cuts = np.asarray(within.cuts, dtype=bool) & problem.cuttable
         cuts.setflags(write=False)
         self.cut = replace(problem, cuttable=cuts)
@@ -156,8 +158,7 @@ class Search:
     def _judged(self, plan: Allocation, below_ns: int) -> Outcome:
         """The judge's opinion, which is spared where the micro-batches that are in flight for certain do not fit."""
         count, number = len(plan.stages), plan.num_micro_batches
-        flying = {"early-backward": [min(count - s, number) for s in range(count)], "gpipe": [number] * count}
-        short = shortage_of(self.problem, plan, tuple(flying.get(self.schedule, [1] * count)))
+        short = shortage_of(self.problem, plan, self.row.trained_in_flight(count, number))
         if short is not None:
             return Outcome(NEVER_NS, lacking=short.device)
         self.effort += 1 + count * number / AS_A_PLAN
@@ -187,7 +188,7 @@ class Search:
 
     def _chunks(self, ranks: int, blocks: int, micro_batches: int) -> Iterable[int]:
         found = chunks_of(self.schedule, min(MOST_CHUNKS, blocks // ranks))
-        if self.schedule == "interleaved" and self.within.group(ranks, micro_batches) is None:
+        if self.row.grouped and self.within.group(ranks, micro_batches) is None:
             return ()
         return found if ranks > 1 or 1 in found else ()
 

@@ -39,7 +39,7 @@ SHORT = 3
 def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
     """The configurations that promise most."""
     wanted = wanted_by(options, groups=2)
-    found = climb(problem, wanted) if options["mode"] == "paper" else exhaustive(problem, wanted)
+    found = climb(problem, wanted) if MODE.of(options) == "paper" else exhaustive(problem, wanted)
     for each in worth_judging(found):
         pattern = wpipe(problem, each.allocation, policy=each.shape.policy)
         overlaps = (problem.rules.overlap_all_reduce,)
@@ -48,11 +48,10 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
 
 def wanted_by(options: Mapping[str, object], groups: int) -> Wanted:
     """The search that the options ask for; the paper's mode has the paper's warm-up and recomputation."""
-    paper = options["mode"] == "paper"
-    policies: dict[object, tuple[WarmUp, ...]] = {"best": ("A",) if paper else ("A", "B"), "A": ("A",), "B": ("B",)}
-    return Wanted(
-        groups, policies[options["warmup"]], str(options["layout"]), int(str(options["depth"])), by_group=not paper
-    )
+    paper = MODE.of(options) == "paper"
+    policies: dict[str, tuple[WarmUp, ...]] = {"best": ("A",) if paper else ("A", "B"), "A": ("A",), "B": ("B",)}
+    policy = policies[WARMUP.of(options)]
+    return Wanted(groups, policy, LAYOUT.of(options), DEPTH.of(options), by_group=not paper)
 
 
 def worth_judging(found: list[Found]) -> Iterator[Found]:

@@ -10,11 +10,8 @@ from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.planners.session import Session
 from penstock.solvers.portfolio.crew import Crew
 from penstock.solvers.portfolio.outcome import Found, Outcome
-from penstock.solvers.portfolio.tasks import Prove, Task
+from penstock.solvers.portfolio.tasks import Ask, Prove, Task
 from penstock.solvers.result import Bound
-
-EARLY = ("bound", "relax")
-"""Processes begin these first: their bound tells everybody how far there is to go."""
 
 
 @dataclass
@@ -51,7 +48,7 @@ class Tasks:
     @property
     def urgent(self) -> list[int]:
         """By number, but what gives a bound first."""
-        return sorted(range(len(self.tasks)), key=lambda number: self.tasks[number].name not in EARLY)
+        return sorted(range(len(self.tasks)), key=lambda number: not _early(self.tasks[number]))
 
     def wanted(self, number: int) -> bool:
         """Whether a task may still matter, by what the tasks before the first open one have found."""
@@ -107,3 +104,8 @@ class Tasks:
         if self.session.on_progress is not None:
             names = tuple(self.tasks[number].name for number in self._working)
             self.session.on_progress(self.session.progress(chain.from_iterable(self._proven.values()), names))
+
+
+def _early(task: Task) -> bool:
+    """Whether processes begin it first: its bound tells everybody how far there is to go."""
+    return isinstance(task, Prove) or (isinstance(task, Ask) and task.early)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.schemas.coverage import Covers
 from penstock.schemas.errors import UnsupportedRequest
@@ -17,10 +17,9 @@ from penstock.solvers.closing import close
 from penstock.solvers.device_count import search as device_count
 from penstock.solvers.neighbourhood.search import search
 from penstock.solvers.planners.deadline import Deadline
-from penstock.solvers.planners.options import Option
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.planners.session import Session
-from penstock.solvers.planners.simple import Simple, first_plans, last_plans, simplest_plans, unlimited
+from penstock.solvers.planners.simple import first_plans, last_plans, simplest_plans, unlimited
 from penstock.solvers.portfolio.outcome import Closing, Found, Outcome
 from penstock.solvers.problem import Problem
 from penstock.solvers.remedies import find_remedy
@@ -28,34 +27,10 @@ from penstock.solvers.result import Bound
 from penstock.solvers.schedule import Orders
 from penstock.solvers.within_bound import within_bounds
 
+if TYPE_CHECKING:
+    from penstock.solvers.planners.catalogue import Planner
+
 Proposals = Callable[[Problem, Mapping[str, object]], Iterator[Proposal]]
-
-
-class Known(Protocol):
-    """What a portfolio asks of an entry of the planners' table."""
-
-    @property
-    def proposals(self) -> Proposals | None:
-        """What it proposes."""
-
-    @property
-    def options(self) -> tuple[Option, ...]:
-        """Its settings."""
-
-    @property
-    def simple(self) -> tuple[Simple, ...]:
-        """How it runs the simplest plans."""
-
-    @property
-    def supports(self) -> frozenset[str]:
-        """Update rules and request features."""
-
-    @property
-    def accepts(self) -> tuple[str, ...]:
-        """Schedules that may be asked for."""
-
-    def feasible(self, problem: Problem, schedule: str, values: Mapping[str, object], deadline: Deadline) -> bool:
-        """Whether it finds a plan that fits."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +44,10 @@ class Setting:
     max_plans: int | None
     first_feasible: bool
     every_plan: Bound | None
-    planners: Mapping[str, Known]
+    planners: Mapping[str, Planner]
 
     @classmethod
-    def of(cls, session: Session, planners: Mapping[str, Known]) -> Setting:
+    def of(cls, session: Session, planners: Mapping[str, Planner]) -> Setting:
         """That of a session."""
         s = session
         bound = None if s.first_feasible else s.every_plan
@@ -124,12 +99,16 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class Ask:
-    """A planner's proposals, judged; ``under_gpipe``: also in GPipe's order."""
+    """A planner's proposals, judged; ``also``: schedules that those of several stages are tried under as well.
+
+    ``early``: to be begun before others.
+    """
 
     name: str
     values: Mapping[str, object]
-    under_gpipe: bool = False
+    also: tuple[str, ...] = ()
     makes: Covers | None = None
+    early: bool = False
 
     def run(self, setting: Setting, link: Link) -> Outcome:
         """Until its end, the limit, or the gap."""
@@ -137,8 +116,7 @@ class Ask:
         entry = setting.planners[self.name]
         assert entry.proposals is not None
         try:
-            found = entry.proposals(setting.problem, self.values)
-            own = _also_under_gpipe(found) if self.under_gpipe else found
+            own = _also_under(self.also, entry.proposals(setting.problem, self.values))
             simple = entry.simple if unlimited(entry.options, self.values) else ()
             before, after = first_plans(setting.problem, simple), simplest_plans(setting.problem, simple)
             last = last_plans(setting.problem, simple, lambda: session.best is None)
@@ -148,11 +126,11 @@ class Ask:
         return session.outcome(self.name)
 
 
-def _also_under_gpipe(proposals: Iterator[Proposal]) -> Iterator[Proposal]:
+def _also_under(schedules: tuple[str, ...], proposals: Iterator[Proposal]) -> Iterator[Proposal]:
     for proposal in proposals:
         yield proposal
-        if len(proposal.allocation.stages) > 1:
-            yield proposal._replace(schedules=("gpipe",))
+        if len(proposal.allocation.stages) > 1 and proposal.fixed is None:
+            yield from (proposal._replace(schedules=(schedule,)) for schedule in schedules)
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Schedules: plain functions from a problem and an allocation to ``Orders``; ``registry.SCHEDULES`` lists them."""
+"""Schedules: plain functions from a problem and an allocation to ``Orders``; ``catalogue.SCHEDULES`` lists them."""

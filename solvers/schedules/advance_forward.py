@@ -23,25 +23,27 @@ Advance = Literal["best", "climb", "1f1b", "afab"]
 """Which δ: the best of all, by algorithm 1, none, or all forwards first."""
 
 
-def advance_forward(problem: Problem, allocation: Allocation, *, delta: int = 0, afab: bool = False) -> Orders:
+def advance_forward(
+    problem: Problem,
+    allocation: Allocation,
+    *,
+    delta: int = 0,
+    afab: bool = False,
+    warmup: tuple[int, ...] | None = None,
+) -> Orders:
     """Orders of every pipeline by itself, so that pipelines may share devices (a row for each stage).
 
-    Raises ``InvalidDocument`` for a negative ``delta``.
+    ``warmup``: so many micro-batches in flight on each stage instead. Raises ``InvalidDocument`` for a negative
+    ``delta``.
     """
     if delta < 0:
         raise InvalidDocument(f"delta {delta} is negative; 1F1B already has no forward in advance that it can spare")
-    if afab:
-        return advance_forward_of(problem, allocation, everything(allocation))
-    return advance_forward_of(problem, allocation, in_flight(allocation, delta))
-
-
-def advance_forward_of(problem: Problem, allocation: Allocation, flying: tuple[int, ...]) -> Orders:
-    """Orders with so many micro-batches in flight on each stage."""
+    flying = warmup or (everything(allocation) if afab else in_flight(allocation, delta))
     rows: list[Row] = []
     first = 0
     for pipeline in allocation.pipelines:
-        warmup = flying[first : first + len(pipeline.stages)]
-        for row in flushed_rows(problem, Allocation((pipeline,), allocation.num_micro_batches), warmup):
+        own = flying[first : first + len(pipeline.stages)]
+        for row in flushed_rows(problem, Allocation((pipeline,), allocation.num_micro_batches), own):
             operations = row.operations.copy()
             operations[:, 1] += first
             rows.append(Row(row.devices, operations))

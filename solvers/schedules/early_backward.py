@@ -33,6 +33,12 @@ def early_backward(problem: Problem, allocation: Allocation, *, warmup: Sequence
     return Orders("early-backward", flushed_rows(problem, allocation, capped), capped)
 
 
+def one_f_one_b(problem: Problem, allocation: Allocation) -> Orders:
+    """1F1B as other trainers run it: S - i forwards of stage i first, whatever memory holds."""
+    count, number = len(allocation.stages), allocation.num_micro_batches
+    return early_backward(problem, allocation, warmup=[min(count - s, number) for s in range(count)])
+
+
 def policy_a(problem: Problem, allocation: Allocation) -> tuple[int, ...]:
     """P_A: K_i = min(S - i, D_i)."""
     return fitted(problem, allocation, depths(allocation))

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import Orders
-from penstock.solvers.schedules.early_backward import early_backward
-from penstock.solvers.schedules.gpipe import gpipe
-from penstock.solvers.schedules.interleaved import interleaved, looped_bfs, looped_bfs_lifo
-from penstock.solvers.schedules.v_shape import zb_v_cut
+from penstock.solvers.schedules.catalogue import SCHEDULES
 
-ONE_STAGE = ("early-backward", "gpipe")
+TRAINED = tuple(row.name for row in SCHEDULES.values() if row.trained is not None)
+"""Schedules that other trainers run."""
+ONE_STAGE = tuple(name for name in TRAINED if SCHEDULES[name].parts in ("any", "line"))
 """Orders with one stage on each rank."""
-IN_A_V = ("zb-v",)
+IN_A_V = tuple(name for name in TRAINED if SCHEDULES[name].parts == "v")
 """With two, stage 2 p - 1 - r on the rank of stage r. All others have two or more, in a loop."""
-MADE: dict[str, Callable[..., Orders]] = {
-    "gpipe": gpipe,
-    "interleaved": interleaved,
-    "looped-bfs": looped_bfs,
-    "looped-bfs-lifo": looped_bfs_lifo,
-    "zb-v": zb_v_cut,
-}
 
 
 def order_of(problem: Problem, allocation: Allocation, name: str, group: int | None = None) -> Orders:
@@ -32,16 +24,10 @@ def order_of(problem: Problem, allocation: Allocation, name: str, group: int | N
     ``group``: micro-batches that ``interleaved`` takes together. Raises UnsupportedRequest where the stages do not
     allow it.
     """
-    if name == "early-backward":
-        count, number = len(allocation.stages), allocation.num_micro_batches
-        return early_backward(problem, allocation, warmup=[min(count - s, number) for s in range(count)])
-    if name == "interleaved":
-        return interleaved(problem, allocation, group)
-    if name in MADE:
-        return MADE[name](problem, allocation)
-    raise UnsupportedRequest(
-        f"no trainer runs schedule {name!r}", remedy=f"one of {', '.join(('early-backward', *MADE))}"
-    )
+    row = SCHEDULES.get(name)
+    if row is None or row.trained is None:
+        raise UnsupportedRequest(f"no trainer runs schedule {name!r}", remedy=f"one of {', '.join(TRAINED)}")
+    return row.trained(problem, allocation, **({"group": group} if row.grouped else {}))
 
 
 def chunks_of(name: str, most: int) -> Iterable[int]:

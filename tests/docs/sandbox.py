@@ -107,6 +107,7 @@ class Sandbox:
     def _data(self, piece: Piece) -> None:
         """It can be read; a file that the page names is written, a topology is one."""
         if piece.file:
+            Path(piece.file).parent.mkdir(parents=True, exist_ok=True)
             Path(piece.file).write_text(piece.text)
         read: Mapping[str, Callable[[str], Any]] = {"json": json.loads, "yaml": yaml.safe_load, "toml": tomllib.loads}
         if piece.language in read:

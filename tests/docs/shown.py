@@ -40,6 +40,8 @@ ELSEWHERE = {
 
 MEASURED = "each process loads torch; profiling.md measures, on two devices"
 TRAINED = "each rank loads torch; running.md trains the same plan"
+ADDED = "penstock plan --model gpt2-small --cluster 1x4xV100"
+ADDS = "tests/docs/test_adding_pages.py runs it with what the page adds"
 
 NOT_RUN = {
     "penstock rank job.json --model mytrain:job --steps 1000 --report report.json": "a launcher starts it: tests/slurm",
@@ -56,6 +58,13 @@ NOT_RUN = {
     "penstock run plan.json --model mytrain:job --steps 2 --memory": "tests/executor/test_memory_use.py",
     "penstock tune plan.json --model mytrain:job --batches 3 -o tuned.json": "calibrating.md has it, on fewer samples",
     "penstock import layout train.sh --from megatron --model llama-3-8b --cluster 2x8xH100": "other-trainers.md has it",
+    f"{ADDED} -b 32 --micro-batch-size 2 --schedule two-more -o two-more.json": ADDS,
+    "penstock verify two-more.json": ADDS,
+    "penstock simulate two-more.json --chrome-trace two-more-trace.json": ADDS,
+    "penstock export two-more.json --to bundle -o two-more-job.json": ADDS,
+    f"{ADDED} -b 16 --micro-batch-size 4 --planner equal --set stages=4 -o equal.json": ADDS,
+    f"{ADDED} -b 16 --micro-batch-size 4 --planner equal --schedule gpipe -o equal.json": ADDS,
+    "penstock verify equal.json": ADDS,
     "penstock run … --checkpoint DIR --checkpoint-every 50 --restarts 3": "running.md has it in full",
 }
 """Commands of ours that are only parsed, and why."""

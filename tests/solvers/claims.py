@@ -21,7 +21,6 @@ from penstock.schemas.coverage import Covers
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.solvers.bounds import one_pipeline_bound, request_bound
 from penstock.solvers.device_count import search as device_count
-from penstock.solvers.planners.auto import TARGET
 from penstock.solvers.problem import Problem
 from penstock.solvers.registry import PLANNERS
 from penstock.solvers.result import SCHEDULE_SCOPE, Bound, Candidate, Result, Status
@@ -111,7 +110,7 @@ class Audit:
     def run(self) -> Tally:
         """Planners first, then the list of plans, then every claim against every plan."""
         for name in self.effort.planners:
-            if self.problem.within is None or TARGET in PLANNERS[name].supports:
+            if self.problem.within is None or PLANNERS[name].target:
                 self._ask(name)
         self._prove()
         self._check_found()

@@ -61,7 +61,7 @@ def test_never_above_any_planners_plan(seed: int) -> None:
     for name, planner in PLANNERS.items():
         if name in ("auto", "exact") or "synchronous" not in planner.supports:
             continue
-        for schedule in planner.schedules:
+        for schedule in planner.accepts:
             try:
                 best = planner.solve(problem, schedule=schedule, max_plans=8).best
             except UnsupportedRequest:

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import get_args
 
 import pytest
 from problems import make_problem
 
-from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
+from penstock.schemas.errors import InvalidDocument, InvalidPlan, UnsupportedRequest
+from penstock.solvers.allocation import Allocation
+from penstock.solvers.allocators.block_partition import block_partition
+from penstock.solvers.allocators.data_parallel import data_parallel
+from penstock.solvers.batches import candidates
+from penstock.solvers.planners import auto
+from penstock.solvers.planners.deadline import Deadline
 from penstock.solvers.planners.options import Option, checked
-from penstock.solvers.registry import ALLOCATORS, PLANNERS, SCHEDULES, resolve
+from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.planners.session import Session
+from penstock.solvers.problem import Problem
+from penstock.solvers.registry import PLANNERS, SCHEDULES, Planner, resolve
+from penstock.solvers.schedule import Orders
+from penstock.solvers.schedules.catalogue import ScheduleRow
+from penstock.solvers.schedules.drafts import drafts
+from penstock.solvers.schedules.zero_bubble import zb_h1
 from penstock.solvers.update_rules import UpdateRule
 
 OPTIONS = (
@@ -29,14 +43,17 @@ def test_tables_describe_themselves() -> None:
         assert planner.supports & set(get_args(UpdateRule))
         assert set(planner.accepts) <= set(SCHEDULES)
         assert all(SCHEDULES[schedule].supports & planner.supports for schedule in planner.accepts)
-        assert set(planner.schedules) <= {"auto", *SCHEDULES}
-    for entry in (*ALLOCATORS.values(), *SCHEDULES.values()):
+    for entry in SCHEDULES.values():
         assert entry.cites
         assert entry.help
         assert callable(entry.build)
-    for entry in (*ALLOCATORS.values(), *SCHEDULES.values(), *PLANNERS.values()):
-        assert len({option.name for option in entry.options}) == len(entry.options)
-        assert all(option.help and option.fault(option.default) is None for option in entry.options)
+    settings = (
+        *(row.parameters for row in SCHEDULES.values()),
+        *(planner.options for planner in PLANNERS.values()),
+    )
+    for options in settings:
+        assert len({option.name for option in options}) == len(options)
+        assert all(option.help and option.fault(option.default) is None for option in options)
 
 
 def test_every_update_rule_has_a_planner_and_every_schedule_too() -> None:
@@ -117,3 +134,72 @@ def test_dapple_takes_all_its_options(name: str, pivot: str) -> None:
 def test_a_strict_policy_that_cannot_start_is_said() -> None:
     with pytest.raises(UnsupportedRequest, match="strict placement by append has no servers for the first stage"):
         PLANNERS["dapple"].solve(make_problem([5, 5]), options={"placement": "append", "strict": True})
+
+
+def test_a_schedule_that_does_not_exist_is_refused_wherever_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a planner's row, by what a planner proposes, in ``auto`` too; it never becomes another schedule."""
+    problem = make_problem([3, 3, 3, 3])
+
+    def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
+        yield Proposal(data_parallel(problem, candidates(problem)[0]), ("gpipes",))
+
+    with pytest.raises(UnsupportedRequest, match="no schedule 'gpipes'; there are early-backward, pe") as refused:
+        Planner("named", proposals, "nobody", "wrong", ("gpipes",))
+    assert refused.value.remedy == "did you mean 'gpipe'?"
+    monkeypatch.setitem(PLANNERS, "proposing", Planner("proposing", proposals, "nobody", "wrong"))
+    others = ",".join(name for name in PLANNERS if name not in ("auto", "proposing"))
+    for name, options in (("proposing", {}), ("auto", {"exclude": others})):
+        with pytest.raises(InvalidPlan, match="'proposing' proposes what there is not: no schedule 'gpipes'; there"):
+            PLANNERS[name].solve(problem, options=options)
+
+
+def test_a_schedule_that_does_not_order_some_stages_is_left_out_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked for, it is said why; beside others nothing is lost."""
+    problem = make_problem([3, 3, 3, 3])
+
+    def picky(problem: Problem, allocation: Allocation) -> Orders:
+        raise UnsupportedRequest("it takes an odd number of stages")
+
+    usual = PLANNERS["auto"].solve(problem).best
+    monkeypatch.setitem(SCHEDULES, "picky", ScheduleRow("picky", picky, "nobody", "none", tried_with=("dapple",)))
+    assert usual is not None
+    for name in ("auto", "dapple"):
+        assert "picky" in PLANNERS[name].accepts
+        asked = PLANNERS[name].solve(problem, schedule="picky")
+        assert asked.best is None
+        assert "it takes an odd number of stages" in asked.why
+    beside = PLANNERS["auto"].solve(problem).best
+    assert beside is not None
+    assert (beside.value_ns, beside.allocation) == (usual.value_ns, usual.allocation)
+
+
+def test_only_schedules_for_any_stages_are_drafted() -> None:
+    problem = make_problem([3, 3, 3, 3])
+    allocation = block_partition(problem, candidates(problem)[0], 2)
+    seen = 0
+    for row in SCHEDULES.values():
+        orders = [draft.orders(problem, allocation) for draft in drafts(problem, allocation, row.name, "best")]
+        assert bool(orders) == row.drafted
+        assert all(each.name.startswith(row.orders_of or row.name) for each in orders)
+        seen += len(orders)
+    assert seen > 8
+    with pytest.raises(UnsupportedRequest, match="no schedule 'zero-bubbel'"):
+        drafts(problem, allocation, "zero-bubbel", "best")
+
+
+def test_a_schedule_with_split_backwards_is_no_reason_to_spare_a_planner() -> None:
+    """A bound on whole backwards does not cover what such a schedule makes of the planner's stages."""
+    problem = make_problem([3, 3, 3, 3])
+
+    def asked() -> dict[str, object]:
+        session = Session(problem, Deadline(None))
+        return {task.name: task.makes for task in auto._asked(session, [PLANNERS["dapple"], PLANNERS["spp"]])}
+
+    before = asked()
+    assert before["dapple"] is not None
+    split = ScheduleRow("split", zb_h1, "nobody", "none", split=True, tried_with=("dapple",))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SCHEDULES, "split", split)
+        after = asked()
+    assert after["dapple"] is None
+    assert after["spp"] == before["spp"]

@@ -13,7 +13,7 @@ from penstock.solvers.network import Network
 from penstock.solvers.planners import spp
 from penstock.solvers.planners.options import checked
 from penstock.solvers.problem import Problem
-from penstock.solvers.registry import ALLOCATORS, PLANNERS
+from penstock.solvers.registry import PLANNERS
 from penstock.solvers.result import Status
 from penstock.solvers.schedule import Orders
 from penstock.solvers.schedules.pipeline_execution import pipeline_execution
@@ -145,5 +145,4 @@ def test_estimates_keep_close_to_the_judge() -> None:
 
 
 def test_the_tables_know_it() -> None:
-    assert ALLOCATORS["spp"].exact
     assert set(SPP.accepts) == {"pe", "early-backward", "gpipe"}

@@ -7,8 +7,8 @@ import pytest
 from problems import chain, make_problem
 
 from penstock.schemas.program import BACKWARD, FORWARD
-from penstock.solvers.planners.proposal import drafts
-from penstock.solvers.registry import SCHEDULES
+from penstock.solvers.schedules.catalogue import SCHEDULES
+from penstock.solvers.schedules.drafts import drafts
 from penstock.solvers.schedules.pipeline_execution import pipeline_execution, unclamped
 from penstock.solvers.simulate import simulate
 

@@ -39,6 +39,9 @@ CHANNELS: dict[Channel, int] = {"half": 0, "full": 1, "none": 2}
 RECOMPUTE = {"never": 0, "auto": 1, "always": 2}
 
 
+Rank = Literal["bound", "latency"]
+
+
 @dataclass(frozen=True, slots=True)
 class Rules:
     """How to search. ``allow_unused``: devices may be left over (the paper uses all); ``max_stages`` 0: no limit.
@@ -56,7 +59,7 @@ class Rules:
     pivot: Pivot = "max"
     formula: Formula = "corrected"
     strict: bool = False
-    rank: Literal["bound", "latency"] = "bound"
+    rank: Rank = "bound"
     beam: int = 1
     max_stages: int = 0
     allow_unused: bool = True

@@ -1,0 +1,400 @@
+"""The planners: a row each, with all that ``auto``, the driver and listings know of it.
+
+``auto`` asks the rows that go with a request, by tier and then in the order of the table.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import get_args
+
+from penstock.schemas.coverage import Covers
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.coverage import one_pipeline, planned_apart
+from penstock.solvers.network import MAX_DENSE_DEVICES
+from penstock.solvers.planners import (
+    auto,
+    avgpipe,
+    chunked,
+    dapple,
+    dp,
+    exact,
+    gpipe,
+    hetpipe,
+    madpipe,
+    model_parallel,
+    pipedream,
+    pipedream_2bw,
+    relax,
+    spp,
+    spread,
+    uniform,
+    wpipe,
+)
+from penstock.solvers.planners.deadline import Deadline
+from penstock.solvers.planners.explain import why_found, why_nothing
+from penstock.solvers.planners.options import Options, Value, checked
+from penstock.solvers.planners.session import Session
+from penstock.solvers.planners.simple import Simple, averaged, eagerly, flushed, grouped, starred
+from penstock.solvers.portfolio.crew import Crew, Here, crew_of, is_small
+from penstock.solvers.portfolio.rounds import Tasks
+from penstock.solvers.portfolio.tasks import MOST_LABELLED, Ask, Proposals, Prove, Remedy, Setting
+from penstock.solvers.problem import Problem
+from penstock.solvers.result import Candidate, Progress, Result, Status
+from penstock.solvers.schedules.catalogue import SCHEDULES, SYNCHRONOUS, schedule_row, tried_with
+from penstock.solvers.update_rules import UpdateRule
+
+MOST_WORKERS = 8
+"""Beyond that many processes each of them would have little left to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """A planner. ``proposals(problem, options)`` yields what to judge; None of ``auto``, which asks all others.
+
+    ``schedules`` may be asked for, with those that name the planner (``accepts``); ``supports``: the update rules of
+    its plans. ``exact``: its best plan is optimal over what it searches, by its own estimate, and it is not asked where
+    any plan that fits will do. ``makes``: the class of all its plans, if there is one: a bound that covers it can make
+    the planner needless. ``early``: begun first, since its bound tells everybody how far there is to go.
+
+    ``auto`` asks it from ``least_devices`` on, first where that is more than one, and up to ``most_devices`` if any
+    other goes beyond; with a target where it stays within what another trainer can express (``target``), and else
+    where it does not. ``simple``: how it runs the simplest plans that keep the pins. Raises ``UnsupportedRequest`` for
+    a schedule that does not exist.
+    """
+
+    name: str
+    proposals: Proposals | None
+    cites: str
+    help: str
+    schedules: tuple[str, ...] = ()
+    supports: frozenset[UpdateRule] = SYNCHRONOUS
+    tier: auto.Tier = auto.Tier.SEARCH
+    exact: bool = False
+    makes: Callable[[Problem], Covers] | None = None
+    early: bool = False
+    least_devices: int = 1
+    most_devices: int = MAX_DENSE_DEVICES
+    target: bool = False
+    options: Options = ()
+    simple: tuple[Simple, ...] = ()
+
+    def __post_init__(self) -> None:
+        for schedule in self.schedules:
+            schedule_row(schedule)
+
+    @property
+    def accepts(self) -> tuple[str, ...]:
+        """The schedules that may be asked for."""
+        if self.proposals is None:
+            return tuple(SCHEDULES)
+        return tuple(dict.fromkeys((*self.schedules, *(row.name for row in tried_with(self.name)))))
+
+    def solve(
+        self,
+        problem: Problem,
+        *,
+        schedule: str = "auto",
+        time_limit_ns: int | None = None,
+        max_plans: int | None = None,
+        gap: float = 0.0,
+        options: Mapping[str, object] | None = None,
+        on_incumbent: Callable[[Candidate], None] | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
+        workers: int | None = None,
+    ) -> Result:
+        """The best plan found, judged and verified, with its bounds; or why there is none, and what would help.
+
+        ``max_plans``: plans that each planner may have judged. ``on_incumbent`` hears of every improvement,
+        ``on_progress`` of these, of bounds, and of who is at work. ``workers``: processes for a large request, by
+        default as many as processors; the answer does not depend on it. Raises ``UnsupportedRequest`` and
+        ``InvalidDocument`` as ``check`` does, and where the planner cannot take the request.
+        """
+        values = self.check(problem.update_rules, schedule, options or {})
+        session = Session(problem, Deadline(time_limit_ns), gap, schedule, on_incumbent, max_plans=max_plans)
+        session.on_progress = on_progress
+        if self.proposals is None and not is_small(problem):
+            auto.first_plan(session, values, PLANNERS)
+        most = MOST_WORKERS if self.proposals is None else 1
+        with crew_of(Setting.of(session, PLANNERS), workers, most) as crew:
+            self._ask(session, values, crew)
+            if session.best is not None:
+                session.choose_codecs()
+                return session.result(self.name, why_found(session, self.proposals is None) + auto.remarks(session))
+            found = session.result(self.name, "")
+            if found.status is not Status.TIME_LIMIT and found.shortage is not None:
+                remedies = Tasks(session, [Remedy(self.name, values)])
+                remedies.run(crew)
+                found = replace(found, shortage=replace(found.shortage, remedy=remedies.remedy))
+        why = why_nothing(session, found) + auto.remarks(session)
+        return replace(found, why=why, seconds=session.deadline.seconds)
+
+    def run(self, session: Session, values: Mapping[str, object]) -> None:
+        """Judge every proposal in a session, in this process; ``values`` are all options (``options.checked``)."""
+        self._ask(session, values, Here(Setting.of(session, PLANNERS)))
+
+    def _ask(self, session: Session, values: Mapping[str, object], crew: Crew) -> None:
+        if self.proposals is None:
+            auto.run(session, values, PLANNERS, crew)
+            return
+        alone = Tasks(session, [Ask(self.name, values), *([] if session.first_feasible else [Prove()])])
+        alone.run(crew)
+        if alone.refused:
+            raise alone.refused[0]
+
+    def check(
+        self, update_rules: frozenset[UpdateRule], schedule: str, options: Mapping[str, object]
+    ) -> dict[str, Value]:
+        """All options with their values; refuses what this planner never takes.
+
+        Raises ``UnsupportedRequest`` for an unknown option or schedule and for update rules that it has no plans
+        with, ``InvalidDocument`` for a wrong value of an option.
+        """
+        self._refuse_schedule(schedule)
+        if not update_rules & self.supports:
+            own = sorted(self.supports)
+            raise UnsupportedRequest(
+                f"planner {self.name!r} makes plans with the update rule {' or '.join(own)} only; "
+                f"the request allows {', '.join(sorted(update_rules))}",
+                remedy=f"allow it: update_rules {[*sorted(update_rules), own[0]]} (--update-rule {own[0]})",
+            )
+        if schedule != "auto" and not SCHEDULES[schedule].supports & update_rules:
+            own = sorted(SCHEDULES[schedule].supports & self.supports)
+            raise UnsupportedRequest(
+                f"schedule {schedule!r} is for the update rule {' or '.join(own)}; "
+                f"the request allows {', '.join(sorted(update_rules))}",
+                remedy=f"allow it (--update-rule {own[0]}), or schedule auto",
+            )
+        return checked(self.name, self.options, options)
+
+    def feasible(self, problem: Problem, schedule: str, values: Mapping[str, object], deadline: Deadline) -> bool:
+        """Whether it finds a plan that fits, in this process."""
+        session = Session(problem, deadline, schedule=schedule, first_feasible=True)
+        with suppress(UnsupportedRequest):  # a remedy that the planner cannot take is none
+            self.run(session, values)
+        return session.best is not None
+
+    def _refuse_schedule(self, schedule: str) -> None:
+        if schedule == "auto" or schedule in self.accepts:
+            return
+        schedule_row(schedule)
+        raise UnsupportedRequest(
+            f"planner {self.name!r} does not combine with schedule {schedule!r}",
+            remedy=f"one of {', '.join(('auto', *self.accepts))}",
+        )
+
+
+PLANNERS: dict[str, Planner] = {
+    row.name: row
+    for row in (
+        Planner(
+            "auto",
+            None,
+            "the planners below",
+            "every planner in turn, the simple ones first; the best plan of all",
+            supports=frozenset(get_args(UpdateRule)),
+            target=True,
+            options=auto.OPTIONS,
+        ),
+        Planner(
+            "dp",
+            dp.proposals,
+            "ALGORITHMS 7.1",
+            "data parallelism with gradient accumulation, with and without all-reduce overlap",
+            ("early-backward", "gpipe"),
+            tier=auto.Tier.SIMPLE,
+            makes=planned_apart,
+            options=dp.OPTIONS,
+            simple=(Simple("synchronous", flushed("early-backward")),),
+        ),
+        Planner(
+            "gpipe",
+            gpipe.proposals,
+            "GPipe (Huang et al., NeurIPS 2019)",
+            "block partition, one device per stage, all forwards before all backwards",
+            ("gpipe", "early-backward", "advance-forward"),
+            tier=auto.Tier.SIMPLE,
+            makes=planned_apart,
+            options=gpipe.OPTIONS,
+            simple=(Simple("synchronous", flushed("gpipe"), "straight"),),
+        ),
+        Planner(
+            "model-parallel",
+            model_parallel.proposals,
+            "DAPPLE section VII",
+            "the model spread over the devices, one micro-batch in it at a time",
+            ("model-parallel",),
+            tier=auto.Tier.SIMPLE,
+            makes=planned_apart,
+            options=model_parallel.OPTIONS,
+            simple=(Simple("synchronous", flushed("model-parallel"), "straight"),),
+        ),
+        Planner(
+            "dapple",
+            dapple.proposals,
+            "DAPPLE (Fan et al., PPoPP 2021)",
+            "stages with replicas by memoised search, three placement policies, early backward",
+            ("early-backward", "gpipe", "advance-forward"),
+            makes=planned_apart,
+            options=dapple.OPTIONS,
+            simple=(Simple("synchronous", flushed("early-backward"), unpinned=True),),
+        ),
+        Planner(
+            "spp",
+            spp.proposals,
+            "SPP (Luo et al., INFOCOM 2022)",
+            "devices in order of recursive minimum cuts, stages with replicas by threshold search, SPP's order",
+            ("pe", "early-backward", "gpipe"),
+            makes=planned_apart,
+            options=spp.OPTIONS,
+            simple=(Simple("synchronous", flushed("pe", "early-backward"), unpinned=True),),
+        ),
+        Planner(
+            "hetpipe",
+            hetpipe.proposals,
+            "HetPipe (Park et al., USENIX ATC 2020)",
+            "virtual workers with partitions of their own, data parallel with each other; two nodes at least",
+            ("early-backward", "gpipe"),
+            options=hetpipe.OPTIONS,
+        ),
+        Planner(
+            "interleaved",
+            chunked.interleaved_proposals,
+            "Megatron-LM (Narayanan et al., SC 2021); breadth first (Lamy-Poirier, MLSys 2023)",
+            "several parts of the model on each device, in a loop",
+            makes=one_pipeline,
+            options=chunked.INTERLEAVED,
+        ),
+        Planner(
+            "zero-bubble",
+            chunked.zero_bubble_proposals,
+            "zero bubble (Qi et al., ICLR 2024); controllable memory (Qi et al., NeurIPS 2024)",
+            "backwards in two parts, weight gradients where a device would idle; stages in a line or in a V",
+            options=chunked.ZERO_BUBBLE,
+        ),
+        Planner(
+            "chimera",
+            chunked.chimera_proposals,
+            "Chimera (Li and Hoefler, SC 2021)",
+            "pipelines in opposite directions over the same devices, which hold two copies of the model or more",
+            options=chunked.CHIMERA,
+        ),
+        Planner(
+            "relax",
+            relax.proposals,
+            "BOUNDS sections 2 and 3",
+            "the plans whose proven bound is least, by one search over all partitions, replicas and placements",
+            ("early-backward",),
+            tier=auto.Tier.PROOF,
+            makes=planned_apart,
+            early=True,
+            most_devices=relax.MOST_DEVICES,
+            options=relax.OPTIONS,
+            simple=(Simple("synchronous", flushed("early-backward"), unpinned=True),),
+        ),
+        Planner(
+            "uniform",
+            uniform.proposals,
+            "Megatron-LM (Narayanan et al., SC 2021), section 3",
+            "with a target: plans that this trainer can express, every shape of equally replicated stages",
+            ("early-backward", "gpipe", "interleaved", "looped-bfs-lifo", "zb-v"),
+            target=True,
+            options=uniform.OPTIONS,
+        ),
+        Planner(
+            "spread",
+            spread.proposals,
+            "BOUNDS section 1; Lagrangian prices on devices",
+            "one pipeline over thousands of devices along the network's tree, the fewest devices for a time",
+            ("early-backward",),
+            tier=auto.Tier.PROOF,
+            makes=planned_apart,
+            least_devices=MOST_LABELLED + 1,
+            most_devices=sys.maxsize,
+            options=spread.OPTIONS,
+        ),
+        Planner(
+            "pipedream",
+            pipedream.proposals,
+            "PipeDream (Narayanan et al., SOSP 2019)",
+            "partition and replication by dynamic programming; 1F1B without a flush where weight stashing is allowed",
+            ("early-backward", "gpipe", "eager"),
+            supports=frozenset({"synchronous", "weight_stashing"}),
+            options=pipedream.OPTIONS,
+            simple=(
+                Simple("weight_stashing", eagerly("weight_stashing"), in_turn=True, unpinned=True),
+                Simple("synchronous", flushed("early-backward"), unpinned=True),
+            ),
+        ),
+        Planner(
+            "pipedream-2bw",
+            pipedream_2bw.proposals,
+            "PipeDream-2BW (Narayanan et al., ICML 2021)",
+            "pipelines side by side with two weight versions, 1F1B without a flush",
+            ("eager",),
+            supports=frozenset({"double_buffered"}),
+            options=pipedream_2bw.OPTIONS,
+            simple=(Simple("double_buffered", eagerly("double_buffered"), in_turn=True, unpinned=True),),
+        ),
+        Planner(
+            "wpipe",
+            wpipe.proposals,
+            "WPipe (Yang et al., ICLR 2022)",
+            "two groups of parts on the same devices, one of them a period ahead; d:w, layouts, M and recomputation",
+            ("wpipe",),
+            supports=frozenset({"double_grouped"}),
+            options=wpipe.OPTIONS,
+            simple=(Simple("double_grouped", grouped, "folded", unpinned=True),),
+        ),
+        Planner(
+            "avgpipe",
+            avgpipe.proposals,
+            "AvgPipe (Chen et al., PPoPP 2023)",
+            "parallel pipelines on the same devices, averaged elastically; forwards in advance, tuned degrees",
+            ("advance-forward",),
+            supports=frozenset({"elastic_averaging"}),
+            options=avgpipe.OPTIONS,
+            simple=(Simple("elastic_averaging", averaged, "straight", unpinned=True),),
+        ),
+        Planner(
+            "madpipe",
+            madpipe.proposals,
+            "MadPipe (Beaumont et al., 2022)",
+            "memory-aware stages with two weight versions, one processor may hold several; 1F1B* without a flush",
+            ("1f1b-star", "inside-out", "periodic-ilp"),
+            supports=frozenset({"double_buffered"}),
+            options=madpipe.OPTIONS,
+            simple=(Simple("double_buffered", starred, unpinned=True),),
+        ),
+        Planner(
+            "exact",
+            exact.proposals,
+            "BOUNDS section 2; job shop with CP-SAT (ALGORITHMS 7.8)",
+            "every partition, replication and placement of a small request, the best order proven",
+            tier=auto.Tier.PROOF,
+            exact=True,
+            makes=planned_apart,
+            options=exact.OPTIONS,
+        ),
+    )
+}
+
+
+def resolve(planner_name: str) -> Planner:
+    """The planner of that name. Raises ``UnsupportedRequest`` with the names that are near."""
+    if planner_name in PLANNERS:
+        return PLANNERS[planner_name]
+    near = get_close_matches(planner_name, PLANNERS, n=1)
+    raise UnsupportedRequest(
+        f"no planner {planner_name!r}; there are {', '.join(PLANNERS)}",
+        remedy=f"did you mean {near[0]!r}?" if near else None,
+    )
+
+
+for _row in SCHEDULES.values():
+    for _name in _row.tried_with:
+        resolve(_name)

@@ -1,0 +1,55 @@
+"""Orders of a schedule for any allocation, as drafts: what they hold is known before they are built."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from penstock.solvers.allocation import Allocation
+from penstock.solvers.problem import Problem
+from penstock.solvers.schedule import Orders
+from penstock.solvers.schedules.catalogue import SCHEDULES, ScheduleRow, schedule_row
+from penstock.solvers.schedules.recomputed import recomputed
+
+
+class Draft(NamedTuple):
+    """An order that is not built yet: the micro-batches that each stage keeps in flight say whether it can fit.
+
+    ``apart``: recomputations are operations of their own, which may run while a gradient is awaited. ``parameters``:
+    those of the schedule's row, with their values.
+    """
+
+    name: str
+    warmup: tuple[int, ...]
+    apart: bool = False
+    parameters: tuple[tuple[str, object], ...] = ()
+
+    @property
+    def row(self) -> ScheduleRow:
+        """What is known of its schedule."""
+        return SCHEDULES[self.name]
+
+    def orders(self, problem: Problem, allocation: Allocation) -> Orders:
+        """The order itself. Raises ``UnsupportedRequest`` where the schedule does not order such stages."""
+        vector = {"warmup": self.warmup} if self.row.by_vector else {}
+        orders = self.row.build(problem, allocation, **vector, **dict(self.parameters))
+        assert isinstance(orders, Orders)
+        return recomputed(allocation, orders) if self.apart else orders
+
+
+def drafts(problem: Problem, allocation: Allocation, schedule: str, policy: str) -> list[Draft]:
+    """Every order of one schedule that is worth judging for an allocation, each once; none of one that needs a planner.
+
+    Where stages recompute, first with recomputations as operations of their own; these keep what they rebuild while
+    they wait, so then also within the backwards. Raises ``UnsupportedRequest`` for a schedule that does not exist.
+    """
+    row = schedule_row(schedule)
+    if not row.drafted:
+        return []
+    plain = [
+        Draft(row.orders_of or row.name, vector, parameters=tuple(values.items()))
+        for vector in row.in_flight(problem, allocation, policy)
+        for values in row.choices(allocation)
+    ]
+    if not any(stage.recompute for stage in allocation.stages):
+        return plain
+    return [*(draft._replace(apart=True) for draft in plain), *plain]
