@@ -136,7 +136,7 @@ SCHEDULES: dict[str, Entry] = {
         eager,
         "PipeDream (Narayanan et al., SOSP 2019), section 3.2: 1F1B and 1F1B-RR",
         "one forward and one backward in turn, without a flush",
-        supports=frozenset({"weight_stashing", "double_buffered", "round_robin"}),
+        supports=frozenset({"weight_stashing", "double_buffered", "double_grouped", "round_robin"}),
     ),
     "wpipe": Entry(
         double_grouped,

@@ -26,6 +26,7 @@ from penstock.solvers.portfolio.outcome import Found
 from penstock.solvers.portfolio.rounds import Tasks
 from penstock.solvers.portfolio.tasks import MOST_LABELLED, Ask, Close, Known, Polish, Prove, Setting, Task
 from penstock.solvers.problem import Problem
+from penstock.solvers.update_rules import PERIODIC_RULES
 
 CONTAINED = (
     "dp",
@@ -100,7 +101,7 @@ def run(session: Session, values: Mapping[str, object], planners: Mapping[str, K
     for number in range(CLOSED_TWICE):
         following: list[Task] = []
         for start in _starts(session):
-            if number == 0 and "polish" not in excluded and _polishable(session):
+            if number == 0 and "polish" not in excluded and _polishable(session, start):
                 following.append(Polish(start, tuple(session.proofs.values()), POLISHING * _effort(session)))
             if "closing" not in excluded and start.allocation not in closed:
                 following.append(Close(start, _effort(session)))
@@ -175,9 +176,11 @@ def _may_be_asked(session: Session, entry: Known) -> bool:
     return knows and within and bool(entry.supports & session.problem.update_rules)
 
 
-def _polishable(session: Session) -> bool:
-    flushed = "synchronous" in session.problem.update_rules
-    return flushed and session.schedule in ("auto", "early-backward") and not session.done
+def _polishable(session: Session, start: Found) -> bool:
+    """Whether a neighbourhood search knows the plan's update rule and the schedule that was asked for."""
+    own = "eager" if start.update_rule in PERIODIC_RULES else "early-backward"
+    known = start.update_rule == "synchronous" or start.update_rule in PERIODIC_RULES
+    return known and session.schedule in ("auto", own) and not session.done
 
 
 def _effort(session: Session) -> float:

@@ -103,8 +103,11 @@ def test_one_output_written_once_per_reader_is_one_tensor() -> None:
     nodes = [node(i, f"cell_{i}", out=f"[{10 * i}; {10 * i}]") for i in range(1, 4)]
     nodes += [node(4, "cell_4", out=40), node(5, "head", out=2)]
     profile = read(text(nodes, [(1, 2), (1, 3), (2, 3), (2, 4), (3, 4), (3, 5), (4, 5)]))
-    assert crossing(profile) == [{"cell_1": 5}, {"cell_1": 5, "cell_2": 10}, {"cell_2": 10, "cell_3": 15}] + [
-        {"cell_3": 15, "cell_4": 20}
+    assert crossing(profile) == [
+        {"cell_1": 5},
+        {"cell_1": 5, "cell_2": 10},
+        {"cell_2": 10, "cell_3": 15},
+        {"cell_3": 15, "cell_4": 20},
     ]
     assert [layer.stash_bytes for layer in profile.measurements[0].layers] == [10, 20, 30, 40, 2]
     assert any("one tensor that all of them read" in said for said in profile.assumptions)
