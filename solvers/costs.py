@@ -35,7 +35,7 @@ class StageCosts(NamedTuple):
     """One stage, one micro-batch, its slowest replica: times in ns, what stays alive from F to B, workspace.
 
     ``kept_bytes`` has the input of each recomputed segment, but for a stage's own input where that counts as a receive
-    buffer.
+    buffer. An input is a whole cut: profiles do not tell that two cuts carry the same tensor.
     """
 
     forward_ns: int

@@ -4,6 +4,16 @@ A line is a node (``node4 -- Conv2d(3, 64) -- forward_compute_time=1.5, backward
 activation_size=8388608.0, parameter_size=7168.0``) or, indented by a tab or blanks, an edge (``node3 -- node4``).
 Times are milliseconds and sizes bytes of one profiled micro-batch; ``activation_size`` may be a list ``[b1; b2]``.
 
+Each distinct tensor counts once, at every cut between its writer and its last reader and in its writer's stash:
+
+* ``__getitem__(k)`` takes output k out of its predecessor's list and makes no tensor of its own.
+* A list with one size throughout and one entry for each reader is one tensor, written once for each edge (so are the
+  cells of DAPPLE's AmoebaNet-36).
+
+Where a list has other sizes, and as many as there are readers, its entries go one to each reader, in the order of the
+edges; where it has not as many, every reader reads all of them. PipeDream's optimizer adds up the lists, and counts
+what ``__getitem__`` hands on a second time.
+
 .. [1] Narayanan et al., PipeDream (SOSP 2019), section 3.1: the profiler, and the graph it writes.
 .. [2] DAPPLE, section VI-A and Table II: the models and their profiled micro-batches.
 """
@@ -25,6 +35,7 @@ _EDGE = re.compile(r"(node\d+) -- (node\d+)")
 _NODE = re.compile(r"node(\d+) -- (.*?) -- (\w+\s*=.*)")
 _TIMES = ("forward_compute_time", "backward_compute_time")
 _SIZES = ("activation_size", "parameter_size")
+_ITEM = re.compile(r"__getitem__\((\d+)\)")
 _NODE_FORM = (
     "'nodeN -- description -- forward_compute_time=ms, backward_compute_time=ms, "
     "activation_size=bytes, parameter_size=bytes'"
@@ -92,7 +103,9 @@ def read_profile(text: str, *, name: str, device_kind: str = "V100", micro_batch
                 micro_batch_size=micro_batch_size,
                 layers=tuple(
                     LayerMeasurement(
-                        forward_ns=node.forward_ns, backward_ns=node.backward_ns, stash_bytes=sum(node.output_bytes)
+                        forward_ns=node.forward_ns,
+                        backward_ns=node.backward_ns,
+                        stash_bytes=sum(graph.output_bytes[node.number]),
                     )
                     for node in chain
                 ),
@@ -213,16 +226,44 @@ def _dataflow(nodes: dict[int, _Node], edges: list[tuple[int, int]], inputs: set
     if not kept:
         raise InvalidDocument(f"the profile text {name!r} has model inputs only; at least one layer has to remain")
     readers: dict[int, list[int]] = {number: [] for number in kept}
+    before: dict[int, list[int]] = {number: [] for number in kept}
     for a, b in edges:
         if a in readers and b in readers:
             readers[a].append(b)
+            before[b].append(a)
+    items = {number: item for number in kept if (item := _item_of(nodes, before, number)) is not None}
     outputs: dict[int, tuple[tuple[int, ...], ...]] = {}
+    sizes: dict[int, tuple[int, ...]] = {}
     for number in kept:
-        sizes, after = nodes[number].output_bytes, readers[number]
-        one_each = len(sizes) > 1 and len(sizes) == len(after)
-        outputs[number] = tuple((b,) for b in after) if one_each else tuple(tuple(after) for _ in sizes)
-    sizes_of = {number: nodes[number].output_bytes for number in kept}
-    return Dataflow(name=name, outputs=outputs, output_bytes=sizes_of)
+        read = _outputs_read(nodes[number].output_bytes, readers[number], items) if number not in items else ()
+        outputs[number] = tuple(tuple(after) for _, after in read)
+        sizes[number] = tuple(size for size, _ in read)
+    for number, (writer, k) in items.items():
+        outputs[writer] = (*outputs[writer][:k], (*outputs[writer][k], *readers[number]), *outputs[writer][k + 1 :])
+    return Dataflow(name=name, outputs=outputs, output_bytes=sizes)
+
+
+def _item_of(nodes: dict[int, _Node], before: dict[int, list[int]], number: int) -> tuple[int, int] | None:
+    """(writer, output) that a ``__getitem__`` node hands on; None for any other node."""
+    node, item = nodes[number], _ITEM.fullmatch(nodes[number].description)
+    if item is None or len(before[number]) != 1 or node.parameter_bytes:
+        return None
+    (writer,), k = before[number], int(item[1])
+    sizes = nodes[writer].output_bytes
+    return (writer, k) if 1 < len(sizes) and node.output_bytes == sizes[k : k + 1] else None
+
+
+def _outputs_read(
+    sizes: tuple[int, ...], readers: list[int], items: dict[int, tuple[int, int]]
+) -> list[tuple[int, list[int]]]:
+    """The size of each distinct output of a node, and which of its successors read it."""
+    others = [reader for reader in readers if reader not in items]
+    if len(others) < len(readers):
+        taken = [[reader for reader in readers if items.get(reader, (0, k))[1] == k] for k in range(len(sizes))]
+        return list(zip(sizes, taken, strict=True))
+    if len(sizes) > 1 and len(sizes) == len(others):
+        return [(sizes[0], others)] if len(set(sizes)) == 1 else [(s, [r]) for s, r in zip(sizes, others, strict=True)]
+    return [(size, others) for size in sizes]
 
 
 def _names(chain: list[_Node]) -> dict[int, str]:
@@ -253,6 +294,10 @@ def _assumptions(nodes: dict[int, _Node], chain: list[_Node], inputs: set[int], 
         said.append(f"model inputs, delivered by the batch and crossing no cut: {', '.join(others)}")
     if any(node.untimed for node in chain):
         said.append("nodes without a forward_compute_time or backward_compute_time take none there")
-    if any(len(node.output_bytes) > 1 for node in chain):
+    if any(len(node.output_bytes) > len(graph.output_bytes[node.number]) > 0 for node in chain):
+        said.append("outputs of one size, as many as there are readers, are one tensor that all of them read")
+    if any(not graph.output_bytes[node.number] for node in chain):
+        said.append("__getitem__ hands on an output of the node before it and makes no tensor of its own")
+    if any(len(graph.output_bytes[node.number]) > 1 for node in chain):
         said.append("outputs of a node go one to each reader, in the order of the edges, where there are as many")
     return tuple(said)

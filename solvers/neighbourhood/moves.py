@@ -30,14 +30,28 @@ def moved(problem: Problem, stages: Stages) -> Iterator[Stages]:
         yield as_asked(problem, made)
 
 
-def even_stages(problem: Problem) -> Iterator[Stages]:
-    """Plans to begin with: 1 to 8, 16, 32 … stages that share blocks of layers and devices evenly, node by node."""
+def replaced(problem: Problem, stages: Stages) -> Iterator[Stages]:
+    """One device out of use in the place of one of another node or kind."""
+    used = {d for stage in stages for d in stage.devices}
+    spare = _one_per_node(problem, [d for d in range(problem.num_devices) if d not in used])
+    for s, stage in enumerate(stages):
+        for own in _one_per_node(problem, stage.devices):
+            for device in spare:
+                yield _held(stages, {s: tuple(device if d == own else d for d in stage.devices)})
+
+
+def even_stages(problem: Problem, devices: Sequence[int] | None = None) -> Iterator[Stages]:
+    """Plans to begin with: 1 to 8, 16, 32 … stages that share blocks of layers and devices evenly, node by node.
+
+    ``devices``: those to use, by default all.
+    """
     cuts = np.flatnonzero(problem.cuttable).tolist()
-    blocks, devices = len(cuts) + 1, problem.num_devices
+    held = tuple(range(problem.num_devices)) if devices is None else tuple(devices)
+    blocks, most = len(cuts) + 1, len(held)
     count = 1
-    while count <= min(blocks, devices, MOST_STAGES):
+    while count <= min(blocks, most, MOST_STAGES):
         stops = [-1, *(cuts[blocks * s // count - 1] for s in range(1, count)), problem.num_layers - 1]
-        shares = [tuple(range(devices * s // count, devices * (s + 1) // count)) for s in range(count)]
+        shares = [held[most * s // count : most * (s + 1) // count] for s in range(count)]
         yield as_asked(problem, tuple(Stage(stops[s] + 1, stops[s + 1], shares[s]) for s in range(count)))
         count += 1 if count < 8 else count
 

@@ -26,6 +26,7 @@ from penstock.solvers.portfolio.outcome import Found
 from penstock.solvers.portfolio.rounds import Tasks
 from penstock.solvers.portfolio.tasks import Ask, Close, Polish, Prove, Setting, Task
 from penstock.solvers.schedules.catalogue import tried_with
+from penstock.solvers.update_rules import PERIODIC_RULES
 
 if TYPE_CHECKING:
     from penstock.solvers.planners.catalogue import Planner
@@ -66,7 +67,7 @@ def run(session: Session, values: Mapping[str, object], planners: Mapping[str, P
     for number in range(CLOSED_TWICE):
         following: list[Task] = []
         for start in _starts(session):
-            if number == 0 and "polish" not in excluded and _polishable(session):
+            if number == 0 and "polish" not in excluded and _polishable(session, start):
                 following.append(Polish(start, tuple(session.proofs.values()), POLISHING * _effort(session)))
             if "closing" not in excluded and start.allocation not in closed:
                 following.append(Close(start, _effort(session)))
@@ -142,9 +143,11 @@ def _goes_with(session: Session, row: Planner) -> bool:
     return knows and bool(row.supports & session.problem.update_rules)
 
 
-def _polishable(session: Session) -> bool:
-    flushed = "synchronous" in session.problem.update_rules
-    return flushed and session.schedule in ("auto", "early-backward") and not session.done
+def _polishable(session: Session, start: Found) -> bool:
+    """Whether a neighbourhood search knows the plan's update rule and the schedule that was asked for."""
+    own = "eager" if start.update_rule in PERIODIC_RULES else "early-backward"
+    known = start.update_rule == "synchronous" or start.update_rule in PERIODIC_RULES
+    return known and session.schedule in ("auto", own) and not session.done
 
 
 def _effort(session: Session) -> float:

@@ -345,10 +345,13 @@ PLANNERS: dict[str, Planner] = {
             wpipe.proposals,
             "WPipe (Yang et al., ICLR 2022)",
             "two groups of parts on the same devices, one of them a period ahead; d:w, layouts, M and recomputation",
-            ("wpipe",),
+            ("wpipe", "eager"),
             supports=frozenset({"double_grouped"}),
             options=wpipe.OPTIONS,
-            simple=(Simple("double_grouped", grouped, "folded", unpinned=True),),
+            simple=(
+                Simple("double_grouped", grouped, "folded", unpinned=True),
+                Simple("double_grouped", eagerly("double_grouped"), in_turn=True, unpinned=True),
+            ),
         ),
         Planner(
             "avgpipe",

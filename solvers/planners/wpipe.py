@@ -8,6 +8,7 @@ from penstock.solvers.allocators.wpipe.polish import Found
 from penstock.solvers.allocators.wpipe.search import Wanted, climb, exhaustive
 from penstock.solvers.planners.options import Option
 from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.planners.simple import unlimited
 from penstock.solvers.problem import Problem
 from penstock.solvers.schedules.wpipe import WarmUp, wpipe
 
@@ -37,7 +38,9 @@ SHORT = 3
 
 
 def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
-    """The configurations that promise most."""
+    """The configurations that promise most; none of layers that stay together, which one stage runs (``simple``)."""
+    if not problem.cuttable.any() and unlimited(OPTIONS, options):
+        return
     wanted = wanted_by(options, groups=2)
     found = climb(problem, wanted) if MODE.of(options) == "paper" else exhaustive(problem, wanted)
     for each in worth_judging(found):

@@ -15,6 +15,7 @@ from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.bounds import one_pipeline_bound, request_bound
 from penstock.solvers.closing import close
 from penstock.solvers.device_count import search as device_count
+from penstock.solvers.neighbourhood import steady
 from penstock.solvers.neighbourhood.search import search
 from penstock.solvers.planners.deadline import Deadline
 from penstock.solvers.planners.proposal import Proposal
@@ -25,6 +26,7 @@ from penstock.solvers.problem import Problem
 from penstock.solvers.remedies import find_remedy
 from penstock.solvers.result import Bound
 from penstock.solvers.schedule import Orders
+from penstock.solvers.update_rules import PERIODIC_RULES
 from penstock.solvers.within_bound import within_bounds
 
 if TYPE_CHECKING:
@@ -133,6 +135,11 @@ def _also_under(schedules: tuple[str, ...], proposals: Iterator[Proposal]) -> It
             yield from (proposal._replace(schedules=(schedule,)) for schedule in schedules)
 
 
+def _unknown() -> None:
+    """No time of other searches."""
+    return
+
+
 @dataclass(frozen=True)
 class Polish:
     """Neighbourhood search from a plan; ``proven``: what is known of all plans of its kind; ``effort`` as there."""
@@ -149,7 +156,13 @@ class Polish:
         session.offer(self.start)
         for bound in self.proven:
             session.prove(bound)
-        session.judge_all(self.name, search(session, self.effort))
+        rule = self.start.update_rule
+        if rule in PERIODIC_RULES:
+            # Each step goes on from what the last one judged: what others find meanwhile must not change the walk.
+            session.ceiling_ns = _unknown
+            session.judge_all(self.name, steady.search(session, rule, self.effort))
+        else:
+            session.judge_all(self.name, search(session, self.effort))
         return session.outcome(self.name)
 
 

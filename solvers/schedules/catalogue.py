@@ -155,7 +155,7 @@ SCHEDULES: dict[str, ScheduleRow] = {
             "PipeDream (Narayanan et al., SOSP 2019), section 3.2: 1F1B and 1F1B-RR",
             "one forward and one backward in turn, without a flush",
             parts="own",
-            supports=frozenset({"weight_stashing", "double_buffered"}),
+            supports=frozenset({"weight_stashing", "double_buffered", "double_grouped"}),
         ),
         ScheduleRow(
             "wpipe",

@@ -27,9 +27,9 @@ from penstock.solvers.memory import activation_bytes, static_bytes, transient_by
 from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import Pattern, PatternOperation
 from penstock.solvers.schedules.rows import refuse_shared_devices
-from penstock.solvers.update_rules import UpdateRule, micro_batches_per_update, weight_copies
+from penstock.solvers.update_rules import UpdateRule, group_of, micro_batches_per_update, weight_copies
 
-RULES: frozenset[UpdateRule] = frozenset({"weight_stashing", "double_buffered"})
+RULES: frozenset[UpdateRule] = frozenset({"weight_stashing", "double_buffered", "double_grouped"})
 
 
 class Work(NamedTuple):
@@ -58,7 +58,8 @@ def eager(
     """The pattern with ``depth[s]`` micro-batches of stage s in flight; None takes NOAM's, as far as memory allows.
 
     Depths are rounded up to whole turns. Raises ``InvalidPlan`` for depths that deadlock (``ahead`` grows along the
-    pipeline), or that ask two weight versions for a third; ``UnsupportedRequest`` for several pipelines, and for
+    pipeline), that ask two weight versions for a third, or that begin a micro-batch before the only version that it may
+    use; ``UnsupportedRequest`` for several pipelines, and for
     devices that hold several stages.
     """
     if len(allocation.pipelines) > 1:
@@ -96,12 +97,13 @@ def fitted_depth(
     """``wanted`` in whole turns, clamped by the memory of stashes and weight versions; ``ahead`` never grows.
 
     At least one micro-batch per replica stays: the judge has the last word. Two weight versions allow forwards to be a
-    global batch ahead (M >= in-flight - 1).
+    global batch ahead (M >= in-flight - 1), a single one none.
     """
     found: list[int] = []
-    ahead = allocation.num_micro_batches if update_rule == "double_buffered" else max(wanted)
+    ahead = max(wanted) if update_rule == "weight_stashing" else allocation.num_micro_batches
     for number, (stage, want) in enumerate(zip(allocation.stages, wanted, strict=True)):
         turns = _turns(stage)
+        ahead = 0 if _has_one_version(allocation, update_rule, number) else ahead
         rounds = min(want - 1, ahead) // turns
         found.append(_held(problem, allocation, update_rule, number, (rounds + 1) * turns))
         ahead = found[-1] - turns
@@ -225,13 +227,25 @@ def _refuse(allocation: Allocation, update_rule: UpdateRule, vector: tuple[int, 
                 "before it waits for a backward: a deadlock",
                 remedy=f"at most {before // _turns(allocation.stages[number]) + 1} per replica for stage {number}",
             )
+    for number, own in enumerate(ahead):
+        if own > 0 and _has_one_version(allocation, update_rule, number):
+            raise InvalidPlan(
+                f"stage {number} keeps {whole[number]} micro-batches in flight, but of the second half of the stages "
+                "there is one weight version: a micro-batch may begin when the global batch before it has ended",
+                remedy=f"{_turns(allocation.stages[number])} for stage {number}",
+            )
     most = allocation.num_micro_batches
-    if update_rule == "double_buffered" and max(ahead) > most:
+    if update_rule != "weight_stashing" and max(ahead) > most:
         raise InvalidPlan(
             f"{max(whole)} micro-batches in flight need a third weight version: with two, forwards may be as far ahead "
             f"as a global batch is long, {most} micro-batches",
             remedy=f"at least {max(ahead)} micro-batches per global batch, or fewer in flight",
         )
+
+
+def _has_one_version(allocation: Allocation, update_rule: UpdateRule, number: int) -> bool:
+    """Whether all micro-batches of a global batch use the newest weights: one turn in flight is all there may be."""
+    return update_rule == "double_grouped" and group_of(allocation, number) == 1
 
 
 def _whole(stage: Stage, depth: int) -> int:

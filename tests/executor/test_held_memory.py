@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -14,12 +15,13 @@ import small_jobs
 import torch
 import torch.distributed as dist
 from pipelines import Part, problem_of, programs_of, stages_of
-from torch import Tensor
+from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from penstock.examples.synthetic import ImageJob
 from penstock.executor.chain import Chain
 from penstock.executor.interpreter import Interpreter
-from penstock.executor.job import load_job
+from penstock.executor.job import LayerSpec, load_job
 from penstock.executor.profiling.layer_costs import stash_bytes
 from penstock.executor.profiling.memory_use import LiveBytes
 from penstock.executor.profiling.share import make_shares
@@ -85,6 +87,42 @@ def test_a_recomputing_stage_holds_the_inputs_that_the_judge_counts(
         inputs = kept - profile_stash
         assert inputs == held.made.numel() * 4
         assert inputs < measured < held.stash_bytes
+
+
+class Sum(nn.Module):
+    """Adds what an early layer wrote."""
+
+    def forward(self, x: Tensor, early: Tensor) -> Tensor:
+        return x + early
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_what_is_passed_on_through_segments_is_held_once_and_counted_with_each(parts: int) -> None:
+    """By hand: ``early`` and ``x``, 48 bytes a sample each, cross the cuts before layers 2, 3 and 4, which recompute.
+
+    A rank holds the input of every segment, and ``early`` once; the judge counts both tensors with each segment.
+    """
+    linear = partial(nn.Linear, 12, 12)
+    specs = [LayerSpec("flat", nn.Flatten), LayerSpec("early", linear, ("x",), ("early",))]
+    specs += [LayerSpec(name, linear) for name in ("one", "two", "three")]
+    specs.append(LayerSpec("sum", Sum, ("x", "early"), ("x",)))
+    job = ImageJob("skip", lambda: specs, batch_size=ROWS, side=2, classes=12)
+    chain = Chain(job)
+    shapes = chain.infer_shapes(range(ROWS))
+    segments = tuple((a, a if a < 1 + parts else 4) for a in range(2, 2 + parts))
+    stage = StageModule(chain, shapes, 2, 4, seed=1, recompute=segments)
+    lasting = {parameter.untyped_storage()._cdata for parameter in stage.trainable()}
+    cell = MicroBatch(0, range(ROWS), stage.seeds(0, 0))
+    with LiveBytes() as live:
+        cell.inputs = [torch.empty((ROWS, 12)) for _ in chain.cuts[1]]
+        stage.forward(cell, 0)
+        live._live()
+        measured = sum(size for key, (_, size) in live._alive.items() if key not in lasting)
+    problem = problem_of(job, 1)
+    problem = replace(problem, memory=replace(problem.memory, count_buffers=False))
+    assert measured == (parts + 1) * 48 * ROWS
+    kept = stage_costs(problem, Stage(2, 4, (0,), recompute=segments), ROWS).kept_bytes
+    assert kept == 2 * parts * 48 * ROWS
 
 
 def test_a_forward_leaves_its_stash_and_no_more_once_its_result_is_sent() -> None:

@@ -6,9 +6,15 @@ import random
 
 import pytest
 
+from penstock.convert import to_problem
+from penstock.examples import catalogue
 from penstock.importers.pipedream import read_profile
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.profile import ModelProfile
+from penstock.schemas.request import PlanRequest
+from penstock.solvers.allocation import Stage, single_pipeline
+from penstock.solvers.schedules.early_backward import early_backward
+from penstock.solvers.simulate import simulate
 
 
 def node(
@@ -90,6 +96,80 @@ def test_several_outputs_one_per_reader_or_all_together() -> None:
         {"d.0": 2, "d.1": 3, "d.2": 4},
     ]
     assert profile.measurements[0].layers[0].stash_bytes == 40
+
+
+def test_one_output_written_once_per_reader_is_one_tensor() -> None:
+    """Cells as DAPPLE writes AmoebaNet-36: the next two cells read what a cell makes, and its size stands twice."""
+    nodes = [node(i, f"cell_{i}", out=f"[{10 * i}; {10 * i}]") for i in range(1, 4)]
+    nodes += [node(4, "cell_4", out=40), node(5, "head", out=2)]
+    profile = read(text(nodes, [(1, 2), (1, 3), (2, 3), (2, 4), (3, 4), (3, 5), (4, 5)]))
+    assert crossing(profile) == [
+        {"cell_1": 5},
+        {"cell_1": 5, "cell_2": 10},
+        {"cell_2": 10, "cell_3": 15},
+        {"cell_3": 15, "cell_4": 20},
+    ]
+    assert [layer.stash_bytes for layer in profile.measurements[0].layers] == [10, 20, 30, 40, 2]
+    assert any("one tensor that all of them read" in said for said in profile.assumptions)
+
+
+def test_outputs_of_several_sizes_stay_apart() -> None:
+    """Two of three entries are equal: by the text they may be a state and a cell, so each reader gets its own."""
+    nodes = [node(1, "cell", out="[20; 6; 6]"), node(2, "a"), node(3, "b"), node(4, "c")]
+    profile = read(text(nodes, [(1, 2), (1, 3), (1, 4)]))
+    assert crossing(profile) == [
+        {"cell.0": 10, "cell.1": 3, "cell.2": 3},
+        {"cell.1": 3, "cell.2": 3},
+        {"cell.2": 3},
+    ]
+    assert profile.measurements[0].layers[0].stash_bytes == 32
+
+
+def test_an_item_of_a_list_is_the_tensor_that_its_writer_made() -> None:
+    """As PipeDream's profiler writes GNMT: an LSTM's output 0 goes on, its state is taken out and not read."""
+    nodes = [
+        node(1, "LSTM(8, 4)", out="[60; 6; 6]"),
+        node(2, "__getitem__(0)", 0, 0, 60, 0),
+        node(3, "__getitem__(1)", 0, 0, 6, 0),
+        node(4, "Dropout(p=0.2)", out=60, params=0),
+        node(5, "Add", out=60, params=0),
+        node(6, "__getitem__(0)", out=60, params=0),
+    ]
+    profile = read(text(nodes, [(1, 2), (1, 3), (2, 4), (2, 5), (4, 5), (5, 6)]))
+    assert crossing(profile) == [
+        {"LSTM.0": 30, "LSTM.1": 3},
+        {"LSTM.0": 30, "LSTM.1": 3},
+        {"LSTM.0": 30},
+        {"LSTM.0": 30, "Dropout": 30},
+        {"Add": 30},
+    ]
+    assert [layer.stash_bytes for layer in profile.measurements[0].layers] == [72, 0, 0, 60, 60, 60]
+    assert any("makes no tensor of its own" in said for said in profile.assumptions)
+
+
+@pytest.mark.parametrize("wrong", ["__getitem__(2)", "__getitem__(x)", "__getitem__(0)(1)"])
+def test_what_is_no_item_of_the_list_makes_a_tensor_of_its_own(wrong: str) -> None:
+    """A list of two sizes has no third entry; entry 0 has another size than what the node writes."""
+    nodes = [node(1, "cell", out="[60; 6]"), node(2, wrong, out=60, params=0), node(3, "a")]
+    profile = read(text(nodes, [(1, 2), (2, 3)]))
+    assert crossing(profile) == [{"cell.0": 30, "cell.1": 3}, {"__getitem__": 30}]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_stage_of_all_layers_takes_the_sum_of_its_layers(replicas: int) -> None:
+    """By hand: 4 layers of 1 + 2 ms for 2 samples, in 4 micro-batches of 2 samples, each by one device or halved.
+
+    What layers hand on to later layers costs the stage neither time nor buffers; without parameters nothing is reduced.
+    """
+    nodes = [node(i, f"cell_{i}", out="[100; 100]", params=0) for i in (1, 2)]
+    nodes += [node(3, "cell_3", params=0), node(4, "head", params=0)]
+    profile = read(text(nodes, [(1, 2), (1, 3), (2, 3), (2, 4), (3, 4)]))
+    asked = PlanRequest(profile=profile, topology=catalogue.cluster("2xV100"), global_batch_size=8)
+    problem = to_problem(asked)
+    plan = single_pipeline((Stage(0, 3, tuple(range(replicas))),), 4)
+    timeline = simulate(problem, plan, early_backward(problem, plan, warmup=(1,)))
+    assert timeline.time_per_global_batch_ns == 4 * 4 * 3_000_000 // replicas
+    assert [use.memory.buffers for use in timeline.uses.values()] == [0] * replicas
 
 
 def test_equal_operations_are_told_apart_by_their_node() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -11,13 +12,15 @@ from problems import chain, make_problem, warmup_orders
 
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.program import BACKWARD, FORWARD
-from penstock.solvers.allocation import Allocation, Pipeline, Stage
+from penstock.solvers.allocation import Allocation, Pipeline, Stage, single_pipeline
+from penstock.solvers.lowering import lower
 from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import STEP, Pattern
 from penstock.solvers.schedules.eager import bytes_needed, eager, fitted_depth, noam, period_ns, stage_works
 from penstock.solvers.simulate import simulate
 from penstock.solvers.unroll import unroll
 from penstock.solvers.update_rules import UpdateRule, weight_copies
+from penstock.solvers.verify import verify
 
 ROUNDS = 400
 
@@ -218,6 +221,38 @@ def test_two_versions_limit_what_is_in_flight() -> None:
     assert fitted_depth(problem, allocation, "double_buffered", noam(allocation)) == (3, 3, 2, 1)
     with pytest.raises(InvalidPlan, match="4 micro-batches in flight need a third weight version"):
         eager(problem, allocation, update_rule="double_buffered", depth=(4, 3, 2, 1))
+
+
+def test_a_single_version_allows_one_turn_in_flight() -> None:
+    """Under double-grouped updates the second half of the stages use the newest weights and keep no others."""
+    problem, allocation = make_problem([1] * 5, nodes=(5,), global_batch_size=8), chain([(1, [s]) for s in range(5)], 8)
+    assert fitted_depth(problem, allocation, "double_grouped", noam(allocation)) == (5, 4, 3, 1, 1)
+    with pytest.raises(InvalidPlan, match="stage 3 keeps 2 micro-batches in flight, but of the second half"):
+        eager(problem, allocation, update_rule="double_grouped", depth=(5, 4, 3, 2, 1))
+    with pytest.raises(InvalidPlan, match="10 micro-batches in flight need a third weight version"):
+        eager(problem, allocation, update_rule="double_grouped", depth=(10, 4, 3, 1, 1))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_double_grouped_lines_verify_and_run_on_ranks(seed: int) -> None:
+    """One to seven stages, replicas by rows and in turn: versions are there when used, no rank waits for ever."""
+    draw = np.random.default_rng(seed)
+    parts = [(1, [s]) for s in range(1 + seed % 7)]
+    wide = int(draw.integers(0, len(parts)))
+    parts[wide] = (1, [wide, len(parts)])
+    allocation = chain(parts, int(draw.integers(3, 9)))
+    if draw.random() < 0.5:
+        stages = [replace(s, dispatch="round_robin") if s.replicas > 1 else s for s in allocation.stages]
+        allocation = single_pipeline(tuple(stages), allocation.num_micro_batches)
+    works = draw.integers(1, 50, len(parts)).tolist()
+    problem = make_problem(
+        works, boundary_bytes=draw.integers(1, 40, len(parts) - 1).tolist(), nodes=(8,), global_batch_size=16
+    )
+    pattern = eager(problem, allocation, update_rule="double_grouped")
+    timeline = simulate(problem, allocation, pattern, update_rule="double_grouped")
+    assert verify(problem, allocation, pattern, timeline, update_rule="double_grouped") == []
+    programs = lower(problem, allocation, pattern, update_rule="double_grouped", batches=6)
+    assert len(programs) == len(parts) + 1
 
 
 def test_what_is_refused() -> None:

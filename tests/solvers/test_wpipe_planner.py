@@ -83,7 +83,8 @@ def everything(problem: Problem, groups: int) -> Iterator[tuple[Shape, Allocatio
 def test_planner_is_near_the_best_of_everything(groups: int) -> None:
     """A plan where anything fits; at most 12 % and on average 1 % above the best of all plans with rows.
 
-    With one group a plan of one stage whose replicas take turns may be better than all of these.
+    A plan of one stage whose replicas take turns may be better than all of these; with two groups any line of stages
+    on devices of their own may be.
     """
     ratios, beside = [], 0
     for seed in range(14):
@@ -94,15 +95,16 @@ def test_planner_is_near_the_best_of_everything(groups: int) -> None:
             if all(use.memory.total <= problem.capacity_bytes(d) for d, use in timeline.uses.items()):
                 best = min(best or 2**62, timeline.time_per_global_batch_ns)
         found = PLANNERS[NAMES[groups]].solve(problem).best
-        assert (found is None) == (best is None), seed
+        assert found is not None or best is None, seed
         if found is not None and best is not None:
             turns = any(stage.dispatch == "round_robin" for stage in found.allocation.stages)
-            beside += turns
-            assert found.value_ns >= best or turns
+            other = turns or (groups == 2 and found.schedule.name == "eager")
+            beside += other
+            assert found.value_ns >= best or other
             ratios.append(found.value_ns / best)
     assert len(ratios) > 7
     assert max(ratios) < 1.12
-    assert (beside > 0) == (groups == 1)
+    assert beside > 0
     assert sum(ratios) / len(ratios) < 1.01
 
 
@@ -262,8 +264,11 @@ def test_refusals() -> None:
     whole = make_problem([10, 10], nodes=(2,), cuttable=[False], global_batch_size=4)
     whole = replace(whole, update_rules=frozenset(RULES.values()))
     with pytest.raises(UnsupportedRequest, match="cannot be separated anywhere"):
-        PLANNERS["wpipe"].solve(whole)
-    assert PLANNERS["pipedream-2bw"].solve(whole).best is not None
+        PLANNERS["wpipe"].solve(whole, options={"mode": "paper"})
+    for name in NAMES.values():
+        found = PLANNERS[name].solve(whole).best
+        assert found is not None
+        assert len(found.allocation.stages) == 1
     with pytest.raises(UnsupportedRequest, match="double_grouped only"):
         PLANNERS["wpipe"].solve(replace(problem, update_rules=frozenset({"synchronous"})))
 
