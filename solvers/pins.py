@@ -11,11 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
+import numpy as np
+
 from penstock.solvers.allocation import Allocation, Pipeline, Stage
 from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import Orders, Row, Schedule
 
 Devices = frozenset[int]
+MOST_COUNTED = 62
+"""Pins, one to a bit."""
 
 
 def allowed_devices(problem: Problem, first: int, last: int) -> Devices:
@@ -25,6 +29,20 @@ def allowed_devices(problem: Problem, first: int, last: int) -> Devices:
         if pin.first <= last and first <= pin.last:
             allowed &= pin.devices
     return allowed
+
+
+def devices_allowed(problem: Problem) -> np.ndarray:
+    """(L + 1, L + 1) how many devices may hold all of the layers [i, j); of the first ``MOST_COUNTED`` pins."""
+    first, stop = np.ogrid[: problem.num_layers + 1, : problem.num_layers + 1]
+    named = np.zeros((problem.num_layers + 1, problem.num_layers + 1), dtype=np.int64)
+    for number, pin in enumerate(problem.pins[:MOST_COUNTED]):
+        named |= np.where((pin.first < stop) & (first <= pin.last), 1 << number, 0)
+    marks, where = np.unique(named, return_inverse=True)
+    counts = []
+    for mark in marks.tolist():
+        own = [pin.devices for number, pin in enumerate(problem.pins[:MOST_COUNTED]) if mark >> number & 1]
+        counts.append(len(frozenset(range(problem.num_devices)).intersection(*own)))
+    return np.asarray(counts)[where].reshape(named.shape)
 
 
 def broken_pin(problem: Problem, allocation: Allocation) -> str | None:
