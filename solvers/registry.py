@@ -294,6 +294,7 @@ PLANNERS: dict[str, Planner] = {
             ("early-backward",),
             ("early-backward",),
             options=spread.OPTIONS,
+            simple=(Simple("synchronous", flushed("early-backward")),),
         ),
         Planner(
             "pipedream",
