@@ -38,6 +38,7 @@ DOMAINS: Final[dict[str, tuple[str, ...]]] = {
     "all_reduce": ("overlapped", "after_backward"),
     "replica_order": ("cluster", "other"),
     "memory": ("fits", "exceeds"),
+    "pins": ("kept", "broken"),
 }
 """The values of each closed feature, the neutral one first."""
 
@@ -55,8 +56,9 @@ class Covers:
     input and weight gradients. ``recompute``: what stages recompute: nothing, the whole stage, or parts of it (a plan
     may show several of these values). ``recompute_runs``: inside the backward or as an operation apart. ``all_reduce``:
     overlapped with the last backward, or after it. ``replica_order``: replicas in the cluster's order of devices.
-    ``memory``: the plan fits into memory or exceeds it. ``trainer``: the target whose limits the plan keeps.
-    ``order``: names of schedules. ``micro_batches``: how many of them a step has.
+    ``memory``: the plan fits into memory or exceeds it. ``pins``: it keeps those of the request, or breaks one.
+    ``trainer``: the target whose limits the plan keeps. ``order``: names of schedules. ``micro_batches``: how many of
+    them a step has.
 
     In ``trainer``, ``order`` and ``micro_batches``, whose values cannot be listed, None stands for any value.
     """
@@ -72,6 +74,7 @@ class Covers:
     all_reduce: Values = frozenset({"overlapped"})
     replica_order: Values = frozenset({"cluster"})
     memory: Values = frozenset({"fits"})
+    pins: Values = frozenset({"kept"})
     trainer: Values | None = frozenset({"none"})
     order: Values | None = frozenset({"early-backward"})
     micro_batches: Ranges | None = ((1, 1),)
@@ -153,8 +156,8 @@ _PHRASES: Final[dict[str, dict[frozenset[str], str]]] = {
 def describe(covers: Covers) -> str:
     """The class as a noun phrase without its head: ``of one pipeline, whole backwards, synchronous updates``.
 
-    Empty for the class of every plan. Every feature that is restricted is named, but for ``memory`` (plans of a
-    request fit) and for recomputation's place where nothing is recomputed.
+    Empty for the class of every plan. Every feature that is restricted is named, but for ``memory`` and ``pins``
+    (plans of a request fit and keep them) and for recomputation's place where nothing is recomputed.
     """
     parts = []
     if covers.pipelines != _every("pipelines"):

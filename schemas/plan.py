@@ -142,6 +142,7 @@ class Coverage(Part):
     all_reduce: tuple[Literal["overlapped", "after_backward"], ...] | None = None
     replica_order: tuple[Literal["cluster", "other"], ...] | None = None
     memory: tuple[Literal["fits", "exceeds"], ...] | None = None
+    pins: tuple[Literal["kept", "broken"], ...] | None = None
     trainer: Literal["any"] | tuple[Name, ...] | None = Field(default=None, description="whose limits the plan keeps")
     order: Literal["any"] | tuple[Name, ...] | None = Field(default=None, description="names of schedules")
     micro_batches: Literal["any"] | MicroBatchNumbers | None = Field(

@@ -16,9 +16,11 @@ Scope ``schedule of this allocation``: the largest of
 Scope ``all plans of this request``: of every plan, the work of all layers at their cheapest, shared by all devices at
 best (load), and one slice that has to pass through every layer forwards and backwards (fill). Load holds for every
 plan: several stages per device, several pipelines, replicas, recomputation, split backwards, any order and any update
-rule only add. Only where measured pipelines may share a processor, of which each uses a part, it counts with the
-smallest part. Fill holds where every allowed update rule has a flush. Of plans of one pipeline, also what devices wait
-before their first and behind their last micro-batch, for transfers, and for all-reduces (``all_plans``).
+rule only add. The same holds of layers that pins confine to some devices, on these, from the time when a first slice
+has come there in a flushed step. Only where measured pipelines may share a processor, of which each uses a part, it
+counts with the smallest part. Fill holds where every allowed update rule has a flush. Of plans of one pipeline, also
+what devices wait before their first and behind their last micro-batch, for transfers, and for all-reduces
+(``all_plans``).
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from penstock.solvers.all_plans.load import load_ns
+from penstock.solvers.all_plans.confined import holders
+from penstock.solvers.all_plans.load import Around, load_ns
 from penstock.solvers.all_plans.search import Search
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.batching import row_classes
@@ -46,12 +49,20 @@ from penstock.solvers.update_rules import UpdateRule
 from penstock.solvers.utilisation import rank_share, utilisation_ppm
 from penstock.solvers.windows import window_bound_ns
 
+LOAD, LOAD_OF_PINNED = (
+    "load: all work at its cheapest, on all devices",
+    "load: layers at their cheapest, on the devices that may hold them",
+)
+
 
 def request_bound(problem: Problem) -> Bound:
     """No plan of the request, under any update rule that it allows, takes less time than this."""
-    load = load_ns(problem, _least_share(problem) if "elastic_averaging" in problem.update_rules else Fraction(1))
-    path = _path_ns(problem) if problem.update_rules <= {"synchronous"} else 0
-    method = "load: all work at its cheapest, on all devices" if load >= path else "fill: one slice through all layers"
+    share = _least_share(problem) if "elastic_averaging" in problem.update_rules else Fraction(1)
+    flushed = problem.update_rules <= {"synchronous"}
+    heads = _before(problem)._replace(tail_ns=[0] * problem.num_layers) if flushed else None
+    load, path = load_ns(problem, share, heads), _path_ns(problem) if flushed else 0
+    working = LOAD_OF_PINNED if problem.pins else LOAD
+    method = working if load >= path else "fill: one slice through all layers"
     return class_bound(problem, every_plan(problem), max(load, path), method)
 
 
@@ -61,7 +72,7 @@ def one_pipeline_bound(problem: Problem) -> Bound:
     A device may hold any number of stages, which may recompute, in any place and any order; for every number of
     micro-batches that the request allows.
     """
-    known = max(load_ns(problem, Fraction(1)), _path_ns(problem))
+    known = max(load_ns(problem, Fraction(1), _before(problem)), _path_ns(problem))
     method = "label search over the devices' lowest layers"
     return class_bound(problem, one_pipeline(problem), Search(problem).bound_ns(known), method)
 
@@ -69,19 +80,48 @@ def one_pipeline_bound(problem: Problem) -> Bound:
 def _path_ns(problem: Problem) -> int:
     """The cheapest slice through every layer and, as gradients alone, back; then the first layer's weights and update.
 
-    Weight gradients of the other layers may wait until devices are free (split backwards). A layer's times are
-    piecewise linear in the rows of a slice, so they are smallest at one row or at a measured size; the difference
-    of two rounded times is above the difference of the exact ones less 1.
+    Weight gradients of the other layers may wait until devices are free (split backwards).
     """
-    sizes = {1, *(p.rows for points in problem.measured.values() for p in points)}
-    there_and_back, first = [], []
-    for kind in {device.kind for device in problem.devices}:
-        for rows in sizes:
-            costs = problem.costs(kind, rows)
-            gradient = np.maximum(0, np.diff(costs.backward_ns) - np.diff(costs.weight_ns) - 1)
-            there_and_back.append(np.diff(costs.forward_ns) + gradient)
-            first.append(int(costs.weight_ns[1]))
-    return int(np.min(there_and_back, axis=0).sum()) + min(first) + int(problem.update_ns[1])
+    forward, gradient, weight = _slices(problem)
+    there_and_back = _least_held(problem, forward + gradient)
+    return int(there_and_back.sum()) + int(_least_held(problem, weight)[0]) + int(problem.update_ns[1])
+
+
+def _before(problem: Problem) -> Around:
+    """Of each layer the cheapest slice through the layers before it; and whole, back through them, and the update.
+
+    Nothing of a layer can begin in a flushed step before a first slice has come there. With whole backwards, what a
+    device does last for a layer behind others is a backward, whose gradient travels back through those.
+    """
+    forward, gradient, weight = _slices(problem)
+    there = np.concatenate(([0], np.cumsum(_least_held(problem, forward))[:-1]))
+    back = np.concatenate(([0], np.cumsum(_least_held(problem, gradient + weight))[:-1]))
+    back[1:] += int(problem.update_ns[1])
+    return Around(there.tolist(), back.tolist())
+
+
+def _slices(problem: Problem) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(kinds, sizes, L) forward, gradient of the input, gradient of the weights, of slices of which one is quickest.
+
+    A layer's times are piecewise linear in the rows of a slice, so they are smallest at one row or at a measured size;
+    the difference of two rounded times is above the difference of the exact ones less 1.
+    """
+    sizes = sorted({1, *(p.rows for points in problem.measured.values() for p in points)})
+    kinds = sorted({device.kind for device in problem.devices})
+    costs = [[problem.costs(kind, rows) for rows in sizes] for kind in kinds]
+    forward = [[np.diff(each.forward_ns) for each in own] for own in costs]
+    weight = [[np.diff(each.weight_ns) for each in own] for own in costs]
+    backward = [[np.diff(each.backward_ns) for each in own] for own in costs]
+    gradient = np.maximum(0, np.asarray(backward) - np.asarray(weight) - 1)
+    return np.asarray(forward), gradient, np.asarray(weight)
+
+
+def _least_held(problem: Problem, times: np.ndarray) -> np.ndarray:
+    """(L,) each layer's least time over all sizes, on the kinds of devices that may hold it."""
+    kinds = sorted({device.kind for device in problem.devices})
+    quickest = times.min(axis=1)
+    held = {own: sorted({kinds.index(problem.devices[d].kind) for d in own}) for own in set(holders(problem))}
+    return np.asarray([quickest[held[own], layer].min() for layer, own in enumerate(holders(problem))])
 
 
 def _least_share(problem: Problem) -> Fraction:

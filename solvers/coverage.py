@@ -12,6 +12,7 @@ from penstock.schemas.program import INPUT, RECOMPUTE, WEIGHT
 from penstock.solvers.all_plans.options import numbers_of
 from penstock.solvers.allocation import Allocation, Stage
 from penstock.solvers.batches import batches_tried
+from penstock.solvers.pins import broken_pin
 from penstock.solvers.problem import Problem
 from penstock.solvers.result import Bound, Candidate
 from penstock.solvers.schedule import STEP, Orders, Schedule
@@ -52,6 +53,7 @@ def features_of(
         all_reduce=_one("overlapped" if overlap else "after_backward"),
         replica_order=_one("cluster" if in_order else "other"),
         memory=_one("fits" if fits else "exceeds"),
+        pins=_one("kept" if broken_pin(problem, allocation) is None else "broken"),
         trainer=_one(within.trainer if within is not None and kept else "none"),
         order=_one(schedule.name),
         micro_batches=ranges_of([allocation.num_micro_batches]),
@@ -122,10 +124,16 @@ def class_bound(problem: Problem, covers: Covers, bound_ns: int, method: str) ->
 
 
 def every_plan(problem: Problem) -> Covers:
-    """All plans under the request's update rules, whose micro-batches are no larger than the request's largest."""
+    """All plans that keep the pins, under the request's update rules; micro-batches up to the request's largest."""
     least = min(number for number, _most in allowed_numbers(problem))
     numbers = ((least, max(least, problem.global_batch_size)),)
-    return replace(EVERY_PLAN, update_rule=frozenset(problem.update_rules), micro_batches=numbers)
+    rules = frozenset(problem.update_rules)
+    return replace(EVERY_PLAN, update_rule=rules, micro_batches=numbers, pins=_one("kept"))
+
+
+def whatever_is_pinned(bound: Bound) -> Bound:
+    """A bound that was proven of a request without its pins: it covers plans that break them as well."""
+    return replace(bound, covers=replace(bound.covers, pins=every("pins")["pins"]))
 
 
 def one_pipeline(problem: Problem) -> Covers:

@@ -10,12 +10,17 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import lru_cache
+
+import numpy as np
 
 from penstock.solvers.allocation import Allocation, Pipeline, Stage
 from penstock.solvers.problem import Problem
 from penstock.solvers.schedule import Orders, Row, Schedule
 
 Devices = frozenset[int]
+MOST_COUNTED = 62
+"""Pins, one to a bit."""
 
 
 def allowed_devices(problem: Problem, first: int, last: int) -> Devices:
@@ -25,6 +30,27 @@ def allowed_devices(problem: Problem, first: int, last: int) -> Devices:
         if pin.first <= last and first <= pin.last:
             allowed &= pin.devices
     return allowed
+
+
+@lru_cache(maxsize=4)
+def devices_allowed(problem: Problem) -> np.ndarray:
+    """(L + 1, L + 1) how many devices may hold all of the layers [i, j); of the first ``MOST_COUNTED`` pins."""
+    first, stop = np.ogrid[: problem.num_layers + 1, : problem.num_layers + 1]
+    named = np.zeros((problem.num_layers + 1, problem.num_layers + 1), dtype=np.int64)
+    for number, pin in enumerate(problem.pins[:MOST_COUNTED]):
+        named |= np.where((pin.first < stop) & (first <= pin.last), 1 << number, 0)
+    marks, where = np.unique(named, return_inverse=True)
+    counts = []
+    for mark in marks.tolist():
+        own = [pin.devices for number, pin in enumerate(problem.pins[:MOST_COUNTED]) if mark >> number & 1]
+        counts.append(len(frozenset(range(problem.num_devices)).intersection(*own)))
+    return np.asarray(counts)[where].reshape(named.shape)
+
+
+def centre(problem: Problem, device: int) -> Fraction:
+    """Twice the middle of the layers that pins let it hold; of all layers where none names it."""
+    named = [pin.first + pin.last for pin in problem.pins if device in pin.devices]
+    return Fraction(sum(named), len(named)) if named else Fraction(problem.num_layers - 1)
 
 
 def broken_pin(problem: Problem, allocation: Allocation) -> str | None:
@@ -66,11 +92,11 @@ def keep_pins(problem: Problem, allocation: Allocation) -> Allocation | None:
     """The allocation changed as little as it takes to keep the pins; None where this finds no way."""
     if broken_pin(problem, allocation) is None:
         return allocation
-    moved = _moved(problem, allocation)
-    if moved is not None:
-        return moved
+    found = moved(problem, allocation)
+    if found is not None:
+        return found
     split = _split(problem, allocation)
-    return None if split is None else _moved(problem, split)
+    return None if split is None else moved(problem, split)
 
 
 def keep_pins_of_schedule(
@@ -88,7 +114,10 @@ def keep_pins_of_schedule(
     return _renamed(allocation, places), schedule
 
 
-def _moved(problem: Problem, allocation: Allocation) -> Allocation | None:
+def moved(problem: Problem, allocation: Allocation) -> Allocation | None:
+    """The allocation with devices that change places only, so that it keeps the pins; None where there is no way."""
+    if broken_pin(problem, allocation) is None:
+        return allocation
     return exchanged(problem, allocation, lambda stage: allowed_devices(problem, stage.first, stage.last))
 
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from penstock.solvers.batches import batch_of
 from penstock.solvers.coverage import class_bound, target_plans
+from penstock.solvers.pins import devices_allowed
 from penstock.solvers.problem import Problem
 from penstock.solvers.request_bound.links import Links
 from penstock.solvers.request_bound.pieces import Stages
@@ -127,7 +128,10 @@ class Tables:
         return found
 
     def _lasting_ns(self, number: int, replicas: int, rows: int) -> np.ndarray:
-        """From the beginning of the step to its end, for the sake of one stage that recomputes nothing."""
+        """From the beginning of the step to its end, for the sake of one stage that recomputes nothing.
+
+        ``FAR_NS`` where there are no layers, or pins allow them fewer devices than a stage has.
+        """
         forward, backward, _stash, _workspace = self.times(rows)
         there, back = _prefix(forward), _prefix(backward)
         work = number * _between(there + back)
@@ -136,7 +140,8 @@ class Tables:
         first = np.where(np.arange(len(back)) > 0, self.problem.update_ns[1], 0)
         behind = np.maximum(own, (back + first)[:, None])
         lasting = np.minimum(there[:, None] + work + behind, FAR_NS)
-        return np.where(np.tri(len(there), dtype=bool), FAR_NS, lasting)
+        none = np.tri(len(there), dtype=bool) | (devices_allowed(self.problem) < replicas)
+        return np.where(none, FAR_NS, lasting)
 
     def _again_ns(self, flying: int, number: int, replicas: int, rows: int) -> np.ndarray:
         """What recomputation takes at least, where so many micro-batches in flight have to fit."""

@@ -250,7 +250,7 @@ def _item_of(nodes: dict[int, _Node], before: dict[int, list[int]], number: int)
         return None
     (writer,), k = before[number], int(item[1])
     sizes = nodes[writer].output_bytes
-    return (writer, k) if 1 < len(sizes) and node.output_bytes == sizes[k : k + 1] else None
+    return (writer, k) if len(sizes) > 1 and node.output_bytes == sizes[k : k + 1] else None
 
 
 def _outputs_read(

@@ -22,9 +22,10 @@ from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.request import PlanRequest
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.bounds import one_pipeline_bound, request_bound, schedule_bound
-from penstock.solvers.coverage import allowed, features_of
+from penstock.solvers.coverage import allowed, features_of, whatever_is_pinned
 from penstock.solvers.explanation.drafting import Drafted, shortages
 from penstock.solvers.explanation.layout import compared
+from penstock.solvers.pins import broken_pin
 from penstock.solvers.planners.proposal import unreachable
 from penstock.solvers.portfolio.tasks import MOST_LABELLED
 from penstock.solvers.problem import Problem
@@ -66,7 +67,7 @@ def import_layout(
         overlap = drawn.overlap
     theirs, faults = _judged(problem, allocation, orders, overlap)
     short = shortages(problem, allocation, theirs.timeline)
-    free = _free_bounds(problem)
+    free = _free_bounds(problem, keeping=broken_pin(problem, allocation) is None)
     features = features_of(problem, allocation, orders, overlap=overlap, fits=not short)
     bounds = _shown([bound for bound in free if features <= bound.covers])
     own = schedule_bound(problem, allocation, orders, overlap=overlap)
@@ -189,8 +190,13 @@ def _shown(bounds: list[Bound]) -> tuple[Bound, ...]:
     return (wide,) if highest.bound_ns <= wide.bound_ns else (wide, highest)
 
 
-def _free_bounds(problem: Problem) -> list[Bound]:
-    """Proofs that ask for no memory: a layout is measured by these whether it fits or not. The first: of every plan."""
+def _free_bounds(problem: Problem, *, keeping: bool) -> list[Bound]:
+    """Proofs that ask for no memory: a layout is measured by these whether it fits or not. The first: of every plan.
+
+    ``keeping``: whether the layout keeps the pins; one that does not is measured by proofs that ask for none.
+    """
+    if not keeping:
+        return [whatever_is_pinned(bound) for bound in _free_bounds(replace(problem, pins=()), keeping=True)]
     found = [request_bound(problem)]
     if problem.num_devices <= MOST_LABELLED:
         found.append(one_pipeline_bound(problem))

@@ -1,31 +1,92 @@
-"""Every plan's work: all samples through all layers at their cheapest, on all devices.
+"""Every plan's work: all samples through all layers at their cheapest, on all devices; with pins, on those allowed.
 
 A layer's time over its samples is smallest at a measured size or at the largest that a slice may have: between two
 sizes the time is linear in the samples, below the smallest it is constant or proportional, above the largest
 proportional, and always rounded up. Where kinds differ, a device counts as the part of a quickest one that it is for
-the layer in which it compares best.
+the layer in which it compares best, of the layers that it may hold. Layers that pins confine to some devices
+(``confined``) are those devices' work alone, and cannot begin before a first slice has come through the layers before.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
+from typing import NamedTuple
 
+from penstock.solvers.all_plans.confined import Confined, confined, holders
 from penstock.solvers.all_plans.options import Numbers, numbers_of
 from penstock.solvers.problem import Problem
 
-
-def load_ns(problem: Problem, share: Fraction) -> int:
-    """``ceil(work / devices)``; ``share``: of a processor, that an operation takes at least. Updates need all of it."""
-    work = [[share * problem.global_batch_size * each for each in times] for times in _cheapest(problem)]
-    updates = Fraction(int(problem.update_ns[-1]))
-    quickest = [min(times) for times in zip(*work, strict=True)]
-    part = dict(zip(_kinds(problem), (_part(times, quickest) for times in work), strict=True))
-    devices = sum(part[problem.kind_source[device.kind]] for device in problem.devices)
-    total = sum(quickest, updates)
-    return max(-int(-total // problem.num_devices), -int(-sum(quickest) // devices))
+Source = tuple[str, float]
+"""Where a kind of device has its times from, and its speed."""
 
 
-def _kinds(problem: Problem) -> list[tuple[str, float]]:
+class Around(NamedTuple):
+    """Of each layer what a flushed step takes at least before it, and after the last backward of its device."""
+
+    head_ns: Sequence[int]
+    tail_ns: Sequence[int]
+
+
+def load_ns(problem: Problem, share: Fraction, around: Around | None = None) -> int:
+    """``ceil(work / devices)``, of all layers and of those that pins confine to some devices, whichever is more.
+
+    ``share``: of a processor, that an operation takes at least. Updates need all of it. ``around``: what surrounds the
+    work on each layer in time; None where steps overlap.
+    """
+    # Where kinds differ, a layer that only slow devices may hold makes these look quick in all others.
+    unpinned = load_ns(replace(problem, pins=()), share, around) if problem.pins else 0
+    work = _Work(problem, share)
+    return max(unpinned, *(work.of(each, around) for each in confined(problem)))
+
+
+class _Work:
+    """The time of all samples in each layer, by kind and at its quickest."""
+
+    def __init__(self, problem: Problem, share: Fraction) -> None:
+        self.problem, self._holders = problem, holders(problem)
+        self._times = {
+            kind: [share * problem.global_batch_size * each for each in times]
+            for kind, times in zip(_kinds(problem), _cheapest(problem), strict=True)
+        }
+        self._sources = [problem.kind_source[device.kind] for device in problem.devices]
+        sources = {own: {self._sources[device] for device in own} for own in set(self._holders)}
+        self._quickest = [
+            min(self._times[source][layer] for source in sources[own]) for layer, own in enumerate(self._holders)
+        ]
+
+    def of(self, own: Confined, around: Around | None) -> int:
+        """The least time that the work on the confined layers takes, with what surrounds it."""
+        problem = self.problem
+        work = sum((self._quickest[layer] for layer in own.layers), Fraction(0))
+        updates = sum(int(problem.update_ns[layer + 1] - problem.update_ns[layer]) for layer in own.layers)
+        alike = -int(-(work + updates) // len(own.devices))
+        computing = -int(-work // self._worth(own))
+        if around is None:
+            return max(alike, computing)
+        first = own.layers[0]
+        return around.head_ns[first] + max(alike, computing + around.tail_ns[first])
+
+    def _worth(self, own: Confined) -> Fraction:
+        """How many of the quickest devices these are, at best."""
+        known: dict[tuple[Source, tuple[bool, ...]], Fraction] = {}
+        total = Fraction(0)
+        for device in own.devices:
+            alike = self._sources[device], tuple(device in pin.devices for pin in self.problem.pins)
+            if alike not in known:
+                known[alike] = self._part(device, own.layers)
+            total += known[alike]
+        return total
+
+    def _part(self, device: int, layers: Sequence[int]) -> Fraction:
+        """Of a quickest device: the largest ratio of any layer that the device may hold."""
+        times = self._times[self._sources[device]]
+        held = (layer for layer in layers if device in self._holders[layer])
+        return max((self._quickest[at] / times[at] for at in held if times[at]), default=Fraction(1))
+
+
+def _kinds(problem: Problem) -> list[Source]:
     return sorted({problem.kind_source[device.kind] for device in problem.devices})
 
 
@@ -39,7 +100,7 @@ def _cheapest(problem: Problem) -> list[list[Fraction]]:
     ]
 
 
-def _per_sample(problem: Problem, kind: tuple[str, float], layer: int, most: int) -> Fraction:
+def _per_sample(problem: Problem, kind: Source, layer: int, most: int) -> Fraction:
     source, speed = kind
     points = [(p.rows, int(p.forward_ns[layer] + p.backward_ns[layer])) for p in problem.measured[source]]
     found = [Fraction(time, rows) for rows, time in points if rows <= most]
@@ -59,8 +120,3 @@ def _between(points: list[tuple[int, int]], above: tuple[int, int], most: int, l
         return Fraction(high, most)
     low_rows, low = below[-1]
     return (low + Fraction((high - low) * (most - low_rows), high_rows - low_rows)) / most
-
-
-def _part(times: list[Fraction], quickest: list[Fraction]) -> Fraction:
-    """Of a quickest device: the largest ratio of any layer."""
-    return max((best / own for own, best in zip(times, quickest, strict=True) if own), default=Fraction(1))

@@ -12,8 +12,9 @@ from math import isqrt
 
 import numpy as np
 
+from penstock.solvers.all_plans.confined import holders
 from penstock.solvers.all_plans.crossings import Crossings, crossings
-from penstock.solvers.all_plans.options import Holding, Numbers, Option, numbers_of
+from penstock.solvers.all_plans.options import FAR_NS, Holding, Numbers, Option, numbers_of
 from penstock.solvers.all_plans.runs import possible_work
 from penstock.solvers.all_plans.slices import Times, least_of
 from penstock.solvers.kernels.all_plans import Labels, Terms, least_cost
@@ -137,7 +138,7 @@ def _terms(holding: Holding, options: list[Option], times: list[Times], found: C
         most=np.asarray([option.most for option in options]),
         forward=np.stack([each.forward for each in times]),
         gradient=np.stack([each.backward for each in times]),
-        work=np.stack([each.work for each in times]),
+        work=np.stack([_possible(holding, option, each.work) for option, each in zip(options, times, strict=True)]),
         behind=holding.behind_ns,
         update=holding.update_ns,
         cuttable=np.concatenate(([True], holding.problem.cuttable)),
@@ -150,6 +151,12 @@ def _terms(holding: Holding, options: list[Option], times: list[Times], found: C
         rest_weight=2,
         update_weight=0,
     )
+
+
+def _possible(holding: Holding, option: Option, work: np.ndarray) -> np.ndarray:
+    """A layer's work held by so many devices, ``FAR_NS`` where the pins allow it fewer."""
+    most = np.asarray([len(own) for own in holders(holding.problem)])
+    return np.asarray(np.where(most < option.least, FAR_NS, work))
 
 
 def _room(devices: int, options: int) -> Labels:

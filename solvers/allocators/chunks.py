@@ -15,6 +15,7 @@ import numpy as np
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.allocation import Allocation, Pipeline, Stage, single_pipeline
 from penstock.solvers.allocators.block_partition import smallest_largest
+from penstock.solvers.allocators.pinned_chunks import keeping_pins
 from penstock.solvers.batches import Batch
 from penstock.solvers.batching import largest_slice
 from penstock.solvers.problem import Problem
@@ -39,7 +40,7 @@ def both_ways(problem: Problem, batch: Batch, places: Places, pairs: int) -> All
 
     All are cut alike; a rank holds parts as far from the turns as others do, whose sums are made even, and each
     pipeline takes as many micro-batches, or one more. Raises ``UnsupportedRequest`` for an odd number of ranks or
-    one that 2 pairs do not divide, fewer micro-batches than pipelines, and a short chain.
+    one that 2 pairs do not divide, fewer micro-batches than pipelines, a short chain, and where no cut keeps the pins.
     """
     depth, number = len(places), batch.num_micro_batches
     if depth % (2 * pairs) or number < 2 * pairs:
@@ -60,7 +61,10 @@ def both_ways(problem: Problem, batch: Batch, places: Places, pairs: int) -> All
         stages = tuple(Stage(i, j - 1, devices) for (i, j), devices in zip(pairwise(bounds), held, strict=True))
         pipelines.append(Pipeline(stages, (first, first + taken - 1)))
         first += taken
-    return Allocation(tuple(pipelines), number)
+    found = Allocation(tuple(pipelines), number)
+    if not problem.pins:
+        return found
+    return keeping_pins(problem, found, [_from_turn(s, apart) for s in range(depth)], 2 * pairs * len(places[0]))
 
 
 def _from_turn(place: int, apart: int) -> int:
@@ -69,11 +73,18 @@ def _from_turn(place: int, apart: int) -> int:
 
 
 def chunked(problem: Problem, batch: Batch, places: Places, rank_of: Sequence[int]) -> Allocation:
-    """One part on each rank of ``rank_of``, in the order of the model."""
+    """One part on each rank of ``rank_of``, in the order of the model, on devices that keep the pins.
+
+    With a target, whose ranks have an order of their own, devices stay where they are. Raises ``UnsupportedRequest``
+    where no cut keeps the pins, and for a short chain.
+    """
     loads = np.stack([_loads(problem, batch, devices, len(devices)) for devices in places])
     bounds = even_sums(loads, _cuttable(problem, len(rank_of)), rank_of)
     stages = tuple(Stage(i, j - 1, places[r]) for r, (i, j) in zip(rank_of, pairwise(bounds), strict=True))
-    return single_pipeline(stages, batch.num_micro_batches)
+    found = single_pipeline(stages, batch.num_micro_batches)
+    if not problem.pins or problem.within is not None:
+        return found
+    return keeping_pins(problem, found, rank_of, len(places[0]))
 
 
 def _cuttable(problem: Problem, parts: int) -> np.ndarray:

@@ -29,6 +29,7 @@ from penstock.solvers.batches import Batch
 from penstock.solvers.costs import transfer_ns
 from penstock.solvers.kernels.hetpipe import run_worker
 from penstock.solvers.kernels.pipedream import NEVER
+from penstock.solvers.pins import centre
 from penstock.solvers.problem import Problem
 
 Policy = Literal["node", "equal", "hybrid"]
@@ -63,6 +64,16 @@ def groupings(problem: Problem, policy: Policy) -> Iterator[tuple[tuple[int, ...
         half = len(nodes) // 2
         pairs = [[nodes[a], nodes[b]] for a, b in zip(ranked[:half], reversed(ranked[half:]), strict=True)]
         yield from _spread(nodes, pairs)
+
+
+def groupings_for_pins(problem: Problem) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """Workers with equally many of the devices that each set of pins allows; none without pins."""
+    alike: dict[tuple[bool, ...], list[int]] = {}
+    for device in (device for node in problem.nodes() for device in node) if problem.pins else ():
+        alike.setdefault(sort_of(problem, device).pinned, []).append(device)
+    if alike:
+        sets = [tuple(own) for own in alike.values()]
+        yield from _spread(sets, [sets])
 
 
 def _neighbours(nodes: list[tuple[int, ...]]) -> Iterator[tuple[tuple[int, ...], ...]]:
@@ -100,6 +111,18 @@ def _node_ns(problem: Problem, node: Sequence[int]) -> int:
     return max(int(each.forward_ns[-1] + each.backward_ns[-1]) for each in times) // len(node)
 
 
+class Sort(NamedTuple):
+    """A device's kind, and for each pin whether it is among the devices that may hold the layers."""
+
+    kind: str
+    pinned: tuple[bool, ...]
+
+
+def sort_of(problem: Problem, device: int) -> Sort:
+    """That of a device."""
+    return Sort(problem.devices[device].kind, tuple(device in pin.devices for pin in problem.pins))
+
+
 class Wire(NamedTuple):
     """What connects two devices; a bandwidth of 0 is none."""
 
@@ -109,9 +132,9 @@ class Wire(NamedTuple):
 
 
 class Position(NamedTuple):
-    """What the partition has to know of a device in its worker: its kind, its memory, and the wire to the next one."""
+    """What the partition has to know of a device: its sort, its memory, and the wire to the next one of its worker."""
 
-    kind: str
+    sort: Sort
     room_bytes: int
     wire: Wire | None
 
@@ -122,7 +145,7 @@ class Partitions:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._layers = Layers(problem)
-        self._kinds = sorted({device.kind for device in problem.devices})
+        self._sorts = sorted({sort_of(problem, device) for device in range(problem.num_devices)})
         self._known: dict[tuple[tuple[Position, ...], Batch, Hold], tuple[list[int], int] | None] = {}
         self._costs: dict[tuple[Batch, bool], tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
         self._hops: dict[tuple[Wire, Batch], np.ndarray] = {}
@@ -168,7 +191,7 @@ class Partitions:
         for device, after in zip(used, (*used[1:], None), strict=True):
             own = problem.devices[device]
             room = problem.capacity_bytes(device) - own.context_bytes
-            found.append(Position(own.kind, room, None if after is None else self._wire(device, after)))
+            found.append(Position(sort_of(problem, device), room, None if after is None else self._wire(device, after)))
         return tuple(found)
 
     def _wire(self, u: int, v: int) -> Wire:
@@ -196,7 +219,7 @@ class Partitions:
             hops[p] = self._hop_ns(position.wire, batch)
         value, before = run_worker(
             *self._slices(batch, self._recomputes(hold)),
-            np.asarray([self._kinds.index(position.kind) for position in positions]),
+            np.asarray([self._sorts.index(position.sort) for position in positions]),
             np.asarray([NEVER if hold == "any" else position.room_bytes for position in positions]),
             np.arange(count, 0, -1) if hold == "all" else np.ones(count, dtype=np.int64),
             hops,
@@ -209,12 +232,21 @@ class Partitions:
         return [int(places[i]) for i in reversed(chosen)], int(value[count, -1])
 
     def _slices(self, batch: Batch, again: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Times, bytes held anyway and bytes per micro-batch, (C, n, n) by kind."""
+        """Times, bytes held anyway and bytes per micro-batch, (C, n, n) by sort; NEVER where a pin is broken."""
         if (batch, again) not in self._costs:
-            costs = [self._layers.costs((kind,), batch, 1, False, again) for kind in self._kinds]
+            costs = [self._layers.costs((sort.kind,), batch, 1, False, again) for sort in self._sorts]
             time, base, flight = (np.stack(column) for column in zip(*costs, strict=True))
+            time[np.stack([self._broken(sort) for sort in self._sorts])] = NEVER
             self._costs[batch, again] = (time, base, flight)
         return self._costs[batch, again]
+
+    def _broken(self, sort: Sort) -> np.ndarray:
+        """(n, n) where a stage between two places has layers that pins keep from devices of this sort."""
+        first, stop = self._layers.places[:, None], self._layers.places[None, :]
+        broken = np.zeros((len(first), len(first)), dtype=bool)
+        for pin, own in zip(self._problem.pins, sort.pinned, strict=True):
+            broken |= (not own) & (pin.first < stop) & (first <= pin.last)
+        return broken
 
     def _hop_ns(self, wire: Wire, batch: Batch) -> np.ndarray:
         """Both ways of a micro-batch over a wire at every place; NEVER where nothing connects."""
@@ -233,20 +265,23 @@ class Partitions:
 
 
 def orders(problem: Problem, devices: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Orders of a worker's devices that differ in their kinds; too many: the fastest first, and the slowest first.
+    """Orders of a worker's devices that differ in their sorts; too many: the fastest first, and the slowest first.
 
-    Devices of one kind stay in their order.
+    With pins also in the order of the layers that they name. Devices of one sort stay in their order.
     """
-    by_kind: dict[str, list[int]] = {}
+    by_sort: dict[Sort, list[int]] = {}
     for device in devices:
-        by_kind.setdefault(problem.devices[device].kind, []).append(device)
-    counts = tuple(len(own) for own in by_kind.values())
-    groups = list(by_kind.values())
+        by_sort.setdefault(sort_of(problem, device), []).append(device)
+    counts = tuple(len(own) for own in by_sort.values())
+    groups = list(by_sort.values())
     if len(devices) <= MAX_ORDERED and _number_of_orders(counts) <= MAX_ORDERS:
         return [_merged(groups, kinds) for kinds in _arrangements(counts)]
     ranked = sorted(groups, key=lambda own: _node_ns(problem, own[:1]))
     fastest = tuple(device for own in ranked for device in own)
-    return list(dict.fromkeys((fastest, tuple(device for own in reversed(ranked) for device in own))))
+    found = [fastest, tuple(device for own in reversed(ranked) for device in own)]
+    if problem.pins:
+        found.append(tuple(sorted(devices, key=lambda device: centre(problem, device))))
+    return list(dict.fromkeys(found))
 
 
 def _number_of_orders(counts: tuple[int, ...]) -> int:

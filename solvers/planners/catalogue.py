@@ -316,6 +316,7 @@ PLANNERS: dict[str, Planner] = {
             least_devices=MOST_LABELLED + 1,
             most_devices=sys.maxsize,
             options=spread.OPTIONS,
+            simple=(Simple("synchronous", flushed("early-backward")),),
         ),
         Planner(
             "pipedream",

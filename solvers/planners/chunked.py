@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import NamedTuple
 
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
@@ -18,6 +19,7 @@ from penstock.solvers.allocators.chunks import Places, both_ways, chunked, in_a_
 from penstock.solvers.allocators.wpipe.layouts import layouts
 from penstock.solvers.batches import Batch, candidates
 from penstock.solvers.costs import all_reduce_ns, stage_costs, transfer
+from penstock.solvers.feasibility import proof_of_infeasibility
 from penstock.solvers.planners.options import Option
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.problem import Problem
@@ -64,7 +66,7 @@ def interleaved_proposals(problem: Problem, options: Mapping[str, object]) -> It
         raise InvalidDocument("option 'chunks' is 1, which is no interleaving", remedy="2 or more, or planner 'dapple'")
     numbers = [asked] if asked else list(range(2, MOST_CHUNKS + 1))
 
-    def shapes(batch: Batch, places: Places) -> Iterator[Allocation]:
+    def shapes(problem: Problem, batch: Batch, places: Places) -> Iterator[Allocation]:
         for chunks in numbers:
             with suppress(UnsupportedRequest):  # the chain is too short for so many parts
                 yield in_a_loop(problem, batch, places, chunks)
@@ -81,7 +83,7 @@ def zero_bubble_proposals(problem: Problem, options: Mapping[str, object]) -> It
     """
     shape = SHAPE.of(options)
 
-    def shapes(batch: Batch, places: Places) -> Iterator[Allocation]:
+    def shapes(problem: Problem, batch: Batch, places: Places) -> Iterator[Allocation]:
         if shape != "v":
             with suppress(UnsupportedRequest):  # the chain is too short
                 yield chunked(problem, batch, places, range(len(places)))
@@ -106,7 +108,7 @@ def chimera_proposals(problem: Problem, options: Mapping[str, object]) -> Iterat
     """
     asked = PAIRS.of(options)
 
-    def shapes(batch: Batch, places: Places) -> Iterator[Allocation]:
+    def shapes(problem: Problem, batch: Batch, places: Places) -> Iterator[Allocation]:
         for pairs in [asked] if asked else range(1, len(places) // 2 + 1):
             with suppress(UnsupportedRequest):  # pairs that do not go into the depth, or too few micro-batches
                 yield both_ways(problem, batch, places, pairs)
@@ -127,20 +129,30 @@ def chimera_proposals(problem: Problem, options: Mapping[str, object]) -> Iterat
 
 
 def _ranked(
-    problem: Problem, depth: int, shapes: Callable[[Batch, Places], Iterator[Allocation]], least: int, step: int = 1
+    problem: Problem,
+    depth: int,
+    shapes: Callable[[Problem, Batch, Places], Iterator[Allocation]],
+    least: int,
+    step: int = 1,
 ) -> list[Allocation]:
     """Allocations of every depth, width, place and number of micro-batches, the shortest expected first.
 
     ``MAX_SHAPES`` of them, of depths that are multiples of ``step``, and no more than ``MAX_OPERATIONS`` micro-batches
-    × stages after the first.
+    × stages after the first. Raises ``UnsupportedRequest`` where pins leave none of them.
     """
     found: dict[Allocation, int] = {}
     for ranks in _depths(problem, depth, least, step):
         width = problem.num_devices // ranks
         for batch in _batches(problem, ranks, width):
             for layout in layouts(problem, ranks, width):
-                for allocation in shapes(batch, layout.places):
+                for allocation in shapes(problem, batch, layout.places):
                     found.setdefault(allocation, _expected_ns(problem, allocation, batch))
+    unpinned = [] if found or not problem.pins else _ranked(replace(problem, pins=()), depth, shapes, least, step)
+    if unpinned and proof_of_infeasibility(problem) is None:
+        raise UnsupportedRequest(
+            "no depth and number of parts lays the model out over the devices so that the pins are kept",
+            remedy="fewer pinned layers, or a planner of one stage per device: 'dapple' or 'relax'",
+        )
     kept: list[Allocation] = []
     spent = 0
     for allocation in sorted(found, key=lambda each: found[each])[:MAX_SHAPES]:

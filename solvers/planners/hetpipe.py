@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
 
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
+from penstock.solvers.all_plans.confined import holders
 from penstock.solvers.allocation import Allocation
-from penstock.solvers.allocators.hetpipe import HOLDS, POLICIES, Partitions, groupings
+from penstock.solvers.allocators.hetpipe import HOLDS, POLICIES, Partitions, groupings, groupings_for_pins
 from penstock.solvers.batches import Batch, candidates
 from penstock.solvers.batching import row_classes
 from penstock.solvers.costs import all_reduce_ns, stage_costs
+from penstock.solvers.feasibility import proof_of_infeasibility
+from penstock.solvers.pins import moved
 from penstock.solvers.planners.options import Option
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.problem import Problem
@@ -31,26 +36,39 @@ Grouping = tuple[tuple[int, ...], ...]
 def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
     """Every grouping of the devices with every number of micro-batches, the shortest expected first.
 
-    Raises ``UnsupportedRequest`` for a cluster of one node and for fewer micro-batches than workers,
-    ``InvalidDocument`` for a size that no grouping has.
+    Raises ``UnsupportedRequest`` for a cluster of one node, for fewer micro-batches than workers and for pins to a
+    single device, ``InvalidDocument`` for a size that no grouping has.
     """
+    _refuse_pins(problem)
     wanted = _groupings(problem, options)
     batches = candidates(problem)
     _refuse_few(wanted, batches)
-    partitions = Partitions(problem)
+    # Beside partitions that keep the pins in each worker, those made without them, on devices exchanged among workers.
+    searches = [Partitions(each) for each in ([problem, replace(problem, pins=())] if problem.pins else [problem])]
     plans: dict[Allocation, int] = {}
     for hold in HOLDS:
-        for workers in wanted:
-            for batch in batches:
-                allocation = partitions.allocation(workers, batch, hold)
-                if allocation is not None:
-                    plans.setdefault(allocation, _expected_ns(problem, allocation))
+        for partitions, workers, batch in product(searches, wanted, batches):
+            allocation = partitions.allocation(workers, batch, hold)
+            kept = None if allocation is None else moved(problem, allocation)
+            if kept is not None:
+                plans.setdefault(kept, _expected_ns(problem, kept))
         if plans:
             break
     ranked = sorted(plans, key=lambda allocation: plans[allocation])
     overlaps = (problem.rules.overlap_all_reduce,)
     for allocation in ranked[:MAX_JUDGED]:
         yield Proposal(allocation, ("early-backward",), POLICY.of(options), overlaps)
+
+
+def _refuse_pins(problem: Problem) -> None:
+    """Every worker holds every layer, and no device is in two of them."""
+    for layer, own in enumerate(holders(problem)):
+        if len(own) < 2 and proof_of_infeasibility(problem) is None:
+            name = problem.devices[min(own)].name
+            raise UnsupportedRequest(
+                f"each of HetPipe's virtual workers holds all layers, but pins let only {name} hold layer {layer}",
+                remedy="pin it to two devices or more; planner 'pipedream' takes this request",
+            )
 
 
 def _refuse_few(wanted: list[Grouping], batches: Sequence[Batch]) -> None:
@@ -87,6 +105,8 @@ def _groupings(problem: Problem, options: Mapping[str, object]) -> list[Grouping
     workers, size = WORKERS.of(options), SIZE.of(options)
     chosen = POLICIES if workers == "best" else tuple(p for p in POLICIES if p == workers)
     every = list(dict.fromkeys(grouping for policy in chosen for grouping in groupings(problem, policy)))
+    if workers == "best":
+        every = list(dict.fromkeys((*every, *groupings_for_pins(problem))))
     found = [grouping for grouping in every if size in (0, len(grouping[0]))]
     if not found:
         sizes = sorted({len(grouping[0]) for grouping in every})

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from penstock.solvers.allocators.wpipe.search import climb, exhaustive
 from penstock.solvers.planners.proposal import Proposal
-from penstock.solvers.planners.wpipe import DEPTH, LAYOUT, MODE, WARMUP, wanted_by, worth_judging
+from penstock.solvers.planners.wpipe import DEPTH, LAYOUT, MODE, WARMUP, keeping, wanted_by, worth_judging
 from penstock.solvers.problem import Problem
 from penstock.solvers.schedules.eager import eager
 
@@ -22,7 +22,7 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
     """The configurations that promise most."""
     wanted = wanted_by(options, groups=1)
     found = climb(problem, wanted) if MODE.of(options) == "paper" else exhaustive(problem, wanted)
-    for each in worth_judging(found):
+    for each in worth_judging(keeping(problem, found)):
         depth = [each.shape.ahead(i) for i in range(each.shape.depth)]
         pattern = eager(problem, each.allocation, update_rule="double_buffered", depth=depth)
         overlaps = (problem.rules.overlap_all_reduce,)

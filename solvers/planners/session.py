@@ -461,9 +461,9 @@ class Session:
         return Result(status, why, best, bounds, None, self.deadline.seconds, unfinished)
 
     def _nothing(self, why: str, unfinished: tuple[str, ...]) -> Result:
-        """The answer without a plan: ``infeasible`` with a proof only."""
-        self.refuted = None if unfinished else proof_of_infeasibility(self.problem)
-        status = Status.NONE_FOUND if self.refuted is None else Status.INFEASIBLE
+        """The answer without a plan: ``infeasible`` with a proof only, also where a limit came first."""
+        self.refuted = proof_of_infeasibility(self.problem)
+        open_status = Status.TIME_LIMIT if unfinished else Status.NONE_FOUND
+        status = open_status if self.refuted is None else Status.INFEASIBLE
         shortage = self.shortage or (None if self.refuted is None else self.refuted.shortage)
-        status = Status.TIME_LIMIT if unfinished else status
         return Result(status, why, None, (), shortage, self.deadline.seconds, unfinished)

@@ -24,6 +24,7 @@ from penstock.solvers.allocators.block_partition import smallest_largest
 from penstock.solvers.allocators.chunks import Places, chunked
 from penstock.solvers.batches import Batch, batch_of
 from penstock.solvers.costs import all_reduce_ns
+from penstock.solvers.pins import broken_pin, centre
 from penstock.solvers.planners.options import Option
 from penstock.solvers.planners.proposal import Proposal, shortage_of, unreachable
 from penstock.solvers.planners.trial import Outcome, Trial, judged
@@ -76,11 +77,17 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
             remedy="target: megatron, torchtitan or deepspeed (--target), or planner 'auto'",
         )
     for name in problem.within.schedules:
-        yield from Search(problem, problem.within, name).run()
+        search = Search(problem, problem.within, name)
+        yield from search.run()
+        if search.best is None and search.unpinned is not None:
+            yield search.proposal(search.unpinned)
 
 
 class Search:
-    """The plans of one schedule; ``best`` so far, and of every shape; ``nearest``: told ones that do not fit."""
+    """The plans of one schedule; ``best`` so far, and of every shape; ``nearest``: told ones that do not fit.
+
+    ``unpinned``: the last one that breaks a pin. Ranks are numbered through nodes, so devices cannot be exchanged.
+    """
 
     def __init__(self, problem: Problem, within: Within, schedule: str) -> None:
         self.problem, self.within, self.schedule = problem, within, schedule
@@ -92,6 +99,7 @@ class Search:
         self.found: list[tuple[int, Shape, Trial]] = []
         self.effort = 0.0
         self.nearest = 0
+        self.unpinned: Allocation | None = None
 
     def run(self) -> Iterator[Proposal]:
         """The best plan after every shape; of one that does not fit, its nearest attempt."""
@@ -106,14 +114,17 @@ class Search:
     def _tried(self, shape: Shape, allocations: Iterable[Allocation]) -> Iterator[Proposal]:
         best: Trial | None = None
         for allocation in allocations:
+            if broken_pin(self.problem, allocation) is not None:
+                self.unpinned = allocation
+                continue
             if unreachable(self.problem, allocation) is not None:
-                yield self._proposal(allocation)
+                yield self.proposal(allocation)
                 return
             trial = self._fitted(allocation, NEVER_NS if best is None else best.value_ns)
             if isinstance(trial, Allocation):
                 if self.best is None and self.nearest < LEAST_SHAPES:
                     self.nearest += 1
-                    yield self._proposal(trial)
+                    yield self.proposal(trial)
             elif trial is not None:
                 best = trial
         if best is not None:
@@ -123,9 +134,10 @@ class Search:
     def _better(self, trial: Trial) -> Iterator[Proposal]:
         if self.best is None or trial.value_ns < self.best.value_ns:
             self.best = trial
-        yield self._proposal(self.best.allocation, self.best)
+        yield self.proposal(self.best.allocation, self.best)
 
-    def _proposal(self, allocation: Allocation, trial: Trial | None = None) -> Proposal:
+    def proposal(self, allocation: Allocation, trial: Trial | None = None) -> Proposal:
+        """A plan as it was judged, or else in the schedule's usual order."""
         orders = self._order(allocation) if trial is None else trial.orders
         overlaps = (self.problem.rules.overlap_all_reduce,)
         return Proposal(allocation, (orders.name,), overlaps=overlaps, fixed=orders)
@@ -204,7 +216,7 @@ class Search:
         return filled + all_reduce_ns(self.problem, size, places[0]), whole * number // ranks
 
     def _cuts(self, shape: Shape) -> Iterator[Allocation]:
-        """The even cut by time and by parameters, or all of them where they are few."""
+        """The even cut by time and by parameters, or all of them where they are few; one that keeps the pins."""
         parts = len(shape.rank_of)
         places = [int(i) for i in np.flatnonzero(self.cut.cuttable)]
         if comb(len(places), parts - 1) <= EVERY:
@@ -215,6 +227,37 @@ class Search:
             yield chunked(self.cut, shape.batch, shape.places, shape.rank_of)
             sizes = np.diff(self.problem.parameter_bytes)
             yield self._allocation(shape, smallest_largest(sizes, parts, self.cut.cuttable))
+        kept = self._kept_cut(shape) if self.problem.pins else None
+        if kept is not None:
+            yield self._allocation(shape, kept)
+
+    def _kept_cut(self, shape: Shape) -> list[int] | None:
+        """The cut with the shortest longest part of those whose parts the devices of their ranks may hold."""
+        edges = [0, *(int(i) + 1 for i in np.flatnonzero(self.cut.cuttable)), self.problem.num_layers]
+        costs = self.problem.costs(self.problem.devices[0].kind, 1)
+        upto = (costs.forward_ns + costs.backward_ns)[edges]
+        times = upto[None, :] - upto[:, None]
+        longest, before = np.where(np.arange(len(edges)) == 0, 0, NEVER_NS), []
+        for rank in shape.rank_of:
+            allowed = self._allowed_between(shape.places[rank], edges)
+            reached = np.where(allowed, np.maximum(times, longest[:, None]), NEVER_NS)
+            before.append(reached.argmin(axis=0))
+            longest = reached.min(axis=0)
+        if longest[-1] >= NEVER_NS:
+            return None
+        chosen = [len(edges) - 1]
+        for place in reversed(before):
+            chosen.append(int(place[chosen[-1]]))
+        return [edges[at] for at in reversed(chosen)]
+
+    def _allowed_between(self, devices: Sequence[int], edges: Sequence[int]) -> np.ndarray:
+        """(n, n) whether the layers between two edges, the first below the second, may all be held by devices."""
+        first, stop = np.asarray(edges)[:, None], np.asarray(edges)[None, :]
+        allowed = first < stop
+        for pin in self.problem.pins:
+            if not pin.devices.issuperset(devices):
+                allowed = allowed & ((pin.last < first) | (stop <= pin.first))
+        return np.asarray(allowed)
 
     def _allocation(self, shape: Shape, bounds: Sequence[int]) -> Allocation:
         parts = zip(shape.rank_of, pairwise(bounds), strict=True)
@@ -234,7 +277,10 @@ class Search:
             for near in _neighbours(cuts):
                 if self.effort > enough:
                     return
-                other = self._fitted(self._allocation(shape, [places[cut] for cut in near]), trial.value_ns)
+                plan = self._allocation(shape, [places[cut] for cut in near])
+                if broken_pin(self.problem, plan) is not None:
+                    continue
+                other = self._fitted(plan, trial.value_ns)
                 if isinstance(other, Trial):
                     cuts, trial, moved = near, other, True
                     yield from self._better(other)
@@ -251,7 +297,7 @@ def worlds(problem: Problem) -> list[tuple[int, ...]]:
     """Devices in the order of ranks: of each node the first ones, in their order.
 
     In a small cluster all of these; else whole nodes: all, some less, half, and so on; where nodes differ, also with
-    the quickest first and last.
+    the quickest first and last; with pins in every order of a few nodes, else in that of the layers that they name.
     """
     nodes = problem.nodes()
     if problem.num_devices <= SMALL:
@@ -267,6 +313,9 @@ def worlds(problem: Problem) -> list[tuple[int, ...]]:
     if len({device.kind for device in problem.devices}) > 1:
         quick = tuple(sorted(nodes, key=lambda node: _forward_ns(problem, node)))
         orders += [quick, quick[::-1]]
+    if problem.pins:
+        by_layers = tuple(sorted(nodes, key=lambda node: sum(centre(problem, device) for device in node) / len(node)))
+        orders += [by_layers] if len(nodes) > SMALL else [*permutations(nodes)]
     found = [tuple(d for node in order[:count] for d in node) for order in orders for count in _fewer(len(nodes))]
     return list(dict.fromkeys([*found, *(nodes[0][:count] for count in _fewer(len(nodes[0])))]))
 

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import lru_cache
 
-from penstock.solvers.allocators.wpipe.polish import Found
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.allocation import Allocation
+from penstock.solvers.allocators.pinned_chunks import keeping_pins
+from penstock.solvers.allocators.wpipe.polish import Found, priced, rank
 from penstock.solvers.allocators.wpipe.search import Wanted, climb, exhaustive
+from penstock.solvers.allocators.wpipe.throughput import Links
 from penstock.solvers.planners.options import Option
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.planners.simple import unlimited
@@ -43,7 +49,7 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
         return
     wanted = wanted_by(options, groups=2)
     found = climb(problem, wanted) if MODE.of(options) == "paper" else exhaustive(problem, wanted)
-    for each in worth_judging(found):
+    for each in worth_judging(keeping(problem, found)):
         pattern = wpipe(problem, each.allocation, policy=each.shape.policy)
         overlaps = (problem.rules.overlap_all_reduce,)
         yield Proposal(each.allocation, ("wpipe",), "best", overlaps, "double_grouped", pattern)
@@ -55,6 +61,24 @@ def wanted_by(options: Mapping[str, object], groups: int) -> Wanted:
     policies: dict[str, tuple[WarmUp, ...]] = {"best": ("A",) if paper else ("A", "B"), "A": ("A",), "B": ("B",)}
     policy = policies[WARMUP.of(options)]
     return Wanted(groups, policy, LAYOUT.of(options), DEPTH.of(options), by_group=not paper)
+
+
+def keeping(problem: Problem, found: list[Found]) -> list[Found]:
+    """The same on devices that keep the pins, some of them cut anew; without those that cannot be made to keep them."""
+    if not problem.pins:
+        return found
+    kept: dict[Allocation, Found] = {}
+    links = lru_cache(maxsize=None)(lambda places: Links(problem, places))
+    for each in found:
+        stages, depth = each.allocation.stages, each.shape.depth
+        with suppress(UnsupportedRequest):
+            rank_of = [s % depth for s in range(len(stages))]
+            allocation = keeping_pins(problem, each.allocation, rank_of, each.shape.width)
+            places = tuple(stage.devices for stage in allocation.stages[:depth])
+            bounds = (*(stage.first for stage in allocation.stages), problem.num_layers)
+            again = priced(problem, each.shape, each.layout, places, bounds, links(places))
+            kept.setdefault(again.allocation, again)
+    return sorted(kept.values(), key=rank)
 
 
 def worth_judging(found: list[Found]) -> Iterator[Found]:

@@ -14,6 +14,7 @@ from penstock.solvers.batches import Batch
 from penstock.solvers.batching import largest_slice, row_classes
 from penstock.solvers.kernels.exposure import exposures
 from penstock.solvers.kernels.request_steps import Pieces
+from penstock.solvers.pins import devices_allowed
 from penstock.solvers.problem import Costs, Problem
 from penstock.solvers.request_bound.links import Links
 from penstock.solvers.ties import bytes_of_spans
@@ -182,9 +183,9 @@ class Stages:
         return np.asarray(parameters + trainable * rules.gradient_factor + states)
 
     def _legal(self) -> np.ndarray:
-        """Where stages may begin and end."""
+        """Where stages may begin and end, and as many devices may hold all of their layers."""
         cut = np.concatenate(([True], self.problem.cuttable, [True]))
-        legal = cut[:, None] & cut[None, :]
+        legal = cut[:, None] & cut[None, :] & (devices_allowed(self.problem) >= self.replicas)
         return np.asarray(np.triu(legal, 1))
 
     def after(self) -> np.ndarray:

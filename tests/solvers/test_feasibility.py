@@ -178,3 +178,16 @@ def test_relax_places_stages_by_memory(seed: int) -> None:
     found = PLANNERS["relax"].solve(problem)
     assert found.best is not None
     assert found.bounds[0].bound_ns <= found.best.value_ns
+
+
+@pytest.mark.parametrize("planner", ["auto", "relax", "gpipe", "pipedream"])
+@pytest.mark.parametrize("limits", [{"max_plans": 0}, {"time_limit_ns": 0}])
+def test_a_limit_does_not_hide_a_proof(planner: str, limits: dict[str, int]) -> None:
+    """Where a limit comes before anything is judged, ``infeasible`` is said if it is proven, else ``time_limit``."""
+    for memory, proven in ((299, True), (400, False)):
+        problem = make_problem([10] * 3, parameter_bytes=100, nodes=(2,), memory_bytes=memory)
+        result = PLANNERS[planner].solve(problem, workers=1, **limits)
+        assert result.best is None
+        assert result.status is (Status.INFEASIBLE if proven else Status.TIME_LIMIT)
+        assert ("all devices together have 598" in result.why) == proven
+        assert ("came before" in result.why) == (not proven)

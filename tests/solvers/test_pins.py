@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise, permutations
+from itertools import pairwise, permutations, product
 
 import numpy as np
 import pytest
 from problems import OF_ANY_TRAINER, make_problem
 
+from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.pins import broken_pin, keep_pins, keep_pins_of_schedule, unkeepable_pin
+from penstock.solvers.planners.deadline import Deadline
+from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.planners.session import Session
 from penstock.solvers.problem import Pin, Problem
 from penstock.solvers.registry import PLANNERS
 from penstock.solvers.schedules.early_backward import early_backward
+from penstock.solvers.within import Span, Within, misnumbered
 
 
 def pinned(*pins: tuple[int, int, set[int]], layers: int = 6, **changes: object) -> Problem:
@@ -96,8 +101,27 @@ def test_a_fixed_schedule_follows_its_devices() -> None:
 @pytest.mark.parametrize("name", sorted(name for name, p in OF_ANY_TRAINER.items() if "synchronous" in p.supports))
 def test_every_planner_keeps_pins(name: str) -> None:
     problem = pinned((0, 0, {2, 3}), (5, 5, {0, 1}))
+    if name == "chimera":  # its first and last stages lie on the same devices
+        with pytest.raises(UnsupportedRequest, match="pins are kept"):
+            PLANNERS[name].solve(problem)
+        return
     result = PLANNERS[name].solve(problem)
     if result.best is None:
         assert "pinned" in result.why
     else:
         assert broken_pin(problem, result.best.allocation) is None
+
+
+def test_pins_do_not_renumber_a_targets_ranks() -> None:
+    """Exchanged devices keep the pin, but ranks are numbered stage after stage: with a target that is no plan."""
+    limits = Within("deepspeed", ("early-backward",), False, (), False, Span(0, 3), (True,) * 3)
+    proposal = Proposal(straight(2, layers=4), ("early-backward",), "A")
+    answers = {}
+    for within, device in product((None, limits), (0, 1)):
+        session = Session(replace(pinned((0, 1, {device}), layers=4), within=within), Deadline(None))
+        session.judge_all("test", [proposal])
+        best = session.best
+        answers[within is None, device] = None if best is None else [stage.devices for stage in best.allocation.stages]
+    unmoved, exchanged = [(0,), (1,)], [(1,), (0,)]
+    assert answers == {(True, 0): unmoved, (True, 1): exchanged, (False, 0): unmoved, (False, 1): None}
+    assert misnumbered(pinned(layers=4), straight(2, layers=4).stages) is None

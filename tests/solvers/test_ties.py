@@ -32,8 +32,12 @@ from penstock.solvers.bulk import makespans_ns
 from penstock.solvers.costs import UNREACHABLE_NS, buckets
 from penstock.solvers.explanation.critical_path import critical_path
 from penstock.solvers.jobshop.solve import Question, solve
+from penstock.solvers.planners.deadline import Deadline
+from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.planners.session import Session
 from penstock.solvers.problem import Problem
 from penstock.solvers.result import Candidate
+from penstock.solvers.schedule import Pattern, PatternOperation
 from penstock.solvers.schedules.early_backward import early_backward
 from penstock.solvers.simulate import makespan_ns, simulate
 from penstock.solvers.tabu import improve
@@ -309,3 +313,45 @@ def test_a_job_shop_knows_that_a_rows_step_follows_its_tie() -> None:
     problem, plan = _two_stages()
     answer = solve(Question(problem, plan, 100))
     assert (answer.bound_ns, answer.proven) == (83, True)
+
+
+def _turned() -> tuple[Allocation, Pattern]:
+    """Stages 0 and 3 on device 1, 1 and 2 on devices 0 and 2; in the order of a steady state of 563 ns."""
+    placed = zip([(0, 1), (2, 3), (4, 6), (7, 7)], (1, 0, 2, 1), strict=True)
+    allocation = single_pipeline(tuple(Stage(first, last, (device,)) for (first, last), device in placed), 4)
+    begins = [(1, 3, 0, 2), (1, 0, 89, 3), (1, 2, 123, 2), (0, 1, 255, 1)]
+    begins += [(0, 2, 395, 1), (1, 1, 425, 2), (0, 0, 444, 0), (0, 3, 556, 1)]
+    operations = tuple(PatternOperation(kind, stage, start, shift) for kind, stage, start, shift in begins)
+    return allocation, Pattern("inside-out", 563, 1, operations)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_planners_plan_whose_ranks_would_wait_for_each_others_sums_is_passed_over(tied: bool) -> None:
+    """Device 2 waits for the sum of stage 0 before it sends what device 1 waits for; the next proposal is taken."""
+    ties = (("tied", (1, 6), 20),) if tied else ()
+    problem = make_problem(
+        [1] * 8, boundary_bytes=1, parameter_bytes=30, nodes=(3,), shared_parameters=ties, global_batch_size=4
+    )
+    problem = replace(problem, update_rules=frozenset({"double_buffered"}))
+    allocation, pattern = _turned()
+    proposal = Proposal(allocation, (pattern.name,), overlaps=(False,), update_rule="double_buffered", fixed=pattern)
+    whole = single_pipeline((Stage(0, 7, (0,)),), 4)
+    alone = Pattern("eager", 50, 1, (PatternOperation(0, 0, 0, 0), PatternOperation(1, 0, 10, 0)))
+    session = Session(problem, Deadline(None))
+    session.judge_all("test", [proposal])
+    assert (session.best is None) == tied
+    assert ("deadlocks" in (session.disconnected or "")) == tied
+    session.judge_all("test", [proposal._replace(allocation=whole, schedules=(alone.name,), fixed=alone)])
+    assert session.best is not None
+    assert session.judged == 2
+    assert session.best.allocation == (whole if tied else allocation)
+
+
+def test_a_planners_plan_that_cannot_run_is_an_error_where_nothing_is_tied() -> None:
+    problem = make_problem([1] * 8, boundary_bytes=1, parameter_bytes=30, nodes=(3,), global_batch_size=4)
+    allocation = _turned()[0]
+    broken = Pattern("eager", 50, 1, (PatternOperation(0, 0, 0, 0), PatternOperation(1, 0, 10, 0)))
+    problem = replace(problem, update_rules=frozenset({"double_buffered"}))
+    proposal = Proposal(allocation, ("eager",), overlaps=(False,), update_rule="double_buffered", fixed=broken)
+    with pytest.raises(InvalidPlan):
+        Session(problem, Deadline(None)).judge_all("test", [proposal])

@@ -14,6 +14,7 @@ import numpy as np
 
 from penstock.solvers.batches import Batch
 from penstock.solvers.costs import UNREACHABLE_NS, all_reduce_ns
+from penstock.solvers.pins import devices_allowed
 from penstock.solvers.problem import Costs, Problem
 
 MOST_CHOICES = 24
@@ -58,13 +59,16 @@ class Pieces:
     def band(self, k: int, width: int, depth: np.ndarray) -> Band:
         """Runs of up to ``width`` layers; ``depth`` (L,): stages from one that begins with a layer on.
 
-        As many micro-batches are in flight. Runs beyond the last layer do not fit.
+        As many micro-batches are in flight. Runs beyond the last layer do not fit, nor do those that pins allow fewer
+        devices than the choice has replicas.
         """
         problem, rule = self.problem, self.problem.recompute
         starts = np.arange(problem.num_layers)[:, None]
         ends = starts + np.arange(1, width + 1)
         inside = ends <= problem.num_layers
         ends = np.minimum(ends, problem.num_layers)
+        if problem.pins:
+            inside = inside & (devices_allowed(problem)[starts, ends] >= self.replicas[k])
         flying = np.minimum(depth, self.batch.num_micro_batches)[:, None]
         taken = self.input_bytes[k][:, None]
         stash = self.stash_bytes[k][ends] - self.stash_bytes[k][starts]
