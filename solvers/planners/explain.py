@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from penstock.schemas.amounts import shortage
 from penstock.solvers.batching import row_classes
 from penstock.solvers.explanation.hints import hints
 from penstock.solvers.planners.session import Session
@@ -114,9 +115,8 @@ def _lacking(session: Session, short: Shortage, result: Result) -> str:
     names = problem.layer_names
     layers = f"layers {short.first_layer}–{short.last_layer} ({names[short.first_layer]} … {names[short.last_layer]})"
     sentence = (
-        f"in the nearest one, {layers} need {short.needed_bytes} bytes on device "
-        f"{problem.devices[short.device].name!r}, which has {short.available_bytes}: "
-        f"{short.missing_bytes} bytes are missing"
+        f"in the nearest one, {layers} need "
+        f"{shortage(short.needed_bytes, short.available_bytes, f'device {problem.devices[short.device].name!r}')}"
     )
     remedy = None if result.shortage is None else result.shortage.remedy
     if remedy:
