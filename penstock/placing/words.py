@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from penstock.placing.asking import Job
 from penstock.report.words import amount, duration, percent
-from penstock.schemas.amounts import shortage
+from penstock.schemas.amounts import doubtful_memory, shortage
 from penstock.schemas.placement import PlacementRow
 from penstock.solvers.explanation.changes import link_of
 from penstock.solvers.placement.choice import Choice, Option
@@ -173,6 +173,7 @@ def _memory(job: Job, choice: Choice) -> list[str]:
         f"{said}: {most}, layers {short.first_layer}–{short.last_layer} need "
         f"{shortage(short.needed_bytes, short.available_bytes, f'device {names[short.device]!r}')}",
         *([short.remedy] if short.remedy else []),
+        *([doubt] if (doubt := doubtful_memory(max(each.memory_bytes for each in job.site.devices))) else []),
     ]
 
 

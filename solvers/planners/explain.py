@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.schemas.amounts import shortage
+from penstock.schemas.amounts import doubtful_memory, shortage
 from penstock.solvers.batching import row_classes
 from penstock.solvers.explanation.hints import hints
 from penstock.solvers.planners.session import Session
@@ -95,7 +95,10 @@ def why_nothing(session: Session, result: Result) -> str:
         return f"no plan was found: {_obstacle(session)}; it is not proven that none exists"
     else:
         said = "no plan was found that fits; it is not proven that none exists"
-    return said if session.shortage is None else f"{said}; {_lacking(session, session.shortage, result)}"
+    if session.shortage is not None:
+        said = f"{said}; {_lacking(session, session.shortage, result)}"
+    doubt = doubtful_memory(max(device.memory_bytes for device in session.problem.devices))
+    return f"{said}; {doubt}" if doubt and (session.refuted or session.shortage) else said
 
 
 def _obstacle(session: Session) -> str:

@@ -93,6 +93,41 @@ def test_refused_profiles_are_65(
 
 
 @pytest.mark.parametrize(
+    ("place", "other", "words"),
+    [
+        (1, 3, "t.yaml' is a topology, not a profile\n  try: a topology goes to --topology (-t)"),
+        (3, 1, "p.json' is a profile, not a topology\n  try: a profile goes to --profile (-p)"),
+    ],
+)
+def test_a_document_in_the_wrong_place_is_told_its_option(
+    place: int, other: int, words: str, inputs: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    inputs[place] = inputs[other]
+    assert main(["plan", *inputs]) == 65
+    assert words in capsys.readouterr().err
+
+
+def test_memory_without_its_unit_is_asked_about(inputs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    topology = Path(inputs[3])
+    topology.write_text(TOPOLOGY.replace("1 MiB", "80"))
+    assert main(["plan", *inputs]) == 3
+    out, _ = capsys.readouterr()
+    assert "memory_bytes is 80 bytes; did you mean 80 GiB (85899345920 on the wire, '80 GiB' in YAML)?" in out
+
+
+def test_a_report_goes_to_the_plan_s_name_unless_told(
+    inputs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["plan", *inputs, "--planner", "dp", "--exit-zero", "-o", "made.json"]) == 0
+    assert main(["report", "made.json"]) == 0
+    assert "writing made.html" in capsys.readouterr().err
+    assert (tmp_path / "made.html").read_text().startswith("<!")
+    assert main(["report", "-"]) == 64
+    assert "say where the report goes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("{", "is not JSON"),

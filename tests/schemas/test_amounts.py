@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.schemas.amounts import amount, exact, shortage
+from penstock.schemas.amounts import amount, doubtful_memory, exact, shortage
 
 
 @pytest.mark.parametrize(
@@ -42,3 +42,20 @@ def test_a_shortage_is_readable_and_exact_where_both_amounts_look_alike() -> Non
     assert shortage(828_170_244, 314_572_800, "n") == (
         "790 MiB on n, which has 300 MiB: 490 MiB (513,597,444 bytes) are missing"
     )
+
+
+@pytest.mark.parametrize(
+    ("memory_bytes", "words"),
+    [
+        (80, "did you mean 80 GiB (85899345920 on the wire"),
+        (1024, "did you mean 1024 GiB"),
+        (81_559, "memory_bytes is 81,559 bytes; did you mean 81559 MiB (85520809984 on the wire"),
+        (2**20 - 1, "MiB"),
+    ],
+)
+def test_memory_that_no_device_has_is_asked_about(memory_bytes: int, words: str) -> None:
+    assert words in doubtful_memory(memory_bytes)
+
+
+def test_memory_that_a_device_may_have_is_not_asked_about() -> None:
+    assert doubtful_memory(2**20) == ""
