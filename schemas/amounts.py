@@ -30,7 +30,7 @@ def doubtful_memory(memory_bytes: int) -> str:
     """The question whether a unit was forgotten, of a device with less than 1 MiB; empty for any other."""
     if memory_bytes >= 2**20:
         return ""
-    unit, scale = ("GiB", 2**30) if memory_bytes <= 1024 else ("MiB", 2**20)
+    unit, scale = ("GiB", 2**30) if memory_bytes <= 512 else ("MiB", 2**20)
     return (
         f"memory_bytes is {memory_bytes:,} bytes; did you mean {memory_bytes} {unit} ({memory_bytes * scale} on the "
         f"wire, '{memory_bytes} {unit}' in YAML)?"

@@ -161,7 +161,11 @@ def test_every_command_takes_the_plan(
     file: PlanFile = request.getfixturevalue(kind)
     path = tmp_path / "plan.json"
     file.write(path)
-    words = {"periodic": "without a flush", "several": "in 2 pipelines", "averaging": "then they average"}
+    words = {
+        "periodic": "without a flush",
+        "several": "2 pipelines side by side on 3 devices",
+        "averaging": "then they average",
+    }
     assert main(["verify", str(path)]) == 0
     assert main(["simulate", str(path), "--chrome-trace", str(tmp_path / "trace.json")]) == 0
     shown = capsys.readouterr().out

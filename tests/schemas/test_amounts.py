@@ -48,7 +48,8 @@ def test_a_shortage_is_readable_and_exact_where_both_amounts_look_alike() -> Non
     ("memory_bytes", "words"),
     [
         (80, "did you mean 80 GiB (85899345920 on the wire"),
-        (1024, "did you mean 1024 GiB"),
+        (512, "did you mean 512 GiB"),
+        (1000, "did you mean 1000 MiB"),
         (81_559, "memory_bytes is 81,559 bytes; did you mean 81559 MiB (85520809984 on the wire"),
         (2**20 - 1, "MiB"),
     ],
