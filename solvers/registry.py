@@ -43,6 +43,7 @@ from penstock.solvers.portfolio.rounds import Tasks
 from penstock.solvers.portfolio.tasks import Ask, Proposals, Prove, Remedy, Setting
 from penstock.solvers.problem import Problem
 from penstock.solvers.result import Candidate, Progress, Result, Status
+from penstock.solvers.schedules.names import remedy_for
 from penstock.solvers.update_rules import UpdateRule
 
 MOST_WORKERS = 8
@@ -156,10 +157,9 @@ class Planner:
         if schedule == "auto" or schedule in self.accepts:
             return
         if schedule not in SCHEDULES:
-            near = get_close_matches(schedule, SCHEDULES, n=1)
             raise UnsupportedRequest(
                 f"no schedule {schedule!r}; there are {', '.join(SCHEDULES)}",
-                remedy=f"did you mean {near[0]!r}?" if near else None,
+                remedy=remedy_for(schedule, SCHEDULES),
             )
         raise UnsupportedRequest(
             f"planner {self.name!r} does not combine with schedule {schedule!r}",

@@ -74,7 +74,7 @@ def _shape(plan: Plan, stages: list[Stage]) -> str:
     if plan.schedule.pattern is not None:
         return (
             f"{cut} A global batch is {batches}; they follow each other without a flush in the {plan.schedule.name} "
-            f"order, with {plan.update_rule} updates."
+            f"order, with {plan.update_rule.replace('_', ' ')} updates."
         )
     if plan.update_rule == "elastic_averaging":
         return (

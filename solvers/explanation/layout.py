@@ -23,6 +23,7 @@ from penstock.solvers.pins import broken_pin
 from penstock.solvers.planners.proposal import DRAFTED, unreachable
 from penstock.solvers.problem import Problem
 from penstock.solvers.result import Bound, Candidate
+from penstock.solvers.schedules.names import remedy_for
 
 
 @dataclass(frozen=True)
@@ -67,10 +68,9 @@ def compare_layout(problem: Problem, ours: Candidate, layout: Layout) -> Compare
     """Judge a layout beside the plan. Raises InvalidDocument for one that is none, UnsupportedRequest for schedules."""
     allocation = allocation_of(problem, ours, layout)
     if layout.schedule is not None and layout.schedule not in DRAFTED:
-        near = get_close_matches(layout.schedule, DRAFTED, n=1)
         raise UnsupportedRequest(
             f"schedule {layout.schedule!r} cannot be drafted for cuts of one's own",
-            remedy=f"one of {', '.join(DRAFTED)}" + (f"; did you mean {near[0]!r}?" if near else ""),
+            remedy="; ".join(filter(None, (f"one of {', '.join(DRAFTED)}", remedy_for(layout.schedule, DRAFTED)))),
         )
     if (apart := unreachable(problem, allocation)) is not None:
         return Compared(Drafted(None, None, apart), None, (), f"it cannot run: {apart}")

@@ -174,7 +174,7 @@ def test_every_command_takes_the_plan(
     assert main(["explain", str(path), "--what-if", "bandwidth=2"]) == 0
     assert words[kind] in capsys.readouterr().out
     assert main(["report", str(path), "-o", str(tmp_path / "page.html")]) == 0
-    assert "double_buffered" in (tmp_path / "page.html").read_text() or kind != "periodic"
+    assert "double buffered" in (tmp_path / "page.html").read_text() or kind != "periodic"
     assert main(["report", str(path), "-o", str(tmp_path / "plan.svg")]) == 0
     assert "critical path" in (tmp_path / "plan.svg").read_text()
     assert main(["simulate", str(path), "--json"]) == 0
