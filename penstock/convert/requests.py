@@ -210,7 +210,8 @@ def _kind_sources(profile: ModelProfile, topology: ClusterTopology) -> dict[str,
         raise InvalidDocument(
             f"the profile {profile.name!r} was measured on {', '.join(map(repr, known))} only",
             faults=tuple(faults),
-            remedy="profile the model on that kind, or cost it from a known one: "
+            remedy=f"a topology with {' or '.join(map(repr, known))} devices (`penstock probe` writes one of this "
+            "machine), a profile of that kind (`penstock profile`), or its costs from a known one: "
             f"topology.kinds: [{{name: ..., scale_from: {known[0]}, speed: 1.0}}]",
         )
     return sources

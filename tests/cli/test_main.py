@@ -153,6 +153,7 @@ def test_what_is_no_document_is_65(
         (["--model", "bert-480", "--cluster", "8x8xH100"], 1, "bert-48"),
         (["--model", "bert-48", "--cluster", "8x8xH900"], 1, "H900"),
         (["--model", "bert-48", "--cluster", "0x8xH100"], 65, "at least 1"),
+        (["--model", "bert-48", "--cluster", "1x2xcpu"], 1, "`penstock probe -o here.json` writes one of this machine"),
     ],
 )
 def test_unknown_names_are_told_the_nearest(
