@@ -117,7 +117,21 @@ def _made_here(plan: str, to: str, launch: LaunchSettings, against: str | None) 
         _refuse_absent(file, against)
     from penstock.service.exports import written
 
-    return written(file, to, launch)
+    files = written(file, to, launch)
+    if (said := _said_of_the_model(file, to, launch)) is not None:
+        print(said, file=sys.stderr)
+    return files
+
+
+def _said_of_the_model(file: PlanFile, to: str, launch: LaunchSettings) -> str | None:
+    """What to note of the model that ranks will train. Raises ModelMismatch where it has other layers than the plan."""
+    from penstock.manifests import TARGETS
+
+    if launch.model is None or to not in TARGETS or "model" not in TARGETS[to].needs:
+        return None
+    from penstock.cli.model_fit import unlike
+
+    return unlike(file, launch.model, launch.directory, elsewhere="image" in TARGETS[to].needs)
 
 
 def _made_there(server: str, plan: str, to: str, launch: LaunchSettings, against: str | None) -> tuple[Written, ...]:
