@@ -29,6 +29,7 @@ class ExportGroup(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put the default command before a plan, or before options."""
         if args and args[0] not in self.commands and args[0] not in HELP_OPTIONS:
+            _refuse_form_first(args)
             args = [DEFAULT, *args]
         return super().parse_args(ctx, args)
 
@@ -36,6 +37,17 @@ class ExportGroup(TyperGroup):
         """Help, and below it all forms."""
         super().format_help(ctx, formatter)
         print(forms_text())
+
+
+def _refuse_form_first(args: list[str]) -> None:
+    """Raise typer.BadParameter for a form in the plan's place, with the line that was meant."""
+    if args[0].startswith("-") or "--to" in args or Path(args[0]).exists():
+        return
+    from penstock.service.exports import EXPORTS
+
+    if args[0] in EXPORTS:
+        line = shlex.join([*(args[1:] or ["PLAN"]), "--to", args[0]])
+        raise typer.BadParameter(f"{args[0]} is a form, and the plan comes first: `penstock export {line}`")
 
 
 group = typer.Typer(

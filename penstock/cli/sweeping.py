@@ -130,7 +130,7 @@ def show_rows(screen: Screen, rows: Sequence[SweepRow]) -> None:
     several = bool({rule for row in rows for rule in row.update_rules} - {"synchronous"})
     priced = any(row.cost_per_sample is not None for row in rows)
     for head in ("", "topology", "batch", "asked", "found", "status"):
-        table.add_column(head, overflow="fold", no_wrap=head not in ("topology", "found"))
+        table.add_column(head, overflow="fold", no_wrap=head not in ("topology", "asked", "found"))
     for head in ("time", "samples/s", "memory", "devices", *(["cost"] if priced else []), "gap"):
         table.add_column(head, justify="right", no_wrap=True)
     for row in rows:

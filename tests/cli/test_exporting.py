@@ -33,6 +33,21 @@ def test_help_lists_every_form_with_a_line(capsys: pytest.CaptureFixture[str]) -
         assert any(line.split(None, 1) == [name, text] for line in said.splitlines())
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["chrome-trace", "two.json"], "`penstock export two.json --to chrome-trace`"),
+        (["sbatch", "two.json", "--model", "m:job"], "`penstock export two.json --model m:job --to sbatch`"),
+        (["svg"], "`penstock export PLAN --to svg`"),
+    ],
+)
+def test_a_form_in_the_plan_s_place_is_told_the_line(
+    words: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", *words]) == 64
+    assert f"{words[0]} is a form, and the plan comes first: {line}" in capsys.readouterr().err
+
+
 def test_one_file_goes_to_standard_output_or_where_it_is_told(
     plan: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -186,6 +187,46 @@ def test_an_unexpected_error_asks_to_be_reported(
     monkeypatch.setenv("PENSTOCK_DEBUG", "1")
     assert main(["verify", "x"]) == 70
     assert "Traceback" in capsys.readouterr().err
+
+
+def _read_by_nobody(*command: str) -> subprocess.CompletedProcess[str]:
+    """A command whose standard output is a pipe that its reader has left."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        return subprocess.run(
+            [sys.executable, "-m", "penstock.cli.main", *command],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+
+
+@pytest.mark.parametrize("command", [("--help",), ("export", "--help"), ("keys", "--help")])
+def test_a_reader_that_has_left_is_no_failure(command: tuple[str, ...]) -> None:
+    done = _read_by_nobody(*command)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_reader_that_has_left_hides_no_failure(tmp_path: Path) -> None:
+    done = _read_by_nobody("verify", str(tmp_path / "none.json"))
+    assert done.returncode == 65
+    assert "none.json" in done.stderr
+
+
+def test_a_broken_pipe_of_our_own_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(source: str) -> None:
+        raise BrokenPipeError(32, "of a child")
+
+    monkeypatch.setattr(judging, "read_plan", broken)
+    assert main(["verify", "x"]) == 70
+    assert "internal error: BrokenPipeError" in capsys.readouterr().err
 
 
 def test_an_interrupt_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
