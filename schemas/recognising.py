@@ -29,6 +29,8 @@ MARKS: dict[str, tuple[frozenset[str], ...]] = {
 HINTED_FAULTS = 20
 """Faults of a document that are given a hint: looking for names that are close takes time."""
 LONGEST_FIELD = 64
+MEANT = {"model": "profile", "cluster": "topology", "batch_size": "global_batch_size", "batch": "global_batch_size"}
+"""Fields under the names that the command line, or everyday language, has for them."""
 CLOSE = 0.75
 
 
@@ -57,6 +59,8 @@ def _near(name: str, steps: tuple[str, ...], model: type[BaseModel]) -> str | No
     if len(name) > LONGEST_FIELD:
         return None
     here = _models_at(steps, model)
+    if any(MEANT.get(name) in part.model_fields for part in here):
+        return MEANT[name]
     inside = [(way, field) for part in here for way, field in _fields(part)]
     anywhere = [] if not steps else [(way, field) for way, field in _fields(model)]
     for known in ([("", field) for part in here for field in part.model_fields], inside, anywhere):

@@ -123,10 +123,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _say(str(absent), absent.exit_code)
     except BrokenPipeError as error:
         return 0 if piped and _reader_has_left() else _internal(error)
-    except SystemExit as ended:
-        if piped and _is_broken_pipe(ended.__context__) and _reader_has_left():
-            return 0
-        raise
+    except SystemExit as ended:  # typer and rich end so where a pipe is broken
+        cause = ended.__context__
+        if isinstance(cause, BrokenPipeError):
+            return 0 if piped and _reader_has_left() else _internal(cause)
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except OSError as error:
         if error.filename is None and error.errno not in (errno.ENOSPC, errno.EDQUOT):
             return _internal(error)
@@ -134,10 +135,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _say(f"{where}{error.strerror or error}", 1)
     except Exception as error:
         return _internal(error)
-
-
-def _is_broken_pipe(error: BaseException | None) -> bool:
-    return isinstance(error, OSError) and error.errno == errno.EPIPE
 
 
 def _is_pipe() -> bool:

@@ -69,6 +69,8 @@ def test_what_looks_like_nothing_is_not_guessed(data: Any) -> None:
             "time_limit_s: .* did you mean `time_limit_ns`",
         ),
         (PlanRequest, {"memory": {"update_rule": "x"}}, "/memory/update_rule: .* did you mean `update_rules`"),
+        (PlanRequest, {"model": "gpt2-small"}, "/model: .* did you mean `profile`"),
+        (PlanRequest, {"cluster": "2x4xV100"}, "/cluster: .* did you mean `topology`"),
         (PlanRequest, {"colour": "red"}, r"/colour: Extra inputs are not permitted \(given: 'red'\)$"),
         (
             ClusterTopology,

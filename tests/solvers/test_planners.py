@@ -291,7 +291,7 @@ REMEDIES: list[tuple[str, dict[str, Any], str]] = [
     (
         "gpipe",
         {"stash_bytes": 60, "recompute": "never", "memory_bytes": 1100, "global_batch_size": 4},
-        "allow recomputation: --recompute auto",
+        "allow recomputation: recompute auto (--recompute auto)",
     ),
     ("gpipe", {"memory_bytes": 300}, "more stages: 3 more nodes like 'n0' (3 devices of kind 'cpu')"),
     (
