@@ -20,6 +20,7 @@ from penstock.schemas.topology import ClusterTopology, Fabric, UniformCluster
 _HERE = Path(__file__).parent
 _CLUSTER = re.compile(r"(?:(?P<nodes>[0-9]+)x)?(?P<devices>[0-9]+)x(?P<kind>[A-Za-z][A-Za-z0-9-]*)")
 _LARGEST_NODE = 8
+_ALIKE = 0.4
 
 
 def model_names() -> tuple[str, ...]:
@@ -57,6 +58,11 @@ def cluster(name: str) -> ClusterTopology:
         raise NotFound(f"there is no cluster {name!r} among the examples", remedy=_remedy(name, known))
     kinds = {kind.lower(): kind for kind in DEVICES}
     kind = kinds.get(match["kind"].lower(), match["kind"])
+    if kind not in DEVICES and not difflib.get_close_matches(kind.upper(), DEVICES, 1, _ALIKE):
+        raise NotFound(
+            f"no device kind {kind!r} in the table; it has {', '.join(DEVICES)}",
+            remedy="describe the cluster in a topology file; `penstock probe -o here.json` writes one of this machine",
+        )
     nodes, devices = _counts(name, match["nodes"], int(match["devices"]))
     return _uniform(name, nodes, devices, kind)
 

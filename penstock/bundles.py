@@ -43,7 +43,7 @@ def make_bundle(
         raise UnsupportedRequest(
             f"a bundle of a plan with the rule {plan.update_rule} holds programs from one halt to the next, and nobody "
             "has said how many steps are trained",
-            remedy="penstock export PLAN --to bundle --steps N, with --checkpoint-every and --evaluate-every if any",
+            remedy="say steps (--steps N), and checkpoint_every and evaluate_every if any",
         )
     wanted = options or RunOptions()
     kinds = _kinds(file)

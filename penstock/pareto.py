@@ -24,5 +24,16 @@ def front(points: Sequence[Point]) -> list[bool]:
     return inside
 
 
+def graded(values: Sequence[float], alike: float) -> list[int]:
+    """Of each value the number of its grade, the least first; a grade's values are alike to that share."""
+    grades = [0] * len(values)
+    grade, first = -1, 0.0
+    for number in sorted(range(len(values)), key=values.__getitem__):
+        if grade < 0 or values[number] - first > alike * abs(first):
+            grade, first = grade + 1, values[number]
+        grades[number] = grade
+    return grades
+
+
 def _beats(one: Point, other: Point) -> bool:
     return one != other and all(a <= b for a, b in zip(one, other, strict=True))

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from penstock.pareto import front
+from penstock.pareto import front, graded
 from penstock.scale_out import executor_of
 from penstock.scale_out.solving import SolveLimits, solve_case
 from penstock.schemas.errors import InvalidDocument
@@ -26,6 +26,9 @@ from penstock.service.tasks import crashed
 from penstock.solvers.result import REQUEST_SCOPE
 
 MAX_CASES = 1000
+ALIKE = 0.01
+DEVICES = 2
+"""Which coordinate of ``_point`` counts devices: one more of them is a difference."""
 
 
 @dataclass(frozen=True)
@@ -120,11 +123,21 @@ def _figures_of(plan: Plan) -> dict[str, Any]:
 
 
 def with_front(rows: Sequence[SweepRow]) -> tuple[SweepRow, ...]:
-    """The rows, those on the Pareto front marked. Costs count when every plan has one."""
+    """The rows, those on the Pareto front marked. Costs count when every plan has one.
+
+    What differs by less than ALIKE, devices apart, is no reason to be on the front, unless all else is as good.
+    """
     planned = [number for number, row in enumerate(rows) if row.samples_per_s is not None]
     priced = all(rows[number].cost_per_sample is not None for number in planned)
-    inside = dict(zip(planned, front([_point(rows[number], priced) for number in planned]), strict=True))
+    points = [_point(rows[number], priced) for number in planned]
+    coarse = list(zip(*(_coarse(place, values) for place, values in enumerate(zip(*points, strict=True))), strict=True))
+    both = [a and b for a, b in zip(front(points), front(coarse), strict=True)]
+    inside = dict(zip(planned, both, strict=True))
     return tuple(row.model_copy(update={"pareto": inside.get(number, False)}) for number, row in enumerate(rows))
+
+
+def _coarse(place: int, values: Sequence[float]) -> list[float]:
+    return list(values) if place == DEVICES else [*map(float, graded(values, ALIKE))]
 
 
 def _point(row: SweepRow, priced: bool) -> tuple[float, ...]:

@@ -14,7 +14,8 @@ import rfc8785
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from penstock.schemas.errors import Fault, InvalidDocument
+from penstock.schemas.errors import Fault, InvalidDocument, WrongDocument
+from penstock.schemas.recognising import recognised, with_hints
 
 MOST_SHOWN = 200
 """Characters of a wrong value that its fault repeats."""
@@ -50,12 +51,17 @@ class Document(Part):
 
     @classmethod
     def parse(cls, data: Any, *, units: bool = False, origin: str = "") -> Self:
-        """Validate plain data. Raises InvalidDocument with one fault per mistake, each with its JSON pointer."""
+        """Validate plain data. Raises InvalidDocument with one fault per mistake, each with its JSON pointer.
+
+        Data that look like another kind of document are a WrongDocument, without the faults that follow from that.
+        """
         try:
             return cls.model_validate(data, context={"units": units})
         except ValidationError as error:
+            if (found := recognised(data)) not in (None, cls.kind):
+                raise WrongDocument(f"{origin or 'this'} is a {found}, not a {cls.kind}", found=found) from None
             where = f" in {origin}" if origin else ""
-            faults = tuple(faults_of(error.errors(), data))
+            faults = tuple(with_hints(faults_of(error.errors(), data), cls))
             raise InvalidDocument(
                 f"{cls.kind}{where} has {len(faults)} fault{'s' if len(faults) > 1 else ''}", faults=faults
             ) from None

@@ -2,6 +2,7 @@
 
 PenstockError
 ├── InvalidDocument      a profile, topology, request or plan that does not parse or contradicts itself
+│   └── WrongDocument    one of another kind: a topology where a profile belongs
 ├── UnsupportedRequest   well-formed, but no planner, schedule or executor here does it
 ├── InvalidPlan          a plan that the judge refuses (does not verify, deadlocks, does not lower)
 ├── ModelMismatch        the model's layers are not those of the plan
@@ -68,6 +69,21 @@ class InvalidDocument(PenstockError):
     code = "invalid-document"
     status = 422
     exit_code = 65
+
+
+class WrongDocument(InvalidDocument):
+    """A document of another kind than the one that belongs here; ``found``: which."""
+
+    def __init__(
+        self,
+        detail: str,
+        *,
+        faults: tuple[Fault, ...] = (),
+        remedy: str | None = None,
+        found: str | None = None,
+    ) -> None:
+        super().__init__(detail, faults=faults, remedy=remedy)
+        self.found = found
 
 
 class UnsupportedRequest(PenstockError):

@@ -63,7 +63,8 @@ class SweepRow(Part):
     gap: Number | None = None
     pareto: Flag = Field(
         default=False,
-        description="no other row is at least as good in throughput, memory, devices and cost, and better in one",
+        description="no other row is at least as good in throughput, memory, devices and cost, and better in one;"
+        " less than 1 % is no difference",
     )
     seconds: Number | None = None
 

@@ -167,6 +167,13 @@ class ClusterTopology(Document):
             fields.append(f" {json.dumps(name)}: {text}")
         return "{\n" + ",\n".join(fields) + "\n}"
 
+    @property
+    def num_devices(self) -> int:
+        """How many devices the cluster has."""
+        if self.uniform is not None:
+            return self.uniform.nodes * self.uniform.devices_per_node
+        return sum(len(node.devices) for node in self.nodes)
+
     def expanded(self) -> ClusterTopology:
         """The same cluster with ``uniform`` written out as nodes and links."""
         if self.uniform is None:

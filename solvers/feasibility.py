@@ -28,6 +28,7 @@ from typing import NamedTuple
 import numpy as np
 from ortools.sat.python import cp_model
 
+from penstock.schemas.amounts import exact
 from penstock.solvers.batching import num_micro_batches
 from penstock.solvers.pins import unkeepable_pin
 from penstock.solvers.problem import Measured, Problem
@@ -256,8 +257,8 @@ def _too_large(least: Least, part: Devices) -> Proof | None:
         short = Shortage(int(least.edges[block]), int(least.edges[block + 1]) - 1, nearest, needed, available)
         name = least.problem.devices[nearest].name
         return Proof(
-            f"{_named(least, block)} need at least {needed} bytes of any device that may hold them, and the roomiest, "
-            f"{name!r}, has {available}",
+            f"{_named(least, block)} need at least {exact(needed)} of any device that may hold them, and the roomiest, "
+            f"{name!r}, has {exact(available)}",
             short,
         )
     return None
@@ -277,7 +278,7 @@ def _too_much(least: Least, part: Devices) -> Proof | None:
         return None
     kinds = "parameters, optimizer states and gradients" if least.together else "parameters and optimizer states"
     return Proof(
-        f"the {kinds} of all layers take {needed} bytes at least, and all devices together have {room} for them"
+        f"the {kinds} of all layers take {exact(needed)} at least, and all devices together have {exact(room)} for them"
     )
 
 

@@ -36,7 +36,7 @@ def find_remedy(problem: Problem, feasible: Callable[[Problem], bool]) -> str | 
 def remedies(problem: Problem) -> Iterator[Remedy]:
     """Changed problems, the cheapest change first, each alone; at last all but the larger cluster together."""
     if problem.recompute == "never":
-        yield Remedy("allow recomputation: --recompute auto", replace(problem, recompute="auto"))
+        yield Remedy("allow recomputation: recompute auto (--recompute auto)", replace(problem, recompute="auto"))
     yield from _more_devices(problem)
     for size in _smaller_sizes(problem):
         changed = replace(problem, micro_batch_sizes=(size,), min_slice=min(size, problem.min_slice))
@@ -46,7 +46,7 @@ def remedies(problem: Problem) -> Iterator[Remedy]:
     yield from leaner
     sizes = list(_smaller_sizes(problem))[-1:]
     most = replace(problem, recompute="auto" if problem.recompute == "never" else problem.recompute)
-    words = ["--recompute auto"] if problem.recompute == "never" else []
+    words = ["recompute auto"] if problem.recompute == "never" else []
     if sizes:
         most = replace(most, micro_batch_sizes=tuple(sizes), min_slice=min(sizes[0], problem.min_slice))
         words.append(f"micro_batch_sizes {sizes} with min_slice {most.min_slice}")

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from penstock.schemas.amounts import amount, exact
 from penstock.schemas.program import BACKWARD, CODEC_HEADER_BYTES, FORWARD, INPUT, LOOK_AHEAD, RECOMPUTE, WEIGHT
 from penstock.solvers.costs import input_bytes, stage_costs, stage_rows, transfer
 from penstock.solvers.memory import static_bytes, weight_bytes
@@ -42,8 +43,8 @@ def check_memory(clock: Clock, copies: Copies = one_copy) -> list[str]:
             if needed > available:
                 headroom = own.memory_bytes - available
                 faults.append(
-                    f"{own.name} needs {needed} bytes at {at} ns, but has {available} "
-                    f"({own.memory_bytes} less {headroom} of headroom)."
+                    f"{own.name} needs {exact(needed)} at {at} ns, but has {exact(available)} "
+                    f"({amount(own.memory_bytes)} less {amount(headroom)} of headroom)."
                 )
             stated = clock.timeline.uses[device].memory.total
             if stated != needed:

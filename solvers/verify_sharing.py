@@ -14,6 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from penstock.schemas.amounts import exact
 from penstock.schemas.program import BACKWARD, FORWARD, KINDS, LOOK_AHEAD
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.batching import micro_batch_rows
@@ -349,7 +350,7 @@ def _check_memory(run: _Iteration) -> list[str]:
             peak = max(peak, level)
         available, stated = run.problem.capacity_bytes(device), run.timeline.uses[device].memory.total
         if peak > available:
-            faults.append(f"{run.name(device)} needs {peak} bytes, but has {available}.")
+            faults.append(f"{run.name(device)} needs {exact(peak)}, but has {exact(available)}.")
         if stated != peak:
             faults.append(f"The timeline states a peak of {stated} bytes on {run.name(device)}; it is {peak} bytes.")
     return faults

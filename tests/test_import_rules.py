@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ("schemas", "solvers", "executor", "service")
 HEAVY = {"torch", "numpy", "numba", "networkx", "ortools", "fastapi", "uvicorn", "sqlalchemy", "jinja2", "httpx"}
 STANDARD_LIBRARY_ONLY = (
+    "penstock.schemas.amounts",
     "penstock.schemas.coverage",
     "penstock.schemas.program",
     "penstock.schemas.notation",

@@ -166,7 +166,7 @@ def read(directory: Path) -> Checkpoint:
             raise InvalidDocument(f"checkpoint {str(directory)!r} lacks its file {name!r}")
         if has != size:
             raise InvalidDocument(
-                f"checkpoint {str(directory)!r}: file {name!r} is damaged: {has} bytes of {size} are there"
+                f"checkpoint {str(directory)!r}: file {name!r} is damaged: {has:,} of {size:,} bytes are there"
             )
     return Checkpoint(directory, about)
 

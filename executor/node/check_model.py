@@ -1,7 +1,8 @@
 """Answers whether a job can be trained under a plan: ``python -m penstock.executor.node.check_model``.
 
 A process of its own, because the agent loads neither torch nor the user's code. It reads one JSON line
-``{model, directory, layers}`` and writes one: ``{"kind": "ready"}``, or ``{"kind": "refused", "reason": …}``.
+``{model, directory, layers}`` and writes one: ``{"kind": "ready"}``, or
+``{"kind": "refused", "reason": …, "code": …}``.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def main(asked: TextIO, said: TextIO) -> int:
     try:
         check(question["model"], question["directory"], question["layers"])
     except PenstockError as error:
-        answer = {"kind": "refused", "reason": str(error)}
+        answer = {"kind": "refused", "reason": str(error), "code": error.code}
     said.write(json.dumps(answer) + "\n")
     said.flush()
     return 0

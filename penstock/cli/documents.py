@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from penstock.schemas.errors import InvalidDocument
+from penstock.schemas.errors import InvalidDocument, WrongDocument
 
 if TYPE_CHECKING:
     from penstock.cli.show import Screen
@@ -21,10 +21,29 @@ if TYPE_CHECKING:
     AnyDocument = TypeVar("AnyDocument", bound=Document)
 
 STANDARD = "-"
+TAKEN_BY = {
+    "profile": "a profile goes to --profile (-p)",
+    "topology": "a topology goes to --topology (-t)",
+    "pipeline profile": "a measured run goes to --pipeline-profile",
+    "plan request": "`penstock plan --request FILE`",
+    "plan file": "`penstock verify`, `report`, `explain`, `export` and `run` take a plan file",
+    "plan": "`penstock plan -o FILE` writes a plan with its request, and that is what the commands take",
+    "placement request": "`penstock place --request FILE`",
+    "trace": "`penstock calibrate PROFILE TRACE` or `penstock report PLAN --trace TRACE`",
+    "job bundle": "`penstock rank BUNDLE`",
+}
+"""Where the command line takes a document of a kind."""
 
 
 def read_document(kind: type[AnyDocument], source: str) -> AnyDocument:
-    """Read and validate. Raises InvalidDocument; a profile text gets told how to import it."""
+    """Read and validate. Raises InvalidDocument; one of another kind is told which option takes it."""
+    try:
+        return _read(kind, source)
+    except WrongDocument as error:
+        raise WrongDocument(error.detail, found=error.found, remedy=TAKEN_BY.get(error.found or "")) from None
+
+
+def _read(kind: type[AnyDocument], source: str) -> AnyDocument:
     if source == STANDARD:
         return kind.parse_json(sys.stdin.read(), origin="standard input")
     if Path(source).suffix not in {".json", ".yaml", ".yml"} and _looks_like_profile_text(source):

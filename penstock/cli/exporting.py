@@ -29,6 +29,7 @@ class ExportGroup(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put the default command before a plan, or before options."""
         if args and args[0] not in self.commands and args[0] not in HELP_OPTIONS:
+            _refuse_form_first(args)
             args = [DEFAULT, *args]
         return super().parse_args(ctx, args)
 
@@ -36,6 +37,17 @@ class ExportGroup(TyperGroup):
         """Help, and below it all forms."""
         super().format_help(ctx, formatter)
         print(forms_text())
+
+
+def _refuse_form_first(args: list[str]) -> None:
+    """Raise typer.BadParameter for a form in the plan's place, with the line that was meant."""
+    if args[0].startswith("-") or "--to" in args or Path(args[0]).exists():
+        return
+    from penstock.service.exports import EXPORTS
+
+    if args[0] in EXPORTS:
+        line = shlex.join([*(args[1:] or ["PLAN"]), "--to", args[0]])
+        raise typer.BadParameter(f"{args[0]} is a form, and the plan comes first: `penstock export {line}`")
 
 
 group = typer.Typer(
@@ -117,7 +129,21 @@ def _made_here(plan: str, to: str, launch: LaunchSettings, against: str | None) 
         _refuse_absent(file, against)
     from penstock.service.exports import written
 
-    return written(file, to, launch)
+    files = written(file, to, launch)
+    if (said := _said_of_the_model(file, to, launch)) is not None:
+        print(said, file=sys.stderr)
+    return files
+
+
+def _said_of_the_model(file: PlanFile, to: str, launch: LaunchSettings) -> str | None:
+    """What to note of the model that ranks will train. Raises ModelMismatch where it has other layers than the plan."""
+    from penstock.manifests import TARGETS
+
+    if launch.model is None or to not in TARGETS or "model" not in TARGETS[to].needs:
+        return None
+    from penstock.cli.model_fit import unlike
+
+    return unlike(file, launch.model, launch.directory, elsewhere="image" in TARGETS[to].needs)
 
 
 def _made_there(server: str, plan: str, to: str, launch: LaunchSettings, against: str | None) -> tuple[Written, ...]:

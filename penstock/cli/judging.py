@@ -151,15 +151,21 @@ def explain(
 def report(
     plan: PlanPath,
     output: Annotated[
-        str,
+        str | None,
         typer.Option(
-            "--output", "-o", help="The HTML file, or SVG where it ends with .svg; - is HTML to standard output."
+            "--output",
+            "-o",
+            help="The HTML file, or SVG where it ends with .svg; - is HTML to standard output. For plan.json it is "
+            "plan.html.",
         ),
-    ],
+    ] = None,
     trace: Annotated[str | None, typer.Option(help="A trace of a run, shown beside the prediction.")] = None,
     server: Server = None,
 ) -> None:
     """Write one HTML file with timeline, memory, stages and bounds that needs no network, or its timeline as SVG."""
+    if output is None:
+        output = _beside(plan, server)
+        print(f"writing {output}", file=sys.stderr)
     refuse_unwritable(output)
     if server is not None:
         refuse_here(trace=trace)
@@ -170,6 +176,13 @@ def report(
         sys.stdout.write(text)
     else:
         Path(output).write_text(text, encoding="utf-8")
+
+
+def _beside(plan: str, server: str | None) -> str:
+    """Where the report of a plan file goes when nobody says: to the file of its name in the current directory."""
+    if plan == STANDARD or server is not None:
+        raise typer.BadParameter("say where the report goes: -o report.html", param_hint="-o")
+    return Path(plan).with_suffix(".html").name
 
 
 def _reported(plan: str, trace: str | None, *, svg: bool) -> str:

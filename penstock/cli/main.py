@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import errno
 import os
+import select
+import stat
 import sys
 import traceback
 from collections.abc import Sequence
@@ -97,6 +99,7 @@ def _common(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; never raises, never shows a traceback unless asked to."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    piped = _is_pipe()
     try:
         code = app(args=given, prog_name="penstock", standalone_mode=False)
         sys.stdout.flush()
@@ -118,9 +121,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"this command needs {error.name!r}, which is not installed", remedy=f"pip install 'penstock[{extra}]'"
         )
         return _say(str(absent), absent.exit_code)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    except BrokenPipeError as error:
+        return 0 if piped and _reader_has_left() else _internal(error)
+    except SystemExit as ended:  # typer and rich end so where a pipe is broken
+        cause = ended.__context__
+        if isinstance(cause, BrokenPipeError):
+            return 0 if piped and _reader_has_left() else _internal(cause)
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except OSError as error:
         if error.filename is None and error.errno not in (errno.ENOSPC, errno.EDQUOT):
             return _internal(error)
@@ -128,6 +135,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _say(f"{where}{error.strerror or error}", 1)
     except Exception as error:
         return _internal(error)
+
+
+def _is_pipe() -> bool:
+    """Whether standard output goes to another process."""
+    try:
+        return stat.S_ISFIFO(os.fstat(sys.stdout.fileno()).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def _reader_has_left() -> bool:
+    """Whether nobody reads standard output, which was a pipe, any more, as after ``| head``; the rest is dropped."""
+    if not _is_pipe():
+        return True  # rich has put the null device in its place already
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    if not poll.poll(0):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
 
 
 def _usage(error: typer.TyperException) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -101,6 +102,8 @@ def run(
         return
     refuse_combinations(options, check=check, restarts=restarts, memory=memory)
     file = read_plan(plan)
+    if (note := other_devices(file, device)) is not None:
+        print(note, file=sys.stderr)
     report = _train(
         screen,
         file,
@@ -193,6 +196,26 @@ def _train(
         boundaries=boundary_sizes(profile),
         on_progress=Progress(screen, file, steps),
         **more,
+    )
+
+
+def other_devices(file: PlanFile, device: str) -> str | None:
+    """What to say when a plan for GPUs is run on the CPU; None where the ranks' devices may be those of the plan."""
+    from penstock.executor.profiling.device_table import DEVICES
+    from penstock.schemas.topology import ClusterTopology
+
+    if not device.startswith("cpu"):
+        return None
+    assert isinstance(file.request.topology, ClusterTopology)
+    used = {device for pipeline in file.plan.pipelines for stage in pipeline.stages for device in stage.devices}
+    nodes = file.request.topology.expanded().nodes
+    kinds = sorted({d.kind for node in nodes for d in node.devices if d.id in used})
+    if not any(known.lower() in kind.lower() for kind in kinds for known in DEVICES):
+        return None
+    return (
+        f"penstock: warning: the plan is for {len(used)} devices of kind {', '.join(kinds)}; here all ranks compute on "
+        "the CPU, in other times than predicted. --device cuda takes this machine's GPUs, `penstock export` makes jobs "
+        "for clusters"
     )
 
 

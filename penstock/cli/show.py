@@ -125,16 +125,17 @@ def show_plan(screen: Screen, request: PlanRequest, judgement: Judgement) -> Non
 
 def show_found(screen: Screen, request: PlanRequest, plan: Plan) -> None:
     """Stages, prediction and bounds."""
+    from penstock.report.sentences import used
     from penstock.schemas.profile import ModelProfile
     from penstock.schemas.topology import ClusterTopology
+    from penstock.solvers.shape import micro_batches
 
     assert isinstance(request.profile, ModelProfile)
     assert isinstance(request.topology, ClusterTopology)
     screen.say(f"{request.profile.name} on {request.topology.name}: {plan.planner}, {plan.schedule.name} schedule")
-    screen.say(
-        f"global batch {plan.global_batch_size} in {plan.num_micro_batches} micro-batches of at most "
-        f"{plan.micro_batch_size} samples"
-    )
+    screen.say(used(plan, request.topology))
+    batches = micro_batches(plan.num_micro_batches, plan.micro_batch_size)
+    screen.say(f"global batch {plan.global_batch_size} in {batches}")
     screen.table(stage_table(plan, request.profile))
     for line in prediction_lines(plan):
         screen.say(line)

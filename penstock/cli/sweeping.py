@@ -127,32 +127,47 @@ def show_rows(screen: Screen, rows: Sequence[SweepRow]) -> None:
     from penstock.report.words import amount, duration, percent
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for head in ("", "topology", "batch", "planner", "schedule", "status"):
-        table.add_column(head, overflow="fold")
-    for head in ("time", "samples/s", "memory", "devices", "cost", "gap"):
+    several = bool({rule for row in rows for rule in row.update_rules} - {"synchronous"})
+    priced = any(row.cost_per_sample is not None for row in rows)
+    for head in ("", "topology", "batch", "asked", "found", "status"):
+        table.add_column(head, overflow="fold", no_wrap=head not in ("topology", "asked", "found"))
+    for head in ("time", "samples/s", "memory", "devices", *(["cost"] if priced else []), "gap"):
         table.add_column(head, justify="right", no_wrap=True)
     for row in rows:
+        figures = (
+            (row.time_per_global_batch_ns, duration),
+            (row.samples_per_s, "{:,.1f}".format),
+            (row.peak_memory_bytes, amount),
+            (row.devices, str),
+            *([(row.cost_per_sample, "{:.3g}".format)] if priced else []),
+            (row.gap, percent),
+        )
         table.add_row(
             "*" if row.pareto else "",
             row.topology,
             str(row.global_batch_size),
-            row.planner,
-            row.schedule,
+            _asked(row, with_rule=several),
+            _found(row, with_rule=several),
             row.status or row.state,
-            *(
-                "–" if value is None else shown(value)
-                for value, shown in (
-                    (row.time_per_global_batch_ns, duration),
-                    (row.samples_per_s, "{:,.1f}".format),
-                    (row.peak_memory_bytes, amount),
-                    (row.devices, str),
-                    (row.cost_per_sample, "{:.3g}".format),
-                    (row.gap, percent),
-                )
-            ),
+            *("–" if value is None else shown(value) for value, shown in figures),  # type: ignore[operator]
         )
     screen.table(table)
     for row in rows:
         if row.time_per_global_batch_ns is None and row.why:
             screen.say(f"{row.planner} on {row.topology}, batch {row.global_batch_size}: {row.why}")
-    screen.say("* no other is at least as good in throughput, memory, devices and cost, and better in one")
+    screen.say("* no other is at least as good in throughput, memory, devices and cost, and 1 % better in one")
+
+
+def _asked(row: SweepRow, *, with_rule: bool) -> str:
+    """The planner, and the schedule where one was asked for: ``auto``, ``dapple with pe``."""
+    words = row.planner if row.schedule == "auto" else f"{row.planner} with {row.schedule}"
+    return f"{words}, {' or '.join(row.update_rules).replace('_', ' ')}" if with_rule else words
+
+
+def _found(row: SweepRow, *, with_rule: bool) -> str:
+    """Planner and schedule of the plan."""
+    if row.found is None:
+        return "–"
+    planner, schedule, rule = row.found.split(", ")
+    words = planner if planner == schedule else f"{planner} with {schedule}"
+    return f"{words}, {rule.replace('_', ' ')}" if with_rule else words

@@ -10,6 +10,7 @@ import numpy as np
 
 from penstock.layouts.limits import within_of
 from penstock.layouts.roles import transformer_of
+from penstock.schemas.amounts import exact
 from penstock.schemas.errors import Fault, InvalidDocument
 from penstock.schemas.profile import Measurement, ModelProfile, PipelineProfile
 from penstock.schemas.quantities import MAX_WIRE_INTEGER
@@ -184,7 +185,7 @@ def _refuse_overflow(profile: ModelProfile, kinds: Set[str], global_batch_size: 
     parameters = sum(layer.parameter_bytes for layer in profile.layers)
     if parameters * 8 > MAX_WIRE_INTEGER:
         raise InvalidDocument(
-            f"the parameters add up to {parameters} bytes, more than can be counted with their optimizer states",
+            f"the parameters add up to {exact(parameters)}, more than can be counted with their optimizer states",
             faults=(Fault("/profile/layers", "parameter_bytes overflow"),),
             remedy="check the unit of parameter_bytes: bytes",
         )
@@ -209,7 +210,8 @@ def _kind_sources(profile: ModelProfile, topology: ClusterTopology) -> dict[str,
         raise InvalidDocument(
             f"the profile {profile.name!r} was measured on {', '.join(map(repr, known))} only",
             faults=tuple(faults),
-            remedy="profile the model on that kind, or cost it from a known one: "
+            remedy=f"a topology with {' or '.join(map(repr, known))} devices (`penstock probe` writes one of this "
+            "machine), a profile of that kind (`penstock profile`), or its costs from a known one: "
             f"topology.kinds: [{{name: ..., scale_from: {known[0]}, speed: 1.0}}]",
         )
     return sources

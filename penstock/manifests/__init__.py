@@ -172,16 +172,20 @@ def check(to: str, target: Target, settings: LaunchSettings) -> bool:
         raise InvalidDocument(
             f"{to} needs {' and '.join(f'`{name}`' for name in missing)}: "
             + "; ".join(f"{name}: {LaunchSettings.model_fields[name].description}" for name in missing),
-            remedy=" ".join(f"--set {name}=…" for name in missing),
+            remedy=f"{' '.join(f'--set {name}=…' for name in missing)}; over HTTP "
+            f"{''.join(f'&{name}=…' for name in missing)} in the query",
         )
     nodes = settings.nodes or target.nodes[0]
     if nodes not in target.nodes:
         raise UnsupportedRequest(
-            f"{to} runs on {target.nodes[0]} nodes only: it chooses them itself", remedy=f"--nodes {target.nodes[0]}"
+            f"{to} runs on {target.nodes[0]} nodes only: it chooses them itself",
+            remedy=f"nodes={target.nodes[0]} (--nodes {target.nodes[0]})",
         )
     on_any = _ON_ANY & settings.model_fields_set
     if nodes == "named" and on_any:
-        raise InvalidDocument(f"{', '.join(sorted(on_any))} would have no effect on named nodes", remedy="--nodes any")
+        raise InvalidDocument(
+            f"{', '.join(sorted(on_any))} would have no effect on named nodes", remedy="nodes=any (--nodes any)"
+        )
     return nodes == "any"
 
 

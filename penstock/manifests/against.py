@@ -84,7 +84,8 @@ def refuse_absent(file: PlanFile, known: Known) -> None:
     if wrong:
         raise Conflict(
             f"the plan cannot run on what {known.origin} says: {_listed(wrong)}",
-            remedy="plan again for the nodes that are there, or `penstock place`; --nodes any where others are as good",
+            remedy="plan again for the nodes that are there, or `penstock place`; nodes=any (--nodes any) where others "
+            "are as good",
         )
 
 

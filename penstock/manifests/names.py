@@ -43,5 +43,5 @@ def _refuse(names: Iterable[str], form: re.Pattern[str], longest: int, to: str, 
             shown = name if len(name) <= 100 else name[:100] + "…"
             raise UnsupportedRequest(
                 f"{to} cannot name the plan's node {shown!r}: {rule}, at most {longest} of them",
-                remedy="plan for a topology with the nodes' real names, or --nodes any where the target has it",
+                remedy="plan for a topology with the nodes' real names, or nodes=any (--nodes any) where there is that",
             )

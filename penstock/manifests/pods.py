@@ -18,6 +18,7 @@ from penstock.manifests.additions import Manifest, container_additions, merged, 
 from penstock.manifests.job import BUNDLE, File, Job
 from penstock.manifests.layout import Group
 from penstock.manifests.names import legal, refuse_kubernetes_nodes
+from penstock.schemas.amounts import amount
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 
 FILE = "job.yaml"
@@ -86,7 +87,8 @@ def config_map(job: Job) -> Manifest:
     packed = gzip.compress(job.bundle.encode(), mtime=0)
     if len(packed) > LARGEST_CONFIG_MAP_BYTES:
         raise UnsupportedRequest(
-            f"the bundle has {len(packed)} bytes after compression, and a ConfigMap holds {LARGEST_CONFIG_MAP_BYTES}",
+            f"the bundle has {amount(len(packed))} after compression, and a ConfigMap holds "
+            f"{amount(LARGEST_CONFIG_MAP_BYTES)}",
             remedy="`penstock export PLAN --to bundle -o …` to where the pods see it, and --set bundle_path=…",
         )
     return made | {"immutable": True, "binaryData": {f"{BUNDLE}.gz": base64.b64encode(packed).decode()}}

@@ -95,7 +95,7 @@ def _options(job: Job, tasks_are_nodes: bool) -> list[str]:
 def _srun(job: Job) -> list[str]:
     counts = {len(node.ranks) for node in job.layout.nodes}
     if job.any_nodes and len(counts) > 1:
-        raise job.refuse("different numbers of ranks on nodes that are not named", "--nodes named")
+        raise job.refuse("different numbers of ranks on nodes that are not named", "nodes=named (--nodes named)")
     lines = [] if job.settings.port is None else [f"export MASTER_PORT={job.settings.port}"]
     how = f"srun --ntasks={job.layout.num_ranks} --kill-on-bad-exit=1 {_cpus(job, False)}"
     if not job.any_nodes:

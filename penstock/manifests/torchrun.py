@@ -46,7 +46,7 @@ def _any_place(job: Job) -> list[str]:
     """Slurm, or whoever starts the script, says which of the nodes this is."""
     counts = {group.num_ranks for group in job.layout.groups}
     if len(counts) > 1:
-        raise job.refuse("different numbers of ranks on nodes that are not named", "--nodes named")
+        raise job.refuse("different numbers of ranks on nodes that are not named", "nodes=named (--nodes named)")
     last = len(job.layout.nodes) - 1
     return [
         "export MASTER_ADDR=${MASTER_ADDR:?say in MASTER_ADDR the address of node 0, the same on all nodes}",

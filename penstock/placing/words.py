@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from penstock.placing.asking import Job
 from penstock.report.words import amount, duration, percent
+from penstock.schemas.amounts import doubtful_memory, shortage
 from penstock.schemas.placement import PlacementRow
 from penstock.solvers.explanation.changes import link_of
 from penstock.solvers.placement.choice import Choice, Option
@@ -170,9 +171,9 @@ def _memory(job: Job, choice: Choice) -> list[str]:
     )
     return [
         f"{said}: {most}, layers {short.first_layer}–{short.last_layer} need "
-        f"{short.needed_bytes} bytes on device {names[short.device]!r}, which has {short.available_bytes}: "
-        f"{short.missing_bytes} bytes are missing",
+        f"{shortage(short.needed_bytes, short.available_bytes, f'device {names[short.device]!r}')}",
         *([short.remedy] if short.remedy else []),
+        *([doubt] if (doubt := doubtful_memory(max(each.memory_bytes for each in job.site.devices))) else []),
     ]
 
 

@@ -16,6 +16,7 @@ from penstock.report.figure import embedded_figure
 from penstock.report.memory import peaks
 from penstock.report.payload import Mark, payload
 from penstock.report.picture import NAMES, Picture, Piece, picture_of_timeline, picture_of_trace
+from penstock.report.sentences import subtitle
 from penstock.report.tables import table
 from penstock.report.traffic import traffic
 from penstock.report.words import amount, duration, percent, ranges
@@ -59,7 +60,7 @@ def html_report(
     title = f"{profile.name} on {topology.name}"
     sections = [
         f"<header><h1>{escape(title)}</h1>{_themes()}</header>",
-        f'<p class="faint">{escape(_subtitle(plan))}</p>',
+        f'<p class="faint">{escape(subtitle(plan, topology))}</p>',
         "".join(f'<p class="fault">{escape(fault)}</p>' for fault in faults),
         _figures(plan, trace),
         _timeline(
@@ -97,16 +98,6 @@ def _page(title: str, body: str) -> str:
 def _themes() -> str:
     buttons = "".join(f'<button type="button" data-theme-choice="{name}">{words}</button>' for name, words in _THEMES)
     return f'<div class="themes" role="group" aria-label="Colours">{buttons}</div>'
-
-
-def _subtitle(plan: Plan) -> str:
-    stages = sum(len(pipeline.stages) for pipeline in plan.pipelines)
-    devices = len({d for pipeline in plan.pipelines for stage in pipeline.stages for d in stage.devices})
-    return (
-        f"{stages} stage{'s' if stages > 1 else ''} on {devices} device{'s' if devices > 1 else ''}; "
-        f"{plan.num_micro_batches} micro-batches of at most {plan.micro_batch_size} samples make a global batch of "
-        f"{plan.global_batch_size}; planner {plan.planner}, schedule {plan.schedule.name}, {plan.update_rule} updates"
-    )
 
 
 def _figures(plan: Plan, trace: Trace | None) -> str:

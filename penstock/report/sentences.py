@@ -7,11 +7,37 @@ from typing import TYPE_CHECKING
 
 from penstock.report.bounds import bound_sentences
 from penstock.report.words import amount, duration, percent, ranges
+from penstock.schemas.topology import ClusterTopology
+from penstock.solvers.shape import is_data_parallel, micro_batches, shape
 
 if TYPE_CHECKING:
     from penstock.api import Judgement
     from penstock.schemas.plan import DevicePrediction, Plan, Stage
     from penstock.solvers.timeline import Timeline
+
+
+def subtitle(plan: Plan, topology: ClusterTopology | str) -> str:
+    """The plan in one line: its shape, the devices it leaves idle, its micro-batches, and who made it."""
+    return (
+        f"{used(plan, topology)}; a global batch of {plan.global_batch_size} in "
+        f"{micro_batches(plan.num_micro_batches, plan.micro_batch_size)}; planner {plan.planner}, "
+        f"schedule {plan.schedule.name}, {plan.update_rule.replace('_', ' ')} updates"
+    )
+
+
+def used(plan: Plan, topology: ClusterTopology | str) -> str:
+    """``4 stages on 30 devices; 2 of the cluster's 32 stay idle``; of a topology that is a hash no more is known."""
+    held = _held(plan)
+    if isinstance(topology, str):
+        return shape(held)
+    every = topology.num_devices
+    idle = every - len({device for stages in held for devices in stages for device in devices})
+    stay = "stays" if idle == 1 else "stay"
+    return shape(held) + (f"; {idle:,} of the cluster's {every:,} {stay} idle" if idle else "")
+
+
+def _held(plan: Plan) -> list[list[tuple[str, ...]]]:
+    return [[stage.devices for stage in pipeline.stages] for pipeline in plan.pipelines]
 
 
 def sentences(judgement: Judgement, timeline: Timeline) -> Iterator[str]:
@@ -34,19 +60,21 @@ def sentences(judgement: Judgement, timeline: Timeline) -> Iterator[str]:
 
 def _shape(plan: Plan, stages: list[Stage]) -> str:
     counts = [len(stage.devices) for stage in stages]
-    shape = f"{len(stages)} stage{'s' if len(stages) > 1 else ''}"
-    if len(plan.pipelines) > 1:
-        shape += f" in {len(plan.pipelines)} pipelines"
-    if len(set(counts)) > 1:
-        shape += f", replicated {':'.join(str(count) for count in counts)}"
-    elif counts[0] > 1:
-        shape += f", {'each ' if len(stages) > 1 else ''}on {counts[0]} devices"
-    batches = f"{plan.num_micro_batches} micro-batches of at most {plan.micro_batch_size} samples"
-    cut = f"{plan.planner} cut the model into {shape}."
+    held = _held(plan)
+    batches = micro_batches(plan.num_micro_batches, plan.micro_batch_size)
+    if len(held) > 1 or is_data_parallel(held):
+        cut = f"{plan.planner} uses {shape(held)}."
+    else:
+        cut = f"{plan.planner} cut the model into {len(stages)} stage{'s' if len(stages) > 1 else ''}"
+        if len(set(counts)) > 1:
+            cut += f", replicated {':'.join(str(count) for count in counts)}"
+        elif counts[0] > 1:
+            cut += f", {'each ' if len(stages) > 1 else ''}on {counts[0]} devices"
+        cut += "."
     if plan.schedule.pattern is not None:
         return (
-            f"{cut} {batches[0].upper()}{batches[1:]} make a global batch; they follow each other without a flush in "
-            f"the {plan.schedule.name} order, with {plan.update_rule} updates."
+            f"{cut} A global batch is {batches}; they follow each other without a flush in the {plan.schedule.name} "
+            f"order, with {plan.update_rule.replace('_', ' ')} updates."
         )
     if plan.update_rule == "elastic_averaging":
         return (

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from penstock.schemas.amounts import amount, three_digits
+
+__all__ = ["amount", "duration", "percent", "ranges"]
+
 
 def duration(nanoseconds: float) -> str:
     """``12.3 ms``."""
@@ -10,17 +14,8 @@ def duration(nanoseconds: float) -> str:
         return f"{nanoseconds:.0f} ns"
     for limit, unit, scale in ((1e6, "µs", 1e3), (1e9, "ms", 1e6)):
         if size < limit * 0.9995:
-            return f"{_digits(nanoseconds / scale)} {unit}"
-    return f"{_digits(nanoseconds / 1e9)} s"
-
-
-def amount(count: float) -> str:
-    """``1.50 GiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1023.5:
-            return f"{count:.0f} B" if unit == "B" else f"{_digits(count)} {unit}"
-        count /= 1024
-    return f"{_digits(count)} TiB"
+            return f"{three_digits(nanoseconds / scale)} {unit}"
+    return f"{three_digits(nanoseconds / 1e9)} s"
 
 
 def percent(share: float) -> str:
@@ -32,9 +27,3 @@ def ranges(numbers: tuple[int, int]) -> str:
     """``3–7``, or ``3`` where both ends are one."""
     first, last = numbers
     return str(first) if first == last else f"{first}–{last}"
-
-
-def _digits(number: float) -> str:
-    if abs(number) >= 99.95:
-        return f"{number:,.0f}"
-    return f"{number:.1f}" if abs(number) >= 9.995 else f"{number:.2f}"

@@ -10,6 +10,7 @@ from urllib.parse import parse_qs
 from fastapi import Request
 
 from penstock.report.figure import fetched_figure
+from penstock.schemas.amounts import exact
 from penstock.schemas.errors import Conflict, NotFound, PenstockError
 from penstock.schemas.explanation import Explanation
 from penstock.schemas.request import UpdateRule
@@ -61,7 +62,7 @@ async def posted(request: Request) -> Values:
     async for chunk in request.stream():
         body += chunk
         if len(body) > limit:
-            raise TooLarge(f"the form has more than {limit} bytes", remedy="POST the documents to /v1/profiles first")
+            raise TooLarge(f"the form has more than {exact(limit)}", remedy="POST the documents to /v1/profiles first")
     try:
         return parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=MAX_FIELDS)
     except ValueError:

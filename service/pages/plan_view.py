@@ -15,6 +15,7 @@ from penstock.report.cluster_map import cluster_map, traffic_table
 from penstock.report.explained import PARTS, SPANS, share_name
 from penstock.report.memory import peaks
 from penstock.report.picture import Picture
+from penstock.report.sentences import subtitle
 from penstock.report.traffic import traffic
 from penstock.report.words import amount, duration, percent, ranges
 from penstock.schemas.errors import InvalidDocument, InvalidPlan, NotFound, UnsupportedRequest
@@ -58,7 +59,7 @@ def view(file: PlanFile, found: Judged, explained: Explanation, drawn: Picture) 
         "faults": found.judgement.faults,
         "figures": list(_figures(plan)),
         "bounds": list(bound_sentences(plan)),
-        "subtitle": _subtitle(plan),
+        "subtitle": subtitle(plan, topology),
         "sentences": explained.sentences,
         "explained": explained,
         "span": SPANS[explained.path.span],
@@ -124,15 +125,6 @@ def _has_csv(file: PlanFile) -> bool:
     except (UnsupportedRequest, InvalidPlan):
         return False
     return True
-
-
-def _subtitle(plan: Plan) -> str:
-    stages = sum(len(pipeline.stages) for pipeline in plan.pipelines)
-    return (
-        f"{stages} stage{'s' if stages > 1 else ''}; {plan.num_micro_batches} micro-batches of at most "
-        f"{plan.micro_batch_size} samples make a global batch of {plan.global_batch_size}; planner {plan.planner}, "
-        f"schedule {plan.schedule.name}, {plan.update_rule.replace('_', ' ')} updates"
-    )
 
 
 def _shipped(document: ModelProfile | ClusterTopology | str) -> str | None:

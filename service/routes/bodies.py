@@ -14,6 +14,7 @@ from anyio.to_thread import run_sync
 from fastapi import Query, Request, Response
 from pydantic import BaseModel
 
+from penstock.schemas.amounts import exact
 from penstock.service import media
 from penstock.service.parsing import parse
 from penstock.service.problems import TooLarge
@@ -121,7 +122,7 @@ async def _received(request: Request, unpacker: media.Unpacker | None) -> bytes:
         size += len(chunk)
         if size > limit:
             raise TooLarge(
-                f"the body has more than {limit} bytes",
+                f"the body has more than {exact(limit)}",
                 remedy="POST profile and topology by themselves and refer to their hashes, or raise max_body_bytes",
             )
         chunks.append(chunk)

@@ -8,6 +8,7 @@ from urllib.parse import parse_qs
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import RedirectResponse
 
+from penstock.schemas.amounts import exact
 from penstock.schemas.errors import PenstockError
 from penstock.service.pages.layout import page
 from penstock.service.problems import TooLarge
@@ -25,7 +26,7 @@ async def form_of(request: Request) -> dict[str, str]:
     async for chunk in request.stream():
         body += chunk
         if len(body) > MAX_FORM_BYTES:
-            raise TooLarge(f"the form has more than {MAX_FORM_BYTES} bytes")
+            raise TooLarge(f"the form has more than {exact(MAX_FORM_BYTES)}")
     return {name: values[-1] for name, values in parse_qs(body.decode("utf-8", "replace")).items()}
 
 

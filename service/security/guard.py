@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from penstock.schemas.amounts import exact
 from penstock.schemas.errors import Forbidden, PenstockError
 from penstock.schemas.jobs import ProblemDetails
 from penstock.service.problems import Refusal, problem_response
@@ -88,7 +89,7 @@ class Guard:
         size = len(scope["raw_path"]) + len(scope["query_string"])
         size += sum(len(name) + len(value) for name, value in scope["headers"])
         if size > MAX_HEAD_BYTES:
-            return LongHead(f"request line and headers have {size} bytes; the most are {MAX_HEAD_BYTES}")
+            return LongHead(f"request line and headers have {exact(size)}; the most are {exact(MAX_HEAD_BYTES)}")
         headers = Headers(scope=scope)
         host = headers.get("host", "")
         if self._hosts is not None and not self._is_known(host):

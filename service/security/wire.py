@@ -15,6 +15,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from penstock.schemas.amounts import exact
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.jobs import ProblemDetails
 from penstock.service.problems import MEDIA_TYPE
@@ -99,6 +100,6 @@ def patient(slow_s: float) -> type[asyncio.Protocol]:
 
 def _problem(status: int) -> ProblemDetails:
     if status == 431:
-        return ProblemDetails.of(LongHead(f"request line and headers have more than {MAX_HEAD_BYTES} bytes"))
+        return ProblemDetails.of(LongHead(f"request line and headers have more than {exact(MAX_HEAD_BYTES)}"))
     detail = "what was sent is no HTTP request"
     return ProblemDetails(title="Bad request", status=status, code="bad-request", detail=detail)

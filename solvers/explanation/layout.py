@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from itertools import pairwise
 from typing import NamedTuple
 
+from penstock.schemas.amounts import shortage
 from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
 from penstock.solvers.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.bounds import schedule_bound
@@ -221,8 +222,8 @@ def _sentence(problem: Problem, drafted: Drafted, ours: Candidate, found: tuple[
     device = problem.devices[short.device].name
     s = next(s for s, stage in enumerate(theirs.allocation.stages) if short.device in stage.devices)
     return (
-        f"it does not fit: stage {s} (layers {short.first_layer}–{short.last_layer}) needs {short.needed_bytes} bytes "
-        f"on {device}, which has {short.available_bytes}: {short.missing_bytes} are missing; with enough memory {pace}"
+        f"it does not fit: stage {s} (layers {short.first_layer}–{short.last_layer}) needs "
+        f"{shortage(short.needed_bytes, short.available_bytes, device)}; with enough memory {pace}"
     )
 
 

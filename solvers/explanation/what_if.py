@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Literal, NamedTuple
 
+from penstock.schemas.amounts import shortage
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.bounds import request_bound
@@ -133,6 +134,6 @@ def lacks(problem: Problem, short: Shortage | None) -> str:
     if short is None:
         return ""
     return (
-        f"layers {short.first_layer}–{short.last_layer} need {short.needed_bytes} bytes on "
-        f"{problem.devices[short.device].name}, which has {short.available_bytes}: {short.missing_bytes} are missing"
+        f"layers {short.first_layer}–{short.last_layer} need "
+        f"{shortage(short.needed_bytes, short.available_bytes, problem.devices[short.device].name)}"
     )

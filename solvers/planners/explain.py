@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from penstock.schemas.amounts import doubtful_memory, shortage
+from penstock.solvers.allocation import Allocation
 from penstock.solvers.batching import row_classes
 from penstock.solvers.explanation.hints import hints
 from penstock.solvers.planners.session import Session
@@ -12,6 +14,7 @@ from penstock.solvers.result import Bound, Candidate, Result, Shortage, Status
 from penstock.solvers.schedule import Orders
 from penstock.solvers.schedules.catalogue import SCHEDULES
 from penstock.solvers.schedules.early_backward import ACR_THRESHOLD, activation_communication_ratio
+from penstock.solvers.shape import micro_batches, shape
 
 SHOWN = 8
 
@@ -26,7 +29,7 @@ def why_found(session: Session, closely: bool = False) -> str:
     parts = [f"{best.planner}: {_shape(session, best)}"]
     if best.planner in session.notes:
         parts.append(session.notes[best.planner])
-    if len(best.allocation.stages) > 1 and best.update_rule == "synchronous":
+    if any(len(pipeline.stages) > 1 for pipeline in best.allocation.pipelines) and best.update_rule == "synchronous":
         ratio = activation_communication_ratio(session.problem, best.allocation)
         side = "at least" if ratio >= ACR_THRESHOLD else "below"
         parts.append(
@@ -57,14 +60,18 @@ def _shape(session: Session, best: Candidate) -> str:
         number = len(allocation.pipelines)
         beside = f"{number} pipelines on the same devices, each " if number > 1 else "one pipeline that averages, "
     used = len({d for stage in stages for d in stage.devices})
+    whole = session.problem.num_devices
+    every = f"{used} devices" if used == whole else f"{used} of {whole} devices"
     number = allocation.num_micro_batches
-    rows = row_classes(session.problem.global_batch_size, number)[0][0]
-    size = f"{number} micro-batch{'es' if number > 1 else ''} of {rows if number == 1 else f'at most {rows}'} samples"
+    size = micro_batches(number, row_classes(session.problem.global_batch_size, number)[0][0])
     again = sum(1 for stage in stages if stage.recompute)
     recomputing = f", {again} of them recomputing" if again else ""
+    held = [[stage.devices for stage in pipeline.stages] for pipeline in allocation.pipelines]
+    if not beside and len(held) > 1:
+        return f"{shape(held)}{_cuts(allocation)}{recomputing}, {size}, {best.schedule.name}"
     if len(stages) == 1:
         overlap = "with" if best.overlap_all_reduce else "without"
-        kind = f"data parallel over {used} devices {overlap} all-reduce overlap" if used > 1 else "one device"
+        kind = f"data parallel over {every} {overlap} all-reduce overlap" if used > 1 else "one device"
         return f"{beside}{kind}{', recomputing' if again else ''}, {size}"
     replicas = _listed([stage.replicas for stage in stages])
     layers = _listed([stage.last - stage.first + 1 for stage in stages])
@@ -73,8 +80,19 @@ def _shape(session: Session, best: Candidate) -> str:
     if isinstance(best.schedule, Orders) and name in SCHEDULES and SCHEDULES[name].by_vector:
         warmup = f" with K = {_listed(best.schedule.warmup[: len(stages)])}"
     straight = "straight" if used == len(stages) else replicas
-    shape = f"{len(stages)} stages ({straight}, layers {layers}{recomputing}) on {used} devices"
-    return f"{beside}{shape}, {size}, {name}{warmup}"
+    cut = f"{len(stages)} stages ({straight}, layers {layers}{recomputing}) on {every}"
+    return f"{beside}{cut}, {size}, {name}{warmup}"
+
+
+def _cuts(allocation: Allocation) -> str:
+    """The layers of each stage, of the first pipeline where all are cut alike; nothing where no model is cut."""
+    cuts = list(
+        dict.fromkeys(_listed([stage.last - stage.first + 1 for stage in p.stages]) for p in allocation.pipelines)
+    )
+    if all(len(pipeline.stages) == 1 for pipeline in allocation.pipelines):
+        return ""
+    more = f" and {len(cuts) - SHOWN} other cuts" if len(cuts) > SHOWN else ""
+    return f" (layers {' or '.join(cuts[:SHOWN])}{more})"
 
 
 def _listed(numbers: Sequence[int]) -> str:
@@ -95,7 +113,10 @@ def why_nothing(session: Session, result: Result) -> str:
         return f"no plan was found: {_obstacle(session)}; it is not proven that none exists"
     else:
         said = "no plan was found that fits; it is not proven that none exists"
-    return said if session.shortage is None else f"{said}; {_lacking(session, session.shortage, result)}"
+    if session.shortage is not None:
+        said = f"{said}; {_lacking(session, session.shortage, result)}"
+    doubt = doubtful_memory(max(device.memory_bytes for device in session.problem.devices))
+    return f"{said}; {doubt}" if doubt and (session.refuted or session.shortage) else said
 
 
 def _obstacle(session: Session) -> str:
@@ -115,9 +136,8 @@ def _lacking(session: Session, short: Shortage, result: Result) -> str:
     names = problem.layer_names
     layers = f"layers {short.first_layer}–{short.last_layer} ({names[short.first_layer]} … {names[short.last_layer]})"
     sentence = (
-        f"in the nearest one, {layers} need {short.needed_bytes} bytes on device "
-        f"{problem.devices[short.device].name!r}, which has {short.available_bytes}: "
-        f"{short.missing_bytes} bytes are missing"
+        f"in the nearest one, {layers} need "
+        f"{shortage(short.needed_bytes, short.available_bytes, f'device {problem.devices[short.device].name!r}')}"
     )
     remedy = None if result.shortage is None else result.shortage.remedy
     if remedy:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from itertools import product
 from typing import Literal
 
@@ -298,10 +297,8 @@ SCHEDULES: dict[str, ScheduleRow] = {
 def schedule_row(name: str) -> ScheduleRow:
     """The row of that name. Raises ``UnsupportedRequest`` with all names, and the one that is near."""
     if name not in SCHEDULES:
-        near = get_close_matches(name, SCHEDULES, n=1)
         raise UnsupportedRequest(
-            f"no schedule {name!r}; there are {', '.join(SCHEDULES)}",
-            remedy=f"did you mean {near[0]!r}?" if near else None,
+            f"no schedule {name!r}; there are {', '.join(SCHEDULES)}", remedy=remedy_for(name, SCHEDULES)
         )
     return SCHEDULES[name]
 

@@ -128,10 +128,10 @@ def test_a_plan_that_lacks_memory_is_explained(
     path = written(data, tmp_path)
     assert main(["explain", path, "--what-if", "memory=4"]) == 1
     out, err = capsys.readouterr()
-    assert "which has 300000000" in out
+    assert "which has 286 MiB: 85.8 MiB (90,000,000 bytes) are missing" in out
     assert "are missing" in out
     assert "4 times the memory" in out
-    assert "needs 390000000 bytes" in err
+    assert "needs 372 MiB (390,000,000 bytes)" in err
     assert main(["explain", path, "--cuts", "2"]) == 1
     assert "does not fit: stage 0 (layers 0–1) needs" in capsys.readouterr().out
 

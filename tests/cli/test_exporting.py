@@ -33,6 +33,21 @@ def test_help_lists_every_form_with_a_line(capsys: pytest.CaptureFixture[str]) -
         assert any(line.split(None, 1) == [name, text] for line in said.splitlines())
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["chrome-trace", "two.json"], "`penstock export two.json --to chrome-trace`"),
+        (["sbatch", "two.json", "--model", "m:job"], "`penstock export two.json --model m:job --to sbatch`"),
+        (["svg"], "`penstock export PLAN --to svg`"),
+    ],
+)
+def test_a_form_in_the_plan_s_place_is_told_the_line(
+    words: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", *words]) == 64
+    assert f"{words[0]} is a form, and the plan comes first: {line}" in capsys.readouterr().err
+
+
 def test_one_file_goes_to_standard_output_or_where_it_is_told(
     plan: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -135,3 +150,48 @@ def test_the_page_has_every_form_and_every_setting() -> None:
 def test_every_setting_has_an_effect_somewhere() -> None:
     taken = set().union(*(target.takes for target in TARGETS.values()))
     assert taken == set(LaunchSettings.model_fields)
+
+
+MODEL = """\
+import torch
+from torch import nn
+from penstock.executor.job import SimpleJob
+
+class Two(SimpleJob):
+    def layers(self):
+        return [(name, lambda: nn.Linear(2, 2)) for name in {names!r}]
+
+    def batch(self, step, rows):
+        return {{"x": torch.zeros(len(rows), 2)}}, torch.zeros(len(rows))
+
+    def optimizer(self, params):
+        raise NotImplementedError
+
+    def loss(self, outputs, targets):
+        raise NotImplementedError
+
+job = Two("two", batch_size=4)
+"""
+
+
+def test_a_model_with_other_layers_is_refused_or_said_not_to_be_compared(
+    plan: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ["export", plan, "--to", "sbatch", "--model", "mine:job", "--steps", "3", "-o", "made"]
+    assert main(command) == 0
+    assert "were not compared with the plan's (there is no module 'mine' here)" in capsys.readouterr().err
+    (tmp_path / "made" / "job.sbatch").unlink()
+    Path("mine.py").write_text(MODEL.format(names=["other", "names"]))
+    assert main(command) == 1
+    assert "layer 0 of model 'mine:job' is called 'other'" in capsys.readouterr().err
+    assert not (tmp_path / "made" / "job.sbatch").exists(), "nothing is written"
+    assert main([*command[:3], "jobset", *command[4:-1], "job.yaml", "--image", "i"]) == 0
+    assert "warning: the mine that lies here does not fit the plan" in capsys.readouterr().err
+    layers = PlanFile.read(plan).request.profile.layers  # type: ignore[union-attr]
+    Path("mine.py").write_text(MODEL.format(names=[layer.name for layer in layers]))
+    assert main([*command[:-1], "fits"]) == 0
+    assert "mine" not in capsys.readouterr().err
+    Path("mine.py").write_text("raise RuntimeError('no GPU')")
+    assert main(command) == 0
+    assert "were not compared with the plan's" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -93,6 +94,41 @@ def test_refused_profiles_are_65(
 
 
 @pytest.mark.parametrize(
+    ("place", "other", "words"),
+    [
+        (1, 3, "t.yaml' is a topology, not a profile\n  try: a topology goes to --topology (-t)"),
+        (3, 1, "p.json' is a profile, not a topology\n  try: a profile goes to --profile (-p)"),
+    ],
+)
+def test_a_document_in_the_wrong_place_is_told_its_option(
+    place: int, other: int, words: str, inputs: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    inputs[place] = inputs[other]
+    assert main(["plan", *inputs]) == 65
+    assert words in capsys.readouterr().err
+
+
+def test_memory_without_its_unit_is_asked_about(inputs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    topology = Path(inputs[3])
+    topology.write_text(TOPOLOGY.replace("1 MiB", "80"))
+    assert main(["plan", *inputs]) == 3
+    out, _ = capsys.readouterr()
+    assert "memory_bytes is 80 bytes; did you mean 80 GiB (85899345920 on the wire, '80 GiB' in YAML)?" in out
+
+
+def test_a_report_goes_to_the_plan_s_name_unless_told(
+    inputs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["plan", *inputs, "--planner", "dp", "--exit-zero", "-o", "made.json"]) == 0
+    assert main(["report", "made.json"]) == 0
+    assert "writing made.html" in capsys.readouterr().err
+    assert (tmp_path / "made.html").read_text().startswith("<!")
+    assert main(["report", "-"]) == 64
+    assert "say where the report goes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("{", "is not JSON"),
@@ -118,6 +154,7 @@ def test_what_is_no_document_is_65(
         (["--model", "bert-480", "--cluster", "8x8xH100"], 1, "bert-48"),
         (["--model", "bert-48", "--cluster", "8x8xH900"], 1, "H900"),
         (["--model", "bert-48", "--cluster", "0x8xH100"], 65, "at least 1"),
+        (["--model", "bert-48", "--cluster", "1x2xcpu"], 1, "`penstock probe -o here.json` writes one of this machine"),
     ],
 )
 def test_unknown_names_are_told_the_nearest(
@@ -150,6 +187,46 @@ def test_an_unexpected_error_asks_to_be_reported(
     monkeypatch.setenv("PENSTOCK_DEBUG", "1")
     assert main(["verify", "x"]) == 70
     assert "Traceback" in capsys.readouterr().err
+
+
+def _read_by_nobody(*command: str) -> subprocess.CompletedProcess[str]:
+    """A command whose standard output is a pipe that its reader has left."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        return subprocess.run(
+            [sys.executable, "-m", "penstock.cli.main", *command],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+
+
+@pytest.mark.parametrize("command", [("--help",), ("export", "--help"), ("keys", "--help")])
+def test_a_reader_that_has_left_is_no_failure(command: tuple[str, ...]) -> None:
+    done = _read_by_nobody(*command)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_reader_that_has_left_hides_no_failure(tmp_path: Path) -> None:
+    done = _read_by_nobody("verify", str(tmp_path / "none.json"))
+    assert done.returncode == 65
+    assert "none.json" in done.stderr
+
+
+def test_a_broken_pipe_of_our_own_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(source: str) -> None:
+        raise BrokenPipeError(32, "of a child")
+
+    monkeypatch.setattr(judging, "read_plan", broken)
+    assert main(["verify", "x"]) == 70
+    assert "internal error: BrokenPipeError" in capsys.readouterr().err
 
 
 def test_an_interrupt_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,11 @@ import pytest
 
 from penstock.cli import running
 from penstock.cli.main import main
+from penstock.cli.running import other_devices
 from penstock.schemas.errors import MissingExtra, UnsupportedRequest
+from penstock.schemas.plan import PlanFile
 from penstock.schemas.run_options import RunOptions
+from penstock.service.samples import tiny_plan_file
 
 REFUSED = [
     pytest.param(["--checkpoint-every", "3"], 65, "checkpoint_every needs a checkpoint_directory", id="no-directory"),
@@ -62,3 +66,24 @@ def test_what_goes_together_is_not_refused(tmp_path: Path) -> None:
 def test_a_run_is_cut_at_its_halts(options: dict[str, Any], first: int, steps: int, lengths: list[int]) -> None:
     made = RunOptions.parse({"checkpoint_directory": "x", **options})
     assert made.segments(first, steps) == lengths
+
+
+def _planned_for(kind: str) -> PlanFile:
+    data = json.loads(json.dumps(tiny_plan_file()).replace('"V100"', json.dumps(kind)))
+    return PlanFile.parse(data)
+
+
+@pytest.mark.parametrize(
+    ("kind", "device", "words"),
+    [
+        ("A100", "cpu", "the plan is for 2 devices of kind A100; here all ranks compute on the CPU"),
+        ("8xH100-tp8", "cpu", "of kind 8xH100-tp8"),
+        ("A100", "cuda", None),
+        ("cpu", "cpu", None),
+        ("laptop", "cpu", None),
+    ],
+)
+def test_a_plan_for_gpus_on_the_cpu_is_said_aloud(kind: str, device: str, words: str | None) -> None:
+    said = other_devices(_planned_for(kind), device)
+    assert (said is None) == (words is None)
+    assert words is None or (said is not None and words in said)

@@ -47,7 +47,7 @@ NOT_RUN = {
     "penstock rank job.json --model mytrain:job --steps 1000 --report report.json": "a launcher starts it: tests/slurm",
     "penstock run plan.json --model mytrain:job --device cuda --check": "needs a GPU; tests/executor",
     "penstock profile --model mytrain:job -o profile.json": MEASURED,
-    "penstock profile --model mymodel:job -o profile.json": MEASURED,
+    "penstock profile --model mymodel:job --device cpu -o profile.json": MEASURED,
     "penstock profile --model mytrain:job --micro-batch-size 4 --concurrency 2 -o profile.json": MEASURED,
     "penstock profile --model mytrain:job --micro-batch-size 1 --micro-batch-size 4 -o profile.json": MEASURED,
     "penstock profile --model mytrain:job --device cpu --concurrency 4 -o profile.json": MEASURED,

@@ -90,7 +90,7 @@ def test_a_budget_that_fits_nothing_names_the_least_that_does() -> None:
     assert answer(asked).choices[0].status == "placed"
     (choice,) = answer(_of(asked, budget={"devices": 1})).choices
     assert choice.status == "infeasible"
-    assert "bytes are missing" in choice.why[0]
+    assert "bytes) are missing" in choice.why[0]
     assert "the least that was found to do without these limits is" in " ".join(choice.why)
     (choice,) = answer(_of(asked, budget={"price_per_hour": 0.5})).choices
     assert "the cheapest free device costs 1 per hour" in choice.why[0]

@@ -9,7 +9,9 @@ from html.parser import HTMLParser
 import pytest
 
 from penstock.report.page import html_report
+from penstock.report.sentences import subtitle, used
 from penstock.schemas.plan import PlanFile
+from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.trace import Trace
 from penstock.solvers.problem import Problem
 from penstock.solvers.timeline import Timeline
@@ -98,3 +100,15 @@ def test_a_trace_adds_the_measured_timeline(file: PlanFile, problem: Problem, ti
 def test_the_map_shows_who_holds_what(page: str) -> None:
     assert "<title>node0/1 (cpu): stage 1</title>" in page
     assert page.count('<rect class="device ') == 3
+
+
+def test_idle_devices_stand_beside_those_that_are_used(file: PlanFile) -> None:
+    """The plan uses three devices; the second topology has two nodes of three."""
+    topology = file.request.topology
+    assert isinstance(topology, ClusterTopology)
+    assert topology.uniform is not None
+    doubled = topology.model_copy(update={"uniform": topology.uniform.model_copy(update={"nodes": 2})})
+    assert doubled.num_devices == doubled.expanded().num_devices == 6
+    assert used(file.plan, topology) == used(file.plan, "sha256:0") == "2 stages on 3 devices"
+    assert used(file.plan, doubled) == "2 stages on 3 devices; 3 of the cluster's 6 stay idle"
+    assert subtitle(file.plan, doubled).startswith(used(file.plan, doubled) + "; a global batch of 2 in ")

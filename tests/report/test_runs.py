@@ -161,7 +161,11 @@ def test_every_command_takes_the_plan(
     file: PlanFile = request.getfixturevalue(kind)
     path = tmp_path / "plan.json"
     file.write(path)
-    words = {"periodic": "without a flush", "several": "in 2 pipelines", "averaging": "then they average"}
+    words = {
+        "periodic": "without a flush",
+        "several": "2 pipelines side by side on 3 devices",
+        "averaging": "then they average",
+    }
     assert main(["verify", str(path)]) == 0
     assert main(["simulate", str(path), "--chrome-trace", str(tmp_path / "trace.json")]) == 0
     shown = capsys.readouterr().out
@@ -170,7 +174,7 @@ def test_every_command_takes_the_plan(
     assert main(["explain", str(path), "--what-if", "bandwidth=2"]) == 0
     assert words[kind] in capsys.readouterr().out
     assert main(["report", str(path), "-o", str(tmp_path / "page.html")]) == 0
-    assert "double_buffered" in (tmp_path / "page.html").read_text() or kind != "periodic"
+    assert "double buffered" in (tmp_path / "page.html").read_text() or kind != "periodic"
     assert main(["report", str(path), "-o", str(tmp_path / "plan.svg")]) == 0
     assert "critical path" in (tmp_path / "plan.svg").read_text()
     assert main(["simulate", str(path), "--json"]) == 0

@@ -67,8 +67,9 @@ def test_bad_parameters_are_named(http: httpx.Client, planned: Any, query: dict[
 
 
 def test_the_clients_error_is_the_services(client: Client, planned: Any) -> None:
-    with pytest.raises(InvalidDocument, match="sbatch needs `model` and `steps`"):
+    with pytest.raises(InvalidDocument, match="sbatch needs `model` and `steps`") as told:
         client.export(planned.id, "sbatch")
+    assert told.value.remedy == "--set model=… --set steps=…; over HTTP &model=…&steps=… in the query"
 
 
 def test_a_plan_for_nodes_that_are_gone(client: Client, planned: Any) -> None:

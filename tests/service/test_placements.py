@@ -100,7 +100,7 @@ def test_a_job_that_fits_nowhere_is_an_answer_with_the_bytes_that_are_missing(ht
     told = http.post("/v1/placements", json=_with_job(memory={"headroom_bytes": 15_999_000_000})).json()
     (choice,) = told["choices"]
     assert choice["status"] == "infeasible"
-    assert "bytes are missing" in choice["why"][0]
+    assert "bytes) are missing" in choice["why"][0]
 
 
 class Kubernetes(ThreadingHTTPServer):

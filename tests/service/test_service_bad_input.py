@@ -183,7 +183,7 @@ def test_a_body_beyond_the_limit(start_server: Any):
     http = start_server(max_body_bytes=1024).client._http
     answer = http.post("/v1/plans", json=tiny_request())
     assert (answer.status_code, answer.json()["code"]) == (413, "too-large")
-    assert "more than 1024 bytes" in answer.json()["detail"]
+    assert "more than 1.00 KiB (1,024 bytes)" in answer.json()["detail"]
     chunks = (b" " * 500 for _ in range(100))
     assert http.post("/v1/plans", content=chunks, headers=JSON).status_code == 413
 

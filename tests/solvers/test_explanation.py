@@ -89,8 +89,8 @@ def test_too_little_memory_says_which_stage_lacks_how_much() -> None:
     row = list(what_if(problem, plan, ["memory=1/8"], None))[1]
     assert (row.how, row.plan) == ("none", None)
     worst = max(plan.timeline.uses.values(), key=lambda use: use.memory.total).memory.total
-    assert f"need {worst} bytes" in row.why
-    assert f"{worst - 32} are missing" in row.why
+    assert f"need {worst} B on " in row.why
+    assert f"{worst - 32} bytes are missing" in row.why
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_a_layout_that_does_not_fit_names_stage_and_bytes() -> None:
     assert short is not None
     assert not compared.drafted.fits
     assert short.missing_bytes == short.needed_bytes - 200
-    assert f"stage 0 (layers 0–2) needs {short.needed_bytes} bytes on n0/0, which has 200" in compared.sentence
+    assert f"stage 0 (layers 0–2) needs {short.needed_bytes} B on n0/0, which has 200 B: " in compared.sentence
     assert "with enough memory it takes" in compared.sentence
 
 

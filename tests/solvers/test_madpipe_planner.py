@@ -189,7 +189,7 @@ def test_infeasible_says_what_is_lacking() -> None:
     result = solved(random_problem(0, memory_bytes=1_000_000))
     assert result.status is Status.INFEASIBLE
     assert result.shortage is not None
-    assert "bytes are missing" in result.why
+    assert "are missing" in result.why
 
 
 def test_rounding_of_labels_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

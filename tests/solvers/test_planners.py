@@ -291,7 +291,7 @@ REMEDIES: list[tuple[str, dict[str, Any], str]] = [
     (
         "gpipe",
         {"stash_bytes": 60, "recompute": "never", "memory_bytes": 1100, "global_batch_size": 4},
-        "allow recomputation: --recompute auto",
+        "allow recomputation: recompute auto (--recompute auto)",
     ),
     ("gpipe", {"memory_bytes": 300}, "more stages: 3 more nodes like 'n0' (3 devices of kind 'cpu')"),
     (
@@ -329,7 +329,7 @@ def test_nothing_helps_a_layer_that_is_too_large() -> None:
     assert result.status is Status.INFEASIBLE
     assert result.shortage is not None
     assert result.shortage.remedy is None
-    assert result.why.endswith("no remedy tried here works")
+    assert result.why.count("no remedy tried here works") == 1
 
 
 def test_more_nodes_are_wired_like_the_last() -> None:

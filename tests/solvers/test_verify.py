@@ -12,6 +12,7 @@ import pytest
 from problems import as_operations, chain, early_backward, gpipe, make_network, make_problem, straight
 
 import penstock.solvers.verify
+from penstock.schemas.amounts import amount, exact
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
 from penstock.solvers.allocation import Allocation, Pipeline, Stage, single_pipeline
 from penstock.solvers.network import Network
@@ -181,8 +182,8 @@ def test_memory_that_does_not_suffice_names_the_device_and_the_bytes() -> None:
     rules = replace(problem.memory, headroom_bytes=10)
     tight = replace(problem, devices=devices, memory=rules)
     assert any(
-        fault.startswith(f"n1/0 needs {needed} bytes at ")
-        and fault.endswith(f"but has {needed - 1} ({needed + 9} less 10 of headroom).")
+        fault.startswith(f"n1/0 needs {exact(needed)} at ")
+        and fault.endswith(f"but has {exact(needed - 1)} ({amount(needed + 9)} less 10 B of headroom).")
         for fault in verify(tight, allocation, orders, timeline)
     )
     enough = replace(problem, devices=devices, memory=replace(rules, headroom_bytes=9))

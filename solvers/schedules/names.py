@@ -1,0 +1,39 @@
+"""What papers and trainers call the schedules, for whoever asks for one by another name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+CALLED_ELSEWHERE = {
+    "1f1b": "early-backward",
+    "onefoneb": "early-backward",
+    "pipedreamflush": "early-backward",
+    "dapple": "early-backward",
+    "fillanddrain": "gpipe",
+    "filldrain": "gpipe",
+    "afab": "gpipe",
+    "fthenb": "gpipe",
+    "allforwardallbackward": "gpipe",
+    "interleaved1f1b": "interleaved",
+    "virtualpipeline": "interleaved",
+    "vpp": "interleaved",
+    "bfs": "looped-bfs",
+    "loopedbfs": "looped-bfs",
+    "zerobubble": "zb-h1",
+    "zb1p": "zb-h1",
+    "zb2p": "zb-h2",
+    "zbv": "zb-v",
+    "zbvzerobubble": "zb-v",
+}
+"""Other names in small letters without marks, and ours."""
+
+
+def remedy_for(name: str, known: Iterable[str]) -> str | None:
+    """The question which of the ``known`` schedules was meant: what others call so, or one that is spelt alike."""
+    names = list(known)
+    own = CALLED_ELSEWHERE.get("".join(letter for letter in name.lower() if letter.isalnum()))
+    if own in names:
+        return f"did you mean {own!r}? It is what {name} is called here"
+    near = get_close_matches(name.lower(), names, n=1)
+    return f"did you mean {near[0]!r}?" if near else None

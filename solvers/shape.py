@@ -1,0 +1,44 @@
+"""How many pipelines, stages and devices a plan has, in words: one wording for every headline."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Sequence
+
+
+def shape(pipelines: Sequence[Sequence[Collection[Hashable]]]) -> str:
+    """``4 stages on 8 devices``, ``data parallelism over 8 devices``, ``2 pipelines side by side on 8 devices, …``.
+
+    ``pipelines``: the devices of each stage of each pipeline, by any names.
+    """
+    devices = {device for stages in pipelines for held in stages for device in held}
+    where = "one device" if len(devices) == 1 else f"{len(devices):,} devices"
+    if is_data_parallel(pipelines):
+        if len(devices) == 1:
+            return where
+        if len(pipelines) == 1:
+            return f"data parallelism over {where}"
+        own = "each a pipeline of its own" if len(pipelines) == len(devices) else f"in {len(pipelines)} groups"
+        return f"data parallelism over {where}, {own}"
+    counts = sorted({len(stages) for stages in pipelines})
+    stages = f"{counts[0]}{f' to {counts[-1]}' if len(counts) > 1 else ''} stage{'s' if counts[-1] > 1 else ''}"
+    if len(pipelines) == 1:
+        return f"{stages} on {where}"
+    together = f"over the same {where.removeprefix('one ')}" if _overlap(pipelines) else f"side by side on {where}"
+    return f"{len(pipelines)} pipelines {together}, {'of' if len(counts) > 1 else 'each of'} {stages}"
+
+
+def is_data_parallel(pipelines: Sequence[Sequence[Collection[Hashable]]]) -> bool:
+    """Whether every device holds the whole model: pipelines of one stage, none of which shares a device."""
+    return all(len(stages) == 1 for stages in pipelines) and not _overlap(pipelines)
+
+
+def micro_batches(number: int, rows: int) -> str:
+    """``8 micro-batches of at most 4 samples``; a single one has exactly that many."""
+    samples = f"{rows:,} sample{'' if rows == 1 else 's'}"
+    return f"one micro-batch of {samples}" if number == 1 else f"{number:,} micro-batches of at most {samples}"
+
+
+def _overlap(pipelines: Sequence[Sequence[Collection[Hashable]]]) -> bool:
+    """Whether a device belongs to several pipelines."""
+    every = [device for stages in pipelines for device in {device for held in stages for device in held}]
+    return len(every) > len(set(every))

@@ -1,0 +1,41 @@
+"""Headlines name data parallelism, pipelines beside each other and pipelines on the same devices for what they are."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.solvers.shape import is_data_parallel, micro_batches, shape
+
+
+@pytest.mark.parametrize(
+    ("pipelines", "words"),
+    [
+        ([[["a"]]], "one device"),
+        ([[["a", "b", "c"]]], "data parallelism over 3 devices"),
+        ([[["a"]], [["b"]], [["c"]]], "data parallelism over 3 devices, each a pipeline of its own"),
+        ([[["a", "b"]], [["c"]]], "data parallelism over 3 devices, in 2 groups"),
+        ([[["a"], ["b", "c"]]], "2 stages on 3 devices"),
+        ([[["a"], ["b"]], [["c"], ["d"]]], "2 pipelines side by side on 4 devices, each of 2 stages"),
+        ([[["a"], ["b"]], [["c"]]], "2 pipelines side by side on 3 devices, of 1 to 2 stages"),
+        ([[["a"], ["b"]], [["b"], ["a"]]], "2 pipelines over the same 2 devices, each of 2 stages"),
+        ([[["a"]], [["a"]]], "2 pipelines over the same device, each of 1 stage"),
+        ([[[str(number)] for number in range(1024)]], "1024 stages on 1,024 devices"),
+        ([[["a"], ["b"], ["a"], ["b"]]], "4 stages on 2 devices"),
+    ],
+)
+def test_shapes_in_words(pipelines: list[list[list[str]]], words: str) -> None:
+    assert shape(pipelines) == words
+    assert is_data_parallel(pipelines) == words.startswith(("data parallelism", "one device"))
+
+
+@pytest.mark.parametrize(
+    ("number", "rows", "words"),
+    [
+        (1, 64, "one micro-batch of 64 samples"),
+        (1, 1, "one micro-batch of 1 sample"),
+        (8, 4, "8 micro-batches of at most 4 samples"),
+        (64, 1, "64 micro-batches of at most 1 sample"),
+    ],
+)
+def test_micro_batches_in_words(number: int, rows: int, words: str) -> None:
+    assert micro_batches(number, rows) == words
