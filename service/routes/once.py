@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any
 
 from anyio import CancelScope
 from anyio.to_thread import run_sync
@@ -20,7 +20,7 @@ from penstock.service.problems import problems
 from penstock.service.routes.access import scope_of, service_of
 from penstock.service.routes.bodies import body_of
 from penstock.service.security.door import require
-from penstock.service.security.principals import OPENS, Principal, Scope
+from penstock.service.security.principals import Principal
 from penstock.service.services import Service
 
 HEADER = "Idempotency-Key"
@@ -83,8 +83,8 @@ def describe_idempotency(schema: dict[str, Any], routes: Sequence[Any]) -> None:
 
 def _refuse_scope(route: APIRoute, principal: Principal) -> None:
     """Raise Forbidden before the body is unpacked and the key noted, for whom the route is not open."""
-    for scope in OPENS.keys() & {scope_of(route)}:
-        require(principal, cast(Scope, scope))
+    if (scope := scope_of(route)) is not None:
+        require(principal, scope)
 
 
 async def _once(handle: Handle, request: Request, principal: Principal, key: str) -> Response:

@@ -22,6 +22,9 @@ import httpx
 import sqlalchemy as sa
 from in_process import in_process
 
+from penstock.schemas.plan import PlanFile
+from penstock.schemas.run_options import RunOptions
+from penstock.service import judging
 from penstock.service.database import Database
 from penstock.service.forkserver import Forkserver
 from penstock.service.idempotency import Doing, Idempotency
@@ -58,6 +61,8 @@ async def post(directory: Path, url: str, path: str, key: str, **settings: Any) 
 
 def post_and_die(directory: Path, url: str, path: str, key: str, at: tuple[type, str], **settings: Any) -> None:
     """Ask a new service in a child, which is killed when it comes to a function."""
+
+    judging.lowered(PlanFile.parse(tiny_plan_file()), RunOptions(), 3)  # loads the judge, before an agent can grow old
 
     def die(*_: Any, **__: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -100,11 +105,11 @@ def doubled(directory: Path, url: str, path: str, times: int) -> tuple[int, int]
     twice = lost = 0
     for number in range(times):
         before = set(made(url, path))
-        post_and_die(directory, url, path, f"key-{number}", AFTER_COMMIT)
+        post_and_die(directory, url, path, f"{path}-{number}", AFTER_COMMIT)
         first = set(made(url, path)) - before
         assert len(first) == 1, "it was killed before it had made anything"
         end_all(url)
-        again = asyncio.run(post(directory, url, path, f"key-{number}"))
+        again = asyncio.run(post(directory, url, path, f"{path}-{number}"))
         twice += len(set(made(url, path)) - before) != 1
         lost += not again.is_success or {again.json()["id"]} != first
     return twice, lost
