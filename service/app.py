@@ -154,6 +154,7 @@ class _Server(uvicorn.Server):
         if self._service.ending and self._handing_back is None:
             log.info("ending: what waits is answered, running jobs go back to the queue")
             self._service.notifier.close()
+            self._service.forkserver.end_loading()
             self._handing_back = asyncio.create_task(run_sync(self._service.worker.stop))
         return await super().on_tick(counter) or time.monotonic() >= self._stop_listening_at
 
