@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -19,6 +19,12 @@ from penstock.schemas.recognising import recognised, with_hints
 
 MOST_SHOWN = 200
 """Characters of a wrong value that its fault repeats."""
+MOST_FAULTS = 100
+"""Faults of one document that are listed; of more, their number is said."""
+MOST_TEXT = 1000
+"""Characters of a fault's pointer and of its sentence, each."""
+MOST_REPORTED_BYTES = 64_000
+"""Of all listed faults together, as JSON."""
 MAX_DEPTH = 64
 """Lists and objects in each other that JSON of ours may have; documents have a dozen."""
 
@@ -51,20 +57,16 @@ class Document(Part):
 
     @classmethod
     def parse(cls, data: Any, *, units: bool = False, origin: str = "") -> Self:
-        """Validate plain data. Raises InvalidDocument with one fault per mistake, each with its JSON pointer.
+        """Validate plain data.
 
-        Data that look like another kind of document are a WrongDocument, without the faults that follow from that.
+        Raises InvalidDocument with one fault per mistake, each with its JSON pointer; of more than MOST_FAULTS, the
+        first ones. Data that look like another kind of document are a WrongDocument, without the faults that follow
+        from that.
         """
         try:
             return cls.model_validate(data, context={"units": units})
         except ValidationError as error:
-            if (found := recognised(data)) not in (None, cls.kind):
-                raise WrongDocument(f"{origin or 'this'} is a {found}, not a {cls.kind}", found=found) from None
-            where = f" in {origin}" if origin else ""
-            faults = tuple(with_hints(faults_of(error.errors(), data), cls))
-            raise InvalidDocument(
-                f"{cls.kind}{where} has {len(faults)} fault{'s' if len(faults) > 1 else ''}", faults=faults
-            ) from None
+            raise refusal(cls, error, data, origin=origin) from None
 
     @classmethod
     def parse_json(cls, text: str | bytes, *, origin: str = "") -> Self:
@@ -116,7 +118,9 @@ def load_json(text: str | bytes, origin: str = "") -> Any:
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if doubled := doubled_keys(pairs):
-            found.append((seen := dict(pairs), f"the keys {doubled} are given twice in one object", "doubled-key"))
+            found.append(
+                (seen := dict(pairs), _cut(f"the keys {doubled} are given twice in one object"), "doubled-key")
+            )
             return seen
         return dict(pairs)
 
@@ -127,7 +131,9 @@ def load_json(text: str | bytes, origin: str = "") -> Any:
     except ValueError as error:
         raise InvalidDocument(f"{origin or 'the body'} is not JSON: {error}") from None
     if found:
-        faults = tuple(Fault(_pointer_to(wrong, data), detail, code) for wrong, detail, code in found)
+        pointers = _pointers_to([wrong for wrong, _, _ in found[:MOST_FAULTS]], data)
+        listed = [Fault(at, detail, code) for at, (_, detail, code) in zip(pointers, found, strict=False)]
+        faults = (*listed, *_unlisted(len(found) - len(listed)))
         raise InvalidDocument(f"{origin or 'the body'} is not JSON: {faults[0].detail}", faults=faults)
     _refuse_depths(data, origin)
     return data
@@ -144,7 +150,9 @@ def _refuse_depths(data: Any, origin: str) -> None:
         ]
         if not level:
             return
-    fault = Fault(_pointer_to(level[0], data), f"more than {MAX_DEPTH} lists and objects in each other", "too-deep")
+    fault = Fault(
+        _pointers_to([level[0]], data)[0], f"more than {MAX_DEPTH} lists and objects in each other", "too-deep"
+    )
     raise InvalidDocument(f"{origin or 'the body'} is nested too deep", faults=(fault,))
 
 
@@ -155,48 +163,106 @@ def doubled_keys(pairs: list[tuple[str, Any]]) -> list[str]:
     return sorted(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
 
 
-def _pointer_to(wanted: Any, data: Any) -> str:
-    """Where an object stands in plain data; of one that a doubled key has displaced, the root."""
-    left = [("", data)]
+def _pointers_to(wanted: Sequence[Any], data: Any) -> list[str]:
+    """Where objects stand in plain data, in one pass; of one that a doubled key has displaced, the root."""
+    numbers = {id(one): number for number, one in enumerate(wanted)}
+    pointers = [""] * len(wanted)
+    left: list[tuple[_Trail, Any]] = [(None, data)]
     while left:
-        pointer, here = left.pop()
-        if here is wanted:
-            return pointer
+        trail, here = left.pop()
+        if (number := numbers.get(id(here))) is not None:
+            pointers[number] = _pointer(_steps(trail))
         if isinstance(here, dict):
-            left += [(f"{pointer}/{_escaped(name)}", inner) for name, inner in here.items()]
+            left += [((trail, name), inner) for name, inner in here.items()]
         elif isinstance(here, list):
-            left += [(f"{pointer}/{number}", inner) for number, inner in enumerate(here)]
-    return ""
+            left += [((trail, number), inner) for number, inner in enumerate(here)]
+    return pointers
 
 
-def _escaped(step: str | int) -> str:
-    return str(step).replace("~", "~0").replace("/", "~1")
+_Trail = tuple[Any, str | int] | None
+"""The steps to a value, the last one first: a pair of what leads to its container and its own step."""
 
 
-def faults_of(errors: Iterable[Any], data: Any = None) -> list[Fault]:
-    """Pydantic's errors as faults: a JSON pointer, a sentence with the value, a stable code.
+def _steps(trail: _Trail) -> list[str | int]:
+    steps = []
+    while trail is not None:
+        trail, step = trail
+        steps.append(step)
+    return steps[::-1]
+
+
+def _pointer(steps: Iterable[str | int]) -> str:
+    return _cut("".join("/" + _cut(str(step)).replace("~", "~0").replace("/", "~1") for step in steps))
+
+
+def _cut(text: str, most: int = MOST_TEXT) -> str:
+    return text if len(text) <= most else text[:most] + "…"
+
+
+def refusal(
+    model: type[BaseModel], error: ValidationError, data: Any, *, origin: str = "", remedy: str | None = None
+) -> InvalidDocument:
+    """Why data are no ``model``: another kind of document, or how many faults they have, and the first with hints."""
+    kind = getattr(model, "kind", None)
+    if kind is not None and (found := recognised(data)) not in (None, kind):
+        return WrongDocument(f"{origin or 'this'} is a {found}, not a {kind}", found=found)
+    listed, more = first_faults(error.errors(include_url=False, include_context=False), data)
+    number = len(listed) + more
+    detail = f"{kind or 'the body'}{f' in {origin}' if origin else ''} has {number} fault{'s' if number > 1 else ''}"
+    if more:
+        detail += f"; the first {len(listed)} follow"
+    return InvalidDocument(detail, faults=(*with_hints(listed, model), *_unlisted(more)), remedy=remedy)
+
+
+def faults_of(errors: Sequence[Any], data: Any = None) -> list[Fault]:
+    """Pydantic's errors as faults: those of `first_faults`, and if there are more, one that says how many."""
+    faults, more = first_faults(errors, data)
+    return [*faults, *_unlisted(more)]
+
+
+def first_faults(errors: Sequence[Any], data: Any = None) -> tuple[list[Fault], int]:
+    """Pydantic's first errors as faults, and how many more there are: pointer, sentence with the value, code.
 
     With the ``data`` that was read, the pointers hold only steps that exist there: pydantic names the members of a
-    union as well.
+    union as well. At most MOST_FAULTS, of MOST_REPORTED_BYTES as JSON; takes time linear in the number of errors.
     """
-    faults = []
-    for error in errors:
-        steps = error["loc"] if data is None else _steps_within(data, error["loc"], error["type"])
-        pointer = "".join("/" + _escaped(step) for step in steps)
-        given = error.get("input")
-        printable = isinstance(given, str | int | float | bool) and error["type"] != "missing"
-        words = repr(given)
-        shown = f" (given: {words if len(words) <= MOST_SHOWN else words[:MOST_SHOWN] + '…'})" if printable else ""
-        faults.append(Fault(pointer, error["msg"].removeprefix("Value error, ") + shown, error["type"]))
-    return [fault for fault in faults if fault.code not in _FOLLOWING or not _has_inner(fault, faults)]
+    places = [tuple(_within(data, error)) for error in errors]
+    outer = {place[:length] for place in set(places) for length in range(len(place))}
+    told = [
+        (place, error)
+        for place, error in zip(places, errors, strict=True)
+        if error["type"] not in _FOLLOWING or place not in outer
+    ]
+    faults: list[Fault] = []
+    left_bytes = MOST_REPORTED_BYTES
+    for place, error in told[:MOST_FAULTS]:
+        fault = _fault(place, error)
+        left_bytes -= len(json.dumps([fault.pointer, fault.detail, fault.code]))
+        if faults and left_bytes < 0:
+            break
+        faults.append(fault)
+    return faults, len(told) - len(faults)
 
 
 _FOLLOWING = frozenset({"too_short", "string_type"})
 """What pydantic adds to inner faults: it counts only the valid items, and tries each member of a union."""
 
 
-def _has_inner(fault: Fault, faults: Iterable[Fault]) -> bool:
-    return any(other.pointer.startswith(fault.pointer + "/") for other in faults)
+def _fault(place: Iterable[str | int], error: Any) -> Fault:
+    given = error.get("input")
+    printable = isinstance(given, str | int | float | bool) and error["type"] != "missing"
+    shown = f" (given: {_cut(repr(given), MOST_SHOWN)})" if printable else ""
+    return Fault(_pointer(place), _cut(error["msg"].removeprefix("Value error, ")) + shown, error["type"])
+
+
+def _unlisted(more: int) -> tuple[Fault, ...]:
+    """The fault that stands for those that are not listed; none where all are."""
+    return (Fault("", f"{more} more faults are not listed", "more-faults"),) if more else ()
+
+
+def _within(data: Any, error: Any) -> Sequence[str | int]:
+    steps: tuple[str | int, ...] = error["loc"]
+    return steps if data is None else _steps_within(data, steps, error["type"])
 
 
 def _steps_within(data: Any, steps: tuple[str | int, ...], code: str) -> list[str | int]:

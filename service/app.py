@@ -39,6 +39,7 @@ from penstock.service.routes import (
     sweeps,
 )
 from penstock.service.security import answers, wire
+from penstock.service.security.keys import UNHEEDED_REMEDY, unheeded
 from penstock.service.services import Service
 from penstock.service.settings import Settings
 
@@ -71,7 +72,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.service = service
     problems.install(app)
     negotiation.install(app)
-    answers.install(app, service.settings)
+    answers.install(app, service)
     openapi.install(app)
     app.add_middleware(Observing, service=service)
     for routes in (
@@ -107,6 +108,8 @@ def serve(settings: Settings | None = None) -> None:
     app = create_app(settings)
     service: Service = app.state.service
     service.database.create(wait_s=settings.database_wait_s)
+    if settings.security == "off" and (words := unheeded(service.database)) is not None:
+        log.warning("%s; %s", words, UNHEEDED_REMEDY)
     listener = _listen(settings)
     host, port = listener.getsockname()[:2]
     scheme = "http" if settings.tls_certificate is None else "https"
@@ -151,6 +154,7 @@ class _Server(uvicorn.Server):
         if self._service.ending and self._handing_back is None:
             log.info("ending: what waits is answered, running jobs go back to the queue")
             self._service.notifier.close()
+            self._service.forkserver.end_loading()
             self._handing_back = asyncio.create_task(run_sync(self._service.worker.stop))
         return await super().on_tick(counter) or time.monotonic() >= self._stop_listening_at
 

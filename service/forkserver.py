@@ -10,6 +10,7 @@ runs one thread and never a parallel kernel, so that forking is safe.
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import importlib
 import logging
@@ -77,10 +78,13 @@ class Forkserver:
         self._control: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._is_ready = False
+        self._has_forked = False
+        self._is_over = False
 
     def start(self) -> None:
         """Start the process; it imports in the background, and the first child waits for that."""
         with self._lock:
+            self._is_over = False
             self._start()
 
     def wait_ready(self, timeout_s: float) -> bool:
@@ -88,6 +92,8 @@ class Forkserver:
         if not self._lock.acquire(timeout=timeout_s):
             return False
         try:
+            if self._is_over:
+                return False
             if self._process is None or self._process.poll() is not None:
                 self._start()
             assert self._control is not None
@@ -98,9 +104,11 @@ class Forkserver:
             self._lock.release()
 
     def spawn(self) -> ForkedChild:
-        """Fork a child that waits for its task. Raises Unreachable when that fails twice."""
+        """Fork a child that waits for its task. Raises Unreachable when that fails twice, or once all of it ends."""
         with self._lock:
             for _ in range(2):
+                if self._is_over:
+                    raise Unreachable("the service is ending and starts no process any more", remedy="ask again later")
                 if self._process is None or self._process.poll() is not None:
                     self._start()
                 try:
@@ -109,9 +117,18 @@ class Forkserver:
                     self._stop()
         raise Unreachable("no process can be started to solve in", remedy="look at the service's log and its memory")
 
+    def end_loading(self) -> None:
+        """End a process that still imports, so that whoever waits for it is told at once; another one is let be."""
+        process = self._process
+        if process is not None and not (self._is_ready or self._has_forked):
+            self._is_over = True
+            process.kill()
+
     def stop(self) -> None:
         """End the process, and with it every child."""
+        self.end_loading()
         with self._lock:
+            self._is_over = True
             self._stop()
 
     def _start(self) -> None:
@@ -120,12 +137,12 @@ class Forkserver:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "penstock.service.forkserver", str(theirs.fileno()), *self._preload],
                 pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,
                 env={**os.environ, "NUMBA_THREADING_LAYER": "workqueue", "OPENBLAS_NUM_THREADS": "1"},
             )
-        self._control, self._is_ready = ours, False
+        self._control, self._is_ready, self._has_forked = ours, False, False
 
     def _stop(self) -> None:
         if self._control is not None:
@@ -136,6 +153,8 @@ class Forkserver:
             except subprocess.TimeoutExpired:
                 self._process.kill()  # it is importing, or stuck; the kernel kills its children with it
                 self._process.wait()
+            assert self._process.stdin is not None
+            self._process.stdin.close()
         self._control = self._process = None
 
     def _spawn(self) -> ForkedChild:
@@ -149,6 +168,7 @@ class Forkserver:
             pipe.close()
             status.close()
             raise OSError("the forkserver has died")
+        self._has_forked = True
         return ForkedChild(int(pid), pipe, status)
 
 
@@ -158,8 +178,9 @@ class Forkserver:
 def main(control_fd: int, preload: Sequence[str]) -> None:
     """Import, then fork on request until the service is gone."""
     control = socket.socket(fileno=control_fd)
-    _load_ahead(control, preload)
-    control.send(READY)
+    _load_ahead(preload)
+    with suppress(BrokenPipeError, ConnectionResetError):  # that the service has ended is heard below
+        control.send(READY)
     wake_read, wake_write = socket.socketpair()
     for end in (wake_read, wake_write):
         end.setblocking(False)
@@ -180,27 +201,26 @@ def main(control_fd: int, preload: Sequence[str]) -> None:
                     return
 
 
-def _load_ahead(control: socket.socket, preload: Sequence[str]) -> None:
-    """Import and warm up, which may take minutes; meanwhile a thread looks whether the service is still there.
+def _load_ahead(preload: Sequence[str]) -> None:
+    """Import and warm up, which may take minutes; meanwhile the kernel ends this process with the service.
 
-    A thread, not a timer: no signal is heard inside the compiler. It has ended before anything is forked.
+    Standard input is a pipe that nobody writes to and that closes when the service ends in any way: the kernel answers
+    that with SIGKILL. Neither a thread nor a signal's handler would run inside the compiler.
     """
-    is_loaded = threading.Event()
-
-    def look() -> None:
-        while not is_loaded.wait(1.0):
-            with suppress(BlockingIOError):
-                if not control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
-                    os._exit(0)
-
-    watcher = threading.Thread(target=look)
-    watcher.start()
+    fcntl.fcntl(0, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
+    flags = fcntl.fcntl(0, fcntl.F_GETFL)
+    fcntl.fcntl(0, fcntl.F_SETFL, flags | os.O_ASYNC)
+    if select.select([0], [], [], 0)[0]:  # it had ended before that
+        os._exit(0)
     for name in preload:
         _load(name)
     gc.collect()
     gc.freeze()  # a child's collections leave alone, and so do not copy, what all children share
-    is_loaded.set()
-    watcher.join()
+    fcntl.fcntl(0, fcntl.F_SETFL, flags)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
 
 
 def _load(name: str) -> None:

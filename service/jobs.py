@@ -16,6 +16,7 @@ from penstock.schemas.errors import Conflict, NotFound, QuotaExceeded
 from penstock.schemas.jobs import JobEvent, JobOut, JobState, ResultOut
 from penstock.schemas.plan import Plan
 from penstock.service.database import Database
+from penstock.service.idempotency import Note
 from penstock.service.job_rows import BRIEF, IS_ACTIVE, job_out, new_id, tell
 from penstock.service.logs import request_id
 from penstock.service.tables import ACTIVE, answers, iso, job_events, jobs, now_ms
@@ -27,7 +28,10 @@ RETRY_AFTER_S = 5
 
 @dataclass(frozen=True, kw_only=True)
 class NewJob:
-    """What is queued. ``key_id`` asks for it and may have ``max_queued`` jobs that wait; higher priorities go first."""
+    """What is queued. ``key_id`` asks for it and may have ``max_queued`` jobs that wait; higher priorities go first.
+
+    ``note`` is told, in the transaction that queues it, which job answers.
+    """
 
     request_hash: str
     cache_key: str
@@ -39,6 +43,7 @@ class NewJob:
     parent_id: str | None = None
     key_id: str | None = None
     max_queued: int | None = None
+    note: Note | None = None
 
 
 class JobQueue:
@@ -57,6 +62,8 @@ class JobQueue:
         with self._database.write() as connection:
             active = sa.and_(jobs.c.tenant == tenant, jobs.c.cache_key == job.cache_key, IS_ACTIVE)
             running = connection.scalar(sa.select(jobs.c.id).where(active))
+            if job.note is not None:
+                job.note(connection, running or job_id)
             if running is not None:
                 connection.execute(
                     jobs.update()

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -58,6 +58,8 @@ class Observing:
         with about(request_id=request_id):
             try:
                 await self._answer(scope, receive, told)
+            except ClientDisconnect:
+                pass  # whoever hangs up within his body is told nothing; the log has his request with status 499
             except Exception as error:
                 if told.has_begun:
                     raise

@@ -11,6 +11,7 @@ from penstock.schemas.errors import Conflict, InvalidDocument
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.request import PlanRequest
 from penstock.service import judging, metrics
+from penstock.service.idempotency import Note
 from penstock.service.jobs import JobQueue, NewJob
 from penstock.service.security.principals import Principal
 from penstock.service.security.sizes import Sizes
@@ -25,6 +26,7 @@ class Wishes:
     priority: int = 0
     tag: str | None = None
     parent_id: str | None = None
+    note: Note | None = None
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ class Planning:
             parent_id=wishes.parent_id,
             key_id=principal.key_id,
             max_queued=principal.max_queued,
+            note=wishes.note,
         )
         job_id, is_new = self._queue.enqueue(principal.tenant, job)
         self._nudge()

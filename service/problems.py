@@ -21,6 +21,12 @@ from penstock.service.logs import request_id
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_S = 5
+MOST_DETAIL = 4000
+"""Characters of a problem's sentence, and of its remedy."""
+MOST_IN_DETAIL = 10
+"""Wrong parameters that the sentence names; the list of faults has more."""
+MOST_ERRORS_BYTES = 80_000
+"""Of the faults that a problem lists, as JSON."""
 
 log = logging.getLogger("penstock.service")
 
@@ -83,8 +89,27 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 def problem_response(problem: ProblemDetails, headers: dict[str, str] | None = None) -> Response:
     """The response for a problem."""
-    body = problem.model_copy(update={"request_id": request_id()}).model_dump_json(exclude_none=True)
+    body = _brief(problem).model_copy(update={"request_id": request_id()}).model_dump_json(exclude_none=True)
     return Response(body, problem.status, media_type=MEDIA_TYPE, headers=headers)
+
+
+def _brief(problem: ProblemDetails) -> ProblemDetails:
+    """The problem within the size of an answer: the first of its faults, and how many more there are."""
+    changes: dict[str, Any] = {}
+    for name in ("detail", "remedy", "instance"):
+        text = getattr(problem, name)
+        if text is not None and len(text) > MOST_DETAIL:
+            changes[name] = text[:MOST_DETAIL] + "…"
+    left_bytes, listed = MOST_ERRORS_BYTES, 0
+    for fault in problem.errors:
+        left_bytes -= len(fault.model_dump_json())
+        if left_bytes < 0:
+            break
+        listed += 1
+    if more := len(problem.errors) - listed:
+        rest = FaultOut(pointer="", detail=f"{more} more faults are not listed", code="more-faults")
+        changes["errors"] = (*problem.errors[:listed], rest)
+    return problem.model_copy(update=changes) if changes else problem
 
 
 def install(app: FastAPI) -> None:
@@ -118,12 +143,13 @@ def _headers_of(error: PenstockError) -> dict[str, str]:
 async def _on_parameters(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     faults = faults_of(error.errors())
+    first = "; ".join(f"{fault.pointer}: {fault.detail}" for fault in faults[:MOST_IN_DETAIL])
     return problem_response(
         ProblemDetails(
             title="The parameters are not valid",
             status=422,
             code="invalid-parameters",
-            detail="; ".join(f"{fault.pointer}: {fault.detail}" for fault in faults),
+            detail=first + ("; …" if len(faults) > MOST_IN_DETAIL else ""),
             errors=tuple(FaultOut.of(fault) for fault in faults),
             instance=request.url.path,
         )

@@ -32,6 +32,7 @@ from penstock.schemas.jobs import RunEvent, RunOut, RunRequest
 from penstock.schemas.trace import RankTrace, Trace
 from penstock.service.database import Database
 from penstock.service.generations import RECOVERY, Lowered, about, begin, end, fail, rank_done, start_if_ready
+from penstock.service.idempotency import Note
 from penstock.service.jobs import new_id
 from penstock.service.placement import place
 from penstock.service.run_rows import (
@@ -59,10 +60,22 @@ class Runs:
 
     # ---- for those who ask, each for a tenant --------------------------------------------------------------------
 
-    def create(self, tenant: str, request: RunRequest, lowered: Lowered, present: Sequence[AgentOut]) -> RunOut:
-        """Begin a run. Raises Conflict when devices or the model are not there."""
+    def create(
+        self,
+        tenant: str,
+        request: RunRequest,
+        lowered: Lowered,
+        present: Sequence[AgentOut],
+        note: Note | None = None,
+    ) -> RunOut:
+        """Begin a run; ``note`` is told its id in the same transaction.
+
+        Raises Conflict when devices or the model are not there.
+        """
         run_id = new_id()
         with self._database.write() as connection:
+            if note is not None:
+                note(connection, run_id)
             places = place(lowered.devices, present, request.model, busy_places(connection, tenant))
             connection.execute(
                 runs.insert().values(

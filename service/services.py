@@ -35,9 +35,6 @@ from penstock.service.sweeps import Sweeps
 from penstock.service.worker import Worker
 from penstock.solvers.processors import available_processors
 
-LOST_S = 60.0
-"""Beside the longest wait: when a request that was not answered is taken to have been lost with its process."""
-
 WATCH_AGAIN_S = 1.0
 
 log = logging.getLogger("penstock.service")
@@ -71,7 +68,7 @@ class Service:
         self.sweeps = Sweeps(self.database, self.stores, self.planning, self.queue, max_cases=settings.max_sweep_cases)
         self.programs = ProgramCache(self.stores)
         self.submissions = Submissions(self.stores, self.planning)
-        self.idempotency = Idempotency(self.database, lost_s=settings.max_wait_s + LOST_S)
+        self.idempotency = Idempotency(self.database, lease_s=settings.lease_s)
         self.runs = Runs(self.database, self.notifier.publish)
         self.agents = Agents(
             self.database, self.notifier, self.runs, hold_s=settings.agent_hold_s, timeout_s=settings.agent_timeout_s

@@ -16,6 +16,7 @@ from penstock.schemas.errors import Conflict, NotFound, QuotaExceeded, Unsupport
 from penstock.schemas.jobs import JobOut, ProblemDetails
 from penstock.schemas.sweep import SweepOut, SweepRequest
 from penstock.service.database import Database
+from penstock.service.idempotency import Note
 from penstock.service.job_rows import new_id
 from penstock.service.jobs import MIN_PRIORITY, RETRY_AFTER_S, JobQueue
 from penstock.service.planning import Planning, Wishes
@@ -39,9 +40,10 @@ class Sweeps(SweepTables):
         self._stores, self._planning, self._queue = stores, planning, queue
         self._max_cases = max_cases
 
-    def submit(self, principal: Principal, request: SweepRequest) -> SweepOut:
+    def submit(self, principal: Principal, request: SweepRequest, note: Note | None = None) -> SweepOut:
         """Ask all cases. One that no planner takes is a row that says so; at least one has to be taken.
 
+        ``note`` is told the sweep's id in the transaction that keeps it.
         Raises InvalidDocument for too many cases or one that contradicts itself, NotFound for an unknown hash,
         QuotaExceeded when the key may not have so many jobs that wait.
         """
@@ -64,6 +66,8 @@ class Sweeps(SweepTables):
             "created_ms": now_ms(),
         }
         with self._database.write() as connection:
+            if note is not None:
+                note(connection, sweep_id)
             connection.execute(sweeps.insert().values(**values))
         return self.sweep(principal.tenant, sweep_id)
 

@@ -43,7 +43,10 @@ def run_task(
         while (left := deadline - time.monotonic()) > 0 and wanted():
             if not select.select([child.pipe], [], [], min(left, LOOK_S))[0]:
                 continue
-            chunk = child.pipe.recv(1 << 20)
+            try:
+                chunk = child.pipe.recv(1 << 20)
+            except ConnectionError:
+                chunk = b""
             if not chunk:
                 break
             for message in lines(buffer, chunk):

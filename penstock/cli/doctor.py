@@ -150,6 +150,7 @@ def _of_database(settings: Settings) -> Iterator[Check]:
     from penstock.service.database import Database
     from penstock.service.migrations import HEAD, revision_of
     from penstock.service.readiness import living_workers
+    from penstock.service.security.keys import UNHEEDED_REMEDY, unheeded
 
     url = sa.make_url(settings.database_url())
     is_file = url.get_backend_name() == "sqlite"
@@ -163,6 +164,7 @@ def _of_database(settings: Settings) -> Iterator[Check]:
         with database.read() as connection:
             found = revision_of(connection)
             living = connection.scalar(living_workers(settings.lease_s)) if found == HEAD else 0
+        words = unheeded(database) if found == HEAD and settings.security == "off" else None
         database.close()
     except PenstockError as error:
         yield Check("database", "FAILED", error.detail, error.remedy or "")
@@ -171,6 +173,8 @@ def _of_database(settings: Settings) -> Iterator[Check]:
     remedy = "take a backup, then `penstock db upgrade`"
     yield Check("database", verdict, f"{database.name}: revision {found or 'none yet'} of {HEAD}", remedy)
     remedy = "`penstock serve` has one of its own unless its slots are 0; `penstock worker` is one"
+    if words is not None:
+        yield Check("keys", "note", words, UNHEEDED_REMEDY)
     yield Check("workers", "ok" if living else "note", f"{living} alive on this database", remedy)
 
 

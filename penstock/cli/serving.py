@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,6 +45,8 @@ def serve(
 
         print(shown(chosen, origins), end="")
         return
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # until it serves; nothing was taken that could be lost
     from penstock.service.app import serve as run_service
 
     run_service(chosen)

@@ -29,21 +29,20 @@ def service_of(request: Request) -> Service:
 
 
 class Needs:
-    """A dependency that gives the Principal of a request whose key opens ``scope``; None: any valid key."""
+    """A dependency that gives the Principal of a request whose key opens ``scope``."""
 
-    def __init__(self, scope: Scope | None) -> None:
+    def __init__(self, scope: Scope) -> None:
         self.scope = scope
 
     async def __call__(self, request: Request) -> Principal:
         """Who asks. Raises Unauthenticated, Forbidden, QuotaExceeded."""
         principal = await service_of(request).door.principal(request)
-        if self.scope is not None:
-            require(principal, self.scope)
+        require(principal, self.scope)
         return principal
 
 
 @cache
-def needs(scope: Scope | None) -> Needs:
+def needs(scope: Scope) -> Needs:
     """The dependency for a scope."""
     return Needs(scope)
 
@@ -57,7 +56,6 @@ async def scraper(request: Request) -> Principal:
 
 
 Access = Annotated[Service, Depends(service_of)]
-Caller = Annotated[Principal, Depends(needs(None))]
 Reader = Annotated[Principal, Depends(needs("read"))]
 Solver = Annotated[Principal, Depends(needs("solve"))]
 Runner = Annotated[Principal, Depends(needs("run"))]
@@ -66,11 +64,11 @@ Admin = Annotated[Principal, Depends(needs("admin"))]
 Scraper = Annotated[Principal, Depends(scraper)]
 
 
-def scope_of(route: APIRoute) -> str | None:
-    """What a key must open for a route: a scope, ``any`` for any valid key; None: no key is needed."""
+def scope_of(route: APIRoute) -> Scope | None:
+    """The scope that a key must open for a route; None: no key is needed."""
     for call in _calls(route.dependant):
         if isinstance(call, Needs):
-            return call.scope or "any"
+            return call.scope
         if call is scraper:
             return "admin"
     return None
@@ -110,7 +108,6 @@ def _calls(dependant: Dependant) -> Iterator[Any]:
 __all__ = [
     "Access",
     "Admin",
-    "Caller",
     "Needs",
     "NodeAgent",
     "Principal",

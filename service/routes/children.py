@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import Request, Response
 from fastapi.sse import EventSourceResponse, format_sse_event
+from starlette.requests import ClientDisconnect
 
 from penstock.service.asking import json_of, messages, unless_gone
 from penstock.service.problems import TaskFailed
@@ -45,9 +46,11 @@ async def _events(
 
 
 async def result_of(request: Request, service: Service, task: dict[str, Any]) -> Any:
-    """The result of a child, as plain data; None when the client has hung up."""
+    """The result of a child, as plain data. Raises ClientDisconnect when the client has hung up."""
     found = await unless_gone(request.receive, lambda: told(service, task, service.settings.max_solve_s, "result"))
-    return found[-1] if found else None
+    if found is None:
+        raise ClientDisconnect
+    return found[-1]
 
 
 async def answered(request: Request, service: Service, task: dict[str, Any]) -> Response:

@@ -16,7 +16,7 @@ from penstock.schemas.topology import ClusterTopology
 from penstock.service import judging
 from penstock.service.living import living_topology
 from penstock.service.problems import problems
-from penstock.service.routes.access import Access, Caller, Reader, Solver
+from penstock.service.routes.access import Access, Reader, Solver
 from penstock.service.routes.bodies import UNCHANGED, Cursor, Limit, immutable, reader, tagged, takes
 from penstock.service.routes.once import OnceRoute
 from penstock.service.samples import tiny_profile, tiny_request, tiny_topology
@@ -101,13 +101,13 @@ def get_topology(request: Request, hash: Hash, service: Access, caller: Reader) 
 
 
 @router.get("/planners", response_model=list[PlannerOut], responses={304: UNCHANGED})
-def get_planners(request: Request, caller: Caller) -> Response:
+def get_planners(request: Request, caller: Reader) -> Response:
     """The planners that a request may name, with their schedules and options."""
     return tagged(request, _json_list(judging.planners()))
 
 
 @router.get("/examples", response_model=list[ExampleOut], responses={304: UNCHANGED})
-def get_examples(request: Request, caller: Caller) -> Response:
+def get_examples(request: Request, caller: Reader) -> Response:
     """Requests that can be POSTed to /v1/plans as they are."""
     tiny = ExampleOut(name="tiny", summary="four layers on two devices", request=tiny_request())
     known = set(catalogue.model_names())

@@ -15,10 +15,11 @@ from penstock.service.problems import problems
 from penstock.service.routes.access import Access, Solver
 from penstock.service.routes.bodies import json_response, reader, takes
 from penstock.service.routes.children import result_of
+from penstock.service.routes.once import OnceRoute
 from penstock.service.samples import tiny_import
 from penstock.service.services import Service
 
-router = APIRouter(prefix="/v1", tags=["documents"])
+router = APIRouter(prefix="/v1", tags=["documents"], route_class=OnceRoute)
 
 
 @router.post(
@@ -48,7 +49,7 @@ async def import_topology(
         "memory_bytes": service.settings.solve_memory_bytes,
     }
     found = await result_of(request, service, task)
-    if found is None or not asked.store:
+    if not asked.store:
         return json_response(json_of(found))
     address = await run_sync(_kept, service, caller.tenant, found["topology"], limiter=service.heavy)
     return json_response(json_of({**found, "hash": address}))

@@ -28,7 +28,7 @@ from penstock.service.routes.bodies import (
     tagged,
     takes,
 )
-from penstock.service.routes.once import OnceRoute
+from penstock.service.routes.once import OnceRoute, answers_again, note_of
 from penstock.service.routes.stories import After, tell_story
 from penstock.service.samples import tiny_request
 from penstock.service.services import Service
@@ -60,11 +60,17 @@ async def submit(
 ) -> Response:
     """Ask for a plan: 202 with a job, or 200 with its result when it is known or done within `Prefer: wait=N`."""
     body = await body_of(request)
-    submitted = await run_sync(service.submissions.submit, caller, body, Wishes(priority=priority, tag=tag))
+    wishes = Wishes(priority=priority, tag=tag, note=note_of(request))
+    submitted = await run_sync(service.submissions.submit, caller, body, wishes)
     if submitted.answer is not None:
         return json_response(submitted.answer)
+    return await _answered(request, service, caller, submitted.job_id)
+
+
+@answers_again("/v1/plans")
+async def _answered(request: Request, service: Service, caller: Principal, job_id: str) -> Response:
     wait_s = prefer_wait_s(request, service.settings.max_wait_s)
-    job = await _settled(service, caller, submitted.job_id, wait_s)
+    job = await _settled(service, caller, job_id, wait_s)
     headers = {"Location": f"/v1/plans/{job.id}"} | ({"Preference-Applied": f"wait={wait_s:.0f}"} if wait_s else {})
     return json_response(job, 202 if job.state in ACTIVE else 200, headers)
 

@@ -13,10 +13,11 @@ from penstock.schemas.jobs import RankLog, RunEventPage, RunOut, RunPage, RunReq
 from penstock.schemas.quantities import MAX_WIRE_INTEGER
 from penstock.schemas.trace import Trace
 from penstock.service import judging
+from penstock.service.idempotency import Note
 from penstock.service.problems import problems
-from penstock.service.routes.access import Access, Reader, Runner
+from penstock.service.routes.access import Access, Principal, Reader, Runner
 from penstock.service.routes.bodies import json_response, prefer_wait_s, reader, tagged, takes
-from penstock.service.routes.once import OnceRoute
+from penstock.service.routes.once import OnceRoute, answers_again, note_of
 from penstock.service.routes.stories import After, tell_story
 from penstock.service.run_rows import LIVE
 from penstock.service.samples import tiny_plan_file
@@ -35,10 +36,18 @@ RUN_EXAMPLE = {"schema_version": 1, "plan": tiny_plan_file(), "model": "gpt", "s
     openapi_extra=takes(RunRequest, RUN_EXAMPLE),
 )
 async def start(
-    caller: Runner, wanted: Annotated[RunRequest, Depends(reader(RunRequest))], service: Access
+    request: Request, caller: Runner, wanted: Annotated[RunRequest, Depends(reader(RunRequest))], service: Access
 ) -> Response:
     """Train with a plan on the agents whose devices it names; `model` is a key of their configuration."""
-    run = await run_sync(_start, service, caller.tenant, wanted, limiter=service.heavy)
+    return _created(await run_sync(_start, service, caller.tenant, wanted, note_of(request), limiter=service.heavy))
+
+
+@answers_again("/v1/runs")
+async def _answered(request: Request, service: Service, caller: Principal, run_id: str) -> Response:
+    return _created(await run_sync(service.runs.run, caller.tenant, run_id))
+
+
+def _created(run: RunOut) -> Response:
     return json_response(run, 201, {"Location": f"/v1/runs/{run.id}"})
 
 
@@ -119,8 +128,8 @@ async def logs(
     return json_response(RankLog(agent=agent, rank=rank, generation=number, path=found.path, text=found.text))
 
 
-def _start(service: Service, tenant: str, wanted: RunRequest) -> RunOut:
+def _start(service: Service, tenant: str, wanted: RunRequest, note: Note | None) -> RunOut:
     planning = service.planning.of(tenant)
     lowered = judging.lowered(planning.plan_file(wanted.plan), wanted.options, wanted.steps)
     planning.keep(lowered.file)
-    return service.runs.create(tenant, wanted, lowered, service.agents.everybody(tenant))
+    return service.runs.create(tenant, wanted, lowered, service.agents.everybody(tenant), note)

@@ -9,10 +9,11 @@ from fastapi import APIRouter, Depends, Path, Request, Response
 
 from penstock.schemas.sweep import SweepOut, SweepPage, SweepRequest
 from penstock.service.problems import problems
-from penstock.service.routes.access import Access, Reader, Solver
+from penstock.service.routes.access import Access, Principal, Reader, Solver
 from penstock.service.routes.bodies import UNCHANGED, Cursor, Limit, json_response, reader, tagged, takes
-from penstock.service.routes.once import OnceRoute
+from penstock.service.routes.once import OnceRoute, answers_again, note_of
 from penstock.service.samples import tiny_sweep
+from penstock.service.services import Service
 
 router = APIRouter(prefix="/v1", tags=["sweeps"], route_class=OnceRoute)
 
@@ -27,10 +28,19 @@ Id = Annotated[str, Path(description="a sweep's id", max_length=64)]
     openapi_extra=takes(SweepRequest, tiny_sweep()),
 )
 async def start(
-    caller: Solver, asked: Annotated[SweepRequest, Depends(reader(SweepRequest))], service: Access
+    request: Request, caller: Solver, asked: Annotated[SweepRequest, Depends(reader(SweepRequest))], service: Access
 ) -> Response:
     """Ask a request once for each combination of topologies, batch sizes, planners, schedules and update rules."""
-    sweep = await run_sync(service.sweeps.submit, caller, asked, limiter=service.heavy)
+    sweep = await run_sync(service.sweeps.submit, caller, asked, note_of(request), limiter=service.heavy)
+    return _created(sweep)
+
+
+@answers_again("/v1/sweeps")
+async def _answered(request: Request, service: Service, caller: Principal, sweep_id: str) -> Response:
+    return _created(await run_sync(service.sweeps.sweep, caller.tenant, sweep_id))
+
+
+def _created(sweep: SweepOut) -> Response:
     return json_response(sweep, 201, {"Location": f"/v1/sweeps/{sweep.id}"})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from fastapi import FastAPI, Request, Response
@@ -12,12 +13,16 @@ from penstock.schemas.errors import QuotaExceeded, Unauthenticated
 from penstock.schemas.jobs import ProblemDetails
 from penstock.service.problems import problem_response
 from penstock.service.security.guard import Guard
-from penstock.service.settings import Settings
+from penstock.service.security.lasting import Lasting
+
+if TYPE_CHECKING:
+    from penstock.service.services import Service
 
 
-def install(app: FastAPI, settings: Settings) -> None:
+def install(app: FastAPI, service: Service) -> None:
     """Guard the app, and let it answer so."""
-    app.add_middleware(Guard, settings=settings)
+    app.add_middleware(Lasting, service=service)
+    app.add_middleware(Guard, settings=service.settings)
     app.add_exception_handler(Unauthenticated, _on_unauthenticated)
     app.add_exception_handler(QuotaExceeded, _on_quota)
 

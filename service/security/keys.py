@@ -87,6 +87,13 @@ class Keys:
         with self._database.read() as connection:
             return [_key(row) for row in connection.execute(query).mappings()]
 
+    def number_valid(self) -> int:
+        """How many keys are neither expired nor revoked."""
+        lasting = sa.or_(api_keys.c.expires_ms.is_(None), api_keys.c.expires_ms > now_ms())
+        query = sa.select(sa.func.count()).where(api_keys.c.revoked_ms.is_(None), lasting)
+        with self._database.read() as connection:
+            return connection.scalar(query) or 0
+
     def rotate(self, key_id: str, overlap_s: float) -> tuple[Key, str]:
         """Another key for the same: its id and secret are new, and the old one ends after ``overlap_s``.
 
@@ -124,6 +131,19 @@ class Keys:
             with suppress(DatabaseAway), self._database.write() as connection:
                 connection.execute(api_keys.update().where(api_keys.c.id == key_id).values(last_used_ms=now_ms()))
         return _key(row)
+
+
+def unheeded(database: Database) -> str | None:
+    """What to say where nobody is asked for a key although some were made; None where there are none."""
+    if not (number := Keys(database).number_valid()):
+        return None
+    some = "1 key" if number == 1 else f"{number} keys"
+    return (
+        f"security is off: {some} of this database {'is' if number == 1 else 'are'} not asked for, any caller is let in"
+    )
+
+
+UNHEEDED_REMEDY = 'set security = "keys" (PENSTOCK_SECURITY=keys), or revoke them: penstock keys revoke'
 
 
 def _check(tenant: str, name: str, scopes: Collection[str]) -> None:

@@ -34,3 +34,4 @@ idempotency = sa.Table(
     sa.Column("job_id", sa.String(36)),
     sa.Column("created_ms", sa.BigInteger, nullable=False),
 )
+"""``job_id``: the job, sweep or run that a request has made. ``body``: its answer; before that, who does it."""

@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 import sqlalchemy as sa
 
@@ -48,7 +49,7 @@ def restore(database: Database, file: Path, *, replace: bool = False) -> str | N
     """Fill a database from a backup; the revision that it has then.
 
     Raises Conflict when the database holds something and ``replace`` is not given, or while workers use it;
-    InvalidDocument for a file that is no backup of this engine.
+    InvalidDocument for a file that is no backup of this engine, or that is damaged: nothing is changed then.
     """
     with file.open("rb") as opened:
         if not opened.read(16).startswith(STARTS[database.is_sqlite]):
@@ -56,19 +57,54 @@ def restore(database: Database, file: Path, *, replace: bool = False) -> str | N
             raise InvalidDocument(
                 f"{str(file)!r} is no backup of {engine}", remedy="name a file that `penstock db backup` wrote from one"
             )
-    _refuse_in_use(database, replace)
     if database.is_sqlite:
-        with closing(sqlite3.connect(f"file:{file.absolute()}?mode=ro", uri=True)) as source:
-            if (damage := source.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
-                raise InvalidDocument(f"the backup {str(file)!r} is damaged: {damage}")
+        with _sound(file) as source:
+            _refuse_in_use(database, replace)
             with closing(_sqlite(database)) as target:
                 source.backup(target)
     else:
+        _read_whole(file)
+        _refuse_in_use(database, replace)
         clean = ["--clean", "--if-exists"] if replace else []
         _run(database, "pg_restore", *clean, "--no-owner", "--no-privileges", "--single-transaction", str(file))
     database.close()
     with database.read() as connection:
         return migrations.revision_of(connection)
+
+
+@contextmanager
+def _sound(file: Path) -> Iterator[sqlite3.Connection]:
+    """A backup of a SQLite file once all of it was looked at. Raises InvalidDocument for a damaged one."""
+    tables: set[str] = set()
+    with closing(sqlite3.connect(f"file:{quote(str(file.absolute()))}?mode=ro", uri=True)) as source:
+        try:
+            damage = str(source.execute("PRAGMA quick_check(1)").fetchone()[0])
+            if damage == "ok":
+                tables = {name for (name,) in source.execute("SELECT name FROM sqlite_master")}
+        except sqlite3.DatabaseError as error:
+            damage = str(error)
+        if damage != "ok":
+            raise _damaged(file, damage)
+        if not tables & {"alembic_version", "schema_version"}:
+            raise InvalidDocument(
+                f"{str(file)!r} is a SQLite file, but none of Penstock's", remedy="name what `penstock db backup` wrote"
+            )
+        yield source
+
+
+def _read_whole(file: Path) -> None:
+    """Have PostgreSQL read a backup to its end, and keep nothing. Raises InvalidDocument for a torn one."""
+    path = _program("pg_restore")
+    done = subprocess.run([path, "--file=/dev/null", str(file)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise _damaged(file, (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[0])
+
+
+def _damaged(file: Path, damage: str) -> InvalidDocument:
+    return InvalidDocument(
+        f"the backup {str(file)!r} is damaged or not complete: {damage} ({file.stat().st_size} bytes)",
+        remedy="restore another backup, or copy this one again from where it was written; nothing was changed",
+    )
 
 
 def _refuse_in_use(database: Database, replace: bool) -> None:
@@ -110,12 +146,7 @@ def _sqlite(database: Database) -> sqlite3.Connection:
 
 
 def _run(database: Database, program: str, *arguments: str) -> None:
-    path = shutil.which(program)
-    if path is None:
-        raise MissingExtra(
-            f"{program} is not installed; a PostgreSQL database is copied by PostgreSQL's own programs",
-            remedy="install Debian's postgresql-client, or run this where PostgreSQL is",
-        )
+    path = _program(program)
     url = database.url.set(drivername="postgresql")._replace(password=None)
     environment = dict(os.environ)
     if database.url.password is not None:
@@ -125,3 +156,14 @@ def _run(database: Database, program: str, *arguments: str) -> None:
     if done.returncode:
         lines = done.stderr.strip().splitlines()
         raise Unreachable(f"{program} could not do it: {lines[0] if lines else f'exit code {done.returncode}'}")
+
+
+def _program(name: str) -> str:
+    """Where a program of PostgreSQL's lies. Raises MissingExtra."""
+    path = shutil.which(name)
+    if path is None:
+        raise MissingExtra(
+            f"{name} is not installed; a PostgreSQL database is copied by PostgreSQL's own programs",
+            remedy="install Debian's postgresql-client, or run this where PostgreSQL is",
+        )
+    return path

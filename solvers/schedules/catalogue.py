@@ -24,6 +24,7 @@ from penstock.solvers.schedules.gpipe import gpipe
 from penstock.solvers.schedules.inside_out import inside_out
 from penstock.solvers.schedules.interleaved import interleaved, looped_bfs, looped_bfs_lifo
 from penstock.solvers.schedules.model_parallel import model_parallel
+from penstock.solvers.schedules.names import remedy_for
 from penstock.solvers.schedules.one_f_one_b_star import one_f_one_b_star
 from penstock.solvers.schedules.overtaking import overtaking
 from penstock.solvers.schedules.periodic_ilp import periodic_ilp

@@ -53,6 +53,29 @@ def test_a_file_that_is_no_database(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "file is not a database" in found["database"]["found"]
 
 
+def test_keys_that_nobody_is_asked_for_are_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    database = str(tmp_path / "keys.sqlite")
+    assert main(["db", "upgrade", "--database", database]) == 0
+    capsys.readouterr()
+    assert "keys" not in checks(capsys, "--database", database)
+    ids = []
+    for name, expires in (("a", "never"), ("b", "90d"), ("over", "0s")):
+        words = ["keys", "create", "--name", name, "--scope", "read", "--expires", expires, "--database", database]
+        assert main([*words, "--json"]) == 0
+        ids.append(json.loads(capsys.readouterr().out)["id"])
+    found = checks(capsys, "--database", database)["keys"]
+    assert found["verdict"] == "note"
+    assert "security is off: 2 keys of this database are not asked for" in found["found"]
+    assert "PENSTOCK_SECURITY=keys" in found["remedy"]
+    assert main(["keys", "revoke", ids[0], "--database", database]) == 0
+    capsys.readouterr()
+    assert "1 key of this database is not asked for" in checks(capsys, "--database", database)["keys"]["found"]
+    monkeypatch.setenv("PENSTOCK_SECURITY", "keys")
+    assert "keys" not in checks(capsys, "--database", database)
+
+
 def test_settings_that_are_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "penstock.toml").write_text("solts = 3\n")
     found = checks(capsys, "--settings", str(tmp_path / "penstock.toml"), expect=1)

@@ -105,7 +105,7 @@ class Staying:
             cwd=directory,
             stderr=subprocess.PIPE,
             text=True,
-            env=os.environ | {"PENSTOCK_WARM_UP": "false"},
+            env={**os.environ, "PENSTOCK_WARM_UP": "false", "PENSTOCK_SECURITY": "off"},
         )
         assert self._process.stderr is not None
         said = []

@@ -25,6 +25,7 @@ from penstock.cli.exporting import DEFAULT
 from penstock.cli.main import app, main
 from penstock.executor.node.settings import AgentSettings
 from penstock.schemas.topology import ClusterTopology
+from penstock.service.settings import Settings
 
 UNFINISHED = re.compile(r"…|(?<![\w-])[A-Z]{3,}(?![\w-])")
 """What a reader has to put something in the place of."""
@@ -71,7 +72,10 @@ class Sandbox:
             if "…" not in words:
                 parse(words[1:])
         elif piece.text.startswith(STAY) and "--show-settings" not in words:
-            parse(shlex.split(self._here(piece.text), comments=True)[1:])
+            given = parse(shlex.split(self._here(piece.text), comments=True)[1:])
+            if words[1] == "serve" and given["settings"] is None:
+                options = {name: given[name] for name in ("host", "port", "database", "slots")}
+                Settings.load(**{name: one for name, one in options.items() if one is not None}).refuse_open_doors()
         else:
             self._run(piece)
 
@@ -149,9 +153,9 @@ def smaller(text: str) -> str:
     return text
 
 
-def parse(words: list[str]) -> None:
+def parse(words: list[str]) -> dict[str, Any]:
     """Read a command's options as it would, without doing anything; ``export PLAN`` leaves its command out."""
     command = typer.main.get_command(app)
     while hasattr(command, "commands"):
         command = command.commands[words.pop(0) if words[0] in command.commands else DEFAULT]
-    command.make_context(command.name, words)
+    return dict(command.make_context(command.name, words).params)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,31 @@ def test_what_is_there_is_replaced_only_when_that_is_said_and_nobody_works(
     assert penstock("restore", str(file), "--replace", database=engine_url)[0] == 0
     with filled.read() as connection:
         assert connection.scalars(sa.select(jobs.c.cache_key)).all() == ["first"]
+
+
+def test_a_torn_backup_is_refused_by_name_and_nothing_changes(
+    filled: Database, engine_url: str, other_url: str, tmp_path: Path, penstock: Penstock
+):
+    whole, torn = tmp_path / "backup", tmp_path / "torn?.backup"
+    assert penstock("backup", str(whole), database=engine_url)[0] == 0
+    add_job(filled, "later")
+    filled.close()
+    content = whole.read_bytes()
+    for part in (20, 300, len(content) // 2, len(content) - 1000):
+        torn.write_bytes(content[:part])
+        for options, url in ((["--replace"], engine_url), ([], other_url)):
+            code, _, words = penstock("restore", str(torn), *options, database=url)
+            assert code == 65, words
+            assert f"the backup {str(torn)!r} is damaged or not complete" in words
+            assert "nothing was changed" in words
+    with filled.read() as connection:
+        assert set(connection.scalars(sa.select(jobs.c.cache_key))) == {"first", "later"}
+    if filled.is_sqlite:
+        assert not Path(other_url).exists()
+        with closing(sqlite3.connect(tmp_path / "another's.sqlite")) as file:
+            file.execute("CREATE TABLE songs (name text)")
+        code, _, words = penstock("restore", str(tmp_path / "another's.sqlite"), "--replace", database=engine_url)
+        assert (code, "none of Penstock's" in words) == (65, True)
 
 
 def test_a_check_names_what_is_wrong(filled: Database, engine_url: str, penstock: Penstock):

@@ -1,0 +1,191 @@
+"""A service with keys: what ends with a key, and what a key does not open costs nothing; who hangs up is no error."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import sqlalchemy as sa
+from in_process import in_process
+from service_process import Server
+
+from penstock.service.app import create_app
+from penstock.service.database import Database
+from penstock.service.routes.access import every_route, scope_of
+from penstock.service.samples import tiny_import, tiny_request
+from penstock.service.security.keys import Keys
+from penstock.service.security.principals import OPENS
+from penstock.service.settings import Settings
+from penstock.service.tables import idempotency
+
+LIMIT_S = 60.0
+
+
+class House:
+    """A service with keys, and a job that waits for ever."""
+
+    def __init__(self, directory: Path) -> None:
+        self.database = Database(f"sqlite:///{directory / 'house.sqlite'}")
+        self.database.create()
+        self.keys = Keys(self.database)
+        self.server = Server(directory / "house.sqlite", security="keys", slots=0)
+        with self.http(self.key("solve")) as http:
+            self.job = http.post("/v1/plans", json=tiny_request()).json()["id"]
+
+    def key(self, *scopes: str, **more: Any) -> str:
+        return self.keys.create("blue", "test", scopes, **more)[1]
+
+    def http(self, key: str) -> httpx.Client:
+        return httpx.Client(
+            base_url=self.server.url, headers={"Authorization": f"Bearer {key}"}, timeout=httpx.Timeout(LIMIT_S)
+        )
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    house = House(tmp_path_factory.mktemp("house"))
+    yield house
+    house.database.close()
+    assert house.server.stop() == 0
+    assert "Traceback" not in house.server.text, house.server.text
+
+
+def test_keys_that_nobody_is_asked_for_are_said_aloud_at_the_start(tmp_path: Path):
+    database = Database(f"sqlite:///{tmp_path / 'open.sqlite'}")
+    database.create()
+    for keys, said in ((0, False), (1, True)):
+        for number in range(keys):
+            Keys(database).create("blue", f"test {number}", ["read"])
+        for security in ("off", "keys"):
+            server = Server(tmp_path / "open.sqlite", slots=0, security=security)
+            assert server.stop() == 0
+            warned = "security is off: 1 key of this database is not asked for" in server.text
+            assert warned is (said and security == "off"), server.text
+    database.close()
+
+
+class Stream:
+    """A job's story as it is read in a thread."""
+
+    def __init__(self, house: House, key: str) -> None:
+        self.begun, self.text = threading.Event(), ""
+        self._house, self._key = house, key
+        self.thread = threading.Thread(target=self._read)
+        self.thread.start()
+        assert self.begun.wait(LIMIT_S)
+
+    def _read(self) -> None:
+        with (
+            self._house.http(self._key) as http,
+            http.stream("GET", f"/v1/plans/{self._house.job}/events") as answer,
+        ):
+            for line in answer.iter_lines():
+                self.text += line + "\n"
+                self.begun.set()
+
+
+def test_a_key_that_ends_ends_its_streams_and_no_others(house: House):
+    revoked, brief, lasting = house.key("read"), house.key("read", lifetime_s=3), house.key("read")
+    streams = [Stream(house, key) for key in (revoked, revoked, brief, lasting)]
+    house.keys.revoke(revoked.split("_")[1])
+    for stream in streams[:3]:
+        stream.thread.join(LIMIT_S)
+        assert not stream.thread.is_alive()
+        assert stream.text.rstrip().endswith(": the key that opened this stream has ended")
+    assert streams[3].thread.is_alive()
+    with house.http(revoked) as http:
+        assert http.get(f"/v1/plans/{house.job}/events").status_code == 401
+    house.keys.revoke(lasting.split("_")[1])
+    streams[3].thread.join(LIMIT_S)
+    assert not streams[3].thread.is_alive()
+
+
+def test_who_hangs_up_within_a_body_is_no_error(house: House):
+    key = house.key("solve")
+    host, port = house.server.url.removeprefix("http://").split(":")
+    head = (
+        f"POST /v1/plans HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {key}\r\nContent-Type: application/json\r\n"
+    )
+    before = len(house.server.log)
+    for more in ("", "Idempotency-Key: k\r\n"):
+        with socket.create_connection((host, int(port))) as line:
+            line.sendall(f"{head}{more}Content-Length: 1000\r\n\r\n{{".encode())
+            time.sleep(0.1)  # it has begun to read
+    until = time.monotonic() + LIMIT_S
+    while sum(" 499" in line for line in house.server.log[before:]) < 2 and time.monotonic() < until:
+        time.sleep(0.05)
+    told = [line for line in house.server.log[before:] if "/v1/plans" in line]
+    assert len([line for line in told if " 499" in line]) == 2, told
+    assert not [line for line in house.server.log[before:] if "ERROR" in line.upper() or "Traceback" in line]
+    with house.database.read() as connection:
+        assert connection.scalar(sa.select(sa.func.count()).select_from(idempotency)) == 0
+
+
+def routes(directory: Path) -> list[tuple[str, str, str | None]]:
+    """Method, path and scope of every route."""
+    settings = {"database": str(directory / "in-process.sqlite"), "slots": 0, "warm_up": False}
+    found = []
+    for route in every_route(create_app(Settings.load(**settings)).routes):
+        path = route.path.replace("{verb}", "cancel")
+        found += [(method, path, scope_of(route)) for method in sorted(route.methods or ())]
+    return found
+
+
+@pytest.mark.parametrize("scope", ["agent", "read"])
+def test_a_key_is_refused_before_its_body_is_read_or_a_row_is_written(tmp_path: Path, scope: str):
+    """Every route that the table of scopes does not name for it, with a body that is never asked for."""
+    asyncio.run(_refused(tmp_path, scope))
+
+
+async def _refused(directory: Path, scope: str) -> None:
+    read: list[str] = []
+
+    async def body(path: str) -> AsyncIterator[bytes]:
+        read.append(path)
+        yield b"{}"
+
+    refused, opened = [], []
+    async with in_process(directory, security="keys") as client:
+        database = Database(f"sqlite:///{directory / 'in-process.sqlite'}")
+        headers = {"Authorization": f"Bearer {Keys(database).create('blue', 'n', [scope])[1]}"}
+        for number, (method, path, needed) in enumerate(routes(directory)):
+            if needed is None or method == "HEAD":
+                continue
+            if needed in OPENS[scope]:
+                opened.append((method, path))
+                continue
+            more = {"Idempotency-Key": f"k{number}", "Content-Encoding": "gzip", "Content-Type": "application/json"}
+            answer = await client.request(method, path, content=body(path), headers=headers | more)
+            assert answer.status_code == 403, (method, path, answer.status_code, answer.text)
+            refused.append(path)
+        with database.read() as connection:
+            assert connection.scalar(sa.select(sa.func.count()).select_from(idempotency)) == 0
+        database.close()
+    assert read == []
+    assert len(refused) > 20
+    assert len(opened) == 1 if scope == "agent" else {method for method, _ in opened} == {"GET"}
+    assert scope != "agent" or opened == [("POST", "/v1/agents/{id}/sync")]
+
+
+def test_an_import_with_a_key_is_done_once(tmp_path: Path):
+    asyncio.run(_imported(tmp_path))
+
+
+async def _imported(directory: Path) -> None:
+    async with in_process(directory) as client:
+        answers = [
+            await client.post("/v1/topologies:import", json=tiny_import(), headers={"Idempotency-Key": "k"})
+            for _ in range(2)
+        ]
+        assert answers[0].status_code == 200, answers[0].text
+        assert answers[0].content == answers[1].content
+        assert answers[1].headers["idempotency-replayed"] == "true"
+        assert json.loads(answers[1].content)["topology"]
