@@ -94,7 +94,7 @@ def read(text: str, given: Reading) -> Drawn:
         "tensor_parallel.autotp_size": autotp or 1,
         "sequence_parallel_size": numbers["sequence_parallel_size"] or 1,
     }
-    grouped = refuse_degrees(given.source, degrees, {}, given.gpus)
+    grouped = refuse_degrees(given.source, degrees, {}, given.gpus, lambda name: f"/{name.replace('.', '/')}")
     ranks = numbers["num_stages"] or given.ranks
     said: tuple[str, ...] = ()
     if "parts" in found:

@@ -6,16 +6,22 @@ with times and memory of its own, and then for exactly such a group.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from penstock.schemas.errors import Fault, UnsupportedRequest
 
 
-def refuse_degrees(source: str, degrees: Mapping[str, int], experts: Mapping[str, int], gpus: int) -> tuple[str, ...]:
+def refuse_degrees(
+    source: str,
+    degrees: Mapping[str, int],
+    experts: Mapping[str, int],
+    gpus: int,
+    place: Callable[[str], str],
+) -> tuple[str, ...]:
     """What to say of ``degrees``, by the names that the file has for them; all but ``experts`` are GPUs of a group.
 
-    ``gpus``: how many each device of the topology stands for. Raises UnsupportedRequest for all other groups, and for
-    experts that are spread over replicas.
+    ``gpus``: how many each device of the topology stands for; ``place`` of a name in the file. Raises
+    UnsupportedRequest for all other groups, and for experts that are spread over replicas.
     """
     beyond = {name: degree for name, degree in {**degrees, **experts}.items() if degree > 1}
     group = 1
@@ -36,6 +42,6 @@ def refuse_degrees(source: str, degrees: Mapping[str, int], experts: Mapping[str
         )
     raise UnsupportedRequest(
         f"{source} has {said}: parallelism within layers is not planned yet, and a time for single GPUs would be wrong",
-        faults=tuple(Fault(f"/layout/{name}", f"{name} is {degree}", "degree") for name, degree in beyond.items()),
+        faults=tuple(Fault(place(name), f"{name} is {degree}", "degree") for name, degree in beyond.items()),
         remedy=remedy,
     )

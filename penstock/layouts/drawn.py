@@ -30,7 +30,8 @@ class Drawn:
     ``local_rows``: samples of a replica between two flushes. ``overlap``: all-reduce beside the backwards.
     ``shard_states``: optimizer states are shared out over replicas. ``processes``: devices that the launcher starts.
     ``gradient``: width of the gradients of 16-bit parameters. ``other_order``: ranks count along the pipeline first,
-    which differs from stage after stage where there are several ranks and replicas. None: not said.
+    which differs from stage after stage where there are several ranks and replicas. ``counted_whole``: parameters and
+    gradients are sharded over the replicas, and counted whole. None: not said.
     """
 
     stages: tuple[tuple[int, int], ...]
@@ -46,6 +47,7 @@ class Drawn:
     processes: int | None = None
     gradient: Literal["parameter", "fp32"] | None = None
     other_order: bool = False
+    counted_whole: bool = False
     assumptions: tuple[str, ...] = ()
 
 

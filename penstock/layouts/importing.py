@@ -26,6 +26,7 @@ from penstock.solvers.bounds import one_pipeline_bound, request_bound, schedule_
 from penstock.solvers.coverage import allowed, features_of
 from penstock.solvers.explanation.drafting import Drafted, shortages
 from penstock.solvers.explanation.layout import compared
+from penstock.solvers.memory import static_bytes
 from penstock.solvers.planners.proposal import unreachable
 from penstock.solvers.portfolio.tasks import MOST_LABELLED
 from penstock.solvers.problem import Problem
@@ -88,7 +89,9 @@ def import_layout(
         fits=not short,
         faults=tuple(faults),
         missing_bytes=short[0].missing_bytes if short else 0,
-        sentences=_sentences(problem, theirs, short[0].missing_bytes if short else 0),
+        sentences=_sentences(
+            problem, theirs, short[0].missing_bytes if short else 0, drawn is not None and drawn.counted_whole
+        ),
         assumptions=assumptions,
         rivals=_rivals(request, theirs, _of_all(problem, free), workers, on_progress) if asked.compare else (),
     )
@@ -149,7 +152,7 @@ def _judged(problem: Problem, allocation: Allocation, orders: Orders, overlap: b
     return Candidate(PLANNER, allocation, orders, timeline, overlap), faults
 
 
-def _sentences(problem: Problem, theirs: Candidate, missing_bytes: int) -> tuple[str, ...]:
+def _sentences(problem: Problem, theirs: Candidate, missing_bytes: int, counted_whole: bool) -> tuple[str, ...]:
     value = theirs.value_ns
     rate = problem.global_batch_size * 1e9 / value
     said = [
@@ -159,7 +162,15 @@ def _sentences(problem: Problem, theirs: Candidate, missing_bytes: int) -> tuple
     unused = problem.num_devices - len(theirs.timeline.uses)
     if unused:
         said.append(f"{unused} of {problem.num_devices} devices are not used")
-    if missing_bytes:
+    if missing_bytes and counted_whole:
+        stage = theirs.allocation.stages[0]
+        held = static_bytes(problem, stage)
+        more = (held.parameters + held.gradients) * (stage.replicas - 1) // stage.replicas
+        said.append(
+            f"it does not fit as it is counted: {amount(missing_bytes)} are missing on the device that lacks most; of "
+            f"parameters and gradients, counted whole, up to {amount(more)} of a device are in truth on the others"
+        )
+    elif missing_bytes:
         said.append(f"it does not fit: {amount(missing_bytes)} are missing on the device that lacks most")
     return tuple(said)
 

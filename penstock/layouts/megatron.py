@@ -157,7 +157,7 @@ def _degrees(flags: Flags, given: Reading) -> tuple[str, ...]:
     tensor, context, *experts = ((name, flags.number(name) or 1) for name in DEGREES)
     spread = {f"--{name}": degree for name, degree in experts if name != DEGREES[-1] or degree != tensor[1]}
     groups = {f"--{name}": degree for name, degree in (tensor, context)}
-    return refuse_degrees(flags.source, groups, spread, given.gpus)
+    return refuse_degrees(flags.source, groups, spread, given.gpus, lambda name: flags.place(name.removeprefix("--")))
 
 
 def _compared(flags: Flags, given: Reading) -> tuple[str, ...]:

@@ -83,7 +83,10 @@ OTHERWISE = {
     "encoder-seq-length": "seq-length",
 }
 """Names in configurations of NeMo and Megatron-Core."""
-_OF_PIPELINES = (*(name for name in NUMBERS if name not in SIZES), *WORDS, *SWITCHES, *OTHERWISE)
+_OF_PIPELINES = tuple(
+    name for name in (*NUMBERS, *WORDS, *SWITCHES, *OTHERWISE) if OTHERWISE.get(name, name) not in SIZES
+)
+"""Names of which a slip is looked for."""
 _KNOWN = (*NUMBERS, *WORDS, MAIN_GRADIENTS, *SWITCHES, *OTHERWISE, *OTHER_STACKS, *CHANGING)
 _NAMES = "|".join(sorted((name.replace("-", "[-_]") for name in _KNOWN), key=len, reverse=True))
 _BETWEEN = r"[\"']?(?:[ \t]*[=:,][ \t]*|[ \t]+)(?:\\?\r?\n[ \t]*(?:-[ \t]+)?)?|[\"']?\r?\n[ \t]*-[ \t]+"
@@ -133,6 +136,14 @@ class Flags:
         """An error that points to the flag's value."""
         return self._wrong(self._looked_up(name).at, detail, remedy)
 
+    def place(self, name: str) -> str:
+        """Line and column of a flag's value."""
+        return self._place(self._looked_up(name).at)
+
+    def _place(self, at: int) -> str:
+        line, column = place(self.text, at)
+        return f"line {line}, column {column}"
+
     def _looked_up(self, name: str) -> Value:
         word = self.found[name][-1]
         try:
@@ -146,8 +157,7 @@ class Flags:
         )
 
     def _wrong(self, at: int, detail: str, remedy: str | None = None) -> InvalidDocument:
-        line, column = place(self.text, at)
-        fault = Fault(f"line {line}, column {column}", detail, "layout")
+        fault = Fault(self._place(at), detail, "layout")
         return InvalidDocument(f"{self.source} has 1 fault", faults=(fault,), remedy=remedy)
 
     def value(self, name: str) -> Value | None:

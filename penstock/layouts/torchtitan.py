@@ -111,6 +111,8 @@ def read(text: str, given: Reading) -> Drawn:
     said = Settings(text, given.source)
     name, schedule = _schedule(said)
     ranks, stages = _cut(said, schedule, given)
+    if ranks == len(stages) == 1:  # without a pipeline no schedule is looked at
+        schedule = "early-backward"
     if len(stages) % ranks:
         said.fault("pipeline_parallel_degree", f"{len(stages)} model parts cannot be dealt to {ranks} pipeline ranks")
     elif (len(stages) == ranks) != (schedule in ONE_STAGE) or (schedule in IN_A_V and len(stages) != 2 * ranks):
@@ -143,6 +145,7 @@ def read(text: str, given: Reading) -> Drawn:
         recompute=Recomputing("uniform", 1) if mode == "full" else NONE,
         shard_states=degrees.shard_states,
         processes=degrees.processes,
+        counted_whole=WHOLE_AT_ONE_RANK in assumptions,
         gradient=None if reduced is None else "fp32" if reduced == "float32" else "parameter",
         assumptions=tuple(assumptions),
     )
@@ -183,7 +186,9 @@ def _degrees(said: Settings, ranks: int, given: Reading) -> _Degrees:
         {name: said.number("parallelism", name) or 1 for name in (f"{kind}_parallel_degree" for kind in kinds)}
         for kinds in (("tensor", "context"), ("expert", "expert_tensor"))
     )
-    assumptions = list(refuse_degrees(given.source, groups, experts, given.gpus))
+    assumptions = list(
+        refuse_degrees(given.source, groups, experts, given.gpus, lambda name: f"line {said.line(name)}")
+    )
     if shard != 1:
         assumptions.append(WHOLE_AT_ONE_RANK if ranks == 1 else _gathered(said))
         if replicate not in (None, 1):
@@ -238,6 +243,8 @@ def _even(said: Settings, schedule: str, ranks: int, given: Reading) -> tuple[tu
 
     Numbers of stages: as ``pipeline_parallel_layers_per_stage`` asks for, else one or two on each rank.
     """
+    if ranks == 1:
+        return ((0, len(given.profile.layers) - 1),)
     roles = given.roles
     if roles is None:
         said.fault("parallelism", "no module_fqns_per_model_part, and the profile's names say no transformer layers")
@@ -249,12 +256,10 @@ def _even(said: Settings, schedule: str, ranks: int, given: Reading) -> tuple[tu
     per_stage = said.number("parallelism", "pipeline_parallel_layers_per_stage")
     stages = -(-counted // per_stage) if per_stage else ranks * (1 if schedule in ONE_STAGE else 2)
     each, more = divmod(counted, stages)
-    if stages > 1 and each < max(1, *less):
+    if each < max(1, *less):
         detail = f"{counted} layers (embedding counts as {less[0]}, head as {less[1]}) are too few for {stages} stages"
         said.fault("pipeline_parallel_degree", detail)
     said.faults.stop()
-    if stages == 1:
-        return ((0, len(given.profile.layers) - 1),)
     counts = [each + (s < more) for s in range(stages)]
     counts[0] -= less[0]
     counts[-1] -= less[1]

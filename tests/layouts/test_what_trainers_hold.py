@@ -137,6 +137,22 @@ def test_torchtitans_fsdp_with_and_without_a_pipeline() -> None:
     assert per_parameter(imported("torchtitan", narrow).request, 4) == 7
 
 
+def test_a_job_of_fsdp_alone_that_may_fit_is_not_said_not_to() -> None:
+    big = catalogue.profile("llama-3-8b")
+    found = imported("torchtitan", TITAN.format(1, "").replace("4", "1"), profile=big, cluster="1x8xA100")
+    assert not found.fits
+    (said,) = [each for each in found.sentences if "does not fit" in each]
+    assert "does not fit as it is counted" in said
+    # 8.03e9 parameters, 2 + 4 bytes each, seven eighths of it elsewhere
+    assert "up to 39.3 GiB of a device" in said, said
+
+
+@pytest.mark.parametrize("schedule", ["Interleaved1F1B", "ZBVZeroBubble", "GPipe"])
+def test_without_a_pipeline_no_schedule_is_looked_at(schedule: str) -> None:
+    found = imported("torchtitan", TITAN.format(1, f'pipeline_parallel_schedule = "{schedule}"'))
+    assert stages_of(found) == [(0, 13)]
+
+
 def test_a_job_without_a_pipeline_is_exported_with_its_local_batch() -> None:
     file = plan_file(imported("torchtitan", TITAN.format(1, "data_parallel_shard_degree = 4"), global_batch_size=32))
     assert file.plan.num_micro_batches == 2
@@ -238,6 +254,8 @@ def test_parallelism_within_layers_is_refused(form: str, text: str, words: str) 
         imported(form, text)
     assert words in str(caught.value), caught.value
     assert caught.value.exit_code == 65
+    places = {fault.pointer for fault in caught.value.faults}
+    assert all(re.match("line [1-9]|/[a-z]", place) for place in places), places
     assert form != "megatron" or "expert" in text or "gpus: 8" in str(caught.value.remedy)
 
 
