@@ -122,7 +122,8 @@ def read(text: str, given: Reading) -> Drawn:
     rows = said.number("parallelism", "pipeline_parallel_microbatch_size") or given.rows or 1
     if ranks == 1:  # without a pipeline nothing cuts the local batch
         rows = local or given.rows or 1
-    mode = said.get("activation_checkpoint", "mode") or "none"
+    told = said.get("activation_checkpoint", "mode")
+    mode = told or "selective"  # torchtitan's own
     if mode not in ("none", "full", "selective"):
         said.fault("mode", f"activation_checkpoint.mode {mode!r} is none of none, full, selective")
     if local is not None and local % rows:
@@ -134,7 +135,8 @@ def read(text: str, given: Reading) -> Drawn:
     said.faults.stop()
     assumptions = [*degrees.assumptions, *unknown, *said.remarks]
     if mode == "selective":
-        assumptions.append("selective checkpoints are inside the profile's stashes, or they are not counted")
+        own = "" if told else "no activation_checkpoint in the text, torchtitan's own is selective: "
+        assumptions.append(f"{own}selective checkpoints are inside the profile's stashes, or they are not counted")
     return Drawn(
         stages,
         ranks,

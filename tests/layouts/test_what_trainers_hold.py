@@ -164,6 +164,22 @@ def test_a_job_without_a_pipeline_is_exported_with_its_local_batch() -> None:
         assert again.plan.pipelines == file.plan.pipelines
 
 
+def test_checkpoints_that_the_text_leaves_out_are_torchtitans_own() -> None:
+    left_out = imported("torchtitan", TITAN.format(2, "")).assumptions
+    assert any("torchtitan's own is selective" in each for each in left_out)
+    for mode in ("none", "full", "selective"):
+        found = imported("torchtitan", TITAN.format(2, "") + f'\n[activation_checkpoint]\nmode = "{mode}"')
+        assert any("selective checkpoints are inside" in each for each in found.assumptions) == (mode == "selective")
+        assert bool(found.plan.pipelines[0].stages[0].recompute != "none") == (mode == "full")
+    python = "def f(c):\n    c.parallelism.pipeline_parallel_degree = 2\n    c.activation_checkpoint = {}"
+    for words, recomputes in {"FullAC.Config()": True, "None": False, "SelectiveAC.Config(x=1)": False}.items():
+        found = imported("torchtitan", python.format(words))
+        assert (found.plan.pipelines[0].stages[0].recompute != "none") == recomputes
+    with pytest.raises(InvalidDocument, match="1 fault") as caught:
+        imported("torchtitan", python.format("MemoryBudgetAC.Config()"))
+    assert "'MemoryBudgetAC.Config()' is none of none, full, selective" in str(caught.value)
+
+
 def test_releases_of_torchtitan() -> None:
     text = TITAN.format(2, "data_parallel_replicate_degree = 2\ndata_parallel_shard_degree = 1")
     file = plan_file(imported("torchtitan", text))
