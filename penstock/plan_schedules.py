@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from penstock.api import judge
 from penstock.convert import to_plan
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
@@ -11,7 +13,7 @@ from penstock.solvers.result import Candidate
 from penstock.solvers.schedule import Orders
 from penstock.solvers.simulate import simulate
 from penstock.solvers.verify import verify
-from penstock.torch_csv import onto, to_csv
+from penstock.torch_csv import beside, onto, to_csv
 
 
 def with_schedule(file: PlanFile, text: str) -> PlanFile:
@@ -41,7 +43,14 @@ def with_schedule(file: PlanFile, text: str) -> PlanFile:
     return PlanFile(plan=to_plan(problem, file.request, best, bounds), request=file.request)
 
 
-def schedule_csv(file: PlanFile) -> str:
+class ScheduleText(NamedTuple):
+    """An order as CSV, and what of the plan stands beside it, in sentences: the file has no place for words."""
+
+    text: str
+    beside: tuple[str, ...]
+
+
+def schedule_csv(file: PlanFile) -> ScheduleText:
     """The plan's order as CSV.
 
     Raises InvalidPlan for a faulty plan, UnsupportedRequest for what PyTorch has no word for.
@@ -55,4 +64,5 @@ def schedule_csv(file: PlanFile) -> str:
             "updates",
             remedy="a plan with update_rules: [synchronous]",
         )
-    return to_csv(judgement.allocation, judgement.schedule)
+    allocation, orders = judgement.allocation, judgement.schedule
+    return ScheduleText(to_csv(allocation, orders), beside(allocation, orders))

@@ -2,8 +2,9 @@
 
 One line per rank, one cell per operation (``2F0``: stage 2, forward, micro-batch 0; kinds F, B, I, W); an empty cell is
 an idle step. torchtitan takes such a file as ``parallelism.pipeline_parallel_schedule_csv``,
-``_PipelineScheduleRuntime`` by ``_load_csv``. PyTorch knows no replicas of a stage in a schedule, no recomputation, and
-reads the last stage's losses in the order in which its forwards run, so these have to be in ascending order.
+``_PipelineScheduleRuntime`` by ``_load_csv``. Of replicas each pipeline rank has one line, which all of them run; what
+recomputes is the model's own affair: neither stands in the file, and ``beside`` says them. PyTorch reads the last
+stage's losses in the order in which its forwards run, so these have to be in ascending order.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _TORCH_ONLY = re.compile(r"\(.*\)OVERLAP_F_B|[0-9]+(UNSHARD|RESHARD|REDUCE_GRAD|
 
 
 def to_csv(allocation: Allocation, orders: Orders) -> str:
-    """One line per rank, ranks in the order of the devices' indices.
+    """One line per rank, ranks in the order of the devices' indices; of replicas that of the first.
 
     Raises UnsupportedRequest where PyTorch's runtime would not train this plan, or would train something else.
     """
@@ -36,9 +37,7 @@ def to_csv(allocation: Allocation, orders: Orders) -> str:
     last = len(allocation.stages) - 1
     lines: dict[int, list[str]] = {}
     for row in orders.rows:
-        operations = row.operations.tolist()
-        if any(kind == RECOMPUTE for kind, _, _ in operations):
-            raise UnsupportedRequest("a PyTorch schedule has no recomputation; the plan's rows have R")
+        operations = [each for each in row.operations.tolist() if each[0] != RECOMPUTE]
         losses = [m for kind, stage, m in operations if kind == FORWARD and stage == last]
         if losses != sorted(losses):
             raise UnsupportedRequest(
@@ -46,8 +45,7 @@ def to_csv(allocation: Allocation, orders: Orders) -> str:
                 "order and would train wrong gradients without a word",
                 remedy="a schedule whose last stage runs forwards in ascending order",
             )
-        for device in row.devices:
-            lines[device] = [f"{stage}{KINDS[kind]}{m}" for kind, stage, m in operations]
+        lines[min(row.devices)] = [f"{stage}{KINDS[kind]}{m}" for kind, stage, m in operations]
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(lines[device] for device in sorted(lines))
     return text.getvalue()
@@ -56,17 +54,51 @@ def to_csv(allocation: Allocation, orders: Orders) -> str:
 def _refuse(allocation: Allocation) -> None:
     if len(allocation.pipelines) > 1:
         raise UnsupportedRequest(f"a PyTorch schedule is of one pipeline; the plan has {len(allocation.pipelines)}")
+    groups = {stage.devices for stage in allocation.stages}
     for number, stage in enumerate(allocation.stages):
-        if stage.replicas > 1:
+        if stage.dispatch == "round_robin" and stage.replicas > 1:
             raise UnsupportedRequest(
-                f"a PyTorch schedule has each stage on one rank; stage {number} has {stage.replicas} replicas",
-                remedy="a plan with one device per stage, replicated as a whole outside the schedule",
+                f"a PyTorch schedule has every micro-batch on each replica of a stage, by its rows; those of stage "
+                f"{number} take whole micro-batches in turn",
+                remedy="a plan whose replicas share micro-batches by rows",
             )
-        if stage.recompute:
+        shared = next((d for d in stage.devices if any(d in own for own in groups - {stage.devices})), None)
+        if shared is not None:
             raise UnsupportedRequest(
-                f"a PyTorch schedule has no recomputation; stage {number} recomputes layers {list(stage.recompute)}",
-                remedy="recompute: never, and torch.utils.checkpoint in the model",
+                f"a PyTorch schedule has each stage on one rank and its replicas; a device of stage {number} is in two "
+                "groups of replicas",
+                remedy="a plan whose stages share all devices or none",
             )
+
+
+def beside(allocation: Allocation, orders: Orders) -> tuple[str, ...]:
+    """What belongs to the plan and stands in no schedule of PyTorch: replicas and recomputation, in sentences."""
+    said = []
+    counts = [stage.replicas for stage in allocation.stages]
+    if len(set(counts)) > 1:
+        listed = ", ".join(f"{count} of stage {s}" for s, count in enumerate(counts))
+        said.append(
+            f"a line is of all replicas of its rank, and these differ in number ({listed}): PyTorch's meshes replicate "
+            "every stage equally, so these replicas need groups and transfers of one's own"
+        )
+    elif counts[0] > 1:
+        said.append(
+            f"each line is of {counts[0]} replicas, which share a micro-batch by rows: the mesh beside the pipeline "
+            "(data parallelism) has them, and sums their gradients"
+        )
+    recomputing = [
+        f"stage {s} layers {_ranges(stage.recompute)}" for s, stage in enumerate(allocation.stages) if stage.recompute
+    ]
+    if recomputing:
+        said.append(f"recomputed are {'; '.join(recomputing)}: torch.utils.checkpoint around these layers in the model")
+    if any((row.operations[:, 0] == RECOMPUTE).any() for row in orders.rows):
+        said.append("the plan recomputes ahead of its backwards (R); PyTorch recomputes within them")
+    return tuple(said)
+
+
+def _ranges(segments: Sequence[tuple[int, int]]) -> str:
+    shown = ", ".join(f"{first}–{last}" if first < last else f"{first}" for first, last in segments[:8])
+    return shown + (", …" if len(segments) > 8 else "")
 
 
 def _some(numbers: list[int]) -> str:

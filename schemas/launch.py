@@ -68,6 +68,9 @@ class LaunchSettings(Part):
     staleness: Annotated[int, Field(ge=0, le=1)] | None = Field(
         default=None, description="elastic averaging: age of the reference model"
     )
+    release: Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+(\.[0-9]+)*$", max_length=32)] | None = Field(
+        default=None, description="torchtitan: the release that the file is written for; else the newest known"
+    )
     advance_forward: bool = Field(default=False, description="search while training how far forwards run ahead")
     transport: Literal["auto", "gloo", "nccl"] = Field(default="auto", description="what the programs are lowered for")
     report: Text | None = Field(default=None, description="file that rank 0 writes its report to")

@@ -25,6 +25,12 @@ UpdateRule = Literal["synchronous", "weight_stashing", "double_buffered", "doubl
 Recompute = Literal["never", "auto", "always"]
 Target = Literal["megatron", "torchtitan", "deepspeed"]
 """Trainers whose limits a plan may have to keep."""
+FP32_GRADIENTS = ("megatron", "torchtitan")
+"""Trainers that add up gradients in fp32 unless they are told otherwise, whatever width parameters have.
+
+Megatron-LM: ``accumulate_allreduce_grads_in_fp32``, which ``--bf16`` sets; torchtitan: ``mixed_precision_reduce``, the
+width in which FSDP keeps the sums of a pipeline's micro-batches.
+"""
 
 
 class MemoryModel(Part):
@@ -35,7 +41,10 @@ class MemoryModel(Part):
         default="mixed",
         description="mixed: states in fp32, and an fp32 master copy where parameters have 16 bits; full: as parameters",
     )
-    gradient: Literal["parameter", "fp32"] = Field(default="parameter", description="width of the gradient buffers")
+    gradient: Literal["parameter", "fp32"] = Field(
+        default="parameter",
+        description="width of the gradient buffers; left out under target megatron or torchtitan: fp32, as theirs",
+    )
     optimizer_sharding: Literal["none", "over_replicas"] = "none"
     headroom_bytes: Bytes = Field(default=0, description="left free on each device")
     buffers: Literal["exact", "none"] = Field(
@@ -108,6 +117,19 @@ class Training(Part):
     def _network_by_name(cls, data: Any) -> Any:
         if isinstance(data, dict) and data.get("network") in ("shared", "private"):
             return data | {"network": {"sharing": data["network"]}}
+        return data
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gradients_of_the_target(cls, data: Any) -> Any:
+        """Where nothing is said of gradients, the width that the target keeps them in; so canonical forms say it."""
+        if not isinstance(data, dict) or data.get("target") not in FP32_GRADIENTS:
+            return data
+        memory = data.get("memory", {})
+        if isinstance(memory, dict) and "gradient" not in memory:
+            return data | {"memory": memory | {"gradient": "fp32"}}
+        if isinstance(memory, MemoryModel) and "gradient" not in memory.model_fields_set:
+            return data | {"memory": memory.model_copy(update={"gradient": "fp32"})}
         return data
 
     @model_validator(mode="after")

@@ -8,10 +8,18 @@ import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
+from typing import NamedTuple
 
 from penstock.manifests import TARGETS, make, refuse_settings
 from penstock.schemas.launch import LaunchSettings
 from penstock.schemas.plan import PlanFile
+
+
+class Noted(NamedTuple):
+    """A file's bytes, and what of the plan they have no place for, in sentences."""
+
+    body: bytes
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -22,8 +30,15 @@ class Form:
     ending: str
     help: str
     """What it is and for whom, in a line."""
-    make: Callable[[PlanFile], bytes]
+    make: Callable[[PlanFile], bytes | Noted]
     """Raises InvalidPlan for a plan that it cannot be made from, UnsupportedRequest for what the form has no word."""
+    of_release: Callable[[str], Form] | None = None
+    """The form as a release of its trainer reads it; raises UnsupportedRequest for one that is not known."""
+
+    @property
+    def takes(self) -> frozenset[str]:
+        """Names of the settings that have an effect."""
+        return frozenset() if self.of_release is None else frozenset({"release"})
 
 
 def _plan(file: PlanFile) -> bytes:
@@ -48,10 +63,11 @@ def _chrome_trace(file: PlanFile) -> bytes:
     return json.dumps(document, separators=(",", ":")).encode()
 
 
-def _csv(file: PlanFile) -> bytes:
+def _csv(file: PlanFile) -> Noted:
     from penstock.plan_schedules import schedule_csv
 
-    return schedule_csv(file).encode()
+    made = schedule_csv(file)
+    return Noted(made.text.encode(), made.beside)
 
 
 def _svg(file: PlanFile) -> bytes:
@@ -75,6 +91,15 @@ def _layout(to: str) -> Callable[[PlanFile], bytes]:
     return make_layout
 
 
+def _torchtitan(release: str) -> Form:
+    from penstock.layouts.exporting import layout_text
+    from penstock.layouts.torchtitan import release_of
+
+    told = release_of(release)
+    kind = ("application/toml", "toml") if told == "0.2" else ("text/x-python", "py")
+    return Form(kind[0], f"torchtitan.{kind[1]}", "", lambda file: layout_text(file, "torchtitan", told).encode())
+
+
 FORMS: dict[str, Form] = {
     "plan": Form("application/json", "json", "the plan with its request inline, for verify, run and explain", _plan),
     "program": Form("application/json", "programs.json", "the programs of all ranks", _program),
@@ -87,7 +112,13 @@ FORMS: dict[str, Form] = {
         "text/html", "html", "a page with timeline, memory, stages and bounds that needs no network", _report
     ),
     "megatron": Form("text/x-shellscript", "megatron.sh", "Megatron-Core's pipeline flags", _layout("megatron")),
-    "torchtitan": Form("application/toml", "torchtitan.toml", "torchtitan's pipeline settings", _layout("torchtitan")),
+    "torchtitan": Form(
+        "text/x-python",
+        "torchtitan.py",
+        "torchtitan's pipeline settings, of release 0.3 or, as TOML, 0.2",
+        _layout("torchtitan"),
+        _torchtitan,
+    ),
     "deepspeed": Form(
         "text/x-python", "deepspeed.py", "a DeepSpeed PipelineModule of these parts", _layout("deepspeed")
     ),
@@ -121,6 +152,8 @@ class Written:
     media_type: str
     body: bytes
     is_executable: bool = False
+    notes: tuple[str, ...] = ()
+    """What of the plan it has no place for, in sentences."""
 
 
 def written(file: PlanFile, to: str, settings: LaunchSettings | None = None) -> tuple[Written, ...]:
@@ -134,9 +167,16 @@ def written(file: PlanFile, to: str, settings: LaunchSettings | None = None) -> 
             Written(made.name, MEDIA_TYPES[PurePath(made.name).suffix], made.text.encode(), made.is_executable)
             for made in make(file, to, settings)
         )
+    refuse_settings(to, settings, FORMS[to].takes)
+    form = _form(to, settings)
+    made = form.make(file)
+    body, notes = made if isinstance(made, Noted) else Noted(made, ())
+    return (Written(f"{_stem(file)}.{form.ending}", form.media_type, body, notes=notes),)
+
+
+def _form(to: str, settings: LaunchSettings) -> Form:
     form = FORMS[to]
-    refuse_settings(to, settings, frozenset())
-    return (Written(f"{_stem(file)}.{form.ending}", form.media_type, form.make(file)),)
+    return form if settings.release is None or form.of_release is None else form.of_release(settings.release)
 
 
 def one_file(file: PlanFile, to: str, files: Sequence[Written]) -> Written:
@@ -153,10 +193,10 @@ def one_file(file: PlanFile, to: str, files: Sequence[Written]) -> Written:
     return Written(f"{_stem(file)}.{to}.zip", "application/zip", held.getvalue())
 
 
-def unpacked(to: str, body: bytes) -> tuple[Written, ...]:
-    """What ``one_file`` was made from, out of its body."""
+def unpacked(to: str, body: bytes, settings: LaunchSettings | None = None) -> tuple[Written, ...]:
+    """What ``one_file`` was made from, out of its body; ``settings`` as ``written`` had them."""
     if not (to in TARGETS and zipfile.is_zipfile(io.BytesIO(body))):
-        name = TARGETS[to].only if to in TARGETS else f"plan.{FORMS[to].ending}"
+        name = TARGETS[to].only if to in TARGETS else f"plan.{_form(to, settings or LaunchSettings()).ending}"
         return (Written(name, MEDIA_TYPES.get(PurePath(name).suffix, "application/octet-stream"), body),)
     with zipfile.ZipFile(io.BytesIO(body)) as archive:
         return tuple(

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import csv
 import io
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from torch.distributed.pipelining.schedules import _Action, _add_send_recv, _validate_schedule
+from torch.distributed.pipelining.schedules import (
+    _Action,
+    _add_send_recv,
+    _PipelineScheduleRuntime,
+    _validate_schedule,
+)
 
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
-from penstock.schemas.program import BACKWARD, FORWARD, INPUT, WEIGHT, parse_row
+from penstock.schemas.program import BACKWARD, FORWARD, INPUT, KINDS, RECOMPUTE, WEIGHT, parse_row
 from penstock.solvers.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.schedule import Orders, Row
-from penstock.torch_csv import from_csv, to_csv
+from penstock.torch_csv import beside, from_csv, to_csv
 
 
 def one_f_one_b(num_stages: int, num_micro_batches: int, split: bool = False) -> tuple[Allocation, Orders]:
@@ -92,14 +99,58 @@ def test_a_stage_on_two_lines_and_a_wrong_number_of_lines_are_refused() -> None:
 
 def test_plans_beyond_the_common_subset_are_refused() -> None:
     rows = by_hand("0F0:2 0B0:2", "1F0:2 1B0:2")
-    replicas = single_pipeline((Stage(0, 0, (0, 1)), Stage(1, 1, (2,))), 2)
-    with pytest.raises(UnsupportedRequest, match="stage 0 has 2 replicas"):
-        to_csv(replicas, rows)
-    recomputes = single_pipeline((Stage(0, 0, (0,), recompute=((0, 0),)), Stage(1, 1, (1,))), 2)
-    with pytest.raises(UnsupportedRequest, match="recomputes layers"):
-        to_csv(recomputes, rows)
+    turns = single_pipeline((Stage(0, 0, (0, 1), "round_robin"), Stage(1, 1, (2,))), 2)
+    with pytest.raises(UnsupportedRequest, match="stage 0 take whole micro-batches in turn"):
+        to_csv(turns, rows)
+    shared = single_pipeline((Stage(0, 0, (0, 1)), Stage(1, 1, (1,))), 2)
+    with pytest.raises(UnsupportedRequest, match="a device of stage 0 is in two groups"):
+        to_csv(shared, rows)
     plain = single_pipeline((Stage(0, 0, (0,)), Stage(1, 1, (1,))), 2)
     with pytest.raises(UnsupportedRequest, match="in the order 1, 0; PyTorch reads losses"):
         to_csv(plain, by_hand("0F0:2 0B0:2", "1F1 1B1 1F0 1B0"))
-    with pytest.raises(UnsupportedRequest, match="rows have R"):
-        to_csv(plain, by_hand("0F0:2 0R0 0B0:2", "1F0:2 1B0:2"))
+
+
+def replicated(num_stages: int, number: int, counts: tuple[int, ...], recompute: bool) -> tuple[Allocation, Orders]:
+    """1F1B, stage s on so many devices; each stage recomputes its layer ahead of its backwards, or not."""
+    _allocation, orders = one_f_one_b(num_stages, number)
+    first = [sum(counts[:s]) for s in range(num_stages)]
+    stages = tuple(
+        Stage(s, s, tuple(range(first[s], first[s] + counts[s])), recompute=((s, s),) if recompute else ())
+        for s in range(num_stages)
+    )
+    rows = []
+    for stage, row in zip(stages, orders.rows, strict=True):
+        operations = row.operations.tolist()
+        if recompute:
+            again = [
+                [(RECOMPUTE, s, m), (kind, s, m)] if kind == BACKWARD else [(kind, s, m)] for kind, s, m in operations
+            ]
+            operations = [each for pair in again for each in pair]
+        rows.append(Row(stage.devices, np.array(operations, dtype=np.int32)))
+    return single_pipeline(stages, number), Orders("1f1b", tuple(rows))
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("counts", [(1, 1, 1), (2, 2, 2), (3, 1, 2)])
+def test_pytorchs_runtime_loads_the_rows_of_replicas_and_of_what_recomputes(
+    tmp_path: Path, counts: tuple[int, ...], recompute: bool
+) -> None:
+    allocation, orders = replicated(3, 5, counts, recompute)
+    text = to_csv(allocation, orders)
+    plain, rows = replicated(3, 5, (1, 1, 1), False)
+    assert text == to_csv(plain, rows)
+    (tmp_path / "rows.csv").write_text(text)
+    for rank in range(3):
+        stage = SimpleNamespace(num_stages=3, group_size=3, group_rank=rank, stage_index=rank, has_backward=True)
+        runtime = _PipelineScheduleRuntime([stage], n_microbatches=5)
+        runtime._load_csv(str(tmp_path / "rows.csv"))
+        assert runtime.stage_index_to_group_rank == {0: 0, 1: 1, 2: 2}
+        computing = [str(each) for each in runtime.pipeline_order_with_comms[rank] if each.is_compute_op]
+        kept = [KINDS[kind] for kind, *_ in orders.rows[rank].operations.tolist() if kind != RECOMPUTE]
+        assert [word.strip("0123456789") for word in computing] == kept
+    said = beside(allocation, orders)
+    assert any("stage 2 layers 2" in each for each in said) == recompute
+    assert any("ahead of its backwards" in each for each in said) == recompute
+    assert any("2 replicas" in each for each in said) == (counts == (2, 2, 2))
+    assert any("3 of stage 0, 1 of stage 1, 2 of stage 2" in each for each in said) == (counts == (3, 1, 2))
+    assert said or counts == (1, 1, 1)

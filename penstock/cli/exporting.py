@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -114,6 +115,7 @@ def export(
         raise typer.BadParameter("speaks of the plan's own nodes; leave it out, or --nodes any", param_hint="--against")
     files = _made_here(plan, to, launch, against) if server is None else _made_there(server, plan, to, launch, against)
     paths = save(files, to, output)
+    say_notes([note for each in files for note in each.notes])
     if paths:
         screen = Screen.of()
         screen.say(f"written: {', '.join(map(str, paths))}")
@@ -121,6 +123,12 @@ def export(
             screen.say(f"next: {advice}")
         if warning := model_elsewhere(to, launch, paths[0].parent):
             screen.say(warning)
+
+
+def say_notes(notes: Sequence[str]) -> None:
+    """On standard error, what of a plan its file has no place for."""
+    for note in notes:
+        typer.echo(f"note: {note}", err=True)
 
 
 def _made_here(plan: str, to: str, launch: LaunchSettings, against: str | None) -> tuple[Written, ...]:
@@ -154,7 +162,7 @@ def _made_there(server: str, plan: str, to: str, launch: LaunchSettings, against
     with connect(server) as client:
         if against is not None:
             _refuse_absent(client.plan_file(plan), against)
-        return unpacked(to, client.export(plan, to, launch))
+        return unpacked(to, client.export(plan, to, launch), launch)
 
 
 def _refuse_absent(file: PlanFile, against: str) -> None:

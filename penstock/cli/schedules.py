@@ -9,7 +9,11 @@ from typing import Annotated
 import typer
 
 from penstock.cli.documents import STANDARD, read_plan, refuse_unwritable, write_document
+from penstock.cli.exporting import say_notes
 from penstock.cli.remote import Server, export_there
+
+ELSEWHERE = "a schedule has no place for replicas and recomputation; those of the plan: penstock export PLAN --to plan"
+"""Of a plan that a service keeps."""
 
 
 def register(importing: typer.Typer, exporting: typer.Typer) -> None:
@@ -61,14 +65,15 @@ def export_schedule(
 ) -> None:
     """Write a plan's order for PyTorch's ``_PipelineScheduleRuntime`` or torchtitan."""
     refuse_unwritable(output)
-    text = _csv(plan) if server is None else export_there(server, plan, "csv").decode()
+    text, notes = _csv(plan) if server is None else (export_there(server, plan, "csv").decode(), (ELSEWHERE,))
     if output == STANDARD:
         sys.stdout.write(text)
     else:
         Path(output).write_text(text, encoding="utf-8")
+    say_notes(notes)
 
 
-def _csv(plan: str) -> str:
+def _csv(plan: str) -> tuple[str, tuple[str, ...]]:
     file = read_plan(plan)
     from penstock.plan_schedules import schedule_csv
 

@@ -15,7 +15,7 @@ from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.jobs import Infeasibility, ResultOut
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.program import KINDS, WEIGHT, print_row
-from penstock.schemas.request import PlanRequest
+from penstock.schemas.request import FP32_GRADIENTS, PlanRequest
 from penstock.solvers.allocation import Allocation, Pipeline, Stage
 from penstock.solvers.charges import untimed
 from penstock.solvers.problem import Problem
@@ -184,7 +184,24 @@ def _assumptions(problem: Problem, request: PlanRequest, candidate: Candidate) -
         if kind != source
     )
     left_out = tuple(each.sentence for each in untimed(problem, candidate.allocation, candidate.update_rule))
-    return profile.assumptions + topology.assumptions + scaled + left_out
+    return profile.assumptions + topology.assumptions + scaled + gradients_of_target(problem, request) + left_out
+
+
+def gradients_of_target(problem: Problem, request: PlanRequest) -> tuple[str, ...]:
+    """How wide the gradients of 16-bit parameters are counted, where a trainer decides that; with bytes per parameter.
+
+    None without a target that has a width of its own, and for parameters in fp32, whose gradients are as wide.
+    """
+    profile, _ = inline_documents(request)
+    if request.target not in FP32_GRADIENTS or profile.parameter_dtype == "fp32":
+        return ()
+    rules = problem.memory
+    held, states = 2 + 2 * rules.gradient_factor, 2 * rules.state_factor
+    shared = f"{held} bytes per parameter and {states} shared out over its replicas"
+    said = shared if rules.shard_states else f"{held + states} bytes per parameter"
+    if rules.gradient_factor == 2:
+        return (f"{request.target} keeps gradients in fp32: {said}",)
+    return (f"gradients in the parameters' {profile.parameter_dtype}, as told, not in {request.target}'s fp32: {said}",)
 
 
 def _uncounted(candidate: Candidate) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from penstock.importers.lines import Faults
+from penstock.layouts.degrees import refuse_degrees
 from penstock.layouts.drawn import NONE, Drawn, Expressed, Reading
 from penstock.schemas.errors import InvalidDocument
 from penstock.solvers.within import Recomputing
@@ -31,9 +32,12 @@ KEYS = (
     "train_batch_size",
     "train_micro_batch_size_per_gpu",
     "gradient_accumulation_steps",
+    "num_mp",
+    "sequence_parallel_size",
+    "tensor_parallel",
     "zero_optimization",
 )
-OTHERS = ("parts", "partition_method", "config", "zero_optimization")
+OTHERS = ("parts", "partition_method", "config", "tensor_parallel", "zero_optimization")
 """Of these, what is no number."""
 _MODULE = '''
 from deepspeed.pipe import PipelineModule
@@ -81,12 +85,16 @@ def read(text: str, given: Reading) -> Drawn:
     faults = Faults(given.source)
     found = _values(text, given)
     found |= found.pop("config", None) or {}
-    numbers = {
-        name: _number(found, name, faults)
-        for name in KEYS
-        if name not in ("parts", "partition_method", "config", "zero_optimization")
-    }
+    numbers = {name: _number(found, name, faults) for name in KEYS if name not in OTHERS}
+    tensor = found.get("tensor_parallel")
+    autotp = _number(tensor, "autotp_size", faults, least=0) if isinstance(tensor, dict) else None
     faults.stop()
+    degrees = {
+        "num_mp": numbers["num_mp"] or 1,
+        "tensor_parallel.autotp_size": autotp or 1,
+        "sequence_parallel_size": numbers["sequence_parallel_size"] or 1,
+    }
+    grouped = refuse_degrees(given.source, degrees, {}, given.gpus, lambda name: f"/{name.replace('.', '/')}")
     ranks = numbers["num_stages"] or given.ranks
     said: tuple[str, ...] = ()
     if "parts" in found:
@@ -115,7 +123,7 @@ def read(text: str, given: Reading) -> Drawn:
         shard_states=stage == 1,
         local_rows=rows * steps if rows and steps else None,
         recompute=Recomputing("uniform", interval) if interval else NONE,
-        assumptions=said,
+        assumptions=(*grouped, *said),
     )
 
 
@@ -177,9 +185,9 @@ def _literal(name: str, node: ast.expr, source: str, argument: bool) -> Any:
     )
 
 
-def _number(found: dict[str, Any], name: str, faults: Faults) -> int | None:
+def _number(found: dict[str, Any], name: str, faults: Faults, least: int = 1) -> int | None:
     value = found.get(name)
-    least = 0 if name == "activation_checkpoint_interval" else 1
+    least = 0 if name == "activation_checkpoint_interval" else least
     if value is None or value == "auto":
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 10**9:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import Literal
 
 from penstock.importers.cluster.hostlist import expand
 from penstock.layouts.roles import Roles
@@ -28,7 +29,9 @@ class Drawn:
     ``rows``: samples of a micro-batch on each replica; ``group``: micro-batches that interleaved 1F1B takes together.
     ``local_rows``: samples of a replica between two flushes. ``overlap``: all-reduce beside the backwards.
     ``shard_states``: optimizer states are shared out over replicas. ``processes``: devices that the launcher starts.
-    None: not said.
+    ``gradient``: width of the gradients of 16-bit parameters. ``other_order``: ranks count along the pipeline first,
+    which differs from stage after stage where there are several ranks and replicas. ``counted_whole``: parameters and
+    gradients are sharded over the replicas, and counted whole. None: not said.
     """
 
     stages: tuple[tuple[int, int], ...]
@@ -42,6 +45,9 @@ class Drawn:
     overlap: bool | None = None
     shard_states: bool | None = None
     processes: int | None = None
+    gradient: Literal["parameter", "fp32"] | None = None
+    other_order: bool = False
+    counted_whole: bool = False
     assumptions: tuple[str, ...] = ()
 
 
@@ -49,7 +55,8 @@ class Drawn:
 class Reading:
     """What a reader has beside the text: the model, its roles where names say them, and what the text may leave out.
 
-    ``rows`` and ``ranks`` as in ``Drawn``.
+    ``rows`` and ``ranks`` as in ``Drawn``. ``gpus``: how many each device of the topology stands for; 0 where that
+    differs.
     """
 
     profile: ModelProfile
@@ -57,6 +64,7 @@ class Reading:
     source: str
     rows: int | None = None
     ranks: int | None = None
+    gpus: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +72,7 @@ class Expressed:
     """A plan that a trainer can express, for a writer. ``nodes``: name and devices of each, as ranks count them.
 
     ``order`` by our name; ``group``: micro-batches that interleaved 1F1B takes together; ``rows`` of a micro-batch on
-    each replica; ``title`` says which plan it is.
+    each replica; ``gradient``: width of gradients; ``title`` says which plan it is.
     """
 
     title: str
@@ -81,6 +89,7 @@ class Expressed:
     recompute: Recomputing
     overlap: bool
     shard_states: bool
+    gradient: Literal["parameter", "fp32"]
     nodes: tuple[tuple[str, int], ...]
     assumptions: tuple[str, ...]
 
@@ -108,6 +117,12 @@ def placed(problem: Problem, within: Within, drawn: Drawn, world: Sequence[int])
             "the nodes that the job runs on (--nodes), or another pipeline size",
         )
     replicas = devices // drawn.ranks
+    if drawn.other_order and drawn.ranks > 1 and replicas > 1:
+        raise wrong(
+            "--use-tp-pp-dp-mapping counts ranks along the pipeline first; judged are ranks in Megatron's usual "
+            f"order, stage after stage, which is another one with {drawn.ranks} pipeline ranks × {replicas} replicas",
+            "leave it out, or one replica (--nodes)",
+        )
     rows = drawn.rows or 1
     number, left = divmod(problem.global_batch_size, rows * replicas)
     if left or number == 0:
@@ -163,10 +178,10 @@ def _group(within: Within, drawn: Drawn, number: int) -> int | None:
             + f"; {number} are no multiple of that",
             "another micro-batch size or global batch size, or one stage on each rank",
         )
-    if not groups_go(drawn.ranks, number, group):
+    if not groups_go(drawn.ranks, number, group) or (group < drawn.ranks and not within.rounds):
         raise wrong(
             f"{number} micro-batches in groups of {group} leave {number % group} for {drawn.ranks} pipeline ranks; a "
-            "group has as many as ranks at least, and no more than there are",
+            f"group has as many as ranks at least, {drawn.ranks}, and no more than there are, {number}",
             "another size of groups, or as many as ranks",
         )
     return group

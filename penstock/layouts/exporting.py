@@ -18,13 +18,14 @@ from penstock.solvers.schedule import Orders
 
 WRITERS: dict[str, Callable[[Expressed], str]] = {
     "megatron": megatron.write,
-    "torchtitan": torchtitan.write,
     "deepspeed": deepspeed.write,
 }
 
 
-def layout_text(file: PlanFile, to: str) -> str:
+def layout_text(file: PlanFile, to: str, release: str | None = None) -> str:
     """The plan's stages, order and batch as the trainer reads them; ``ranges``: for any.
+
+    ``release`` of torchtitan, whose releases read different files; else the newest.
 
     Raises InvalidPlan for a plan that does not verify, UnsupportedRequest where the trainer cannot express it: which
     stage, and why.
@@ -40,6 +41,9 @@ def layout_text(file: PlanFile, to: str) -> str:
                 remedy="a plan with update_rules: [synchronous], or --to plan",
             )
         return ranges.write(judgement.problem, allocation, schedule, file.plan.content_hash())
+    if to == "torchtitan":
+        release = torchtitan.release_of(release)
+        return torchtitan.write(expressed(file, judgement, to), release)
     return WRITERS[to](expressed(file, judgement, to))
 
 
@@ -84,6 +88,7 @@ def expressed(file: PlanFile, judgement: Judgement, target: str) -> Expressed:
         recompute=recompute,
         overlap=file.plan.overlap_all_reduce,
         shard_states=problem.memory.shard_states,
+        gradient=file.request.memory.gradient,
         nodes=tuple((problem.network.node_names[node], len(list(group))) for node, group in groupby(used)),
         assumptions=(
             *([roles.assumption] if roles is not None and target != "deepspeed" else []),

@@ -9,6 +9,7 @@ from typing import Literal
 
 from penstock.api import solve
 from penstock.convert import from_plan, to_plan, to_problem
+from penstock.convert.answers import gradients_of_target
 from penstock.convert.explanations import to_layout
 from penstock.convert.requests import inline_documents
 from penstock.layouts import deepspeed, megatron, ranges, torchtitan
@@ -19,12 +20,13 @@ from penstock.report.words import amount, duration, percent
 from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.layouts import LayoutImported, LayoutRequest, Rival
 from penstock.schemas.plan import Plan, PlanFile
-from penstock.schemas.request import PlanRequest
+from penstock.schemas.request import FP32_GRADIENTS, MemoryModel, PlanRequest
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.bounds import one_pipeline_bound, request_bound, schedule_bound
 from penstock.solvers.coverage import allowed, features_of, whatever_is_pinned
 from penstock.solvers.explanation.drafting import Drafted, shortages
 from penstock.solvers.explanation.layout import compared
+from penstock.solvers.memory import static_bytes
 from penstock.solvers.pins import broken_pin
 from penstock.solvers.planners.proposal import unreachable
 from penstock.solvers.portfolio.tasks import MOST_LABELLED
@@ -53,13 +55,15 @@ def import_layout(
     InvalidPlan for a layout that cannot be simulated.
     """
     target = None if asked.format == "ranges" else asked.format
-    request = asked.request.model_copy(update={"target": target, "planner": "auto", "schedule": "auto"})
+    memory = _of_target(asked.request.memory, target)
+    request = asked.request.model_copy(
+        update={"target": target, "planner": "auto", "schedule": "auto", "memory": memory}
+    )
     refuse_beyond(request)
     on_progress("reading the layout")
     problem = to_problem(request)
     allocation, orders, drawn = _read(asked, request, problem)
-    if drawn is not None and drawn.shard_states and not problem.memory.shard_states:
-        memory = request.memory.model_copy(update={"optimizer_sharding": "over_replicas"})
+    if drawn is not None and (memory := _of_layout(request.memory, drawn)) != request.memory:
         request = request.model_copy(update={"memory": memory})
         problem = to_problem(request)
     overlap = problem.rules.overlap_all_reduce
@@ -71,13 +75,14 @@ def import_layout(
     features = features_of(problem, allocation, orders, overlap=overlap, fits=not short)
     bounds = _shown([bound for bound in free if features <= bound.covers])
     own = schedule_bound(problem, allocation, orders, overlap=overlap)
-    assumptions = () if drawn is None else drawn.assumptions
+    assumptions = () if drawn is None else (*drawn.assumptions, *gradients_of_target(problem, request))
     roles = roles_of(inline_documents(request)[0], transformer_of(request))
     if roles is not None and target in ("megatron", "torchtitan"):
         assumptions = (*assumptions, roles.assumption)
     # What memory allows bounds the orders of a plan that fits; one that does not may well be quicker.
     plan = to_plan(problem, request, theirs, bounds if short else (*bounds, own))
-    plan = plan.model_copy(update={"assumptions": (*plan.assumptions, *assumptions)})
+    known = tuple(each for each in assumptions if each not in plan.assumptions)
+    plan = plan.model_copy(update={"assumptions": (*plan.assumptions, *known)})
     return LayoutImported(
         format=asked.format,
         plan=plan,
@@ -85,10 +90,29 @@ def import_layout(
         fits=not short,
         faults=tuple(faults),
         missing_bytes=short[0].missing_bytes if short else 0,
-        sentences=_sentences(problem, theirs, short[0].missing_bytes if short else 0),
+        sentences=_sentences(
+            problem, theirs, short[0].missing_bytes if short else 0, drawn is not None and drawn.counted_whole
+        ),
         assumptions=assumptions,
         rivals=_rivals(request, theirs, _of_all(problem, free), workers, on_progress) if asked.compare else (),
     )
+
+
+def _of_target(asked: MemoryModel, target: str | None) -> MemoryModel:
+    """The request's, with gradients as wide as the trainer keeps them where the request says nothing of them."""
+    if target not in FP32_GRADIENTS or "gradient" in asked.model_fields_set:
+        return asked
+    return asked.model_copy(update={"gradient": "fp32"})
+
+
+def _of_layout(asked: MemoryModel, drawn: Drawn) -> MemoryModel:
+    """The request's, with what the layout itself says of gradients and optimizer states."""
+    own: dict[str, str] = {}
+    if drawn.shard_states:
+        own["optimizer_sharding"] = "over_replicas"
+    if drawn.gradient is not None:
+        own["gradient"] = drawn.gradient
+    return asked.model_copy(update=own)
 
 
 def plan_file(found: LayoutImported) -> PlanFile:
@@ -101,9 +125,11 @@ def _read(asked: LayoutRequest, request: PlanRequest, problem: Problem) -> tuple
         if asked.nodes or asked.devices_per_node is not None:
             raise wrong("ranges of layers name their devices themselves", "a layout with `devices`", "/nodes")
         return (*ranges.read(asked.layout, asked.source, problem), None)
-    profile, _topology = inline_documents(request)
+    profile, topology = inline_documents(request)
     roles = roles_of(profile, transformer_of(request))
-    given = Reading(profile, roles, asked.source, asked.micro_batch_size, asked.pipeline_parallel_size)
+    groups = {device.gpus for node in topology.expanded().nodes for device in node.devices}
+    gpus = groups.pop() if len(groups) == 1 else 0
+    given = Reading(profile, roles, asked.source, asked.micro_batch_size, asked.pipeline_parallel_size, gpus)
     drawn = READERS[asked.format](asked.layout, given)
     if drawn.global_batch_size not in (None, problem.global_batch_size):
         raise wrong(
@@ -127,7 +153,7 @@ def _judged(problem: Problem, allocation: Allocation, orders: Orders, overlap: b
     return Candidate(PLANNER, allocation, orders, timeline, overlap), faults
 
 
-def _sentences(problem: Problem, theirs: Candidate, missing_bytes: int) -> tuple[str, ...]:
+def _sentences(problem: Problem, theirs: Candidate, missing_bytes: int, counted_whole: bool) -> tuple[str, ...]:
     value = theirs.value_ns
     rate = problem.global_batch_size * 1e9 / value
     said = [
@@ -137,7 +163,15 @@ def _sentences(problem: Problem, theirs: Candidate, missing_bytes: int) -> tuple
     unused = problem.num_devices - len(theirs.timeline.uses)
     if unused:
         said.append(f"{unused} of {problem.num_devices} devices are not used")
-    if missing_bytes:
+    if missing_bytes and counted_whole:
+        stage = theirs.allocation.stages[0]
+        held = static_bytes(problem, stage)
+        more = (held.parameters + held.gradients) * (stage.replicas - 1) // stage.replicas
+        said.append(
+            f"it does not fit as it is counted: {amount(missing_bytes)} are missing on the device that lacks most; of "
+            f"parameters and gradients, counted whole, up to {amount(more)} of a device are in truth on the others"
+        )
+    elif missing_bytes:
         said.append(f"it does not fit: {amount(missing_bytes)} are missing on the device that lacks most")
     return tuple(said)
 

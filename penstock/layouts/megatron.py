@@ -5,14 +5,31 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import replace
+from typing import Literal
 
+from penstock.layouts.compared import Size, compared, unknown_sentence
+from penstock.layouts.degrees import refuse_degrees
 from penstock.layouts.drawn import NONE, Drawn, Expressed, Reading, wrong
 from penstock.layouts.megatron_cuts import stages_of
-from penstock.layouts.megatron_flags import GROUP, LAYOUT, OTHER_ORDER, RANKS, SHAPE, Flags
+from penstock.layouts.megatron_flags import (
+    DEGREES,
+    GRADIENTS,
+    GROUP,
+    LAYOUT,
+    MAIN_GRADIENTS,
+    OTHER_ORDER,
+    RANKS,
+    SHAPE,
+    SIZES,
+    Flags,
+)
+from penstock.layouts.megatron_others import CHANGING, changing_sentence
 from penstock.layouts.megatron_string import print_layout, read_layout
 from penstock.schemas.errors import InvalidDocument
 from penstock.solvers.within import Recomputing
 
+_SIZES: tuple[Size, ...] = ("hidden", "heads", "length", "experts", "vocabulary")
+"""What the flags of ``SIZES`` say, in their order."""
 _LAYOUT_ALONE = re.compile(r"[^\s=:#-]{1,200000}")
 
 
@@ -35,8 +52,19 @@ def write(plan: Expressed) -> str:
         flags.append(f"--recompute-granularity full --recompute-method {method} --recompute-num-layers {layers}")
     flags += ["--overlap-grad-reduce"] if plan.overlap else []
     flags += ["--use-distributed-optimizer"] if plan.shard_states else []
+    flags += _widths(plan)
     remarks = [f"# {line}" for line in plan.remarks()]
     return "\n".join([*remarks, "PIPELINE_ARGS=(", *(f"    {flag}" for flag in flags), ")", ""])
+
+
+def _widths(plan: Expressed) -> list[str]:
+    """How wide gradients are, for parameters of 16 bits."""
+    dtype = plan.profile.parameter_dtype
+    if dtype == "fp32":
+        return []
+    if plan.gradient == "fp32":
+        return ["--accumulate-allreduce-grads-in-fp32"]
+    return ["--grad-reduce-in-bf16"] if dtype == "bf16" else []
 
 
 def read(text: str, given: Reading) -> Drawn:
@@ -50,14 +78,8 @@ def read(text: str, given: Reading) -> Drawn:
     if not SHAPE & flags.found.keys():
         return _alone(text, given)
     ranks = flags.number(RANKS) or given.ranks or 1
+    degrees, unknown = _degrees(flags, given), _compared(flags, given)
     stages = stages_of(flags, roles, ranks)
-    if flags.on(OTHER_ORDER):
-        raise flags.wrong(
-            OTHER_ORDER,
-            f"--{OTHER_ORDER} counts ranks along the pipeline first; judged are ranks in Megatron's usual order, "
-            "stage after stage",
-            "leave it out",
-        )
     drawn = Drawn(
         stages,
         ranks,
@@ -69,7 +91,9 @@ def read(text: str, given: Reading) -> Drawn:
         overlap=flags.on("overlap-grad-reduce"),
         shard_states=flags.on("use-distributed-optimizer"),
         processes=_processes(flags),
-        assumptions=tuple(_assumptions(flags)),
+        gradient=_gradient(flags),
+        other_order=flags.on(OTHER_ORDER),
+        assumptions=(*_assumptions(flags, given), *degrees, *unknown),
     )
     return _dealt(drawn, f"another --{RANKS}")
 
@@ -121,18 +145,52 @@ def _recompute(flags: Flags) -> Recomputing:
 
 
 def _processes(flags: Flags) -> int | None:
-    """GPUs that the launcher's flags start, in groups of tensor and context parallelism."""
+    """Devices that the launcher's flags start, each a group of tensor and context parallel GPUs."""
     nodes, each = flags.said("nnodes"), flags.said("nproc-per-node")
     if nodes is None or each is None:
         return None
-    return nodes * each // _group(flags)
+    return nodes * each // ((flags.number(DEGREES[0]) or 1) * (flags.number(DEGREES[1]) or 1))
 
 
-def _group(flags: Flags) -> int:
-    return (flags.said("tensor-model-parallel-size") or 1) * (flags.said("context-parallel-size") or 1)
+def _degrees(flags: Flags, given: Reading) -> tuple[str, ...]:
+    """What to say of parallelism within layers. Raises UnsupportedRequest where it is not what devices stand for."""
+    tensor, context, *experts = ((name, flags.number(name) or 1) for name in DEGREES)
+    spread = {f"--{name}": degree for name, degree in experts if name != DEGREES[-1] or degree != tensor[1]}
+    groups = {f"--{name}": degree for name, degree in (tensor, context)}
+    return refuse_degrees(flags.source, groups, spread, given.gpus, lambda name: flags.place(name.removeprefix("--")))
 
 
-def _assumptions(flags: Flags) -> list[str]:
+def _compared(flags: Flags, given: Reading) -> tuple[str, ...]:
+    """What could not be compared. Raises InvalidDocument where model and profile contradict each other."""
+    said = {size: value for name, size in zip(SIZES, _SIZES, strict=True) if (value := flags.number(name)) is not None}
+    names = dict(zip(_SIZES, SIZES, strict=True))
+    found = compared(given.profile, given.roles, said)
+    for size, words in found.wrong.items():
+        raise flags.wrong(
+            names[size],
+            f"--{names[size]} is {said[size]}; {words}",
+            "a profile of this model: penstock profile, or another --model",
+        )
+    return unknown_sentence([f"--{names[size]} {said[size]}" for size in found.unknown])
+
+
+def _gradient(flags: Flags) -> Literal["parameter", "fp32"] | None:
+    """Width of gradients of 16-bit parameters by Megatron's rules; None where no flag says anything of widths.
+
+    fp32 under ``--bf16`` unless told otherwise, 16 bits under ``--fp16`` (``training/arguments.py``, validate_args); in
+    configurations ``grad_reduce_in_fp32``.
+    """
+    if not flags.found.keys() & {*GRADIENTS, MAIN_GRADIENTS}:
+        return None
+    main = flags.value(MAIN_GRADIENTS)
+    told_off = flags.value("grad-reduce-in-fp32") is not None and not flags.on("grad-reduce-in-fp32")
+    if flags.on("grad-reduce-in-bf16") or told_off or (main is not None and main.text in ("bf16", "fp16")):
+        return "parameter"
+    asked = flags.on("accumulate-allreduce-grads-in-fp32") or flags.on("grad-reduce-in-fp32")
+    return "parameter" if flags.on("fp16") and not asked else "fp32"
+
+
+def _assumptions(flags: Flags, given: Reading) -> list[str]:
     """What the flags say that a plan cannot, and what they leave out."""
     said = flags.remarks()
     if RANKS not in flags.found:
@@ -140,8 +198,11 @@ def _assumptions(flags: Flags) -> list[str]:
     granularity = flags.value("recompute-granularity")
     if (granularity is not None and granularity.text == "selective") or flags.on("recompute-activations"):
         said.append("selective recomputation is inside the profile's stashes, or it is not counted")
-    if _group(flags) > 1:
-        said.append(f"each device of the topology stands for {_group(flags)} GPUs (tensor × context parallel)")
     if flags.on("use-distributed-optimizer"):
         said.append("--use-distributed-optimizer: optimizer states are shared out over the replicas")
+    profiled = given.profile.parameter_dtype
+    if (told := next((width for width in ("bf16", "fp16") if flags.on(width)), profiled)) != profiled:
+        said.append(f"--{told}, and the profile was measured with parameters in {profiled}: judged are the profile's")
+    if changing := [name for name in CHANGING if flags.mentioned(name)]:
+        said.append(changing_sentence(changing))
     return said

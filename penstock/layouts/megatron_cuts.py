@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-from penstock.layouts.megatron_flags import LAYOUT, Flags
+from penstock.layouts.megatron_flags import LAYOUT, OTHER_STACKS, Flags
 from penstock.layouts.megatron_string import read_layout
 from penstock.layouts.roles import Roles
 from penstock.schemas.errors import InvalidDocument
 
+MTP = "mtp-num-layers"
 FIRST, LAST = "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"
 PER_STAGE, STAGES = "num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank"
 WITH_EMBEDDING, WITH_LOSS = "account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split"
@@ -17,11 +18,12 @@ WITH_EMBEDDING, WITH_LOSS = "account-for-embedding-in-pipeline-split", "account-
 
 def stages_of(flags: Flags, roles: Roles, ranks: int) -> tuple[tuple[int, int], ...]:
     """First and last layer of each stage. Raises InvalidDocument where the flags contradict each other or the model."""
+    _refuse_other_stacks(flags)
     for name, known, what in (
         ("num-layers", roles.number, "transformer layers"),
-        ("mtp-num-layers", roles.mtp, "layers of multi-token prediction"),
+        (MTP, roles.mtp, "layers of multi-token prediction"),
     ):
-        said = flags.number(name)
+        said = flags.number(name, least=0 if name == MTP else 1)
         if said is not None and said != known:
             raise flags.wrong(
                 name,
@@ -39,6 +41,19 @@ def stages_of(flags: Flags, roles: Roles, ranks: int) -> tuple[tuple[int, int], 
     stages[0] = (0, stages[0][1])
     stages[-1] = (stages[-1][0], stages[-1][1] + roles.behind)
     return tuple(stages)
+
+
+def _refuse_other_stacks(flags: Flags) -> None:
+    """Layers of several kinds, or two stacks of them, are cut by other rules and do not cost the same."""
+    for name in OTHER_STACKS:
+        if flags.mentioned(name):
+            what = "two stacks" if name == "decoder-num-layers" else "layers of several kinds, such as Mamba's"
+            raise flags.wrong(
+                name,
+                f"--{name}: a model of {what}, which Megatron cuts by rules of their own; judged are stacks of equal "
+                "transformer layers",
+                "the stages as ranges of the profile's layers: --from ranges",
+            )
 
 
 def _refuse_both(flags: Flags) -> None:
@@ -63,7 +78,7 @@ def _counts(flags: Flags, layers: int, ranks: int) -> list[int]:
     counts = [each] * (ranks * chunks)
     counts[0] -= embedding
     counts[-1] -= loss
-    if left or min(counts) < 1:
+    if left:  # a first or last stage without transformer layers holds embedding or head
         accounted = f", embedding and head counted, {layers + embedding + loss}" if embedding or loss else ""
         raise _uneven(flags, None, f"{layers} layers{accounted} do not share evenly among {ranks * chunks} stages")
     return counts

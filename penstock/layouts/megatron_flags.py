@@ -1,8 +1,8 @@
 """Megatron-Core's flags in a script, a manifest or a configuration, whichever spelling: found, looked up, checked.
 
 Flags stand as ``--name value`` or ``--name=value``; in configurations (NeMo, Megatron-Bridge, Megatron's YAML, Python)
-as ``name: value`` or ``name=value``. Of several the last one counts, as in Megatron. Flags that say nothing of the
-pipeline are passed over.
+as ``name: value`` or ``name=value``. Of several the last one counts, as in Megatron. Flags that change neither the
+pipeline nor what it takes are passed over; those that do and are not understood stand in ``megatron_others``.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 from difflib import get_close_matches
 
 from penstock.importers.lines import Faults
+from penstock.layouts.megatron_others import CHANGING
 from penstock.layouts.shell import EXPANDED, QUOTED, Unsaid, Value, Variables
 from penstock.layouts.texts import place
 from penstock.schemas.errors import Fault, InvalidDocument
@@ -19,6 +20,26 @@ LAYOUT = "pipeline-model-parallel-layout"
 RANKS = "pipeline-model-parallel-size"
 GROUP = "microbatch-group-size-per-virtual-pipeline-stage"
 OTHER_ORDER = "use-tp-pp-dp-mapping"
+DEGREES = (
+    "tensor-model-parallel-size",
+    "context-parallel-size",
+    "expert-model-parallel-size",
+    "expert-tensor-parallel-size",
+)
+"""Ways of being parallel beside pipeline and replicas."""
+SIZES = ("hidden-size", "num-attention-heads", "seq-length", "num-experts", "vocab-size")
+"""What a profile was measured with."""
+GRADIENTS = ("bf16", "fp16", "grad-reduce-in-bf16", "accumulate-allreduce-grads-in-fp32", "grad-reduce-in-fp32")
+MAIN_GRADIENTS = "main-grads-dtype"
+OTHER_STACKS = (
+    "hybrid-layer-pattern",
+    "hybrid-override-pattern",
+    "hybrid-attention-ratio",
+    "hybrid-mlp-ratio",
+    "is-hybrid-model",
+    "decoder-num-layers",
+)
+"""Models that are no stack of equal transformer layers."""
 NUMBERS = (
     RANKS,
     "num-layers",
@@ -31,8 +52,8 @@ NUMBERS = (
     "decoder-first-pipeline-num-layers",
     "decoder-last-pipeline-num-layers",
     GROUP,
-    "tensor-model-parallel-size",
-    "context-parallel-size",
+    *DEGREES,
+    *SIZES,
     "nnodes",
     "nproc-per-node",
 )
@@ -42,6 +63,7 @@ SHAPE = frozenset(name for name in NUMBERS if "layers" in name or "parallel-size
 """One of these at least is in what Megatron starts with."""
 WORDS = (LAYOUT, "recompute-granularity", "recompute-method")
 SWITCHES = (
+    *GRADIENTS,
     "overlap-grad-reduce",
     "use-distributed-optimizer",
     "recompute-activations",
@@ -57,9 +79,15 @@ OTHERWISE = {
     "activations-checkpoint-granularity": "recompute-granularity",
     "activations-checkpoint-method": "recompute-method",
     "activations-checkpoint-num-layers": "recompute-num-layers",
+    "num-moe-experts": "num-experts",
+    "encoder-seq-length": "seq-length",
 }
 """Names in configurations of NeMo and Megatron-Core."""
-_KNOWN = (*NUMBERS, *WORDS, *SWITCHES, *OTHERWISE)
+_OF_PIPELINES = tuple(
+    name for name in (*NUMBERS, *WORDS, *SWITCHES, *OTHERWISE) if OTHERWISE.get(name, name) not in SIZES
+)
+"""Names of which a slip is looked for."""
+_KNOWN = (*NUMBERS, *WORDS, MAIN_GRADIENTS, *SWITCHES, *OTHERWISE, *OTHER_STACKS, *CHANGING)
 _NAMES = "|".join(sorted((name.replace("-", "[-_]") for name in _KNOWN), key=len, reverse=True))
 _BETWEEN = r"[\"']?(?:[ \t]*[=:,][ \t]*|[ \t]+)(?:\\?\r?\n[ \t]*(?:-[ \t]+)?)?|[\"']?\r?\n[ \t]*-[ \t]+"
 _FLAG = re.compile(rf"--({_NAMES})(?![\w-])(?:(?:{_BETWEEN})(?!--|\"--|'--)({QUOTED}|(?:{EXPANDED}|[^\s'\"])+))?")
@@ -67,7 +95,7 @@ _SETTING = re.compile(rf"(?<![\w$-])({_NAMES})[\"']?[ \t]*[:=][ \t]*({QUOTED}|(?
 _ANY_FLAG = re.compile(r"--([a-z][a-z0-9_-]{5,60})(?![\w-])")
 _COMMENT = re.compile(r"(?m)(^|(?<=\s))#.*$")
 _NOTHING = ("", "null", "none", "~")
-_OFF = ("false", "no", "off", "0", *_NOTHING)
+_OFF = ("false", "no", "off", "0", "0.0", *_NOTHING)
 _ALIKE = 0.92
 
 
@@ -86,7 +114,7 @@ class Flags:
         for match in sorted(matches, key=re.Match.start):
             name = match[1].replace("_", "-")
             name = OTHERWISE.get(name, name)
-            text = match[2] or ""
+            text = match[2] or ("true" if match.re is _FLAG and name in (*OTHER_STACKS, *CHANGING) else "")
             if match.re is _FLAG and name in SWITCHES and text.lower() not in ("true", "false"):
                 text = "true"
             word = Value(text, match.start(2) if text == match[2] else match.start())
@@ -97,7 +125,7 @@ class Flags:
         faults = Faults(self.source)
         for match in _ANY_FLAG.finditer(plain):
             name = match[1].replace("_", "-")
-            near = [] if name in _KNOWN else get_close_matches(name, _KNOWN, n=1, cutoff=_ALIKE)
+            near = [] if name in _KNOWN else get_close_matches(name, _OF_PIPELINES, n=1, cutoff=_ALIKE)
             if near:
                 line, column = place(self.text, match.start())
                 detail = f"--{match[1]} is no flag of Megatron's; did you mean --{near[0]}?"
@@ -107,6 +135,14 @@ class Flags:
     def wrong(self, name: str, detail: str, remedy: str | None = None) -> InvalidDocument:
         """An error that points to the flag's value."""
         return self._wrong(self._looked_up(name).at, detail, remedy)
+
+    def place(self, name: str) -> str:
+        """Line and column of a flag's value."""
+        return self._place(self._looked_up(name).at)
+
+    def _place(self, at: int) -> str:
+        line, column = place(self.text, at)
+        return f"line {line}, column {column}"
 
     def _looked_up(self, name: str) -> Value:
         word = self.found[name][-1]
@@ -121,8 +157,7 @@ class Flags:
         )
 
     def _wrong(self, at: int, detail: str, remedy: str | None = None) -> InvalidDocument:
-        line, column = place(self.text, at)
-        fault = Fault(f"line {line}, column {column}", detail, "layout")
+        fault = Fault(self._place(at), detail, "layout")
         return InvalidDocument(f"{self.source} has 1 fault", faults=(fault,), remedy=remedy)
 
     def value(self, name: str) -> Value | None:
@@ -132,14 +167,14 @@ class Flags:
         found = self._looked_up(name)
         return None if found.text.lower() in _NOTHING else found
 
-    def number(self, name: str) -> int | None:
+    def number(self, name: str, least: int = 1) -> int | None:
         """The value of a flag; None where it is absent."""
         found = self.value(name)
         if found is None:
             return None
-        digits = re.fullmatch(r"([1-9][0-9]{0,8})[),;\]}\\]*", found.text)
-        if digits is None:
-            raise self._wrong(found.at, f"--{name} is {found.text[:60]!r}, no number from 1 on")
+        digits = re.fullmatch(r"([0-9]{1,9})[),;\]}\\]*", found.text)
+        if digits is None or int(digits[1]) < least or digits[1] != str(int(digits[1])):
+            raise self._wrong(found.at, f"--{name} is {found.text[:60]!r}, no number from {least} on")
         return int(digits[1])
 
     def said(self, name: str) -> int | None:
@@ -153,6 +188,13 @@ class Flags:
     def on(self, name: str) -> bool:
         """Whether a switch is there, and not said to be off."""
         return name in self.found and self._looked_up(name).text.lower().rstrip(",") not in _OFF
+
+    def mentioned(self, name: str) -> bool:
+        """Whether a flag is there and, as far as it can be seen, not said to be off."""
+        try:
+            return self.on(name)
+        except InvalidDocument:
+            return True
 
     def remarks(self) -> list[str]:
         """Flags that stand there more than once and differ."""

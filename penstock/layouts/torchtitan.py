@@ -1,22 +1,27 @@
-"""torchtitan's pipeline settings: TOML tables ``parallelism``, ``training`` and ``activation_checkpoint``.
+"""torchtitan's pipeline settings: tables ``parallelism``, ``training`` and ``activation_checkpoint``, of two releases.
+
+Up to 0.2 they are TOML and the head is called ``output``; from 0.3 on they are Python, and it is called ``lm_head``.
 
 ``module_fqns_per_model_part`` names what each stage holds; without it torchtitan cuts, evenly but for what embedding
 and head count for. Stages are dealt to the pipeline ranks in turn, or in a V. Module names are those of torchtitan's
 transformers where the profile's names say embedding, transformer layers and head, else the profile's own layer names.
 
-.. [1] torchtitan, ``distributed/pipeline_parallel.py``, ``config/job_config.py``.
+.. [1] torchtitan, ``distributed/pipeline_parallel.py``, ``config/job_config.py`` (0.2), ``config/configs.py`` (0.3).
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from penstock.layouts import torchtitan_files
+from penstock.layouts.compared import compared, unknown_sentence
+from penstock.layouts.degrees import refuse_degrees
 from penstock.layouts.drawn import NONE, Drawn, Expressed, Reading
 from penstock.layouts.roles import Roles
 from penstock.layouts.torchtitan_settings import Settings
+from penstock.schemas.errors import Fault, UnsupportedRequest
 from penstock.schemas.profile import ModelProfile
 from penstock.solvers.schedules.of_trainers import IN_A_V, ONE_STAGE
 from penstock.solvers.within import Recomputing
@@ -32,35 +37,73 @@ BEYOND = {
     "dualpipev": "runs a forward and a backward of one rank at once",
     "interleavedzerobubble": "splits backwards over stages in a loop",
 }
-EMBEDDING, NORM, OUTPUT = "tok_embeddings", "norm", "output"
-OUTPUTS = (NORM, OUTPUT, "lm_head")
+EMBEDDING, NORM = "tok_embeddings", "norm"
+HEADS = {"0.3": "lm_head", "0.2": "output"}
+"""What the head is called in the releases that layouts are written for, the newest first.
+
+A release drops the module of a name that it does not know without a word, and trains on without a head.
+"""
+OUTPUTS = (NORM, *HEADS.values())
+WHOLE_AT_ONE_RANK = (
+    "FSDP without a pipeline shards parameters and gradients too, and gathers parameters for each layer's forward and "
+    "backward: here only optimizer states are shared out, so memory is counted higher than it is, and the gathering is "
+    "not timed"
+)
 FIRST_LESS, LAST_LESS = (f"pipeline_parallel_{end}_stage_less_layers" for end in ("first", "last"))
 
 
-def write(plan: Expressed) -> str:
-    """The tables."""
-    parts = [_names(plan.profile, plan.roles, first, last) for first, last in plan.stages]
-    schedule = next(theirs for theirs, ours in SCHEDULES.items() if ours == plan.order)
-    lines = [f"# {line}" for line in plan.remarks()]
-    lines += ["[parallelism]", f"pipeline_parallel_degree = {plan.ranks}"]
-    lines += [
-        f'pipeline_parallel_schedule = "{schedule}"',
-        f"pipeline_parallel_microbatch_size = {plan.rows}",
-        f"data_parallel_replicate_degree = {1 if plan.shard_states else plan.replicas}",
-        f"data_parallel_shard_degree = {plan.replicas if plan.shard_states else 1}",
-        "module_fqns_per_model_part = [",
-        *(f"    {json.dumps(names, ensure_ascii=False)}," for names in parts),
-        "]",
-        "",
-        "[training]",
-        f"local_batch_size = {plan.rows * plan.num_micro_batches}",
-        f"global_batch_size = {plan.global_batch_size}",
-        "",
-        "[activation_checkpoint]",
-        f'mode = "{"none" if plan.recompute.method == "none" else "full"}"',
-        "",
-    ]
-    return "\n".join(lines)
+def release_of(told: str | None) -> str:
+    """The release that a layout is written for: as told, with or without a patch number, else the newest known.
+
+    Raises UnsupportedRequest for one that layouts are not written for.
+    """
+    newest, *_older = HEADS
+    found = newest if told is None else ".".join(told.split(".")[:2])
+    if found not in HEADS:
+        raise UnsupportedRequest(
+            f"layouts for torchtitan are written for releases {' and '.join(HEADS)}, not {told}",
+            faults=(Fault("/release", f"{told} is none of {', '.join(HEADS)}"),),
+            remedy=f"--set release={newest}, or one of the others",
+        )
+    return found
+
+
+def write(plan: Expressed, release: str | None = None) -> str:
+    """The settings as the release reads them: TOML, or from 0.3 on a Python module that changes a configuration."""
+    release = release_of(release)
+    whole = not plan.shard_states and plan.replicas > 1
+    fsdp = plan.shard_states or (release == "0.2" and plan.ranks > 1 and whole)
+    said = plan.remarks()
+    if fsdp and not plan.shard_states:
+        said.append(
+            "torchtitan 0.2 has no whole replicas beside a pipeline: written as FSDP, which also shares out the "
+            "optimizer states that the plan counts whole"
+        )
+    if fsdp and plan.ranks == 1 and plan.replicas > 1:
+        said.append(WHOLE_AT_ONE_RANK)
+    if plan.gradient == "parameter" and plan.profile.parameter_dtype != "fp32":
+        said.append("gradients are counted in 16 bits: training.mixed_precision_reduce has to say so")
+    if not _plain(plan.profile, plan.roles):
+        said.append(
+            "modules are called as the profile's layers are: torchtitan drops what its model lacks, without a word"
+        )
+    tables: dict[str, dict[str, Any]] = {
+        "parallelism": {
+            "pipeline_parallel_degree": plan.ranks,
+            "pipeline_parallel_schedule": next(name for name, ours in SCHEDULES.items() if ours == plan.order),
+            "pipeline_parallel_microbatch_size": plan.rows,
+            "data_parallel_replicate_degree": 1 if fsdp else plan.replicas,
+            "data_parallel_shard_degree": plan.replicas if fsdp else 1,
+            "module_fqns_per_model_part": [_names(plan, first, last, release) for first, last in plan.stages],
+        },
+        "training": {
+            # without a pipeline micro-batches are steps of gradient accumulation
+            "local_batch_size": plan.rows * (plan.num_micro_batches if plan.ranks > 1 else 1),
+            "global_batch_size": plan.global_batch_size,
+        },
+    }
+    written_as = torchtitan_files.toml if release == "0.2" else torchtitan_files.python
+    return written_as([*said, f"for torchtitan {release}"], tables, plan.recompute.method != "none")
 
 
 def read(text: str, given: Reading) -> Drawn:
@@ -68,34 +111,44 @@ def read(text: str, given: Reading) -> Drawn:
     said = Settings(text, given.source)
     name, schedule = _schedule(said)
     ranks, stages = _cut(said, schedule, given)
+    if ranks == len(stages) == 1:  # without a pipeline no schedule is looked at
+        schedule = "early-backward"
     if len(stages) % ranks:
         said.fault("pipeline_parallel_degree", f"{len(stages)} model parts cannot be dealt to {ranks} pipeline ranks")
     elif (len(stages) == ranks) != (schedule in ONE_STAGE) or (schedule in IN_A_V and len(stages) != 2 * ranks):
         parts = f"{len(stages)} model parts on {ranks} ranks"
         said.fault("pipeline_parallel_schedule", f"{name} with {parts}: torchtitan refuses it")
-    rows = said.number("parallelism", "pipeline_parallel_microbatch_size") or given.rows or 1
     local, whole = (said.number("training", f"{size}_batch_size") for size in ("local", "global"))
-    mode = said.get("activation_checkpoint", "mode") or "none"
+    rows = said.number("parallelism", "pipeline_parallel_microbatch_size") or given.rows or 1
+    if ranks == 1:  # without a pipeline nothing cuts the local batch
+        rows = local or given.rows or 1
+    told = said.get("activation_checkpoint", "mode")
+    mode = told or "selective"  # torchtitan's own
     if mode not in ("none", "full", "selective"):
         said.fault("mode", f"activation_checkpoint.mode {mode!r} is none of none, full, selective")
     if local is not None and local % rows:
         detail = f"local_batch_size {local} is no multiple of pipeline_parallel_microbatch_size {rows}"
         said.fault("local_batch_size", detail)
-    degrees = _degrees(said, ranks)
+    degrees = _degrees(said, ranks, given)
+    unknown = _compared(said, given)
+    reduced = said.get("training", "mixed_precision_reduce")
     said.faults.stop()
-    assumptions = degrees.assumptions
+    assumptions = [*degrees.assumptions, *unknown, *said.remarks]
     if mode == "selective":
-        assumptions.append("selective checkpoints are inside the profile's stashes, or they are not counted")
+        own = "" if told else "no activation_checkpoint in the text, torchtitan's own is selective: "
+        assumptions.append(f"{own}selective checkpoints are inside the profile's stashes, or they are not counted")
     return Drawn(
         stages,
         ranks,
         schedule,
         rows=rows,
         global_batch_size=whole,
-        local_rows=local,
+        local_rows=None if ranks == 1 else local,
         recompute=Recomputing("uniform", 1) if mode == "full" else NONE,
         shard_states=degrees.shard_states,
         processes=degrees.processes,
+        counted_whole=WHOLE_AT_ONE_RANK in assumptions,
+        gradient=None if reduced is None else "fp32" if reduced == "float32" else "parameter",
         assumptions=tuple(assumptions),
     )
 
@@ -125,22 +178,46 @@ class _Degrees(NamedTuple):
     assumptions: list[str]
 
 
-def _degrees(said: Settings, ranks: int) -> _Degrees:
-    """Left out, the degree of sharding is -1: over all replicas that ``data_parallel_replicate_degree`` leaves."""
-    assumptions = []
+def _degrees(said: Settings, ranks: int, given: Reading) -> _Degrees:
+    """Left out, the degree of sharding is -1: over all replicas that ``data_parallel_replicate_degree`` leaves.
+
+    Raises UnsupportedRequest for parallelism within layers that devices do not stand for.
+    """
     replicate, shard = (said.number("parallelism", f"data_parallel_{kind}_degree") for kind in ("replicate", "shard"))
+    groups, experts = (
+        {name: said.number("parallelism", name) or 1 for name in (f"{kind}_parallel_degree" for kind in kinds)}
+        for kinds in (("tensor", "context"), ("expert", "expert_tensor"))
+    )
+    assumptions = list(
+        refuse_degrees(given.source, groups, experts, given.gpus, lambda name: f"line {said.line(name)}")
+    )
     if shard != 1:
-        assumptions.append(
-            "FSDP (data_parallel_shard_degree): optimizer states are shared out over the replicas, parameters and "
-            "gradients are counted whole and all-reduced"
-        )
-    group = 1
-    for kind in ("tensor", "context"):
-        group *= said.number("parallelism", f"{kind}_parallel_degree") or 1
-    if group > 1:
-        assumptions.append(f"each device of the topology stands for {group} GPUs (tensor × context parallel)")
+        assumptions.append(WHOLE_AT_ONE_RANK if ranks == 1 else _gathered(said))
+        if replicate not in (None, 1):
+            assumptions.append(f"HSDP: states are shared out within each of {replicate} groups only; counted whole")
     processes = None if shard is None else ranks * (replicate or 1) * shard
-    return _Degrees(processes, shard != 1, assumptions)
+    return _Degrees(processes, shard != 1 and replicate in (None, 1), assumptions)
+
+
+def _gathered(said: Settings) -> str:
+    """FSDP under a pipeline: ``fsdp_reshard_after_forward`` does not keep gradients sharded between micro-batches."""
+    policy = said.get("parallelism", "fsdp_reshard_after_forward") or "default"
+    again = "; fsdp_reshard_after_forward always gathers parameters anew for each pass, which is not timed"
+    return (
+        "FSDP under a pipeline keeps parameters gathered, and gradients whole until the last micro-batch: both are "
+        f"counted whole, optimizer states shared out over the replicas{again if policy == 'always' else ''}"
+    )
+
+
+def _compared(said: Settings, given: Reading) -> tuple[str, ...]:
+    """The sequence length is all that these settings say of the model."""
+    length = said.number("training", "seq_len")
+    if length is None:
+        return ()
+    found = compared(given.profile, given.roles, {"length": length})
+    for words in found.wrong.values():
+        said.fault("seq_len", f"training.seq_len is {length}; {words}")
+    return unknown_sentence([f"training.seq_len {length}"] if found.unknown else [])
 
 
 def _cut(said: Settings, schedule: str, given: Reading) -> tuple[int, tuple[tuple[int, int], ...]]:
@@ -168,6 +245,8 @@ def _even(said: Settings, schedule: str, ranks: int, given: Reading) -> tuple[tu
 
     Numbers of stages: as ``pipeline_parallel_layers_per_stage`` asks for, else one or two on each rank.
     """
+    if ranks == 1:
+        return ((0, len(given.profile.layers) - 1),)
     roles = given.roles
     if roles is None:
         said.fault("parallelism", "no module_fqns_per_model_part, and the profile's names say no transformer layers")
@@ -179,12 +258,10 @@ def _even(said: Settings, schedule: str, ranks: int, given: Reading) -> tuple[tu
     per_stage = said.number("parallelism", "pipeline_parallel_layers_per_stage")
     stages = -(-counted // per_stage) if per_stage else ranks * (1 if schedule in ONE_STAGE else 2)
     each, more = divmod(counted, stages)
-    if stages > 1 and each < max(1, *less):
+    if each < max(1, *less):
         detail = f"{counted} layers (embedding counts as {less[0]}, head as {less[1]}) are too few for {stages} stages"
         said.fault("pipeline_parallel_degree", detail)
     said.faults.stop()
-    if stages == 1:
-        return ((0, len(given.profile.layers) - 1),)
     counts = [each + (s < more) for s in range(stages)]
     counts[0] -= less[0]
     counts[-1] -= less[1]
@@ -212,7 +289,7 @@ def _layer_of(given: Reading) -> dict[str, int]:
     layers: dict[str, int] = {layer.name: i for i, layer in enumerate(given.profile.layers)}
     last = len(given.profile.layers) - 1
     for i in range(last + 1):
-        layers |= dict.fromkeys(_modules(given.profile, given.roles, i), i)
+        layers |= dict.fromkeys(_modules(given.profile, given.roles, i, HEADS["0.3"]), i)
     return layers | {name: last for name in OUTPUTS if given.roles is not None and name not in layers}
 
 
@@ -221,19 +298,19 @@ def _plain(profile: ModelProfile, roles: Roles | None) -> bool:
     return roles is not None and roles.first == 1 and roles.behind == 1
 
 
-def _names(profile: ModelProfile, roles: Roles | None, first: int, last: int) -> list[str]:
+def _names(plan: Expressed, first: int, last: int, release: str) -> list[str]:
     names: list[str] = []
     for layer in range(first, last + 1):
-        names += _modules(profile, roles, layer)
+        names += _modules(plan.profile, plan.roles, layer, HEADS[release])
     return names
 
 
-def _modules(profile: ModelProfile, roles: Roles | None, layer: int) -> Sequence[str]:
+def _modules(profile: ModelProfile, roles: Roles | None, layer: int, head: str) -> Sequence[str]:
     if roles is None or not _plain(profile, roles):
         return (profile.layers[layer].name,)
     if layer < roles.first:
         return (EMBEDDING,)
-    return (f"layers.{layer - roles.first}",) if layer <= roles.last else (NORM, OUTPUT)
+    return (f"layers.{layer - roles.first}",) if layer <= roles.last else (NORM, head)
 
 
 def _stages(parts: Any, given: Reading, said: Settings) -> tuple[tuple[int, int], ...]:
@@ -241,7 +318,7 @@ def _stages(parts: Any, given: Reading, said: Settings) -> tuple[tuple[int, int]
     shaped = isinstance(parts, list) and parts and all(isinstance(part, list) and part for part in parts)
     if not shaped or not all(isinstance(name, str) for part in parts for name in part):
         said.fault(where, f"parallelism.{where} is no list of lists of module names, each with one")
-        said.faults.stop('[["tok_embeddings", "layers.0"], ["layers.1", "norm", "output"]]')
+        said.faults.stop('[["tok_embeddings", "layers.0"], ["layers.1", "norm", "lm_head"]]')
     layers = _layer_of(given)
     last = len(given.profile.layers) - 1
     stages, expected = [], 0

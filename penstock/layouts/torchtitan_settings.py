@@ -12,13 +12,15 @@ import ast
 import json
 import re
 import tomllib
+from collections.abc import Iterator
 from typing import Any
 
 from penstock.importers.lines import Faults
 from penstock.layouts.texts import place
 from penstock.schemas.errors import InvalidDocument
 
-TABLES = ("parallelism", "training", "activation_checkpoint", "experimental")
+CHECKPOINT = "activation_checkpoint"
+TABLES = ("parallelism", "training", CHECKPOINT, "experimental")
 _FLAG = re.compile(
     rf"--({'|'.join(TABLES)})\.([a-z_]+)(?:(?:[ \t]*=[ \t]*|[ \t]+)(?!--)(\"[^\"\n]*\"|'[^'\n]*'|[^\s'\"]+))?"
 )
@@ -30,12 +32,16 @@ OLD_NAMES = {
 
 
 class Settings:
-    """The tables. Methods that return a value note a fault for what is none, with its line where that can be seen."""
+    """The tables. Methods that return a value note a fault for what is none, with its line where that can be seen.
+
+    ``remarks``: values that stand there more than once and differ.
+    """
 
     def __init__(self, text: str, source: str) -> None:
         self.text, self.faults = text, Faults(source)
+        self.remarks: list[str] = []
         self._tables: dict[str, dict[str, Any]] = {}
-        for name, table in _parsed(text, source).items():
+        for name, table in _parsed(text, source, self.remarks).items():
             if name not in TABLES:
                 continue
             if not isinstance(table, dict):
@@ -75,14 +81,14 @@ class Settings:
         return value
 
 
-def _parsed(text: str, source: str) -> dict[str, Any]:
+def _parsed(text: str, source: str, remarks: list[str]) -> dict[str, Any]:
     try:
         if text.lstrip().startswith("{"):
             data = json.loads(text)
         elif _FLAG.search(text):
             data = _of_flags(text)
         elif _PYTHON.search(text):
-            data = _of_python(text)
+            data = _of_python(text, remarks)
         else:
             data = tomllib.loads(text)
     except SyntaxError as error:
@@ -110,18 +116,46 @@ def _plain(word: str) -> Any:
         return word
 
 
-def _of_python(text: str) -> dict[str, Any]:
-    """``….table.name = value`` and ``ParallelismConfig(name=value)``; where a value is none, the text of it."""
+def _of_python(text: str, remarks: list[str]) -> dict[str, Any]:
+    """``….table.name = value`` and ``ParallelismConfig(name=value)``; where a value is none, the text of it.
+
+    Of several values of one name the last one counts; ``remarks`` says where.
+    """
+    found: dict[tuple[str, str], list[tuple[Any, int]]] = {}
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Assign | ast.Call)]
+    for node in sorted(nodes, key=lambda node: node.lineno):
+        for table, name, value in _said(node):
+            found.setdefault((table, name), []).append((value, node.lineno))
     data: dict[str, dict[str, Any]] = {}
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Attribute):
+    for (table, name), values in found.items():
+        data.setdefault(table, {})[name] = values[-1][0]
+        if any(value != values[-1][0] for value, _line in values):
+            times, line = len(values), values[-1][1]
+            remarks.append(f"{table}.{name} stands there {times} times; the last one counts, line {line}")
+    return data
+
+
+def _said(node: ast.Assign | ast.Call) -> Iterator[tuple[str, str, Any]]:
+    """Table, name and value of what an assignment or a call says."""
+    if isinstance(node, ast.Assign):
+        if isinstance(target := node.targets[0], ast.Attribute):
             table = target.value.attr if isinstance(target.value, ast.Attribute) else ""
             if table in TABLES:
-                data.setdefault(table, {})[target.attr] = _plain(ast.unparse(node.value))
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
-            called = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
-            table = {"ParallelismConfig": "parallelism", "TrainingConfig": "training"}.get(called, "")
-            if table:
-                said = {each.arg: _plain(ast.unparse(each.value)) for each in node.keywords if each.arg}
-                data.setdefault(table, {}).update(said)
-    return data
+                yield table, target.attr, _plain(ast.unparse(node.value))
+            elif target.attr == CHECKPOINT:
+                yield CHECKPOINT, "mode", _mode(node.value)
+    elif isinstance(node.func, ast.Name | ast.Attribute):
+        called = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
+        table = {"ParallelismConfig": "parallelism", "TrainingConfig": "training"}.get(called, "")
+        for each in node.keywords:
+            if table and each.arg:
+                yield table, each.arg, _plain(ast.unparse(each.value))
+            elif each.arg == CHECKPOINT:
+                yield CHECKPOINT, "mode", _mode(each.value)
+
+
+def _mode(value: ast.expr) -> str:
+    """Of 0.3's ``FullAC.Config()``, ``SelectiveAC.Config()`` or None; of anything else its text."""
+    text = ast.unparse(value)
+    known = {"FullAC": "full", "SelectiveAC": "selective", "None": "none"}
+    return next((mode for name, mode in known.items() if text.startswith(name)), text)

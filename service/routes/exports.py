@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from typing import Annotated, Literal
+from urllib.parse import quote
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Path, Query, Request, Response
@@ -22,7 +23,9 @@ from penstock.service.routes.plans import Id
 router = APIRouter(prefix="/v1", tags=["plans"])
 
 To = StrEnum("To", {name.replace("-", "_"): name for name in EXPORTS})  # type: ignore[misc]
-TYPES = {form.media_type for form in FORMS.values()} | set(MEDIA_TYPES.values()) | {"application/zip"}
+TYPES = (
+    {form.media_type for form in FORMS.values()} | set(MEDIA_TYPES.values()) | {"application/toml", "application/zip"}
+)
 
 
 class ExportAsked(LaunchSettings):
@@ -84,7 +87,8 @@ async def export(id: Id, asked: Annotated[ExportAsked, Query()], service: Access
     """The plan in another form, as a file: `chrome-trace` for Perfetto, `csv` for PyTorch, `svg`, `report`, …
 
     For schedulers (`sbatch`, `trainjob`, `jobset`, …) the other parameters say how its ranks are launched; a form of
-    several files comes as a zip archive. With `against` a plan for nodes that are gone is a 409 that names them.
+    several files comes as a zip archive. With `against` a plan for nodes that are gone is a 409 that names them. The
+    header `Penstock-Notes` (percent-encoded UTF-8) says what of the plan a file has no place for.
     """
     address = await run_sync(service.planning.of(caller.tenant).plan_hash, id)
     store = service.stores.of(caller.tenant)
@@ -96,4 +100,6 @@ async def export(id: Id, asked: Annotated[ExportAsked, Query()], service: Access
     files = await run_sync(written, file, asked.to.value, settings, limiter=service.heavy)
     made = await run_sync(one_file, file, asked.to.value, files)
     headers = {"Content-Disposition": f'attachment; filename="{made.name}"', "Cache-Control": "private, max-age=3600"}
+    if made.notes:
+        headers["Penstock-Notes"] = quote("; ".join(made.notes)[:2000], safe=" ;:,.()/'")
     return Response(made.body, media_type=made.media_type, headers=headers)

@@ -13,7 +13,7 @@ from penstock.cli.main import main
 from penstock.manifests import TARGETS
 from penstock.schemas.launch import LaunchSettings
 from penstock.schemas.plan import PlanFile
-from penstock.service.exports import EXPORTS
+from penstock.service.exports import EXPORTS, FORMS
 from penstock.service.samples import tiny_plan_file
 
 JOB = ["--model", "m:job", "--steps", "3"]
@@ -148,7 +148,7 @@ def test_the_page_has_every_form_and_every_setting() -> None:
 
 
 def test_every_setting_has_an_effect_somewhere() -> None:
-    taken = set().union(*(target.takes for target in TARGETS.values()))
+    taken = set().union(*(form.takes for form in (*TARGETS.values(), *FORMS.values())))
     assert taken == set(LaunchSettings.model_fields)
 
 

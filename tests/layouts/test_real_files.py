@@ -52,7 +52,7 @@ PARALLEL_ARGS=(
     --tensor-model-parallel-size ${TP}
     --pipeline-model-parallel-size "$PP_SIZE"
     --pipeline-model-parallel-layout ${PPL}
-    --expert-model-parallel-size $UNKNOWN
+    --num-workers $UNKNOWN
     --use-distributed-optimizer
 )
 torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py ${MODEL_ARGS[@]} ${TRAINING_ARGS[@]} ${PARALLEL_ARGS[@]}
@@ -238,8 +238,12 @@ def test_gradient_accumulation_and_degrees_are_told() -> None:
     assert any("the step is 2 pipelines of 4 samples" in each for each in found.assumptions)
     assert any("start 8 devices; judged is a job on 4" in each for each in found.assumptions)
     assert found.request.memory.optimizer_sharding == "none"
-    sharded = imported("torchtitan", said.replace("shard_degree = 1", "shard_degree = -1"))
-    assert sharded.request.memory.optimizer_sharding == "over_replicas"
+    sharded = said.replace("shard_degree = 1", "shard_degree = -1")
+    hybrid = imported("torchtitan", sharded)
+    assert hybrid.request.memory.optimizer_sharding == "none"
+    assert any("HSDP" in each and "counted whole" in each for each in hybrid.assumptions)
+    plain = imported("torchtitan", sharded.replace("replicate_degree = 4", "replicate_degree = 1"))
+    assert plain.request.memory.optimizer_sharding == "over_replicas"
 
 
 @pytest.mark.parametrize(

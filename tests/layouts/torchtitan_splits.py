@@ -1,0 +1,116 @@
+"""Run in a process of its own with one release of torchtitan on the path: its splitting code on exported files.
+
+Reads ``{"release": "0.3", "cases": [{"text": …, "layers": …}]}``, writes for each case the settings as torchtitan's own
+configuration classes hold them, and what each pipeline rank builds: stage by stage the names of its parameters.
+
+Real are ``distributed/pipeline_parallel.py`` and the configuration classes; what these import and the split does not
+call (command lines, tokenizers, kernels) is replaced, and so is ``PipelineStage``, which needs ranks that talk.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+UNUSED = {
+    "0.2": (
+        "torchtitan.components.quantization",
+        "torchtitan.distributed.dual_pipe_v",
+        "torchtitan.protocols.train_spec",
+    ),
+    "0.3": ("spmd_types", "spmd_types.checker", "spmd_types.runtime"),
+}
+
+
+class Mesh:
+    """A pipeline's mesh as one rank sees it."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self._rank, self._size = rank, size
+
+    def get_local_rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return self._size
+
+    def get_group(self, _name: str) -> None:
+        return None
+
+
+def model(layers: int, head: str) -> Any:
+    """torchtitan's decoder by the names of its modules."""
+    from torch import nn
+
+    made = nn.Module()
+    made.tok_embeddings = nn.Embedding(4, 2)
+    made.layers = nn.ModuleDict({str(i): nn.Linear(2, 2) for i in range(layers)})
+    made.norm = nn.LayerNorm(2)
+    setattr(made, head, nn.Linear(2, 4))
+    return made
+
+
+def settings(release: str, text: str) -> Any:
+    """The file, read as torchtitan reads it, into its own classes: an unknown name or a missing import raises."""
+    if release == "0.2":
+        from torchtitan.config.job_config import ActivationCheckpoint, Parallelism, Training
+
+        tables = tomllib.loads(text)
+        return SimpleNamespace(
+            parallelism=Parallelism(**tables["parallelism"]),
+            training=Training(**tables["training"]),
+            activation_checkpoint=ActivationCheckpoint(**tables["activation_checkpoint"]),
+        )
+    from torchtitan.config.configs import ParallelismConfig, TrainingConfig
+
+    config = SimpleNamespace(parallelism=ParallelismConfig(), training=TrainingConfig(), activation_checkpoint=None)
+    names: dict[str, Any] = {}
+    exec(compile(text, "exported.py", "exec"), names)
+    return names["planned"](config)
+
+
+def recomputes(config: Any) -> bool:
+    own = config.activation_checkpoint
+    return own is not None and (type(own).__qualname__.startswith("FullAC") or getattr(own, "mode", "none") == "full")
+
+
+def split(release: str, case: dict[str, Any]) -> dict[str, Any]:
+    import torchtitan.distributed.pipeline_parallel as pipelines
+
+    config = settings(release, case["text"])
+    told = config.parallelism
+    pipelines.PipelineStage = lambda part, index, *_args, **_named: SimpleNamespace(index=index, part=part)
+    cut = pipelines.pipeline_module_split if release == "0.2" else pipelines._pipeline_module_split
+    whole = model(case["layers"], "output" if release == "0.2" else "lm_head")
+    ranks = []
+    for rank in range(told.pipeline_parallel_degree):
+        mesh = Mesh(rank, told.pipeline_parallel_degree)
+        stages, _parts = cut(whole, mesh, told.pipeline_parallel_schedule, None, told.module_fqns_per_model_part)
+        ranks.append([[stage.index, [name for name, _value in stage.part.named_parameters()]] for stage in stages])
+    return {
+        "whole": [name for name, _value in whole.named_parameters()],
+        "ranks": ranks,
+        "schedule": told.pipeline_parallel_schedule,
+        "micro_batch": told.pipeline_parallel_microbatch_size,
+        "replicate": told.data_parallel_replicate_degree,
+        "shard": told.data_parallel_shard_degree,
+        "local": config.training.local_batch_size,
+        "global": config.training.global_batch_size,
+        "recomputes": recomputes(config),
+    }
+
+
+def main() -> None:
+    asked = json.load(sys.stdin)
+    for name in ("tyro", "tokenizers", *UNUSED[asked["release"]]):
+        sys.modules[name] = MagicMock()
+    found = [split(asked["release"], case) for case in asked["cases"]]
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
