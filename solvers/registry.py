@@ -371,10 +371,14 @@ def resolve(planner_name: str) -> Planner:
     if planner_name in PLANNERS:
         return PLANNERS[planner_name]
     near = get_close_matches(planner_name, PLANNERS, n=1)
-    raise UnsupportedRequest(
-        f"no planner {planner_name!r}; there are {', '.join(PLANNERS)}",
-        remedy=f"did you mean {near[0]!r}?" if near else None,
-    )
+    if planner_name in SCHEDULES:
+        remedy: str | None = f"{planner_name!r} is a schedule: schedule={planner_name} (--schedule {planner_name})"
+    elif near:
+        remedy = f"did you mean {near[0]!r}?"
+    else:
+        remedy = remedy_for(planner_name, SCHEDULES)
+        remedy = remedy and f"as a schedule, {remedy}"
+    raise UnsupportedRequest(f"no planner {planner_name!r}; there are {', '.join(PLANNERS)}", remedy=remedy)
 
 
 __all__ = ["ALLOCATORS", "PLANNERS", "SCHEDULES", "Planner", "resolve"]
