@@ -55,7 +55,9 @@ def cluster(name: str) -> ClusterTopology:
     match = _CLUSTER.fullmatch(name)
     if match is None:
         known = [*cluster_names(), *(f"8x8x{kind}" for kind in DEVICES)]
-        raise NotFound(f"there is no cluster {name!r} among the examples", remedy=_remedy(name, known))
+        counts = re.fullmatch(r"[0-9]+x[0-9]+", name)
+        remedy = f"say of which kind the devices are: {name}xA100" if counts else _remedy(name, known)
+        raise NotFound(f"there is no cluster {name!r} among the examples", remedy=remedy)
     kinds = {kind.lower(): kind for kind in DEVICES}
     kind = kinds.get(match["kind"].lower(), match["kind"])
     if kind not in DEVICES and not difflib.get_close_matches(kind.upper(), DEVICES, 1, _ALIKE):

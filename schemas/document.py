@@ -80,7 +80,7 @@ class Document(Part):
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise InvalidDocument(f"cannot read {str(path)!r}: {error}") from None
+            raise InvalidDocument(f"cannot read {str(path)!r}: {unreadable(error)}") from None
         if path.suffix in {".yaml", ".yml"}:
             return cls.parse(_load_yaml(text, str(path)), units=True, origin=repr(str(path)))
         return cls.parse_json(text, origin=repr(str(path)))
@@ -92,6 +92,13 @@ class Document(Part):
     def text(self) -> str:
         """Indented JSON."""
         return json.dumps(self.model_dump(mode="json", exclude_none=True), indent=1, ensure_ascii=False)
+
+
+def unreadable(error: OSError | UnicodeDecodeError) -> str:
+    """Why a file could not be read, in words."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"byte {error.start} is no UTF-8 text"
+    return error.strerror or type(error).__name__
 
 
 def _load_yaml(text: str, path: str) -> Any:

@@ -6,10 +6,11 @@ import errno
 import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from penstock.schemas.errors import InvalidDocument, WrongDocument
+from penstock.schemas.errors import InvalidDocument, PenstockError, WrongDocument
 
 if TYPE_CHECKING:
     from penstock.cli.show import Screen
@@ -51,7 +52,25 @@ def _read(kind: type[AnyDocument], source: str) -> AnyDocument:
             f"{source!r} is a PipeDream profile text, not a document",
             remedy=f"penstock import profile {source} -o p.json",
         )
-    return kind.read(source)
+    try:
+        return kind.read(source)
+    except InvalidDocument as error:
+        if Path(source).exists() or (remedy := _shipped(kind.kind, source)) is None:
+            raise
+        raise InvalidDocument(error.detail, remedy=remedy) from None
+
+
+def _shipped(kind: str, name: str) -> str | None:
+    """The option that takes a name of what is shipped, where a name stands in the place of a file."""
+    from penstock.examples import catalogue
+
+    if kind == "profile" and name in catalogue.model_names():
+        return f"--model {name}: a profile of that name is shipped"
+    if kind == "topology":
+        with suppress(PenstockError):
+            catalogue.cluster(name)
+            return f"--cluster {name}: a cluster of that name is known"
+    return None
 
 
 def read_plan(source: str) -> PlanFile:
@@ -65,7 +84,7 @@ def read_raw(source: str) -> dict[str, Any]:
     """Plain data of a JSON or YAML object, to be completed before it is validated."""
     import yaml
 
-    from penstock.schemas.document import load_json
+    from penstock.schemas.document import load_json, unreadable
 
     if source == STANDARD:
         text, origin = sys.stdin.read(), "standard input"
@@ -73,7 +92,7 @@ def read_raw(source: str) -> dict[str, Any]:
         try:
             text, origin = Path(source).read_text(encoding="utf-8"), repr(source)
         except (OSError, UnicodeDecodeError) as error:
-            raise InvalidDocument(f"cannot read {source!r}: {error}") from None
+            raise InvalidDocument(f"cannot read {source!r}: {unreadable(error)}") from None
     if Path(source).suffix in {".yaml", ".yml"}:
         try:
             data = yaml.safe_load(text)

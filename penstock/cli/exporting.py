@@ -21,6 +21,18 @@ if TYPE_CHECKING:
     from penstock.service.exports import Written
 
 DEFAULT = "plan"
+OTHER_FORMS = {
+    "slurm": "sbatch",
+    "kubernetes": "jobset",
+    "k8s": "jobset",
+    "kubeflow": "trainjob",
+    "chrome": "chrome-trace",
+    "perfetto": "chrome-trace",
+    "html": "report",
+    "json": "plan",
+    "yaml": "jobset",
+}
+"""What forms may be called by who looks for them."""
 HELP_OPTIONS = ("-h", "--help")
 
 
@@ -149,8 +161,9 @@ def _said_of_the_model(file: PlanFile, to: str, launch: LaunchSettings) -> str |
 
     if launch.model is None or to not in TARGETS or "model" not in TARGETS[to].needs:
         return None
-    from penstock.cli.model_fit import unlike
+    from penstock.cli.model_fit import refuse_no_reference, unlike
 
+    refuse_no_reference(launch.model)
     return unlike(file, launch.model, launch.directory, elsewhere="image" in TARGETS[to].needs)
 
 
@@ -178,7 +191,7 @@ def known_form(to: str) -> None:
     from penstock.service.exports import EXPORTS
 
     if to not in EXPORTS:
-        near = difflib.get_close_matches(to, EXPORTS, 1)
+        near = [OTHER_FORMS[to.lower()]] if to.lower() in OTHER_FORMS else difflib.get_close_matches(to, EXPORTS, 1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(EXPORTS)}"
         raise typer.BadParameter(f"there is no form {to!r}; {hint}", param_hint="--to")
 

@@ -116,13 +116,14 @@ def import_layout(
 def _request(options: dict[str, Any], file: str) -> LayoutRequest:
     """The question; the layout's own batch is asked for where no option gives one."""
     from penstock.layouts.importing import batch_said
+    from penstock.schemas.document import unreadable
     from penstock.schemas.errors import InvalidDocument
     from penstock.schemas.layouts import LayoutRequest
 
     try:
         text = sys.stdin.read() if file == STANDARD else Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidDocument(f"cannot read {file!r}: {error}") from None
+        raise InvalidDocument(f"cannot read {file!r}: {unreadable(error)}") from None
     if not text.strip():
         raise InvalidDocument(
             f"{file!r} is empty", remedy="Megatron's script, torchtitan's settings, DeepSpeed's parts, …"

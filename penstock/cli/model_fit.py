@@ -7,13 +7,22 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from penstock.schemas.errors import ModelMismatch
-from penstock.schemas.plan import PlanFile
-from penstock.schemas.profile import ModelProfile
+from penstock.schemas.errors import InvalidDocument, ModelMismatch
+
+if TYPE_CHECKING:
+    from penstock.schemas.plan import PlanFile
 
 WAIT_S = 120
 NOT_COMPARED = "note: the layers of {model} were not compared with the plan's ({why}); ranks do so when they start"
+
+
+def refuse_no_reference(model: str) -> None:
+    """Raise InvalidDocument for what cannot name a job, before anything is started or written."""
+    module, colon, attribute = model.partition(":")
+    if not (module and colon and attribute):
+        raise InvalidDocument(f"{model!r} names no job; write module:attribute, such as examples.gpt:job")
 
 
 def unlike(file: PlanFile, model: str, directory: str | None, *, elsewhere: bool = False) -> str | None:
@@ -28,7 +37,7 @@ def unlike(file: PlanFile, model: str, directory: str | None, *, elsewhere: bool
         return NOT_COMPARED.format(model=model, why=f"there is no module {module!r} here")
     if find_spec("torch") is None:
         return NOT_COMPARED.format(model=model, why="torch is not installed")
-    assert isinstance(file.request.profile, ModelProfile)
+    assert not isinstance(file.request.profile, str)
     layers = [layer.name for layer in file.request.profile.layers]
     answer = _answer({"model": model, "directory": str(place), "layers": layers})
     if answer["kind"] == "ready":
@@ -44,7 +53,7 @@ def unlike(file: PlanFile, model: str, directory: str | None, *, elsewhere: bool
 def _is_here(module: str, place: Path) -> bool:
     """Whether a module would be found, without importing anything."""
     first = module.partition(".")[0]
-    if not first or first == "examples":
+    if first == "examples":
         return True  # the import itself says what these are
     return (place / first).is_dir() or (place / f"{first}.py").is_file() or find_spec(first) is not None
 

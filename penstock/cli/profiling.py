@@ -36,12 +36,18 @@ def import_profile(
 ) -> None:
     """Read the profile text of PipeDream or DAPPLE into a profile."""
     from penstock.importers.pipedream import read_profile
+    from penstock.schemas.document import unreadable
     from penstock.schemas.errors import InvalidDocument
 
     try:
         text = sys.stdin.read() if file == STANDARD else Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidDocument(f"cannot read {file!r}: {error}") from None
+        raise InvalidDocument(f"cannot read {file!r}: {unreadable(error)}") from None
+    if text.lstrip().startswith("{"):
+        raise InvalidDocument(
+            f"{file!r} is JSON, not a profile text of PipeDream or DAPPLE",
+            remedy="a profile that is a document needs no import: --profile takes it as it is",
+        )
     stem = "profile" if file == STANDARD else Path(file).stem
     size = micro_batch_size if micro_batch_size is not None else _size_in_name(stem)
     found = read_profile(text, name=name or stem, device_kind=device_kind, micro_batch_size=size)

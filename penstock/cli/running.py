@@ -13,6 +13,7 @@ import typer
 
 from penstock.cli.documents import print_json, read_plan, refuse_unwritable, write_document
 from penstock.cli.measured import figures, measured_lines, memory_lines
+from penstock.cli.model_fit import refuse_no_reference
 from penstock.cli.remote import Server, refuse_here
 from penstock.cli.training_options import (
     AdvanceForward,
@@ -100,6 +101,7 @@ def run(
         for line in measured_lines(file.plan, told.step_times_ns, told.losses, told.gradient_check):
             screen.say(line)
         return
+    refuse_no_reference(model)
     refuse_combinations(options, check=check, restarts=restarts, memory=memory)
     file = read_plan(plan)
     if (note := other_devices(file, device)) is not None:

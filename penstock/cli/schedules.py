@@ -33,6 +33,7 @@ def import_schedule(
 
     What comes out is a plan like any other, for verify, simulate, report and run.
     """
+    from penstock.schemas.document import unreadable
     from penstock.schemas.errors import InvalidDocument
 
     refuse_unwritable(output)
@@ -40,7 +41,7 @@ def import_schedule(
     try:
         text = sys.stdin.read() if file == STANDARD else Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidDocument(f"cannot read {file!r}: {error}") from None
+        raise InvalidDocument(f"cannot read {file!r}: {unreadable(error)}") from None
     from penstock.cli.show import Screen
     from penstock.plan_schedules import with_schedule
     from penstock.report.words import duration

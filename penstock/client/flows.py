@@ -298,7 +298,10 @@ def pause_before_next(found: httpx.Response | None, attempt: int) -> float:
 
 def unreachable(server: str, send: Send, error: Exception) -> Unreachable:
     """The error for a service that did not answer."""
+    has_scheme = server.startswith(("http://", "https://"))
     return Unreachable(
         f"{server} does not answer {send.method} {send.path}: {str(error) or type(error).__name__}",
-        remedy="start it with `penstock serve`, or name another server",
+        remedy="start it with `penstock serve`, or name another server"
+        if has_scheme
+        else f"name it with its scheme: http://{server}",
     )

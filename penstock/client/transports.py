@@ -27,7 +27,8 @@ class Client(Calls):
     """One connection to a service. Raises Unreachable when it does not answer, and PenstockError for its refusals.
 
     ``key``: the API key, by default ``PENSTOCK_API_KEY``. ``ca``: a file with the certificates to trust, beside the
-    system's. ``patience_s``: how long to try again while the service is busy or away. ``timeout_s``: for one answer.
+    system's. ``patience_s``: how long to try again while the service is busy, or where a story's connection is lost;
+    a service that does not answer at all is Unreachable at once. ``timeout_s``: for one answer.
     """
 
     def __init__(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.schemas.document import unreadable
 from penstock.schemas.errors import Conflict, InvalidDocument
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def read_known(source: str) -> Known:
     try:
         text = Path(source).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidDocument(f"cannot read {source!r}: {error}") from None
+        raise InvalidDocument(f"cannot read {source!r}: {unreadable(error)}") from None
     try:
         name = recognised(ImportSource(text=text, name=source))
     except InvalidDocument as error:

@@ -46,6 +46,7 @@ from penstock.solvers.portfolio.tasks import MOST_LABELLED, Ask, Proposals, Prov
 from penstock.solvers.problem import Problem
 from penstock.solvers.result import Candidate, Progress, Result, Status
 from penstock.solvers.schedules.catalogue import SCHEDULES, SYNCHRONOUS, schedule_row, tried_with
+from penstock.solvers.schedules.names import remedy_for
 from penstock.solvers.update_rules import UpdateRule
 
 MOST_WORKERS = 8
@@ -393,10 +394,14 @@ def resolve(planner_name: str) -> Planner:
     if planner_name in PLANNERS:
         return PLANNERS[planner_name]
     near = get_close_matches(planner_name, PLANNERS, n=1)
-    raise UnsupportedRequest(
-        f"no planner {planner_name!r}; there are {', '.join(PLANNERS)}",
-        remedy=f"did you mean {near[0]!r}?" if near else None,
-    )
+    if planner_name in SCHEDULES:
+        remedy: str | None = f"{planner_name!r} is a schedule: schedule={planner_name} (--schedule {planner_name})"
+    elif near:
+        remedy = f"did you mean {near[0]!r}?"
+    else:
+        remedy = remedy_for(planner_name, SCHEDULES)
+        remedy = remedy and f"as a schedule, {remedy}"
+    raise UnsupportedRequest(f"no planner {planner_name!r}; there are {', '.join(PLANNERS)}", remedy=remedy)
 
 
 for _row in SCHEDULES.values():

@@ -151,6 +151,16 @@ def test_what_is_no_document_is_65(
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
+        (["-p", "gpt2-small", "--cluster", "1x2xV100"], 65, "No such file or directory\n  try: --model gpt2-small"),
+        (["--model", "gpt2-small", "-t", "2x4xV100"], 65, "No such file or directory\n  try: --cluster 2x4xV100"),
+        (["--model", "gpt2-small", "--cluster", "2x4"], 1, "say of which kind the devices are: 2x4xA100"),
+        (["--model", "gpt2-small", "--cluster", "1x2xV100", "--planner", "zb-v"], 65, "'zb-v' is a schedule"),
+        (
+            ["--model", "gpt2-small", "--cluster", "1x2xV100", "--planner", "1f1b"],
+            65,
+            "schedule, did you mean 'early-b",
+        ),
+        (["--model", "gpt2-small", "--cluster", "1x2xV100", "--server", "here:1"], 1, "its scheme: http://here:1"),
         (["--model", "bert-480", "--cluster", "8x8xH100"], 1, "bert-48"),
         (["--model", "bert-48", "--cluster", "8x8xH900"], 1, "H900"),
         (["--model", "bert-48", "--cluster", "0x8xH100"], 65, "at least 1"),
@@ -161,6 +171,22 @@ def test_unknown_names_are_told_the_nearest(
     arguments: list[str], code: int, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plan", "--global-batch-size", "8", *arguments]) == code
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["run", "FILE", "--model", "job"], 65, "'job' names no job; write module:attribute"),
+        (["export", "FILE", "--to", "slurm"], 64, "there is no form 'slurm'; did you mean sbatch?"),
+        (["export", "FILE", "--to", "html"], 64, "did you mean report?"),
+        (["import", "profile", "FILE"], 65, "is JSON, not a profile text of PipeDream or DAPPLE"),
+    ],
+)
+def test_what_is_meant_is_told_before_anything_starts(
+    arguments: list[str], code: int, words: str, inputs: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([inputs[1] if word == "FILE" else word for word in arguments]) == code
     assert words in capsys.readouterr().err
 
 

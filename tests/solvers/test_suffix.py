@@ -111,16 +111,33 @@ def test_many_micro_batches_in_flight_are_searched_for_in_little_memory() -> Non
     assert search._words.nbytes + search._counts.nbytes <= 2**29
 
 
-@pytest.mark.parametrize("seed", range(60))
+TRIES = 8
+
+
+def _drawn(seed: int) -> tuple[Problem, Allocation, Orders] | None:
+    """The first random plan of a seed that the search takes; None where there is none among TRIES of them."""
+    for number in range(TRIES):
+        rng = random.Random(TRIES * seed + number)
+        problem = random_problem(rng)
+        plan = random_allocation(rng, problem)
+        orders = random_orders(rng, plan)
+        kinds = {int(kind) for row in orders.rows for kind in row.operations[:, 0]}
+        if takes(StageTimes(problem, plan, Orders("any", ()))) and kinds <= {FORWARD, BACKWARD}:
+            return problem, plan, orders
+    return None
+
+
+def test_most_seeds_have_a_plan_that_is_taken() -> None:
+    assert sum(_drawn(seed) is not None for seed in range(30)) >= 20
+
+
+@pytest.mark.parametrize("seed", range(30))
 def test_a_proof_is_below_whatever_the_judge_says(seed: int) -> None:
     """Uneven micro-batches, all-reduces, updates, shared networks, recomputation: never above a plan that fits."""
-    rng = random.Random(seed)
-    problem = random_problem(rng)
-    plan = random_allocation(rng, problem)
-    orders = random_orders(rng, plan)
-    kinds = {int(kind) for row in orders.rows for kind in row.operations[:, 0]}
-    if not takes(StageTimes(problem, plan, Orders("any", ()))) or not kinds <= {FORWARD, BACKWARD}:
+    drawn = _drawn(seed)
+    if drawn is None:
         return
+    problem, plan, orders = drawn
     timeline = simulate(problem, plan, orders)
     tight = _with_just_enough_memory(problem, timeline)
     assert prove(tight, plan, FAR, 10**5).bound_ns <= timeline.time_per_global_batch_ns
