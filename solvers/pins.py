@@ -47,6 +47,24 @@ def devices_allowed(problem: Problem) -> np.ndarray:
     return np.asarray(counts)[where].reshape(named.shape)
 
 
+def last_ends(problem: Problem, devices: Sequence[int]) -> np.ndarray:
+    """(L + 1,) of each layer the last end of a stage that begins with it and may be held by all of the devices.
+
+    The layer itself where they may not hold it.
+    """
+    layers = np.arange(problem.num_layers + 1)
+    broken = layers == problem.num_layers
+    for pin in problem.pins:
+        if not pin.devices.issuperset(devices):
+            broken = broken | ((pin.first <= layers) & (layers <= pin.last))
+    return np.asarray(np.minimum.accumulate(np.where(broken, layers, problem.num_layers)[::-1])[::-1])
+
+
+def by_layers(problem: Problem, devices: Sequence[int]) -> tuple[int, ...]:
+    """Devices in the order of the layers that pins let them hold, of equals as they stand."""
+    return tuple(sorted(devices, key=lambda device: centre(problem, device)))
+
+
 def centre(problem: Problem, device: int) -> Fraction:
     """Twice the middle of the layers that pins let it hold; of all layers where none names it."""
     named = [pin.first + pin.last for pin in problem.pins if device in pin.devices]

@@ -29,7 +29,7 @@ from penstock.solvers.batches import Batch
 from penstock.solvers.costs import transfer_ns
 from penstock.solvers.kernels.hetpipe import run_worker
 from penstock.solvers.kernels.pipedream import NEVER
-from penstock.solvers.pins import centre
+from penstock.solvers.pins import by_layers, last_ends
 from penstock.solvers.problem import Problem
 
 Policy = Literal["node", "equal", "hybrid"]
@@ -242,11 +242,9 @@ class Partitions:
 
     def _broken(self, sort: Sort) -> np.ndarray:
         """(n, n) where a stage between two places has layers that pins keep from devices of this sort."""
-        first, stop = self._layers.places[:, None], self._layers.places[None, :]
-        broken = np.zeros((len(first), len(first)), dtype=bool)
-        for pin, own in zip(self._problem.pins, sort.pinned, strict=True):
-            broken |= (not own) & (pin.first < stop) & (first <= pin.last)
-        return broken
+        places, problem = self._layers.places, self._problem
+        alike = next(d for d in range(problem.num_devices) if sort_of(problem, d) == sort)
+        return np.asarray(places[None, :] > last_ends(problem, (alike,))[places][:, None])
 
     def _hop_ns(self, wire: Wire, batch: Batch) -> np.ndarray:
         """Both ways of a micro-batch over a wire at every place; NEVER where nothing connects."""
@@ -280,7 +278,7 @@ def orders(problem: Problem, devices: tuple[int, ...]) -> list[tuple[int, ...]]:
     fastest = tuple(device for own in ranked for device in own)
     found = [fastest, tuple(device for own in reversed(ranked) for device in own)]
     if problem.pins:
-        found.append(tuple(sorted(devices, key=lambda device: centre(problem, device))))
+        found.append(by_layers(problem, devices))
     return list(dict.fromkeys(found))
 
 

@@ -47,6 +47,16 @@ def keeping_pins(problem: Problem, allocation: Allocation, rank_of: Sequence[int
     return found
 
 
+def kept_or_as_it_is(problem: Problem, allocation: Allocation) -> Allocation:
+    """A line of stages on single devices, where there is a way so that the pins are kept with as many stages."""
+    if not problem.pins:
+        return allocation
+    try:
+        return keeping_pins(problem, allocation, range(len(allocation.stages)), 1)
+    except UnsupportedRequest:
+        return allocation
+
+
 def _named(problem: Problem) -> str:
     said = [
         f"layers {pin.first}–{pin.last} on {', '.join(sorted(problem.devices[d].name for d in pin.devices))}"

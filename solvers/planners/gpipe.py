@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from penstock.schemas.errors import InvalidDocument
 from penstock.solvers.allocators.block_partition import By, block_partition
+from penstock.solvers.allocators.pinned_chunks import kept_or_as_it_is
 from penstock.solvers.batches import candidates
 from penstock.solvers.planners.options import Option
 from penstock.solvers.planners.proposal import Proposal
@@ -22,7 +23,8 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
     overlaps = (problem.rules.overlap_all_reduce,)
     for num_stages in stage_counts(problem, options):
         for batch in candidates(problem):
-            yield Proposal(block_partition(problem, batch, num_stages, by=BY.of(options)), ("gpipe",), "best", overlaps)
+            allocation = kept_or_as_it_is(problem, block_partition(problem, batch, num_stages, by=BY.of(options)))
+            yield Proposal(allocation, ("gpipe",), "best", overlaps)
 
 
 def stage_counts(problem: Problem, options: Mapping[str, object]) -> list[int]:

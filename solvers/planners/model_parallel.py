@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from penstock.solvers.allocators.block_partition import By
 from penstock.solvers.allocators.model_parallel import model_parallel
+from penstock.solvers.allocators.pinned_chunks import kept_or_as_it_is
 from penstock.solvers.batches import candidates
 from penstock.solvers.planners.gpipe import STAGES, stage_counts
 from penstock.solvers.planners.options import Option
@@ -21,5 +22,5 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
     overlaps = (problem.rules.overlap_all_reduce,)
     for num_stages in stage_counts(problem, options):
         for batch in candidates(problem):
-            allocation = model_parallel(problem, batch, num_stages, by=BY.of(options))
+            allocation = kept_or_as_it_is(problem, model_parallel(problem, batch, num_stages, by=BY.of(options)))
             yield Proposal(allocation, ("model-parallel",), "best", overlaps)

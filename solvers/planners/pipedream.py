@@ -7,6 +7,7 @@ Both of the papers that compare with it flush: DAPPLE section VI-F and SPP secti
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import lcm
@@ -21,7 +22,7 @@ from penstock.solvers.allocators.pipedream.placed import Settings, placed
 from penstock.solvers.allocators.pipedream.row import DeviceRow
 from penstock.solvers.batches import Batch, candidates
 from penstock.solvers.costs import stage_costs
-from penstock.solvers.pins import keep_pins
+from penstock.solvers.pins import broken_pin, by_layers, keep_pins
 from penstock.solvers.planners.options import Option
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.problem import Problem
@@ -81,11 +82,14 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
         for rule in rules:
             plans = sorted(search.plans(batch, rule), key=lambda plan: plan.expected_ns)
             nothing = nothing and not plans
-            for place, plan in enumerate(plans):
-                if place < AT_ONCE or plan.always:
+            met: Counter[bool] = Counter()  # by whether they keep the pins: else devices have to change places
+            for plan in plans:
+                kept = broken_pin(problem, plan.proposal.allocation) is None
+                if met[kept] < AT_ONCE or plan.always:
                     yield plan.proposal
                 else:
                     left.append(plan)
+                met[kept] += 1
     left.sort(key=lambda plan: plan.expected_ns)
     yield from (plan.proposal for plan in left[:AFTERWARDS])
     if nothing:
@@ -105,6 +109,10 @@ class _Search:
         uneven = len(set(server_classes(problem))) > 1
         orders = ((order, order[::-1]) if uneven else (order,)) if self._mode == "best" else ()
         self._rows = [DeviceRow(problem, devices) for devices in orders]
+        if problem.pins and orders:
+            self._rows += [
+                DeviceRow(problem, each, keeping=True) for each in dict.fromkeys((order, by_layers(problem, order)))
+            ]
         self._layers = Layers(problem)
 
     def batches(self) -> list[Batch]:

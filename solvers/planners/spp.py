@@ -23,6 +23,7 @@ from penstock.solvers.allocators.spp.plans import Found, partitioned
 from penstock.solvers.allocators.spp.tables import Windows, windows
 from penstock.solvers.batches import Batch, candidates, dapple_replicas
 from penstock.solvers.kernels.prm import LONGEST_NS
+from penstock.solvers.pins import broken_pin, by_layers
 from penstock.solvers.planners.options import Option
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.problem import Problem
@@ -57,15 +58,27 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
     said: Proposal | None = None
     for batch in sorted(candidates(problem, dapple_replicas(problem)), key=lambda b: _promise(problem, b)):
         plans = _plans(problem, lines, batch, options, best)
-        best = min([best, *(found.estimate_ns for found in plans if found.fits)])
+        best = min([best, *(found.estimate_ns for found in plans if _limits(problem, found))])
         said = said or _said(problem, plans, options)
-        for found in plans[:AT_ONCE]:
-            yield from _proposed(problem, found.allocation, said)
-        left += plans[AT_ONCE:]
+        for each in _by_pins(problem, plans):
+            for found in each[:AT_ONCE]:
+                yield from _proposed(problem, found.allocation, said)
+            left += each[AT_ONCE:]
     for found in sorted(left, key=_rank)[:AFTERWARDS]:
         yield from _proposed(problem, found.allocation, None)
     if best == LONGEST_NS:
         yield from (_proposal(problem, allocation) for allocation in _thinnest(problem))
+
+
+def _limits(problem: Problem, found: Found) -> bool:
+    """Whether slower plans are not worth finding: it fits, on devices that the pins allow."""
+    return found.fits and broken_pin(problem, found.allocation) is None
+
+
+def _by_pins(problem: Problem, plans: list[Found]) -> list[list[Found]]:
+    """Those that keep the pins, and those whose devices have to change places for it."""
+    kept = [found for found in plans if broken_pin(problem, found.allocation) is None]
+    return [kept, [found for found in plans if found not in kept]] if problem.pins else [plans]
 
 
 def _rank(found: Found) -> tuple[bool, int]:
@@ -91,7 +104,7 @@ def _said(problem: Problem, plans: Sequence[Found], options: Mapping[str, object
     """
     batch = guarantees.only_batch(problem)
     whole = len(_replicas(problem, options)) == problem.num_devices and not MAX_STAGES.of(options)
-    if batch is None or not plans or not whole:
+    if batch is None or not plans or not whole or problem.pins:
         return None
     unlimited = [early_backward(problem, a, warmup=unclamped(a)) for _, a, _ in plans]
     values = [makespan_ns(problem, plan.allocation, orders) for plan, orders in zip(plans, unlimited, strict=True)]
@@ -103,7 +116,10 @@ def _said(problem: Problem, plans: Sequence[Found], options: Mapping[str, object
 
 
 def _orders(problem: Problem, orientation: str) -> Iterator[Windows]:
-    """The device orders to partition along, each once; orders on which nothing differs count as one."""
+    """The device orders to partition along, each once; orders on which nothing differs count as one.
+
+    With pins also the first one, and that of the layers which pins name, with stages that keep them.
+    """
     graph = graph_of(problem)
     names: tuple[Any, ...] = ORIENTATIONS if orientation == "best" else (orientation,)
     orders = [device_order(graph, name) for name in names]
@@ -116,6 +132,10 @@ def _orders(problem: Problem, orientation: str) -> Iterator[Windows]:
         if key not in seen:
             seen.add(key)
             yield windows(problem, order)
+    if problem.pins:
+        yield from (
+            windows(problem, order, keeping=True) for order in dict.fromkeys((orders[0], by_layers(problem, orders[0])))
+        )
 
 
 def _appearance(problem: Problem, bandwidth: np.ndarray, order: tuple[int, ...]) -> tuple[object, ...]:
@@ -136,7 +156,7 @@ def _plans(
     for line in lines:
         for found in partitioned(problem, line, batch, counts, max_stages=stages, unused=unused, best_ns=best):
             plans.setdefault(found.allocation, found)
-        best = min([best, *(found.estimate_ns for found in plans.values() if found.fits)])
+        best = min([best, *(found.estimate_ns for found in plans.values() if _limits(problem, found))])
     return sorted(plans.values(), key=_rank)
 
 

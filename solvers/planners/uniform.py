@@ -24,7 +24,7 @@ from penstock.solvers.allocators.block_partition import smallest_largest
 from penstock.solvers.allocators.chunks import Places, chunked
 from penstock.solvers.batches import Batch, batch_of
 from penstock.solvers.costs import all_reduce_ns
-from penstock.solvers.pins import broken_pin, centre
+from penstock.solvers.pins import broken_pin, centre, last_ends
 from penstock.solvers.planners.options import Option
 from penstock.solvers.planners.proposal import Proposal, shortage_of, unreachable
 from penstock.solvers.planners.trial import Outcome, Trial, judged
@@ -239,7 +239,8 @@ class Search:
         times = upto[None, :] - upto[:, None]
         longest, before = np.where(np.arange(len(edges)) == 0, 0, NEVER_NS), []
         for rank in shape.rank_of:
-            allowed = self._allowed_between(shape.places[rank], edges)
+            ends = last_ends(self.problem, shape.places[rank])[edges]
+            allowed = np.triu(np.asarray(edges)[None, :] <= ends[:, None], 1)
             reached = np.where(allowed, np.maximum(times, longest[:, None]), NEVER_NS)
             before.append(reached.argmin(axis=0))
             longest = reached.min(axis=0)
@@ -249,15 +250,6 @@ class Search:
         for place in reversed(before):
             chosen.append(int(place[chosen[-1]]))
         return [edges[at] for at in reversed(chosen)]
-
-    def _allowed_between(self, devices: Sequence[int], edges: Sequence[int]) -> np.ndarray:
-        """(n, n) whether the layers between two edges, the first below the second, may all be held by devices."""
-        first, stop = np.asarray(edges)[:, None], np.asarray(edges)[None, :]
-        allowed = first < stop
-        for pin in self.problem.pins:
-            if not pin.devices.issuperset(devices):
-                allowed = allowed & ((pin.last < first) | (stop <= pin.first))
-        return np.asarray(allowed)
 
     def _allocation(self, shape: Shape, bounds: Sequence[int]) -> Allocation:
         parts = zip(shape.rank_of, pairwise(bounds), strict=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import combinations, pairwise
 from math import inf
 from typing import Any
@@ -18,7 +19,8 @@ from penstock.solvers.allocators.pipedream.placed import Settings, placed
 from penstock.solvers.allocators.pipedream.row import DeviceRow, replica_counts
 from penstock.solvers.batches import Batch, batch_of
 from penstock.solvers.costs import all_reduce_ns, stage_costs, transfer, update_ns
-from penstock.solvers.problem import Problem
+from penstock.solvers.pins import broken_pin
+from penstock.solvers.problem import Pin, Problem
 from penstock.solvers.schedules.eager import bytes_needed
 from penstock.solvers.update_rules import micro_batches_per_update
 
@@ -122,6 +124,28 @@ def test_it_finds_the_best_of_all_partitions(settings: Settings) -> None:
         assert abs(found[0].value_ns - best) <= ROUNDING_NS
         for plan in found:
             assert abs(load_of(problem, plan.allocation, batch, settings) - plan.value_ns) <= ROUNDING_NS
+
+
+@pytest.mark.parametrize("settings", [Settings(), Settings("weight_stashing", turns=True)])
+def test_it_finds_the_best_of_all_partitions_that_keep_the_pins(settings: Settings) -> None:
+    none = 0
+    for seed in range(24):
+        draw = np.random.default_rng(seed)
+        problem = drawn(seed, latency_ns=0)
+        first = int(draw.integers(0, problem.num_layers))
+        held = frozenset(int(d) for d in draw.choice(problem.num_devices, 2, replace=False))
+        problem = replace(problem, pins=(Pin(first, int(draw.integers(first, problem.num_layers)), held),))
+        batch = batch_of(problem, 4)
+        row = DeviceRow(problem, device_order(problem), keeping=True)
+        found = placed(problem, row, Layers(problem), batch, settings)
+        every = allocations(problem, batch, settings)
+        kept = [load_of(problem, each, batch, settings) for each in every if broken_pin(problem, each) is None]
+        best = min(kept, default=inf)
+        assert all(broken_pin(problem, plan.allocation) is None for plan in found)
+        assert (not found) == (best == inf)
+        none += not found
+        assert not found or abs(found[0].value_ns - best) <= ROUNDING_NS
+    assert 0 < none < 16
 
 
 def test_kinds_of_devices_cost_what_they_do() -> None:

@@ -22,7 +22,8 @@ from penstock.solvers.costs import all_reduce_ns, stage_costs, transfer
 from penstock.solvers.kernels.prm import LONGEST_NS, Chain, possible
 from penstock.solvers.memory import micro_batches_that_fit
 from penstock.solvers.network import Network
-from penstock.solvers.problem import Problem
+from penstock.solvers.pins import broken_pin
+from penstock.solvers.problem import Pin, Problem
 
 ROUNDING_NS = 2
 TOLERANCE_NS = 4 * ROUNDING_NS
@@ -144,6 +145,29 @@ def test_every_number_of_stages_has_its_optimum(seed: int, changes: dict[str, An
             assert abs(best - partition.value_ns) <= TOLERANCE_NS
         else:  # transfers of uneven micro-batches are shared out evenly
             assert expected * 0.98 <= partition.value_ns <= expected + 10
+
+
+def test_every_number_of_stages_has_its_optimum_of_those_that_keep_the_pins() -> None:
+    none = some = 0
+    for seed in range(16):
+        draw = np.random.default_rng(seed)
+        problem = random_problem(seed)
+        first = int(draw.integers(0, problem.num_layers))
+        held = frozenset(int(d) for d in draw.choice(problem.num_devices, 3, replace=False))
+        problem = replace(problem, pins=(Pin(first, int(draw.integers(first, problem.num_layers)), held),))
+        line = windows(problem, range(problem.num_devices), keeping=True)
+        batch = batch_of(problem, problem.micro_batch_sizes[0])
+        found = search(chain_of(problem, line, batch, range(1, problem.num_devices + 1), 5, unused=True), 5)
+        for stages in range(1, 6):
+            made = (as_allocation(problem, parts) for parts in every_plan(problem, stages, True))
+            kept = [slowest_ns(problem, each) for each in made if broken_pin(problem, each) is None]
+            assert (stages in found) == bool(kept), (seed, stages)
+            if kept:
+                assert broken_pin(problem, as_allocation(problem, found[stages].parts[0])) is None
+                assert abs(found[stages].value_ns - min(kept)) <= TOLERANCE_NS
+            none, some = none + (not kept), some + bool(kept)
+    assert none > 10
+    assert some > 10
 
 
 def shown_by_recursion(chain: Chain, most_ns: int, most_stages: int) -> list[set[int]]:

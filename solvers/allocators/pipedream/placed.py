@@ -23,8 +23,13 @@ from penstock.solvers.allocators.pipedream.layers import Layers
 from penstock.solvers.allocators.pipedream.row import DeviceRow
 from penstock.solvers.batches import Batch
 from penstock.solvers.kernels.pipedream import NEVER, run_placed
+from penstock.solvers.pins import last_ends
 from penstock.solvers.problem import Problem
 from penstock.solvers.update_rules import UpdateRule
+
+NOWHERE = 2**60
+"""Bytes that no device has."""
+Mark = tuple[int, int, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +55,12 @@ def placed(problem: Problem, row: DeviceRow, layers: Layers, batch: Batch, setti
     fed = batch.most_rows if settings.turns else max(1, batch.replicas_fed(problem.min_slice))
     kinds = row.kinds[:, : len(counts)]
     usable = (kinds >= 0) & (settings.turns | (counts[None, :] <= fed))
-    sets, set_of = _sets(kinds, counts, usable)
+    sets, set_of = _sets(problem, row, counts, usable)
     tables = [
         layers.costs(row.kind_names[kind], batch, replicas, settings.turns, settings.recompute)
-        for kind, replicas in sets
+        for kind, replicas, _ends in sets
     ]
+    pinned = np.stack([_broken(layers, ends) for _kind, _replicas, ends in sets])
     stashing = settings.update_rule == "weight_stashing"
     every = np.full(len(counts), batch.num_micro_batches, dtype=np.int64)
     if stashing:
@@ -65,7 +71,7 @@ def placed(problem: Problem, row: DeviceRow, layers: Layers, batch: Batch, setti
     flight = np.ones_like(kinds) if settings.lenient else -(-behind[:, None] // counts[None, :])
     value, choice = run_placed(
         np.stack([each.time_ns for each in tables]),
-        np.stack([each.base_bytes + fixed - versions for each in tables]),
+        np.where(pinned, NOWHERE, np.stack([each.base_bytes + fixed - versions for each in tables])),
         np.stack([each.flight_bytes + versions for each in tables]),
         layers.trainable_bytes,
         layers.update_ns,
@@ -92,14 +98,26 @@ def _first(table: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(table[..., : len(counts)])
 
 
-def _sets(kinds: np.ndarray, counts: np.ndarray, usable: np.ndarray) -> tuple[list[tuple[int, int]], np.ndarray]:
-    """The distinct (kinds, replicas) of all stages, and which of them a first device and a replica count have."""
-    known: dict[tuple[int, int], int] = {}
-    set_of = np.full(kinds.shape, -1, dtype=np.int64)
+def _sets(problem: Problem, row: DeviceRow, counts: np.ndarray, usable: np.ndarray) -> tuple[list[Mark], np.ndarray]:
+    """The distinct (kinds, replicas, ends) of all stages, and which of them a first device and a replica count have.
+
+    ``ends``: the last end of a stage from each layer on that the pins allow (``pins.last_ends``); none: any.
+    """
+    known: dict[Mark, int] = {}
+    set_of = np.full(usable.shape, -1, dtype=np.int64)
     for p, r in zip(*np.nonzero(usable), strict=True):
-        mark = (int(kinds[p, r]), int(counts[r]))
+        own = row.devices[p : p + int(counts[r])]
+        ends = tuple(last_ends(problem, own).tolist()) if row.keeping else ()
+        mark = (int(row.kinds[p, r]), int(counts[r]), ends)
         set_of[p, r] = known.setdefault(mark, len(known))
     return list(known), set_of
+
+
+def _broken(layers: Layers, ends: tuple[int, ...]) -> np.ndarray:
+    """(n, n) where a stage between two places has layers that pins keep from its devices."""
+    places = layers.places
+    last = np.asarray(ends)[places] if ends else np.full(len(places), places[-1])
+    return np.asarray(places[None, :] > last[:, None])
 
 
 def _trace(

@@ -35,12 +35,14 @@ class DeviceRow:
 
     ``kinds`` numbers an entry of ``kind_names``, -1 where the row ends before the stage; ``room_bytes`` is the smallest
     device's. An all-reduce takes ``slope`` ns per byte and ``fixed`` ns, a transfer from the r' devices before p to the
-    r from p on likewise, (V, R, R) by r' and r; infinite where nothing connects them.
+    r from p on likewise, (V, R, R) by r' and r; infinite where nothing connects them. ``keeping``: stages lie where the
+    pins allow it; else devices change places afterwards.
     """
 
-    def __init__(self, problem: Problem, devices: tuple[int, ...]) -> None:
+    def __init__(self, problem: Problem, devices: tuple[int, ...], keeping: bool = False) -> None:
         self._problem = problem
         self.devices = devices
+        self.keeping = keeping
         self.num_devices = len(devices)
         self.replicas = np.asarray([r for r in replica_counts(problem) if r <= len(devices)], dtype=np.int64)
         self._class_of = server_classes(problem)

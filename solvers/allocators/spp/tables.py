@@ -21,6 +21,7 @@ from penstock.solvers.batching import largest_slice, row_classes
 from penstock.solvers.costs import UNREACHABLE_NS, all_reduce_ns
 from penstock.solvers.kernels.prm import WORD, Chain
 from penstock.solvers.kernels.prm_rates import adjacent_rates, sliced_rates
+from penstock.solvers.pins import last_ends
 from penstock.solvers.problem import Problem
 
 PROBE_BYTES = 2**40
@@ -39,6 +40,7 @@ class Windows(NamedTuple):
 
     ``bandwidth`` (V, V) in the order; how many devices of each node and of each kind stand before a place, (V + 1, N)
     and (V + 1, kinds); the nodes' classes; ``reductions``: all-reduces as ns per byte and ns, as they become known.
+    ``keeping``: stages lie where the pins allow it; else devices change places afterwards.
     """
 
     order: tuple[int, ...]
@@ -48,9 +50,10 @@ class Windows(NamedTuple):
     kinds_before: np.ndarray
     node_class: np.ndarray
     reductions: dict[object, tuple[float, int] | None]
+    keeping: bool = False
 
 
-def windows(problem: Problem, order: Sequence[int]) -> Windows:
+def windows(problem: Problem, order: Sequence[int], keeping: bool = False) -> Windows:
     """The order's part of the tables."""
     index = np.asarray(order)
     kinds = tuple(sorted({device.kind for device in problem.devices}))
@@ -64,6 +67,7 @@ def windows(problem: Problem, order: Sequence[int]) -> Windows:
         _counted(kind, len(kinds)),
         np.asarray(server_classes(problem)),
         {},
+        keeping,
     )
 
 
@@ -91,6 +95,7 @@ def chain_of(
     lags: list[int] = []
     spent, fits, least = (list[np.ndarray]() for _ in range(3))
     stage_of = np.full((devices, len(counts)), -1, dtype=np.int64)
+    everywhere = np.full(problem.num_layers + 1, problem.num_layers)
     rooms = np.asarray([problem.capacity_bytes(d) - problem.devices[d].context_bytes for d in line.order])
     for i, a, r in _windows(devices, counts):
         reduction = _reduction(problem, line, i, r)
@@ -98,7 +103,8 @@ def chain_of(
             continue
         present = np.flatnonzero(line.kinds_before[i + r] - line.kinds_before[i])
         room = int(rooms[i : i + r].min()) if depths else 0
-        key = (r, present.tobytes(), reduction, room)
+        ends = last_ends(problem, line.order[i : i + r]) if line.keeping else everywhere
+        key = (r, present.tobytes(), reduction, room, ends.tobytes())
         if key not in classes:
             classes[key] = len(spent)
             kinds = [line.kinds[k] for k in present]
@@ -106,7 +112,7 @@ def chain_of(
             spent.append(work + np.ceil(problem.trainable_bytes * reduction[0]).astype(np.int64))
             lags.append(reduction[1])
             least.append(r * np.diff(spent[-1][0]))
-            fits.append(_fits(problem, batch, kinds, r, room, depths, len(work)))
+            fits.append(np.minimum(ends, _fits(problem, batch, kinds, r, room, depths, len(work))))
         stage_of[i, a] = classes[key]
     rate, hop_ns = _rates(problem, line, batch, counts)
     cut = np.concatenate(([True], problem.cuttable, [True]))
