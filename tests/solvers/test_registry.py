@@ -151,6 +151,13 @@ def test_a_schedule_that_does_not_exist_is_refused_wherever_it_is_named(monkeypa
         Planner("named", proposals, "nobody", "wrong", ("gpipes",))
     assert refused.value.remedy == "did you mean 'gpipe'?"
     monkeypatch.setitem(PLANNERS, "proposing", Planner("proposing", proposals, "nobody", "wrong"))
+
+    def bare(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
+        yield Proposal(data_parallel(problem, candidates(problem)[0]), ("zb-h1",))
+
+    monkeypatch.setitem(PLANNERS, "bare", Planner("bare", bare, "nobody", "wrong", ("zb-h1",)))
+    with pytest.raises(InvalidPlan, match="'bare' proposes schedule 'zb-h1', which cannot be drafted"):
+        PLANNERS["bare"].solve(problem)
     others = ",".join(name for name in PLANNERS if name not in ("auto", "proposing"))
     for name, options in (("proposing", {}), ("auto", {"exclude": others})):
         with pytest.raises(InvalidPlan, match="'proposing' proposes what there is not: no schedule 'gpipes'; there"):
