@@ -45,7 +45,7 @@ from penstock.solvers.portfolio.rounds import Tasks
 from penstock.solvers.portfolio.tasks import MOST_LABELLED, Ask, Proposals, Prove, Remedy, Setting
 from penstock.solvers.problem import Problem
 from penstock.solvers.result import Candidate, Progress, Result, Status
-from penstock.solvers.schedules.catalogue import SCHEDULES, SYNCHRONOUS, schedule_row, tried_with
+from penstock.solvers.schedules.catalogue import SCHEDULES, SYNCHRONOUS, Parts, schedule_row, tried_with
 from penstock.solvers.schedules.names import remedy_for
 from penstock.solvers.update_rules import UpdateRule
 
@@ -57,15 +57,15 @@ MOST_WORKERS = 8
 class Planner:
     """A planner. ``proposals(problem, options)`` yields what to judge; None of ``auto``, which asks all others.
 
-    ``schedules`` may be asked for, with those that name the planner (``accepts``); ``supports``: the update rules of
-    its plans. ``exact``: its best plan is optimal over what it searches, by its own estimate, and it is not asked where
-    any plan that fits will do. ``makes``: the class of all its plans, if there is one: a bound that covers it can make
-    the planner needless. ``early``: begun first, since its bound tells everybody how far there is to go.
+    ``schedules`` may be asked for, with those that name the planner (``accepts``), which are for ``parts`` that it lays
+    out without an order. ``supports``: the update rules of its plans. ``exact``: its best plan is optimal over what it
+    searches, by its own estimate, and it is not asked where any plan that fits will do. ``makes``: the class of all its
+    plans, if there is one: a bound that covers it can make the planner needless. ``early``: begun first, since its
+    bound tells everybody how far there is to go. ``simple``: how it runs the simplest plans that keep the pins.
 
     ``auto`` asks it from ``least_devices`` on, first where that is more than one, and up to ``most_devices`` if any
     other goes beyond; with a target where it stays within what another trainer can express (``target``), and else
-    where it does not. ``simple``: how it runs the simplest plans that keep the pins. Raises ``UnsupportedRequest`` for
-    a schedule that does not exist.
+    where it does not. Raises ``UnsupportedRequest`` for a schedule that does not exist.
     """
 
     name: str
@@ -73,6 +73,7 @@ class Planner:
     cites: str
     help: str
     schedules: tuple[str, ...] = ()
+    parts: tuple[Parts, ...] = ("any",)
     supports: frozenset[UpdateRule] = SYNCHRONOUS
     tier: auto.Tier = auto.Tier.SEARCH
     exact: bool = False
@@ -267,6 +268,7 @@ PLANNERS: dict[str, Planner] = {
             chunked.interleaved_proposals,
             "Megatron-LM (Narayanan et al., SC 2021); breadth first (Lamy-Poirier, MLSys 2023)",
             "several parts of the model on each device, in a loop",
+            parts=("loop",),
             makes=one_pipeline,
             options=chunked.INTERLEAVED,
         ),
@@ -275,6 +277,7 @@ PLANNERS: dict[str, Planner] = {
             chunked.zero_bubble_proposals,
             "zero bubble (Qi et al., ICLR 2024); controllable memory (Qi et al., NeurIPS 2024)",
             "backwards in two parts, weight gradients where a device would idle; stages in a line or in a V",
+            parts=("line", "v", "own"),
             options=chunked.ZERO_BUBBLE,
         ),
         Planner(
@@ -282,6 +285,7 @@ PLANNERS: dict[str, Planner] = {
             chunked.chimera_proposals,
             "Chimera (Li and Hoefler, SC 2021)",
             "pipelines in opposite directions over the same devices, which hold two copies of the model or more",
+            parts=("both_ways",),
             options=chunked.CHIMERA,
         ),
         Planner(
@@ -290,6 +294,7 @@ PLANNERS: dict[str, Planner] = {
             "BOUNDS sections 2 and 3",
             "the plans whose proven bound is least, by one search over all partitions, replicas and placements",
             ("early-backward",),
+            parts=(),
             tier=auto.Tier.PROOF,
             makes=planned_apart,
             early=True,
@@ -303,6 +308,7 @@ PLANNERS: dict[str, Planner] = {
             "Megatron-LM (Narayanan et al., SC 2021), section 3",
             "with a target: plans that this trainer can express, every shape of equally replicated stages",
             ("early-backward", "gpipe", "interleaved", "looped-bfs-lifo", "zb-v"),
+            parts=(),
             target=True,
             options=uniform.OPTIONS,
         ),
@@ -338,6 +344,7 @@ PLANNERS: dict[str, Planner] = {
             "PipeDream-2BW (Narayanan et al., ICML 2021)",
             "pipelines side by side with two weight versions, 1F1B without a flush",
             ("eager",),
+            parts=(),
             supports=frozenset({"double_buffered"}),
             options=pipedream_2bw.OPTIONS,
             simple=(Simple("double_buffered", eagerly("double_buffered"), in_turn=True, unpinned=True),),
@@ -348,6 +355,7 @@ PLANNERS: dict[str, Planner] = {
             "WPipe (Yang et al., ICLR 2022)",
             "two groups of parts on the same devices, one of them a period ahead; d:w, layouts, M and recomputation",
             ("wpipe", "eager"),
+            parts=(),
             supports=frozenset({"double_grouped"}),
             options=wpipe.OPTIONS,
             simple=(
@@ -361,6 +369,7 @@ PLANNERS: dict[str, Planner] = {
             "AvgPipe (Chen et al., PPoPP 2023)",
             "parallel pipelines on the same devices, averaged elastically; forwards in advance, tuned degrees",
             ("advance-forward",),
+            parts=(),
             supports=frozenset({"elastic_averaging"}),
             options=avgpipe.OPTIONS,
             simple=(Simple("elastic_averaging", averaged, "straight", unpinned=True),),
@@ -371,6 +380,7 @@ PLANNERS: dict[str, Planner] = {
             "MadPipe (Beaumont et al., 2022)",
             "memory-aware stages with two weight versions, one processor may hold several; 1F1B* without a flush",
             ("1f1b-star", "inside-out", "periodic-ilp"),
+            parts=(),
             supports=frozenset({"double_buffered"}),
             options=madpipe.OPTIONS,
             simple=(Simple("double_buffered", starred, unpinned=True),),
@@ -380,6 +390,7 @@ PLANNERS: dict[str, Planner] = {
             exact.proposals,
             "BOUNDS section 2; job shop with CP-SAT (ALGORITHMS 7.8)",
             "every partition, replication and placement of a small request, the best order proven",
+            parts=(),
             tier=auto.Tier.PROOF,
             exact=True,
             makes=planned_apart,
@@ -404,6 +415,16 @@ def resolve(planner_name: str) -> Planner:
     raise UnsupportedRequest(f"no planner {planner_name!r}; there are {', '.join(PLANNERS)}", remedy=remedy)
 
 
-for _row in SCHEDULES.values():
-    for _name in _row.tried_with:
-        resolve(_name)
+def refuse_untried() -> None:
+    """Raises ``UnsupportedRequest`` for a schedule that names a planner which does not exist or never tries it."""
+    for row in SCHEDULES.values():
+        for planner in map(resolve, row.tried_with):
+            if row.parts not in planner.parts:
+                raise UnsupportedRequest(
+                    f"planner {planner.name!r} never tries schedule {row.name!r} for parts {row.parts!r}; "
+                    f"it tries schedules for {', '.join(planner.parts) or 'no parts'}",
+                    remedy="other planners in the schedule's tried_with, or the name among the planner's schedules",
+                )
+
+
+refuse_untried()

@@ -121,11 +121,12 @@ def chimera_proposals(problem: Problem, options: Mapping[str, object]) -> Iterat
         )
     for allocation in found:
         for row in tried_with("chimera", ("both_ways",)):
-            orders = _built(problem, allocation, row)
-            if problem.recompute != "always":
-                yield _fixed(problem, allocation, orders)
-            if problem.recompute != "never":
-                yield _recomputing(problem, allocation, orders)
+            with suppress(UnsupportedRequest):  # not for so many pipelines or micro-batches
+                orders = row.orders(problem, allocation)
+                if problem.recompute != "always":
+                    yield _fixed(problem, allocation, orders)
+                if problem.recompute != "never":
+                    yield _recomputing(problem, allocation, orders)
 
 
 def _ranked(
@@ -223,16 +224,10 @@ def _expected_ns(problem: Problem, allocation: Allocation, batch: Batch) -> int:
     return max(work.values()) + ((len(work) - 1) * part + way) // len(allocation.pipelines) + reduced
 
 
-def _built(problem: Problem, allocation: Allocation, row: ScheduleRow) -> Orders:
-    orders = row.build(problem, allocation)
-    assert isinstance(orders, Orders)
-    return orders
-
-
 def _proposed(problem: Problem, allocation: Allocation, row: ScheduleRow) -> Iterator[Proposal]:
     """The schedule's order, with recomputation where the request wants it or memory asks for it."""
     with suppress(UnsupportedRequest):  # too few micro-batches, or none that go into groups
-        orders = _built(problem, allocation, row)
+        orders = row.orders(problem, allocation)
         if problem.recompute != "always":
             yield _fixed(problem, allocation, orders)
         if problem.recompute == "always" or (problem.recompute == "auto" and not _fits(problem, allocation, orders)):

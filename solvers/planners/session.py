@@ -55,13 +55,20 @@ class Attempt(NamedTuple):
     update_rule: UpdateRule
 
 
-def _named(planner: str, schedule: str) -> ScheduleRow:
-    """A schedule that a planner proposes. Raises ``InvalidPlan`` for one that does not exist (the planner's bug)."""
+def _rows(planner: str, schedules: tuple[str, ...]) -> list[ScheduleRow]:
+    """Schedules that a planner proposes. Raises ``InvalidPlan`` for any that cannot be drafted (the planner's bug)."""
     try:
-        return schedule_row(schedule)
+        rows = [schedule_row(schedule) for schedule in schedules]
     except UnsupportedRequest as unknown:
         detail = f"planner {planner!r} proposes what there is not: {unknown.detail}"
         raise InvalidPlan(detail, remedy=unknown.remedy) from None
+    for row in rows:
+        if not row.drafted:
+            raise InvalidPlan(
+                f"planner {planner!r} proposes schedule {row.name!r}, which cannot be drafted for any stages",
+                remedy="its orders or its pattern as the proposal's fixed schedule",
+            )
+    return rows
 
 
 @dataclass
@@ -295,7 +302,7 @@ class Session:
             if self.schedule in ("auto", proposal.fixed.name):
                 self._try_fixed(planner, proposal, proposal.fixed)
             return
-        rows = [_named(planner, each) for each in schedules]
+        rows = [schedule_row(self.schedule)] if self.schedule != "auto" else _rows(planner, schedules)
         if not any(row.drafted for row in rows):
             return
         split = any(row.split for row in rows)

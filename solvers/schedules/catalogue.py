@@ -103,6 +103,12 @@ class ScheduleRow:
         """Whether every stage holds all micro-batches before its first backward."""
         return self.in_flight is all_of_them
 
+    def orders(self, problem: Problem, allocation: Allocation, **parameters: object) -> Orders:
+        """What ``build`` makes of a schedule with a flush."""
+        made = self.build(problem, allocation, **parameters)
+        assert isinstance(made, Orders)
+        return made
+
     def trained_in_flight(self, stages: int, number: int) -> Vector:
         """Micro-batches in flight for certain on each stage of one pipeline, as other trainers run it."""
         if self.trained is one_f_one_b:

@@ -31,8 +31,7 @@ class Draft(NamedTuple):
     def orders(self, problem: Problem, allocation: Allocation) -> Orders:
         """The order itself. Raises ``UnsupportedRequest`` where the schedule does not order such stages."""
         vector = {"warmup": self.warmup} if self.row.by_vector else {}
-        orders = self.row.build(problem, allocation, **vector, **dict(self.parameters))
-        assert isinstance(orders, Orders)
+        orders = self.row.orders(problem, allocation, **vector, **dict(self.parameters))
         return recomputed(allocation, orders) if self.apart else orders
 
 

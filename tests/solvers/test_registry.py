@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -14,6 +15,7 @@ from penstock.solvers.allocators.block_partition import block_partition
 from penstock.solvers.allocators.data_parallel import data_parallel
 from penstock.solvers.batches import candidates
 from penstock.solvers.planners import auto
+from penstock.solvers.planners.catalogue import refuse_untried
 from penstock.solvers.planners.deadline import Deadline
 from penstock.solvers.planners.options import Option, checked
 from penstock.solvers.planners.proposal import Proposal
@@ -21,8 +23,10 @@ from penstock.solvers.planners.session import Session
 from penstock.solvers.problem import Problem
 from penstock.solvers.registry import PLANNERS, SCHEDULES, Planner, resolve
 from penstock.solvers.schedule import Orders
-from penstock.solvers.schedules.catalogue import ScheduleRow
+from penstock.solvers.schedules.catalogue import Parts, ScheduleRow
 from penstock.solvers.schedules.drafts import drafts
+from penstock.solvers.schedules.interleaved import looped_bfs
+from penstock.solvers.schedules.v_shape import zb_v
 from penstock.solvers.schedules.zero_bubble import zb_h1
 from penstock.solvers.update_rules import UpdateRule
 
@@ -147,6 +151,13 @@ def test_a_schedule_that_does_not_exist_is_refused_wherever_it_is_named(monkeypa
         Planner("named", proposals, "nobody", "wrong", ("gpipes",))
     assert refused.value.remedy == "did you mean 'gpipe'?"
     monkeypatch.setitem(PLANNERS, "proposing", Planner("proposing", proposals, "nobody", "wrong"))
+
+    def bare(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
+        yield Proposal(data_parallel(problem, candidates(problem)[0]), ("zb-h1",))
+
+    monkeypatch.setitem(PLANNERS, "bare", Planner("bare", bare, "nobody", "wrong", ("zb-h1",)))
+    with pytest.raises(InvalidPlan, match="'bare' proposes schedule 'zb-h1', which cannot be drafted"):
+        PLANNERS["bare"].solve(problem)
     others = ",".join(name for name in PLANNERS if name not in ("auto", "proposing"))
     for name, options in (("proposing", {}), ("auto", {"exclude": others})):
         with pytest.raises(InvalidPlan, match="'proposing' proposes what there is not: no schedule 'gpipes'; there"):
@@ -203,3 +214,42 @@ def test_a_schedule_with_split_backwards_is_no_reason_to_spare_a_planner() -> No
         after = asked()
     assert after["dapple"] is None
     assert after["spp"] == before["spp"]
+
+
+def test_a_schedule_names_planners_that_try_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = (
+        ("any", "dappel", "no planner 'dappel'; there are auto"),
+        (
+            "any",
+            "zero-bubble",
+            "never tries schedule 'new' for parts 'any'; it tries schedules for line, v, own",
+        ),
+        ("v", "dapple", "'dapple' never tries schedule 'new' for parts 'v'; it tries schedules for any"),
+        ("any", "madpipe", "it tries schedules for no parts"),
+    )
+    refuse_untried()
+    for parts, planner, said in wrong:
+        row = ScheduleRow("new", zb_h1, "nobody", "none", parts=parts, tried_with=(planner,))
+        monkeypatch.setitem(SCHEDULES, "new", row)
+        with pytest.raises(UnsupportedRequest, match=said):
+            refuse_untried()
+
+
+@pytest.mark.parametrize(("parts", "planner"), [("line", "zero-bubble"), ("v", "zero-bubble"), ("loop", "interleaved")])
+def test_planners_of_parts_try_what_names_them(parts: Parts, planner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new schedule for parts that a planner lays out is built of its own accord, and may be asked for."""
+    build = {"line": zb_h1, "v": zb_v, "loop": looped_bfs}[parts]
+    built: list[Allocation] = []
+
+    def another(problem: Problem, allocation: Allocation) -> Orders:
+        built.append(allocation)
+        return replace(build(problem, allocation), name="another")
+
+    row = ScheduleRow("another", another, "nobody", "none", parts=parts, tried_with=(planner,))
+    monkeypatch.setitem(SCHEDULES, "another", row)
+    problem = make_problem([3, 5, 4, 6], boundary_bytes=1, nodes=(2,))
+    assert PLANNERS[planner].solve(problem).best is not None
+    assert built
+    asked = PLANNERS[planner].solve(problem, schedule="another").best
+    assert asked is not None
+    assert asked.schedule.name == "another"
