@@ -63,7 +63,7 @@ TESTS: dict[str, tuple[str, ...]] = {
                "solvers/test_page_simulator"),
     "costs": ("solvers/test_costs", "solvers/test_simulate", "solvers/test_charges", "solvers/test_codecs",
               "solvers/test_page_simulator", "solvers/test_ties", "solvers/test_jobshop"),
-    "memory": ("solvers/test_simulate", "solvers/test_memory_curve", "solvers/test_page_simulator",
+    "memory": ("solvers/test_room", "solvers/test_simulate", "solvers/test_memory_curve", "solvers/test_page_simulator",
                "solvers/test_verify", "solvers/test_sharing", "solvers/test_feasibility", "solvers/test_eager",
                "solvers/test_advance_forward"),
     "bounds": ("solvers/test_bounds", "solvers/test_windows", "solvers/test_split_windows",
@@ -184,7 +184,7 @@ def tested(tests: Sequence[str], tree: Path, environment: dict[str, str]) -> Ent
     seconds = round(ended.ru_utime + ended.ru_stime - started.ru_utime - started.ru_stime)
     if done.returncode == 0:
         return {"status": "survived", "tests": list(tests), "cpu_s": seconds}
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", done.stdout, re.MULTILINE)
     if failed is None and done.returncode < 0:
         return {"status": "out of time", "tests": list(tests), "cpu_s": seconds}
     by = failed[1] if failed else re.sub(r"\s+", " ", (done.stdout + done.stderr)[-200:])
