@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from lowered import starved
+from problems import make_problem
 from random_plans import (
     random_allocation,
     random_crossing_pipelines,
@@ -142,6 +143,23 @@ def _messages(problem: Problem, programs: list[Program]) -> Counter[tuple[int, i
                 size = _message_bytes(problem, held, way, high - low, channel.codec is not None)
                 found[program.rank, channel.peer, way, one.stage, one.micro_batch] += size
     return +found
+
+
+@pytest.mark.parametrize(
+    ("devices", "copies"),
+    [
+        pytest.param([(0,), (1,)], 1, id="a-stage-each"),
+        pytest.param([(0, 2), (1,)], 2, id="a-replica-more"),
+        pytest.param([(0, 1, 2)], 0, id="in-one-stage"),
+    ],
+)
+def test_the_steps_of_copies_of_tied_parameters_are_assumed(devices: list[tuple[int, ...]], copies: int) -> None:
+    """A tie of 7 bytes between both layers: every device that holds it steps it, and one of them is timed."""
+    problem = make_problem([1, 1], parameter_bytes=10, nodes=(3,), shared_parameters=(("tied", (0, 1), 7),))
+    last = problem.num_layers - 1
+    stages = [Stage(s, s if len(devices) > 1 else last, own) for s, own in enumerate(devices)]
+    told = untimed(problem, single_pipeline(tuple(stages), 2), "synchronous")
+    assert [each.bytes for each in told if "the copies of 'tied'" in each.sentence] == [7 * copies] * (copies > 0)
 
 
 # ---- every word ------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from penstock.convert import to_problem
 from penstock.schemas.errors import InvalidDocument, InvalidPlan
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest
-from penstock.solvers.allocation import Stage, single_pipeline
+from penstock.solvers.allocation import Allocation, Pipeline, Stage, single_pipeline
 from penstock.solvers.codecs import best_codecs, codable_edges, with_codecs
 from penstock.solvers.costs import conversion_ns, message_bytes, stage_costs, transfer
 from penstock.solvers.problem import Problem
@@ -72,6 +72,18 @@ def test_an_encoded_message_has_half_the_bytes_and_a_header() -> None:
     assert back is not None
     assert (sent.bytes, sent.duration_ns) == (4_021, 40_210)
     assert (back.bytes, back.duration_ns) == (4_005, 40_050)
+
+
+@pytest.mark.parametrize("edge", [0, 2])
+def test_edges_are_numbered_through_all_pipelines(edge: int) -> None:
+    """Two pipelines of two stages: edge 0 is the first's only one, edge 2 the second's."""
+    pipelines = tuple(
+        Pipeline((Stage(0, 1, (2 * p,)), Stage(2, 3, (2 * p + 1,))), (2 * p, 2 * p + 1)) for p in range(2)
+    )
+    coded = with_codecs(Allocation(pipelines, 4), frozenset({edge}))
+    expected = [(False, False)] * 4
+    expected[edge : edge + 2] = [(False, True), (True, False)]
+    assert [stage.coded for stage in coded.stages] == expected
 
 
 def test_conversion_counts_on_both_processors() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from problems import chain, gpipe, make_problem, straight
 
 from penstock.solvers.jobshop import Question, solve
@@ -24,6 +25,12 @@ def test_two_windows_add_only_where_they_cannot_overlap() -> None:
     taken = makespan_ns(problem, plan, gpipe(plan))
     assert forward + backward + first + last > taken
     assert window_bound_ns(times) == taken
+
+
+@pytest.mark.parametrize(("batches", "expected"), [(5, 3 * 15), (6, 3 * 15 + 2)])
+def test_micro_batches_beyond_the_limit_wait_for_a_way_round(batches: int, expected: int) -> None:
+    """By hand: two may be in flight, so 0, 2 and 4 follow each other, 2 + 10 + 3 each; 5 begins a forward after 4."""
+    assert _own(Step(2, 3, 10, 2), 2, 3, batches) == expected
 
 
 def test_backwards_before_a_stage_do_not_slow_its_all_reduce() -> None:

@@ -1,0 +1,230 @@
+"""Draws mutants of what judges, proves, lowers and converts, and runs the tests that should notice each of them.
+
+    scripts/mutants               runs those without a result, for ``--minutes``; goes on when it is run again
+    scripts/mutants --again       runs those that were killed once more, after files have moved; 1 where one survives
+    scripts/mutants --draw        draws the list anew, without results
+
+Each mutant is applied to a copy of this checkout in a temporary folder; kernels that are compiled here serve the copy.
+``mutants.json`` has the list: module, function, statement and what it becomes, and which test killed it. A survivor
+says which test is missing; one that changes nothing that can be seen says why. The module is only where a mutant was
+drawn: it is found again by function and statement wherever these are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from mutation import Mutation, draw, mutated, mutations
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+LIST = HERE / "mutants.json"
+SEED = "penstock"
+COUNT = 120
+CPU_LIMIT_S = 400
+"""Of one mutant's tests; a mutant that is still running then has not been killed."""
+TEST_LIMIT_S = 200
+"""Of one test, on the clock: what hangs is killed."""
+PACKAGES = ("penstock/solvers", "penstock/convert")
+"""Where mutants are looked for; folders of the package, so that modules have the names that they are imported by."""
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "judge": ("solvers/simulate", "solvers/lanes", "solvers/deadlock", "solvers/unroll", "solvers/memory_curve",
+              "solvers/sharing", "solvers/timeline"),
+    "verify": ("solvers/verify*",),
+    "costs": ("solvers/costs", "solvers/reductions", "solvers/codecs", "solvers/utilisation", "solvers/charges"),
+    "memory": ("solvers/memory", "solvers/sharing_memory", "solvers/room"),
+    "bounds": ("solvers/bounds", "solvers/windows", "solvers/split_windows", "solvers/stage_times",
+               "solvers/steady_times", "solvers/within_bound", "solvers/request_bound/*"),
+    "lowering": ("solvers/lowering/*",),
+    "convert": ("convert/*",),
+}  # fmt: skip
+"""The modules that mutants are drawn from; none that is compiled."""
+
+TESTS: dict[str, tuple[str, ...]] = {
+    "judge": ("solvers/test_simulate", "solvers/test_simulate_twin", "solvers/test_page_simulator",
+              "solvers/test_unroll", "solvers/test_memory_curve", "solvers/test_sharing", "solvers/test_verify",
+              "solvers/test_periodic", "solvers/test_verify_periodic"),
+    "verify": ("solvers/test_verify", "solvers/test_verify_periodic", "solvers/test_verify_pipelines",
+               "solvers/test_verify_sharing", "solvers/test_codecs", "solvers/test_ties",
+               "solvers/test_page_simulator"),
+    "costs": ("solvers/test_costs", "solvers/test_simulate", "solvers/test_charges", "solvers/test_codecs",
+              "solvers/test_page_simulator", "solvers/test_ties", "solvers/test_jobshop"),
+    "memory": ("solvers/test_room", "solvers/test_simulate", "solvers/test_memory_curve", "solvers/test_page_simulator",
+               "solvers/test_verify", "solvers/test_sharing", "solvers/test_feasibility", "solvers/test_eager",
+               "solvers/test_advance_forward"),
+    "bounds": ("solvers/test_bounds", "solvers/test_windows", "solvers/test_split_windows",
+               "solvers/test_steady_bounds", "solvers/test_request_bound", "solvers/test_spread"),
+    "lowering": ("solvers/test_lowering", "solvers/test_lowering_kinds", "solvers/test_lowering_periodic",
+                 "solvers/test_lowering_random", "test_programs"),
+    "convert": ("test_convert", "test_convert_periodic", "test_api", "solvers/test_codecs", "schemas/test_documents"),
+}  # fmt: skip
+"""The tests that should kill a group's mutants; those that import the mutated module itself come first."""
+
+Entry = dict[str, Any]
+
+
+def drawn() -> list[Entry]:
+    """The list without results: as many mutants of each group as of the others."""
+    found = []
+    for number, (group, patterns) in enumerate(GROUPS.items()):
+        share = COUNT // len(GROUPS) + (number < COUNT % len(GROUPS))
+        sources = {module: path.read_text() for module, path in _modules(patterns)}
+        mutants = {(module, each) for module, source in sources.items() for each in mutations(source)}
+        modules = {each: module for module, each in mutants}
+        for each in draw(modules, share, f"{SEED} {group}"):
+            found.append({"group": group, "module": modules[each], **each._asdict(), "result": None})
+    return found
+
+
+def _modules(patterns: Sequence[str]) -> Iterator[tuple[str, Path]]:
+    for pattern in patterns:
+        for path in sorted((ROOT / "penstock").glob(f"{pattern}.py")):
+            yield _name_of(path, ROOT), path
+
+
+def _name_of(path: Path, root: Path) -> str:
+    return ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+
+
+def place_of(entry: Entry, root: Path) -> tuple[Path, str]:
+    """The file that has the mutant's function and statement, and its mutated text; where it was drawn, if it still is.
+
+    Raises LookupError where no file has them, or several do.
+    """
+    mutation = Mutation(*(entry[field] for field in Mutation._fields))
+    for ending in (".py", "/__init__.py"):
+        own = root / f"{entry['module'].replace('.', '/')}{ending}"
+        if own.is_file() and (text := mutated(own.read_text(), mutation)):
+            return own, text
+    found = {}
+    for package in PACKAGES:
+        for folder, _folders, names in os.walk(root / package, followlinks=True):
+            for path in (Path(folder, name) for name in sorted(names) if name.endswith(".py")):
+                source = path.read_text()
+                if f"def {mutation.function.rpartition('.')[2]}(" in source and (text := mutated(source, mutation)):
+                    found[path] = text
+    if len(found) != 1:
+        raise LookupError(f"{mutation.function}: {mutation.statement!r} stands in {len(found)} files")
+    return next(iter(found.items()))
+
+
+def chosen_tests(entry: Entry, root: Path) -> list[str]:
+    """The files that should kill it: those of its group, first what imports its module."""
+    paths = [f"tests/{name}.py" for name in TESTS[entry["group"]]]
+    return sorted(paths, key=lambda path: not _imports(root / path, entry["module"]))
+
+
+def _imports(path: Path, module: str) -> bool:
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return any(isinstance(node, ast.ImportFrom) and node.module == module for node in nodes)
+
+
+def copied(directory: Path) -> dict[str, str]:
+    """Copy what git knows of this checkout, with the kernels that are compiled; the environment that uses it."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True).stdout
+    for name in filter(None, listed.decode().split("\0")):
+        target = directory / "tree" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, target, follow_symlinks=False)
+    import penstock.solvers  # noqa: F401  names the folder of the compiled kernels
+
+    cache, kept = directory / "kernels", Path(os.environ["NUMBA_CACHE_DIR"])
+    for folder, _folders, _names in os.walk(ROOT / "penstock", followlinks=True):
+        if (compiled := kept / _cache_name(Path(folder))).is_dir():
+            there = directory / "tree" / Path(folder).relative_to(ROOT)
+            shutil.copytree(compiled, cache / _cache_name(there))
+    own = {"PYTHONPATH": str(directory / "tree"), "NUMBA_CACHE_DIR": str(cache), "PYTHONDONTWRITEBYTECODE": ""}
+    return {**os.environ, **own}
+
+
+def _cache_name(folder: Path) -> str:
+    """Numba's name for what it compiles of the files of a folder."""
+    from numba.core.caching import _CacheLocator
+
+    name: str = _CacheLocator.get_suitable_cache_subpath(str(folder / "any.py"))
+    return name
+
+
+def run(entry: Entry, tree: Path, environment: dict[str, str]) -> Entry:
+    """The result of a mutant's tests: by which it was killed, or that it survived. The copy is as before afterwards."""
+    path, text = place_of(entry, tree)
+    before, stamp = path.read_bytes(), path.stat().st_mtime_ns
+    path.write_text(text)
+    try:
+        return tested(chosen_tests(entry, tree), tree, environment)
+    finally:
+        path.write_bytes(before)
+        os.utime(path, ns=(stamp, stamp))
+
+
+def tested(tests: Sequence[str], tree: Path, environment: dict[str, str]) -> Entry:
+    """What pytest finds, up to the first failure."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--tb=no"]
+    command += [f"--timeout={TEST_LIMIT_S}", *tests]
+    started = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        command, cwd=tree, env=environment, capture_output=True, text=True, check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT_S, CPU_LIMIT_S)),
+    )  # fmt: skip
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = round(ended.ru_utime + ended.ru_stime - started.ru_utime - started.ru_stime)
+    if done.returncode == 0:
+        return {"status": "survived", "tests": list(tests), "cpu_s": seconds}
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", done.stdout, re.MULTILINE)
+    if failed is None and done.returncode < 0:
+        return {"status": "out of time", "tests": list(tests), "cpu_s": seconds}
+    by = failed[1] if failed else re.sub(r"\s+", " ", (done.stdout + done.stderr)[-200:])
+    return {"status": "killed", "by": by, "cpu_s": seconds}
+
+
+def write(entries: Sequence[Entry]) -> None:
+    """One line per mutant."""
+    LIST.write_text("[\n" + ",\n".join(json.dumps(each) for each in entries) + "\n]\n")
+
+
+def main() -> int:
+    """1 where a mutant that was killed survives."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--draw", action="store_true", help="draw the list anew, without results")
+    parser.add_argument("--again", action="store_true", help="run those that were killed; write nothing")
+    parser.add_argument("--only", default="", help="numbers in the list, separated by commas")
+    parser.add_argument("--minutes", type=float, default=60, help="start no mutant after this many")
+    given = parser.parse_args()
+    if given.draw:
+        write(drawn())
+        return 0
+    entries: list[Entry] = json.loads(LIST.read_text())
+    only = {int(number) for number in given.only.split(",") if number}
+    until, survivors = time.monotonic() + 60 * given.minutes, 0
+    with tempfile.TemporaryDirectory(prefix="penstock-mutants-") as directory:
+        environment = copied(Path(directory))
+        for number, entry in enumerate(entries):
+            was = (entry["result"] or {}).get("status")
+            wanted = number in only if only else was == ("killed" if given.again else None)
+            if not wanted or time.monotonic() > until:
+                continue
+            result = run(entry, Path(directory, "tree"), environment)
+            print(number, entry["module"], entry["function"], entry["kind"], result, flush=True)
+            survivors += was == "killed" != result["status"]
+            if not given.again:
+                entry["result"] = result
+                write(entries)
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""Asks a service of its own what ``exchange_list`` has, and writes the answers down without what varies."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import httpx
+from answer_record import Record, digest
+from exchange_list import EXCHANGES, Exchange
+from normalised import Normaliser
+from service_process import Server
+
+ENDS = ("succeeded", "failed", "cancelled")
+PATIENCE_S = 120
+TITLE = re.compile(r"<title>(.*?)</title>", re.DOTALL)
+
+
+def exchanged(directory: Path, exchanges: Iterable[Exchange] = EXCHANGES) -> dict[str, Record]:
+    """The normalised answers of a new service, by the name of the exchange."""
+    server = Server(directory / "recorded.sqlite", slots=1, max_wait_s=60, agent_timeout_s=600)
+    try:
+        kept: dict[str, str] = {}
+        with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client:
+            return {each.name: _exchange(client, each, kept) for each in exchanges}
+    finally:
+        server.stop()
+
+
+def _exchange(client: httpx.Client, each: Exchange, kept: dict[str, str]) -> Record:
+    """Ask, keep what later exchanges need, and normalise."""
+    answer = _asked(client, each, kept)
+    for name, place in each.keep.items():
+        value = answer.json()
+        for key in place.split("."):
+            value = value[key]
+        kept[name] = value
+    kind = answer.headers.get("content-type", "").partition(";")[0]
+    return {"status": answer.status_code, "type": kind, "body": _body(each, answer, kind, Normaliser(kept))}
+
+
+def _asked(client: httpx.Client, each: Exchange, kept: dict[str, str]) -> httpx.Response:
+    body = each.body if each.body is None or isinstance(each.body, str) else json.dumps(each.body)
+    for name, value in kept.items():
+        body = body and body.replace(f"{{{name}}}", value)
+    headers = {"Content-Type": "application/json", **each.headers} if body is not None else each.headers
+    path = each.path.format(**kept)
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        answer = client.request(each.method, path, content=body, headers=headers)
+        if not each.settle or answer.json()["state"] in ENDS or time.monotonic() > until:
+            return answer
+        time.sleep(0.2)
+
+
+def _body(each: Exchange, answer: httpx.Response, kind: str, normaliser: Normaliser) -> Any:
+    """JSON as it is, pages by their title, what is long and no prose by a digest."""
+    if kind.endswith("json") and answer.content:
+        lines = answer.text.splitlines() if kind.endswith("ndjson") else None
+        body = normaliser.document(answer.json() if lines is None else [json.loads(line) for line in lines])
+        if each.name == "operations":
+            return sorted(f"{verb.upper()} {path}" for path, verbs in body["paths"].items() for verb in verbs)
+        return {"digest": digest(body)} if each.digested else body
+    if kind == "text/html":
+        found = TITLE.search(answer.text)
+        return {"title": normaliser.text(found[1].strip()) if found else None}
+    return normaliser.text(answer.text)
