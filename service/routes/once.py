@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from anyio import CancelScope
 from anyio.to_thread import run_sync
@@ -31,6 +31,8 @@ Handle = Callable[[Request], Coroutine[Any, Any, Response]]
 Again = Callable[[Request, Service, Principal, str], Coroutine[Any, Any, Response]]
 """Answers a request with what was made for it before, by its id."""
 
+A = TypeVar("A", bound=Again)
+
 _AGAIN: dict[str, Again] = {}
 """By path."""
 
@@ -53,10 +55,10 @@ class OnceRoute(APIRoute):
         return once
 
 
-def answers_again(path: str) -> Callable[[Again], Again]:
+def answers_again(path: str) -> Callable[[A], A]:
     """Register what answers the POSTs to a path whose answer was lost with its process after something was made."""
 
-    def register(again: Again) -> Again:
+    def register(again: A) -> A:
         _AGAIN[path] = again
         return again
 

@@ -59,18 +59,22 @@ async def submit(
     tag: Tag = None,
 ) -> Response:
     """Ask for a plan: 202 with a job, or 200 with its result when it is known or done within `Prefer: wait=N`."""
+    began = time.monotonic()
     body = await body_of(request)
     wishes = Wishes(priority=priority, tag=tag, note=note_of(request))
     submitted = await run_sync(service.submissions.submit, caller, body, wishes)
     if submitted.answer is not None:
         return json_response(submitted.answer)
-    return await _answered(request, service, caller, submitted.job_id)
+    return await _answered(request, service, caller, submitted.job_id, began)
 
 
 @answers_again("/v1/plans")
-async def _answered(request: Request, service: Service, caller: Principal, job_id: str) -> Response:
+async def _answered(
+    request: Request, service: Service, caller: Principal, job_id: str, began: float | None = None
+) -> Response:
+    """The job once it has ended, or as it stands when the wait is over; that counts from when the request ``began``."""
     wait_s = prefer_wait_s(request, service.settings.max_wait_s)
-    job = await _settled(service, caller, job_id, wait_s)
+    job = await _settled(service, caller, job_id, (time.monotonic() if began is None else began) + wait_s)
     headers = {"Location": f"/v1/plans/{job.id}"} | ({"Preference-Applied": f"wait={wait_s:.0f}"} if wait_s else {})
     return json_response(job, 202 if job.state in ACTIVE else 200, headers)
 
@@ -98,7 +102,8 @@ async def get(request: Request, id: Id, service: Access, caller: Reader) -> Resp
     """A job as it stands (with `Prefer: wait=N`, once it has ended), or the immutable plan of a hash."""
     if id.startswith("sha256:"):
         return immutable(request, await run_sync(service.stores.of(caller.tenant).body, "plan", id), id)
-    job = await _settled(service, caller, id, prefer_wait_s(request, service.settings.max_wait_s))
+    until = time.monotonic() + prefer_wait_s(request, service.settings.max_wait_s)
+    job = await _settled(service, caller, id, until)
     return tagged(request, job.model_dump_json().encode())
 
 
@@ -154,9 +159,8 @@ async def retry(id: Id, service: Access, caller: Solver) -> Response:
     return json_response(await run_sync(service.queue.retry, caller.tenant, id), 202)
 
 
-async def _settled(service: Service, caller: Principal, job_id: str, wait_s: float) -> JobOut:
-    """The job once it has ended, or as it stands after ``wait_s``."""
-    until = time.monotonic() + wait_s
+async def _settled(service: Service, caller: Principal, job_id: str, until: float) -> JobOut:
+    """The job once it has ended, or as it stands at ``until``, of ``time.monotonic``."""
     with service.notifier.listen(f"job:{job_id}") as listener:
         while True:
             job = await run_sync(service.queue.job, caller.tenant, job_id)

@@ -28,11 +28,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     assert server.stop() == 0
 
 
-def lines_of(server: Server, request_id: str) -> list[dict[str, Any]]:
-    """What was logged for a request; the line may be written just after its answer."""
+def lines_of(server: Server, request_id: str, last: str = "route") -> list[dict[str, Any]]:
+    """What was logged for a request, once a line has the field ``last``; it may be written just after its answer."""
     for _ in range(200):
         lines = [line for text in server.log if (line := json.loads(text)).get("request_id") == request_id]
-        if any("route" in line for line in lines):
+        if any(last in line for line in lines):
             return lines
         httpx.get(f"{server.url}/version")
     raise AssertionError(f"{request_id} was never logged")
@@ -70,7 +70,8 @@ def test_a_job_s_lines_name_the_request_that_made_it(server: Server):
     )
     job = answer.json()
     assert job["state"] == "succeeded"
-    of_job = [line for line in lines_of(server, "asked-for-a-plan") if line.get("job_id") == job["id"]]
+    lines = lines_of(server, "asked-for-a-plan", "plan_hash")
+    of_job = [line for line in lines if line.get("job_id") == job["id"]]
     assert of_job, server.text
     assert job["result"]["plan_hash"] in [line.get("plan_hash") for line in of_job]
 

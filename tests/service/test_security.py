@@ -144,7 +144,7 @@ def test_a_key_opens_its_scopes(house: House):
         ("POST", "/v1/runs"): ({"run", "admin"}, {"plan": tiny_plan_file(), "model": "gpt"}),
         ("POST", "/v1/agents/scoped/sync"): ({"agent", "admin"}, sync),
         ("GET", "/metrics"): ({"admin"}, None),
-        ("GET", "/v1/planners"): ({"read", "solve", "run", "agent", "admin"}, None),
+        ("GET", "/v1/planners"): ({"read", "solve", "run", "admin"}, None),
     }
     for (method, path), (opening, body) in asked.items():
         for scope, http in keys.items():

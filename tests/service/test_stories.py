@@ -1,0 +1,58 @@
+"""Streams of stories: what they tell, and how seldom those that wait look into the database."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from penstock.service.notifier import Notifier
+from penstock.service.routes import stories
+
+
+def story(monkeypatch: pytest.MonkeyPatch, told: dict[int, list[str]], beats: int) -> tuple[list[bytes], int]:
+    """What a stream sends within so many heartbeats, and how often it looked; ``told``: events before a beat."""
+    monkeypatch.setattr(stories, "HEARTBEAT_S", 0.01)
+    events: list[Any] = []
+    looks = 0
+    notifier = Notifier()
+
+    def page(after: int) -> Any:
+        nonlocal looks
+        looks += 1
+        items = [event for event in events if event.sequence > after]
+        return SimpleNamespace(items=items, last=items[-1].sequence if items else after, done=False)
+
+    async def read() -> list[bytes]:
+        notifier.bind()
+        sent: list[bytes] = []
+        async with aclosing(stories._stream(SimpleNamespace(notifier=notifier), "job:1", page, 0)) as stream:
+            while sum(piece.startswith(b":") for piece in sent) < beats:
+                for text in told.pop(sum(piece.startswith(b":") for piece in sent), []):
+                    number = len(events) + 1
+                    events.append(
+                        SimpleNamespace(sequence=number, kind="state", model_dump_json=lambda text=text: text)
+                    )
+                    notifier.publish("job:1")
+                sent.append(await anext(stream))
+        return sent
+
+    return asyncio.run(read()), looks
+
+
+def test_a_stream_that_waits_looks_once_in_many_heartbeats(monkeypatch: pytest.MonkeyPatch):
+    sent, looks = story(monkeypatch, {}, 3 * stories.BEATS)
+    assert len(sent) == 3 * stories.BEATS
+    assert looks == 3
+
+
+def test_what_is_told_is_sent_at_once_and_in_order(monkeypatch: pytest.MonkeyPatch):
+    sent, looks = story(monkeypatch, {0: ["a"], 2: ["b", "c"], 3: ["d"]}, 4)
+    words = [piece.split(b"data: ")[1][:1] for piece in sent if b"data: " in piece]
+    assert words == [b"a", b"b", b"c", b"d"]
+    order = [b"." if piece.startswith(b":") else piece.split(b"data: ")[1][:1] for piece in sent]
+    assert order.index(b"b") == 3, "after the second heartbeat, before the third"
+    assert looks < 12
