@@ -191,6 +191,12 @@ def test_releases_of_torchtitan() -> None:
     for release in ("0.1", "0.4", "1.0"):
         with pytest.raises(UnsupportedRequest, match=rf"releases 0.3 and 0.2, not {release}"):
             layout_text(file, "torchtitan", release)
+    sharded = TITAN.format(2, 'pipeline_parallel_schedule = "ZBVZeroBubble"\npipeline_parallel_microbatch_size = 2')
+    file = plan_file(imported("torchtitan", sharded))
+    for release in HEADS:
+        again = imported("torchtitan", layout_text(file, "torchtitan", release), target="torchtitan")
+        assert (again.plan.pipelines, again.plan.prediction) == (file.plan.pipelines, file.plan.prediction)
+        assert again.request.memory == file.request.memory
     several = "c.parallelism.pipeline_parallel_degree = 4\nd.parallelism.pipeline_parallel_degree = 2\n"
     found = imported("torchtitan", f"def f(c, d):\n    {several.replace(chr(10), chr(10) + '    ')}c.x = 1")
     assert any("stands there 2 times; the last one counts, line 3" in each for each in found.assumptions)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from urllib.parse import unquote
 
 import httpx
 import pytest
@@ -49,6 +50,24 @@ def test_bad_layouts_are_told(http: httpx.Client, changes: dict[str, object], wo
     answer = http.post(PATH, json=tiny_layout() | changes)
     assert answer.status_code == 422
     assert words in answer.text
+
+
+def test_releases_and_what_a_file_has_no_place_for(client: Client, http: httpx.Client) -> None:
+    job = client.plan(PlanRequest.parse(tiny_request() | {"target": "torchtitan", "recompute": "always"}))
+    path = f"/v1/plans/{job.id}/export"
+    for release, kind, ending in (("0.3", "text/x-python", "py"), ("0.2.2", "application/toml", "toml")):
+        answer = http.get(path, params={"to": "torchtitan", "release": release})
+        assert answer.headers["content-type"].partition(";")[0] == kind
+        assert answer.headers["content-disposition"].endswith(f'.torchtitan.{ending}"')
+    assert http.get(path, params={"to": "torchtitan"}).content == http.get(
+        path, params={"to": "torchtitan", "release": "0.3"}
+    ).content  # fmt: skip
+    for params in ({"to": "torchtitan", "release": "0.1"}, {"to": "csv", "release": "0.3"}):
+        assert http.get(path, params=params).status_code == 422
+    answer = http.get(path, params={"to": "csv"})
+    assert answer.status_code == 200
+    assert "recomputed are stage 0 layers" in unquote(answer.headers["penstock-notes"])
+    assert "penstock-notes" not in http.get(path, params={"to": "svg"}).headers
 
 
 def test_plans_are_exported_for_trainers_that_can_express_them(client: Client) -> None:
