@@ -33,6 +33,7 @@ from penstock.solvers.batching import num_micro_batches
 from penstock.solvers.pins import unkeepable_pin
 from penstock.solvers.problem import Measured, Problem
 from penstock.solvers.result import Shortage
+from penstock.solvers.shape import layers, layers_need
 
 MOST_PAIRS = 1024
 """Blocks times devices of requests for which every way to share blocks out is searched."""
@@ -246,7 +247,8 @@ def _too_large(least: Least, part: Devices) -> Proof | None:
     for block in range(least.blocks):
         usable = [group for group in groups if least.may_hold(block, group)]
         if not usable:
-            return Proof(f"none of the devices that may hold {_named(least, block)} is among them")
+            names = least.problem.layer_names
+            return Proof(f"none of the devices that may hold {layers(*_span(least, block), names)} is among them")
         held = int(least.weights[block] + least.share[block] + least.gradients[block])
         lacking = [held + int(least.active[group.kind][block]) - group.free for group in usable]
         if min(lacking) <= 0:
@@ -257,8 +259,8 @@ def _too_large(least: Least, part: Devices) -> Proof | None:
         short = Shortage(int(least.edges[block]), int(least.edges[block + 1]) - 1, nearest, needed, available)
         name = least.problem.devices[nearest].name
         return Proof(
-            f"{_named(least, block)} need at least {exact(needed)} of any device that may hold them, and the roomiest, "
-            f"{name!r}, has {exact(available)}",
+            f"{layers_need(*_span(least, block), least.problem.layer_names)} at least {exact(needed)} of any device "
+            f"allowed to hold that, and the roomiest, {name!r}, has {exact(available)}",
             short,
         )
     return None
@@ -324,7 +326,6 @@ def _unpackable(least: Least, part: Devices) -> Proof | None:
     )
 
 
-def _named(least: Least, block: int) -> str:
-    names = least.problem.layer_names
-    first, last = int(least.edges[block]), int(least.edges[block + 1]) - 1
-    return f"layers {first}–{last} ({names[first]} … {names[last]})"
+def _span(least: Least, block: int) -> tuple[int, int]:
+    """The first and the last layer of a block."""
+    return int(least.edges[block]), int(least.edges[block + 1]) - 1

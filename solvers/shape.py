@@ -38,6 +38,18 @@ def micro_batches(number: int, rows: int) -> str:
     return f"one micro-batch of {samples}" if number == 1 else f"{number:,} micro-batches of at most {samples}"
 
 
+def layers(first: int, last: int, names: Sequence[str] | None = None) -> str:
+    """``layers 3–5 (a … c)``, ``layer 3 (a)``; without ``names`` the numbers alone."""
+    if first == last:
+        return f"layer {first}" + ("" if names is None else f" ({names[first]})")
+    return f"layers {first}–{last}" + ("" if names is None else f" ({names[first]} … {names[last]})")
+
+
+def layers_need(first: int, last: int, names: Sequence[str] | None = None) -> str:
+    """``layers 3–5 (a … c) need``, ``layer 3 (a) needs``."""
+    return f"{layers(first, last, names)} {'needs' if first == last else 'need'}"
+
+
 def _overlap(pipelines: Sequence[Sequence[Collection[Hashable]]]) -> bool:
     """Whether a device belongs to several pipelines."""
     every = [device for stages in pipelines for device in {device for held in stages for device in held}]

@@ -10,6 +10,7 @@ from penstock.schemas.amounts import doubtful_memory, shortage
 from penstock.schemas.placement import PlacementRow
 from penstock.solvers.explanation.changes import link_of
 from penstock.solvers.placement.choice import Choice, Option
+from penstock.solvers.shape import layers_need, shape
 from penstock.solvers.stage_times import StageTimes
 
 
@@ -44,9 +45,10 @@ def _missing_sentences(job: Job, choice: Choice) -> list[str]:
 def _chosen(job: Job, best: Option) -> str:
     assert best.best is not None
     speed = job.asked.global_batch_size / best.best.value_ns * 1e9
-    stages = len(best.best.allocation.stages)
+    held = [[stage.devices for stage in pipeline.stages] for pipeline in best.best.allocation.pipelines]
+    stages = f"{len(held[0])} stages" if len(held) == 1 and len(held[0]) > 1 else shape(held)
     return (
-        f"{_size(best)}: {duration(best.best.value_ns)} per global batch, {speed:,.1f} samples/s, {stages} stages, "
+        f"{_size(best)}: {duration(best.best.value_ns)} per global batch, {speed:,.1f} samples/s, {stages}, "
         f"by {best.best.planner}"
     )
 
@@ -170,7 +172,7 @@ def _memory(job: Job, choice: Choice) -> list[str]:
         else ("no plan was found that fits memory on any set, and it is not proven that there is none")
     )
     return [
-        f"{said}: {most}, layers {short.first_layer}–{short.last_layer} need "
+        f"{said}: {most}, {layers_need(short.first_layer, short.last_layer)} "
         f"{shortage(short.needed_bytes, short.available_bytes, f'device {names[short.device]!r}')}",
         *([short.remedy] if short.remedy else []),
         *([doubt] if (doubt := doubtful_memory(max(each.memory_bytes for each in job.site.devices))) else []),

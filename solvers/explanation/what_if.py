@@ -21,6 +21,7 @@ from penstock.solvers.planners.deadline import Deadline
 from penstock.solvers.planners.session import Session
 from penstock.solvers.problem import Problem
 from penstock.solvers.result import Candidate, Shortage
+from penstock.solvers.shape import layers_need
 from penstock.solvers.simulate import simulate
 
 How = Literal["as it is", "re-timed", "re-drafted", "re-planned", "none"]
@@ -134,6 +135,6 @@ def lacks(problem: Problem, short: Shortage | None) -> str:
     if short is None:
         return ""
     return (
-        f"layers {short.first_layer}–{short.last_layer} need "
+        f"{layers_need(short.first_layer, short.last_layer)} "
         f"{shortage(short.needed_bytes, short.available_bytes, problem.devices[short.device].name)}"
     )

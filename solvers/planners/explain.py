@@ -14,7 +14,7 @@ from penstock.solvers.result import Bound, Candidate, Result, Shortage, Status
 from penstock.solvers.schedule import Orders
 from penstock.solvers.schedules.catalogue import SCHEDULES
 from penstock.solvers.schedules.early_backward import ACR_THRESHOLD, activation_communication_ratio
-from penstock.solvers.shape import micro_batches, shape
+from penstock.solvers.shape import layers_need, micro_batches, shape
 
 SHOWN = 8
 
@@ -133,10 +133,9 @@ def _obstacle(session: Session) -> str:
 def _lacking(session: Session, short: Shortage, result: Result) -> str:
     """What the nearest plan lacks, and what would help."""
     problem = session.problem
-    names = problem.layer_names
-    layers = f"layers {short.first_layer}–{short.last_layer} ({names[short.first_layer]} … {names[short.last_layer]})"
+    need = layers_need(short.first_layer, short.last_layer, problem.layer_names)
     sentence = (
-        f"in the nearest one, {layers} need "
+        f"in the nearest one, {need} "
         f"{shortage(short.needed_bytes, short.available_bytes, f'device {problem.devices[short.device].name!r}')}"
     )
     remedy = None if result.shortage is None else result.shortage.remedy

@@ -58,6 +58,7 @@ def test_never_above_any_planners_plan(seed: int) -> None:
     if rng.random() < 0.6:
         problem = replace(problem, micro_batch_sizes=())
     bounds = one_pipeline_bound(problem), request_bound(problem)
+    compared = found = 0
     for name, planner in PLANNERS.items():
         if name in ("auto", "exact") or "synchronous" not in planner.supports:
             continue
@@ -66,9 +67,12 @@ def test_never_above_any_planners_plan(seed: int) -> None:
                 best = planner.solve(problem, schedule=schedule, max_plans=8).best
             except UnsupportedRequest:
                 continue
+            found += best is not None
             for bound in bounds:
                 if best is not None and features_of_candidate(problem, best) <= bound.covers:
                     assert bound.bound_ns <= best.value_ns, (name, schedule, bound)
+                    compared += 1
+    assert compared > 10 or not found, "of seeds with plans enough are covered"
 
 
 @pytest.mark.parametrize("seed", range(14))

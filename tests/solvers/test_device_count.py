@@ -89,6 +89,7 @@ def test_never_above_planners_plans(seed: int) -> None:
     """Of small requests with every kind of memory, network and batch."""
     problem = random_request(seed, 6, 4)
     proven = known(problem)
+    compared = 0
     for name in PLANNED:
         session = Session(problem, Deadline(None), max_plans=12)
         entry = PLANNERS[name]
@@ -99,6 +100,8 @@ def test_never_above_planners_plans(seed: int) -> None:
             continue
         if session.best is not None and features_of_candidate(problem, session.best) <= proven.covers:
             assert proven.bound_ns <= session.best.value_ns, name
+            compared += 1
+    assert compared >= 2
 
 
 def test_even_stages_reach_it() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.solvers.shape import is_data_parallel, micro_batches, shape
+from penstock.solvers.shape import is_data_parallel, layers_need, micro_batches, shape
 
 
 @pytest.mark.parametrize(
@@ -39,3 +39,10 @@ def test_shapes_in_words(pipelines: list[list[list[str]]], words: str) -> None:
 )
 def test_micro_batches_in_words(number: int, rows: int, words: str) -> None:
     assert micro_batches(number, rows) == words
+
+
+def test_one_layer_needs_and_several_need() -> None:
+    assert layers_need(3, 3) == "layer 3 needs"
+    assert layers_need(0, 0, ["a", "b"]) == "layer 0 (a) needs"
+    assert layers_need(0, 1, ["a", "b"]) == "layers 0–1 (a … b) need"
+    assert layers_need(3, 5) == "layers 3–5 need"
