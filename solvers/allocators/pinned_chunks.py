@@ -78,7 +78,7 @@ def _cut_at(allocation: Allocation, bounds: Sequence[int]) -> Allocation:
     return Allocation(tuple(pipelines), allocation.num_micro_batches)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def pinned_bounds(problem: Problem, rank_of: tuple[int, ...], width: int) -> tuple[int, ...] | None:
     """First layer of each part, and L; None where there is no such cut, or too much to search.
 

@@ -29,7 +29,8 @@ from penstock.schemas.layouts import LayoutImported, LayoutRequest
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest
 from penstock.solvers.allocation import Stage, single_pipeline
-from penstock.solvers.result import Candidate
+from penstock.solvers.bounds import request_bound
+from penstock.solvers.result import REQUEST_SCOPE, Candidate
 from penstock.solvers.schedules.interleaved import groups_go
 from penstock.solvers.schedules.of_trainers import ONE_STAGE, chunks_of, order_of, ranks_of_stages
 from penstock.solvers.simulate import simulate
@@ -187,6 +188,22 @@ def test_ranges_hold_any_single_pipeline() -> None:
         plan.schedule,
         plan.prediction,
     )
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_layout_that_breaks_a_pin_is_measured_by_bounds_that_ask_for_none(kept: bool) -> None:
+    """All layers pinned to one of four devices, or to all; two stages on two devices each are quicker than one."""
+    names = [f"node0/{d}" for d in range(4)]
+    given = request().model_dump(mode="json") | {"pins": [{"layers": [0, 9], "devices": names if kept else names[:1]}]}
+    text = '{"layers": [[0, 4], [5, 9]], "num_micro_batches": 4}'
+    found = imported("ranges", text, request=PlanRequest.parse(given))
+    value = found.plan.prediction.time_per_global_batch_ns
+    whole = [each for each in found.plan.certificates if each.scope == REQUEST_SCOPE]
+    assert whole
+    assert all(each.bound_ns <= value for each in found.plan.certificates)
+    assert [each.covers.covers().pins == {"kept", "broken"} for each in whole if each.covers] == [not kept]
+    pinned = request_bound(to_problem(PlanRequest.parse(given))).bound_ns
+    assert (pinned > value) == (not kept)
 
 
 def even(target: str) -> PlanFile:

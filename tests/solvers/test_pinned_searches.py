@@ -15,8 +15,10 @@ from penstock.solvers.allocation import Stage, single_pipeline
 from penstock.solvers.allocators.chunks import both_ways, in_a_loop, in_a_v
 from penstock.solvers.allocators.hetpipe import Partitions
 from penstock.solvers.allocators.pinned_chunks import keeping_pins, pinned_bounds
+from penstock.solvers.allocators.spread.line import line_of
+from penstock.solvers.allocators.spread.pieces import Pieces
 from penstock.solvers.batches import batch_of
-from penstock.solvers.pins import broken_pin, moved
+from penstock.solvers.pins import broken_pin, devices_allowed, moved
 from penstock.solvers.planners.options import checked
 from penstock.solvers.planners.uniform import Search, Shape
 from penstock.solvers.problem import Pin, Problem
@@ -216,3 +218,36 @@ def test_grouped_updates_are_cut_for_the_pins(planner: str) -> None:
     result = PLANNERS[planner].solve(problem)
     assert result.best is not None
     assert broken_pin(problem, result.best.allocation) is None
+
+
+def test_runs_of_layers_are_on_no_more_devices_than_may_hold_them() -> None:
+    """``spread`` and ``relax``, which know numbers of devices only; by a count of its own of the devices allowed."""
+    closed = 0
+    for seed in range(12):
+        problem = drawn(seed, layers=8, micro_batch_sizes=(8,))
+        pieces = Pieces(problem, batch_of(problem, 8), line_of(problem))
+        depth = np.ones(problem.num_layers, dtype=np.int64)
+        for k, replicas in enumerate(pieces.replicas.tolist()):
+            fits = pieces.band(k, problem.num_layers, depth).fits
+            for first in range(problem.num_layers):
+                for stop in range(first + 1, problem.num_layers + 1):
+                    touched = [pin.devices for pin in problem.pins if pin.first < stop and first <= pin.last]
+                    held = sum(all(d in own for own in touched) for d in range(problem.num_devices))
+                    assert devices_allowed(problem)[first, stop] == held
+                    assert fits[first, stop - first - 1] == (held >= replicas)
+                    closed += held < replicas
+    assert closed > 100
+
+
+@pytest.mark.parametrize("planner", ["gpipe", "model-parallel"])
+def test_a_line_is_cut_for_the_pins_with_as_many_stages(planner: str) -> None:
+    """The even cut of two stages has layer 4 behind it; the pins want it with those before."""
+    problem = make_problem([10] * 8, nodes=(2,), boundary_bytes=1, global_batch_size=4)
+    problem = replace(problem, pins=(Pin(0, 4, frozenset({1})), Pin(5, 7, frozenset({0}))))
+    proposals = PLANNERS[planner].proposals
+    assert proposals is not None
+    options = checked(planner, PLANNERS[planner].options, {"stages": 2})
+    made = [each.allocation for each in proposals(problem, options)]
+    assert made
+    for allocation in made:
+        assert [(s.first, s.last, s.devices) for s in allocation.stages] == [(0, 4, (1,)), (5, 7, (0,))]
