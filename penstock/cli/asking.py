@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import typer
 
-from penstock.cli.documents import STANDARD, read_document, read_raw
+from penstock.cli.documents import STANDARD, TAKEN_BY, read_document, read_raw
+from penstock.schemas.errors import WrongDocument
 
 if TYPE_CHECKING:
     from penstock.schemas.request import PlanRequest
@@ -28,7 +29,7 @@ def request_of(options: Mapping[str, Any]) -> PlanRequest:
     for _, file, name in SOURCES:
         if options[file] is not None and options[name] is not None:
             raise typer.BadParameter(f"give either --{file} or --{name}, not both")
-    data = read_raw(options["request"]) if options["request"] is not None else {}
+    data = _request_file(options["request"]) if options["request"] is not None else {}
     fields = _fields(options)
     missing = [
         f"--{file} or --{name}"
@@ -42,6 +43,21 @@ def request_of(options: Mapping[str, Any]) -> PlanRequest:
     from penstock.schemas.request import PlanRequest
 
     return PlanRequest.parse(_merged(data, fields | _documents(options)), units=True, origin=options["request"] or "")
+
+
+def _request_file(source: str) -> dict[str, Any]:
+    """A request file's fields, of which options may give what is missing. Raises WrongDocument, InvalidDocument."""
+    from penstock.schemas.recognising import recognised
+    from penstock.schemas.request import PlanRequest
+
+    data = read_raw(source)
+    if (found := recognised(data)) not in (None, PlanRequest.kind):
+        raise WrongDocument(
+            f"{source!r} is a {found}, not a {PlanRequest.kind}", found=found, remedy=TAKEN_BY.get(found or "")
+        )
+    if data.keys() - PlanRequest.model_fields.keys():
+        PlanRequest.parse(data, units=True, origin=repr(source))  # which names the fields that may have been meant
+    return data
 
 
 def _fields(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -108,6 +108,26 @@ def test_a_document_in_the_wrong_place_is_told_its_option(
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        (
+            {"model": "gpt2-small", "global_batch_size": 8},
+            "/model: Extra inputs are not permitted (given: 'gpt2-small')",
+        ),
+        ({"plan": {}, "request": {}}, "is a plan file, not a plan request\n  try: `penstock verify`"),
+        ({"uniform": {}}, "is a topology, not a plan request\n  try: a topology goes to --topology (-t)"),
+    ],
+)
+def test_a_request_file_that_is_none_is_named(
+    document: dict[str, object], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "request.json"
+    path.write_text(json.dumps(document))
+    assert main(["plan", "--request", str(path)]) == 65
+    assert words in capsys.readouterr().err
+
+
 def test_memory_without_its_unit_is_asked_about(inputs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     topology = Path(inputs[3])
     topology.write_text(TOPOLOGY.replace("1 MiB", "80"))
