@@ -67,10 +67,12 @@ TESTS: dict[str, tuple[str, ...]] = {
                "solvers/test_verify", "solvers/test_sharing", "solvers/test_feasibility", "solvers/test_eager",
                "solvers/test_advance_forward"),
     "bounds": ("solvers/test_bounds", "solvers/test_windows", "solvers/test_split_windows",
-               "solvers/test_steady_bounds", "solvers/test_request_bound", "solvers/test_spread"),
+               "solvers/test_steady_bounds", "solvers/test_request_bound", "solvers/test_spread",
+               "layouts/test_within"),
     "lowering": ("solvers/test_lowering", "solvers/test_lowering_kinds", "solvers/test_lowering_periodic",
                  "solvers/test_lowering_random", "test_programs"),
-    "convert": ("test_convert", "test_convert_periodic", "test_api", "solvers/test_codecs", "schemas/test_documents"),
+    "convert": ("test_convert", "test_convert_periodic", "test_api", "solvers/test_codecs", "schemas/test_documents",
+                "solvers/test_explanation"),
 }  # fmt: skip
 """The tests that should kill a group's mutants; those that import the mutated module itself come first."""
 

@@ -213,6 +213,13 @@ def test_codecs_have_to_be_asked_for() -> None:
         api.programs(file)
 
 
+@pytest.mark.parametrize(("dtype", "encodable"), [("fp32", (4_000, 1)), ("bf16", (0, 0)), ("fp16", (0, 0))])
+def test_only_numbers_of_32_bits_are_encoded(dtype: str, encodable: tuple[int, int]) -> None:
+    asked = request()
+    profile = asked.profile.model_copy(update={"parameter_dtype": dtype})  # type: ignore[union-attr]
+    assert to_problem(asked.model_copy(update={"profile": profile})).encodable[0] == encodable
+
+
 def test_an_unknown_speed_of_conversion_is_refused() -> None:
     asked = request()
     without = asked.model_copy(update={"profile": asked.profile.model_copy(update={"codec_speeds": None})})  # type: ignore[union-attr]
