@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from difflib import get_close_matches
+from itertools import islice
 
 from penstock.importers.lines import Faults
 from penstock.layouts.megatron_others import CHANGING
@@ -97,6 +98,8 @@ _COMMENT = re.compile(r"(?m)(^|(?<=\s))#.*$")
 _NOTHING = ("", "null", "none", "~")
 _OFF = ("false", "no", "off", "0", "0.0", *_NOTHING)
 _ALIKE = 0.92
+_MOST_COMPARED = 1000
+"""Names that are no flag of these; a script has fewer."""
 
 
 class Flags:
@@ -122,11 +125,16 @@ class Flags:
         self._refuse_slips(plain)
 
     def _refuse_slips(self, plain: str) -> None:
+        """Each flag once, and of very many the first ones: to compare two names takes long."""
         faults = Faults(self.source)
+        first: dict[str, re.Match[str]] = {}
         for match in _ANY_FLAG.finditer(plain):
             name = match[1].replace("_", "-")
-            near = [] if name in _KNOWN else get_close_matches(name, _OF_PIPELINES, n=1, cutoff=_ALIKE)
-            if near:
+            if name not in _KNOWN:
+                first.setdefault(name, match)
+        for name, match in islice(first.items(), _MOST_COMPARED):
+            alike = [known for known in _OF_PIPELINES if abs(len(known) - len(name)) <= 0.1 * len(known)]
+            if near := get_close_matches(name, alike, n=1, cutoff=_ALIKE):
                 line, column = place(self.text, match.start())
                 detail = f"--{match[1]} is no flag of Megatron's; did you mean --{near[0]}?"
                 faults.add(line, detail, column=column, code="layout")

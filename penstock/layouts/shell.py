@@ -57,9 +57,14 @@ class Variables:
         self._text = text
         self._assigned: dict[str, list[_Assignment]] = defaultdict(list)
         found = [*_ASSIGNED.finditer(text), *_DEFAULTED.finditer(text)]
+        line = end = 0
+        condition: re.Match[str] | None = None
         for match in sorted(found, key=re.Match.start):
-            start = text.rfind("\n", 0, match.start()) + 1
-            conditional = _CONDITION.search(text[start : match.start()]) is not None
+            if match.start() >= end:  # another line; each is looked through once
+                line = text.rfind("\n", 0, match.start()) + 1
+                end = text.find("\n", match.start()) + 1 or len(text) + 1
+                condition = _CONDITION.search(text[line:end])
+            conditional = condition is not None and line + condition.end() <= match.start()
             self._assigned[match[1]].append(_Assignment(Value(match[2], match.start(2)), conditional))
 
     def value(self, word: Value, depth: int = 0) -> Value:

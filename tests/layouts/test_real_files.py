@@ -331,3 +331,13 @@ def test_a_layout_that_lacks_memory_may_be_quicker_than_what_fits() -> None:
     assert not found.fits
     assert any(value < bound.bound_ns for bound in within_bounds(to_problem(found.request)))
     assert all(bound.bound_ns <= value for bound in found.plan.certificates)
+
+
+def test_the_largest_text_on_one_line_is_read() -> None:
+    """Each line is looked through once for conditions: not once for each of its 49,000 assignments."""
+    text = f"a=1 && PP=4 {PP} $PP " + "value=3 --some-flag " * 49_000
+    assert len(text) < 1_000_000
+    known = Flags(text, "x")
+    assert known.number("pipeline-model-parallel-size") == 4
+    with pytest.raises(InvalidDocument, match="did you mean --pipeline-model-parallel-size"):
+        Flags(text + " --pipeline-model-paralel-size 4", "x")
