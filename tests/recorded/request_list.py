@@ -24,7 +24,7 @@ SHIPPED: tuple[tuple[str, str, str, int, Document], ...] = (
     ("auto-infeasible", "gpt-20b", "2x1xV100", 8, {"micro_batch_sizes": [1], "recompute": "always"}),
     ("dp", "resnet-50", "2x2xV100", 64, {"planner": "dp"}),
     ("gpipe", "bert-base", "2x2xV100", 16, {"planner": "gpipe", "micro_batch_sizes": [2]}),
-    ("gpipe-infeasible", "gpt2-xl", "2x1xV100", 16, {"planner": "gpipe", "micro_batch_sizes": [2]}),
+    ("auto-one-device", "resnet-50", "1x1xV100", 32, {"recompute": "never", "micro_batch_sizes": [32]}),
     ("model-parallel", "gnmt-16", "4x1xV100", 64, {"planner": "model-parallel"}),
     ("dapple", "vgg-19", "dapple-config-b", 64, {"planner": "dapple", "micro_batch_sizes": [8, 16]}),
     ("hetpipe", "vgg-19", "2x4xV100", 64, {"planner": "hetpipe", "micro_batch_sizes": [8, 16]}),
