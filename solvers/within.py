@@ -70,6 +70,10 @@ class Within:
     span: Span
     cuts: tuple[bool, ...]
 
+    def runs(self, ranks: int) -> tuple[str, ...]:
+        """The schedules on so many ranks: without a pipeline, micro-batches follow one another, as under 1F1B."""
+        return tuple(name for name in self.schedules if ranks > 1 or name == "early-backward")
+
     def group(self, ranks: int, number: int) -> int | None:
         """How many micro-batches interleaved 1F1B takes together unless it is told; None where it refuses so many."""
         rounds = max(1, number // ranks)

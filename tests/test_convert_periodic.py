@@ -194,9 +194,10 @@ def test_a_broken_pin_is_said(request_document: PlanRequest) -> None:
         request_document.model_dump(mode="json") | {"pins": [{"layers": [0, 0], "devices": ["node0/3"]}]}
     )
     plan = file.plan.model_copy(update={"request_hash": pinned.content_hash()})
-    assert judge(PlanFile(plan=plan, request=pinned)).faults == (
-        "The plan breaks a pin: layers 0–0 are pinned to node0/3, but are held by node0/0.",
-    )
+    broken, *uncovered = judge(PlanFile(plan=plan, request=pinned)).faults
+    assert broken == "The plan breaks a pin: layers 0–0 are pinned to node0/3, but are held by node0/0."
+    assert len(uncovered) == len(plan.certificates)
+    assert all("does not cover the plan" in each for each in uncovered)
 
 
 def test_a_pattern_under_a_rule_with_a_flush_is_one_sentence(request_document: PlanRequest) -> None:

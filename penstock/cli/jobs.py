@@ -48,7 +48,7 @@ def list_jobs(
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for head in ("job", "state", "planner", "created", "best and bound"):
-        table.add_column(head, overflow="fold", no_wrap=head == "job")
+        table.add_column(head, overflow="fold", no_wrap=head in ("job", "state"))
     for job in found.items:
         table.add_row(job.id, job.state, job.planner or "–", job.created_at, _line(job, state=False) or "–")
     screen = Screen.of()

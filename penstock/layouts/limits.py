@@ -231,8 +231,10 @@ def _recomputing(allocation: Allocation, within: Within) -> Iterator[str]:
 
 def _ordered(allocation: Allocation, orders: Orders, within: Within) -> Iterator[str]:
     if order_name(allocation, orders, within) is None:
-        known = ", ".join(TRAINERS[within.trainer].orders.values())
-        yield f"its order ({orders.name}) is none of those that {within.trainer} runs: {known}"
+        ranks = len({stage.devices for stage in allocation.stages})
+        known = ", ".join(TRAINERS[within.trainer].orders[name] for name in within.runs(ranks))
+        alone = " without a pipeline" if ranks == 1 else ""
+        yield f"its order ({orders.name}) is none of those that {within.trainer} runs{alone}: {known}"
 
 
 def in_a_v(stages: Sequence[Stage]) -> bool:
@@ -255,7 +257,7 @@ def order_name(allocation: Allocation, orders: Orders, within: Within) -> Order 
     stages, number = allocation.stages, allocation.num_micro_batches
     ranks = len({stage.devices for stage in stages})
     chunks = len(stages) // ranks
-    for name in within.schedules:
+    for name in within.runs(ranks):
         if (name in ONE_STAGE) != (chunks == 1) or (name in IN_A_V) != in_a_v(stages):
             continue
         group = _group(within, allocation, orders, ranks) if name == "interleaved" else ranks

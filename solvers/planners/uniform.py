@@ -189,7 +189,7 @@ class Search:
         blocks = int(self.cut.cuttable.sum()) + 1
         for world in worlds(self.problem):
             for ranks in _divisors(len(world)):
-                if ranks > blocks:
+                if ranks > blocks or self.schedule not in self.within.runs(ranks):
                     continue
                 replicas = len(world) // ranks
                 places = tuple(tuple(world[r * replicas : (r + 1) * replicas]) for r in range(ranks))

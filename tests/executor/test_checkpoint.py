@@ -64,7 +64,7 @@ def test_one_that_is_being_written_is_not_seen(tmp_path: Path) -> None:
     ("harm", "words"),
     [
         pytest.param(
-            lambda place: (place / "__0_0.distcp").write_text("num"), "3 bytes of 7 are there", id="truncated"
+            lambda place: (place / "__0_0.distcp").write_text("num"), "3 of 7 bytes are there", id="truncated"
         ),
         pytest.param(lambda place: (place / "__0_0.distcp").unlink(), "lacks its file '__0_0.distcp'", id="shard-gone"),
         pytest.param(lambda place: (place / MARKER).unlink(), "was not finished", id="no-marker"),

@@ -137,9 +137,7 @@ def plans(draw: st.DrawFn) -> Made:
     world = [device for node in names for device in nodes[node][:each]]
     ranks = draw(st.sampled_from([r for r in range(1, len(world) + 1) if len(world) % r == 0]))
     per = len(world) // ranks
-    name = draw(st.sampled_from(problem.within.schedules))
-    per = len(world) // ranks
-    name = draw(st.sampled_from([name for name in problem.within.schedules if name in ONE_STAGE or 1 < ranks <= 5]))
+    name = draw(st.sampled_from([name for name in problem.within.runs(ranks) if name in ONE_STAGE or ranks <= 5]))
     chunks = draw(st.sampled_from(list(chunks_of(name, 10 // ranks))))
     counts = [m for m in range(1, 49) if 48 % (m * per) == 0]
     number = draw(st.sampled_from([m for m in counts if name != "interleaved" or problem.within.group(ranks, m)]))
