@@ -1,4 +1,4 @@
-"""What a periodic plan cannot be quicker than, per global batch: loads, reductions in turn, ways round (BOUNDS 2).
+"""What a periodic plan cannot be quicker than, per global batch: loads, reductions in turn, ways round (BOUNDS 8.1).
 
 A stage steps after every E micro-batches, so M / E times per global batch, and its replicas that take turns see one
 micro-batch in so many: shares are fractions, of a run that goes on for ever. Where at most K micro-batches are between
