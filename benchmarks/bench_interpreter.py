@@ -3,7 +3,7 @@
 ``python benchmarks/bench_interpreter.py [--iterations N]``: one line per row: name, value, unit, target, ok or MISSED.
 
 Iterations are paired and alternate in the same processes, on the same partition, order and data; the figure is the
-median of the ratios of neighbours, since absolute times drift with the load (EXECUTOR.md, section C). Orders go to
+median of the ratios of neighbours, since absolute times drift with the load (EXECUTOR B). Orders go to
 ``_PipelineScheduleRuntime`` as the CSV of ``penstock export schedule``. For DAPPLE's Figure 8 devices are emulated by
 sleeping, so that three of them need no three cores.
 """
@@ -44,7 +44,7 @@ from penstock.solvers.schedules.zero_bubble import zb_h1
 
 LAYERS = 10
 CUTS = {2: (5,), 4: (3, 5, 7)}
-"""First layers of the stages of GPT after the first, as in EXECUTOR.md."""
+"""First layers of the stages of GPT after the first, as in EXECUTOR B."""
 TINY_MICRO_BATCHES = 64
 DELAY_S = 0.004
 WARMUP = 2

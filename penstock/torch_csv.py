@@ -1,4 +1,4 @@
-"""Orders as PyTorch's compute-only schedule CSV, and back: the common subset of both (EXECUTOR.md, A1 and G.4).
+"""Orders as PyTorch's compute-only schedule CSV, and back: the common subset of both (EXECUTOR A.1 and G.2).
 
 One line per rank, one cell per operation (``2F0``: stage 2, forward, micro-batch 0; kinds F, B, I, W); an empty cell is
 an idle step. torchtitan takes such a file as ``parallelism.pipeline_parallel_schedule_csv``,

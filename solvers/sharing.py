@@ -1,4 +1,6 @@
-"""The judge of elastic averaging: N pipelines that share their devices' processors (AvgPipe, section 3; DESIGN 6).
+"""The judge of elastic averaging: N pipelines that share their devices' processors (AvgPipe, section 3).
+
+Its rules in full: ``docs/theory/judge.md``, section 7.
 
 **What is judged.** One iteration: each of N equal pipelines, all on the same K devices (stage k of every pipeline on
 device k), takes a *global batch of its own* through M micro-batches and updates its own weights. So every pipeline of

@@ -1,4 +1,4 @@
-"""The judge's clock: when every operation, transfer, reduction and update of one step runs (DESIGN 6, ALGORITHMS A.1).
+"""The judge's clock: when every operation, transfer, reduction and update of one step runs (ALGORITHMS A.1).
 
 Devices run their rows in order. An operation starts when its lane is free and its input is there: F(s, m) needs the
 activation of F(s-1, m); B(s, m) and I(s, m) the gradient of B/I(s+1, m), on the last stage the lane's own F(s, m);

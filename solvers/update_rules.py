@@ -1,4 +1,6 @@
-"""Update rules: which weights a micro-batch uses, and when a stage may step (DESIGN 7, ALGORITHMS 5.1).
+"""Update rules: which weights a micro-batch uses, and when a stage may step (ALGORITHMS 5.1).
+
+What they train is in ``docs/update-rules.md``, when their stages step in ``docs/theory/judge.md``, sections 5 and 6.
 
 Version v of a stage's weights is what v updates have made of them. Global batch t is *round* t of a stage.
 """

@@ -2,7 +2,7 @@
 
 Sentences, none when all is good: layers, devices, rows and micro-batches of the plan; every operation once, with its
 duration, after what it needs; lanes, channels and links used by one at a time; reductions and updates; memory; and
-the numbers that the timeline states (ALGORITHMS A.7, DESIGN 6). A periodic plan is checked in the run that
+the numbers that the timeline states (ALGORITHMS A.7). A periodic plan is checked in the run that
 ``unroll`` defines: also every optimizer step within its row, the weight versions that are alive, the steady window.
 """
 

@@ -1,8 +1,9 @@
-"""Check of weight versions for ``verify``: every version that an operation uses exists, and is still held (DESIGN 7).
+"""Check of weight versions for ``verify``: every version that an operation uses exists, and is still held.
 
-Version v of a stage's weights is what v optimizer steps have made of them. A lane's row is walked with a counter of
-its steps. The version that a forward names has to be alive until the last gradient operation of its micro-batch:
-among the newest ``copies`` of the counter, or, under weight stashing, one of at most ``copies`` that are in use.
+Version v of a stage's weights is what v optimizer steps have made of them; ``docs/update-rules.md`` says which one each
+rule uses. A lane's row is walked with a counter of its steps. The version that a forward names has to be alive until
+the last gradient operation of its micro-batch: among the newest ``copies`` of the counter, or, under weight stashing,
+one of at most ``copies`` that are in use.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@
 Because names are those of the unsplit model, any plan can go on from it: a rank reads what its layers need. Nothing
 else is random or in flight at a step's end: batches and random states follow from seed and step.
 
-Two traps of torch.distributed.checkpoint are kept out of the way (EXECUTOR, section E): optimizer states are read by
+Two traps of torch.distributed.checkpoint are kept out of the way (EXECUTOR E.2): optimizer states are read by
 name and put in place here, not through ``set_optimizer_state_dict``, which leaves them out silently when a gradient is
 there; and its errors, which are no ``Exception``, become ours.
 """

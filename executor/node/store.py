@@ -1,7 +1,7 @@
 """Hosts the TCPStore at which the ranks of one generation of a run meet: ``python -m penstock.executor.node.store``.
 
 A process of its own, because the agent loads no torch, and because a store must not outlive its generation: ranks that
-meet at a used store read the addresses of dead ranks (EXECUTOR.md, section E). It listens on a free port of the given
+meet at a used store read the addresses of dead ranks (EXECUTOR E.1). It listens on a free port of the given
 interface alone, says where as one JSON line on stdout, and ends when its stdin is closed.
 """
 

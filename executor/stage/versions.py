@@ -1,7 +1,7 @@
 """Several versions of a stage's weights at once, for update rules that do not flush (ALGORITHMS 5.1).
 
 A version is a set of Parameters over storage of its own. A forward points the layers at its version's Parameters (a
-pointer per parameter, 0.05 µs; EXECUTOR, "Weight versions"), its graph keeps hold of them, and all versions' gradients
+pointer per parameter, 0.05 µs; EXECUTOR C.3), its graph keeps hold of them, and all versions' gradients
 arrive in one buffer. The optimizer's parameters stay the same objects for ever, over the storage of the newest version:
 a step copies the newest weights into free storage, moves there, and steps in place, so graphs of older versions are
 left alone (their Parameters have version counters of their own).

@@ -2,7 +2,7 @@
 
 A send never blocks its issuer, and its buffer lives until the peer has taken it. Gloo cannot be asked whether a send
 is done, only waited for, so a thread waits, and buffers go as soon as they can. Waiting for a dead peer fails at once;
-for a silent one after the group's timeout (EXECUTOR.md, section C).
+for a silent one after the group's timeout (EXECUTOR C.1, C.4).
 """
 
 from __future__ import annotations

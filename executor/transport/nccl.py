@@ -2,7 +2,7 @@
 
 NCCL matches messages by their order and a send occupies its stream until the peer receives, so a run's programs have
 to be lowered for it; both ends compare their order before the first message. Receives are waited for by the compute
-stream, not by this thread (EXECUTOR.md, "Deadlock freedom"; Megatron-LM #5240 for communicators that are made lazily).
+stream, not by this thread (EXECUTOR C.2; Megatron-LM #5240 for communicators that are made lazily).
 """
 
 from __future__ import annotations

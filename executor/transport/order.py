@@ -1,7 +1,7 @@
 """The order of messages on each directed edge, for a transport without tags: both ends have to count alike.
 
 An edge is a (sending rank, receiving rank); its messages are those of all channels between the two, in the order in
-which the programs issue them (EXECUTOR.md, "Deadlock freedom"). Standard library and ``schemas`` only.
+which the programs issue them (EXECUTOR C.2). Standard library and ``schemas`` only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Start times by an event heap, for channels and links that several transfers want (DESIGN 6; ALGORITHMS A.1).
+"""Start times by an event heap, for channels and links that several transfers want (ALGORITHMS A.1).
+
+The rules are those of ``docs/theory/judge.md``, section 4.
 
 At one instant: first everything that ends is ended, then waiting transfers start in the order of (ready time, stage,
 direction, micro-batch), each if all its resources are free (a blocked one reserves nothing), then lanes start;

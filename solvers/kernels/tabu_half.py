@@ -1,10 +1,10 @@
 """Start times by a worklist where both ways of an edge share a private channel: any rows, no event heap.
 
-A lane runs until its next input is unknown. A channel takes the transfer that is ready first, forwards before
-backwards (DESIGN 6; ALGORITHMS A.1), as soon as nothing earlier can come the other way: the other sender waits for this
-very channel, or cannot make anything by then. The earliest of all waiting transfers can always be taken, because
-whatever is made later follows an arrival. Valid where every stage lies on one lane and what sends takes time.
-O(operations), and a look over the channels for each time that nothing else goes on.
+A lane runs until its next input is unknown. A channel takes the transfer that is ready first, forwards before backwards
+(``docs/theory/judge.md``, section 4; ALGORITHMS A.1), as soon as nothing earlier can come the other way: the other
+sender waits for this very channel, or cannot make anything by then. The earliest of all waiting transfers can always be
+taken, because whatever is made later follows an arrival. Valid where every stage lies on one lane and what sends takes
+time. O(operations), and a look over the channels for each time that nothing else goes on.
 """
 
 from __future__ import annotations

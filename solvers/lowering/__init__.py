@@ -1,4 +1,4 @@
-"""From a plan to one program per rank, refused when it would hang or corrupt (EXECUTOR.md, C and G.1).
+"""From a plan to one program per rank, refused when it would hang or corrupt (EXECUTOR C.2 and G.1).
 
 Each operation becomes an instruction; F is followed by its sends, so are B and I; a receive is posted before the later
 of the previous operation of the same stage and direction and the second operation before the one that needs it. So a

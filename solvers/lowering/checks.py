@@ -1,7 +1,7 @@
 """Whether programs run to their end, and the words for it when they do not.
 
 Buffered semantics (gloo: a send never waits) always; for NCCL also rendezvous (a send ends when its receive is posted)
-and equal order of the messages on both ends of each pair, because messages there have no tags (EXECUTOR.md, C).
+and equal order of the messages on both ends of each pair, because messages there have no tags (EXECUTOR C.2).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tasks of one solve, side by side in processes or one after the other, with the same answer (DESIGN section 5).
+"""Tasks of one solve, side by side in processes or one after the other, with the same answer (docs/planning.md).
 
 Why the answer does not depend on the number of workers nor on which of them is faster:
 

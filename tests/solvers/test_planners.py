@@ -84,7 +84,7 @@ FLUSHED, ALL = frozenset[UpdateRule]({"synchronous"}), frozenset[UpdateRule](get
 def test_every_plan_is_the_judges_and_auto_is_never_worse(
     changes: dict[str, Any], rules: frozenset[UpdateRule]
 ) -> None:
-    """DESIGN promises 1-3: verified, in memory as simulated, with the judge's time, above its bounds; auto the best.
+    """Of every planner: verified, in memory as simulated, with the judge's time, above its bounds; auto the best.
 
     Every kind of request once; the plans of all rules and little memory meet in test_madpipe_planner and others.
     """
