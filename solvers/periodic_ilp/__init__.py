@@ -1,4 +1,4 @@
-"""The shortest pattern of an allocation as an integer linear program (MadPipe's second phase, section 4.4).
+"""The shortest pattern of an allocation as an integer linear program (MadPipe, section 4.3; ALGORITHMS 4.4).
 
 The program counts in periods, the pattern is timed in whole nanoseconds from what it decided (``path``).
 """

@@ -2,7 +2,7 @@
 
 Every number of micro-batches and every uniform width (each stage on so many replicas, the paper's perspective) makes
 a chain of its own. On it: the exact contiguous optimum under 1F1B*, and allocations with a special processor at
-several target periods, whose patterns are placed from the inside out, and then by the periodic ILP of section 4.4
+several target periods, whose patterns are placed from the inside out, and then by the periodic ILP of section 4.3
 where that may be shorter than what is known. (1F1B* is the ILP's optimum for contiguous ones.) The result is the
 best of all of them by the judge, hence never worse than the contiguous optimum. ``mode: paper`` has Algorithm 1's
 allocations only.

@@ -190,7 +190,7 @@ SCHEDULES: dict[str, ScheduleRow] = {
         ScheduleRow(
             "periodic-ilp",
             periodic_ilp,
-            "MadPipe (Beaumont et al., 2022), section 4.4",
+            "MadPipe (Beaumont et al., 2022), section 4.3",
             "the pattern of the smallest period of any allocation, by the periodic ILP",
             parts="own",
             supports=DOUBLE_BUFFERED,

@@ -1,4 +1,4 @@
-"""The pattern of the smallest period of any allocation, by the periodic ILP (MadPipe section 4.4)."""
+"""The pattern of the smallest period of any allocation, by the periodic ILP (MadPipe section 4.3; ALGORITHMS 4.4)."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ def wpipe(problem: Problem, allocation: Allocation, *, policy: WarmUp = "A") -> 
 
     The starts are those of a network without transfers in which every slot takes as long as the longest. A
     recomputing part rebuilds its activations in an operation of its own right before the backward, which may wait
-    for its gradient meanwhile (section 5.6). Raises ``UnsupportedRequest`` for allocations that are not two groups on
-    the same devices, and for fewer micro-batches than the warm-up needs.
+    for its gradient meanwhile (ALGORITHMS 5.6). Raises ``UnsupportedRequest`` for allocations that are not two groups
+    on the same devices, and for fewer micro-batches than the warm-up needs.
     """
     depth = _depth(allocation)
     number = allocation.num_micro_batches
