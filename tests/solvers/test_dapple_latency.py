@@ -32,7 +32,7 @@ def test_vectors(
     literal: int,
     largest: int,
 ) -> None:
-    """prototypes/oracles, dapple_latency, times two."""
+    """Formulas (1) to (3) on lines of stages, times doubled so that they are integers (ALGORITHMS 2.1, R-4)."""
     found = latency(forward, backward, reduce, count, pivot="formula")
     assert (found.pivot, found.value_ns) == (pivot, value)
     assert found.value_ns == found.warmup_ns + found.steady_ns + found.ending_ns

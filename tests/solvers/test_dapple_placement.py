@@ -29,7 +29,7 @@ OCCUPIED = [0, 1, 8, 9, 10, 11]
     ],
 )
 def test_examples(policy: Policy, occupied: list[int], need: int, expected: list[int]) -> None:
-    """prototypes/oracles, placement."""
+    """The three policies on three servers of eight devices, some of them occupied (ALGORITHMS 2.4)."""
     assert place(policy, EIGHT, occupied, need) == tuple(expected)
 
 
