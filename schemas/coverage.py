@@ -188,7 +188,7 @@ def model_of(scope: Scope, covers: Covers) -> str:
     if scope == REQUEST_SCOPE:
         return "every plan of this request"
     if scope == SCHEDULE_SCOPE:
-        return f"this allocation, any order of its operations{_operations(covers)}"
+        return ", ".join(("this allocation, any order of its operations", *_operations(covers)))
     return f"plans {describe(covers)}"
 
 
@@ -204,11 +204,12 @@ def claim(scope: Scope, covers: Covers | None) -> str:
     if scope == REQUEST_SCOPE:
         return "No plan of this request"
     if scope == SCHEDULE_SCOPE:
-        return f"No order of this allocation's operations{_operations(covers)}"
+        kinds = ", ".join(_operations(covers))
+        return f"No order of this allocation's operations{f' ({kinds})' if kinds else ''}"
     return f"No plan {describe(covers)}"
 
 
-def _operations(covers: Covers) -> str:
+def _operations(covers: Covers) -> list[str]:
     """Which operations an allocation's orders are made of, where that is not the usual forward and whole backward."""
     said = []
     if covers.update_rule <= PERIODIC:
@@ -217,7 +218,7 @@ def _operations(covers: Covers) -> str:
         said.append("split backwards")
     if covers.recompute_runs == {"apart"}:
         said.append("recomputation apart from the backwards")
-    return "".join(f", {part}" for part in said)
+    return said
 
 
 PERIODIC: Final = frozenset({"weight_stashing", "double_buffered", "double_grouped"})

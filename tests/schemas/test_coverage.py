@@ -115,7 +115,7 @@ def test_sentences_begin_with_what_is_covered() -> None:
         "in the order of the cluster, synchronous updates, 1–8, 16 micro-batches"
     )
     assert claim(SCHEDULE_SCOPE, Covers(backward=frozenset({"split"}))) == (
-        "No order of this allocation's operations, split backwards"
+        "No order of this allocation's operations (split backwards)"
     )
     assert "coverage not stated" in claim(REQUEST_SCOPE, None)
 
