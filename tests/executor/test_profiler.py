@@ -133,6 +133,8 @@ def test_the_fit_finds_the_line(bandwidth: int, latency: int) -> None:
 
 def test_a_fit_of_noise_is_still_a_link() -> None:
     assert fit({1024: 900, 4096: 800}) == (5_120_000_000, 0)
+    nearly = {1: 4_000_000, 2**20: 4_000_000, 2**25: 4_000_001}  # 1 ns for 32 MiB: a loaded machine's noise
+    assert fit(nearly) == (round(2**25 / 4_000_001 * 1e9), 0)
     assert LinkMeasurement(*fit({1024: 0}), {1024: 0}).fabric().bandwidth_bytes_per_s >= 1
 
 
