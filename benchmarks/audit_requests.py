@@ -24,8 +24,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "solvers")]
 
 from claims import Contradiction, Effort, Tally, audit  # noqa: E402
 
-from penstock.solvers.registry import PLANNERS  # noqa: E402
-from penstock.solvers.warm import warm  # noqa: E402
+from penstock.solvers.planners.catalogue import PLANNERS  # noqa: E402
+from penstock.solvers.solve.warm import warm  # noqa: E402
 
 TOLD_EVERY = 50
 SHOWN = 3

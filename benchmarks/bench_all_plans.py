@@ -19,11 +19,11 @@ from chains import chain, star, unequal
 from penstock.convert import to_problem
 from penstock.examples.catalogue import cluster, profile
 from penstock.schemas.request import NetworkModel, PlanRequest
-from penstock.solvers.bounds import one_pipeline_bound, request_bound
-from penstock.solvers.coverage import features_of_candidate
-from penstock.solvers.problem import NetworkRules, Problem
-from penstock.solvers.registry import PLANNERS
-from penstock.solvers.result import Bound, Candidate
+from penstock.solvers.bounds.coverage import features_of_candidate
+from penstock.solvers.bounds.schedule_bound import one_pipeline_bound, request_bound
+from penstock.solvers.model.problem import NetworkRules, Problem
+from penstock.solvers.model.result import Bound, Candidate
+from penstock.solvers.planners.catalogue import PLANNERS
 
 MODELS = {"vgg-19": 1024, "gnmt-16": 1024, "bert-48": 64, "xlnet-36": 128, "amoebanet-36": 128}
 """Global batch sizes."""

@@ -27,10 +27,10 @@ from penstock.examples.catalogue import cluster, profile
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import NetworkModel, PlanRequest
-from penstock.solvers.problem import Problem
-from penstock.solvers.registry import PLANNERS
-from penstock.solvers.result import Result
-from penstock.solvers.warm import warm
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Result
+from penstock.solvers.planners.catalogue import PLANNERS
+from penstock.solvers.solve.warm import warm
 
 CLUSTERS = ("dapple-config-a", "dapple-config-b", "dapple-config-c")
 LIMITS_S = (0.0, 0.1, 1.0, 5.0)

@@ -18,20 +18,20 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from penstock import api
-from penstock.calibrating import calibrate
+from penstock.calibration.calibrate import calibrate
 from penstock.convert import to_plan, to_problem
-from penstock.executor.launch import run_locally
 from penstock.executor.profiling.profiler import measure_profile
+from penstock.executor.run.local import run_locally
+from penstock.planning import api
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.trace import Trace
-from penstock.solvers.allocation import Stage, single_pipeline
-from penstock.solvers.result import Candidate
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.allocation import Stage, single_pipeline
+from penstock.solvers.model.result import Candidate
 from penstock.solvers.schedules.early_backward import early_backward
-from penstock.solvers.simulate import simulate
 
 JOB = "penstock.examples.gpt:job"
 LAYERS = 10

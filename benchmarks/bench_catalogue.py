@@ -19,15 +19,15 @@ from typing import NamedTuple
 import numpy as np
 from chains import chain, star
 
-from penstock.solvers.allocation import Allocation, Stage, single_pipeline
-from penstock.solvers.problem import MemoryRules, NetworkRules, Problem
-from penstock.solvers.schedule import Orders
-from penstock.solvers.schedules.chained import Chained
+from penstock.solvers.judge.simulate import makespan_ns
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.problem import MemoryRules, NetworkRules, Problem
+from penstock.solvers.model.schedule import Orders
 from penstock.solvers.schedules.interleaved import interleaved, looped_bfs
 from penstock.solvers.schedules.overtaking import found_overtaking
+from penstock.solvers.schedules.support.chained import Chained
 from penstock.solvers.schedules.v_shape import v_half, v_min, zb_v
 from penstock.solvers.schedules.zero_bubble import zb_h1, zb_h2
-from penstock.solvers.simulate import makespan_ns
 
 UNIT = 1000
 STASH = 1000

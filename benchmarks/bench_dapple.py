@@ -10,12 +10,12 @@ import time
 import numpy as np
 from chains import chain, star, unequal
 
-from penstock.solvers.allocators.dapple.placement import POLICIES
-from penstock.solvers.allocators.dapple.search import Rules, search
-from penstock.solvers.allocators.dapple.tables import shape
-from penstock.solvers.batches import Batch, batch_of
-from penstock.solvers.problem import NetworkRules, Problem
-from penstock.solvers.registry import PLANNERS
+from penstock.solvers.model.micro_batches import Batch, batch_of
+from penstock.solvers.model.problem import NetworkRules, Problem
+from penstock.solvers.planners.catalogue import PLANNERS
+from penstock.solvers.planners.dapple.placement import POLICIES
+from penstock.solvers.planners.dapple.search import Rules, search
+from penstock.solvers.planners.dapple.tables import shape
 
 REPETITIONS = 3
 

@@ -19,10 +19,10 @@ from chains import NO_BUCKETS, chain, star
 from penstock.convert import to_problem
 from penstock.examples.catalogue import cluster, profile
 from penstock.schemas.request import PlanRequest
-from penstock.solvers.problem import MemoryRules, NetworkRules, Problem
-from penstock.solvers.registry import PLANNERS
-from penstock.solvers.result import Result, Status
-from penstock.solvers.warm import warm
+from penstock.solvers.model.problem import MemoryRules, NetworkRules, Problem
+from penstock.solvers.model.result import Result, Status
+from penstock.solvers.planners.catalogue import PLANNERS
+from penstock.solvers.solve.warm import warm
 
 INSTANCES = 50
 NUMBERS = (4, 8, 16)

@@ -18,7 +18,7 @@ from penstock.importers.cluster.slurm.scontrol_nodes import read_scontrol_nodes
 from penstock.importers.cluster.slurm.scontrol_topology import read_scontrol_topology
 from penstock.importers.cluster.slurm.slurm_conf import read_slurm_conf
 from penstock.importers.cluster.slurm.slurm_yaml import read_slurm_yaml
-from penstock.schemas.topology_import import ImportSource
+from penstock.schemas.api.topology_import import ImportSource
 
 NODES, PER_LEAF, LEAVES_PER_SPINE = 10_000, 25, 20
 RUNS = 5

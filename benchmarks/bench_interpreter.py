@@ -27,16 +27,16 @@ from runtimes import MICRO_BATCHES, ROWS, SEED, Prepared, TorchRuntime, gpt_job,
 from torch import Tensor, nn
 from torch.nn import functional
 
-from penstock.executor import interpreter as interpreting
-from penstock.executor.chain import Chain
-from penstock.executor.interpreter import Interpreter
-from penstock.executor.job import LayerSpec
-from penstock.executor.launch import loopback_interface
+from penstock.executor.program import interpreter as interpreting
+from penstock.executor.program.interpreter import Interpreter
+from penstock.executor.run.chain import Chain
+from penstock.executor.run.job import LayerSpec
+from penstock.executor.run.local import loopback_interface
 from penstock.executor.transport import GlooTransport, process_groups
 from penstock.schemas.program import parse_row
-from penstock.solvers.allocation import Allocation, Stage
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders, Row
+from penstock.solvers.model.allocation import Allocation, Stage
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders, Row
 from penstock.solvers.schedules.early_backward import early_backward
 from penstock.solvers.schedules.interleaved import interleaved
 from penstock.solvers.schedules.v_shape import zb_v

@@ -15,12 +15,12 @@ from penstock.schemas.profile import BoundaryTensor, Layer, LayerMeasurement, Me
 from penstock.schemas.program import parse_row, print_row
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology, Fabric, UniformCluster
-from penstock.solvers.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.lowering import lower, lower_arrays
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders
-from penstock.solvers.schedules.eager import eager
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders
 from penstock.solvers.schedules.early_backward import early_backward
+from penstock.solvers.schedules.periodic.eager import eager
 
 RANKS, MICRO_BATCHES = 1024, 4096
 

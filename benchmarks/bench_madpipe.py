@@ -20,18 +20,18 @@ import numpy as np
 from penstock.examples.catalogue import profile
 from penstock.importers.pipedream import read_profile
 from penstock.schemas.profile import ModelProfile
-from penstock.solvers.allocators.madpipe.chain import Chain
-from penstock.solvers.allocators.madpipe.contiguous import contiguous_optimum
-from penstock.solvers.allocators.madpipe.labels import TOLERANCE, Searched, special_optimum
-from penstock.solvers.allocators.madpipe.paper import first_phase
+from penstock.solvers.planners.madpipe.chain import Chain
+from penstock.solvers.planners.madpipe.contiguous import contiguous_optimum
+from penstock.solvers.planners.madpipe.labels import TOLERANCE, Searched, special_optimum
+from penstock.solvers.planners.madpipe.paper import first_phase
 
 MEMORIES = (1.6, 2.5, 8.0)
 BANDWIDTH_BYTES_PER_S = 12 * 10**9
 FRESH = """
 import time
-from penstock.solvers.allocators.madpipe.chain import Chain
-from penstock.solvers.allocators.madpipe.contiguous import contiguous_optimum
-from penstock.solvers.allocators.madpipe.labels import special_optimum
+from penstock.solvers.planners.madpipe.chain import Chain
+from penstock.solvers.planners.madpipe.contiguous import contiguous_optimum
+from penstock.solvers.planners.madpipe.labels import special_optimum
 chain = Chain.of_layers([5, 6, 7], [9, 9, 9], [1, 1, 1], [4, 3, 2, 1], bandwidth_bytes_per_s=10**9,
                         memory_bytes=60, processors=2)
 began = time.perf_counter()

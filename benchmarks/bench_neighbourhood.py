@@ -21,12 +21,12 @@ from penstock.convert import to_problem
 from penstock.examples.catalogue import cluster, profile
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.request import PlanRequest
-from penstock.solvers.neighbourhood.search import SECOND, Search, is_movable
-from penstock.solvers.planners.deadline import Deadline
-from penstock.solvers.planners.options import checked
-from penstock.solvers.planners.session import Session
-from penstock.solvers.problem import NetworkRules, Problem
-from penstock.solvers.registry import PLANNERS
+from penstock.solvers.improve.neighbourhood.flushed import SECOND, Search, is_movable
+from penstock.solvers.model.options import checked
+from penstock.solvers.model.problem import NetworkRules, Problem
+from penstock.solvers.planners.catalogue import PLANNERS
+from penstock.solvers.solve.deadline import Deadline
+from penstock.solvers.solve.session import Session
 
 NEVER = 2**60
 SMALL, LARGE = 1.0, 10.0

@@ -16,15 +16,15 @@ from typing import NamedTuple
 import chains
 import numpy as np
 
-from penstock.solvers.allocators.madpipe.chain import Chain
-from penstock.solvers.allocators.madpipe.contiguous import Found, contiguous_optimum
-from penstock.solvers.allocators.madpipe.labels import portfolio
-from penstock.solvers.periodic_ilp import solve
-from penstock.solvers.problem import MemoryRules, NetworkRules, Problem
-from penstock.solvers.registry import PLANNERS
-from penstock.solvers.schedules import inside_out
-from penstock.solvers.schedules.one_f_one_b_star import chain_loads, groups
-from penstock.solvers.schedules.stage_line import StageLine
+from penstock.solvers.model.problem import MemoryRules, NetworkRules, Problem
+from penstock.solvers.planners.catalogue import PLANNERS
+from penstock.solvers.planners.madpipe.chain import Chain
+from penstock.solvers.planners.madpipe.contiguous import Found, contiguous_optimum
+from penstock.solvers.planners.madpipe.labels import portfolio
+from penstock.solvers.schedules.periodic import inside_out
+from penstock.solvers.schedules.periodic.ilp import solve
+from penstock.solvers.schedules.periodic.one_f_one_b_star import chain_loads, groups
+from penstock.solvers.schedules.support.stage_line import StageLine
 
 TARGETS_S = {4: 3.0, 6: 3.0, 8: 3.0, 10: 3.0, 12: 3.0, 16: 8.0}
 MILLION = 10**6

@@ -12,8 +12,12 @@ from dataclasses import replace
 from penstock.convert import to_problem
 from penstock.examples.catalogue import cluster, profile
 from penstock.schemas.request import PlanRequest
-from penstock.solvers.allocators.hetpipe import Partitions, groupings
-from penstock.solvers.allocators.pipedream.hierarchy import (
+from penstock.solvers.model.micro_batches import batch_of
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.planners.catalogue import PLANNERS
+from penstock.solvers.planners.hetpipe.partitions import Partitions, groupings
+from penstock.solvers.planners.pipedream.device_row import DeviceRow
+from penstock.solvers.planners.pipedream.hierarchy import (
     Level,
     Rules,
     allocated,
@@ -22,12 +26,8 @@ from penstock.solvers.allocators.pipedream.hierarchy import (
     levels_of,
     partition,
 )
-from penstock.solvers.allocators.pipedream.layers import Layers
-from penstock.solvers.allocators.pipedream.placed import Settings, placed
-from penstock.solvers.allocators.pipedream.row import DeviceRow
-from penstock.solvers.batches import batch_of
-from penstock.solvers.problem import Problem
-from penstock.solvers.registry import PLANNERS
+from penstock.solvers.planners.pipedream.layers import Layers
+from penstock.solvers.planners.pipedream.placed import Settings, placed
 
 REPETITIONS = 3
 

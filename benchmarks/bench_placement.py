@@ -15,7 +15,7 @@ from typing import Any
 
 from penstock.examples import catalogue
 from penstock.placing import place
-from penstock.schemas.placement import Placement
+from penstock.schemas.api.placement import Placement
 from penstock.schemas.topology import ClusterTopology, Link
 
 GBIT = 10**9 // 8

@@ -28,16 +28,16 @@ from runtimes import SEED, Prepared, in_processes, laid
 from torch import Tensor, nn
 from torch.nn import functional
 
-from penstock.executor.chain import Chain
-from penstock.executor.interpreter import Interpreter
-from penstock.executor.job import LayerSpec
-from penstock.executor.launch import loopback_interface
+from penstock.executor.program.interpreter import Interpreter
+from penstock.executor.run.chain import Chain
+from penstock.executor.run.job import LayerSpec
+from penstock.executor.run.local import loopback_interface
 from penstock.executor.transport import GlooTransport
-from penstock.solvers.allocation import Allocation, Stage
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders
+from penstock.solvers.model.allocation import Allocation, Stage
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders
 from penstock.solvers.schedules.early_backward import early_backward
-from penstock.solvers.schedules.recomputed import recomputed
+from penstock.solvers.schedules.support.recomputed import recomputed
 
 FORWARD_S = 0.01
 MICRO_BATCHES = 16

@@ -24,9 +24,9 @@ from penstock.convert import to_problem
 from penstock.examples.catalogue import cluster, profile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import NetworkModel, PlanRequest
-from penstock.solvers.planners.relax import MILLION, Relaxation
-from penstock.solvers.problem import NetworkRules, Problem
-from penstock.solvers.registry import PLANNERS
+from penstock.solvers.model.problem import NetworkRules, Problem
+from penstock.solvers.planners.catalogue import PLANNERS
+from penstock.solvers.planners.contiguous_bound.planner import MILLION, Relaxation
 
 CLUSTERS = ("A25", "A130", "B", "C")
 NVLINK_SUM = 130 * 10**9

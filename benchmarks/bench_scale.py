@@ -19,21 +19,21 @@ from typing import TypedDict, TypeVar
 
 from large_requests import SIZES, Size, request
 
-from penstock import explaining
-from penstock.api import judge
 from penstock.convert import to_problem
 from penstock.convert.answers import to_plan
+from penstock.planning import explain as explaining
+from penstock.planning.api import judge
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest
-from penstock.solvers.bounds import schedule_bound
-from penstock.solvers.problem import Problem
-from penstock.solvers.registry import PLANNERS
-from penstock.solvers.result import Candidate, Result
-from penstock.solvers.simulate import makespan_ns, simulate
-from penstock.solvers.tables import cost_tables
-from penstock.solvers.update_rules import UpdateRule
-from penstock.solvers.verify import verify
-from penstock.solvers.warm import warm
+from penstock.solvers.bounds.schedule_bound import schedule_bound
+from penstock.solvers.judge.operation_tables import cost_tables
+from penstock.solvers.judge.simulate import makespan_ns, simulate
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Candidate, Result
+from penstock.solvers.model.update_rules import UpdateRule
+from penstock.solvers.planners.catalogue import PLANNERS
+from penstock.solvers.solve.warm import warm
+from penstock.solvers.verify.verifier import verify
 
 T = TypeVar("T")
 WHOSE = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)

@@ -2,8 +2,8 @@
 
 Stages on devices of their own, private half-duplex channels, equal or unequal times, with or without transfers; without
 a memory limit, with the memory of 1F1B (S - s micro-batches on stage s), and with backwards in two parts in the memory
-of S micro-batches on every stage. Each plan starts from the best usual order and is closed (``solvers.closing``) with a
-counted effort. A plan is proven when the judged time is the bound. CPU time, warm; the wall time beside it. Prints
+of S micro-batches on every stage. Each plan starts from the best usual order, which ``solvers.improve.order`` improves
+with a counted effort. A plan is proven when the judged time is the bound. CPU time, warm; the wall time beside it. Prints
 ``name value unit target ok|MISSED``, ``-`` where there is no target. ``--quick``: one seed, nothing above (8, 32).
 """
 
@@ -18,13 +18,13 @@ from typing import NamedTuple
 import numpy as np
 from chains import NO_BUCKETS, chain, star
 
-from penstock.solvers.allocation import Allocation, Stage, single_pipeline
-from penstock.solvers.closing import close
-from penstock.solvers.problem import MemoryRules, NetworkRules, Problem
-from penstock.solvers.schedule import Orders
+from penstock.solvers.improve.order import close
+from penstock.solvers.judge.simulate import makespan_ns, simulate
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.problem import MemoryRules, NetworkRules, Problem
+from penstock.solvers.model.schedule import Orders
 from penstock.solvers.schedules.early_backward import depths, early_backward
 from penstock.solvers.schedules.overtaking import overtaking
-from penstock.solvers.simulate import makespan_ns, simulate
 
 STASH = 10
 SEEDS = 5

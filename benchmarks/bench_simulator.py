@@ -19,12 +19,12 @@ import numpy as np
 from chains import chain, star
 
 from penstock.schemas.program import BACKWARD, FORWARD
-from penstock.solvers.allocation import Allocation, Stage, single_pipeline
-from penstock.solvers.bulk import Catalogue
-from penstock.solvers.problem import NetworkRules, Problem
-from penstock.solvers.schedule import Orders, Pattern, PatternOperation, Row, Schedule
-from penstock.solvers.simulate import makespan_ns, simulate
-from penstock.solvers.unroll import unroll
+from penstock.solvers.improve.neighbourhood.batch import Catalogue
+from penstock.solvers.judge.simulate import makespan_ns, simulate
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.problem import NetworkRules, Problem
+from penstock.solvers.model.schedule import Orders, Pattern, PatternOperation, Row, Schedule
+from penstock.solvers.model.unroll import unroll
 
 REPETITIONS = 7
 BULK = 2000

@@ -15,11 +15,11 @@ import time
 import numpy as np
 from chains import chain, star, unequal
 
-from penstock.solvers.allocators.spp.ordering import Graph, device_order, graph_of, merged
-from penstock.solvers.allocators.spp.partition import pruned_replicas, search, stages_that_fit
-from penstock.solvers.allocators.spp.tables import chain_of, windows
-from penstock.solvers.batches import batch_of
-from penstock.solvers.problem import NetworkRules, Problem
+from penstock.solvers.model.micro_batches import batch_of
+from penstock.solvers.model.problem import NetworkRules, Problem
+from penstock.solvers.planners.spp.ordering import Graph, device_order, graph_of, merged
+from penstock.solvers.planners.spp.partition import pruned_replicas, search, stages_that_fit
+from penstock.solvers.planners.spp.tables import chain_of, windows
 
 MICRO_BATCHES = 32
 FIRST_CALL = """

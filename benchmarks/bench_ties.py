@@ -28,20 +28,20 @@ from slow_link import SlowLink, SlowTransport, slow_all_reduces
 
 from penstock.convert import to_problem
 from penstock.examples import gpt
-from penstock.executor.chain import Chain
-from penstock.executor.interpreter import Interpreter
-from penstock.executor.job import Job
 from penstock.executor.profiling.profiler import measure_profile
+from penstock.executor.program.interpreter import Interpreter
+from penstock.executor.run.chain import Chain
+from penstock.executor.run.job import Job
 from penstock.executor.transport import process_groups
 from penstock.schemas.profile import ModelProfile, SharedParameter
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology, Fabric, UniformCluster
-from penstock.solvers.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.judge.simulate import makespan_ns
 from penstock.solvers.lowering import lower
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders
 from penstock.solvers.schedules.early_backward import early_backward
-from penstock.solvers.simulate import makespan_ns
 
 MICRO_BATCHES, ROWS = 4, 2
 BYTES_PER_S = 2_000_000

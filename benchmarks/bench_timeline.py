@@ -24,7 +24,7 @@ from penstock.report.assets import script, style
 from penstock.report.figure import embedded_figure
 from penstock.report.payload import payload
 from penstock.report.picture import picture_of_timeline
-from penstock.solvers.simulate import simulate
+from penstock.solvers.judge.simulate import simulate
 
 CHROMIUM = "/usr/bin/chromium"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]

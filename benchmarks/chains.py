@@ -7,10 +7,10 @@ from typing import Literal
 
 import numpy as np
 
-from penstock.solvers.allocation import Allocation, Stage, single_pipeline
-from penstock.solvers.network import Cable, Inside, Network
-from penstock.solvers.problem import Device, Measured, MemoryRules, NetworkRules, Problem
-from penstock.solvers.update_rules import UpdateRule
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.network import Cable, Inside, Network
+from penstock.solvers.model.problem import Device, Measured, MemoryRules, NetworkRules, Problem
+from penstock.solvers.model.update_rules import UpdateRule
 
 NO_BUCKETS = 2**60
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from penstock.examples.catalogue import profile
 from penstock.importers.pipedream import read_profile
 from penstock.schemas.profile import ModelProfile
-from penstock.solvers.coverage import contiguous, features_of_candidate
-from penstock.solvers.problem import Problem
-from penstock.solvers.result import Candidate
+from penstock.solvers.bounds.coverage import contiguous, features_of_candidate
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Candidate
 
 MODELS = {
     "vgg-19": ("vgg-19-pbs-32", 32, 1024),

@@ -19,21 +19,21 @@ from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 from torch.nn import functional
 
 from penstock.convert import to_problem
+from penstock.convert.torch_csv import to_csv
 from penstock.examples import gpt
-from penstock.executor.chain import Chain
-from penstock.executor.interpreter import Interpreter
-from penstock.executor.job import LayerSpec, SimpleJob
 from penstock.executor.node.store import listen
+from penstock.executor.program.interpreter import Interpreter
+from penstock.executor.run.chain import Chain
+from penstock.executor.run.job import LayerSpec, SimpleJob
 from penstock.executor.transport import connect
 from penstock.schemas.profile import BoundaryTensor, Layer, LayerMeasurement, Measurement, ModelProfile, ProfileSource
 from penstock.schemas.program import Program
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology, Fabric, UniformCluster
-from penstock.solvers.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.lowering import lower
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders
-from penstock.torch_csv import to_csv
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders
 
 SEED = 0
 MICRO_BATCHES, ROWS = 8, 4

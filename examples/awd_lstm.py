@@ -10,7 +10,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from penstock.executor.job import LayerSpec
+from penstock.executor.run.job import LayerSpec
 
 from .gnmt import Recurrent
 from .synthetic import TokenJob

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from penstock.executor.job import LayerSpec
+from penstock.executor.run.job import LayerSpec
 
 from .attention import Attention, FeedForward, TokenEmbedding
 from .synthetic import SyntheticJob

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from penstock.executor.job import LayerSpec
+from penstock.executor.run.job import LayerSpec
 
 from .convolution import ClassifierHead, ConvNormRelu
 from .synthetic import ImageJob

@@ -11,7 +11,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from penstock.executor.job import LayerSpec
+from penstock.executor.run.job import LayerSpec
 
 from .attention import Attention, FeedForward, TokenEmbedding
 from .synthetic import TokenJob

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from penstock.executor.job import Builder, LayerSpec
+from penstock.executor.run.job import Builder, LayerSpec
 
 from .convolution import ClassifierHead, ConvNormRelu
 from .synthetic import ImageJob

@@ -12,7 +12,7 @@ from functools import partial
 from torch import Tensor, nn
 from torch.nn import functional
 
-from penstock.executor.job import LayerSpec
+from penstock.executor.run.job import LayerSpec
 
 from .convolution import ClassifierHead, ConvNormRelu
 from .synthetic import ImageJob

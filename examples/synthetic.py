@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, AdamW, Optimizer
 
-from penstock.executor.chain import derived_seed
-from penstock.executor.job import LayerSpec, SimpleJob
+from penstock.executor.run.chain import derived_seed
+from penstock.executor.run.job import LayerSpec, SimpleJob
 
 Layers = Callable[[], Sequence[LayerSpec]]
 

@@ -10,7 +10,7 @@ from functools import partial
 
 from torch import nn
 
-from penstock.executor.job import LayerSpec
+from penstock.executor.run.job import LayerSpec
 
 from .synthetic import ImageJob
 

@@ -9,32 +9,32 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.api import Answer as Answer
-    from penstock.api import compare as compare
-    from penstock.api import judge as judge
-    from penstock.api import ladder as ladder
-    from penstock.api import plan as plan
-    from penstock.api import programs as programs
-    from penstock.api import solve as solve
-    from penstock.calibrating import calibrate as calibrate
-    from penstock.explaining import explain as explain
-    from penstock.importing import import_topology as import_topology
+    from penstock.calibration.calibrate import calibrate as calibrate
+    from penstock.importers.topology import import_topology as import_topology
     from penstock.layouts.exporting import layout_text as layout_text
     from penstock.layouts.importing import import_layout as import_layout
     from penstock.placing import place as place
+    from penstock.planning.api import Answer as Answer
+    from penstock.planning.api import compare as compare
+    from penstock.planning.api import judge as judge
+    from penstock.planning.api import ladder as ladder
+    from penstock.planning.api import plan as plan
+    from penstock.planning.api import programs as programs
+    from penstock.planning.api import solve as solve
+    from penstock.planning.explain import explain as explain
+    from penstock.planning.sweep import sweep as sweep
     from penstock.solvers.explanation.layout import Layout as Layout
-    from penstock.sweeping import sweep as sweep
 
 _API = {
-    **dict.fromkeys(("Answer", "compare", "judge", "ladder", "plan", "programs", "solve"), "penstock.api"),
-    "calibrate": "penstock.calibrating",
-    "explain": "penstock.explaining",
+    **dict.fromkeys(("Answer", "compare", "judge", "ladder", "plan", "programs", "solve"), "penstock.planning.api"),
+    "calibrate": "penstock.calibration.calibrate",
+    "explain": "penstock.planning.explain",
     "place": "penstock.placing",
-    "import_topology": "penstock.importing",
+    "import_topology": "penstock.importers.topology",
     "import_layout": "penstock.layouts.importing",
     "layout_text": "penstock.layouts.exporting",
     "Layout": "penstock.solvers.explanation.layout",
-    "sweep": "penstock.sweeping",
+    "sweep": "penstock.planning.sweep",
 }
 """Where each name of the Python API is."""
 

@@ -10,21 +10,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from penstock.schemas.agents import SyncReply, SyncRequest
+from penstock.schemas.api.agents import SyncReply, SyncRequest
+from penstock.schemas.api.calibration import CalibrationOut, CalibrationRequest
+from penstock.schemas.api.explanation import Explanation
+from penstock.schemas.api.jobs import JobEvent, JobOut, PlanComparison, ProblemDetails, ResultOut, RunOut, RunRequest
+from penstock.schemas.api.layouts import LayoutImported, LayoutRequest
+from penstock.schemas.api.placement import PlacementAnswer, PlacementRequest
+from penstock.schemas.api.sweep import SweepOut, SweepRequest
+from penstock.schemas.api.topology_import import TopologyImport, TopologyImported
 from penstock.schemas.bundle import JobBundle, LaunchReport
-from penstock.schemas.calibration import CalibrationOut, CalibrationRequest
 from penstock.schemas.document import Part
-from penstock.schemas.explanation import Explanation
-from penstock.schemas.jobs import JobEvent, JobOut, PlanComparison, ProblemDetails, ResultOut, RunOut, RunRequest
 from penstock.schemas.launch import LaunchSettings
-from penstock.schemas.layouts import LayoutImported, LayoutRequest
-from penstock.schemas.placement import PlacementAnswer, PlacementRequest
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.profile import ModelProfile, PipelineProfile
 from penstock.schemas.request import PlanRequest
-from penstock.schemas.sweep import SweepOut, SweepRequest
 from penstock.schemas.topology import ClusterTopology
-from penstock.schemas.topology_import import TopologyImport, TopologyImported
 from penstock.schemas.trace import Trace
 
 DOCUMENTS: dict[str, type[Part]] = {

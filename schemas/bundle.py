@@ -10,13 +10,13 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from penstock.schemas.agents import digest_of
+from penstock.schemas.api.agents import digest_of
+from penstock.schemas.api.jobs import EvaluationOut
+from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.document import Document, Part
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
-from penstock.schemas.jobs import EvaluationOut
 from penstock.schemas.quantities import Bytes, ContentHash, Count, Flag, Name, Nanoseconds, Number, PositiveCount
 from penstock.schemas.request import UpdateRule
-from penstock.schemas.run_options import RunOptions
 
 BoundarySize = tuple[Name, Count, Count]
 """A tensor that crosses a cut: its name, its bytes per sample, those of its gradient."""

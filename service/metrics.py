@@ -14,10 +14,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from penstock.service.tables import ACTIVE, agents, jobs, now_ms, runs, workers
+from penstock.service.db.tables import ACTIVE, agents, jobs, now_ms, runs, workers
 
 if TYPE_CHECKING:
-    from penstock.service.database import Database
+    from penstock.service.db.database import Database
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -12,28 +12,28 @@ from functools import partial
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 
-from penstock.service import judging
-from penstock.service.agents import Agents
-from penstock.service.database import Database, DatabaseAway
-from penstock.service.forkserver import PRELOAD, WARM, Forkserver
-from penstock.service.idempotency import Idempotency
-from penstock.service.jobs import JobQueue
-from penstock.service.judging import ProgramCache
-from penstock.service.leases import Leases
+from penstock.service.db.database import Database, DatabaseAway
+from penstock.service.db.notifier import Notifier
+from penstock.service.db.relay import Relay
+from penstock.service.db.store import Stores
+from penstock.service.http.idempotency import Idempotency
+from penstock.service.jobs import judging
+from penstock.service.jobs.judging import ProgramCache
+from penstock.service.jobs.leases import Leases
+from penstock.service.jobs.queue import JobQueue
+from penstock.service.jobs.submissions import Submissions
+from penstock.service.jobs.submit import Planning
+from penstock.service.jobs.sweeps import Sweeps
+from penstock.service.jobs.worker import Worker
 from penstock.service.metrics import DatabaseCollector
-from penstock.service.notifier import Notifier
-from penstock.service.planning import Planning
-from penstock.service.recovery import Recovery
-from penstock.service.relay import Relay
-from penstock.service.runs import Runs
+from penstock.service.runs.agents import Agents
+from penstock.service.runs.recovery import Recovery
+from penstock.service.runs.runs import Runs
 from penstock.service.security.door import Door
 from penstock.service.security.sizes import Sizes
 from penstock.service.settings import Settings
-from penstock.service.store import Stores
-from penstock.service.submissions import Submissions
-from penstock.service.sweeps import Sweeps
-from penstock.service.worker import Worker
-from penstock.solvers.processors import available_processors
+from penstock.solvers.solve.processors import available_processors
+from penstock.workers.forkserver import PRELOAD, WARM, Forkserver
 
 WATCH_AGAIN_S = 1.0
 

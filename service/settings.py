@@ -14,7 +14,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from penstock.schemas.document import faults_of
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.service import configuration
-from penstock.solvers.processors import available_processors
+from penstock.solvers.solve.processors import available_processors
 
 SHORTEST_DAYS = 2
 """A document that was stored within the last day is not marked again when somebody asks for it."""
@@ -56,8 +56,12 @@ class Settings(BaseSettings):
         description="what ended so long ago, at least 2 days, is removed with what only it had named; 0: never",
     )
     max_sweep_cases: int = Field(default=1000, ge=1, description="plan requests of one sweep")
-    solve_entry: str = Field(default="penstock.api:solve", description="module:function that answers a plan request")
-    compare_entry: str = Field(default="penstock.api:compare", description="module:function that compares planners")
+    solve_entry: str = Field(
+        default="penstock.planning.api:solve", description="module:function that answers a plan request"
+    )
+    compare_entry: str = Field(
+        default="penstock.planning.api:compare", description="module:function that compares planners"
+    )
     lease_s: float = Field(default=30.0, gt=0, description="a worker that is silent for longer has lost its job")
     max_attempts: int = Field(default=3, ge=1, description="a job fails when it was lost so often")
     max_solve_s: float = Field(default=3600.0, gt=0, description="longest limit, and that of a request that names none")

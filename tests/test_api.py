@@ -6,8 +6,8 @@ import sys
 import pytest
 
 import penstock
-from penstock.api import one_device_ns
 from penstock.convert import to_problem
+from penstock.planning.api import one_device_ns
 from penstock.schemas.errors import InvalidDocument, InvalidPlan, NotFound, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
 

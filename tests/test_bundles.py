@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from penstock import api
-from penstock.bundles import boundary_sizes, make_bundle
+from penstock.planning import api
+from penstock.planning.bundles import boundary_sizes, make_bundle
+from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.bundle import JobBundle
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.program import Program
 from penstock.schemas.request import PlanRequest
-from penstock.schemas.run_options import RunOptions
-from penstock.service.samples import tiny_request
+from penstock.service.http.samples import tiny_request
 
 
 def planned(**more: Any) -> PlanFile:

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api import judge
-from penstock.calibrating import Calibration, answer, calibrate
+from penstock.calibration.calibrate import Calibration, answer, calibrate
 from penstock.calibration.fitting import fit
 from penstock.cli.main import main
 from penstock.convert import to_plan, to_problem
-from penstock.schemas.calibration import CalibrationRequest
+from penstock.planning.api import judge
+from penstock.schemas.api.calibration import CalibrationRequest
 from penstock.schemas.errors import InvalidDocument, InvalidPlan
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import ModelProfile
@@ -23,10 +23,10 @@ from penstock.schemas.program import KINDS
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.trace import Trace
-from penstock.solvers.allocation import Stage, single_pipeline
-from penstock.solvers.result import Candidate
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.allocation import Stage, single_pipeline
+from penstock.solvers.model.result import Candidate
 from penstock.solvers.schedules.early_backward import early_backward
-from penstock.solvers.simulate import simulate
 
 US = 1000
 FORWARD = [300, 900, 500, 700, 400, 800]

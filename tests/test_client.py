@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.client import Client, error_of
+from penstock.schemas.api.jobs import ProblemDetails
 from penstock.schemas.errors import Conflict, Fault, InvalidDocument, NotFound, PenstockError, Unreachable
-from penstock.schemas.jobs import ProblemDetails
 
 
 class Elsewhere(http.server.BaseHTTPRequestHandler):

@@ -5,22 +5,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.api import judge, programs
 from penstock.convert import from_plan, to_plan, to_problem
+from penstock.planning.api import judge, programs
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, WEIGHT, Program
 from penstock.schemas.request import PlanRequest
-from penstock.solvers.allocation import Allocation, Pipeline, Stage, single_pipeline
-from penstock.solvers.bounds import request_bound, schedule_bound
+from penstock.solvers.bounds.schedule_bound import request_bound, schedule_bound
+from penstock.solvers.judge.shared_processor import parallel_pipelines
+from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.lowering import check_programs
-from penstock.solvers.problem import Problem
-from penstock.solvers.result import Candidate
-from penstock.solvers.schedule import Orders, Pattern, PatternOperation, Row
+from penstock.solvers.model.allocation import Allocation, Pipeline, Stage, single_pipeline
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.schedule import Orders, Pattern, PatternOperation, Row
+from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.schedules.chimera import chimera
-from penstock.solvers.sharing import parallel_pipelines
-from penstock.solvers.simulate import simulate
-from penstock.solvers.update_rules import UpdateRule
 
 EVERY_RULE = ["synchronous", "weight_stashing", "double_buffered", "double_grouped", "elastic_averaging"]
 

@@ -19,7 +19,7 @@ import pytest
 from orphans import no_orphans
 
 from penstock.cli.main import main
-from penstock.schemas.jobs import JobOut, RunOut
+from penstock.schemas.api.jobs import JobOut, RunOut
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
@@ -46,7 +46,7 @@ from schemas import WIDTH
 from service.rate import RATE
 from torch import nn
 
-from penstock.executor.job import LayerSpec, SimpleJob
+from penstock.executor.run.job import LayerSpec, SimpleJob
 
 GATE = Path(__file__).with_name("closed")
 
@@ -139,7 +139,7 @@ class Cluster:
     def ranks(self, name: str) -> list[psutil.Process]:
         """The rank processes of an agent, in the order in which it started them."""
         children = psutil.Process(self.processes[name].pid).children()
-        ranks = [child for child in children if "penstock.executor.rank" in child.cmdline()]
+        ranks = [child for child in children if "penstock.executor.run.rank" in child.cmdline()]
         return sorted(ranks, key=lambda child: (child.create_time(), child.pid))
 
     def wait_until_gone(self, agent: str) -> None:

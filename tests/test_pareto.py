@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.pareto import Point, front, graded
+from penstock.planning.pareto import Point, front, graded
 
 POINTS = st.integers(1, 4).flatmap(
     lambda size: st.lists(st.tuples(*[st.integers(0, 4).map(float)] * size), max_size=12)

@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock import api
-from penstock.executor.job import load_job
+from penstock.calibration.pipeline_profiling import compute_spans, profile_pipeline, transfer_times, utilisation
 from penstock.executor.profiling.analytic import analytic_profile
 from penstock.executor.profiling.busy_clock import BusyClock
-from penstock.pipeline_profiling import compute_spans, profile_pipeline, transfer_times, utilisation
+from penstock.executor.run.job import load_job
+from penstock.planning import api
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import PipelineProfile
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology, Fabric, UniformCluster
-from penstock.solvers.timeline import Transfers
+from penstock.solvers.model.timeline import Transfers
 
 JOB = "examples.gpt:tiny"
 BATCHES = 3

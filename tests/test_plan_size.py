@@ -3,10 +3,10 @@
 from penstock.convert import from_plan, to_plan, to_problem
 from penstock.schemas.plan import Plan
 from penstock.schemas.request import PlanRequest
-from penstock.solvers.allocation import Stage, single_pipeline
-from penstock.solvers.result import Candidate
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.allocation import Stage, single_pipeline
+from penstock.solvers.model.result import Candidate
 from penstock.solvers.schedules.early_backward import early_backward
-from penstock.solvers.simulate import simulate
 
 STAGES, MICRO_BATCHES = 1024, 4096
 

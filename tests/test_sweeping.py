@@ -17,13 +17,13 @@ from typing import Any
 import psutil
 import pytest
 
-from penstock.pareto import front
+from penstock.planning.pareto import front
+from penstock.planning.sweep import cases, sweep
 from penstock.scale_out import executor_of
 from penstock.scale_out.solving import SolveLimits, solve_case
+from penstock.schemas.api.sweep import SweepRequest, SweepRow
 from penstock.schemas.errors import InvalidDocument, Unreachable
-from penstock.schemas.sweep import SweepRequest, SweepRow
-from penstock.service.samples import tiny_request
-from penstock.sweeping import cases, sweep
+from penstock.service.http.samples import tiny_request
 
 ENTRIES = Path(__file__).parent / "service"
 HANG, HANG_WITHOUT_PLAN, HANG_FIRST_TIME = 1, 2, 3
@@ -201,8 +201,8 @@ def test_a_solver_that_dies_is_a_problem_in_words(executor: Executor):
 HANGING_SWEEP = """
 import json, sys
 from penstock.scale_out.solving import SolveLimits
-from penstock.schemas.sweep import SweepRequest
-from penstock.sweeping import sweep
+from penstock.schemas.api.sweep import SweepRequest
+from penstock.planning.sweep import sweep
 sweep(SweepRequest.parse(json.loads(sys.argv[1])), limits=SolveLimits(entry="solver_entries:entry"))
 """
 

@@ -16,11 +16,11 @@ from torch.distributed.pipelining.schedules import (
     _validate_schedule,
 )
 
+from penstock.convert.torch_csv import beside, from_csv, to_csv
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, KINDS, RECOMPUTE, WEIGHT, parse_row
-from penstock.solvers.allocation import Allocation, Stage, single_pipeline
-from penstock.solvers.schedule import Orders, Row
-from penstock.torch_csv import beside, from_csv, to_csv
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.schedule import Orders, Row
 
 
 def one_f_one_b(num_stages: int, num_micro_batches: int, split: bool = False) -> tuple[Allocation, Orders]:

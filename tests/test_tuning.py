@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock import api
 from penstock.cli.main import main
+from penstock.planning import api
+from penstock.planning.tune import fastest, settings, traverse
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.plan import PlanFile
-from penstock.tuning import fastest, settings, traverse
 
 
 @pytest.fixture(scope="module")

@@ -10,22 +10,22 @@ from curves import PIPELINES, Curve, recipe_of
 from tasks import BATCH, TASKS, Task
 
 from penstock.convert import to_problem
-from penstock.executor.chain import Chain
-from penstock.executor.launch import run_locally
-from penstock.executor.work import Work
+from penstock.executor.run.chain import Chain
+from penstock.executor.run.local import run_locally
+from penstock.executor.run.work import Work
 from penstock.schemas.profile import BoundaryTensor, Layer, LayerMeasurement, Measurement, ModelProfile, ProfileSource
 from penstock.schemas.program import Program
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology, Fabric, UniformCluster
-from penstock.solvers.allocation import Stage, single_pipeline
+from penstock.solvers.judge.shared_processor import parallel_pipelines
 from penstock.solvers.lowering import lower
-from penstock.solvers.problem import Problem
+from penstock.solvers.model.allocation import Stage, single_pipeline
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.schedules.advance_forward import advance_forward
-from penstock.solvers.schedules.eager import eager
 from penstock.solvers.schedules.early_backward import early_backward
-from penstock.solvers.schedules.wpipe import wpipe
-from penstock.solvers.sharing import parallel_pipelines
-from penstock.solvers.update_rules import UpdateRule
+from penstock.solvers.schedules.periodic.eager import eager
+from penstock.solvers.schedules.periodic.wpipe import wpipe
 
 
 class OnRanks(NamedTuple):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from penstock.examples import gpt
-from penstock.executor.job import LayerSpec, SimpleJob
+from penstock.executor.run.job import LayerSpec, SimpleJob
 
 BATCH = 32
 CHARACTERS, LENGTH, SUCCESSORS = 6, 24, 3

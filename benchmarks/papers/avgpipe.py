@@ -21,24 +21,24 @@ from report import Row, Section, main
 from penstock.convert import to_problem
 from penstock.examples.catalogue import cluster, profile
 from penstock.schemas.request import MemoryModel, PlanRequest
-from penstock.solvers.allocation import Allocation, Stage, single_pipeline
-from penstock.solvers.allocators.data_parallel import data_parallel
-from penstock.solvers.avgpipe.partition import Stages, partitions
-from penstock.solvers.avgpipe.predictor import Degrees, Mode
-from penstock.solvers.avgpipe.tuning import Tuner, Tuning, best_partitions
-from penstock.solvers.batches import Batch, batch_of, candidates
-from penstock.solvers.costs import all_reduce_ns, stage_costs
-from penstock.solvers.planners.avgpipe import orders_of
-from penstock.solvers.problem import PipelineRun, Problem, RankRun
-from penstock.solvers.schedule import Schedule
+from penstock.solvers.costs.durations import all_reduce_ns, stage_costs
+from penstock.solvers.judge.shared_processor import simulate_sharing
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.micro_batches import Batch, batch_of, candidates
+from penstock.solvers.model.problem import PipelineRun, Problem, RankRun
+from penstock.solvers.model.schedule import Schedule
+from penstock.solvers.model.timeline import Timeline
+from penstock.solvers.model.update_rules import UpdateRule
+from penstock.solvers.planners.avgpipe.partition import Stages, partitions
+from penstock.solvers.planners.avgpipe.planner import orders_of
+from penstock.solvers.planners.avgpipe.predictor import Degrees, Mode
+from penstock.solvers.planners.avgpipe.tuning import Tuner, Tuning, best_partitions
+from penstock.solvers.planners.simple.data_parallel import data_parallel
 from penstock.solvers.schedules.advance_forward import advance_forward, climb
-from penstock.solvers.schedules.eager import eager
 from penstock.solvers.schedules.early_backward import early_backward, policy_a
 from penstock.solvers.schedules.gpipe import gpipe
-from penstock.solvers.sharing import simulate_sharing
-from penstock.solvers.simulate import simulate
-from penstock.solvers.timeline import Timeline
-from penstock.solvers.update_rules import UpdateRule
+from penstock.solvers.schedules.periodic.eager import eager
 
 MODELS = {"gnmt-16": (128, 3, "adam"), "bert-large": (32, 3, "adam"), "awd-lstm": (40, 2, "sgd")}
 """Section 7: batch, nodes and optimizer."""

@@ -23,15 +23,15 @@ from penstock.examples.catalogue import cluster, profile
 from penstock.importers.pipedream import read_profile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import MemoryModel, NetworkModel, PlanRequest
-from penstock.solvers.allocation import Allocation, Stage, single_pipeline
-from penstock.solvers.memory import static_bytes
-from penstock.solvers.problem import Problem
-from penstock.solvers.registry import PLANNERS
-from penstock.solvers.result import Result
+from penstock.solvers.costs.memory import static_bytes
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Result
+from penstock.solvers.model.timeline import Timeline
+from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.schedules.early_backward import activation_communication_ratio, early_backward, policy_a, policy_b
 from penstock.solvers.schedules.gpipe import gpipe
-from penstock.solvers.simulate import simulate
-from penstock.solvers.timeline import Timeline
 
 BATCHES = {"vgg-19": 2048, "gnmt-16": 1024, "bert-48": 64, "xlnet-36": 128, "amoebanet-36": 128, "resnet-50": 2048}
 SLICES = {"vgg-19": 32, "gnmt-16": 64, "bert-48": 2, "xlnet-36": 1, "amoebanet-36": 1, "resnet-50": 64}

@@ -30,18 +30,18 @@ from penstock.examples.catalogue import cluster, profile
 from penstock.importers.pipedream import read_profile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import MemoryModel, NetworkModel, PlanRequest
-from penstock.solvers.allocators.madpipe.chain import Chain
-from penstock.solvers.allocators.madpipe.contiguous import Found, Part, at_period, contiguous_optimum, line_of
-from penstock.solvers.allocators.madpipe.labels import TOLERANCE, portfolio, special_optimum
-from penstock.solvers.allocators.madpipe.paper import first_phase
-from penstock.solvers.kernels.madpipe_labels import FOUND, Rounding, special
-from penstock.solvers.network import Inside, Network
-from penstock.solvers.periodic_ilp import solve
-from penstock.solvers.problem import Device, Measured, Problem
-from penstock.solvers.registry import PLANNERS
-from penstock.solvers.schedules import inside_out
-from penstock.solvers.schedules.one_f_one_b_star import groups, minimal_period_ns
-from penstock.solvers.schedules.stage_line import StageLine
+from penstock.solvers.model.network import Inside, Network
+from penstock.solvers.model.problem import Device, Measured, Problem
+from penstock.solvers.planners.catalogue import PLANNERS
+from penstock.solvers.planners.madpipe.chain import Chain
+from penstock.solvers.planners.madpipe.contiguous import Found, Part, at_period, contiguous_optimum, line_of
+from penstock.solvers.planners.madpipe.label_kernel import FOUND, Rounding, special
+from penstock.solvers.planners.madpipe.labels import TOLERANCE, portfolio, special_optimum
+from penstock.solvers.planners.madpipe.paper import first_phase
+from penstock.solvers.schedules.periodic import inside_out
+from penstock.solvers.schedules.periodic.ilp import solve
+from penstock.solvers.schedules.periodic.one_f_one_b_star import groups, minimal_period_ns
+from penstock.solvers.schedules.support.stage_line import StageLine
 
 SIDES = {"resnet-50": 224, "resnet-101": 224, "inception-v3": 299, "densenet-121": 224}
 """The side of the images that the shipped profiles are for."""

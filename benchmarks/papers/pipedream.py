@@ -20,13 +20,13 @@ from penstock.examples.catalogue import cluster, profile
 from penstock.importers.pipedream import read_profile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
-from penstock.solvers.allocation import Allocation, Stage, single_pipeline
-from penstock.solvers.allocators.pipedream.hierarchy import Chain, Level, Plan, Rules, allocated, chain_of, partition
-from penstock.solvers.batches import batch_of, candidates
-from penstock.solvers.problem import Problem
-from penstock.solvers.registry import PLANNERS
+from penstock.solvers.judge.simulate import makespan_ns
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.micro_batches import batch_of, candidates
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.planners.catalogue import PLANNERS
+from penstock.solvers.planners.pipedream.hierarchy import Chain, Level, Plan, Rules, allocated, chain_of, partition
 from penstock.solvers.schedules.early_backward import early_backward, policy_b
-from penstock.solvers.simulate import makespan_ns
 
 BATCHES = {"vgg-19": 1024, "amoebanet-36": 128, "bert-large": 128, "xlnet-36": 128}
 TABLE_VII = {

@@ -22,17 +22,17 @@ from report import Row, Section, main
 from penstock.convert import to_problem
 from penstock.examples.catalogue import cluster, profile
 from penstock.schemas.request import MemoryModel, NetworkModel, PlanRequest
-from penstock.solvers.allocators.spp.ordering import device_order, graph_of
-from penstock.solvers.allocators.spp.partition import pruned_replicas, search
-from penstock.solvers.allocators.spp.plans import found_of
-from penstock.solvers.allocators.spp.tables import chain_of, windows
-from penstock.solvers.batches import batch_of
-from penstock.solvers.network import Network
-from penstock.solvers.problem import Measured, Problem
-from penstock.solvers.registry import PLANNERS
-from penstock.solvers.result import Candidate
+from penstock.solvers.judge.simulate import makespan_ns
+from penstock.solvers.model.micro_batches import batch_of
+from penstock.solvers.model.network import Network
+from penstock.solvers.model.problem import Measured, Problem
+from penstock.solvers.model.result import Candidate
+from penstock.solvers.planners.catalogue import PLANNERS
+from penstock.solvers.planners.spp.ordering import device_order, graph_of
+from penstock.solvers.planners.spp.partition import pruned_replicas, search
+from penstock.solvers.planners.spp.plans import found_of
+from penstock.solvers.planners.spp.tables import chain_of, windows
 from penstock.solvers.schedules.pipeline_execution import pipeline_execution
-from penstock.solvers.simulate import makespan_ns
 
 GBIT = 10**9 // 8
 SEEDS = 5

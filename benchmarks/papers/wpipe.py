@@ -22,19 +22,19 @@ from penstock.examples.catalogue import cluster, profile
 from penstock.executor.profiling.analytic import analytic_profile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import MemoryModel, PlanRequest
-from penstock.solvers.allocation import Allocation
-from penstock.solvers.allocators.wpipe.layouts import layouts
-from penstock.solvers.allocators.wpipe.search import Wanted, climb, exhaustive
-from penstock.solvers.allocators.wpipe.shape import Shape, allocation_of, cut
-from penstock.solvers.batches import batch_of
-from penstock.solvers.problem import Problem
-from penstock.solvers.registry import PLANNERS
-from penstock.solvers.schedules.eager import eager
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.micro_batches import batch_of
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.timeline import Timeline
+from penstock.solvers.model.update_rules import UpdateRule
+from penstock.solvers.planners.catalogue import PLANNERS
+from penstock.solvers.planners.wpipe.configurations import Wanted, climb, exhaustive
+from penstock.solvers.planners.wpipe.layouts import layouts
+from penstock.solvers.planners.wpipe.shape import Shape, allocation_of, cut
 from penstock.solvers.schedules.gpipe import gpipe
-from penstock.solvers.schedules.wpipe import wpipe
-from penstock.solvers.simulate import simulate
-from penstock.solvers.timeline import Timeline
-from penstock.solvers.update_rules import UpdateRule
+from penstock.solvers.schedules.periodic.eager import eager
+from penstock.solvers.schedules.periodic.wpipe import wpipe
 
 ENV_1, ENV_2 = "wpipe-env-1", "wpipe-env-2"
 RULES: dict[str, UpdateRule] = {

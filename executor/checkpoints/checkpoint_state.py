@@ -38,7 +38,7 @@ from penstock.executor.checkpoints.checkpoint import Checkpoint
 from penstock.schemas.errors import InvalidDocument, ModelMismatch
 
 if TYPE_CHECKING:
-    from penstock.executor.interpreter import Interpreter
+    from penstock.executor.program.interpreter import Interpreter
     from penstock.executor.stage.held_stage import HeldStage
 
 Entries = dict[str, Any]

@@ -19,8 +19,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from penstock.executor.checkpoints import checkpoint as files
 from penstock.executor.checkpoints.checkpoint import About
 from penstock.executor.checkpoints.checkpoint_state import restore, state_of
-from penstock.executor.interpreter import Interpreter
-from penstock.executor.work import batches_per_step
+from penstock.executor.program.interpreter import Interpreter
+from penstock.executor.run.work import batches_per_step
 from penstock.schemas.errors import NotFound, RunFailed, UnsupportedRequest
 
 SAVE_LIMIT = timedelta(minutes=30)

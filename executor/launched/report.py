@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.executor.launched.seats import Presence
+from penstock.executor.launched.places import Presence
 from penstock.schemas.bundle import JobBundle, LaunchReport
 
 Event = Mapping[str, Any]

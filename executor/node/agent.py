@@ -28,7 +28,6 @@ from pydantic import ValidationError
 from penstock.executor.children import Child
 from penstock.executor.interfaces import interface_of, is_loopback
 from penstock.executor.links.link_peer import Host, Peer
-from penstock.executor.mark import marked_instruction, write_mark
 from penstock.executor.node.agent_state import ImpossibleStateError, Offer, State
 from penstock.executor.node.devices import LocalDevice, discover
 from penstock.executor.node.rank_log import LogFile, log_path, prune, tail
@@ -50,7 +49,8 @@ from penstock.executor.node.stimuli import (
     Synced,
 )
 from penstock.executor.node.store import join_address
-from penstock.schemas.agents import LogTail, LogWish, SyncReply, SyncRequest
+from penstock.executor.program.mark import marked_instruction, write_mark
+from penstock.schemas.api.agents import LogTail, LogWish, SyncReply, SyncRequest
 from penstock.schemas.errors import Conflict, PenstockError, Unreachable
 
 HOLD_LIMIT_S = 45.0

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from penstock.executor.node.outbox import Outbox
 from penstock.executor.node.stimuli import CHECK, Action, Process, Start
-from penstock.schemas.agents import Assignment
+from penstock.schemas.api.agents import Assignment
 
 TOLD_TO_END = "was told to end"
 _PEER_LOST = (

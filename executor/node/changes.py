@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.executor.node.agent_state import Record, State, Suspect
-from penstock.schemas.agents import Assignment, EventKind
+from penstock.schemas.api.agents import Assignment, EventKind
 
 
 def put(state: State, record: Record) -> State:

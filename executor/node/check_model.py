@@ -35,8 +35,8 @@ def refuse_other_layers(model: str, has: Sequence[str], planned: Sequence[str]) 
 
 def check(model: str, directory: str | None, layers: Sequence[str]) -> None:
     """Import ``model``, compare its layers with the plan's, and run it on the meta device. Raises PenstockError."""
-    from penstock.executor.chain import Chain
-    from penstock.executor.job import load_job
+    from penstock.executor.run.chain import Chain
+    from penstock.executor.run.job import load_job
 
     job = load_job(model, directory)
     chain = Chain(job)

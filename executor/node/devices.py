@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.schemas.agents import AgentDevice
+from penstock.schemas.api.agents import AgentDevice
 from penstock.schemas.errors import InvalidDocument
 
 _QUERY = ("--query-gpu=index,name,memory.total", "--format=csv,noheader,nounits")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from penstock.schemas.agents import AgentEvent, EventKind
+from penstock.schemas.api.agents import AgentEvent, EventKind
 
 GATHERED = 500
 """Steps that one event tells at most."""

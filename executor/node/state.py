@@ -14,9 +14,9 @@ from dataclasses import replace
 from typing import assert_never
 
 from penstock.executor.node.agent_state import ImpossibleStateError, State, broken_invariants
-from penstock.executor.node.hearing import blame, on_exit, on_message
+from penstock.executor.node.assignments import on_drain, on_reply
+from penstock.executor.node.child_reports import blame, on_exit, on_message
 from penstock.executor.node.stimuli import Action, Drain, Exited, GraceOver, Said, Stimulus, Synced
-from penstock.executor.node.wishes import on_drain, on_reply
 
 STORY_LENGTH = 60
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from penstock.schemas.agents import SyncReply
+from penstock.schemas.api.agents import SyncReply
 
 
 class Process(NamedTuple):

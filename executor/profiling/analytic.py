@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from penstock.executor.chain import Chain, TensorShape, tensor_shape
-from penstock.executor.job import Job
 from penstock.executor.profiling.assembly import assemble, checked_sizes
 from penstock.executor.profiling.device_table import ANALYTIC_EXPECTED_ERROR, DeviceFacts, Dtype, device_facts
 from penstock.executor.profiling.meta_cost import FusedKernels, Operation, OperationRecorder, SavedStorages
+from penstock.executor.run.chain import Chain, TensorShape, tensor_shape
+from penstock.executor.run.job import Job
 from penstock.schemas.errors import InvalidDocument, ModelMismatch
 from penstock.schemas.profile import LayerMeasurement, Measurement, ModelProfile, ProfileSource
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from penstock.executor.chain import Chain, TensorShape
+from penstock.executor.run.chain import Chain, TensorShape
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.profile import (
     BoundaryTensor,

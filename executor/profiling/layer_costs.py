@@ -10,11 +10,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from penstock.executor.job import Job
 from penstock.executor.profiling.memory_use import MemoryWatch, held_bytes
 from penstock.executor.profiling.meta_cost import SavedStorages
 from penstock.executor.profiling.share import Share, leaf
 from penstock.executor.profiling.stopwatch import Stopwatch
+from penstock.executor.run.job import Job
 from penstock.executor.stage.split_backward import Recorded, SplitBackward
 
 _SPLIT_ROUNDS = 5

@@ -27,11 +27,11 @@ from typing import IO, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from penstock.executor.job import Job, load_job
 from penstock.executor.profiling.layer_costs import stash_bytes, update_times_ns, weight_shares, workspace_bytes
 from penstock.executor.profiling.rounds import Block
 from penstock.executor.profiling.share import Share, make_shares
 from penstock.executor.profiling.stopwatch import Mark, Stopwatch
+from penstock.executor.run.job import Job, load_job
 from penstock.executor.stage.precision import Training
 from penstock.schemas.errors import PenstockError
 

@@ -25,13 +25,13 @@ from typing import IO, Any, NamedTuple
 
 import torch
 
-from penstock.executor.chain import Chain
-from penstock.executor.codec import conversion_bytes_per_s
 from penstock.executor.gpu import open_device
-from penstock.executor.job import Job, load_job
 from penstock.executor.profiling.assembly import assemble, checked_sizes
 from penstock.executor.profiling.rounds import STEADY, Block, Rounds
+from penstock.executor.run.chain import Chain
+from penstock.executor.run.job import Job, load_job
 from penstock.executor.stage.precision import Training
+from penstock.executor.transport.codec import conversion_bytes_per_s
 from penstock.schemas import errors
 from penstock.schemas.errors import InvalidDocument, PenstockError, RunFailed
 from penstock.schemas.profile import CodecSpeed, LayerMeasurement, Measurement, ModelProfile, ProfileSource

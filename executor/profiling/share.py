@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from penstock.executor.chain import Chain, derived_seed
 from penstock.executor.gpu import moved
-from penstock.executor.job import Job, LayerSpec
+from penstock.executor.run.chain import Chain, derived_seed
+from penstock.executor.run.job import Job, LayerSpec
 from penstock.executor.stage.precision import FULL, Training
 from penstock.schemas.errors import ModelMismatch
 

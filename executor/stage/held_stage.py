@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from penstock.executor.chain import Chain, TensorShape
-from penstock.executor.global_batch import GlobalBatch
+from penstock.executor.program.global_batch import GlobalBatch
+from penstock.executor.run.chain import Chain, TensorShape
 from penstock.executor.stage.averaging import Averaging, ReferenceBucket
 from penstock.executor.stage.precision import FULL, Training
 from penstock.executor.stage.reduction import Bucket, Reduction

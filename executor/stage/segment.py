@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from penstock.executor.chain import Chain
+from penstock.executor.run.chain import Chain
 from penstock.schemas.errors import ModelMismatch
 
 Reseed = Callable[[int], Any]

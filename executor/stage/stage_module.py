@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from penstock.executor.chain import Chain, TensorShape, derived_seed
 from penstock.executor.gpu import reseeder
+from penstock.executor.run.chain import Chain, TensorShape, derived_seed
 from penstock.executor.stage.precision import FULL, Training
 from penstock.executor.stage.segment import Segment, segment_ranges
 from penstock.executor.stage.split_backward import Recorded, SplitBackward

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from penstock.executor.job import Job, shared_names
+from penstock.executor.run.job import Job, shared_names
 from penstock.schemas.errors import InvalidDocument, ModelMismatch
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from penstock.executor.transport.choice import AUTO, agree_on_transport, make_transport
 from penstock.executor.transport.gloo import GlooTransport
-from penstock.executor.transport.meeting import (
+from penstock.executor.transport.rendezvous import (
     SETUP_LIMIT,
     connect,
     process_groups,

@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.calibration.observations import MessageTime
 from penstock.schemas.topology import ClusterTopology
-from penstock.solvers.problem import Problem
+from penstock.solvers.model.problem import Problem
 
 SIZES_APART = 1.5
 """Sizes whose ratio is smaller cannot tell latency from bandwidth."""

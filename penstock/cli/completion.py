@@ -22,14 +22,14 @@ def clusters(incomplete: str) -> list[str]:
 
 def planners(incomplete: str) -> list[str]:
     """Planners of this installation."""
-    from penstock.solvers.registry import PLANNERS
+    from penstock.solvers.planners.catalogue import PLANNERS
 
     return _starting(tuple(PLANNERS), incomplete)
 
 
 def schedules(incomplete: str) -> list[str]:
     """Schedules of this installation, and auto."""
-    from penstock.solvers.registry import SCHEDULES
+    from penstock.solvers.schedules.catalogue import SCHEDULES
 
     return _starting(("auto", *SCHEDULES), incomplete)
 

@@ -20,7 +20,7 @@ from penstock.schemas.errors import PenstockError, RunFailed, Unreachable
 if TYPE_CHECKING:
     from penstock.cli.show import Screen
     from penstock.client import Client
-    from penstock.schemas.jobs import RunOut
+    from penstock.schemas.api.jobs import RunOut
     from penstock.schemas.plan import PlanFile
     from penstock.schemas.profile import ModelProfile
     from penstock.schemas.topology import ClusterTopology
@@ -123,10 +123,10 @@ def _wait_for_agents(client: Client, processes: Background) -> None:
 
 def _measure(story: Story, *, concurrency: int, nodes: int) -> tuple[ModelProfile, ClusterTopology]:
     """The GPT and the links, with ``concurrency`` devices busy at once."""
-    from penstock.executor.job import load_job
     from penstock.executor.links.link_probe import measure_links, measured_cluster
     from penstock.executor.node.devices import machine_memory_bytes
     from penstock.executor.profiling.profiler import measure_profile
+    from penstock.executor.run.job import load_job
 
     size = load_job(MODEL).batch_size // MICRO_BATCHES
     story.tell(f"measuring {MODEL} at {size} samples with {concurrency} devices busy at once")
@@ -147,7 +147,7 @@ def _measure(story: Story, *, concurrency: int, nodes: int) -> tuple[ModelProfil
 
 def _plan(story: Story, client: Client, profile: ModelProfile, topology: ClusterTopology, *, stages: int) -> PlanFile:
     """The best plan of ``stages`` stages, one device each."""
-    from penstock.executor.job import load_job
+    from penstock.executor.run.job import load_job
     from penstock.schemas.request import PlanRequest
 
     batch = load_job(MODEL).batch_size
@@ -170,9 +170,9 @@ def _plan(story: Story, client: Client, profile: ModelProfile, topology: Cluster
 
 def _show(story: Story, file: PlanFile) -> None:
     """The plan with its bound, and its timeline."""
-    from penstock import api
+    from penstock.cli.plan.timeline_text import render_timeline
     from penstock.cli.show import prediction_lines, shown_devices
-    from penstock.cli.timeline_text import render_timeline
+    from penstock.planning import api
     from penstock.report.words import ranges
 
     judgement = api.judge(file)
@@ -231,8 +231,8 @@ def _measured(file: PlanFile, run: RunOut) -> list[str]:
 
 def _leave_results(story: Story, directory: Path, file: PlanFile, trace: Trace) -> None:
     """Trace, Chrome trace and report."""
-    from penstock import api
-    from penstock.explaining import write_comparison
+    from penstock.planning import api
+    from penstock.planning.explain import write_comparison
     from penstock.report.page import html_report
 
     trace.write(directory / "trace.json")

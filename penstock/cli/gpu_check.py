@@ -23,10 +23,10 @@ from penstock.schemas.errors import PenstockError, UnsupportedRequest
 if TYPE_CHECKING:
     import torch
 
-    from penstock.executor.launch import RunReport
+    from penstock.executor.run.local import RunReport
+    from penstock.schemas.api.run_options import RunOptions
     from penstock.schemas.plan import PlanFile
     from penstock.schemas.profile import ModelProfile
-    from penstock.schemas.run_options import RunOptions
 
 MODEL = "penstock.examples.gpt:tiny"
 STEPS = 5
@@ -86,8 +86,8 @@ class Machine:
 
     def plan(self, ranks: int, rule: str = "synchronous", **more: Any) -> PlanFile:
         """A plan of one stage per rank."""
-        from penstock import api
-        from penstock.executor.job import load_job
+        from penstock.executor.run.job import load_job
+        from penstock.planning import api
         from penstock.schemas.topology import ClusterTopology
 
         cluster = {
@@ -121,9 +121,9 @@ class Machine:
         check: bool = False,
     ) -> RunReport:
         """Train with a plan for some steps, compared with the unsplit model where it can be."""
-        from penstock.executor.launch import run_locally
-        from penstock.schemas.run_options import RunOptions
-        from penstock.working import work_after
+        from penstock.executor.run.local import run_locally
+        from penstock.planning.work import work_after
+        from penstock.schemas.api.run_options import RunOptions
 
         lowered_for: Literal["gloo", "nccl"] = "nccl" if transport == "nccl" else "gloo"
         work = work_after(file, None, STEPS, options or RunOptions(), transport=lowered_for)
@@ -210,7 +210,7 @@ def update_rule(machine: Machine, rule: str) -> str:
 
 def sixteen_bits(machine: Machine, precision: str) -> str:
     """A run in 16 bits beside one in 32."""
-    from penstock.schemas.run_options import RunOptions
+    from penstock.schemas.api.run_options import RunOptions
 
     file, devices = machine.plan(2), machine.devices(2)
     exact = machine.train(file, devices, machine.transport)
@@ -237,7 +237,7 @@ def memory(machine: Machine) -> str:
 
 def codec(machine: Machine) -> str:
     """Conversion of a tensor of 16 MiB."""
-    from penstock.executor.codec import conversion_bytes_per_s
+    from penstock.executor.transport.codec import conversion_bytes_per_s
 
     encoding, decoding = conversion_bytes_per_s(machine.torch_device, CODEC_BYTES)
     return f"encodes {encoding / 1e9:.2f} GB/s, decodes {decoding / 1e9:.2f} GB/s"

@@ -7,7 +7,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-REMEDY = "python -m penstock.solvers.warm, with NUMBA_CACHE_DIR naming a directory that can be written"
+REMEDY = "python -m penstock.solvers.solve.warm, with NUMBA_CACHE_DIR naming a directory that can be written"
 
 
 def compiled() -> tuple[int, Path]:

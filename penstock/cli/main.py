@@ -17,27 +17,11 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import (
-    calibrating,
-    database,
-    doctor,
-    exporting,
-    importing,
-    jobs,
-    judging,
-    keys,
-    layouts,
-    placing,
-    planning,
-    probing,
-    profiling,
-    rank,
-    running,
-    schedules,
-    serving,
-    sweeping,
-    tuning,
-)
+from penstock.cli.convert import exporting, importing, layouts, schedules
+from penstock.cli.measure import calibrating, probing, profiling, tuning
+from penstock.cli.plan import judging, placing, planning, sweeping
+from penstock.cli.run import rank, running
+from penstock.cli.service import database, doctor, jobs, keys, serving
 from penstock.schemas.errors import MissingExtra, PenstockError
 
 USAGE = 64

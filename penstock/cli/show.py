@@ -19,8 +19,8 @@ from penstock.report.bounds import bound_sentences
 from penstock.report.words import amount, duration, percent, ranges
 
 if TYPE_CHECKING:
-    from penstock.api import Judgement
-    from penstock.schemas.jobs import PlanComparison, ResultOut
+    from penstock.planning.api import Judgement
+    from penstock.schemas.api.jobs import PlanComparison, ResultOut
     from penstock.schemas.plan import Plan
     from penstock.schemas.profile import ModelProfile
     from penstock.schemas.request import PlanRequest
@@ -81,7 +81,7 @@ def show_result(screen: Screen, request: PlanRequest, result: ResultOut) -> None
         return
     if screen.quiet:
         return
-    from penstock import api
+    from penstock.planning import api
     from penstock.schemas.plan import PlanFile
 
     judgement = api.judge(PlanFile(plan=result.plan, request=request))
@@ -110,7 +110,7 @@ def _show_nothing(screen: Screen, result: ResultOut) -> None:
 
 def show_plan(screen: Screen, request: PlanRequest, judgement: Judgement) -> None:
     """Stages, prediction, bounds and timeline."""
-    from penstock.cli.timeline_text import render_timeline
+    from penstock.cli.plan.timeline_text import render_timeline
 
     show_found(screen, request, judgement.plan)
     if judgement.timeline is not None:
@@ -128,7 +128,7 @@ def show_found(screen: Screen, request: PlanRequest, plan: Plan) -> None:
     from penstock.report.sentences import used
     from penstock.schemas.profile import ModelProfile
     from penstock.schemas.topology import ClusterTopology
-    from penstock.solvers.shape import micro_batches
+    from penstock.solvers.model.plan_shape import micro_batches
 
     assert isinstance(request.profile, ModelProfile)
     assert isinstance(request.topology, ClusterTopology)

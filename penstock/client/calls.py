@@ -27,10 +27,10 @@ from penstock.client.flows import (
     unreachable,
 )
 from penstock.client.refusals import error_of, refusal
-from penstock.schemas.agents import AgentOut
-from penstock.schemas.calibration import CalibrationOut, CalibrationRequest
-from penstock.schemas.explanation import Explanation
-from penstock.schemas.jobs import (
+from penstock.schemas.api.agents import AgentOut
+from penstock.schemas.api.calibration import CalibrationOut, CalibrationRequest
+from penstock.schemas.api.explanation import Explanation
+from penstock.schemas.api.jobs import (
     DocumentPage,
     DocumentStored,
     ExampleOut,
@@ -52,16 +52,16 @@ from penstock.schemas.jobs import (
     Verdict,
     VersionOut,
 )
+from penstock.schemas.api.layouts import LayoutImported, LayoutRequest
+from penstock.schemas.api.placement import PlacementAnswer, PlacementProgress, PlacementRequest
+from penstock.schemas.api.run_options import RunOptions
+from penstock.schemas.api.sweep import SweepOut, SweepPage, SweepRequest
+from penstock.schemas.api.topology_import import ImportOptions, ImportSource, TopologyImport, TopologyImported
 from penstock.schemas.launch import LaunchSettings
-from penstock.schemas.layouts import LayoutImported, LayoutRequest
-from penstock.schemas.placement import PlacementAnswer, PlacementProgress, PlacementRequest
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
-from penstock.schemas.run_options import RunOptions
-from penstock.schemas.sweep import SweepOut, SweepPage, SweepRequest
 from penstock.schemas.topology import ClusterTopology
-from penstock.schemas.topology_import import ImportOptions, ImportSource, TopologyImport, TopologyImported
 from penstock.schemas.trace import Trace
 
 WAIT_S = 20

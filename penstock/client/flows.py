@@ -18,8 +18,8 @@ import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from penstock.client.refusals import error_of, refusal
+from penstock.schemas.api.jobs import ProblemDetails
 from penstock.schemas.errors import Unreachable
-from penstock.schemas.jobs import ProblemDetails
 
 if TYPE_CHECKING:
     from penstock.client.transports import AsyncClient, Client

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import httpx
 from pydantic import ValidationError
 
+from penstock.schemas.api.jobs import ProblemDetails
 from penstock.schemas.errors import Fault, PenstockError, Unreachable
-from penstock.schemas.jobs import ProblemDetails
 
 
 def error_of(problem: ProblemDetails) -> PenstockError:

@@ -11,18 +11,18 @@ from pydantic import ValidationError
 from penstock.convert.plans import home_stages
 from penstock.convert.requests import inline_documents
 from penstock.schemas import plan as wire
+from penstock.schemas.api.jobs import Infeasibility, ResultOut
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.schemas.jobs import Infeasibility, ResultOut
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.program import KINDS, WEIGHT, print_row
 from penstock.schemas.request import FP32_GRADIENTS, PlanRequest
-from penstock.solvers.allocation import Allocation, Pipeline, Stage
-from penstock.solvers.charges import untimed
-from penstock.solvers.problem import Problem
-from penstock.solvers.result import Bound, Candidate, Result
-from penstock.solvers.schedule import Pattern, Schedule, kinds_of
-from penstock.solvers.timeline import Timeline
-from penstock.solvers.update_rules import PERIODIC_RULES
+from penstock.solvers.costs.charges import untimed
+from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Bound, Candidate, Result
+from penstock.solvers.model.schedule import Pattern, Schedule, kinds_of
+from penstock.solvers.model.timeline import Timeline
+from penstock.solvers.model.update_rules import PERIODIC_RULES
 
 
 def to_plan(problem: Problem, request: PlanRequest, candidate: Candidate, bounds: tuple[Bound, ...]) -> wire.Plan:

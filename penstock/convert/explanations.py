@@ -6,18 +6,18 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from penstock.schemas import explanation as wire
+from penstock.schemas.api import explanation as wire
 from penstock.schemas.program import KINDS
-from penstock.solvers.allocation import Allocation
-from penstock.solvers.bounds import schedule_bound
+from penstock.solvers.bounds.schedule_bound import schedule_bound
 from penstock.solvers.explanation.binding import Sensitivity
 from penstock.solvers.explanation.critical_path import CriticalPath, Step, critical_path
 from penstock.solvers.explanation.idle import Idle
 from penstock.solvers.explanation.layout import Compared
 from penstock.solvers.explanation.run import Because
 from penstock.solvers.explanation.what_if import Row, headroom
-from penstock.solvers.problem import Problem
-from penstock.solvers.result import Candidate
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Candidate
 
 MAX_SEGMENTS = 500
 SHOWN_OPERATIONS = 6

@@ -9,9 +9,9 @@ import numpy as np
 from penstock.schemas import plan as wire
 from penstock.schemas.errors import Fault, InvalidDocument, InvalidPlan
 from penstock.schemas.program import parse_row
-from penstock.solvers.allocation import Allocation, Pipeline, Stage
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders, Pattern, PatternOperation, Row, Schedule
+from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders, Pattern, PatternOperation, Row, Schedule
 
 HOME = -1
 """Stands for the one stage that a row's device holds while its text is parsed."""

@@ -16,8 +16,8 @@ from penstock.schemas.profile import Measurement, ModelProfile, PipelineProfile
 from penstock.schemas.quantities import MAX_WIRE_INTEGER
 from penstock.schemas.request import MemoryModel, PlanRequest
 from penstock.schemas.topology import ClusterTopology, Link, Node
-from penstock.solvers.network import Cable, Inside, Network
-from penstock.solvers.problem import (
+from penstock.solvers.model.network import Cable, Inside, Network
+from penstock.solvers.model.problem import (
     CodecSpeed,
     Device,
     Measured,

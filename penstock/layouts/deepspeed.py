@@ -21,7 +21,7 @@ from penstock.importers.lines import Faults
 from penstock.layouts.degrees import refuse_degrees
 from penstock.layouts.drawn import NONE, Drawn, Expressed, Reading
 from penstock.schemas.errors import InvalidDocument
-from penstock.solvers.within import Recomputing
+from penstock.solvers.model.trainer_limits import Recomputing
 
 KEYS = (
     "parts",

@@ -12,12 +12,12 @@ from penstock.importers.cluster.hostlist import expand
 from penstock.layouts.roles import Roles
 from penstock.schemas.errors import Fault, InvalidDocument
 from penstock.schemas.profile import ModelProfile
-from penstock.solvers.allocation import Allocation, Stage, single_pipeline
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders
+from penstock.solvers.model.trainer_limits import Recomputing, Within
 from penstock.solvers.schedules.interleaved import groups_go
-from penstock.solvers.schedules.of_trainers import order_of, ranks_of_stages
-from penstock.solvers.within import Recomputing, Within
+from penstock.solvers.schedules.trainer_orders import order_of, ranks_of_stages
 
 NONE = Recomputing()
 

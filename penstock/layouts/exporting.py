@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import groupby
 
-from penstock.api import Judgement, judge
 from penstock.layouts import deepspeed, megatron, ranges, torchtitan
 from penstock.layouts.drawn import Expressed
 from penstock.layouts.limits import faults, order_name, recomputing_of, within_of
 from penstock.layouts.roles import roles_of, transformer_of
+from penstock.planning.api import Judgement, judge
 from penstock.schemas.errors import Fault, InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.topology import ClusterTopology
-from penstock.solvers.schedule import Orders
+from penstock.solvers.model.schedule import Orders
 
 WRITERS: dict[str, Callable[[Expressed], str]] = {
     "megatron": megatron.write,

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
-from penstock.api import solve
 from penstock.convert import from_plan, to_plan, to_problem
 from penstock.convert.answers import gradients_of_target
 from penstock.convert.explanations import to_layout
@@ -16,26 +15,27 @@ from penstock.layouts import deepspeed, megatron, ranges, torchtitan
 from penstock.layouts.drawn import Drawn, Reading, differing, placed, world_of, wrong
 from penstock.layouts.limits import refuse_beyond
 from penstock.layouts.roles import roles_of, transformer_of
+from penstock.planning.api import solve
 from penstock.report.words import amount, duration, percent
+from penstock.schemas.api.layouts import LayoutImported, LayoutRequest, Rival
 from penstock.schemas.errors import InvalidPlan
-from penstock.schemas.layouts import LayoutImported, LayoutRequest, Rival
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.request import FP32_GRADIENTS, MemoryModel, PlanRequest
-from penstock.solvers.allocation import Allocation
-from penstock.solvers.bounds import one_pipeline_bound, request_bound, schedule_bound
-from penstock.solvers.coverage import allowed, features_of, whatever_is_pinned
+from penstock.solvers.bounds.coverage import allowed, features_of, whatever_is_pinned
+from penstock.solvers.bounds.schedule_bound import one_pipeline_bound, request_bound, schedule_bound
+from penstock.solvers.bounds.trainer import within_bounds
+from penstock.solvers.costs.memory import static_bytes
 from penstock.solvers.explanation.drafting import Drafted, shortages
 from penstock.solvers.explanation.layout import compared
-from penstock.solvers.memory import static_bytes
-from penstock.solvers.pins import broken_pin
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.pins import broken_pin
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import REQUEST_SCOPE, Bound, Candidate
+from penstock.solvers.model.schedule import Orders
 from penstock.solvers.planners.proposal import unreachable
-from penstock.solvers.portfolio.tasks import MOST_LABELLED
-from penstock.solvers.problem import Problem
-from penstock.solvers.result import REQUEST_SCOPE, Bound, Candidate
-from penstock.solvers.schedule import Orders
-from penstock.solvers.simulate import simulate
-from penstock.solvers.verify import check_allocation, check_rows, verify
-from penstock.solvers.within_bound import within_bounds
+from penstock.solvers.solve.tasks import MOST_LABELLED
+from penstock.solvers.verify.verifier import check_allocation, check_rows, verify
 
 READERS: dict[str, Callable[[str, Reading], Drawn]] = {
     "megatron": megatron.read,

@@ -1,4 +1,4 @@
-"""What each trainer can express, said once, and whether a plan is such; planners get it as ``solvers.within``.
+"""What each trainer can express, and whether a plan is such; planners get it as ``solvers.model.trainer_limits``.
 
 .. [1] Megatron-LM, ``core/pipeline_parallel/schedules.py``, ``core/transformer/transformer_block.py``,
    ``core/transformer/pipeline_parallel_layer_layout.py``, ``core/parallel_state.py`` (tp-cp-ep-dp-pp).
@@ -18,12 +18,12 @@ from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, WEIGHT
 from penstock.schemas.request import PlanRequest, Target
-from penstock.solvers.allocation import Allocation, Stage
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders, Schedule
+from penstock.solvers.model.allocation import Allocation, Stage
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders, Schedule
+from penstock.solvers.model.trainer_limits import Method, Recomputing, Span, Within, misnumbered
 from penstock.solvers.schedules.interleaved import group_of
-from penstock.solvers.schedules.of_trainers import IN_A_V, ONE_STAGE
-from penstock.solvers.within import Method, Recomputing, Span, Within, misnumbered
+from penstock.solvers.schedules.trainer_orders import IN_A_V, ONE_STAGE
 
 
 @dataclass(frozen=True, slots=True)

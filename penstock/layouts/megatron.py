@@ -26,7 +26,7 @@ from penstock.layouts.megatron_flags import (
 from penstock.layouts.megatron_others import CHANGING, changing_sentence
 from penstock.layouts.megatron_string import print_layout, read_layout
 from penstock.schemas.errors import InvalidDocument
-from penstock.solvers.within import Recomputing
+from penstock.solvers.model.trainer_limits import Recomputing
 
 _SIZES: tuple[Size, ...] = ("hidden", "heads", "length", "experts", "vocabulary")
 """What the flags of ``SIZES`` say, in their order."""

@@ -9,12 +9,12 @@ from typing import Any
 from penstock.importers.lines import Faults
 from penstock.layouts.drawn import wrong
 from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
-from penstock.solvers.allocation import Allocation, Stage, single_pipeline
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders
 from penstock.solvers.schedules.early_backward import early_backward
 from penstock.solvers.schedules.interleaved import group_of
-from penstock.solvers.schedules.of_trainers import TRAINED, order_of
+from penstock.solvers.schedules.trainer_orders import TRAINED, order_of
 
 KEYS = ("layers", "names", "devices", "recompute", "schedule", "group", "warmup", "num_micro_batches",
         "micro_batch_size", "global_batch_size", "plan")  # fmt: skip

@@ -23,8 +23,8 @@ from penstock.layouts.roles import Roles
 from penstock.layouts.torchtitan_settings import Settings
 from penstock.schemas.errors import Fault, UnsupportedRequest
 from penstock.schemas.profile import ModelProfile
-from penstock.solvers.schedules.of_trainers import IN_A_V, ONE_STAGE
-from penstock.solvers.within import Recomputing
+from penstock.solvers.model.trainer_limits import Recomputing
+from penstock.solvers.schedules.trainer_orders import IN_A_V, ONE_STAGE
 
 SCHEDULES = {
     "1F1B": "early-backward",

@@ -38,8 +38,8 @@ def read_known(source: str) -> Known:
     Raises InvalidDocument for what cannot be read, and for a text that names no nodes.
     """
     from penstock.importers.cluster.formats import FORMATS, recognised
+    from penstock.schemas.api.topology_import import ImportSource
     from penstock.schemas.topology import ClusterTopology
-    from penstock.schemas.topology_import import ImportSource
 
     try:
         text = Path(source).read_text(encoding="utf-8")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.manifests.layout import Layout, layout_of
+from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
-from penstock.schemas.run_options import RunOptions
 
 if TYPE_CHECKING:
     from penstock.schemas.launch import LaunchSettings
@@ -135,7 +135,7 @@ def job_of(file: PlanFile, to: str, settings: LaunchSettings, any_nodes: bool, s
 
     Raises InvalidPlan or UnsupportedRequest for a plan that no ranks can run.
     """
-    from penstock.bundles import make_bundle
+    from penstock.planning.bundles import make_bundle
 
     bundle = make_bundle(
         file, steps=settings.steps or steps, options=run_options(settings), transport=settings.transport

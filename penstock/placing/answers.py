@@ -7,14 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from penstock.api import find_profile, find_topology
 from penstock.convert.requests import inline_documents
 from penstock.importers.cluster.hostlist import fold
 from penstock.placing.asking import Job
 from penstock.placing.cluster import Cluster
 from penstock.placing.words import reasons, reasons_without
-from penstock.schemas.errors import InvalidDocument
-from penstock.schemas.placement import (
+from penstock.planning.api import find_profile, find_topology
+from penstock.schemas.api.placement import (
     Placement,
     PlacementAnswer,
     PlacementJob,
@@ -22,14 +21,15 @@ from penstock.schemas.placement import (
     PlacementRequest,
     PlacementRow,
 )
+from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
+from penstock.solvers.model.result import Status
 from penstock.solvers.placement.choice import Choice, Chooser
 from penstock.solvers.placement.joint import shares
 from penstock.solvers.placement.wish import FOREVER_NS, Wish, price_of
-from penstock.solvers.planners.deadline import Deadline
-from penstock.solvers.result import Status
+from penstock.solvers.solve.deadline import Deadline
 
 Tell = Callable[[PlacementProgress], None]
 """Hears of every set of nodes that is settled."""

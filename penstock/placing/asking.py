@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from penstock.api import refuse_unsupported
 from penstock.convert import to_plan, to_problem
 from penstock.placing.cluster import Cluster
+from penstock.planning.api import refuse_unsupported
+from penstock.schemas.api.placement import Objective, PlacementJob
 from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
-from penstock.schemas.placement import Objective, PlacementJob
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest, Training
 from penstock.schemas.topology import ClusterTopology
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Result
 from penstock.solvers.placement.choice import Option
 from penstock.solvers.placement.site import Chosen, Site
 from penstock.solvers.placement.wish import Wish
-from penstock.solvers.problem import Problem
-from penstock.solvers.registry import resolve
-from penstock.solvers.result import Result
+from penstock.solvers.planners.catalogue import resolve
 
 
 class Job:

@@ -11,8 +11,8 @@ from penstock.convert.requests import devices_of, network_of
 from penstock.importers.cluster.hostlist import expand
 from penstock.schemas.errors import Conflict, Fault, InvalidDocument
 from penstock.schemas.topology import ClusterTopology, Link, MeasuredMatrix, Node
-from penstock.solvers.network import Network
-from penstock.solvers.problem import Device
+from penstock.solvers.model.network import Network
+from penstock.solvers.model.problem import Device
 
 MOST_TOLD = 20
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from penstock.importers.cluster.formats import FORMATS, recognised
+from penstock.schemas.api.topology_import import Format, ImportSource
 from penstock.schemas.errors import Conflict, InvalidDocument
 from penstock.schemas.topology import ClusterTopology
-from penstock.schemas.topology_import import Format, ImportSource
 
 SAYING: tuple[Format, ...] = ("scontrol-nodes", "k8s-nodes")
 """Formats that say which nodes may be used, and what runs on them."""

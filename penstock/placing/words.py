@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from penstock.placing.asking import Job
 from penstock.report.words import amount, duration, percent
 from penstock.schemas.amounts import doubtful_memory, shortage
-from penstock.schemas.placement import PlacementRow
+from penstock.schemas.api.placement import PlacementRow
+from penstock.solvers.bounds.stage_times import StageTimes
 from penstock.solvers.explanation.changes import link_of
+from penstock.solvers.model.plan_shape import layers_need, shape
 from penstock.solvers.placement.choice import Choice, Option
-from penstock.solvers.shape import layers_need, shape
-from penstock.solvers.stage_times import StageTimes
 
 
 def reasons(job: Job, choice: Choice, best: Option, rows: Sequence[PlacementRow]) -> tuple[str, ...]:

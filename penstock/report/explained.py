@@ -9,7 +9,7 @@ from penstock.report.payload import Mark
 from penstock.report.picture import Picture, stage_devices
 from penstock.report.tables import table
 from penstock.report.words import duration, percent
-from penstock.schemas.explanation import Explanation, Path, PathShare
+from penstock.schemas.api.explanation import Explanation, Path, PathShare
 from penstock.schemas.plan import Plan
 
 MAX_ROWS = 60

@@ -20,15 +20,15 @@ from penstock.report.sentences import subtitle
 from penstock.report.tables import table
 from penstock.report.traffic import traffic
 from penstock.report.words import amount, duration, percent, ranges
+from penstock.schemas.api.explanation import Explanation
 from penstock.schemas.coverage import NOT_STATED
-from penstock.schemas.explanation import Explanation
 from penstock.schemas.plan import Certificate, Plan, PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.trace import Trace
-from penstock.solvers.allocation import Allocation
-from penstock.solvers.problem import Problem
-from penstock.solvers.timeline import Timeline
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.timeline import Timeline
 
 MAX_TABLE_ROWS = 400
 _THEMES = (("", "As the system"), ("light", "Light"), ("dark", "Dark"))

@@ -18,12 +18,12 @@ from penstock.report.words import duration
 from penstock.schemas.plan import Plan
 from penstock.schemas.program import KINDS
 from penstock.schemas.trace import RankTrace, Trace
-from penstock.solvers.allocation import Allocation
-from penstock.solvers.problem import Problem
-from penstock.solvers.reductions import group_buckets, reduction_groups
-from penstock.solvers.schedule import STEP
-from penstock.solvers.ties import tied_sums
-from penstock.solvers.timeline import Timeline, Track
+from penstock.solvers.costs.reductions import group_buckets, reduction_groups
+from penstock.solvers.costs.ties import tied_sums
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import STEP
+from penstock.solvers.model.timeline import Timeline, Track
 
 TIED = -2
 """The number of an all-reduce that sums a tied parameter; -1 stands for no number."""

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from penstock.report.bounds import bound_sentences
 from penstock.report.words import amount, duration, percent, ranges
 from penstock.schemas.topology import ClusterTopology
-from penstock.solvers.shape import is_data_parallel, micro_batches, shape
+from penstock.solvers.model.plan_shape import is_data_parallel, micro_batches, shape
 
 if TYPE_CHECKING:
-    from penstock.api import Judgement
+    from penstock.planning.api import Judgement
     from penstock.schemas.plan import DevicePrediction, Plan, Stage
-    from penstock.solvers.timeline import Timeline
+    from penstock.solvers.model.timeline import Timeline
 
 
 def subtitle(plan: Plan, topology: ClusterTopology | str) -> str:

@@ -7,13 +7,13 @@ from dataclasses import replace
 from math import lcm
 from typing import NamedTuple
 
-from penstock.solvers.allocation import Allocation, Stage
-from penstock.solvers.batching import row_classes
-from penstock.solvers.costs import message_bytes, row_pairs
-from penstock.solvers.problem import Problem
-from penstock.solvers.reductions import group_buckets, reduction_groups
-from penstock.solvers.ties import tied_sums
-from penstock.solvers.update_rules import UpdateRule, micro_batches_per_update
+from penstock.solvers.costs.durations import message_bytes, row_pairs
+from penstock.solvers.costs.reductions import group_buckets, reduction_groups
+from penstock.solvers.costs.ties import tied_sums
+from penstock.solvers.model.allocation import Allocation, Stage
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.slices import row_classes
+from penstock.solvers.model.update_rules import UpdateRule, micro_batches_per_update
 
 SORTS = ("activations", "gradients", "all-reduce")
 Pair = tuple[int, int]

@@ -8,8 +8,8 @@ from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecu
 from typing import Any, TypeVar
 
 from penstock.scale_out.place import Place, at
-from penstock.service.forkserver import Forkserver
-from penstock.solvers.processors import available_processors
+from penstock.solvers.solve.processors import available_processors
+from penstock.workers.forkserver import Forkserver
 
 T = TypeVar("T")
 

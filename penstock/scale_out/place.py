@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from penstock.service.child import Child, InterpreterChild
+from penstock.workers.child import Child, InterpreterChild
 
 
 @dataclass(frozen=True)

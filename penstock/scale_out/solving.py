@@ -9,8 +9,8 @@ from typing import Any
 from penstock.scale_out.place import here
 from penstock.schemas.plan import Plan
 from penstock.schemas.request import PlanRequest
-from penstock.service.cut_off import best_so_far
-from penstock.service.tasks import run_task
+from penstock.workers.cut_off import best_so_far
+from penstock.workers.protocol import run_task
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class SolveLimits:
     grace_s: float = 1.5
     memory_bytes: int = 0
     processes: int = 1
-    entry: str = "penstock.api:solve"
+    entry: str = "penstock.planning.api:solve"
 
 
 def solve_case(document: dict[str, Any], limits: SolveLimits) -> dict[str, Any]:

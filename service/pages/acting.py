@@ -11,15 +11,15 @@ from fastapi import Request
 
 from penstock.report.figure import fetched_figure
 from penstock.schemas.amounts import exact
+from penstock.schemas.api.explanation import Explanation
+from penstock.schemas.api.sweep import SweepRequest
 from penstock.schemas.errors import Conflict, NotFound, PenstockError
-from penstock.schemas.explanation import Explanation
 from penstock.schemas.request import UpdateRule
-from penstock.schemas.sweep import SweepRequest
+from penstock.service.http.problems import TooLarge
 from penstock.service.pages import form as forms
 from penstock.service.pages import timelines
 from penstock.service.pages.form import Faults, Values
 from penstock.service.pages.sources import Sources
-from penstock.service.problems import TooLarge
 
 JobVerb = Literal["cancel", "finish", "retry"]
 MAX_FIELDS = 500

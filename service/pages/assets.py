@@ -31,7 +31,7 @@ class Asset(NamedTuple):
 @cache
 def assets() -> dict[str, Asset]:
     """All files by name: those of the pages, and the report's script and style."""
-    bodies = {entry.name: entry.read_bytes() for entry in (files("penstock.service") / "static").iterdir()}
+    bodies = {entry.name: entry.read_bytes() for entry in (files("penstock.service.pages") / "static").iterdir()}
     bodies |= {"report.css": style().encode(), "timeline.js": script().encode()}
     return {
         name: Asset(body, _MEDIA_TYPES[kind])

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.planning.sweep import Case, answered, with_front
 from penstock.report.words import duration
-from penstock.schemas.jobs import JobOut, ResultOut
-from penstock.schemas.sweep import SweepRow
+from penstock.schemas.api.jobs import JobOut, ResultOut
+from penstock.schemas.api.sweep import SweepRow
+from penstock.service.db.tables import ACTIVE
 from penstock.service.pages.sources import Sources
-from penstock.service.tables import ACTIVE
-from penstock.sweeping import Case, answered, with_front
 
 MAX_JOBS = 200
 NEWEST = 50

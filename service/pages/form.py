@@ -13,16 +13,16 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import ValidationError
 
 from penstock.examples import catalogue
+from penstock.schemas.api.jobs import PlannerOut
+from penstock.schemas.api.sweep import Axes
 from penstock.schemas.document import Document, load_json
 from penstock.schemas.errors import Fault, InvalidDocument, NotFound, PenstockError
-from penstock.schemas.jobs import PlannerOut
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
-from penstock.schemas.sweep import Axes
 from penstock.schemas.topology import ClusterTopology
-from penstock.service import judging
+from penstock.service.http.samples import tiny_profile, tiny_topology
+from penstock.service.jobs import judging
 from penstock.service.pages.sources import Sources
-from penstock.service.samples import tiny_profile, tiny_topology
 
 D = TypeVar("D", bound=Document)
 Values = dict[str, list[str]]

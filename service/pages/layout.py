@@ -128,7 +128,7 @@ def told(value: object) -> str:
 @cache
 def _environment() -> Environment:
     environment = Environment(
-        loader=PackageLoader("penstock.service"),
+        loader=PackageLoader("penstock.service.pages"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -8,14 +8,14 @@ from typing import Any, get_args
 
 from penstock.report.figure import fetched_figure
 from penstock.report.words import duration
+from penstock.schemas.api.jobs import JobState, RunOut
 from penstock.schemas.errors import PenstockError
-from penstock.schemas.jobs import JobState, RunOut
 from penstock.schemas.topology import ClusterTopology
+from penstock.service.db.tables import ACTIVE
+from penstock.service.http.readiness import readiness
 from penstock.service.pages.form import EXAMPLES
 from penstock.service.pages.sources import Sources
-from penstock.service.readiness import readiness
-from penstock.service.run_rows import LIVE
-from penstock.service.tables import ACTIVE
+from penstock.service.runs.run_rows import LIVE
 
 NEWEST = 10
 PAGE = 50

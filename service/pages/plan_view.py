@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from penstock.examples import catalogue
-from penstock.explaining import Judged
-from penstock.plan_schedules import schedule_csv
+from penstock.planning.explain import Judged
+from penstock.planning.plan_schedules import schedule_csv
 from penstock.report.bounds import bound_sentences, widest
 from penstock.report.cluster_map import cluster_map, traffic_table
 from penstock.report.explained import PARTS, SPANS, share_name
@@ -18,8 +18,8 @@ from penstock.report.picture import Picture
 from penstock.report.sentences import subtitle
 from penstock.report.traffic import traffic
 from penstock.report.words import amount, duration, percent, ranges
+from penstock.schemas.api.explanation import Explanation, IdleOut
 from penstock.schemas.errors import InvalidDocument, InvalidPlan, NotFound, UnsupportedRequest
-from penstock.schemas.explanation import Explanation, IdleOut
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest

@@ -13,22 +13,22 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from penstock.examples import catalogue
-from penstock.schemas.agents import AgentOut
+from penstock.schemas.api.agents import AgentOut
+from penstock.schemas.api.explanation import Explanation
+from penstock.schemas.api.jobs import JobEvent, JobOut, JobState, RunEvent, RunOut
+from penstock.schemas.api.sweep import SweepOut, SweepRequest
 from penstock.schemas.errors import Conflict, InvalidDocument, NotFound
-from penstock.schemas.explanation import Explanation
-from penstock.schemas.jobs import JobEvent, JobOut, JobState, RunEvent, RunOut
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
-from penstock.schemas.sweep import SweepOut, SweepRequest
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.trace import Trace
-from penstock.service.living import living_topology
+from penstock.service.db.store import Store
+from penstock.service.db.tables import ACTIVE, iso, jobs, now_ms, workers
+from penstock.service.runs.live_topology import living_topology
 from penstock.service.security.principals import Principal
 from penstock.service.services import Service
-from penstock.service.store import Store
-from penstock.service.tables import ACTIVE, iso, jobs, now_ms, workers
-from penstock.service.tasks import run_task
+from penstock.workers.protocol import run_task
 
 
 class NotTried(InvalidDocument):
@@ -127,7 +127,7 @@ class Sources:
         """
         task = {
             "task": "explain",
-            "entry": "penstock.explaining:explain",
+            "entry": "penstock.planning.explain:explain",
             "file": file.model_dump(mode="json"),
             "how": {"what_if": list(what_ifs), "planner": None, "max_plans": 20, "layout": None},
         }

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.schemas.errors import NotFound
-from penstock.service import judging
+from penstock.service.jobs import judging
 from penstock.service.pages.sources import Sources
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def run_report(sources: Sources, run_id: str) -> str:
 
 @lru_cache(maxsize=8)
 def _drawn(sources: Sources, address: str) -> _Drawn:
-    from penstock.explaining import explanation, judged, picture
+    from penstock.planning.explain import explanation, judged, picture
     from penstock.report.explained import marks
     from penstock.service.pages.plan_view import view
 

@@ -9,9 +9,9 @@ from urllib.parse import quote
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import RedirectResponse
 
+from penstock.schemas.api.jobs import ProblemDetails
 from penstock.schemas.errors import QuotaExceeded, Unauthenticated
-from penstock.schemas.jobs import ProblemDetails
-from penstock.service.problems import problem_response
+from penstock.service.http.problems import problem_response
 from penstock.service.security.guard import Guard
 from penstock.service.security.lasting import Lasting
 

@@ -8,7 +8,7 @@ from anyio.to_thread import run_sync
 from starlette.requests import Request
 
 from penstock.schemas.errors import Forbidden, Unauthenticated
-from penstock.service.database import Database, DatabaseAway
+from penstock.service.db.database import Database, DatabaseAway
 from penstock.service.security.keys import SHOWN, Key, Keys
 from penstock.service.security.principals import EVERYBODY, OPENS, Principal, Scope
 from penstock.service.security.rates import OpenRequests, Rates

@@ -14,9 +14,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.schemas.amounts import exact
+from penstock.schemas.api.jobs import ProblemDetails
 from penstock.schemas.errors import Forbidden, PenstockError
-from penstock.schemas.jobs import ProblemDetails
-from penstock.service.problems import Refusal, problem_response
+from penstock.service.http.problems import Refusal, problem_response
 from penstock.service.settings import Settings, is_loopback
 
 READING = frozenset({"GET", "HEAD", "OPTIONS"})

@@ -17,9 +17,9 @@ from typing import Any, Literal
 import sqlalchemy as sa
 
 from penstock.schemas.errors import Conflict, InvalidDocument, NotFound
-from penstock.service.database import Database, DatabaseAway
+from penstock.service.db.database import Database, DatabaseAway
+from penstock.service.db.tables import api_keys, now_ms
 from penstock.service.security.principals import OPENS
-from penstock.service.tables import api_keys, now_ms
 
 SHOWN = re.compile(r"psk_([0-9a-f]{12})_([0-9a-f]{64})")
 TENANT = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")

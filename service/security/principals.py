@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.service.tables import DEFAULT_TENANT
+from penstock.service.db.tables import DEFAULT_TENANT
 
 Scope = Literal["read", "solve", "run", "agent", "admin"]
 

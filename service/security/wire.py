@@ -16,9 +16,9 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from penstock.schemas.amounts import exact
+from penstock.schemas.api.jobs import ProblemDetails
 from penstock.schemas.errors import InvalidDocument
-from penstock.schemas.jobs import ProblemDetails
-from penstock.service.problems import MEDIA_TYPE
+from penstock.service.http.problems import MEDIA_TYPE
 from penstock.service.security.guard import MAX_HEAD_BYTES, LongHead
 from penstock.service.settings import Settings
 

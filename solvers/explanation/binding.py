@@ -22,10 +22,10 @@ from penstock.solvers.explanation.critical_path import CriticalPath
 from penstock.solvers.explanation.drafting import best_order, can_be_drafted, schedules_of
 from penstock.solvers.explanation.idle import Idle
 from penstock.solvers.explanation.run import Run
-from penstock.solvers.problem import Problem
-from penstock.solvers.result import Candidate
-from penstock.solvers.schedule import Orders
-from penstock.solvers.simulate import makespan_ns
+from penstock.solvers.judge.simulate import makespan_ns
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.schedule import Orders
 
 STAGES, LINKS = 4, 3
 LESS = Fraction(9, 10)

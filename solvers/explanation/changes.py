@@ -12,11 +12,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
-from penstock.solvers.allocation import Allocation, Stage
-from penstock.solvers.network import Cable, Inside, Network
-from penstock.solvers.problem import Measured, Problem
-from penstock.solvers.remedies import extended
-from penstock.solvers.result import Candidate
+from penstock.solvers.improve.remedies import extended
+from penstock.solvers.model.allocation import Allocation, Stage
+from penstock.solvers.model.network import Cable, Inside, Network
+from penstock.solvers.model.problem import Measured, Problem
+from penstock.solvers.model.result import Candidate
 
 MOST = 10_000
 """No factor above this, and none below its inverse."""

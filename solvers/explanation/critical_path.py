@@ -19,8 +19,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from penstock.solvers.explanation.run import GRADIENTS, Because, Cause, Run, What
-from penstock.solvers.problem import Problem
-from penstock.solvers.result import Candidate
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Candidate
 
 LOOKED_BACK = 3
 """So many windows of a periodic plan are searched for a critical cycle."""

@@ -6,15 +6,15 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from penstock.schemas.errors import InvalidPlan
-from penstock.solvers.allocation import Allocation
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Candidate, Shortage
+from penstock.solvers.model.schedule import Orders
+from penstock.solvers.model.timeline import Timeline
 from penstock.solvers.planners.proposal import recompute_variants
-from penstock.solvers.problem import Problem
-from penstock.solvers.result import Candidate, Shortage
-from penstock.solvers.schedule import Orders
 from penstock.solvers.schedules.catalogue import SCHEDULES
 from penstock.solvers.schedules.drafts import drafts
-from penstock.solvers.simulate import simulate
-from penstock.solvers.timeline import Timeline
 
 USUAL = ("early-backward", "gpipe")
 """Schedules that are tried where the plan's own cannot be drafted for any allocation."""

@@ -19,8 +19,8 @@ from penstock.solvers.explanation.critical_path import path_of_run
 from penstock.solvers.explanation.idle import idle_split
 from penstock.solvers.explanation.run import Run
 from penstock.solvers.explanation.what_if import planned_by, tried
-from penstock.solvers.problem import Problem
-from penstock.solvers.result import Candidate
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Candidate
 
 SMALL = 128
 MAX_OPERATIONS = 50_000

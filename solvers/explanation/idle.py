@@ -15,10 +15,10 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
-from penstock.solvers.batching import row_classes
+from penstock.solvers.costs.memory import activation_bytes
 from penstock.solvers.explanation.run import Run
-from penstock.solvers.memory import activation_bytes
-from penstock.solvers.schedule import STEP
+from penstock.solvers.model.schedule import STEP
+from penstock.solvers.model.slices import row_classes
 
 NEVER = np.iinfo(np.int64).max
 OWN_INPUTS = ((FORWARD, (BACKWARD, INPUT, RECOMPUTE)), (INPUT, (WEIGHT,)), (RECOMPUTE, (BACKWARD, INPUT)))

@@ -15,14 +15,14 @@ from typing import NamedTuple
 
 from penstock.schemas.amounts import shortage
 from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
-from penstock.solvers.allocation import Allocation, Stage, single_pipeline
-from penstock.solvers.bounds import schedule_bound
+from penstock.solvers.bounds.schedule_bound import schedule_bound
 from penstock.solvers.explanation.critical_path import CriticalPath, critical_path
 from penstock.solvers.explanation.drafting import USUAL, Drafted, best_order, schedules_of
-from penstock.solvers.pins import broken_pin
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.pins import broken_pin
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Bound, Candidate
 from penstock.solvers.planners.proposal import unreachable
-from penstock.solvers.problem import Problem
-from penstock.solvers.result import Bound, Candidate
 from penstock.solvers.schedules.catalogue import SCHEDULES, schedule_row
 
 

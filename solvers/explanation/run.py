@@ -17,14 +17,14 @@ from typing import Literal, NamedTuple, TypeVar
 import numpy as np
 
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, WEIGHT
-from penstock.solvers.batching import row_classes
-from penstock.solvers.costs import transfer
-from penstock.solvers.problem import Problem
-from penstock.solvers.result import Candidate
-from penstock.solvers.schedule import STEP, Pattern
-from penstock.solvers.tables import Tables, cost_tables
-from penstock.solvers.timeline import Interval
-from penstock.solvers.unroll import unroll
+from penstock.solvers.costs.durations import transfer
+from penstock.solvers.judge.operation_tables import Tables, cost_tables
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.schedule import STEP, Pattern
+from penstock.solvers.model.slices import row_classes
+from penstock.solvers.model.timeline import Interval
+from penstock.solvers.model.unroll import unroll
 
 What = Literal["operation", "transfer", "all-reduce", "update"]
 Because = Literal["start", "input", "device", "order", "channel", "gradients", "bucket", "reduction"]

@@ -13,16 +13,16 @@ from typing import Literal, NamedTuple
 
 from penstock.schemas.amounts import shortage
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
-from penstock.solvers.allocation import Allocation
-from penstock.solvers.bounds import request_bound
+from penstock.solvers.bounds.schedule_bound import request_bound
 from penstock.solvers.explanation.changes import Change, change
 from penstock.solvers.explanation.drafting import best_order, can_be_drafted, largest_shortage, schedules_of
-from penstock.solvers.planners.deadline import Deadline
-from penstock.solvers.planners.session import Session
-from penstock.solvers.problem import Problem
-from penstock.solvers.result import Candidate, Shortage
-from penstock.solvers.shape import layers_need
-from penstock.solvers.simulate import simulate
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.plan_shape import layers_need
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Candidate, Shortage
+from penstock.solvers.solve.deadline import Deadline
+from penstock.solvers.solve.session import Session
 
 How = Literal["as it is", "re-timed", "re-drafted", "re-planned", "none"]
 Replan = Callable[[Problem], Candidate | None]
@@ -113,8 +113,8 @@ def headroom(problem: Problem, plan: Candidate) -> int:
 
 def planned_by(planner: str, max_plans: int) -> Replan:
     """A planner with its default options and a bounded number of plans. Raises UnsupportedRequest for its name."""
-    from penstock.solvers.planners.options import checked
-    from penstock.solvers.registry import resolve
+    from penstock.solvers.model.options import checked
+    from penstock.solvers.planners.catalogue import resolve
 
     entry = resolve(planner)
 

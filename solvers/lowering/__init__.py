@@ -20,19 +20,19 @@ import numpy as np
 
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.program import WORDS, Instruction, Program
-from penstock.solvers.allocation import Allocation
-from penstock.solvers.kernels.lowering import Wiring, emit
 from penstock.solvers.lowering.checks import Transport, check, codes_of
+from penstock.solvers.lowering.kernels import Wiring, emit
 from penstock.solvers.lowering.layout import layouts
 from penstock.solvers.lowering.loops import Length, folded, length
 from penstock.solvers.lowering.receives import posted_as_sent
 from penstock.solvers.lowering.rows import RankRow, rows_of_ranks
 from penstock.solvers.lowering.updates import count_versions, flushed_updates, periodic_updates, table_of
 from penstock.solvers.lowering.wiring import wire
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders, Pattern, Schedule
-from penstock.solvers.unroll import run_of
-from penstock.solvers.update_rules import PERIODIC_RULES, UpdateRule
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders, Pattern, Schedule
+from penstock.solvers.model.unroll import run_of
+from penstock.solvers.model.update_rules import PERIODIC_RULES, UpdateRule
 
 __all__ = ["Lowered", "check_programs", "lower", "lower_arrays"]
 

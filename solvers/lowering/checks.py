@@ -16,8 +16,8 @@ import numpy as np
 
 from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.program import WORDS, Instruction, Program
-from penstock.solvers.kernels import lowering as kernel
-from penstock.solvers.kernels.lowering import (
+from penstock.solvers.lowering import kernels as kernel
+from penstock.solvers.lowering.kernels import (
     END_DIRECTION,
     END_PAIR,
     END_PARTNER,

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.schemas.program import Shared
-from penstock.solvers.allocation import Allocation
-from penstock.solvers.problem import Problem
-from penstock.solvers.reductions import Group, group_buckets, reduction_groups
-from penstock.solvers.ties import tied_stages
+from penstock.solvers.costs.reductions import Group, group_buckets, reduction_groups
+from penstock.solvers.costs.ties import tied_stages
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.problem import Problem
 
 Buckets = tuple[tuple[int, int, int], ...]
 

@@ -10,13 +10,13 @@ from dataclasses import replace
 
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.program import Held, Program
-from penstock.solvers.allocation import Allocation, Stage
-from penstock.solvers.batching import row_classes
+from penstock.solvers.costs.ties import SUMMING_RULES, tied_stages
 from penstock.solvers.lowering.channels import Rows, channels, slices
 from penstock.solvers.lowering.groups import groups_of
-from penstock.solvers.problem import Problem
-from penstock.solvers.ties import SUMMING_RULES, tied_stages
-from penstock.solvers.update_rules import UpdateRule, micro_batches_per_update, weight_copies
+from penstock.solvers.model.allocation import Allocation, Stage
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.slices import row_classes
+from penstock.solvers.model.update_rules import UpdateRule, micro_batches_per_update, weight_copies
 
 
 def layouts(

@@ -14,10 +14,10 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.schemas.program import UNSHIFTED, WORDS, Instruction, Program
-from penstock.solvers.allocation import Allocation
 from penstock.solvers.lowering.layout import own_micro_batches
-from penstock.solvers.schedule import Pattern
-from penstock.solvers.unroll import depth, whole_rounds
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.schedule import Pattern
+from penstock.solvers.model.unroll import depth, whole_rounds
 
 _FORWARD = WORDS.index("F")
 _STAYS = np.asarray([word in UNSHIFTED for word in WORDS])

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from penstock.schemas.program import WORDS
-from penstock.solvers.kernels.lowering import (
+from penstock.solvers.lowering.kernels import (
     END_DIRECTION,
     END_PARTNER,
     END_RANK,

@@ -10,8 +10,8 @@ import numpy as np
 from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.program import KINDS, Held, Program
 from penstock.solvers.lowering.layout import own_micro_batches
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import STEP, Orders
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import STEP, Orders
 
 
 class RankRow(NamedTuple):

@@ -16,9 +16,9 @@ import numpy as np
 
 from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.program import BACKWARD, FORWARD, RECOMPUTE, WEIGHT, WORDS, Held, Program
-from penstock.solvers.allocation import Allocation
 from penstock.solvers.lowering.rows import RankRow
-from penstock.solvers.update_rules import PERIODIC_RULES, UpdateRule, group_of, version_used
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.update_rules import PERIODIC_RULES, UpdateRule, group_of, version_used
 
 _WORD = {word: number for number, word in enumerate(WORDS)}
 

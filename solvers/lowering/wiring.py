@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.program import Channel, Held, Program
-from penstock.solvers.kernels.lowering import (
+from penstock.solvers.lowering.kernels import (
     END_MODULUS,
     END_PAIR,
     END_PARTNER,

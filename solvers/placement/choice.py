@@ -18,15 +18,15 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Protocol
 
-from penstock.solvers.batches import candidates
-from penstock.solvers.bounds import request_bound
+from penstock.solvers.bounds.schedule_bound import request_bound
+from penstock.solvers.model.micro_batches import candidates
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import REQUEST_SCOPE, Candidate, Result, Status
 from penstock.solvers.placement import regular
 from penstock.solvers.placement.families import Families
 from penstock.solvers.placement.site import Chosen, Site
 from penstock.solvers.placement.wish import FOREVER_NS, Wish
-from penstock.solvers.planners.deadline import Deadline
-from penstock.solvers.problem import Problem
-from penstock.solvers.result import REQUEST_SCOPE, Candidate, Result, Status
+from penstock.solvers.solve.deadline import Deadline
 
 SMALL = 6_000
 """Layers × devices × numbers of micro-batches up to which a job's planner is asked without any limit."""

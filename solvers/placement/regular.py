@@ -15,16 +15,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.solvers.allocation import Stage, single_pipeline
-from penstock.solvers.batches import Batch, batch_of
-from penstock.solvers.costs import all_reduce_ns
-from penstock.solvers.network import UNLIMITED, Inside, Network
+from penstock.solvers.costs.durations import all_reduce_ns
+from penstock.solvers.model.allocation import Stage, single_pipeline
+from penstock.solvers.model.micro_batches import Batch, batch_of
+from penstock.solvers.model.network import UNLIMITED, Inside, Network
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Result
 from penstock.solvers.placement.wish import FOREVER_NS
-from penstock.solvers.planners.deadline import Deadline
 from penstock.solvers.planners.proposal import Proposal
-from penstock.solvers.planners.session import Session
-from penstock.solvers.problem import Problem
-from penstock.solvers.result import Result
+from penstock.solvers.solve.deadline import Deadline
+from penstock.solvers.solve.session import Session
 
 NAME = "regular"
 MOST_JUDGED, LEAST_JUDGED = 6, 3

@@ -13,8 +13,8 @@ from functools import cached_property
 
 import networkx as nx
 
-from penstock.solvers.network import Cable, Network
-from penstock.solvers.problem import Device
+from penstock.solvers.model.network import Cable, Network
+from penstock.solvers.model.problem import Device
 
 ROOT = ""
 """Name of the place above parts that nothing joins, or whose tree does not follow the hosts."""

@@ -14,40 +14,36 @@ from typing import get_args
 
 from penstock.schemas.coverage import Covers
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.coverage import one_pipeline, planned_apart
-from penstock.solvers.network import MAX_DENSE_DEVICES
-from penstock.solvers.planners import (
-    auto,
-    avgpipe,
-    chunked,
-    dapple,
-    dp,
-    exact,
-    gpipe,
-    hetpipe,
-    madpipe,
-    model_parallel,
-    pipedream,
-    pipedream_2bw,
-    relax,
-    spp,
-    spread,
-    uniform,
-    wpipe,
-)
-from penstock.solvers.planners.deadline import Deadline
-from penstock.solvers.planners.explain import why_found, why_nothing
-from penstock.solvers.planners.options import Options, Value, checked
-from penstock.solvers.planners.session import Session
-from penstock.solvers.planners.simple import Simple, averaged, eagerly, flushed, grouped, starred
-from penstock.solvers.portfolio.crew import Crew, Here, crew_of, is_small
-from penstock.solvers.portfolio.rounds import Tasks
-from penstock.solvers.portfolio.tasks import MOST_LABELLED, Ask, Proposals, Prove, Remedy, Setting
-from penstock.solvers.problem import Problem
-from penstock.solvers.result import Candidate, Progress, Result, Status
+from penstock.solvers.bounds.coverage import one_pipeline, planned_apart
+from penstock.solvers.model.network import MAX_DENSE_DEVICES
+from penstock.solvers.model.options import Options, Value, checked
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Candidate, Progress, Result, Status
+from penstock.solvers.model.update_rules import UpdateRule
+from penstock.solvers.planners.avgpipe import planner as avgpipe
+from penstock.solvers.planners.chunked import planner as chunked
+from penstock.solvers.planners.contiguous_bound import planner as relax
+from penstock.solvers.planners.dapple import planner as dapple
+from penstock.solvers.planners.exact import planner as exact
+from penstock.solvers.planners.hetpipe import planner as hetpipe
+from penstock.solvers.planners.madpipe import planner as madpipe
+from penstock.solvers.planners.many_devices import planner as spread
+from penstock.solvers.planners.pipedream import double_buffered as pipedream_2bw
+from penstock.solvers.planners.pipedream import planner as pipedream
+from penstock.solvers.planners.simple import dp, gpipe, model_parallel
+from penstock.solvers.planners.simple.candidates import Simple, averaged, eagerly, flushed, grouped, starred
+from penstock.solvers.planners.spp import planner as spp
+from penstock.solvers.planners.trainer import planner as uniform
+from penstock.solvers.planners.wpipe import planner as wpipe
 from penstock.solvers.schedules.catalogue import SCHEDULES, SYNCHRONOUS, Parts, schedule_row, tried_with
 from penstock.solvers.schedules.names import remedy_for
-from penstock.solvers.update_rules import UpdateRule
+from penstock.solvers.solve import auto
+from penstock.solvers.solve.deadline import Deadline
+from penstock.solvers.solve.rounds import Tasks
+from penstock.solvers.solve.session import Session
+from penstock.solvers.solve.tasks import MOST_LABELLED, Ask, Proposals, Prove, Remedy, Setting
+from penstock.solvers.solve.why import why_found, why_nothing
+from penstock.solvers.solve.workers import Crew, Here, crew_of, is_small
 
 MOST_WORKERS = 8
 """Beyond that many processes each of them would have little left to do."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from penstock.solvers.allocation import Allocation, Pipeline, Stage
-from penstock.solvers.batching import row_classes
-from penstock.solvers.costs import UNREACHABLE_NS, all_reduce_ns, stage_costs, transfer
-from penstock.solvers.memory import activation_bytes, micro_batches_that_fit, static_bytes
-from penstock.solvers.problem import Problem
-from penstock.solvers.result import Bound, Shortage
-from penstock.solvers.schedule import Schedule
+from penstock.solvers.costs.durations import UNREACHABLE_NS, all_reduce_ns, stage_costs, transfer
+from penstock.solvers.costs.memory import activation_bytes, micro_batches_that_fit, static_bytes
+from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Bound, Shortage
+from penstock.solvers.model.schedule import Schedule
+from penstock.solvers.model.slices import row_classes
+from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.schedules.catalogue import schedule_row
 from penstock.solvers.schedules.early_backward import depths as depths_of
-from penstock.solvers.update_rules import UpdateRule
 
 
 class Proposal(NamedTuple):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from penstock.solvers.allocation import Allocation
-from penstock.solvers.costs import UNREACHABLE_NS
+from penstock.solvers.costs.durations import UNREACHABLE_NS
+from penstock.solvers.judge.simulate import makespan_ns, simulate
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders
 from penstock.solvers.planners.proposal import shortage_of
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders
 from penstock.solvers.schedules.drafts import Draft, drafts
 from penstock.solvers.schedules.early_backward import depths, fitted
-from penstock.solvers.simulate import makespan_ns, simulate
 
 
 class Trial(NamedTuple):

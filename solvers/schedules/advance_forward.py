@@ -13,11 +13,11 @@ from collections.abc import Callable
 from typing import Literal
 
 from penstock.schemas.errors import InvalidDocument
-from penstock.solvers.allocation import Allocation
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders, Row
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders, Row
 from penstock.solvers.schedules.early_backward import depths
-from penstock.solvers.schedules.rows import flushed_rows
+from penstock.solvers.schedules.support.rows import flushed_rows
 
 Advance = Literal["best", "climb", "1f1b", "afab"]
 """Which δ: the best of all, by algorithm 1, none, or all forwards first."""

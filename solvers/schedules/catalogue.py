@@ -12,28 +12,28 @@ from itertools import product
 from typing import Literal
 
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.allocation import Allocation
-from penstock.solvers.planners.options import Option, Options
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders, Schedule
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.options import Option, Options
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders, Schedule
+from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.schedules.advance_forward import advance_forward, deltas, everything, in_flight
 from penstock.solvers.schedules.chimera import chimera
-from penstock.solvers.schedules.eager import eager
 from penstock.solvers.schedules.early_backward import early_backward, one_f_one_b
 from penstock.solvers.schedules.gpipe import gpipe
-from penstock.solvers.schedules.inside_out import inside_out
 from penstock.solvers.schedules.interleaved import interleaved, looped_bfs, looped_bfs_lifo
 from penstock.solvers.schedules.model_parallel import model_parallel
 from penstock.solvers.schedules.names import remedy_for
-from penstock.solvers.schedules.one_f_one_b_star import one_f_one_b_star
 from penstock.solvers.schedules.overtaking import overtaking
-from penstock.solvers.schedules.periodic_ilp import periodic_ilp
+from penstock.solvers.schedules.periodic.eager import eager
+from penstock.solvers.schedules.periodic.inside_out import inside_out
+from penstock.solvers.schedules.periodic.one_f_one_b_star import one_f_one_b_star
+from penstock.solvers.schedules.periodic.smallest_period import periodic_ilp
+from penstock.solvers.schedules.periodic.wpipe import wpipe
 from penstock.solvers.schedules.pipeline_execution import execution_warmup, pipeline_execution
 from penstock.solvers.schedules.policies import vectors_of
 from penstock.solvers.schedules.v_shape import v_half, v_min, zb_v, zb_v_cut
-from penstock.solvers.schedules.wpipe import wpipe
 from penstock.solvers.schedules.zero_bubble import zb_h1, zb_h2
-from penstock.solvers.update_rules import UpdateRule
 
 SYNCHRONOUS: frozenset[UpdateRule] = frozenset({"synchronous"})
 DOUBLE_BUFFERED: frozenset[UpdateRule] = frozenset({"double_buffered"})

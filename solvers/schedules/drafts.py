@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from penstock.solvers.allocation import Allocation
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders
 from penstock.solvers.schedules.catalogue import SCHEDULES, ScheduleRow, schedule_row
-from penstock.solvers.schedules.recomputed import recomputed
+from penstock.solvers.schedules.support.recomputed import recomputed
 
 
 class Draft(NamedTuple):

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.schemas.errors import InvalidPlan
-from penstock.solvers.allocation import Allocation
-from penstock.solvers.batching import row_classes
-from penstock.solvers.costs import stage_costs, transfer
-from penstock.solvers.memory import micro_batches_that_fit
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders
-from penstock.solvers.schedules.rows import flushed_rows
+from penstock.solvers.costs.durations import stage_costs, transfer
+from penstock.solvers.costs.memory import micro_batches_that_fit
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders
+from penstock.solvers.model.slices import row_classes
+from penstock.solvers.schedules.support.rows import flushed_rows
 
 ACR_THRESHOLD = 0.08
 """R-9: the paper runs P_B for ratios of 0.10 and more and P_A for 0.06 and less, and names no threshold."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from penstock.solvers.allocation import Allocation
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders
-from penstock.solvers.schedules.rows import flushed_rows
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders
+from penstock.solvers.schedules.support.rows import flushed_rows
 
 
 def gpipe(problem: Problem, allocation: Allocation, *, backward: Literal["fifo", "lifo"] = "fifo") -> Orders:

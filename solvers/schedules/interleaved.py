@@ -13,10 +13,10 @@ import numpy as np
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.program import BACKWARD, FORWARD
-from penstock.solvers.allocation import Allocation
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders
-from penstock.solvers.schedules.chunks import Ranks, looped
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders
+from penstock.solvers.schedules.support.chunks import Ranks, looped
 
 
 def interleaved(problem: Problem, allocation: Allocation, group: int | None = None) -> Orders:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from penstock.solvers.allocation import Allocation
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders
-from penstock.solvers.schedules.rows import flushed_rows
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders
+from penstock.solvers.schedules.support.rows import flushed_rows
 
 
 def model_parallel(problem: Problem, allocation: Allocation) -> Orders:

@@ -18,14 +18,14 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
-from penstock.solvers.allocation import Allocation
-from penstock.solvers.batching import row_classes
-from penstock.solvers.memory import static_bytes, transient_bytes
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders
-from penstock.solvers.schedules.blocks import v_blocks
-from penstock.solvers.schedules.chained import Chained, Ranking
-from penstock.solvers.schedules.chunks import Ranks
+from penstock.solvers.costs.memory import static_bytes, transient_bytes
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders
+from penstock.solvers.model.slices import row_classes
+from penstock.solvers.schedules.support.blocks import v_blocks
+from penstock.solvers.schedules.support.chained import Chained, Ranking
+from penstock.solvers.schedules.support.chunks import Ranks
 from penstock.solvers.schedules.v_shape import V_HALF, V_MIN, V_ZERO, repeated, zb_v
 from penstock.solvers.schedules.zero_bubble import delayed
 

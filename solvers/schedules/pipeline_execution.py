@@ -7,9 +7,9 @@ counted. ``tests/solvers/test_spp_schedule.py`` holds the procedure itself.
 
 from __future__ import annotations
 
-from penstock.solvers.allocation import Allocation
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders
 from penstock.solvers.schedules import early_backward as early
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from penstock.solvers.allocation import Allocation
-from penstock.solvers.problem import Problem
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.problem import Problem
 from penstock.solvers.schedules import early_backward as early
 from penstock.solvers.schedules.pipeline_execution import execution_warmup
 

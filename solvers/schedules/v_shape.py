@@ -18,11 +18,11 @@ import numpy as np
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.program import FORWARD, INPUT, WEIGHT
-from penstock.solvers.allocation import Allocation
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders
-from penstock.solvers.schedules.chunks import Ranks, v_shaped
-from penstock.solvers.schedules.reordering import PERIOD, reordered, weight_units
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders
+from penstock.solvers.schedules.support.chunks import Ranks, v_shaped
+from penstock.solvers.schedules.support.reordering import PERIOD, reordered, weight_units
 
 
 class Offsets(NamedTuple):

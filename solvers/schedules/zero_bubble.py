@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.schemas.program import FORWARD, INPUT, WEIGHT
-from penstock.solvers.allocation import Allocation
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders
-from penstock.solvers.schedules.chunks import Ranks, in_line
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders
+from penstock.solvers.schedules.support.chunks import Ranks, in_line
 
 
 def zb_h1(problem: Problem, allocation: Allocation) -> Orders:

@@ -16,8 +16,8 @@ import pytest
 from test_commands import _profile, _topology
 from typer.main import get_command
 
-from penstock.cli import planning
 from penstock.cli.main import app, main
+from penstock.cli.plan import planning
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 ROW = re.compile(r"^\| `(penstock [a-z ]+)` \| ([^|]+) \| `(penstock [^`|]+)` \|$", re.MULTILINE)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.cli.main import main
-from penstock.schemas.jobs import ResultOut
+from penstock.schemas.api.jobs import ResultOut
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import ModelProfile
 

@@ -11,10 +11,10 @@ import pytest
 
 import penstock
 from penstock.cli.main import main
-from penstock.schemas.explanation import Explanation
+from penstock.schemas.api.explanation import Explanation
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest
-from penstock.service.samples import tiny_plan_file
+from penstock.service.http.samples import tiny_plan_file
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from penstock.cli.main import main
 from penstock.manifests import TARGETS
 from penstock.schemas.launch import LaunchSettings
 from penstock.schemas.plan import PlanFile
-from penstock.service.exports import EXPORTS, FORMS
-from penstock.service.samples import tiny_plan_file
+from penstock.service.http.exports import EXPORTS, FORMS
+from penstock.service.http.samples import tiny_plan_file
 
 JOB = ["--model", "m:job", "--steps", "3"]
 
@@ -155,7 +155,7 @@ def test_every_setting_has_an_effect_somewhere() -> None:
 MODEL = """\
 import torch
 from torch import nn
-from penstock.executor.job import SimpleJob
+from penstock.executor.run.job import SimpleJob
 
 class Two(SimpleJob):
     def layers(self):

@@ -11,9 +11,9 @@ import pytest
 
 import penstock
 from penstock.cli.main import main
+from penstock.schemas.api.topology_import import ImportSource, TopologyImported
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.topology import ClusterTopology
-from penstock.schemas.topology_import import ImportSource, TopologyImported
 
 TREE = "SwitchName=a Nodes=n[0-1]\nSwitchName=b Nodes=n[2-3]\nSwitchName=top Switches=a,b\n"
 DEVICES = ["--device", "H100", "--devices-per-node", "8"]

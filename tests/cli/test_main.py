@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli import judging, planning
 from penstock.cli.main import main
-from penstock.solvers.result import Progress
+from penstock.cli.plan import judging, planning
+from penstock.solvers.model.result import Progress
 
 PROFILE = {
     "schema_version": 1,

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.cli.main import main
 from penstock.executor.links.link_peer import Host, Peer
-from penstock.schemas.agents import AgentDevice
+from penstock.schemas.api.agents import AgentDevice
 from penstock.schemas.topology import ClusterTopology
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from penstock.cli import running
 from penstock.cli.main import main
-from penstock.cli.running import other_devices
+from penstock.cli.run import running
+from penstock.cli.run.running import other_devices
+from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.errors import MissingExtra, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
-from penstock.schemas.run_options import RunOptions
-from penstock.service.samples import tiny_plan_file
+from penstock.service.http.samples import tiny_plan_file
 
 REFUSED = [
     pytest.param(["--checkpoint-every", "3"], 65, "checkpoint_every needs a checkpoint_directory", id="no-directory"),

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from penstock.cli import jobs
+from penstock.cli.plan.sweeping import show_rows
+from penstock.cli.service import jobs
 from penstock.cli.show import Screen
-from penstock.cli.sweeping import show_rows
-from penstock.schemas.jobs import JobOut
-from penstock.schemas.sweep import SweepRow
-from penstock.sweeping import with_front
+from penstock.planning.sweep import with_front
+from penstock.schemas.api.jobs import JobOut
+from penstock.schemas.api.sweep import SweepRow
 
 SAME: dict[str, Any] = {
     "topology": "1x8xV100",

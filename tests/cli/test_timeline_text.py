@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from penstock.cli.timeline_text import MAX_LINES, MAX_SINGLE, render_picture
+from penstock.cli.plan.timeline_text import MAX_LINES, MAX_SINGLE, render_picture
 from penstock.report.picture import LETTERS, Blocks, Lane, Picture, Strip
 
 NOTHING = np.zeros(0, np.int64)

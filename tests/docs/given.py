@@ -7,10 +7,10 @@ from typing import Any
 
 import penstock
 from penstock.examples import catalogue
+from penstock.schemas.api.run_options import RunOptions
+from penstock.schemas.api.sweep import SweepRequest
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest
-from penstock.schemas.run_options import RunOptions
-from penstock.schemas.sweep import SweepRequest
 
 Find = Callable[[str], Any]
 
@@ -37,7 +37,7 @@ def _sweeps(find: Find) -> dict[str, Any]:
 def _update_rules(find: Find) -> dict[str, Any]:
     from mytrain import Tiny  # type: ignore[import-not-found]
 
-    from penstock.executor.chain import Chain
+    from penstock.executor.run.chain import Chain
 
     class Six(Tiny):  # type: ignore[misc]
         def layers(self) -> list[Any]:

@@ -21,7 +21,7 @@ from given import NAMES
 from pages import Piece
 from shown import CODES, ELSEWHERE, HERE, HOSTS, NOT_RUN, PYTHON_ELSEWHERE, PYTHON_SMALLER, SMALLER, STAY
 
-from penstock.cli.exporting import DEFAULT
+from penstock.cli.convert.exporting import DEFAULT
 from penstock.cli.main import app, main
 from penstock.executor.node.settings import AgentSettings
 from penstock.schemas.topology import ClusterTopology

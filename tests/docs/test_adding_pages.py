@@ -52,7 +52,7 @@ said = {}
 
 ASK = """
 import penstock
-from penstock.api import judge, programs
+from penstock.planning.api import judge, programs
 from penstock.schemas.plan import PlanFile
 
 how = {"global_batch_size": 32, "micro_batch_sizes": [2]}
@@ -68,7 +68,7 @@ for name, file in (("two-more", asked.file), ("equal", alone.file)):
 
 LIST = """
 from penstock.cli import completion
-from penstock.service.judging import planners
+from penstock.service.jobs.judging import planners
 
 rows = {row.name: row for row in planners()}
 said["listed"] = rows["equal"].schedules, list(rows["equal"].options), rows["dapple"].schedules, rows["auto"].schedules

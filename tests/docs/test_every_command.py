@@ -17,7 +17,7 @@ from pages import PAGES, ROOT, pieces
 from sandbox import Sandbox
 from shown import CODES, ELSEWHERE, HERE, HOSTS, NOT_RUN, PYTHON_ELSEWHERE, PYTHON_SMALLER, SMALLER, STAY
 
-from penstock.solvers.registry import PLANNERS
+from penstock.solvers.planners.catalogue import PLANNERS
 
 ALL = {path.relative_to(ROOT).as_posix(): list(pieces(path)) for path in PAGES}
 SHOWN = [piece for found in ALL.values() for piece in found]
@@ -41,7 +41,7 @@ def sandbox(
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.setattr(sys, "path", list(sys.path))
     # `mytrain` here is small, and stands for models of every size: tests/cli/test_exporting.py compares layers
-    monkeypatch.setattr("penstock.cli.model_fit.unlike", lambda *_told, **_more: None)
+    monkeypatch.setattr("penstock.cli.run.model_fit.unlike", lambda *_told, **_more: None)
     shutil.copytree(base, tmp_path, dirs_exist_ok=True)
     known = dict(PLANNERS)
     yield Sandbox(tmp_path, base, IN_FULL, request.getfixturevalue, said, monkeypatch)

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from penstock.examples import catalogue
 from penstock.examples.models import MODELS
-from penstock.executor.chain import Chain
-from penstock.executor.job import Job, load_job
 from penstock.executor.profiling.assembly import parameter_bytes
+from penstock.executor.run.chain import Chain
+from penstock.executor.run.job import Job, load_job
 
 TINY = ["gpt", "llama", "bert", "xlnet", "gnmt", "transformer", "awd_lstm", "vgg", "resnet", "densenet", "amoebanet"]
 

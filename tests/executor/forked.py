@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from penstock.executor.children import die_with
-from penstock.executor.launch import loopback_interface
+from penstock.executor.run.local import loopback_interface
 
 MODULES = ("rank_worker", "torch_runtime_worker")
 """Whose ``main`` a process can run; they import all that it needs."""

@@ -10,7 +10,7 @@ import torch
 from small_jobs import WIDTH, WORDS, Add, Attend, Block, Normalise, Regression, Split, blocks, frozen
 from torch import Tensor, nn
 
-from penstock.executor.job import LayerSpec
+from penstock.executor.run.job import LayerSpec
 
 
 class Momentum(Regression):

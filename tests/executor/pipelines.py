@@ -8,8 +8,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from penstock.convert import to_problem
-from penstock.executor.chain import Chain
-from penstock.executor.job import Job
+from penstock.executor.run.chain import Chain
+from penstock.executor.run.job import Job
 from penstock.schemas.profile import (
     BoundaryTensor,
     Layer,
@@ -22,15 +22,15 @@ from penstock.schemas.profile import (
 from penstock.schemas.program import BACKWARD, FORWARD, Operation, Program, parse_row
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology, Fabric, UniformCluster
-from penstock.solvers.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.judge.shared_processor import parallel_pipelines
 from penstock.solvers.lowering import lower
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders, Row
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders, Row
+from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.schedules.advance_forward import advance_forward
-from penstock.solvers.schedules.eager import eager
-from penstock.solvers.schedules.wpipe import wpipe
-from penstock.solvers.sharing import parallel_pipelines
-from penstock.solvers.update_rules import UpdateRule
+from penstock.solvers.schedules.periodic.eager import eager
+from penstock.solvers.schedules.periodic.wpipe import wpipe
 
 
 class Part(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any
 import rule_rank
 import torch.distributed as dist
 
-from penstock.executor.rank import Rank
+from penstock.executor.run.rank import Rank
 
 
 def main() -> None:

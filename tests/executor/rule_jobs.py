@@ -11,7 +11,7 @@ import torch
 from small_jobs import LENGTH, WIDTH, Regression, blocks
 from torch import Tensor, nn
 
-from penstock.executor.job import LayerSpec
+from penstock.executor.run.job import LayerSpec
 
 OPTIMIZERS = {
     "sgd": partial(torch.optim.SGD, lr=0.001, momentum=0.9, weight_decay=0.01),

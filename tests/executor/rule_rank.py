@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from slow_link import SlowLink, SlowTransport, slow_all_reduces
 
-from penstock.executor.chain import Chain
-from penstock.executor.interpreter import Interpreter
-from penstock.executor.job import load_job
+from penstock.executor.program.interpreter import Interpreter
+from penstock.executor.run.chain import Chain
+from penstock.executor.run.job import load_job
 from penstock.executor.stage.held_stage import HeldStage
 from penstock.executor.transport import GlooTransport, connect, process_groups
 from penstock.schemas.program import Program

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from penstock.executor.job import LayerSpec
+from penstock.executor.run.job import LayerSpec
 
 OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter]], Optimizer]] = {
     "momentum": partial(torch.optim.SGD, lr=0.02, momentum=0.9),

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from penstock.schemas.agents import AgentEvent, Assignment, LogWish, SyncReply, SyncRequest
+from penstock.schemas.api.agents import AgentEvent, Assignment, LogWish, SyncReply, SyncRequest
 
 LIMIT_S = 180.0
 HOLD_S = 20.0

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from penstock.executor.job import LayerSpec, SimpleJob
+from penstock.executor.run.job import LayerSpec, SimpleJob
 
 WIDTH, LENGTH, WORDS = 8, 5, 11
 

@@ -21,13 +21,13 @@ from scripted_service import LIMIT_S, ScriptedService, problem
 
 from penstock.executor.node.agent import run_agent
 from penstock.executor.node.settings import AgentSettings
-from penstock.schemas.agents import Assignment, LogWish, RankAssignment, digest_of
+from penstock.schemas.api.agents import Assignment, LogWish, RankAssignment, digest_of
 from penstock.schemas.errors import Conflict, InvalidDocument, Unreachable
 
 TOY_PROJECT = """
 import torch
 from torch import nn
-from penstock.executor.job import LayerSpec, SimpleJob
+from penstock.executor.run.job import LayerSpec, SimpleJob
 
 class Job(SimpleJob):
     def layers(self):

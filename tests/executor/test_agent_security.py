@@ -9,8 +9,8 @@ from test_state import OFFER, assignment, play, synced
 
 from penstock.executor.node.agent_state import Offer, State
 from penstock.executor.node.settings import AgentSettings
+from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.errors import InvalidDocument
-from penstock.schemas.run_options import RunOptions
 
 CONFINED = Offer("a", OFFER.devices, OFFER.models, outputs=("/shared/out", "/scratch"), directory="/srv/project")
 TOKEN = "psk_0123456789ab_" + 64 * "c"

@@ -6,7 +6,7 @@ from pipelines import Part, programs_of
 from rank_pool import RankPool
 from small_jobs import plain
 
-from penstock.executor.clocks import CommonClock, Reading
+from penstock.executor.run.clocks import CommonClock, Reading
 
 
 def test_drift_is_spread_evenly_between_two_readings() -> None:

@@ -16,8 +16,8 @@ from rank_pool import RankPool
 from torch import Tensor
 from two_groups import two_groups
 
-from penstock.executor.codec import CodecTransport, decode, encode, scaler_exponent
 from penstock.executor.transport import GlooTransport
+from penstock.executor.transport.codec import CodecTransport, decode, encode, scaler_exponent
 from penstock.schemas.program import CODEC_HEADER_BYTES, Program
 
 LARGEST_FP16, SMALLEST_NORMAL = 65504.0, 2.0**-14

@@ -19,18 +19,18 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from penstock.examples.synthetic import ImageJob
-from penstock.executor.chain import Chain
-from penstock.executor.interpreter import Interpreter
-from penstock.executor.job import LayerSpec, load_job
 from penstock.executor.profiling.layer_costs import stash_bytes
 from penstock.executor.profiling.memory_use import LiveBytes
 from penstock.executor.profiling.share import make_shares
+from penstock.executor.program.interpreter import Interpreter
+from penstock.executor.run.chain import Chain
+from penstock.executor.run.job import LayerSpec, load_job
 from penstock.executor.stage.stage_module import MicroBatch, StageModule
 from penstock.schemas.program import KINDS
-from penstock.solvers.allocation import Stage, single_pipeline
-from penstock.solvers.costs import stage_costs
-from penstock.solvers.schedule import Orders, Row
-from penstock.solvers.simulate import simulate
+from penstock.solvers.costs.durations import stage_costs
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.allocation import Stage, single_pipeline
+from penstock.solvers.model.schedule import Orders, Row
 
 ROWS = 2
 

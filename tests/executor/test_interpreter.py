@@ -10,9 +10,9 @@ import torch
 from pipelines import Part, programs_of
 from rank_pool import SEED, RankPool
 
-from penstock.executor.chain import Chain
-from penstock.executor.check import TOLERANCE
-from penstock.executor.reference import Recipe, ReferenceTrainer
+from penstock.executor.run.chain import Chain
+from penstock.executor.run.check import TOLERANCE
+from penstock.executor.run.reference import Recipe, ReferenceTrainer
 
 TWO = [Part(3, (0,)), Part(3, (1,))]
 THREE = [Part(2, (0,)), Part(2, (1,)), Part(2, (2,))]

@@ -13,13 +13,13 @@ import torch
 import torch.distributed as dist
 from pipelines import Part, programs_of
 
-from penstock.executor.chain import Chain
-from penstock.executor.interpreter import InstructionFailed, Interpreter, first_row
-from penstock.executor.job_fit import checked_chain, refuse_other_boundaries
+from penstock.executor.program.interpreter import InstructionFailed, Interpreter, first_row
+from penstock.executor.run.chain import Chain
+from penstock.executor.run.job_fit import checked_chain, refuse_other_boundaries
+from penstock.executor.run.trace import rank_trace
 from penstock.executor.stage.held_stage import Cell
 from penstock.executor.stage.stage_module import MicroBatch, StageModule, layer_seed, step_seed
 from penstock.executor.stage.versions import Versions
-from penstock.executor.trace import rank_trace
 from penstock.executor.transport import GlooTransport
 from penstock.schemas.errors import InvalidDocument, ModelMismatch, UnsupportedRequest
 from penstock.schemas.program import Instruction, Program

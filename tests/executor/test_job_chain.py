@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import penstock
-from penstock.executor.chain import Chain, derived_seed
-from penstock.executor.job import Job, LayerSpec, SimpleJob, checked_job, load_job
+from penstock.executor.run.chain import Chain, derived_seed
+from penstock.executor.run.job import Job, LayerSpec, SimpleJob, checked_job, load_job
 from penstock.schemas.errors import InvalidDocument, ModelMismatch, NotFound, PenstockError
 
 WIDTH = 4

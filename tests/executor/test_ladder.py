@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.executor.ladder import ITERATIONS, MARGIN, WARMUP, Ladder
+from penstock.executor.program.ladder import ITERATIONS, MARGIN, WARMUP, Ladder
 
 EACH = WARMUP + ITERATIONS
 

@@ -15,7 +15,7 @@ import small_jobs
 from orphans import no_orphans
 from pipelines import Part, programs_of
 
-from penstock.executor.launch import RunReport, run_locally
+from penstock.executor.run.local import RunReport, run_locally
 from penstock.schemas.errors import InvalidDocument, ModelMismatch, NotFound, RunFailed
 from penstock.schemas.trace import RankTrace
 
@@ -105,7 +105,7 @@ from pathlib import Path
 sys.path += json.loads(sys.argv[1])
 import small_jobs
 from pipelines import Part, programs_of
-from penstock.executor.launch import run_locally
+from penstock.executor.run.local import run_locally
 programs = programs_of(small_jobs.masked64, [Part(4, (0,))], 2)
 run_locally(programs, "small_jobs:masked64", directory=Path(sys.argv[2]), steps=10**6, seed=0,
             on_progress=lambda event: print(event["kind"], flush=True))
@@ -139,7 +139,7 @@ PROJECT = {
     "torch.py": "raise RuntimeError('the wrong torch')",
     "training.py": """
         import torch
-        from penstock.executor.job import SimpleJob
+        from penstock.executor.run.job import SimpleJob
         from schemas.errors import InvalidPlan
         from service.model import build
         import tests

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.executor.launched import meeting as meetings
-from penstock.executor.launched.launch import FIRST_PORT, Launch, read_launch
-from penstock.executor.launched.meeting import Meeting
+from penstock.executor.launched import rendezvous as meetings
+from penstock.executor.launched.environment import FIRST_PORT, Launch, read_launch
+from penstock.executor.launched.places import Presence, refuse_differences, seat
+from penstock.executor.launched.process import awaited, device_of
+from penstock.executor.launched.rendezvous import Meeting
 from penstock.executor.launched.report import differs_from_one_process, launch_report
-from penstock.executor.launched.seats import Presence, refuse_differences, seat
-from penstock.executor.launched.work import awaited, device_of
 from penstock.importers.cluster.hostlist import expand
 from penstock.schemas.bundle import JobBundle
 from penstock.schemas.errors import Conflict, PenstockError, Unreachable, UnsupportedRequest

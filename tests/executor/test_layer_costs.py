@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from penstock.examples.synthetic import ImageJob
-from penstock.executor.job import Job, LayerSpec, load_job
 from penstock.executor.profiling.layer_costs import stash_bytes, update_times_ns, weight_shares, workspace_bytes
 from penstock.executor.profiling.memory_use import MemoryWatch, held_bytes
 from penstock.executor.profiling.profile_rank import Passes
@@ -17,6 +16,7 @@ from penstock.executor.profiling.profiler import MEASURED_EXPECTED_ERROR, expect
 from penstock.executor.profiling.rounds import MIN_ROUNDS, Block, Rounds
 from penstock.executor.profiling.share import make_shares
 from penstock.executor.profiling.stopwatch import Stopwatch
+from penstock.executor.run.job import Job, LayerSpec, load_job
 from penstock.executor.stage.precision import Training
 
 CPU = torch.device("cpu")

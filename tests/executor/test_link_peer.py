@@ -14,7 +14,7 @@ import pytest
 
 from penstock.executor.links.link_peer import Host, Link, Peer, measure, measure_between, measure_pairs, tournament, who
 from penstock.executor.links.measured_topology import topology_of_hosts
-from penstock.schemas.agents import AgentDevice
+from penstock.schemas.api.agents import AgentDevice
 from penstock.schemas.errors import InvalidDocument, RunFailed, Unreachable
 from penstock.schemas.topology import Fabric
 

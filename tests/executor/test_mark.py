@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from penstock.executor.mark import marked_instruction, write_mark
+from penstock.executor.program.mark import marked_instruction, write_mark
 from penstock.schemas.program import Instruction, Program
 
 PROGRAM = Program(

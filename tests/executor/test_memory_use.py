@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock import api
-from penstock.executor.job import load_job
-from penstock.executor.launch import run_locally
 from penstock.executor.profiling.analytic import analytic_profile
 from penstock.executor.profiling.memory_use import LiveBytes
+from penstock.executor.run.job import load_job
+from penstock.executor.run.local import run_locally
+from penstock.planning import api
 from penstock.schemas.topology import ClusterTopology, Fabric, UniformCluster
 
 BYTES = 4000

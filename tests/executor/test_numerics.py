@@ -13,8 +13,8 @@ import torch.distributed as dist
 from small_jobs import WIDTH, Block, Regression, blocks
 from torch import Tensor, nn
 
-from penstock.executor.chain import Chain
-from penstock.executor.job import LayerSpec
+from penstock.executor.run.chain import Chain
+from penstock.executor.run.job import LayerSpec
 from penstock.executor.stage.gradient_norm import GradientNorm, LossScale, clipping
 from penstock.executor.stage.precision import Training
 from penstock.executor.stage.segment import blame

@@ -14,10 +14,10 @@ from pipelines import Part, problem_of, programs_of
 from rank_pool import SEED, RankPool
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from penstock.executor.chain import Chain
+from penstock.executor.run.chain import Chain
 from penstock.executor.stage.stage_module import layer_seed, step_seed
-from penstock.solvers.allocation import Allocation, Pipeline, Stage
 from penstock.solvers.lowering import lower
+from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
 from penstock.solvers.schedules.chimera import chimera
 from penstock.solvers.schedules.interleaved import interleaved
 from penstock.solvers.schedules.v_shape import zb_v

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.executor.job import load_job
 from penstock.executor.links.link_fit import fit
 from penstock.executor.links.link_probe import LinkMeasurement, measure_links, measured_cluster
 from penstock.executor.profiling.analytic import analytic_profile
 from penstock.executor.profiling.profiler import MEASURED_EXPECTED_ERROR, measure_profile
+from penstock.executor.run.job import load_job
 from penstock.schemas.errors import InvalidDocument, ModelMismatch, RunFailed
 from penstock.schemas.profile import ModelProfile
 
@@ -35,7 +35,7 @@ class Fails(nn.Module):
         return x
 
 def make(name, last):
-    from penstock.executor.job import LayerSpec
+    from penstock.executor.run.job import LayerSpec
     specs = [LayerSpec("a", nn.Identity), LayerSpec("b", last)]
     return ImageJob(name, lambda: specs, batch_size=4, side=2, classes=2)
 
@@ -80,7 +80,7 @@ def test_what_can_be_known_agrees_with_the_analytic_profile(measured: ModelProfi
 def test_more_devices_than_layers_and_a_layer_without_gradient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", sys.path.copy())
     (tmp_path / "frozenjob.py").write_text(
-        "from functools import partial\nfrom torch import nn\nfrom penstock.executor.job import LayerSpec\n"
+        "from functools import partial\nfrom torch import nn\nfrom penstock.executor.run.job import LayerSpec\n"
         "from penstock.examples.synthetic import ImageJob\n"
         "def layers():\n"
         "    return [LayerSpec('flat', nn.Flatten), LayerSpec('fc', partial(nn.Linear, 12, 2))]\n"

@@ -13,10 +13,10 @@ from pipelines import Part, averaging_programs_of, periodic_programs_of
 from rank_pool import RankPool
 from torch import Tensor, nn
 
-from penstock.executor.chain import Chain
-from penstock.executor.check import TOLERANCE
-from penstock.executor.job import LayerSpec, SimpleJob
-from penstock.executor.reference import Recipe, ReferenceTrainer
+from penstock.executor.run.chain import Chain
+from penstock.executor.run.check import TOLERANCE
+from penstock.executor.run.job import LayerSpec, SimpleJob
+from penstock.executor.run.reference import Recipe, ReferenceTrainer
 
 RATE, MOMENTUM = 0.05, 0.5
 SAMPLES, LAYERS = 4, 4

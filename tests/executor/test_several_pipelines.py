@@ -11,12 +11,12 @@ import torch
 from pipelines import problem_of
 from rank_pool import SEED, RankPool
 
-from penstock.executor.chain import Chain
+from penstock.executor.run.chain import Chain
 from penstock.schemas.program import parse_row
-from penstock.solvers.allocation import Allocation, Pipeline, Stage
 from penstock.solvers.lowering import lower
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders, Row
+from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders, Row
 from penstock.solvers.schedules.chimera import chimera
 from penstock.solvers.schedules.early_backward import early_backward
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from penstock.examples import gpt
-from penstock.executor.chain import Chain
+from penstock.executor.run.chain import Chain
 from penstock.executor.stage.split_backward import Recorded, SplitBackward
 from penstock.executor.stage.stage_module import MicroBatch, StageModule
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock.executor.node.agent_state import ImpossibleStateError, Offer, Phase, Record, State, broken_invariants
-from penstock.executor.node.hearing import PEER_LOST_GRACE_NS
+from penstock.executor.node.child_reports import PEER_LOST_GRACE_NS
 from penstock.executor.node.outbox import GATHERED, Outbox, RankKey
 from penstock.executor.node.state import STORY_LENGTH, step
 from penstock.executor.node.stimuli import (
@@ -26,8 +26,8 @@ from penstock.executor.node.stimuli import (
     Stop,
     Synced,
 )
-from penstock.schemas.agents import Assignment, RankAssignment, SyncReply, digest_of
-from penstock.schemas.run_options import RunOptions
+from penstock.schemas.api.agents import Assignment, RankAssignment, SyncReply, digest_of
+from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.trace import RankTrace
 
 OFFER = Offer("a", frozenset({"a/0", "a/1"}), {"toy": "toys:job"})

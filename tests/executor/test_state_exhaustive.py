@@ -25,7 +25,7 @@ from penstock.executor.node.stimuli import (
     Stimulus,
     Synced,
 )
-from penstock.schemas.agents import Assignment, RankAssignment, SyncReply, digest_of
+from penstock.schemas.api.agents import Assignment, RankAssignment, SyncReply, digest_of
 
 RANK = Process("rank", 0)
 OFFER = Offer("a", frozenset({"a/0"}), {"toy": "toys:job"})

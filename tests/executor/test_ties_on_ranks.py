@@ -12,8 +12,8 @@ from pipelines import Part, problem_of, programs_of, stages_of
 from rank_pool import RankPool
 from slow_link import SlowLink, sleep_until
 
-from penstock.solvers.allocation import single_pipeline
-from penstock.solvers.ties import tied_sums
+from penstock.solvers.costs.ties import tied_sums
+from penstock.solvers.model.allocation import single_pipeline
 
 STEPS, MICRO_BATCHES, TOTALS = 2, 2, 16
 

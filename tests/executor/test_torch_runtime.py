@@ -13,16 +13,16 @@ from forked import Forked, ForkedProcesses
 from pipelines import problem_of
 from torch._C._distributed_c10d import TCPStore
 
-from penstock.solvers.allocation import Allocation, Stage, single_pipeline
+from penstock.convert.torch_csv import to_csv
 from penstock.solvers.lowering import lower
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders
 from penstock.solvers.schedules.early_backward import early_backward
 from penstock.solvers.schedules.gpipe import gpipe
 from penstock.solvers.schedules.interleaved import interleaved, looped_bfs
 from penstock.solvers.schedules.v_shape import v_half, zb_v
 from penstock.solvers.schedules.zero_bubble import zb_h1
-from penstock.torch_csv import to_csv
 
 LAYERS = 6
 

@@ -14,8 +14,8 @@ import torch
 from pipelines import Part, averaging_programs_of, periodic_programs_of, programs_of
 from rank_pool import SEED, RankPool
 
-from penstock.executor.chain import Chain
 from penstock.executor.checkpoints.checkpoint import claim, newest
+from penstock.executor.run.chain import Chain
 from penstock.executor.stage.stage_module import back_loss
 from penstock.schemas.program import Program
 

@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from penstock.executor.checkpoints.checkpoint import newest
 from penstock.executor.checkpoints.checkpoint_store import CheckpointFailed
-from penstock.executor.rank import Rank
+from penstock.executor.run.rank import Rank
 from penstock.schemas.errors import InvalidDocument, ModelMismatch, NotFound, PenstockError, UnsupportedRequest
 
 ONE = [Part(6, (0,))]

@@ -22,7 +22,7 @@ PENSTOCK = [sys.executable, "-P", "-m", "penstock.cli.main"]
 JOB = """
 import torch
 from torch import nn
-from penstock.executor.job import SimpleJob
+from penstock.executor.run.job import SimpleJob
 
 class Toy(SimpleJob):
     def layers(self):
@@ -43,7 +43,7 @@ CLIENT = """
 import sys, time
 from penstock.client import Client
 from penstock.schemas.plan import PlanFile
-from penstock.service.samples import tiny_plan_file
+from penstock.service.http.samples import tiny_plan_file
 
 client, file = Client(sys.argv[1]), PlanFile.parse(tiny_plan_file())
 assert client.verify(file).valid

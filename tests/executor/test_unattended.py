@@ -13,10 +13,10 @@ from rank_pool import HERE, SEED
 from test_training import plain
 
 from penstock.executor.checkpoints.checkpoint import Checkpoint
-from penstock.executor.unattended import run_unattended
-from penstock.executor.work import Work
+from penstock.executor.run.unattended import run_unattended
+from penstock.executor.run.work import Work
+from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.errors import InvalidDocument, RunFailed
-from penstock.schemas.run_options import RunOptions
 
 TWO = [Part(3, (0,)), Part(3, (1,))]
 STEPS = 6

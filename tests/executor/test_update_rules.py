@@ -13,9 +13,9 @@ import torch
 from pipelines import Part, averaging_programs_of, periodic_programs_of, programs_of
 from rank_pool import SEED, RankPool
 
-from penstock.executor.chain import Chain
-from penstock.executor.check import counted_versions
-from penstock.executor.reference import Recipe, ReferenceTrainer
+from penstock.executor.run.chain import Chain
+from penstock.executor.run.check import counted_versions
+from penstock.executor.run.reference import Recipe, ReferenceTrainer
 from penstock.schemas.program import Program
 
 OPTIMIZERS = tuple(rule_jobs.OPTIMIZERS)

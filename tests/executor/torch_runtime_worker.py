@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
-from penstock.executor.chain import Chain
-from penstock.executor.interpreter import Interpreter
+from penstock.executor.program.interpreter import Interpreter
+from penstock.executor.run.chain import Chain
 from penstock.executor.transport import GlooTransport, connect, process_groups
 from penstock.schemas.program import Program
 

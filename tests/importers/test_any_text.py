@@ -32,8 +32,8 @@ from penstock.importers.cluster.slurm.scontrol_nodes import read_scontrol_nodes
 from penstock.importers.cluster.slurm.scontrol_topology import read_scontrol_topology
 from penstock.importers.cluster.slurm.slurm_conf import read_slurm_conf
 from penstock.importers.cluster.slurm.slurm_yaml import read_slurm_yaml
+from penstock.schemas.api.topology_import import ImportSource
 from penstock.schemas.errors import InvalidDocument
-from penstock.schemas.topology_import import ImportSource
 
 LABELS = {"a/row": "r", "a/rack": "x", "nvidia.com/gpu.clique": "u.1"}
 NODES = [node("n1", labels=LABELS), node("n2", labels=LABELS), pod("p", "n1", 2)]

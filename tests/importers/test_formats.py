@@ -15,8 +15,8 @@ from test_slurm_conf import TREE
 from test_slurm_yaml import FLAT, SEVERAL, TORUS
 
 from penstock.importers.cluster.formats import FORMATS, import_topology, recognised
+from penstock.schemas.api.topology_import import Format, ImportSource
 from penstock.schemas.errors import InvalidDocument
-from penstock.schemas.topology_import import Format, ImportSource
 
 SCONTROL_JSON = test_scontrol_nodes.as_json({"name": "n1", "state": ["IDLE"], "gres": "gpu:h100:4"})
 SCONTROL_YAML = yaml.safe_dump(json.loads(SCONTROL_JSON)) + "- gres_used: gpu:1\n  topology: default:leaf1\n"

@@ -11,8 +11,8 @@ import pytest
 
 from penstock.importers.cluster.hardware_page import renewed
 from penstock.importers.cluster.merging.merge import merge
+from penstock.schemas.api.topology_import import Format, ImportOptions
 from penstock.schemas.errors import InvalidDocument
-from penstock.schemas.topology_import import Format, ImportOptions
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "importing-topologies.md").read_text(encoding="utf-8")

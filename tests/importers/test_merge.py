@@ -25,9 +25,9 @@ from penstock.importers.cluster.facts import (
 )
 from penstock.importers.cluster.formats import import_topology
 from penstock.importers.cluster.merging.merge import merge
+from penstock.schemas.api.topology_import import ImportOptions, ImportSource, TopologyImported
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.topology import ClusterTopology, DeviceKind
-from penstock.schemas.topology_import import ImportOptions, ImportSource, TopologyImported
 
 GIB, GB, GBIT = 2**30, 10**9, 10**9 // 8
 TREE = """\

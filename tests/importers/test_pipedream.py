@@ -12,9 +12,9 @@ from penstock.importers.pipedream import read_profile
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
-from penstock.solvers.allocation import Stage, single_pipeline
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.allocation import Stage, single_pipeline
 from penstock.solvers.schedules.early_backward import early_backward
-from penstock.solvers.simulate import simulate
 
 
 def node(

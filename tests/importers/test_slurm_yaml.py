@@ -7,8 +7,8 @@ import pytest
 from penstock.importers.cluster.facts import SourceFacts
 from penstock.importers.cluster.formats import import_topology
 from penstock.importers.cluster.slurm.slurm_yaml import read_slurm_yaml
+from penstock.schemas.api.topology_import import ImportOptions, ImportSource
 from penstock.schemas.errors import InvalidDocument
-from penstock.schemas.topology_import import ImportOptions, ImportSource
 
 SEVERAL = """\
 ---

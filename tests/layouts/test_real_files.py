@@ -17,10 +17,10 @@ from penstock.layouts.megatron_flags import Flags
 from penstock.layouts.megatron_string import print_layout, read_layout
 from penstock.layouts.roles import Roles, roles_of
 from penstock.layouts.shell import Unsaid, Value, Variables
+from penstock.schemas.api.layouts import LayoutImported
 from penstock.schemas.errors import InvalidDocument
-from penstock.schemas.layouts import LayoutImported
 from penstock.schemas.request import PlanRequest
-from penstock.solvers.within_bound import within_bounds
+from penstock.solvers.bounds.trainer import within_bounds
 from tests.layouts.test_trainers import GPT, imported, request, stages_of
 
 PP = "--pipeline-model-parallel-size"

@@ -10,8 +10,8 @@ from torch.distributed.pipelining import schedules
 
 from penstock.layouts.limits import order_name, within_of
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, WEIGHT
-from penstock.solvers.allocation import Stage, single_pipeline
-from penstock.solvers.schedules.of_trainers import order_of, ranks_of_stages
+from penstock.solvers.model.allocation import Stage, single_pipeline
+from penstock.solvers.schedules.trainer_orders import order_of, ranks_of_stages
 from tests.layouts.test_trainers import GPT
 from tests.solvers.problems import make_problem
 

@@ -17,10 +17,10 @@ from penstock.examples import catalogue
 from penstock.layouts.exporting import layout_text
 from penstock.layouts.importing import import_layout, plan_file
 from penstock.layouts.torchtitan import HEADS, SCHEDULES
-from penstock.schemas.layouts import LayoutRequest
+from penstock.schemas.api.layouts import LayoutRequest
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest
-from penstock.solvers.schedules.of_trainers import ranks_of_stages
+from penstock.solvers.schedules.trainer_orders import ranks_of_stages
 
 HERE = Path(__file__).parent
 INSTALLED = HERE.parents[1] / ".venv" / "trainers"

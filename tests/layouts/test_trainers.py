@@ -16,7 +16,6 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from penstock.api import solve
 from penstock.convert import from_plan, to_plan, to_problem
 from penstock.examples import catalogue
 from penstock.layouts.exporting import layout_text
@@ -24,16 +23,17 @@ from penstock.layouts.importing import import_layout, plan_file
 from penstock.layouts.limits import TRAINERS, faults
 from penstock.layouts.megatron_string import print_layout, read_layout
 from penstock.layouts.roles import Roles
+from penstock.planning.api import solve
+from penstock.schemas.api.layouts import LayoutImported, LayoutRequest
 from penstock.schemas.errors import InvalidDocument, PenstockError, UnsupportedRequest
-from penstock.schemas.layouts import LayoutImported, LayoutRequest
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest
-from penstock.solvers.allocation import Stage, single_pipeline
-from penstock.solvers.bounds import request_bound
-from penstock.solvers.result import REQUEST_SCOPE, Candidate
+from penstock.solvers.bounds.schedule_bound import request_bound
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.allocation import Stage, single_pipeline
+from penstock.solvers.model.result import REQUEST_SCOPE, Candidate
 from penstock.solvers.schedules.interleaved import groups_go
-from penstock.solvers.schedules.of_trainers import ONE_STAGE, chunks_of, order_of, ranks_of_stages
-from penstock.solvers.simulate import simulate
+from penstock.solvers.schedules.trainer_orders import ONE_STAGE, chunks_of, order_of, ranks_of_stages
 
 GPT = catalogue.profile("gpt")  # an embedding, 8 transformer layers, a head
 LAST = len(GPT.layers) - 1

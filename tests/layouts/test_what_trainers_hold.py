@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from penstock.api import solve
 from penstock.cli.main import main
 from penstock.convert import to_problem
 from penstock.examples import catalogue
@@ -18,13 +17,14 @@ from penstock.layouts.exporting import layout_text
 from penstock.layouts.importing import import_layout, plan_file
 from penstock.layouts.megatron_others import CHANGING
 from penstock.layouts.torchtitan import HEADS
+from penstock.planning.api import solve
+from penstock.schemas.api.layouts import LayoutImported, LayoutRequest
 from penstock.schemas.errors import InvalidDocument, PenstockError, UnsupportedRequest
-from penstock.schemas.layouts import LayoutImported, LayoutRequest
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
-from penstock.solvers.allocation import Stage
-from penstock.solvers.memory import static_bytes
+from penstock.solvers.costs.memory import static_bytes
+from penstock.solvers.model.allocation import Stage
 from tests.layouts.test_trainers import GPT, stages_of
 
 PP = "--pipeline-model-parallel-size"

@@ -11,23 +11,23 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from penstock.api import solve
 from penstock.examples import catalogue
 from penstock.layouts.limits import TRAINERS, faults, order_name, recomputing_of, within_of
 from penstock.layouts.roles import roles_of
+from penstock.planning.api import solve
 from penstock.schemas.errors import InvalidDocument, InvalidPlan, UnsupportedRequest
 from penstock.schemas.request import PlanRequest
-from penstock.solvers.allocation import Allocation, Stage, single_pipeline
-from penstock.solvers.coverage import features_of_candidate
-from penstock.solvers.planners.ranking import excess_of
-from penstock.solvers.problem import Problem
-from penstock.solvers.registry import PLANNERS
-from penstock.solvers.result import REQUEST_SCOPE, Candidate
+from penstock.solvers.bounds.coverage import features_of_candidate
+from penstock.solvers.bounds.trainer import within_bounds
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import REQUEST_SCOPE, Candidate
+from penstock.solvers.model.trainer_limits import Span, Within
+from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.schedules.early_backward import early_backward
-from penstock.solvers.schedules.of_trainers import order_of
-from penstock.solvers.simulate import simulate
-from penstock.solvers.within import Span, Within
-from penstock.solvers.within_bound import within_bounds
+from penstock.solvers.schedules.trainer_orders import order_of
+from penstock.solvers.solve.ranking import excess_of
 from tests.solvers.problems import make_problem
 
 

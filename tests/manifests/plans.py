@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest
-from penstock.service.samples import tiny_profile
+from penstock.service.http.samples import tiny_profile
 
 MICRO_BATCHES = 2
 GIGABYTE = 10**9

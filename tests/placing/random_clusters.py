@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from penstock.schemas.placement import PlacementRequest
+from penstock.schemas.api.placement import PlacementRequest
 from penstock.schemas.topology import ClusterTopology, Device, Fabric, Link, Node
 
 KINDS = ("V100", "A100")

@@ -8,11 +8,11 @@ from itertools import chain, combinations
 import pytest
 from random_clusters import request
 
-from penstock.api import judge
 from penstock.placing import answer
 from penstock.placing.asking import Job
 from penstock.placing.cluster import Cluster
-from penstock.schemas.placement import PlacementRequest
+from penstock.planning.api import judge
+from penstock.schemas.api.placement import PlacementRequest
 from penstock.schemas.topology import ClusterTopology
 
 SEEDS = range(4)

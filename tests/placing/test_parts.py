@@ -16,11 +16,11 @@ from penstock.placing import answer
 from penstock.placing.cluster import Cluster
 from penstock.schemas.request import MemoryModel, PlanRequest
 from penstock.schemas.topology import ClusterTopology, Device, Fabric, Link, MeasuredMatrix, Node
+from penstock.solvers.model.result import Status
 from penstock.solvers.placement import choice, regular
 from penstock.solvers.placement.families import Families
 from penstock.solvers.placement.joint import shares
 from penstock.solvers.placement.site import Site
-from penstock.solvers.result import Status
 
 
 def site_of(topology: ClusterTopology) -> Site:

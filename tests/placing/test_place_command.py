@@ -12,7 +12,7 @@ from random_clusters import request
 
 from penstock.cli.main import main
 from penstock.placing import answer
-from penstock.schemas.placement import PlacementRequest
+from penstock.schemas.api.placement import PlacementRequest
 
 ASK = ("place", "--model", "gpt2-small", "--cluster", "3x2xV100", "-b", "8", "--planner", "gpipe", "--max-plans", "4")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from penstock.service import samples
+from penstock.service.http import samples
 
 FEW_PLANS = {"termination": {"max_plans": 20}}
 STORED = {"profile": "{profile}", "topology": "{topology}"}

@@ -14,7 +14,7 @@ from record_comparison import CHANGES, MOST_NAMED, Changes, faults
 from request_list import NAMES, request_of
 
 from penstock.schemas.request import Target, UpdateRule
-from penstock.solvers.registry import PLANNERS
+from penstock.solvers.planners.catalogue import PLANNERS
 
 LARGE = ("auto-wide", "auto-wide-private", "auto-wide-rules")
 """Requests that worker processes solve, where they are allowed to."""

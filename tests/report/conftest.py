@@ -9,8 +9,8 @@ from penstock.convert import to_problem
 from penstock.report.picture import Picture, picture_of_timeline
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.request import PlanRequest
-from penstock.solvers.problem import Problem
-from penstock.solvers.timeline import Breakdown, DeviceUse, Interval, Timeline, Track, Transfers
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.timeline import Breakdown, DeviceUse, Interval, Timeline, Track, Transfers
 
 
 @pytest.fixture

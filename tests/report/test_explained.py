@@ -7,10 +7,10 @@ import json
 import pytest
 from test_page import _parts
 
-from penstock.explaining import explain, page
-from penstock.schemas.explanation import Explanation
+from penstock.planning.explain import explain, page
+from penstock.schemas.api.explanation import Explanation
 from penstock.schemas.plan import PlanFile
-from penstock.service.samples import tiny_plan_file
+from penstock.service.http.samples import tiny_plan_file
 
 
 @pytest.fixture

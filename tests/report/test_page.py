@@ -13,8 +13,8 @@ from penstock.report.sentences import subtitle, used
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.trace import Trace
-from penstock.solvers.problem import Problem
-from penstock.solvers.timeline import Timeline
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.timeline import Timeline
 
 
 class Parts(HTMLParser):

@@ -9,22 +9,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.api import Judgement, judge
 from penstock.cli.main import main
-from penstock.cli.timeline_text import render_picture, render_timeline
+from penstock.cli.plan.timeline_text import render_picture, render_timeline
 from penstock.convert import to_plan, to_problem
+from penstock.planning.api import Judgement, judge
 from penstock.report.page import html_report
 from penstock.report.picture import LETTERS, Picture, picture_of_timeline
 from penstock.report.svg import svg_timeline
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.program import BACKWARD, FORWARD
 from penstock.schemas.request import PlanRequest
-from penstock.solvers.allocation import Allocation, Pipeline, Stage, single_pipeline
-from penstock.solvers.result import Candidate
-from penstock.solvers.schedule import Orders, Pattern, PatternOperation, Row, Schedule
-from penstock.solvers.sharing import parallel_pipelines
-from penstock.solvers.simulate import simulate
-from penstock.solvers.update_rules import UpdateRule
+from penstock.solvers.judge.shared_processor import parallel_pipelines
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.allocation import Allocation, Pipeline, Stage, single_pipeline
+from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.schedule import Orders, Pattern, PatternOperation, Row, Schedule
+from penstock.solvers.model.update_rules import UpdateRule
 
 EAGER = Pattern(
     "eager",

@@ -21,14 +21,14 @@ from browser import Watched, barriers
 from playwright.sync_api import Browser, Page
 from test_runs import averaging, periodic, several
 
-from penstock.explaining import explain, judged, page, picture
+from penstock.planning.explain import explain, judged, page, picture
 from penstock.report.assets import script, style
 from penstock.report.figure import fetched_figure
 from penstock.report.payload import MAX_BLOCKS, finer, payload
 from penstock.report.picture import LETTERS, Blocks, Lane, Picture, Strip
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.trace import Trace
-from penstock.service.samples import tiny_plan_file
+from penstock.service.http.samples import tiny_plan_file
 
 __all__ = ["averaging", "periodic", "several"]
 

@@ -10,8 +10,8 @@ from penstock.report.cluster_map import cluster_map, traffic_table
 from penstock.report.traffic import traffic
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.topology import ClusterTopology
-from penstock.solvers.allocation import Stage, single_pipeline
-from penstock.solvers.problem import Problem
+from penstock.solvers.model.allocation import Stage, single_pipeline
+from penstock.solvers.model.problem import Problem
 
 
 def test_replicas_share_rows_or_take_turns(problem: Problem) -> None:

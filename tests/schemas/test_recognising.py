@@ -15,7 +15,7 @@ from penstock.schemas.profile import ModelProfile
 from penstock.schemas.recognising import HINTED_FAULTS, MARKS, recognised
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
-from penstock.service.samples import tiny_plan_file, tiny_request
+from penstock.service.http.samples import tiny_plan_file, tiny_request
 
 
 def _samples() -> dict[str, Any]:

@@ -15,8 +15,8 @@ from service_process import Server
 
 from penstock.client import Client
 from penstock.schemas.request import PlanRequest
-from penstock.service.database import Database
-from penstock.service.samples import tiny_request
+from penstock.service.db.database import Database
+from penstock.service.http.samples import tiny_request
 
 
 @pytest.fixture(scope="session")

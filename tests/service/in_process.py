@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from penstock.service.app import create_app
+from penstock.service.http.app import create_app
 from penstock.service.settings import Settings
 
 

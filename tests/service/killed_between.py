@@ -22,15 +22,15 @@ import httpx
 import sqlalchemy as sa
 from in_process import in_process
 
+from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.plan import PlanFile
-from penstock.schemas.run_options import RunOptions
-from penstock.service import judging
-from penstock.service.database import Database
-from penstock.service.forkserver import Forkserver
-from penstock.service.idempotency import Doing, Idempotency
-from penstock.service.routes.agents import SYNC_EXAMPLE
-from penstock.service.samples import tiny_plan_file, tiny_request, tiny_sweep
-from penstock.service.tables import jobs, runs, sweeps
+from penstock.service.db.database import Database
+from penstock.service.db.tables import jobs, runs, sweeps
+from penstock.service.http.idempotency import Doing, Idempotency
+from penstock.service.http.routes.agents import SYNC_EXAMPLE
+from penstock.service.http.samples import tiny_plan_file, tiny_request, tiny_sweep
+from penstock.service.jobs import judging
+from penstock.workers.forkserver import Forkserver
 
 REQUESTS: dict[str, tuple[dict[str, Any], sa.Table]] = {
     "/v1/sweeps": (tiny_sweep(), sweeps),

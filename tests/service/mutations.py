@@ -15,9 +15,9 @@ from typing import Any
 
 import msgpack
 
-from penstock.service.routes.agents import SYNC_EXAMPLE
-from penstock.service.routes.runs import RUN_EXAMPLE
-from penstock.service.samples import tiny_plan_file, tiny_profile, tiny_request, tiny_sweep, tiny_topology
+from penstock.service.http.routes.agents import SYNC_EXAMPLE
+from penstock.service.http.routes.runs import RUN_EXAMPLE
+from penstock.service.http.samples import tiny_plan_file, tiny_profile, tiny_request, tiny_sweep, tiny_topology
 
 SAMPLES: dict[str, Any] = {
     "/v1/plans:validate": tiny_request(),

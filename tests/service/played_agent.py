@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from penstock.schemas.agents import AgentEvent, Assignment, SyncReply
+from penstock.schemas.api.agents import AgentEvent, Assignment, SyncReply
 
 
 class Agent:

@@ -16,7 +16,7 @@ from logged_process import LoggedProcess
 from penstock.client import Client
 from penstock.schemas.errors import Conflict
 from penstock.schemas.plan import PlanFile
-from penstock.service.samples import tiny_plan_file
+from penstock.service.http.samples import tiny_plan_file
 
 LISTENING = re.compile(r"(https?://[^\s\",]+)")
 
@@ -26,7 +26,7 @@ class Server(LoggedProcess):
 
     def __init__(self, database: Path | str, *, around: Sequence[str] = (), **settings: Any) -> None:
         given = {"database": database, "port": 0, "warm_up": False, **settings}
-        super().__init__([*around, sys.executable, "-c", "from penstock.service.app import serve; serve()"], given)
+        super().__init__([*around, sys.executable, "-c", "from penstock.service.http.app import serve; serve()"], given)
         self.url = self._wait_for_url()
         self._reader.start()
         self.client = Client(self.url)

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from penstock.api import solve
+from penstock.planning.api import solve
+from penstock.schemas.api.jobs import ResultOut
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.schemas.jobs import ResultOut
 from penstock.schemas.plan import Plan
 from penstock.schemas.request import PlanRequest
 

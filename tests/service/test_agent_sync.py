@@ -14,12 +14,12 @@ from played_agent import Agent, prepare
 from service_process import Server
 
 from penstock.client import Client
-from penstock.schemas.agents import SyncReply, digest_of
+from penstock.schemas.api.agents import SyncReply, digest_of
+from penstock.schemas.api.jobs import RunOut
 from penstock.schemas.errors import Conflict, NotFound, RunFailed
-from penstock.schemas.jobs import RunOut
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.program import Program
-from penstock.service.samples import tiny_plan_file
+from penstock.service.http.samples import tiny_plan_file
 
 TRACE = {"device": "d", "step": 2, "events": [{"instruction": "0F0", "start_ns": 0, "end_ns": 5}]}
 

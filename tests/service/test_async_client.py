@@ -13,10 +13,10 @@ from service_process import Server
 from penstock.client import AsyncClient, Client
 from penstock.client.calls import Calls
 from penstock.client.flows import EventParser, Send, answer, call, listing
+from penstock.schemas.api.jobs import JobEvent
 from penstock.schemas.errors import NotFound, Unreachable
-from penstock.schemas.jobs import JobEvent
 from penstock.schemas.request import PlanRequest
-from penstock.service.samples import tiny_request
+from penstock.service.http.samples import tiny_request
 
 
 def test_every_method_of_one_is_a_method_of_the_other():

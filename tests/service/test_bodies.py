@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from in_process import in_process
 
 from penstock.schemas.errors import InvalidDocument
-from penstock.service import media
-from penstock.service.samples import tiny_profile, tiny_request
+from penstock.service.http import media
+from penstock.service.http.samples import tiny_profile, tiny_request
 
 LIMIT_BYTES = 50_000
 JSON = {"Content-Type": "application/json"}

@@ -12,12 +12,12 @@ import sqlalchemy as sa
 from postgres import Cluster, running_cluster
 
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
-from penstock.service.database import Database, DatabaseAway
-from penstock.service.disks import refuse_shared_disk
-from penstock.service.jobs import JobQueue, NewJob
-from penstock.service.leases import Leases
-from penstock.service.relay import Relay
-from penstock.service.tables import DEFAULT_TENANT, documents, jobs
+from penstock.service.db.database import Database, DatabaseAway
+from penstock.service.db.disks import refuse_shared_disk
+from penstock.service.db.relay import Relay
+from penstock.service.db.tables import DEFAULT_TENANT, documents, jobs
+from penstock.service.jobs.leases import Leases
+from penstock.service.jobs.queue import JobQueue, NewJob
 
 HASH = "sha256:" + "0" * 64
 
@@ -175,7 +175,7 @@ def _write(database: Database, meanwhile: Callable[[], None] = lambda: None) -> 
 
 
 def test_a_pool_that_is_empty_says_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("penstock.service.database.LOCK_WAIT_MS", 50)
+    monkeypatch.setattr("penstock.service.db.database.LOCK_WAIT_MS", 50)
     database = Database(f"sqlite:///{tmp_path / 'q.sqlite'}", connections=1)
     with database.read(), pytest.raises(DatabaseAway) as away, database.read():
         pass

@@ -18,7 +18,7 @@ import pytest
 from postgres import Cluster
 from service_process import Server
 
-from penstock.service.samples import tiny_profile, tiny_request
+from penstock.service.http.samples import tiny_profile, tiny_request
 
 MANY_LINES = 60
 """More log lines than an outage of some seconds may cause: each is a request's, or one of a worker's."""

@@ -18,11 +18,11 @@ import sqlalchemy as sa
 
 from penstock.cli.main import main
 from penstock.schemas.plan import PlanFile
-from penstock.service.database import Database
-from penstock.service.jobs import JobQueue, NewJob
-from penstock.service.samples import tiny_plan_file
-from penstock.service.store import Stores
-from penstock.service.tables import DEFAULT_TENANT, documents, job_events, jobs, workers
+from penstock.service.db.database import Database
+from penstock.service.db.store import Stores
+from penstock.service.db.tables import DEFAULT_TENANT, documents, job_events, jobs, workers
+from penstock.service.http.samples import tiny_plan_file
+from penstock.service.jobs.queue import JobQueue, NewJob
 
 Penstock = Callable[..., tuple[int, Any, str]]
 

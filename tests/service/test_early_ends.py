@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from penstock.schemas.errors import Unreachable
-from penstock.service.forkserver import Forkserver
+from penstock.workers.forkserver import Forkserver
 
 HERE = Path(__file__).parent
 LIMIT_S = 30.0
@@ -23,7 +23,7 @@ LIMIT_S = 30.0
 
 SERVICE = """
 import sys, time
-from penstock.service.forkserver import Forkserver
+from penstock.workers.forkserver import Forkserver
 forkserver = Forkserver(preload=("stuck_preload",))
 forkserver.start()
 print(forkserver._process.pid, flush=True)
@@ -31,7 +31,7 @@ time.sleep(600)
 """
 STARTING = """
 import time
-import penstock.service.app as app
+import penstock.service.http.app as app
 app.serve = lambda settings: (print("starting", flush=True), time.sleep(600))
 from penstock.cli.main import main
 main(["serve", "--database", "x.sqlite"])

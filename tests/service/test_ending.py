@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 
-from penstock.service.samples import tiny_request
+from penstock.service.http.samples import tiny_request
 
 HANG = 1
 """The seed of a request whose solver never ends (``solver_entries``)."""

@@ -13,7 +13,7 @@ import penstock
 from penstock.client import Client
 from penstock.schemas.errors import InvalidDocument, InvalidPlan, PenstockError, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
-from penstock.service.samples import tiny_plan_file
+from penstock.service.http.samples import tiny_plan_file
 
 
 @pytest.fixture

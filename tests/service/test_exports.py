@@ -18,7 +18,7 @@ from penstock.manifests import make
 from penstock.schemas.errors import Conflict, InvalidDocument, NotFound
 from penstock.schemas.launch import LaunchSettings
 from penstock.schemas.topology import ClusterTopology
-from penstock.service.samples import tiny_topology
+from penstock.service.http.samples import tiny_topology
 
 JOB = {"model": "m:job", "steps": "3"}
 

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from fuzz_lists import MOST_BYTES, MOST_S, fuzz
 
+from penstock.schemas.api.jobs import ProblemDetails
+from penstock.schemas.api.topology_import import TopologyImport
 from penstock.schemas.document import MOST_FAULTS, MOST_REPORTED_BYTES, first_faults, load_json
 from penstock.schemas.errors import Fault as GivenFault
 from penstock.schemas.errors import InvalidDocument, InvalidPlan
-from penstock.schemas.jobs import ProblemDetails
-from penstock.schemas.topology_import import TopologyImport
-from penstock.service.parsing import LARGE_BYTES, parse
-from penstock.service.problems import problem_response
-from penstock.service.routes import plans  # noqa: F401  (its bodies are known then)
-from penstock.service.routes.bodies import BODY_MODELS
+from penstock.service.http.parsing import LARGE_BYTES, parse
+from penstock.service.http.problems import problem_response
+from penstock.service.http.routes import plans  # noqa: F401  (its bodies are known then)
+from penstock.service.http.routes.bodies import BODY_MODELS
 
 COUNT = 300
 

@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from penstock.api import solve
+from penstock.planning.api import solve
+from penstock.schemas.api.jobs import ResultOut
 from penstock.schemas.errors import Conflict, InvalidDocument, NotFound, QuotaExceeded, Unreachable
-from penstock.schemas.jobs import ResultOut
 from penstock.schemas.request import PlanRequest
-from penstock.service.database import Database
-from penstock.service.duties import do_hourly
-from penstock.service.jobs import JobQueue, NewJob, new_id
-from penstock.service.leases import Claim, Leases
-from penstock.service.samples import tiny_request
+from penstock.service.db.database import Database
+from penstock.service.db.tables import answers, api_keys, job_events, jobs, now_ms
+from penstock.service.http.samples import tiny_request
+from penstock.service.jobs.duties import do_hourly
+from penstock.service.jobs.leases import Claim, Leases
+from penstock.service.jobs.queue import JobQueue, NewJob, new_id
+from penstock.service.jobs.worker_registry import Attendance
 from penstock.service.settings import Settings
-from penstock.service.tables import answers, api_keys, job_events, jobs, now_ms
-from penstock.service.workers import Attendance
 
 RESULT = ResultOut(status="infeasible", why="too big", seconds=0.1)
 HASH = "sha256:" + "0" * 64
@@ -336,8 +336,8 @@ def test_workers_say_that_they_live_and_the_eldest_does_what_is_common(database:
 
 CLAIM_ALL = """
 import sys
-from penstock.service.database import Database
-from penstock.service.leases import Leases
+from penstock.service.db.database import Database
+from penstock.service.jobs.leases import Leases
 leases = Leases(Database(sys.argv[1]), lambda topic: None, lease_s=30, max_attempts=2)
 sys.stdin.readline()
 while (claim := leases.claim(sys.argv[2])) is not None:

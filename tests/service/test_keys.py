@@ -12,12 +12,12 @@ import sqlalchemy as sa
 
 from penstock.cli.main import main
 from penstock.schemas.errors import Conflict, InvalidDocument, NotFound, QuotaExceeded
-from penstock.service.database import Database
+from penstock.service.db.database import Database
+from penstock.service.db.tables import api_keys
 from penstock.service.security.keys import Keys
 from penstock.service.security.principals import OPENS
 from penstock.service.security.rates import KEPT, OpenRequests, Rates
 from penstock.service.security.sessions import Sessions
-from penstock.service.tables import api_keys
 
 
 @pytest.fixture

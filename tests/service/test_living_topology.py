@@ -17,10 +17,10 @@ from penstock.cli.main import main
 from penstock.client import Client
 from penstock.executor.links.link_peer import Host, Link
 from penstock.executor.links.measured_topology import topology_of_hosts
-from penstock.schemas.agents import AgentDevice, AgentOut
+from penstock.schemas.api.agents import AgentDevice, AgentOut
 from penstock.schemas.errors import NotFound
 from penstock.schemas.topology import ClusterTopology, Fabric
-from penstock.service.living import living_topology
+from penstock.service.runs.live_topology import living_topology
 
 FABRIC = Fabric(bandwidth_bytes_per_s=4 * 10**9)
 

@@ -16,14 +16,14 @@ import sqlalchemy as sa
 from alembic import command
 
 from penstock.schemas.errors import Conflict
-from penstock.service import migrations
-from penstock.service.database import Database
-from penstock.service.jobs import JobQueue
-from penstock.service.leases import Leases
-from penstock.service.migrations import HEAD, alembic_config
-from penstock.service.runs import Runs
-from penstock.service.store import Stores
-from penstock.service.tables import DEFAULT_TENANT
+from penstock.service.db import migrations
+from penstock.service.db.database import Database
+from penstock.service.db.migrations import HEAD, alembic_config
+from penstock.service.db.store import Stores
+from penstock.service.db.tables import DEFAULT_TENANT
+from penstock.service.jobs.leases import Leases
+from penstock.service.jobs.queue import JobQueue
+from penstock.service.runs.runs import Runs
 
 RELEASED = Path(__file__).parent / "released"
 """Dumps of SQLite files that released versions wrote, with a row or more in each table."""
@@ -182,7 +182,7 @@ def test_an_upgraded_database_is_what_a_new_one_is(old: Database, tmp_path: Path
 
 UPGRADE = """
 import sys
-from penstock.service.database import Database
+from penstock.service.db.database import Database
 sys.stdin.readline()
 database = Database(sys.argv[1], upgrade=True)
 database.create()

@@ -15,7 +15,7 @@ import pytest
 from service_process import Server
 
 from penstock.service import logs
-from penstock.service.samples import tiny_request
+from penstock.service.http.samples import tiny_request
 
 ROOT = Path(__file__).parents[2]
 

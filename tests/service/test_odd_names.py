@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from in_process import in_process
 
-from penstock.service.samples import tiny_profile, tiny_request
+from penstock.service.http.samples import tiny_profile, tiny_request
 
 ODD = ("\0", "a\0b", "\ud7ff", "\u202e", "x" * 120, "' OR 1=1 --", "%", "_")
 PATHS = (

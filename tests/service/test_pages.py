@@ -12,10 +12,10 @@ from service_process import Server
 
 import penstock
 from penstock.client import Client
-from penstock.schemas.jobs import JobOut
+from penstock.schemas.api.jobs import JobOut
 from penstock.schemas.request import PlanRequest
+from penstock.service.http.samples import tiny_profile, tiny_request
 from penstock.service.pages.form import EXAMPLES
-from penstock.service.samples import tiny_profile, tiny_request
 
 MOST_BYTES = 300_000
 AS_A_BROWSER = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
@@ -227,7 +227,10 @@ def test_the_same_in_python_and_on_the_command_line(
             assert path == "plan.json"
 
     def plan(profile: str, topology: str, **more: Any) -> Kept:
-        found = {"profile": penstock.api.find_profile(profile), "topology": penstock.api.find_topology(topology)}
+        found = {
+            "profile": penstock.planning.api.find_profile(profile),
+            "topology": penstock.planning.api.find_topology(topology),
+        }
         asked.append(PlanRequest.parse(found | more))
         return Kept()
 

@@ -13,10 +13,10 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from service_process import Server
 
 from penstock.client import Client
-from penstock.schemas.jobs import JobOut
+from penstock.schemas.api.jobs import JobOut
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest
-from penstock.service.samples import tiny_plan_file, tiny_request
+from penstock.service.http.samples import tiny_plan_file, tiny_request
 
 MOST_BYTES = 300_000
 PAGES = ("/", "/plan", "/jobs", "/sweeps", "/runs", "/agents", "/cluster", "/health", "/docs")

@@ -18,11 +18,11 @@ import yaml
 import penstock
 from penstock.client import AsyncClient, Client
 from penstock.placing import answer
+from penstock.schemas.api.placement import PlacementProgress, PlacementRequest
 from penstock.schemas.errors import InvalidDocument
-from penstock.schemas.placement import PlacementProgress, PlacementRequest
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.topology import ClusterTopology
-from penstock.service.samples import tiny_placement, tiny_profile, tiny_topology
+from penstock.service.http.samples import tiny_placement, tiny_profile, tiny_topology
 
 EXAMPLE = Path(penstock.__file__).parents[1] / "examples/schedulers/kubernetes"
 GATE = "penstock.dev/placement"

@@ -14,9 +14,9 @@ from penstock.schemas.profile import ModelProfile
 from penstock.schemas.program import Program
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
-from penstock.service.app import create_app
-from penstock.service.migrations import HEAD
-from penstock.service.samples import tiny_plan_file, tiny_profile, tiny_request, tiny_topology
+from penstock.service.db.migrations import HEAD
+from penstock.service.http.app import create_app
+from penstock.service.http.samples import tiny_plan_file, tiny_profile, tiny_request, tiny_topology
 from penstock.service.settings import Settings
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 import sqlalchemy as sa
 
+from penstock.schemas.api.jobs import ResultOut
 from penstock.schemas.errors import NotFound, UnsupportedRequest
-from penstock.schemas.jobs import ResultOut
 from penstock.schemas.plan import PlanFile
-from penstock.service.database import Database
-from penstock.service.jobs import JobQueue, NewJob
-from penstock.service.leases import Leases
-from penstock.service.samples import tiny_plan_file, tiny_topology
-from penstock.service.store import Store, Stores
-from penstock.service.tables import DEFAULT_TENANT, answers, documents, job_events, jobs, runs, sweeps
-from penstock.service.upkeep.pruning import Pruned, prune
+from penstock.service.db.database import Database
+from penstock.service.db.store import Store, Stores
+from penstock.service.db.tables import DEFAULT_TENANT, answers, documents, job_events, jobs, runs, sweeps
+from penstock.service.db.upkeep.pruning import Pruned, prune
+from penstock.service.http.samples import tiny_plan_file, tiny_topology
+from penstock.service.jobs.leases import Leases
+from penstock.service.jobs.queue import JobQueue, NewJob
 
 DAY_MS = 86_400_000
 OTHER = "other"

@@ -22,10 +22,10 @@ from penstock.client import Client
 from penstock.schemas.errors import Forbidden, InvalidDocument, Unauthenticated
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.topology import ClusterTopology
-from penstock.service.app import create_app
-from penstock.service.database import Database
-from penstock.service.routes.access import every_route, scope_of
-from penstock.service.samples import tiny_plan_file, tiny_profile, tiny_request, tiny_topology
+from penstock.service.db.database import Database
+from penstock.service.http.app import create_app
+from penstock.service.http.routes.access import every_route, scope_of
+from penstock.service.http.samples import tiny_plan_file, tiny_profile, tiny_request, tiny_topology
 from penstock.service.security.keys import Keys
 from penstock.service.settings import Settings
 

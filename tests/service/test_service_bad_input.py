@@ -13,7 +13,7 @@ from service_process import Server
 
 from penstock.client import Client
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
-from penstock.service.samples import tiny_plan_file, tiny_profile, tiny_request, tiny_topology
+from penstock.service.http.samples import tiny_plan_file, tiny_profile, tiny_request, tiny_topology
 from penstock.service.settings import Settings
 
 UNKNOWN = "sha256:" + "7" * 64

@@ -16,7 +16,7 @@ from service_process import Server
 
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest
-from penstock.service.samples import tiny_plan_file, tiny_request
+from penstock.service.http.samples import tiny_plan_file, tiny_request
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from penstock.service.tasks import lines
+from penstock.workers.protocol import lines
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, 10**6])

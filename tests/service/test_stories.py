@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from penstock.service.notifier import Notifier
-from penstock.service.routes import stories
+from penstock.service.db.notifier import Notifier
+from penstock.service.http.routes import stories
 
 
 def story(monkeypatch: pytest.MonkeyPatch, told: dict[int, list[str]], beats: int) -> tuple[list[bytes], int]:

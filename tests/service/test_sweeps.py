@@ -12,21 +12,21 @@ import pytest
 from service_process import Server
 
 from penstock.client import Client
+from penstock.planning.sweep import sweep as swept
+from penstock.schemas.api.jobs import JobPage
+from penstock.schemas.api.sweep import SweepOut, SweepRequest
 from penstock.schemas.errors import Conflict, InvalidDocument, NotFound, QuotaExceeded
-from penstock.schemas.jobs import JobPage
 from penstock.schemas.request import PlanRequest
-from penstock.schemas.sweep import SweepOut, SweepRequest
-from penstock.service.database import Database
-from penstock.service.jobs import JobQueue
-from penstock.service.leases import Leases
-from penstock.service.planning import Planning
-from penstock.service.samples import tiny_request
+from penstock.service.db.database import Database
+from penstock.service.db.store import Stores
+from penstock.service.http.samples import tiny_request
+from penstock.service.jobs.leases import Leases
+from penstock.service.jobs.queue import JobQueue
+from penstock.service.jobs.submit import Planning
+from penstock.service.jobs.sweeps import Sweeps
 from penstock.service.security.principals import EVERYBODY, Principal
 from penstock.service.security.sizes import Sizes
 from penstock.service.settings import Settings
-from penstock.service.store import Stores
-from penstock.service.sweeps import Sweeps
-from penstock.sweeping import sweep as swept
 
 HANG = 1
 PATIENCE_S = 60

@@ -17,8 +17,8 @@ from service_process import Server
 
 from penstock.client import Client
 from penstock.schemas.errors import InvalidDocument, NotFound, Unreachable
-from penstock.service.app import serve
-from penstock.service.database import Database
+from penstock.service.db.database import Database
+from penstock.service.http.app import serve
 from penstock.service.security.keys import Keys
 from penstock.service.settings import Settings
 

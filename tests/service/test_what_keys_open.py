@@ -17,14 +17,14 @@ import sqlalchemy as sa
 from in_process import in_process
 from service_process import Server
 
-from penstock.service.app import create_app
-from penstock.service.database import Database
-from penstock.service.routes.access import every_route, scope_of
-from penstock.service.samples import tiny_import, tiny_request
+from penstock.service.db.database import Database
+from penstock.service.db.tables import idempotency
+from penstock.service.http.app import create_app
+from penstock.service.http.routes.access import every_route, scope_of
+from penstock.service.http.samples import tiny_import, tiny_request
 from penstock.service.security.keys import Keys
 from penstock.service.security.principals import OPENS
 from penstock.service.settings import Settings
-from penstock.service.tables import idempotency
 
 LIMIT_S = 60.0
 

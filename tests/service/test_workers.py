@@ -14,18 +14,18 @@ import sqlalchemy as sa
 from service_process import Server
 from worker_process import WorkerProcess
 
+from penstock.schemas.api.jobs import JobOut
 from penstock.schemas.errors import PenstockError
-from penstock.schemas.jobs import JobOut
 from penstock.schemas.request import PlanRequest
-from penstock.service.database import Database
-from penstock.service.jobs import JobQueue
-from penstock.service.planning import Planning
-from penstock.service.samples import tiny_request
+from penstock.service.db.database import Database
+from penstock.service.db.store import Stores
+from penstock.service.db.tables import jobs, workers
+from penstock.service.http.samples import tiny_request
+from penstock.service.jobs.queue import JobQueue
+from penstock.service.jobs.submit import Planning
 from penstock.service.security.principals import EVERYBODY
 from penstock.service.security.sizes import Sizes
 from penstock.service.settings import Settings
-from penstock.service.store import Stores
-from penstock.service.tables import jobs, workers
 
 HANG_FIRST_TIME, ANSWER_LATE, EAT, BE_KILLED = 3, 8, 9, 10
 PATIENCE_S = 60

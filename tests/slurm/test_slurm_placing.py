@@ -17,7 +17,7 @@ from orphans import no_orphans
 
 import penstock
 from penstock.cli.main import main
-from penstock.service.samples import tiny_profile
+from penstock.service.http.samples import tiny_profile
 
 EXAMPLES = Path(penstock.__file__).parents[1] / "examples/schedulers/slurm"
 DEVICES = (

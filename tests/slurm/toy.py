@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from penstock.executor.job import LayerSpec, SimpleJob
+from penstock.executor.run.job import LayerSpec, SimpleJob
 
 WIDTH, LAYERS, BATCH = 12, 8, 16
 GATE = Path(os.environ.get("PENSTOCK_TEST_GATE", "/nowhere"))

@@ -15,14 +15,14 @@ import numpy as np
 from problems import make_problem, warmup_orders
 
 from penstock.schemas.errors import PenstockError
-from penstock.solvers.allocation import Allocation, Stage, single_pipeline
-from penstock.solvers.problem import Pin, Problem
-from penstock.solvers.schedule import Schedule
-from penstock.solvers.schedules.eager import eager
-from penstock.solvers.schedules.wpipe import wpipe
-from penstock.solvers.simulate import simulate
-from penstock.solvers.update_rules import UpdateRule
-from penstock.solvers.verify import verify
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.problem import Pin, Problem
+from penstock.solvers.model.schedule import Schedule
+from penstock.solvers.model.update_rules import UpdateRule
+from penstock.solvers.schedules.periodic.eager import eager
+from penstock.solvers.schedules.periodic.wpipe import wpipe
+from penstock.solvers.verify.verifier import verify
 
 RULES: tuple[UpdateRule, ...] = (
     "synchronous",

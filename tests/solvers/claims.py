@@ -19,15 +19,15 @@ from random_requests import is_small, request_of
 
 from penstock.schemas.coverage import Covers
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
-from penstock.solvers.bounds import one_pipeline_bound, request_bound
-from penstock.solvers.device_count import search as device_count
-from penstock.solvers.problem import Problem
-from penstock.solvers.registry import PLANNERS
-from penstock.solvers.result import SCHEDULE_SCOPE, Bound, Candidate, Result, Status
-from penstock.solvers.schedule import Orders
-from penstock.solvers.unroll import unroll
-from penstock.solvers.update_rules import PERIODIC_RULES
-from penstock.solvers.within_bound import within_bounds
+from penstock.solvers.bounds.device_count import bound as device_count
+from penstock.solvers.bounds.schedule_bound import one_pipeline_bound, request_bound
+from penstock.solvers.bounds.trainer import within_bounds
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import SCHEDULE_SCOPE, Bound, Candidate, Result, Status
+from penstock.solvers.model.schedule import Orders
+from penstock.solvers.model.unroll import unroll
+from penstock.solvers.model.update_rules import PERIODIC_RULES
+from penstock.solvers.planners.catalogue import PLANNERS
 
 OPTIONS: dict[str, dict[str, object]] = {"exact": {"effort": 0.3}, "relax": {"effort": 2}, "auto": {"exclude": "exact"}}
 """Of planners that search longer than a small request is worth."""

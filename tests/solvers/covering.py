@@ -8,10 +8,10 @@ from typing import NamedTuple
 from unittest import mock
 
 from penstock.schemas.coverage import Covers, claim
-from penstock.solvers.coverage import allowed, features_of_candidate
-from penstock.solvers.planners.session import Session
-from penstock.solvers.problem import Problem
-from penstock.solvers.result import REQUEST_SCOPE, SCHEDULE_SCOPE, Bound, Candidate, Result
+from penstock.solvers.bounds.coverage import allowed, features_of_candidate
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import REQUEST_SCOPE, SCHEDULE_SCOPE, Bound, Candidate, Result
+from penstock.solvers.solve.session import Session
 
 
 class Claim(NamedTuple):

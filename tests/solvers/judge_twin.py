@@ -7,9 +7,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
-from penstock.solvers.allocation import Allocation, Stage
-from penstock.solvers.batching import micro_batch_rows
-from penstock.solvers.costs import (
+from penstock.solvers.costs.durations import (
     Bucket,
     all_reduce_ns,
     buckets,
@@ -19,10 +17,12 @@ from penstock.solvers.costs import (
     transfer,
     update_ns,
 )
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import STEP, Orders, Pattern
-from penstock.solvers.unroll import unroll
-from penstock.solvers.update_rules import UpdateRule
+from penstock.solvers.model.allocation import Allocation, Stage
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import STEP, Orders, Pattern
+from penstock.solvers.model.slices import micro_batch_rows
+from penstock.solvers.model.unroll import unroll
+from penstock.solvers.model.update_rules import UpdateRule
 
 Operation = tuple[int, int, int]
 GRADIENTS = (BACKWARD, INPUT, WEIGHT)

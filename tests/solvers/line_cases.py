@@ -7,8 +7,8 @@ from typing import Literal
 
 from problems import make_problem, straight
 
-from penstock.solvers.allocation import Allocation
-from penstock.solvers.problem import Problem
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.problem import Problem
 
 Channel = Literal["half", "full", "none"]
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from itertools import combinations, pairwise
 from typing import Literal
 
-from penstock.solvers.allocation import Allocation, Pipeline, Stage, single_pipeline
-from penstock.solvers.problem import Problem
+from penstock.solvers.model.allocation import Allocation, Pipeline, Stage, single_pipeline
+from penstock.solvers.model.problem import Problem
 
 Draw = Callable[[random.Random, Problem], Allocation | None]
 """A random allocation of one kind; None where this draw made none."""

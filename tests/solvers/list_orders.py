@@ -13,10 +13,10 @@ from typing import NamedTuple
 from problems import as_operations
 
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
-from penstock.solvers.allocation import Allocation
-from penstock.solvers.costs import stage_costs
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders, Row
+from penstock.solvers.costs.durations import stage_costs
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders, Row
 
 Operation = tuple[int, int, int]
 """Kind, stage, micro-batch."""

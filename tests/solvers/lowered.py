@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from program_twin import Twin, verdict
 
 from penstock.schemas.program import Program
-from penstock.solvers.allocation import Allocation
-from penstock.solvers.problem import Problem
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.problem import Problem
 
 
 def ran(programs: Sequence[Program], transport: str = "gloo") -> Twin:

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from page_network import Links
 
-from penstock.solvers.allocation import Allocation, Stage
-from penstock.solvers.problem import Problem
+from penstock.solvers.model.allocation import Allocation, Stage
+from penstock.solvers.model.problem import Problem
 
 UNREACHABLE = 2**62
 F, B, I, W, R, STEP = range(6)  # noqa: E741

@@ -10,8 +10,8 @@ from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
 
-from penstock.solvers.network import Cable, Inside, Network
-from penstock.solvers.problem import CodecSpeed, Device, Measured, MemoryRules, NetworkRules
+from penstock.solvers.model.network import Cable, Inside, Network
+from penstock.solvers.model.problem import CodecSpeed, Device, Measured, MemoryRules, NetworkRules
 
 Json = dict[str, Any]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from functools import cache
 
-from penstock.solvers.network import Cable, Network
+from penstock.solvers.model.network import Cable, Network
 
 
 class Links:

@@ -11,9 +11,9 @@ from page_clock import Lane, Moved, Run
 from page_costs import BACKWARD, FORWARD, STEP, Costs, F, Invalid, Operation, Transfer
 from page_simulator import check_rows, refuse_unreachable
 
-from penstock.solvers.allocation import Allocation
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders
 
 TICKS = 720_720
 ALL = 1_000_000

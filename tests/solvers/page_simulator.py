@@ -13,9 +13,9 @@ from math import lcm
 from page_clock import GRADIENT, Clock, Lane, Run
 from page_costs import BACKWARD, FORWARD, STEP, UNREACHABLE, B, Costs, F, I, Invalid, Operation, R, W
 
-from penstock.solvers.allocation import Allocation
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders, Pattern
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders, Pattern
 
 
 def simulate_page(

@@ -8,8 +8,8 @@ from dataclasses import replace
 from itertools import pairwise
 
 from penstock.schemas.program import FORWARD
-from penstock.solvers.schedule import Pattern
-from penstock.solvers.schedules.stage_line import StageLine
+from penstock.solvers.model.schedule import Pattern
+from penstock.solvers.schedules.support.stage_line import StageLine
 
 
 def make_line(

@@ -14,18 +14,18 @@ from list_allocations import Draw, drawn_apart, drawn_in_turn, drawn_looped, dra
 
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
-from penstock.solvers.allocation import Allocation
-from penstock.solvers.costs import stage_costs
-from penstock.solvers.problem import Problem
-from penstock.solvers.result import Candidate
-from penstock.solvers.schedule import Pattern, PatternOperation, Schedule
+from penstock.solvers.costs.durations import stage_costs
+from penstock.solvers.judge.shared_processor import parallel_pipelines
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.schedule import Pattern, PatternOperation, Schedule
+from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.schedules.advance_forward import advance_forward
-from penstock.solvers.schedules.eager import eager
-from penstock.solvers.schedules.one_f_one_b_star import one_f_one_b_star
-from penstock.solvers.schedules.wpipe import wpipe
-from penstock.solvers.sharing import parallel_pipelines
-from penstock.solvers.update_rules import UpdateRule
-from penstock.solvers.verify import verify
+from penstock.solvers.schedules.periodic.eager import eager
+from penstock.solvers.schedules.periodic.one_f_one_b_star import one_f_one_b_star
+from penstock.solvers.schedules.periodic.wpipe import wpipe
+from penstock.solvers.verify.verifier import verify
 
 Judge = Callable[[Problem, Allocation, Schedule, bool, UpdateRule], Candidate | None]
 Change = Callable[[random.Random, Problem, Allocation], Allocation]

@@ -20,15 +20,15 @@ from periodic_lists import averaging, periodic
 from penstock.layouts.limits import faults as faults_beyond
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.program import INPUT, RECOMPUTE
-from penstock.solvers.allocation import Allocation, Pipeline, Stage, single_pipeline
-from penstock.solvers.problem import Problem
-from penstock.solvers.result import Candidate
-from penstock.solvers.schedule import Orders, Schedule
-from penstock.solvers.schedules.of_trainers import order_of
-from penstock.solvers.simulate import makespan_ns, simulate
-from penstock.solvers.update_rules import PERIODIC_RULES, UpdateRule
-from penstock.solvers.verify import verify
-from penstock.solvers.within import Within
+from penstock.solvers.judge.simulate import makespan_ns, simulate
+from penstock.solvers.model.allocation import Allocation, Pipeline, Stage, single_pipeline
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.schedule import Orders, Schedule
+from penstock.solvers.model.trainer_limits import Within
+from penstock.solvers.model.update_rules import PERIODIC_RULES, UpdateRule
+from penstock.solvers.schedules.trainer_orders import order_of
+from penstock.solvers.verify.verifier import verify
 
 MOVES = 12
 """Of one operation each, tried on a plan that is the best so far."""

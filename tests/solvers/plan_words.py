@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from penstock.schemas.program import INPUT, RECOMPUTE
-from penstock.solvers.result import Candidate
-from penstock.solvers.schedule import Orders
+from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.schedule import Orders
 
 
 def kinds_of(plan: Candidate) -> Iterator[str]:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from penstock.schemas.coverage import Covers
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.portfolio.outcome import Found, Outcome
-from penstock.solvers.portfolio.tasks import Link, Setting
-from penstock.solvers.result import Bound
+from penstock.solvers.model.result import Bound
+from penstock.solvers.solve.outcome import Found, Outcome
+from penstock.solvers.solve.tasks import Link, Setting
 
 
 @dataclass(frozen=True)

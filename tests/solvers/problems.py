@@ -8,11 +8,11 @@ from typing import Literal
 import numpy as np
 
 from penstock.schemas.program import BACKWARD, FORWARD
-from penstock.solvers.allocation import Allocation, Stage, single_pipeline
-from penstock.solvers.network import Cable, Inside, Network
-from penstock.solvers.problem import Device, Measured, MemoryRules, NetworkRules, Problem
-from penstock.solvers.registry import PLANNERS
-from penstock.solvers.schedule import Orders, Row
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.network import Cable, Inside, Network
+from penstock.solvers.model.problem import Device, Measured, MemoryRules, NetworkRules, Problem
+from penstock.solvers.model.schedule import Orders, Row
+from penstock.solvers.planners.catalogue import PLANNERS
 
 GIGABYTE_PER_S = 1_000_000_000
 

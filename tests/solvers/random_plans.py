@@ -10,11 +10,11 @@ from itertools import pairwise
 from problems import as_operations, make_problem
 
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
-from penstock.solvers.allocation import Allocation, Pipeline, Stage, single_pipeline
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import STEP, Orders, Pattern, PatternOperation, Row
-from penstock.solvers.unroll import Unrolled, unroll
-from penstock.solvers.update_rules import PERIODIC_RULES, UpdateRule
+from penstock.solvers.model.allocation import Allocation, Pipeline, Stage, single_pipeline
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import STEP, Orders, Pattern, PatternOperation, Row
+from penstock.solvers.model.unroll import Unrolled, unroll
+from penstock.solvers.model.update_rules import PERIODIC_RULES, UpdateRule
 
 
 def random_problem(rng: random.Random) -> Problem:

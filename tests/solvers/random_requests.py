@@ -14,9 +14,9 @@ import numpy as np
 from problems import make_network, make_problem
 
 from penstock.layouts.limits import TRAINERS
-from penstock.solvers.problem import CodecSpeed, Pin, Problem
-from penstock.solvers.update_rules import UpdateRule
-from penstock.solvers.within import Span, Within
+from penstock.solvers.model.problem import CodecSpeed, Pin, Problem
+from penstock.solvers.model.trainer_limits import Span, Within
+from penstock.solvers.model.update_rules import UpdateRule
 
 ONE_IN = 4
 """One seed in so many is small."""

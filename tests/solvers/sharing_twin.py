@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from penstock.schemas.program import BACKWARD, FORWARD
-from penstock.solvers.allocation import Allocation
-from penstock.solvers.batching import micro_batch_rows
-from penstock.solvers.costs import stage_costs, transfer, update_ns
-from penstock.solvers.memory import static_bytes, weight_bytes
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders
+from penstock.solvers.costs.durations import stage_costs, transfer, update_ns
+from penstock.solvers.costs.memory import static_bytes, weight_bytes
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders
+from penstock.solvers.model.slices import micro_batch_rows
 
 STEP = ("step", -1)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 from itertools import product
 
-from penstock.solvers.kernels.suffix_states import QUEUE, SHARED, Line
-from penstock.solvers.kernels.windows import own
+from penstock.solvers.bounds.suffix.state_kernel import QUEUE, SHARED, Line
+from penstock.solvers.bounds.windows_kernel import own
 
 
 def plain_optimum(line: Line, batches: int) -> int:

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.program import BACKWARD, FORWARD
-from penstock.solvers.allocation import Allocation, Stage
-from penstock.solvers.problem import Problem
-from penstock.solvers.registry import PLANNERS
-from penstock.solvers.schedule import Orders
+from penstock.solvers.judge.shared_processor import parallel_pipelines
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.allocation import Allocation, Stage
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders
+from penstock.solvers.model.timeline import Timeline
+from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.schedules.advance_forward import advance_forward, advances, climb, in_flight
 from penstock.solvers.schedules.early_backward import early_backward, policy_a, policy_b
 from penstock.solvers.schedules.gpipe import gpipe
-from penstock.solvers.sharing import parallel_pipelines
-from penstock.solvers.simulate import simulate
-from penstock.solvers.timeline import Timeline
 from tests.solvers.problems import make_problem, straight
 
 

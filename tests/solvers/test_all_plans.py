@@ -14,18 +14,18 @@ from random_plans import random_allocation, random_orders, random_problem
 from test_request_bound import random_request
 
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.all_plans.options import Holding, Numbers, numbers_of, options_of
-from penstock.solvers.all_plans.search import Piece, Search
-from penstock.solvers.all_plans.slices import Slices
-from penstock.solvers.allocation import Allocation, Stage, single_pipeline
-from penstock.solvers.bounds import one_pipeline_bound, request_bound
-from penstock.solvers.coverage import class_bound, contiguous, features_of, features_of_candidate, one_pipeline
-from penstock.solvers.jobshop import Question, solve
-from penstock.solvers.kernels.all_plans import Labels, Terms, least_cost
-from penstock.solvers.problem import Problem
-from penstock.solvers.registry import PLANNERS
-from penstock.solvers.result import CLASS_SCOPE, REQUEST_SCOPE
-from penstock.solvers.simulate import makespan_ns
+from penstock.solvers.bounds.coverage import class_bound, contiguous, features_of, features_of_candidate, one_pipeline
+from penstock.solvers.bounds.one_pipeline.bound import Piece, Search
+from penstock.solvers.bounds.one_pipeline.label_kernel import Labels, Terms, least_cost
+from penstock.solvers.bounds.one_pipeline.layer_costs import Holding, Numbers, numbers_of, options_of
+from penstock.solvers.bounds.one_pipeline.slice_times import Slices
+from penstock.solvers.bounds.schedule_bound import one_pipeline_bound, request_bound
+from penstock.solvers.improve.job_shop import Question, solve
+from penstock.solvers.judge.simulate import makespan_ns
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import CLASS_SCOPE, REQUEST_SCOPE
+from penstock.solvers.planners.catalogue import PLANNERS
 
 NEVER = 2**60
 

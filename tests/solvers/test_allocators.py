@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from problems import make_problem
 
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.allocators.block_partition import block_partition, smallest_largest, smallest_largest_on
-from penstock.solvers.allocators.data_parallel import data_parallel
-from penstock.solvers.allocators.model_parallel import model_parallel
-from penstock.solvers.batches import Batch, batch_of, candidates, dapple_replicas
+from penstock.solvers.model.micro_batches import Batch, batch_of, candidates, dapple_replicas
+from penstock.solvers.planners.block_partition import block_partition, smallest_largest, smallest_largest_on
+from penstock.solvers.planners.simple.data_parallel import data_parallel
+from penstock.solvers.planners.simple.device_chain import model_parallel
 
 
 def by_enumeration(weights: list[int], blocks: int, cuttable: list[bool]) -> list[int]:

@@ -9,13 +9,13 @@ import pytest
 from test_exact import instance
 
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.pins import broken_pin
-from penstock.solvers.planners.deadline import Deadline
-from penstock.solvers.planners.session import Session
-from penstock.solvers.problem import Pin
-from penstock.solvers.registry import PLANNERS
-from penstock.solvers.result import Candidate
-from penstock.solvers.schedule import Orders
+from penstock.solvers.model.pins import broken_pin
+from penstock.solvers.model.problem import Pin
+from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.schedule import Orders
+from penstock.solvers.planners.catalogue import PLANNERS
+from penstock.solvers.solve.deadline import Deadline
+from penstock.solvers.solve.session import Session
 
 OTHER_KINDS = "hetpipe,zero-bubble,chimera"
 """Planners of several pipelines or split backwards, which neither min_slice nor ``exact`` speaks of."""

@@ -13,17 +13,17 @@ from penstock.examples import catalogue
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.schemas.profile import PipelineProfile
 from penstock.schemas.request import PlanRequest
-from penstock.solvers.avgpipe.partition import partitions
-from penstock.solvers.avgpipe.predictor import Degrees
-from penstock.solvers.avgpipe.tuning import Tuner, best_partitions
-from penstock.solvers.batches import candidates
-from penstock.solvers.planners.avgpipe import MOST_OPERATIONS, proposals
-from penstock.solvers.planners.options import checked
-from penstock.solvers.problem import Pin, PipelineRun, Problem, RankRun
-from penstock.solvers.registry import PLANNERS
-from penstock.solvers.result import Result, Status
+from penstock.solvers.judge.shared_processor import parallel_pipelines, sharing_makespan_ns
+from penstock.solvers.model.micro_batches import candidates
+from penstock.solvers.model.options import checked
+from penstock.solvers.model.problem import Pin, PipelineRun, Problem, RankRun
+from penstock.solvers.model.result import Result, Status
+from penstock.solvers.planners.avgpipe.partition import partitions
+from penstock.solvers.planners.avgpipe.planner import MOST_OPERATIONS, proposals
+from penstock.solvers.planners.avgpipe.predictor import Degrees
+from penstock.solvers.planners.avgpipe.tuning import Tuner, best_partitions
+from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.schedules.advance_forward import advance_forward
-from penstock.solvers.sharing import parallel_pipelines, sharing_makespan_ns
 from tests.solvers.problems import make_problem
 from tests.test_convert import a_request
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.solvers.avgpipe.predictor import Degrees, Measured, Rank, choose, predict
+from penstock.solvers.planners.avgpipe.predictor import Degrees, Measured, Rank, choose, predict
 
 UNIT = 1_000_000
 EXAMPLE = Measured(

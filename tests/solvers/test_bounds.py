@@ -11,14 +11,14 @@ from ortools.sat.python import cp_model
 from problems import chain, early_backward, gpipe, make_problem, straight, warmup_orders
 from random_plans import random_allocation, random_orders, random_problem
 
-from penstock.solvers.allocation import Allocation
-from penstock.solvers.bounds import request_bound, schedule_bound
-from penstock.solvers.costs import stage_costs, transfer
-from penstock.solvers.problem import Problem
-from penstock.solvers.result import REQUEST_SCOPE, SCHEDULE_SCOPE
-from penstock.solvers.simulate import simulate
-from penstock.solvers.stage_times import StageTimes
-from penstock.solvers.windows import window_bound_ns
+from penstock.solvers.bounds.schedule_bound import request_bound, schedule_bound
+from penstock.solvers.bounds.stage_times import StageTimes
+from penstock.solvers.bounds.stage_windows import window_bound_ns
+from penstock.solvers.costs.durations import stage_costs, transfer
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import REQUEST_SCOPE, SCHEDULE_SCOPE
 
 
 @pytest.mark.parametrize("seed", [*range(250), 1089, 3094, 3548])

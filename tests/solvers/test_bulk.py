@@ -13,13 +13,13 @@ from judge_twin import run_twin
 from problems import chain, make_problem
 from random_plans import random_problem
 
-from penstock.solvers.allocation import Allocation, Stage, single_pipeline
-from penstock.solvers.bulk import MANY, Catalogue, makespans_ns
-from penstock.solvers.costs import UNREACHABLE_NS
-from penstock.solvers.network import Network
-from penstock.solvers.problem import Problem
+from penstock.solvers.costs.durations import UNREACHABLE_NS
+from penstock.solvers.improve.neighbourhood.batch import MANY, Catalogue, makespans_ns
+from penstock.solvers.judge.simulate import makespan_ns, simulate
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.network import Network
+from penstock.solvers.model.problem import Problem
 from penstock.solvers.schedules.early_backward import early_backward
-from penstock.solvers.simulate import makespan_ns, simulate
 
 NETWORKS = ("shared", "half", "full", "none")
 

@@ -25,16 +25,16 @@ from penstock.report.traffic import traffic
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.program import CODEC_HEADER_BYTES, KINDS, WORDS, Held, Program
 from penstock.schemas.topology import ClusterTopology
-from penstock.solvers.allocation import Allocation, Stage, single_pipeline
-from penstock.solvers.charges import CHARGES, NORM_BYTES, untimed
+from penstock.solvers.costs.charges import CHARGES, NORM_BYTES, untimed
+from penstock.solvers.judge.shared_processor import parallel_pipelines
+from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.lowering import lower
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Schedule
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Schedule
+from penstock.solvers.model.timeline import Timeline
+from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.schedules.advance_forward import advance_forward
-from penstock.solvers.sharing import parallel_pipelines
-from penstock.solvers.simulate import simulate
-from penstock.solvers.timeline import Timeline
-from penstock.solvers.update_rules import UpdateRule
 
 KIND = ("one pipeline", "pipelines", "crossing pipelines", "codecs", "periodic", "elastic averaging")
 Plan = tuple[Problem, Allocation, Schedule, UpdateRule]

@@ -10,17 +10,17 @@ from problems import make_problem, straight
 
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.schemas.program import KINDS
-from penstock.solvers.allocation import Allocation
-from penstock.solvers.allocators.chunks import both_ways
-from penstock.solvers.batches import batch_of
-from penstock.solvers.bounds import schedule_bound
-from penstock.solvers.problem import Problem
-from penstock.solvers.registry import PLANNERS
+from penstock.solvers.bounds.schedule_bound import schedule_bound
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.micro_batches import batch_of
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.timeline import Timeline
+from penstock.solvers.planners.catalogue import PLANNERS
+from penstock.solvers.planners.chunked.cuts import both_ways
 from penstock.solvers.schedules.chimera import chimera
-from penstock.solvers.schedules.recomputed import recomputed
-from penstock.solvers.simulate import simulate
-from penstock.solvers.timeline import Timeline
-from penstock.solvers.verify import verify
+from penstock.solvers.schedules.support.recomputed import recomputed
+from penstock.solvers.verify.verifier import verify
 
 SHAPES = [(2, 1), (4, 1), (6, 1), (8, 1), (12, 1), (4, 2), (8, 2), (12, 2), (6, 3), (12, 3), (8, 4)]
 

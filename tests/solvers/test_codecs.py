@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from penstock import api
 from penstock.convert import to_problem
+from penstock.planning import api
 from penstock.schemas.errors import InvalidDocument, InvalidPlan
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest
-from penstock.solvers.allocation import Allocation, Pipeline, Stage, single_pipeline
-from penstock.solvers.codecs import best_codecs, codable_edges, with_codecs
-from penstock.solvers.costs import conversion_ns, message_bytes, stage_costs, transfer
-from penstock.solvers.problem import Problem
+from penstock.solvers.costs.codecs import best_codecs, codable_edges, with_codecs
+from penstock.solvers.costs.durations import conversion_ns, message_bytes, stage_costs, transfer
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.allocation import Allocation, Pipeline, Stage, single_pipeline
+from penstock.solvers.model.problem import Problem
 from penstock.solvers.schedules.early_backward import early_backward
-from penstock.solvers.simulate import simulate
-from penstock.solvers.verify import verify
-from penstock.solvers.verify_codecs import check_codecs
+from penstock.solvers.verify.codecs import check_codecs
+from penstock.solvers.verify.verifier import verify
 
 BYTES = (4_000, 400_000, 40)
 """Of a sample, behind each layer but the last: fp32."""

@@ -8,8 +8,7 @@ import pytest
 
 from penstock.convert import to_problem
 from penstock.schemas.request import PlanRequest
-from penstock.solvers.allocation import Stage, single_pipeline
-from penstock.solvers.costs import (
+from penstock.solvers.costs.durations import (
     all_reduce_ns,
     buckets,
     row_pairs,
@@ -17,8 +16,9 @@ from penstock.solvers.costs import (
     transfer,
     transfer_ns,
 )
-from penstock.solvers.memory import activation_bytes, micro_batches_that_fit, static_bytes
-from penstock.solvers.problem import Problem
+from penstock.solvers.costs.memory import activation_bytes, micro_batches_that_fit, static_bytes
+from penstock.solvers.model.allocation import Stage, single_pipeline
+from penstock.solvers.model.problem import Problem
 
 SECOND = 1_000_000_000
 

@@ -14,18 +14,18 @@ from random_plans import random_problem as any_problem
 
 from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.program import BACKWARD, FORWARD
-from penstock.solvers.allocation import Allocation, Stage
-from penstock.solvers.batching import micro_batch_rows
 from penstock.solvers.explanation.critical_path import CriticalPath, critical_path
 from penstock.solvers.explanation.idle import idle_split
 from penstock.solvers.explanation.run import Run
-from penstock.solvers.problem import Problem
-from penstock.solvers.result import Candidate
-from penstock.solvers.schedule import Orders, Pattern, PatternOperation, Schedule
+from penstock.solvers.judge.shared_processor import parallel_pipelines
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.allocation import Allocation, Stage
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.schedule import Orders, Pattern, PatternOperation, Schedule
+from penstock.solvers.model.slices import micro_batch_rows
+from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.schedules.advance_forward import advance_forward
-from penstock.solvers.sharing import parallel_pipelines
-from penstock.solvers.simulate import simulate
-from penstock.solvers.update_rules import UpdateRule
 
 
 def judged(

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import make_problem, straight
 
-from penstock.solvers.allocators.dapple.latency import latency
-from penstock.solvers.kernels.dapple_latency import INFINITE, C, push
+from penstock.solvers.judge.simulate import makespan_ns
+from penstock.solvers.planners.dapple.latency import latency
+from penstock.solvers.planners.dapple.latency_kernel import INFINITE, C, push
 from penstock.solvers.schedules.early_backward import early_backward, policy_a, policy_b
-from penstock.solvers.simulate import makespan_ns
 
 # The vectors count in halves, so all numbers are doubled.
 VECTORS = [

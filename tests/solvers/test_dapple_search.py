@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from problems import make_problem
 
-from penstock.solvers.allocation import Stage, single_pipeline
-from penstock.solvers.allocators.dapple.placement import POLICIES
-from penstock.solvers.allocators.dapple.plain import Plain
-from penstock.solvers.allocators.dapple.search import Rules, Search, search, straight
-from penstock.solvers.allocators.dapple.tables import Shape, layers, shape
-from penstock.solvers.batches import Batch, batch_of
-from penstock.solvers.costs import all_reduce_ns, transfer
-from penstock.solvers.kernels import dapple_costs
-from penstock.solvers.memory import micro_batches_that_fit, static_bytes
-from penstock.solvers.problem import Problem
+from penstock.solvers.costs.durations import all_reduce_ns, transfer
+from penstock.solvers.costs.memory import micro_batches_that_fit, static_bytes
+from penstock.solvers.model.allocation import Stage, single_pipeline
+from penstock.solvers.model.micro_batches import Batch, batch_of
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.planners.dapple import cost_kernel as dapple_costs
+from penstock.solvers.planners.dapple.placement import POLICIES
+from penstock.solvers.planners.dapple.plain import Plain
+from penstock.solvers.planners.dapple.search import Rules, Search, search, straight
+from penstock.solvers.planners.dapple.tables import Shape, layers, shape
 
 ROUNDING_NS = 2_000
 
@@ -215,7 +215,7 @@ def test_stage_tables_are_the_memory_model() -> None:
 
 
 def _fits(problem: Problem, base: Shape, batch: Batch, i: int, j: int, replicas: int) -> int:
-    from penstock.solvers.allocators.dapple.search import _settings
+    from penstock.solvers.planners.dapple.search import _settings
 
     table = layers(problem, base, batch)
     settings = _settings(problem, batch, Rules(), 4)

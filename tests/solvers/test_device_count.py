@@ -13,19 +13,19 @@ from test_request_bound import random_request
 
 from penstock.schemas.coverage import ranges_of
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.allocation import Allocation, Stage, single_pipeline
-from penstock.solvers.batches import Batch, batch_of, candidates
-from penstock.solvers.bounds import request_bound
-from penstock.solvers.coverage import features_of_candidate, stages_apart
-from penstock.solvers.device_count.count import Count
-from penstock.solvers.device_count.search import bounds
-from penstock.solvers.planners.deadline import Deadline
-from penstock.solvers.planners.ranking import excess_of
-from penstock.solvers.planners.session import Session
-from penstock.solvers.problem import Problem
-from penstock.solvers.registry import PLANNERS
-from penstock.solvers.result import Bound, Candidate
-from penstock.solvers.simulate import simulate
+from penstock.solvers.bounds.coverage import features_of_candidate, stages_apart
+from penstock.solvers.bounds.device_count.bound import bounds
+from penstock.solvers.bounds.device_count.count import Count
+from penstock.solvers.bounds.schedule_bound import request_bound
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.micro_batches import Batch, batch_of, candidates
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Bound, Candidate
+from penstock.solvers.planners.catalogue import PLANNERS
+from penstock.solvers.solve.deadline import Deadline
+from penstock.solvers.solve.ranking import excess_of
+from penstock.solvers.solve.session import Session
 
 PLANNED = ("dapple", "spp", "spread", "gpipe")
 

@@ -12,15 +12,15 @@ from problems import chain, make_problem, warmup_orders
 
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.program import BACKWARD, FORWARD
-from penstock.solvers.allocation import Allocation, Pipeline, Stage, single_pipeline
+from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.lowering import lower
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import STEP, Pattern
-from penstock.solvers.schedules.eager import bytes_needed, eager, fitted_depth, noam, period_ns, stage_works
-from penstock.solvers.simulate import simulate
-from penstock.solvers.unroll import unroll
-from penstock.solvers.update_rules import UpdateRule, weight_copies
-from penstock.solvers.verify import verify
+from penstock.solvers.model.allocation import Allocation, Pipeline, Stage, single_pipeline
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import STEP, Pattern
+from penstock.solvers.model.unroll import unroll
+from penstock.solvers.model.update_rules import UpdateRule, weight_copies
+from penstock.solvers.schedules.periodic.eager import bytes_needed, eager, fitted_depth, noam, period_ns, stage_works
+from penstock.solvers.verify.verifier import verify
 
 ROUNDS = 400
 

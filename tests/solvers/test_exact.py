@@ -11,16 +11,16 @@ import pytest
 from problems import make_problem
 
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.closing import close
-from penstock.solvers.enumeration import Space
-from penstock.solvers.pins import broken_pin
-from penstock.solvers.planners import joint
-from penstock.solvers.planners.joint import Search, surely_fits
+from penstock.solvers.improve.order import close
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.pins import broken_pin
+from penstock.solvers.model.problem import Pin, Problem
+from penstock.solvers.model.result import CLASS_SCOPE, Result, Status
+from penstock.solvers.planners.catalogue import PLANNERS
+from penstock.solvers.planners.exact import joint
+from penstock.solvers.planners.exact.enumeration import Space
+from penstock.solvers.planners.exact.joint import Search, surely_fits
 from penstock.solvers.planners.trial import best_order
-from penstock.solvers.problem import Pin, Problem
-from penstock.solvers.registry import PLANNERS
-from penstock.solvers.result import CLASS_SCOPE, Result, Status
-from penstock.solvers.simulate import simulate
 
 ONE_PIPELINE = "exact,chimera,hetpipe,interleaved,zero-bubble"
 """What ``auto`` leaves out to find plans of the kind that ``exact`` lists, without its help."""

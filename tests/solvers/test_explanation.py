@@ -11,7 +11,6 @@ import pytest
 from problems import chain, early_backward, make_network, make_problem, straight
 
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
-from penstock.solvers.allocation import Allocation
 from penstock.solvers.explanation.binding import binding, sensitivities
 from penstock.solvers.explanation.changes import change, default_changes, link_of
 from penstock.solvers.explanation.critical_path import path_of_run
@@ -20,11 +19,12 @@ from penstock.solvers.explanation.idle import idle_split
 from penstock.solvers.explanation.layout import Layout, allocation_of, compare_layout
 from penstock.solvers.explanation.run import Run
 from penstock.solvers.explanation.what_if import planned_by, retime, what_if
-from penstock.solvers.problem import Pin, Problem
-from penstock.solvers.registry import PLANNERS
-from penstock.solvers.result import Candidate
+from penstock.solvers.judge.simulate import makespan_ns, simulate
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.problem import Pin, Problem
+from penstock.solvers.model.result import Candidate
+from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.schedules.early_backward import early_backward as drafted
-from penstock.solvers.simulate import makespan_ns, simulate
 
 COSTS = [10, 20, 30, 40]
 

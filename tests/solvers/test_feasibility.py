@@ -12,11 +12,11 @@ from brute_plans import RULES, drawn, has_plan
 from problems import OF_ANY_TRAINER, make_problem
 
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.feasibility import connected, proof_of_infeasibility
-from penstock.solvers.pins import broken_pin
-from penstock.solvers.problem import Pin, Problem
-from penstock.solvers.registry import PLANNERS
-from penstock.solvers.result import Result, Status
+from penstock.solvers.bounds.feasibility import connected, proof_of_infeasibility
+from penstock.solvers.model.pins import broken_pin
+from penstock.solvers.model.problem import Pin, Problem
+from penstock.solvers.model.result import Result, Status
+from penstock.solvers.planners.catalogue import PLANNERS
 
 
 def one_layer(memory: int, **changes: Any) -> Problem:

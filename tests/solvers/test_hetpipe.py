@@ -12,15 +12,15 @@ import pytest
 from problems import make_problem
 
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
-from penstock.solvers.allocation import Allocation, Stage, single_pipeline
-from penstock.solvers.allocators.hetpipe import HOLDS, Hold, Partitions, groupings, orders, shares
-from penstock.solvers.batches import batch_of
-from penstock.solvers.costs import stage_costs, transfer
-from penstock.solvers.memory import micro_batches_that_fit
-from penstock.solvers.problem import Problem
-from penstock.solvers.registry import PLANNERS
-from penstock.solvers.result import Status
-from penstock.solvers.schedule import Orders
+from penstock.solvers.costs.durations import stage_costs, transfer
+from penstock.solvers.costs.memory import micro_batches_that_fit
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.micro_batches import batch_of
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Status
+from penstock.solvers.model.schedule import Orders
+from penstock.solvers.planners.catalogue import PLANNERS
+from penstock.solvers.planners.hetpipe.partitions import HOLDS, Hold, Partitions, groupings, orders, shares
 
 MIXED: dict[str, Any] = {"kinds": ["fast", "fast", "cpu", "cpu"], "speed": {"fast": 2.0}}
 

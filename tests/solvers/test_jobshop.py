@@ -13,15 +13,15 @@ from problems import chain, gpipe, make_problem, straight, warmup_orders
 
 from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.program import BACKWARD, FORWARD
-from penstock.solvers.allocation import Allocation
-from penstock.solvers.bounds import schedule_bound
-from penstock.solvers.closing import close
-from penstock.solvers.jobshop import Question, model, solve
-from penstock.solvers.planners.chain_tables import WHOLE_BACKWARDS
+from penstock.solvers.bounds.schedule_bound import schedule_bound
+from penstock.solvers.improve.job_shop import Question, model, solve
+from penstock.solvers.improve.order import close
+from penstock.solvers.judge.simulate import makespan_ns, simulate
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders, Row
+from penstock.solvers.planners.exact.chain_tables import WHOLE_BACKWARDS
 from penstock.solvers.planners.trial import best_order
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders, Row
-from penstock.solvers.simulate import makespan_ns, simulate
 
 
 def random_case(seed: int) -> tuple[Problem, Allocation]:

@@ -16,15 +16,15 @@ from random_plans import random_allocation, random_orders, random_pipelines, ran
 
 from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
-from penstock.solvers.allocation import Allocation, Pipeline, Stage
-from penstock.solvers.bounds import schedule_bound
-from penstock.solvers.closing import close
-from penstock.solvers.jobshop import Question, solve, whole_backwards
-from penstock.solvers.jobshop.hint import give_hint
-from penstock.solvers.jobshop.model import Model
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders, Pattern, PatternOperation, Row
-from penstock.solvers.simulate import makespan_ns, simulate
+from penstock.solvers.bounds.schedule_bound import schedule_bound
+from penstock.solvers.improve.job_shop import Question, solve, whole_backwards
+from penstock.solvers.improve.job_shop.hint import give_hint
+from penstock.solvers.improve.job_shop.model import Model
+from penstock.solvers.improve.order import close
+from penstock.solvers.judge.simulate import makespan_ns, simulate
+from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders, Pattern, PatternOperation, Row
 
 SPLIT = (FORWARD, INPUT, WEIGHT)
 

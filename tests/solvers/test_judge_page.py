@@ -8,9 +8,9 @@ from pathlib import Path
 from problems import early_backward, make_problem
 
 from penstock.schemas.program import KINDS
-from penstock.solvers.allocation import Stage, single_pipeline
-from penstock.solvers.simulate import simulate
-from penstock.solvers.verify import verify
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.allocation import Stage, single_pipeline
+from penstock.solvers.verify.verifier import verify
 
 PAGE = Path(__file__).parents[2] / "docs/theory/judge.md"
 

@@ -14,11 +14,11 @@ from program_twin import verdict
 
 from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.program import BACKWARD, FORWARD, Channel, Instruction, Program, parse_row
-from penstock.solvers.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.lowering import check_programs, lower, lower_arrays
 from penstock.solvers.lowering.channels import _common, _pairs
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders, Row
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders, Row
 
 
 def text(program: Program) -> str:

@@ -13,12 +13,12 @@ from random_plans import random_crossing_pipelines, random_orders, random_pipeli
 
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.program import Program, Shared, parse_row
-from penstock.solvers.allocation import Allocation, Pipeline, Stage, single_pipeline
+from penstock.solvers.judge.shared_processor import parallel_pipelines
 from penstock.solvers.lowering import check_programs, lower
-from penstock.solvers.schedule import Orders, Row
+from penstock.solvers.model.allocation import Allocation, Pipeline, Stage, single_pipeline
+from penstock.solvers.model.schedule import Orders, Row
 from penstock.solvers.schedules.advance_forward import advance_forward
-from penstock.solvers.schedules.eager import eager
-from penstock.solvers.sharing import parallel_pipelines
+from penstock.solvers.schedules.periodic.eager import eager
 
 SEEDS = 80
 

@@ -15,18 +15,18 @@ from random_plans import random_pattern, random_problem
 import penstock.solvers.lowering as lowering
 from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.program import BACKWARD, FORWARD, Program
-from penstock.solvers.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.lowering import lower
 from penstock.solvers.lowering.loops import Length
 from penstock.solvers.lowering.loops import length as usual_length
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Pattern, PatternOperation
-from penstock.solvers.schedules.eager import eager
-from penstock.solvers.schedules.wpipe import wpipe
-from penstock.solvers.simulate import simulate
-from penstock.solvers.unroll import Unrolled
-from penstock.solvers.update_rules import UpdateRule, micro_batches_per_update
-from penstock.solvers.verify_versions import check_versions
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Pattern, PatternOperation
+from penstock.solvers.model.unroll import Unrolled
+from penstock.solvers.model.update_rules import UpdateRule, micro_batches_per_update
+from penstock.solvers.schedules.periodic.eager import eager
+from penstock.solvers.schedules.periodic.wpipe import wpipe
+from penstock.solvers.verify.versions import check_versions
 
 SEEDS = 60
 

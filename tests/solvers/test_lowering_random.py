@@ -15,10 +15,10 @@ from program_twin import verdict
 
 from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, WEIGHT, Program
-from penstock.solvers.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.lowering import check_programs, lower
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders, Row
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders, Row
 
 
 @st.composite

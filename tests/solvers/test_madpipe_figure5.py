@@ -6,10 +6,10 @@ import pytest
 from problems import make_problem
 
 from penstock.schemas.program import BACKWARD, FORWARD
-from penstock.solvers.allocation import Stage, single_pipeline
-from penstock.solvers.schedule import Pattern, PatternOperation
-from penstock.solvers.simulate import simulate
-from penstock.solvers.verify import verify
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.allocation import Stage, single_pipeline
+from penstock.solvers.model.schedule import Pattern, PatternOperation
+from penstock.solvers.verify.verifier import verify
 
 A_I, A_J = 100, 70
 

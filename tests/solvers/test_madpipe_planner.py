@@ -12,16 +12,16 @@ from periodic_lines import in_flight as counted
 from problems import chain, make_problem
 
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.allocation import Allocation
-from penstock.solvers.allocators.madpipe import labels
-from penstock.solvers.problem import Problem
-from penstock.solvers.registry import PLANNERS
-from penstock.solvers.result import Result, Status
-from penstock.solvers.schedule import Pattern
-from penstock.solvers.schedules.one_f_one_b_star import chain_loads, in_flight, pattern
-from penstock.solvers.schedules.stage_line import StageLine
-from penstock.solvers.simulate import simulate
-from penstock.solvers.verify import verify
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Result, Status
+from penstock.solvers.model.schedule import Pattern
+from penstock.solvers.planners.catalogue import PLANNERS
+from penstock.solvers.planners.madpipe import labels
+from penstock.solvers.schedules.periodic.one_f_one_b_star import chain_loads, in_flight, pattern
+from penstock.solvers.schedules.support.stage_line import StageLine
+from penstock.solvers.verify.verifier import verify
 
 
 def random_problem(seed: int, layers: int = 8, **changes: Any) -> Problem:

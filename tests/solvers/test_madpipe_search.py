@@ -14,10 +14,13 @@ import pytest
 from problems import make_problem
 
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.allocation import Stage
-from penstock.solvers.allocators.madpipe import paper
-from penstock.solvers.allocators.madpipe.chain import NEVER_NS, Chain
-from penstock.solvers.allocators.madpipe.contiguous import (
+from penstock.solvers.costs.durations import stage_costs
+from penstock.solvers.costs.memory import activation_bytes, static_bytes, transient_bytes, weight_bytes
+from penstock.solvers.model.allocation import Stage
+from penstock.solvers.model.micro_batches import batch_of
+from penstock.solvers.planners.madpipe import paper
+from penstock.solvers.planners.madpipe.chain import NEVER_NS, Chain
+from penstock.solvers.planners.madpipe.contiguous import (
     Found,
     Part,
     at_period,
@@ -25,15 +28,12 @@ from penstock.solvers.allocators.madpipe.contiguous import (
     line_of,
     thinnest,
 )
-from penstock.solvers.allocators.madpipe.labels import TOLERANCE, special_optimum
-from penstock.solvers.allocators.madpipe.paper import first_phase
-from penstock.solvers.batches import batch_of
-from penstock.solvers.costs import stage_costs
-from penstock.solvers.kernels.madpipe_grid import grid
-from penstock.solvers.kernels.madpipe_labels import FOUND, NONE, SPECIAL, TOO_MANY, Rounding, special
-from penstock.solvers.memory import activation_bytes, static_bytes, transient_bytes, weight_bytes
-from penstock.solvers.schedules.one_f_one_b_star import minimal_period_ns
-from penstock.solvers.schedules.stage_line import StageLine, buffer_bytes
+from penstock.solvers.planners.madpipe.grid_kernel import grid
+from penstock.solvers.planners.madpipe.label_kernel import FOUND, NONE, SPECIAL, TOO_MANY, Rounding, special
+from penstock.solvers.planners.madpipe.labels import TOLERANCE, special_optimum
+from penstock.solvers.planners.madpipe.paper import first_phase
+from penstock.solvers.schedules.periodic.one_f_one_b_star import minimal_period_ns
+from penstock.solvers.schedules.support.stage_line import StageLine, buffer_bytes
 
 EXACT = Rounding(1, 1, 1)
 

@@ -7,10 +7,10 @@ import pytest
 from problems import as_operations, chain, gpipe, make_problem, straight, warmup_orders
 
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
-from penstock.solvers.allocation import Stage, single_pipeline
-from penstock.solvers.schedule import Orders, Row
-from penstock.solvers.simulate import simulate
-from penstock.solvers.verify import verify
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.allocation import Stage, single_pipeline
+from penstock.solvers.model.schedule import Orders, Row
+from penstock.solvers.verify.verifier import verify
 
 
 def _curve(timeline, device: int) -> list[tuple[int, int]]:

@@ -11,23 +11,23 @@ import pytest
 from problems import chain, make_problem
 from test_exact import instance
 
-from penstock.solvers.allocation import Allocation, single_pipeline
-from penstock.solvers.bounds import schedule_bound
-from penstock.solvers.neighbourhood.moves import Stages, even_stages, moved
-from penstock.solvers.neighbourhood.recut import recuts
-from penstock.solvers.neighbourhood.repair import Repairs
-from penstock.solvers.neighbourhood.scores import Scores
-from penstock.solvers.neighbourhood.search import SECOND, Search, search
-from penstock.solvers.pins import broken_pin
-from penstock.solvers.planners.deadline import Deadline
-from penstock.solvers.planners.options import checked
-from penstock.solvers.planners.session import Session
+from penstock.solvers.bounds.schedule_bound import schedule_bound
+from penstock.solvers.improve.neighbourhood.flushed import SECOND, Search, search
+from penstock.solvers.improve.neighbourhood.moves import Stages, even_stages, moved
+from penstock.solvers.improve.neighbourhood.recut import recuts
+from penstock.solvers.improve.neighbourhood.repair import Repairs
+from penstock.solvers.improve.neighbourhood.scores import Scores
+from penstock.solvers.judge.simulate import makespan_ns, simulate
+from penstock.solvers.model.allocation import Allocation, single_pipeline
+from penstock.solvers.model.options import checked
+from penstock.solvers.model.pins import broken_pin
+from penstock.solvers.model.problem import Pin, Problem
+from penstock.solvers.model.schedule import Orders
+from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.planners.trial import Trial, best_order
-from penstock.solvers.problem import Pin, Problem
-from penstock.solvers.registry import PLANNERS
-from penstock.solvers.schedule import Orders
 from penstock.solvers.schedules.early_backward import early_backward
-from penstock.solvers.simulate import makespan_ns, simulate
+from penstock.solvers.solve.deadline import Deadline
+from penstock.solvers.solve.session import Session
 
 NEVER = 2**60
 

@@ -6,7 +6,7 @@ from itertools import pairwise, permutations
 import numpy as np
 import pytest
 
-from penstock.solvers.network import Cable, Inside, Network
+from penstock.solvers.model.network import Cable, Inside, Network
 
 NVLINK = Inside("pairs", 300, 0, True)
 

@@ -18,8 +18,8 @@ from problems import chain, make_problem
 from random_requests import RULES, is_small, request_of
 
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, WEIGHT
-from penstock.solvers.problem import Problem
-from penstock.solvers.result import SCHEDULE_SCOPE, Status
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import SCHEDULE_SCOPE, Status
 
 SEEDS = (*range(0, 64, 4), 140, 1, 5, 10, 13, 18, 21)
 """Small ones, whose plans are listed, and a few larger ones that take no long."""

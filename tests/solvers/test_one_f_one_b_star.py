@@ -11,10 +11,10 @@ from problems import chain, make_problem, straight
 
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.program import BACKWARD, FORWARD
-from penstock.solvers.schedule import Pattern
-from penstock.solvers.schedules import inside_out as outwards
-from penstock.solvers.schedules.inside_out import inside_out
-from penstock.solvers.schedules.one_f_one_b_star import (
+from penstock.solvers.model.schedule import Pattern
+from penstock.solvers.schedules.periodic import inside_out as outwards
+from penstock.solvers.schedules.periodic.inside_out import inside_out
+from penstock.solvers.schedules.periodic.one_f_one_b_star import (
     chain_loads,
     fits,
     groups,
@@ -22,8 +22,8 @@ from penstock.solvers.schedules.one_f_one_b_star import (
     one_f_one_b_star,
     pattern,
 )
-from penstock.solvers.schedules.one_f_one_b_star import in_flight as counted
-from penstock.solvers.schedules.stage_line import StageLine
+from penstock.solvers.schedules.periodic.one_f_one_b_star import in_flight as counted
+from penstock.solvers.schedules.support.stage_line import StageLine
 
 
 def shape(found: Pattern) -> tuple[list[int], list[int], list[int], list[int]]:

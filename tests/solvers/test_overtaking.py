@@ -11,23 +11,23 @@ from problems import as_operations, make_problem
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.program import FORWARD, INPUT, RECOMPUTE, WEIGHT
-from penstock.solvers.allocation import Allocation, Stage, single_pipeline
-from penstock.solvers.bounds import schedule_bound
-from penstock.solvers.kernels.blocks import NOWHERE, Chain, place
-from penstock.solvers.kernels.construct import Jobs, run_construct
-from penstock.solvers.kernels.overtake import PARTS, Lists, run_overtaking
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders, Row
-from penstock.solvers.schedules import chained as chained_module
-from penstock.solvers.schedules.blocks import v_blocks
-from penstock.solvers.schedules.chained import Chained
+from penstock.solvers.bounds.schedule_bound import schedule_bound
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders, Row
 from penstock.solvers.schedules.overtaking import MOVERS, found_overtaking, overtaking
-from penstock.solvers.schedules.recomputed import recomputed
-from penstock.solvers.schedules.reordering import PERIOD
+from penstock.solvers.schedules.support import chained as chained_module
+from penstock.solvers.schedules.support.blocks import v_blocks
+from penstock.solvers.schedules.support.blocks_kernel import NOWHERE, Chain, place
+from penstock.solvers.schedules.support.chained import Chained
+from penstock.solvers.schedules.support.overtaking_kernel import PARTS, Lists, run_overtaking
+from penstock.solvers.schedules.support.ranked_kernel import Jobs, run_construct
+from penstock.solvers.schedules.support.recomputed import recomputed
+from penstock.solvers.schedules.support.reordering import PERIOD
 from penstock.solvers.schedules.v_shape import V_MIN, building_block, v_half, v_min, zb_v
 from penstock.solvers.schedules.zero_bubble import zb_h1, zb_h2
-from penstock.solvers.simulate import simulate
-from penstock.solvers.verify import verify
+from penstock.solvers.verify.verifier import verify
 
 
 def twin_overtaking(lists: Lists, patience: int) -> list[int]:

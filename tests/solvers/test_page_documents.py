@@ -15,7 +15,7 @@ from test_page_simulator import assert_same, encoded
 from penstock.convert import to_problem
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.request import PlanRequest
-from penstock.solvers.simulate import simulate
+from penstock.solvers.judge.simulate import simulate
 
 WIDTHS = (10**9, 5 * 10**8, 3 * 10**9)
 

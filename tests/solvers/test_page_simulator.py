@@ -28,14 +28,14 @@ from random_plans import (
 from test_sharing import random_case
 
 from penstock.schemas.errors import InvalidPlan
-from penstock.solvers.allocation import Allocation, Pipeline, Stage
-from penstock.solvers.network import Cable, Inside, Network
-from penstock.solvers.problem import CodecSpeed, Measured, Problem
-from penstock.solvers.schedule import Orders, Pattern
-from penstock.solvers.sharing import simulate_sharing
-from penstock.solvers.simulate import simulate
-from penstock.solvers.timeline import Timeline
-from penstock.solvers.update_rules import UpdateRule
+from penstock.solvers.judge.shared_processor import simulate_sharing
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
+from penstock.solvers.model.network import Cable, Inside, Network
+from penstock.solvers.model.problem import CodecSpeed, Measured, Problem
+from penstock.solvers.model.schedule import Orders, Pattern
+from penstock.solvers.model.timeline import Timeline
+from penstock.solvers.model.update_rules import UpdateRule
 
 Make = Callable[[random.Random, Problem], Allocation]
 

@@ -12,14 +12,14 @@ from problems import as_operations, chain, early_backward, make_problem, straigh
 
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, WEIGHT
-from penstock.solvers.allocation import Allocation, Pipeline, Stage, single_pipeline
-from penstock.solvers.lanes import make_lanes
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import STEP, Orders, Pattern, PatternOperation, Row
-from penstock.solvers.simulate import makespan_ns, simulate
-from penstock.solvers.tables import cost_tables
-from penstock.solvers.timeline import Timeline
-from penstock.solvers.update_rules import PERIODIC_RULES, UpdateRule
+from penstock.solvers.judge.lanes import make_lanes
+from penstock.solvers.judge.operation_tables import cost_tables
+from penstock.solvers.judge.simulate import makespan_ns, simulate
+from penstock.solvers.model.allocation import Allocation, Pipeline, Stage, single_pipeline
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import STEP, Orders, Pattern, PatternOperation, Row
+from penstock.solvers.model.timeline import Timeline
+from penstock.solvers.model.update_rules import PERIODIC_RULES, UpdateRule
 
 RULES = sorted(PERIODIC_RULES)
 

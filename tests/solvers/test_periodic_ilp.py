@@ -16,17 +16,18 @@ from problems import chain, make_problem
 
 from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.program import FORWARD
-from penstock.solvers.allocation import Allocation, Stage, single_pipeline
-from penstock.solvers.periodic_ilp import SOLVERS, solve
-from penstock.solvers.periodic_ilp.path import Step, path_of, rivals, timed
-from penstock.solvers.problem import Problem
-from penstock.solvers.registry import PLANNERS, SCHEDULES
-from penstock.solvers.schedules import inside_out
-from penstock.solvers.schedules.one_f_one_b_star import in_flight, minimal_period_ns
-from penstock.solvers.schedules.periodic_ilp import periodic_ilp
-from penstock.solvers.schedules.stage_line import StageLine, as_pattern
-from penstock.solvers.simulate import simulate
-from penstock.solvers.verify import verify
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.planners.catalogue import PLANNERS
+from penstock.solvers.schedules.catalogue import SCHEDULES
+from penstock.solvers.schedules.periodic import inside_out
+from penstock.solvers.schedules.periodic.ilp import SOLVERS, solve
+from penstock.solvers.schedules.periodic.ilp.path import Step, path_of, rivals, timed
+from penstock.solvers.schedules.periodic.one_f_one_b_star import in_flight, minimal_period_ns
+from penstock.solvers.schedules.periodic.smallest_period import periodic_ilp
+from penstock.solvers.schedules.support.stage_line import StageLine, as_pattern
+from penstock.solvers.verify.verifier import verify
 
 SPECIAL = make_line([(1, 1), (2, 2), (1, 1)], processor=[0, 1, 0])
 BUFFERED = make_line([(1000, 3000), (2000, 4000), (1000, 1000)], [(125, 125)] * 2, [0, 1, 0], fixed_bytes=[2, 4, 2])
@@ -332,7 +333,7 @@ def _joint_period_ns(problem: Problem) -> int | None:
 ORTOOLS = "from ortools.sat.python import cp_model; m = cp_model.CpModel(); s = cp_model.CpSolver(); s.solve(m)"
 HIGHS = f"""import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
 from periodic_lines import make_line
-from penstock.solvers.periodic_ilp import solve
+from penstock.solvers.schedules.periodic.ilp import solve
 assert solve(make_line([(1, 1), (2, 2), (1, 1)], processor=[0, 1, 0], available_bytes=3)).pattern.period_ns == 5"""
 
 
@@ -345,7 +346,7 @@ def test_both_libraries_live_in_one_process(order: tuple[str, str]) -> None:
 
 PRINTING = f"""import random, sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
 from periodic_lines import random_line, with_memory
-from penstock.solvers.periodic_ilp import solve
+from penstock.solvers.schedules.periodic.ilp import solve
 draw = random.Random(3)
 for _ in range(25):
     solve(with_memory(random_line(draw, 8), draw.randint(5, 30)))

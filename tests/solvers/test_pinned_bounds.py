@@ -12,18 +12,18 @@ from problems import gpipe, make_problem
 
 from penstock.schemas.coverage import Covers
 from penstock.schemas.errors import InvalidPlan, PenstockError
-from penstock.solvers.all_plans.confined import MOST_SETS, confined
-from penstock.solvers.allocation import Allocation, Stage, single_pipeline
-from penstock.solvers.bounds import one_pipeline_bound, request_bound
-from penstock.solvers.coverage import allowed, features_of, scope_of, whatever_is_pinned
-from penstock.solvers.planners.relax import Relaxation
-from penstock.solvers.problem import Pin, Problem
-from penstock.solvers.registry import PLANNERS
-from penstock.solvers.result import REQUEST_SCOPE, Status
-from penstock.solvers.schedule import Schedule
+from penstock.solvers.bounds.coverage import allowed, features_of, scope_of, whatever_is_pinned
+from penstock.solvers.bounds.one_pipeline.confined import MOST_SETS, confined
+from penstock.solvers.bounds.schedule_bound import one_pipeline_bound, request_bound
+from penstock.solvers.judge.simulate import makespan_ns
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.problem import Pin, Problem
+from penstock.solvers.model.result import REQUEST_SCOPE, Status
+from penstock.solvers.model.schedule import Schedule
+from penstock.solvers.model.update_rules import UpdateRule
+from penstock.solvers.planners.catalogue import PLANNERS
+from penstock.solvers.planners.contiguous_bound.planner import Relaxation
 from penstock.solvers.schedules.early_backward import early_backward
-from penstock.solvers.simulate import makespan_ns
-from penstock.solvers.update_rules import UpdateRule
 
 SEEDS = range(90)
 EFFORT = 2_000_000

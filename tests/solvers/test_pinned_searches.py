@@ -11,22 +11,22 @@ import pytest
 from problems import make_problem
 
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.allocation import Stage, single_pipeline
-from penstock.solvers.allocators.chunks import both_ways, in_a_loop, in_a_v
-from penstock.solvers.allocators.hetpipe import Partitions
-from penstock.solvers.allocators.pinned_chunks import keeping_pins, pinned_bounds
-from penstock.solvers.allocators.spread.line import line_of
-from penstock.solvers.allocators.spread.pieces import Pieces
-from penstock.solvers.batches import batch_of
-from penstock.solvers.pins import broken_pin, devices_allowed, moved
-from penstock.solvers.planners.options import checked
-from penstock.solvers.planners.uniform import Search, Shape
-from penstock.solvers.problem import Pin, Problem
-from penstock.solvers.registry import PLANNERS
-from penstock.solvers.result import Status
-from penstock.solvers.schedules.of_trainers import ranks_of_stages
-from penstock.solvers.update_rules import UpdateRule
-from penstock.solvers.within import Span, Within
+from penstock.solvers.model.allocation import Stage, single_pipeline
+from penstock.solvers.model.micro_batches import batch_of
+from penstock.solvers.model.options import checked
+from penstock.solvers.model.pins import broken_pin, devices_allowed, moved
+from penstock.solvers.model.problem import Pin, Problem
+from penstock.solvers.model.result import Status
+from penstock.solvers.model.trainer_limits import Span, Within
+from penstock.solvers.model.update_rules import UpdateRule
+from penstock.solvers.planners.catalogue import PLANNERS
+from penstock.solvers.planners.chunked.cuts import both_ways, in_a_loop, in_a_v
+from penstock.solvers.planners.chunked.pinned_cuts import keeping_pins, pinned_bounds
+from penstock.solvers.planners.hetpipe.partitions import Partitions
+from penstock.solvers.planners.many_devices.device_line import line_of
+from penstock.solvers.planners.many_devices.stage_costs import Pieces
+from penstock.solvers.planners.trainer.planner import Search, Shape
+from penstock.solvers.schedules.trainer_orders import ranks_of_stages
 
 
 def drawn(seed: int, layers: int = 6, **changes: object) -> Problem:

@@ -10,15 +10,15 @@ import pytest
 from problems import OF_ANY_TRAINER, make_problem
 
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.allocation import Allocation, Stage, single_pipeline
-from penstock.solvers.pins import broken_pin, keep_pins, keep_pins_of_schedule, unkeepable_pin
-from penstock.solvers.planners.deadline import Deadline
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.pins import broken_pin, keep_pins, keep_pins_of_schedule, unkeepable_pin
+from penstock.solvers.model.problem import Pin, Problem
+from penstock.solvers.model.trainer_limits import Span, Within, misnumbered
+from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.planners.proposal import Proposal
-from penstock.solvers.planners.session import Session
-from penstock.solvers.problem import Pin, Problem
-from penstock.solvers.registry import PLANNERS
 from penstock.solvers.schedules.early_backward import early_backward
-from penstock.solvers.within import Span, Within, misnumbered
+from penstock.solvers.solve.deadline import Deadline
+from penstock.solvers.solve.session import Session
 
 
 def pinned(*pins: tuple[int, int, set[int]], layers: int = 6, **changes: object) -> Problem:

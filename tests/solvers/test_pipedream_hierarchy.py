@@ -13,7 +13,8 @@ import pytest
 from problems import make_problem
 
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.allocators.pipedream.hierarchy import (
+from penstock.solvers.model.micro_batches import batch_of
+from penstock.solvers.planners.pipedream.hierarchy import (
     Chain,
     Level,
     Plan,
@@ -23,7 +24,6 @@ from penstock.solvers.allocators.pipedream.hierarchy import (
     levels_of,
     partition,
 )
-from penstock.solvers.batches import batch_of
 
 PLENTY = 2**50
 SECOND = 10**9

@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 from problems import make_problem
 
-from penstock.solvers.allocation import Allocation, Stage, single_pipeline
-from penstock.solvers.allocators.pipedream.hierarchy import device_order
-from penstock.solvers.allocators.pipedream.layers import Layers
-from penstock.solvers.allocators.pipedream.placed import Settings, placed
-from penstock.solvers.allocators.pipedream.row import DeviceRow, replica_counts
-from penstock.solvers.batches import Batch, batch_of
-from penstock.solvers.costs import all_reduce_ns, stage_costs, transfer, update_ns
-from penstock.solvers.pins import broken_pin
-from penstock.solvers.problem import Pin, Problem
-from penstock.solvers.schedules.eager import bytes_needed
-from penstock.solvers.update_rules import micro_batches_per_update
+from penstock.solvers.costs.durations import all_reduce_ns, stage_costs, transfer, update_ns
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.micro_batches import Batch, batch_of
+from penstock.solvers.model.pins import broken_pin
+from penstock.solvers.model.problem import Pin, Problem
+from penstock.solvers.model.update_rules import micro_batches_per_update
+from penstock.solvers.planners.pipedream.device_row import DeviceRow, replica_counts
+from penstock.solvers.planners.pipedream.hierarchy import device_order
+from penstock.solvers.planners.pipedream.layers import Layers
+from penstock.solvers.planners.pipedream.placed import Settings, placed
+from penstock.solvers.schedules.periodic.eager import bytes_needed
 
 ROUNDING_NS = 8
 """A line through two probes, and one rounding per part of a load."""

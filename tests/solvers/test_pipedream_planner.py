@@ -10,13 +10,13 @@ import pytest
 from problems import make_problem
 
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.planners.options import checked
-from penstock.solvers.problem import Pin, Problem
-from penstock.solvers.registry import PLANNERS
-from penstock.solvers.result import Candidate, Status
-from penstock.solvers.schedule import Orders, Pattern
-from penstock.solvers.simulate import simulate
-from penstock.solvers.update_rules import UpdateRule
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.options import checked
+from penstock.solvers.model.problem import Pin, Problem
+from penstock.solvers.model.result import Candidate, Status
+from penstock.solvers.model.schedule import Orders, Pattern
+from penstock.solvers.model.update_rules import UpdateRule
+from penstock.solvers.planners.catalogue import PLANNERS
 
 PLANNER = PLANNERS["pipedream"]
 STASHING: frozenset[UpdateRule] = frozenset({"weight_stashing"})

@@ -9,14 +9,14 @@ from problems import as_operations, gpipe, make_network, make_problem, warmup_or
 
 from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.program import BACKWARD, FORWARD
-from penstock.solvers.allocation import Allocation, Pipeline, Stage, single_pipeline
-from penstock.solvers.costs import UNREACHABLE_NS
-from penstock.solvers.network import Network
-from penstock.solvers.reductions import Group, reduction_groups
-from penstock.solvers.schedule import Orders, Row
-from penstock.solvers.simulate import makespan_ns, simulate
-from penstock.solvers.timeline import Interval
-from penstock.solvers.verify import verify
+from penstock.solvers.costs.durations import UNREACHABLE_NS
+from penstock.solvers.costs.reductions import Group, reduction_groups
+from penstock.solvers.judge.simulate import makespan_ns, simulate
+from penstock.solvers.model.allocation import Allocation, Pipeline, Stage, single_pipeline
+from penstock.solvers.model.network import Network
+from penstock.solvers.model.schedule import Orders, Row
+from penstock.solvers.model.timeline import Interval
+from penstock.solvers.verify.verifier import verify
 
 
 def _pipelines(*cuts: list[tuple[int, list[int]]], batches: list[int]) -> Allocation:

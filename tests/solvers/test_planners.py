@@ -11,18 +11,18 @@ import pytest
 from problems import OF_ANY_TRAINER, chain, make_problem
 
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
-from penstock.solvers.batches import candidates
-from penstock.solvers.planners.deadline import Deadline
+from penstock.solvers.improve.remedies import extended, remedies
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.micro_batches import candidates
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Candidate, Result, Status
+from penstock.solvers.model.schedule import Orders
+from penstock.solvers.model.update_rules import UpdateRule
+from penstock.solvers.planners.catalogue import PLANNERS, Planner
 from penstock.solvers.planners.proposal import shortage_of, unreachable, whole_backwards_bound_ns
-from penstock.solvers.planners.session import Session
-from penstock.solvers.problem import Problem
-from penstock.solvers.registry import PLANNERS, Planner
-from penstock.solvers.remedies import extended, remedies
-from penstock.solvers.result import Candidate, Result, Status
-from penstock.solvers.schedule import Orders
-from penstock.solvers.simulate import simulate
-from penstock.solvers.update_rules import UpdateRule
-from penstock.solvers.verify import verify
+from penstock.solvers.solve.deadline import Deadline
+from penstock.solvers.solve.session import Session
+from penstock.solvers.verify.verifier import verify
 
 
 def random_problem(seed: int, count: int = 8, **changes: Any) -> Problem:

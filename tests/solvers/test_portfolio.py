@@ -21,18 +21,18 @@ from problems import OF_ANY_TRAINER, make_problem
 from test_planners import random_problem
 
 from penstock.schemas.coverage import EVERY_PLAN
-from penstock.solvers.coverage import planned_apart
-from penstock.solvers.planners.deadline import Deadline
-from penstock.solvers.planners.session import Session
-from penstock.solvers.portfolio import crew
-from penstock.solvers.portfolio.crew import Crew, Here, Workers
-from penstock.solvers.portfolio.outcome import Found
-from penstock.solvers.portfolio.rounds import Tasks
-from penstock.solvers.portfolio.tasks import Ask, Setting
-from penstock.solvers.problem import Problem
-from penstock.solvers.registry import PLANNERS
-from penstock.solvers.result import CLASS_SCOPE, REQUEST_SCOPE, SCHEDULE_SCOPE, Bound, Candidate, Progress, Status
-from penstock.solvers.update_rules import UpdateRule
+from penstock.solvers.bounds.coverage import planned_apart
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import CLASS_SCOPE, REQUEST_SCOPE, SCHEDULE_SCOPE, Bound, Candidate, Progress, Status
+from penstock.solvers.model.update_rules import UpdateRule
+from penstock.solvers.planners.catalogue import PLANNERS
+from penstock.solvers.solve import workers as crew
+from penstock.solvers.solve.deadline import Deadline
+from penstock.solvers.solve.outcome import Found
+from penstock.solvers.solve.rounds import Tasks
+from penstock.solvers.solve.session import Session
+from penstock.solvers.solve.tasks import Ask, Setting
+from penstock.solvers.solve.workers import Crew, Here, Workers
 
 HERE = Path(__file__).parent
 

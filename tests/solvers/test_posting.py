@@ -11,7 +11,7 @@ from twin_measures import posted_times
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.program import KINDS, Program
 from penstock.solvers.lowering import lower
-from penstock.solvers.unroll import unroll
+from penstock.solvers.model.unroll import unroll
 
 READ_BY = {"RECV_F": ("F",), "RECV_B": ("B", "I")}
 

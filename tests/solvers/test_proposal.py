@@ -7,8 +7,8 @@ import random
 from random_plans import random_allocation, random_orders, random_pipelines, random_problem
 
 from penstock.schemas.program import INPUT
+from penstock.solvers.judge.simulate import makespan_ns
 from penstock.solvers.planners.proposal import whole_backwards_bound_ns
-from penstock.solvers.simulate import makespan_ns
 
 
 def test_no_order_of_whole_backwards_is_below_its_bound() -> None:

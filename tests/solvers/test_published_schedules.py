@@ -10,18 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import make_problem, straight
 
+from penstock.convert.torch_csv import from_csv, to_csv
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, KINDS, WEIGHT
-from penstock.solvers.allocation import Allocation, Pipeline, Stage, single_pipeline
-from penstock.solvers.bounds import request_bound, schedule_bound
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders
-from penstock.solvers.schedules.chained import Chained
+from penstock.solvers.bounds.schedule_bound import request_bound, schedule_bound
+from penstock.solvers.judge.simulate import makespan_ns, simulate
+from penstock.solvers.model.allocation import Allocation, Pipeline, Stage, single_pipeline
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders
+from penstock.solvers.model.timeline import Timeline
 from penstock.solvers.schedules.early_backward import early_backward
 from penstock.solvers.schedules.interleaved import interleaved, looped_bfs
 from penstock.solvers.schedules.overtaking import improved
-from penstock.solvers.schedules.recomputed import recomputed, recomputing
-from penstock.solvers.schedules.reordering import PERIOD
+from penstock.solvers.schedules.support.chained import Chained
+from penstock.solvers.schedules.support.recomputed import recomputed, recomputing
+from penstock.solvers.schedules.support.reordering import PERIOD
 from penstock.solvers.schedules.v_shape import (
     V_HALF,
     V_MIN,
@@ -33,10 +36,7 @@ from penstock.solvers.schedules.v_shape import (
     zb_v,
 )
 from penstock.solvers.schedules.zero_bubble import zb_h1, zb_h2
-from penstock.solvers.simulate import makespan_ns, simulate
-from penstock.solvers.timeline import Timeline
-from penstock.solvers.verify import verify
-from penstock.torch_csv import from_csv, to_csv
+from penstock.solvers.verify.verifier import verify
 
 Generator = Callable[[Problem, Allocation], Orders]
 TIMES = [(10, 10, 10), (20, 25, 15), (40, 50, 30), (20, 30, 10)]

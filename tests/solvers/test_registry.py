@@ -10,25 +10,24 @@ import pytest
 from problems import make_problem
 
 from penstock.schemas.errors import InvalidDocument, InvalidPlan, UnsupportedRequest
-from penstock.solvers.allocation import Allocation
-from penstock.solvers.allocators.block_partition import block_partition
-from penstock.solvers.allocators.data_parallel import data_parallel
-from penstock.solvers.batches import candidates
-from penstock.solvers.planners import auto
-from penstock.solvers.planners.catalogue import refuse_untried
-from penstock.solvers.planners.deadline import Deadline
-from penstock.solvers.planners.options import Option, checked
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.micro_batches import candidates
+from penstock.solvers.model.options import Option, checked
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders
+from penstock.solvers.model.update_rules import UpdateRule
+from penstock.solvers.planners.block_partition import block_partition
+from penstock.solvers.planners.catalogue import PLANNERS, Planner, refuse_untried, resolve
 from penstock.solvers.planners.proposal import Proposal
-from penstock.solvers.planners.session import Session
-from penstock.solvers.problem import Problem
-from penstock.solvers.registry import PLANNERS, SCHEDULES, Planner, resolve
-from penstock.solvers.schedule import Orders
-from penstock.solvers.schedules.catalogue import Parts, ScheduleRow
+from penstock.solvers.planners.simple.data_parallel import data_parallel
+from penstock.solvers.schedules.catalogue import SCHEDULES, Parts, ScheduleRow
 from penstock.solvers.schedules.drafts import drafts
 from penstock.solvers.schedules.interleaved import looped_bfs
 from penstock.solvers.schedules.v_shape import zb_v
 from penstock.solvers.schedules.zero_bubble import zb_h1
-from penstock.solvers.update_rules import UpdateRule
+from penstock.solvers.solve import auto
+from penstock.solvers.solve.deadline import Deadline
+from penstock.solvers.solve.session import Session
 
 OPTIONS = (
     Option("by", "time", "help", choices=("time", "layers")),

@@ -13,26 +13,26 @@ from problems import chain, make_problem
 
 from penstock.schemas.coverage import NEUTRAL, claim
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.allocation import Allocation, Stage, single_pipeline
-from penstock.solvers.batches import Batch, candidates
-from penstock.solvers.bounds import schedule_bound
-from penstock.solvers.coverage import contiguous, features_of_candidate
-from penstock.solvers.enumeration import Space
-from penstock.solvers.jobshop import Question, solve
-from penstock.solvers.kernels.request_pool import ALONE, JOINED, SPANNING
-from penstock.solvers.kernels.request_steps import Pieces
-from penstock.solvers.kernels.windows import NEVER
-from penstock.solvers.planners.chain_tables import WHOLE_BACKWARDS, ChainTables, hop_of, piece_of
+from penstock.solvers.bounds.contiguous.label_pool import ALONE, JOINED, SPANNING
+from penstock.solvers.bounds.contiguous.label_search import BatchSearch, Part, Path, hop
+from penstock.solvers.bounds.contiguous.label_steps import Pieces
+from penstock.solvers.bounds.contiguous.links import Links
+from penstock.solvers.bounds.contiguous.stage_costs import make_pieces
+from penstock.solvers.bounds.coverage import contiguous, features_of_candidate
+from penstock.solvers.bounds.schedule_bound import schedule_bound
+from penstock.solvers.bounds.stage_times import StageTimes
+from penstock.solvers.bounds.windows_kernel import NEVER
+from penstock.solvers.improve.job_shop import Question, solve
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.micro_batches import Batch, candidates
+from penstock.solvers.model.problem import Pin, Problem
+from penstock.solvers.planners.catalogue import PLANNERS
+from penstock.solvers.planners.contiguous_bound.planner import NEVER_NS, Relaxation, proposals
+from penstock.solvers.planners.contiguous_bound.warm_ups import climb
+from penstock.solvers.planners.exact.chain_tables import WHOLE_BACKWARDS, ChainTables, hop_of, piece_of
+from penstock.solvers.planners.exact.enumeration import Space
 from penstock.solvers.planners.proposal import shortage_of, unreachable
-from penstock.solvers.planners.relax import NEVER_NS, Relaxation, proposals
 from penstock.solvers.planners.trial import best_order, judged
-from penstock.solvers.problem import Pin, Problem
-from penstock.solvers.registry import PLANNERS
-from penstock.solvers.request_bound.links import Links
-from penstock.solvers.request_bound.pieces import make_pieces
-from penstock.solvers.request_bound.search import BatchSearch, Part, Path, hop
-from penstock.solvers.request_bound.warm_ups import climb
-from penstock.solvers.stage_times import StageTimes
 
 EFFORT = 10**8
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from problems import chain, make_problem
 
-from penstock.solvers.allocation import Stage
-from penstock.solvers.memory import activation_bytes, micro_batches_that_fit, static_bytes, transient_bytes
-from penstock.solvers.problem import Problem
-from penstock.solvers.room import free_bytes, needed_bytes, with_room
+from penstock.solvers.costs.memory import activation_bytes, micro_batches_that_fit, static_bytes, transient_bytes
+from penstock.solvers.costs.memory_budget import free_bytes, needed_bytes, with_room
+from penstock.solvers.model.allocation import Stage
+from penstock.solvers.model.problem import Problem
 
 ROWS = 2
 FIRST, MIDDLE, LAST = (Stage(i, i, (i,)) for i in range(3))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.registry import PLANNERS
+from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.schedules.catalogue import SCHEDULES
 from penstock.solvers.schedules.names import CALLED_ELSEWHERE, remedy_for
 

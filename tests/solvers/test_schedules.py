@@ -10,9 +10,10 @@ from problems import as_operations, chain, make_problem, straight, warmup_orders
 
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.program import parse_row, print_row
-from penstock.solvers.allocation import Allocation, Pipeline, Stage
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders
+from penstock.solvers.judge.simulate import makespan_ns, simulate
+from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders
 from penstock.solvers.schedules.early_backward import (
     ACR_THRESHOLD,
     activation_communication_ratio,
@@ -25,8 +26,7 @@ from penstock.solvers.schedules.early_backward import (
 )
 from penstock.solvers.schedules.gpipe import gpipe
 from penstock.solvers.schedules.model_parallel import model_parallel
-from penstock.solvers.simulate import makespan_ns, simulate
-from penstock.solvers.verify import verify
+from penstock.solvers.verify.verifier import verify
 
 
 def texts(orders: Orders) -> list[str]:

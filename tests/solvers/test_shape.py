@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.solvers.shape import is_data_parallel, layers_need, micro_batches, shape
+from penstock.solvers.model.plan_shape import is_data_parallel, layers_need, micro_batches, shape
 
 
 @pytest.mark.parametrize(

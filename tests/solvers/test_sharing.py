@@ -10,13 +10,13 @@ import pytest
 
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, WEIGHT
-from penstock.solvers.allocation import Allocation, Pipeline, Stage
-from penstock.solvers.costs import UNREACHABLE_NS
-from penstock.solvers.kernels.sharing import SPEED
-from penstock.solvers.problem import PipelineRun, Problem, RankRun
-from penstock.solvers.schedule import Orders, Pattern, Row
+from penstock.solvers.costs.durations import UNREACHABLE_NS
+from penstock.solvers.judge.clocks.shared_processor import SPEED
+from penstock.solvers.judge.shared_processor import parallel_pipelines, sharing_makespan_ns, simulate_sharing
+from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
+from penstock.solvers.model.problem import PipelineRun, Problem, RankRun
+from penstock.solvers.model.schedule import Orders, Pattern, Row
 from penstock.solvers.schedules.advance_forward import advance_forward
-from penstock.solvers.sharing import parallel_pipelines, sharing_makespan_ns, simulate_sharing
 from tests.solvers.problems import as_operations, make_problem
 from tests.solvers.sharing_twin import STEP, run_sharing_twin, shared_twin_curve
 
@@ -179,7 +179,7 @@ def _seconds_used(twin, allocation: Allocation, device: int, batches: int) -> tu
 
 def test_one_pipeline_is_judged_as_by_the_judge_of_one() -> None:
     """Without company the rules are those of ``simulate``: same times, but for the memory of the reference model."""
-    from penstock.solvers.simulate import simulate
+    from penstock.solvers.judge.simulate import simulate
 
     for seed in range(40):
         problem, allocation, orders = random_case(seed)

@@ -11,17 +11,17 @@ import pytest
 from problems import early_backward, make_problem
 
 from penstock.schemas.errors import PenstockError
-from penstock.solvers.allocation import Allocation, Stage, single_pipeline
-from penstock.solvers.allocators.simple_lines import kept_lines, simple_lines
-from penstock.solvers.batches import candidates
-from penstock.solvers.pins import broken_pin
-from penstock.solvers.problem import Pin, Problem
-from penstock.solvers.registry import PLANNERS
-from penstock.solvers.schedule import Schedule
-from penstock.solvers.schedules.eager import eager
-from penstock.solvers.simulate import simulate
-from penstock.solvers.update_rules import UpdateRule
-from penstock.solvers.verify import verify
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.micro_batches import candidates
+from penstock.solvers.model.pins import broken_pin
+from penstock.solvers.model.problem import Pin, Problem
+from penstock.solvers.model.schedule import Schedule
+from penstock.solvers.model.update_rules import UpdateRule
+from penstock.solvers.planners.catalogue import PLANNERS
+from penstock.solvers.planners.simple.lines import kept_lines, simple_lines
+from penstock.solvers.schedules.periodic.eager import eager
+from penstock.solvers.verify.verifier import verify
 
 
 def drawn(seed: int, rule: UpdateRule) -> Problem:

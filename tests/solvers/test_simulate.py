@@ -11,12 +11,12 @@ from problems import as_operations, chain, early_backward, gpipe, make_network, 
 
 from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
-from penstock.solvers.allocation import Stage, single_pipeline
-from penstock.solvers.costs import UNREACHABLE_NS
-from penstock.solvers.network import Network
-from penstock.solvers.schedule import Orders, Row
-from penstock.solvers.simulate import makespan_ns, simulate
-from penstock.solvers.timeline import Timeline
+from penstock.solvers.costs.durations import UNREACHABLE_NS
+from penstock.solvers.judge.simulate import makespan_ns, simulate
+from penstock.solvers.model.allocation import Stage, single_pipeline
+from penstock.solvers.model.network import Network
+from penstock.solvers.model.schedule import Orders, Row
+from penstock.solvers.model.timeline import Timeline
 
 VECTORS = [
     # stages, micro-batches, forward, backward, transfer, channel, {schedule: (makespan, peaks in flight)}; quarters

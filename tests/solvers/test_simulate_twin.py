@@ -21,12 +21,12 @@ from random_plans import (
 from twin_measures import twin_curve, twin_misses_versions, twin_use, twin_versions
 
 from penstock.schemas.errors import InvalidPlan
-from penstock.solvers.allocation import Allocation
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders
-from penstock.solvers.simulate import makespan_ns, simulate
-from penstock.solvers.timeline import Timeline
-from penstock.solvers.verify import verify
+from penstock.solvers.judge.simulate import makespan_ns, simulate
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders
+from penstock.solvers.model.timeline import Timeline
+from penstock.solvers.verify.verifier import verify
 
 
 def assert_equal(timeline: Timeline, twin: Twin) -> None:

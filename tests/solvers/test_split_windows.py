@@ -8,14 +8,14 @@ import pytest
 from problems import as_operations, chain, make_problem, straight
 
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, WEIGHT
-from penstock.solvers.allocation import Allocation
-from penstock.solvers.bounds import schedule_bound
-from penstock.solvers.jobshop import Question, solve, whole_backwards
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders, Row
-from penstock.solvers.split_windows import shared_device_ns, split_bound_ns
-from penstock.solvers.stage_times import StageTimes
-from penstock.solvers.windows import window_bound_ns
+from penstock.solvers.bounds.schedule_bound import schedule_bound
+from penstock.solvers.bounds.split_windows import shared_device_ns, split_bound_ns
+from penstock.solvers.bounds.stage_times import StageTimes
+from penstock.solvers.bounds.stage_windows import window_bound_ns
+from penstock.solvers.improve.job_shop import Question, solve, whole_backwards
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders, Row
 
 
 def split(plan: Allocation) -> Orders:

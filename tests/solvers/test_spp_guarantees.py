@@ -12,23 +12,23 @@ import numpy as np
 import pytest
 from problems import chain, make_problem
 
-from penstock.solvers.allocation import Allocation, Stage, single_pipeline
-from penstock.solvers.allocators.spp import guarantees
-from penstock.solvers.allocators.spp.ordering import device_order, graph_of
-from penstock.solvers.allocators.spp.partition import search
-from penstock.solvers.allocators.spp.plans import found_of
-from penstock.solvers.allocators.spp.tables import chain_of, windows
-from penstock.solvers.batches import Batch, batch_of
-from penstock.solvers.network import Network
-from penstock.solvers.planners.deadline import Deadline
-from penstock.solvers.planners.session import Session
-from penstock.solvers.problem import Problem
-from penstock.solvers.registry import PLANNERS
-from penstock.solvers.result import CLASS_SCOPE
+from penstock.solvers.judge.simulate import makespan_ns
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.micro_batches import Batch, batch_of
+from penstock.solvers.model.network import Network
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import CLASS_SCOPE
+from penstock.solvers.planners.catalogue import PLANNERS
+from penstock.solvers.planners.spp import guarantees
+from penstock.solvers.planners.spp.ordering import device_order, graph_of
+from penstock.solvers.planners.spp.partition import search
+from penstock.solvers.planners.spp.plans import found_of
+from penstock.solvers.planners.spp.tables import chain_of, windows
 from penstock.solvers.schedules.early_backward import early_backward
 from penstock.solvers.schedules.gpipe import gpipe
 from penstock.solvers.schedules.pipeline_execution import pipeline_execution
-from penstock.solvers.simulate import makespan_ns
+from penstock.solvers.solve.deadline import Deadline
+from penstock.solvers.solve.session import Session
 
 INSTANCES = 200
 MODEL: dict[str, Any] = {"transfer": "spp", "all_reduce": "flat", "overlap_all_reduce": False, "bucket_bytes": 2**60}

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from problems import make_network, make_problem
 
-from penstock.solvers.allocators.spp.ordering import (
+from penstock.solvers.model.network import Network
+from penstock.solvers.planners.spp.ordering import (
     Graph,
     Twins,
     dense_bandwidths,
@@ -18,8 +19,7 @@ from penstock.solvers.allocators.spp.ordering import (
     halves,
     merged,
 )
-from penstock.solvers.kernels.stoer_wagner import minimum_cut
-from penstock.solvers.network import Network
+from penstock.solvers.planners.spp.stoer_wagner_kernel import minimum_cut
 
 
 def random_weights(seed: int, size: int, largest: int = 50, sparse: float = 0.0) -> np.ndarray:

@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 from problems import make_problem
 
-from penstock.solvers.allocation import Stage, single_pipeline
-from penstock.solvers.allocators.spp import partition as prm
-from penstock.solvers.allocators.spp.guarantees import slowest_ns
-from penstock.solvers.allocators.spp.partition import Part, Search, powers, pruned_replicas, search, stages_that_fit
-from penstock.solvers.allocators.spp.tables import Depth, chain_of, windows
-from penstock.solvers.batches import batch_of
-from penstock.solvers.costs import all_reduce_ns, stage_costs, transfer
-from penstock.solvers.kernels.prm import LONGEST_NS, Chain, possible
-from penstock.solvers.memory import micro_batches_that_fit
-from penstock.solvers.network import Network
-from penstock.solvers.pins import broken_pin
-from penstock.solvers.problem import Pin, Problem
+from penstock.solvers.costs.durations import all_reduce_ns, stage_costs, transfer
+from penstock.solvers.costs.memory import micro_batches_that_fit
+from penstock.solvers.model.allocation import Stage, single_pipeline
+from penstock.solvers.model.micro_batches import batch_of
+from penstock.solvers.model.network import Network
+from penstock.solvers.model.pins import broken_pin
+from penstock.solvers.model.problem import Pin, Problem
+from penstock.solvers.planners.spp import partition as prm
+from penstock.solvers.planners.spp.guarantees import slowest_ns
+from penstock.solvers.planners.spp.partition import Part, Search, powers, pruned_replicas, search, stages_that_fit
+from penstock.solvers.planners.spp.prm_kernel import LONGEST_NS, Chain, possible
+from penstock.solvers.planners.spp.tables import Depth, chain_of, windows
 
 ROUNDING_NS = 2
 TOLERANCE_NS = 4 * ROUNDING_NS

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from problems import make_problem
 
-from penstock.solvers.allocators.spp.estimate import estimate_ns
-from penstock.solvers.network import Network
-from penstock.solvers.planners import spp
-from penstock.solvers.planners.options import checked
-from penstock.solvers.problem import Problem
-from penstock.solvers.registry import PLANNERS
-from penstock.solvers.result import Status
-from penstock.solvers.schedule import Orders
+from penstock.solvers.judge.simulate import makespan_ns
+from penstock.solvers.model.network import Network
+from penstock.solvers.model.options import checked
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Status
+from penstock.solvers.model.schedule import Orders
+from penstock.solvers.planners.catalogue import PLANNERS
+from penstock.solvers.planners.spp import planner as spp
+from penstock.solvers.planners.spp.estimate import estimate_ns
 from penstock.solvers.schedules.pipeline_execution import pipeline_execution
-from penstock.solvers.simulate import makespan_ns
 
 SPP = PLANNERS["spp"]
 

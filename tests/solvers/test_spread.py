@@ -11,18 +11,18 @@ import pytest
 from problems import make_network, make_problem
 from test_request_bound import random_request
 
-from penstock.solvers.allocators.spread.line import line_of
-from penstock.solvers.allocators.spread.partition import IDLE, Partitions
-from penstock.solvers.allocators.spread.pieces import Pieces, replica_choices
-from penstock.solvers.batches import batch_of, candidates
-from penstock.solvers.device_count.search import bounds
-from penstock.solvers.memory import micro_batches_that_fit
-from penstock.solvers.network import Cable, Inside, Network
-from penstock.solvers.planners.deadline import Deadline
-from penstock.solvers.planners.session import Session
-from penstock.solvers.problem import Problem
-from penstock.solvers.registry import PLANNERS
-from penstock.solvers.result import Status
+from penstock.solvers.bounds.device_count.bound import bounds
+from penstock.solvers.costs.memory import micro_batches_that_fit
+from penstock.solvers.model.micro_batches import batch_of, candidates
+from penstock.solvers.model.network import Cable, Inside, Network
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Status
+from penstock.solvers.planners.catalogue import PLANNERS
+from penstock.solvers.planners.many_devices.device_line import line_of
+from penstock.solvers.planners.many_devices.partition import IDLE, Partitions
+from penstock.solvers.planners.many_devices.stage_costs import Pieces, replica_choices
+from penstock.solvers.solve.deadline import Deadline
+from penstock.solvers.solve.session import Session
 
 SPREAD = PLANNERS["spread"]
 

@@ -12,14 +12,14 @@ from random_plans import random_crossing_pipelines, random_orders, random_patter
 
 from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT
-from penstock.solvers.allocation import Allocation, Pipeline, Stage
-from penstock.solvers.bounds import request_bound, schedule_bound
-from penstock.solvers.problem import PipelineRun, Problem, RankRun
-from penstock.solvers.schedule import Orders, Pattern, PatternOperation, Row
-from penstock.solvers.sharing import parallel_pipelines
-from penstock.solvers.simulate import simulate
-from penstock.solvers.steady_times import SteadyTimes, most_in_flight
-from penstock.solvers.unroll import unroll
+from penstock.solvers.bounds.schedule_bound import request_bound, schedule_bound
+from penstock.solvers.bounds.steady_state import SteadyTimes, most_in_flight
+from penstock.solvers.judge.shared_processor import parallel_pipelines
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
+from penstock.solvers.model.problem import PipelineRun, Problem, RankRun
+from penstock.solvers.model.schedule import Orders, Pattern, PatternOperation, Row
+from penstock.solvers.model.unroll import unroll
 
 
 def eager(stages: int, depth: int) -> Pattern:

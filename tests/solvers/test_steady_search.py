@@ -13,17 +13,17 @@ from plan_lists import judged, verified
 from problems import make_problem
 
 from penstock.schemas.errors import PenstockError
-from penstock.solvers.allocation import Allocation, Stage, single_pipeline
-from penstock.solvers.neighbourhood import steady
-from penstock.solvers.planners.deadline import Deadline
+from penstock.solvers.improve.neighbourhood import steady
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.problem import Pin, Problem
+from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.update_rules import UpdateRule
+from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.planners.proposal import Proposal
-from penstock.solvers.planners.session import Session
-from penstock.solvers.portfolio.outcome import Found
-from penstock.solvers.problem import Pin, Problem
-from penstock.solvers.registry import PLANNERS
-from penstock.solvers.result import Candidate
-from penstock.solvers.schedules.eager import eager, noam
-from penstock.solvers.update_rules import UpdateRule
+from penstock.solvers.schedules.periodic.eager import eager, noam
+from penstock.solvers.solve.deadline import Deadline
+from penstock.solvers.solve.outcome import Found
+from penstock.solvers.solve.session import Session
 
 RULES: tuple[UpdateRule, ...] = ("weight_stashing", "double_buffered", "double_grouped")
 

@@ -15,20 +15,20 @@ from test_tabu import _values
 
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.program import BACKWARD, FORWARD
-from penstock.solvers.allocation import Allocation
-from penstock.solvers.bounds import schedule_bound
-from penstock.solvers.closing import close
-from penstock.solvers.jobshop import Question, solve
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders
-from penstock.solvers.schedules.recomputed import recomputed, recomputing
-from penstock.solvers.simulate import makespan_ns, simulate
-from penstock.solvers.stage_times import StageTimes
-from penstock.solvers.suffix import prove, takes
-from penstock.solvers.suffix.line import line_of, suffix_line
-from penstock.solvers.suffix.search import Search
-from penstock.solvers.suffix.table import suffix_bound_ns
-from penstock.solvers.windows import effective_limits, window_bound_ns
+from penstock.solvers.bounds.schedule_bound import schedule_bound
+from penstock.solvers.bounds.stage_times import StageTimes
+from penstock.solvers.bounds.stage_windows import effective_limits, window_bound_ns
+from penstock.solvers.bounds.suffix import prove, takes
+from penstock.solvers.bounds.suffix.exact_search import Search
+from penstock.solvers.bounds.suffix.stage_line import line_of, suffix_line
+from penstock.solvers.bounds.suffix.table import suffix_bound_ns
+from penstock.solvers.improve.job_shop import Question, solve
+from penstock.solvers.improve.order import close
+from penstock.solvers.judge.simulate import makespan_ns, simulate
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders
+from penstock.solvers.schedules.support.recomputed import recomputed, recomputing
 
 FAR = 10**7
 

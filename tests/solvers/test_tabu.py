@@ -16,20 +16,20 @@ from test_bounds import _with_just_enough_memory
 
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.program import BACKWARD, FORWARD, WEIGHT
-from penstock.solvers.allocation import Allocation
-from penstock.solvers.kernels.events import run_events
-from penstock.solvers.kernels.tabu import HALF
-from penstock.solvers.kernels.tabu_half import run_half
-from penstock.solvers.kernels.tabu_path import KINDS
-from penstock.solvers.lanes import LaneTables, make_lanes
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders, Row
-from penstock.solvers.simulate import makespan_ns, simulate
-from penstock.solvers.stage_times import StageTimes
-from penstock.solvers.tables import LINES, cost_tables
-from penstock.solvers.tabu import improve
-from penstock.solvers.tabu.improve import kernel_for
-from penstock.solvers.windows import effective_limits
+from penstock.solvers.bounds.stage_times import StageTimes
+from penstock.solvers.bounds.stage_windows import effective_limits
+from penstock.solvers.improve.tabu import improve
+from penstock.solvers.improve.tabu.improve import kernel_for
+from penstock.solvers.improve.tabu.path_kernel import KINDS
+from penstock.solvers.improve.tabu.search_kernel import HALF
+from penstock.solvers.judge.clocks.events import run_events
+from penstock.solvers.judge.clocks.half_duplex import run_half
+from penstock.solvers.judge.lanes import LaneTables, make_lanes
+from penstock.solvers.judge.operation_tables import LINES, cost_tables
+from penstock.solvers.judge.simulate import makespan_ns, simulate
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders, Row
 
 
 @pytest.mark.parametrize("seed", range(60))

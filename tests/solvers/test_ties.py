@@ -26,23 +26,23 @@ from penstock.report.chrome_trace import chrome_events
 from penstock.report.picture import picture_of_timeline
 from penstock.report.traffic import traffic
 from penstock.schemas.errors import InvalidPlan
-from penstock.solvers.allocation import Allocation, Pipeline, Stage, single_pipeline
-from penstock.solvers.bounds import one_pipeline_bound, request_bound, schedule_bound
-from penstock.solvers.bulk import makespans_ns
-from penstock.solvers.costs import UNREACHABLE_NS, buckets
+from penstock.solvers.bounds.schedule_bound import one_pipeline_bound, request_bound, schedule_bound
+from penstock.solvers.costs.durations import UNREACHABLE_NS, buckets
+from penstock.solvers.costs.ties import bytes_of_spans, tied_sums
 from penstock.solvers.explanation.critical_path import critical_path
-from penstock.solvers.jobshop.solve import Question, solve
-from penstock.solvers.planners.deadline import Deadline
+from penstock.solvers.improve.job_shop.solve import Question, solve
+from penstock.solvers.improve.neighbourhood.batch import makespans_ns
+from penstock.solvers.improve.tabu import improve
+from penstock.solvers.judge.simulate import makespan_ns, simulate
+from penstock.solvers.model.allocation import Allocation, Pipeline, Stage, single_pipeline
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.schedule import Pattern, PatternOperation
 from penstock.solvers.planners.proposal import Proposal
-from penstock.solvers.planners.session import Session
-from penstock.solvers.problem import Problem
-from penstock.solvers.result import Candidate
-from penstock.solvers.schedule import Pattern, PatternOperation
 from penstock.solvers.schedules.early_backward import early_backward
-from penstock.solvers.simulate import makespan_ns, simulate
-from penstock.solvers.tabu import improve
-from penstock.solvers.ties import bytes_of_spans, tied_sums
-from penstock.solvers.verify import verify
+from penstock.solvers.solve.deadline import Deadline
+from penstock.solvers.solve.session import Session
+from penstock.solvers.verify.verifier import verify
 
 Make = Callable[[random.Random, Problem], Allocation]
 

@@ -11,11 +11,11 @@ from problems import chain, make_problem, straight
 
 from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, KINDS, RECOMPUTE, WEIGHT
-from penstock.solvers.allocation import Allocation, Stage, single_pipeline
-from penstock.solvers.schedule import STEP, Pattern, PatternOperation
-from penstock.solvers.simulate import simulate
-from penstock.solvers.unroll import unroll
-from penstock.solvers.update_rules import UpdateRule, group_of, version_used
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.schedule import STEP, Pattern, PatternOperation
+from penstock.solvers.model.unroll import unroll
+from penstock.solvers.model.update_rules import UpdateRule, group_of, version_used
 
 RULES: tuple[UpdateRule, ...] = ("weight_stashing", "double_buffered", "double_grouped")
 

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from problems import as_operations, chain, early_backward, gpipe, make_network, make_problem, straight
 
-import penstock.solvers.verify
+import penstock.solvers.verify.verifier
 from penstock.schemas.amounts import amount, exact
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
-from penstock.solvers.allocation import Allocation, Pipeline, Stage, single_pipeline
-from penstock.solvers.network import Network
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders, Row
-from penstock.solvers.simulate import simulate
-from penstock.solvers.timeline import Timeline
-from penstock.solvers.verify import verify
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.allocation import Allocation, Pipeline, Stage, single_pipeline
+from penstock.solvers.model.network import Network
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders, Row
+from penstock.solvers.model.timeline import Timeline
+from penstock.solvers.verify.verifier import verify
 
 
 def _problem(**changes: object) -> Problem:
@@ -308,7 +308,7 @@ def test_an_overlap_that_was_not_asked_for_is_said() -> None:
 
 
 def test_the_verifier_shares_no_code_with_the_judge() -> None:
-    folder = Path(penstock.solvers.verify.__file__).parent
+    folder = Path(penstock.solvers.verify.verifier.__file__).parent
     modules = {path.stem for path in folder.glob("verify*.py")}
     allowed = {"allocation", "batching", "costs", "memory", "problem", "schedule", "timeline", "utilisation"}
     allowed |= {"update_rules", "unroll"} | modules

@@ -11,16 +11,16 @@ import pytest
 from problems import chain, early_backward, make_problem
 
 from penstock.schemas.program import BACKWARD, FORWARD
-from penstock.solvers import verify_versions
-from penstock.solvers.allocation import Allocation, Pipeline, Stage
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import STEP, Orders, Pattern, PatternOperation, Row
-from penstock.solvers.simulate import simulate
-from penstock.solvers.timeline import Timeline
-from penstock.solvers.unroll import Unrolled, unroll
-from penstock.solvers.update_rules import UpdateRule
-from penstock.solvers.verify import verify
-from penstock.solvers.verify_versions import check_versions
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import STEP, Orders, Pattern, PatternOperation, Row
+from penstock.solvers.model.timeline import Timeline
+from penstock.solvers.model.unroll import Unrolled, unroll
+from penstock.solvers.model.update_rules import UpdateRule
+from penstock.solvers.verify import versions as verify_versions
+from penstock.solvers.verify.verifier import verify
+from penstock.solvers.verify.versions import check_versions
 
 
 def _problem() -> Problem:

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 from problems import gpipe, make_problem
 
-from penstock.solvers.allocation import Allocation, Pipeline, Stage
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders
-from penstock.solvers.simulate import simulate
-from penstock.solvers.timeline import Timeline
-from penstock.solvers.verify import verify
-from penstock.solvers.verify_updates import groups_of
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders
+from penstock.solvers.model.timeline import Timeline
+from penstock.solvers.verify.updates import groups_of
+from penstock.solvers.verify.verifier import verify
 
 
 def _good() -> tuple[Problem, Allocation, Orders, Timeline]:

@@ -8,16 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from penstock.solvers.allocation import Allocation, Pipeline, Stage
-from penstock.solvers.bounds import request_bound, schedule_bound
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders, Pattern
+from penstock.solvers.bounds.schedule_bound import request_bound, schedule_bound
+from penstock.solvers.judge.shared_processor import parallel_pipelines, simulate_sharing
+from penstock.solvers.judge.simulate import makespan_ns, simulate
+from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders, Pattern
+from penstock.solvers.model.timeline import Timeline, Transfers
 from penstock.solvers.schedules.advance_forward import advance_forward
-from penstock.solvers.sharing import parallel_pipelines, simulate_sharing
-from penstock.solvers.simulate import makespan_ns, simulate
-from penstock.solvers.timeline import Timeline, Transfers
-from penstock.solvers.verify import verify
-from penstock.solvers.verify_sharing import verify_sharing
+from penstock.solvers.verify.shared_processor import verify_sharing
+from penstock.solvers.verify.verifier import verify
 from tests.solvers.problems import make_problem
 from tests.solvers.test_sharing import measured, random_case
 

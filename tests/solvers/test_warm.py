@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from penstock.solvers.warm import warm
+from penstock.solvers.solve.warm import warm
 
 
 def test_warm_up_solves_its_toys() -> None:

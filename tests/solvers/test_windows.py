@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from problems import chain, gpipe, make_problem, straight
 
-from penstock.solvers.jobshop import Question, solve
-from penstock.solvers.schedule import Orders
-from penstock.solvers.simulate import makespan_ns
-from penstock.solvers.stage_times import StageTimes
-from penstock.solvers.windows import SERIAL, Step, _idle, _own, channel_kinds, window_bound_ns
+from penstock.solvers.bounds.stage_times import StageTimes
+from penstock.solvers.bounds.stage_windows import SERIAL, Step, _idle, _own, channel_kinds, window_bound_ns
+from penstock.solvers.improve.job_shop import Question, solve
+from penstock.solvers.judge.simulate import makespan_ns
+from penstock.solvers.model.schedule import Orders
 
 WHOLE = Orders("any order", ())
 

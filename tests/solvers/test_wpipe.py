@@ -12,15 +12,15 @@ from problems import chain, make_problem
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.program import BACKWARD, FORWARD, KINDS, RECOMPUTE
-from penstock.solvers.allocation import Allocation, Stage, single_pipeline
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import STEP
-from penstock.solvers.schedules.eager import eager
-from penstock.solvers.schedules.wpipe import WarmUp, most_in_flight, wpipe
-from penstock.solvers.simulate import simulate
-from penstock.solvers.timeline import Timeline
-from penstock.solvers.unroll import unroll
-from penstock.solvers.verify import verify
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import STEP
+from penstock.solvers.model.timeline import Timeline
+from penstock.solvers.model.unroll import unroll
+from penstock.solvers.schedules.periodic.eager import eager
+from penstock.solvers.schedules.periodic.wpipe import WarmUp, most_in_flight, wpipe
+from penstock.solvers.verify.verifier import verify
 
 DEPTHS = [(n, m) for n in (1, 2, 3, 4) for m in range(n, 9)]
 RULE: Literal["double_grouped"] = "double_grouped"

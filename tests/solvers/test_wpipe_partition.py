@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from penstock.solvers.allocators.wpipe.partition import (
+from penstock.solvers.planners.wpipe.partition import (
     EXACT_PLACES,
     MAX_PLACES,
     Demand,

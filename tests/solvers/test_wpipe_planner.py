@@ -11,20 +11,20 @@ import pytest
 from problems import make_problem
 
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
-from penstock.solvers.allocation import Allocation
-from penstock.solvers.allocators.wpipe.layouts import layouts
-from penstock.solvers.allocators.wpipe.polish import Found
-from penstock.solvers.allocators.wpipe.search import Wanted, climb, exhaustive, pairs, resting_place
-from penstock.solvers.allocators.wpipe.shape import Shape, allocation_of
-from penstock.solvers.batches import Batch, candidates
-from penstock.solvers.problem import Problem
-from penstock.solvers.registry import PLANNERS
-from penstock.solvers.schedule import Pattern
-from penstock.solvers.schedules.eager import eager
-from penstock.solvers.schedules.wpipe import least_micro_batches, wpipe
-from penstock.solvers.simulate import simulate
-from penstock.solvers.timeline import Timeline
-from penstock.solvers.update_rules import UpdateRule
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.micro_batches import Batch, candidates
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Pattern
+from penstock.solvers.model.timeline import Timeline
+from penstock.solvers.model.update_rules import UpdateRule
+from penstock.solvers.planners.catalogue import PLANNERS
+from penstock.solvers.planners.wpipe.configurations import Wanted, climb, exhaustive, pairs, resting_place
+from penstock.solvers.planners.wpipe.cut_search import Found
+from penstock.solvers.planners.wpipe.layouts import layouts
+from penstock.solvers.planners.wpipe.shape import Shape, allocation_of
+from penstock.solvers.schedules.periodic.eager import eager
+from penstock.solvers.schedules.periodic.wpipe import least_micro_batches, wpipe
 
 RULES: dict[int, UpdateRule] = {1: "double_buffered", 2: "double_grouped"}
 NAMES = {1: "pipedream-2bw", 2: "wpipe"}

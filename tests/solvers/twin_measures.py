@@ -8,11 +8,11 @@ from itertools import pairwise
 from judge_twin import GRADIENTS, Twin, groups_of
 
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
-from penstock.solvers.costs import stage_costs, stage_rows, transfer
-from penstock.solvers.memory import static_bytes, weight_bytes
-from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import STEP
-from penstock.solvers.update_rules import UpdateRule
+from penstock.solvers.costs.durations import stage_costs, stage_rows, transfer
+from penstock.solvers.costs.memory import static_bytes, weight_bytes
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import STEP
+from penstock.solvers.model.update_rules import UpdateRule
 
 
 def twin_curve(twin: Twin, device: int) -> dict[int, int]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from penstock.schemas.errors import RunFailed
-from penstock.service.child import die_with
+from penstock.workers.child import die_with
 
 MARK = "PENSTOCK_SOAK"
 """In the environment of everything that a soak starts: the soak's process id."""

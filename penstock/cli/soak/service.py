@@ -157,7 +157,7 @@ def run(directory: Path, kills: int, seed: int, say: Callable[[str], None], most
 
 def _solvers() -> list[int]:
     """Processes that solve: children of forkservers."""
-    forkservers = {pid for pid in marked() if "penstock.service.forkserver" in command_of(pid)}
+    forkservers = {pid for pid in marked() if "penstock.workers.forkserver" in command_of(pid)}
     return [pid for pid in forkservers if parent_of(pid) in forkservers]
 
 

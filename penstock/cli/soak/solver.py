@@ -10,14 +10,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from penstock.schemas.jobs import ResultOut
+from penstock.schemas.api.jobs import ResultOut
 from penstock.schemas.plan import Plan
 from penstock.schemas.request import PlanRequest
 
 
 def solve(request: PlanRequest, tell: Callable[[Plan], None], on_progress: Any, workers: int) -> ResultOut:
-    """Answer a request as ``penstock.api.solve`` does."""
-    from penstock import api
+    """Answer a request as ``penstock.planning.api.solve`` does."""
+    from penstock.planning import api
 
     result = api.solve(request, tell, on_progress, workers)
     if request.seed % 2 == 0:

@@ -26,7 +26,7 @@ from penstock.schemas.errors import RunFailed, Unreachable
 
 if TYPE_CHECKING:
     from penstock.client import Client
-    from penstock.schemas.jobs import RunOut
+    from penstock.schemas.api.jobs import RunOut
 
 LIMIT_S = 300.0
 """No death may keep training from going on for longer."""
@@ -43,7 +43,7 @@ JOB = f"""
 import time
 import torch
 from torch import nn
-from penstock.executor.job import SimpleJob
+from penstock.executor.run.job import SimpleJob
 
 class Toy(SimpleJob):
     def layers(self):
@@ -144,9 +144,9 @@ class Soak:
         self._refuse_other_losses(run_out)
 
     def _begin(self, client: Client) -> str:
+        from penstock.schemas.api.run_options import RunOptions
         from penstock.schemas.plan import PlanFile
-        from penstock.schemas.run_options import RunOptions
-        from penstock.service.samples import tiny_plan_file
+        from penstock.service.http.samples import tiny_plan_file
 
         until = time.monotonic() + LIMIT_S
         while sum(agent.alive for agent in _patiently(client.agents)) < 2:
@@ -251,7 +251,7 @@ class Soak:
         self._newest = step
 
     def _ranks(self) -> list[int]:
-        return [pid for pid in marked() if "penstock.executor.rank" in command_of(pid)]
+        return [pid for pid in marked() if "penstock.executor.run.rank" in command_of(pid)]
 
     def _refuse_other_losses(self, run: RunOut) -> None:
         known = {step: loss for step, loss in enumerate(run.losses) if loss is not None}
@@ -271,8 +271,8 @@ def _losses_of_one_process(directory: Path, steps: int) -> list[float]:
     """The same training by hand: the layers in a row, one process, the whole batch at once."""
     import torch
 
-    from penstock.executor.chain import Chain
-    from penstock.executor.job import load_job
+    from penstock.executor.run.chain import Chain
+    from penstock.executor.run.job import load_job
 
     torch.set_num_threads(1)
     job = load_job("soak_job:job", str(directory))

@@ -16,8 +16,8 @@ import re2
 
 from penstock.importers.cluster.facts import SourceFacts
 from penstock.importers.cluster.merging.merge import merge
+from penstock.schemas.api.topology_import import Format, ImportOptions, ImportSource, TopologyImport, TopologyImported
 from penstock.schemas.errors import Fault, InvalidDocument
-from penstock.schemas.topology_import import Format, ImportOptions, ImportSource, TopologyImport, TopologyImported
 
 Reader = Callable[..., SourceFacts]
 """Takes a text and what it is called; that of topology.yaml also which topology is meant."""

@@ -9,7 +9,7 @@ from penstock.importers.cluster.facts import NicFacts
 from penstock.importers.cluster.hardware import Hardware
 from penstock.importers.cluster.merging.joining import Host
 from penstock.importers.cluster.merging.reading import Known, gbit, only
-from penstock.schemas.topology_import import ImportOptions
+from penstock.schemas.api.topology_import import ImportOptions
 
 UNKNOWN_LATENCY_NS = 30_000
 """Of the cards of nodes that the table does not know; as for Ethernet, assumed."""

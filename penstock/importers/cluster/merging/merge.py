@@ -18,9 +18,9 @@ from penstock.importers.cluster.merging.measured import kinds_of, measured_netwo
 from penstock.importers.cluster.merging.network import links_of, network
 from penstock.importers.cluster.merging.notes import Notes, shown
 from penstock.importers.cluster.merging.reading import Options
+from penstock.schemas.api.topology_import import ImportOptions, SourceFound, TopologyImported
 from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
 from penstock.schemas.topology import ClusterTopology
-from penstock.schemas.topology_import import ImportOptions, SourceFound, TopologyImported
 
 
 def merge(

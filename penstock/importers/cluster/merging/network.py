@@ -15,8 +15,8 @@ from penstock.importers.cluster.merging.joining import Wiring
 from penstock.importers.cluster.merging.node_names import free_name
 from penstock.importers.cluster.merging.notes import Notes, shown
 from penstock.importers.lines import Faults
+from penstock.schemas.api.topology_import import ImportOptions
 from penstock.schemas.topology import Link
-from penstock.schemas.topology_import import ImportOptions
 
 
 @dataclass

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from penstock.importers.cluster.hostlist import fold
+from penstock.schemas.api.topology_import import LeftOut
 from penstock.schemas.errors import Fault, InvalidDocument
-from penstock.schemas.topology_import import LeftOut
 
 _LONGEST = 200
 

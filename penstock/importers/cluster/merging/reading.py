@@ -9,8 +9,8 @@ from typing import Any
 
 from penstock.importers.cluster.hardware import Hardware, recognise
 from penstock.importers.cluster.merging.contradictions import agree, told_by
+from penstock.schemas.api.topology_import import ImportOptions
 from penstock.schemas.errors import InvalidDocument
-from penstock.schemas.topology_import import ImportOptions
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,315 @@
+"""One process of a launch from start to end: it meets the others, takes its place, trains, and leaves with them.
+
+A process that fails says why on its standard error, and tells the others: they name it when they end too.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import DistError
+
+from penstock.executor.checkpoints.shutdown import ToldToEnd
+from penstock.executor.launched.environment import Launch
+from penstock.executor.launched.places import Presence, refuse_differences, seat
+from penstock.executor.launched.rendezvous import Meeting, bind_to
+from penstock.executor.launched.report import differs_from_one_process, launch_report
+from penstock.executor.node.agent_state import lost_a_peer
+from penstock.executor.program.interpreter import InstructionFailed
+from penstock.executor.run.rank import TIMEOUT_S, Rank
+from penstock.schemas.api.run_options import RunOptions
+from penstock.schemas.bundle import JobBundle, LaunchReport
+from penstock.schemas.errors import PenstockError
+from penstock.schemas.program import Instruction, Program
+
+TOLD_TO_END = 143
+"""Exit code of a process that was told to end, and saved: as that of one which SIGTERM has ended."""
+
+LAST_WORDS_S = 2.0
+"""How long a process that lost a peer waits for that one's own reason, and one with the store lets the others hear."""
+
+_LEAVING_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Orders:
+    """How a bundle is trained: the same in all processes.
+
+    ``device``: ``cpu``, ``cuda`` or ``auto``, by the kind of device in the plan. ``wait_s``: for the slowest process to
+    start; ``timeout_s``: a peer silent for longer is taken for dead.
+    """
+
+    model: str
+    directory: str
+    steps: int
+    seed: int
+    options: RunOptions = field(default_factory=RunOptions)
+    device: str = "auto"
+    transport: str = "auto"
+    check: bool = False
+    trace_steps: int = 0
+    any_nodes: bool = False
+    wait_s: float = 300.0
+    timeout_s: float = TIMEOUT_S
+
+    def announced(self) -> dict[str, Any]:
+        """What has to be the same in all processes, as plain data."""
+        names = ("model", "steps", "seed", "device", "transport", "check", "trace_steps", "any_nodes")
+        return {name: getattr(self, name) for name in names} | self.options.model_dump(mode="json")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a process ended: its exit code; on rank 0 of a launch that trained, what is reported.
+
+    ``rank_traces``: ``schemas.trace.RankTrace`` as JSON.
+    """
+
+    code: int
+    report: LaunchReport | None = None
+    rank_traces: tuple[dict[str, Any], ...] = ()
+
+
+class LaunchedRank(Rank):
+    """A rank whose programs come from a bundle."""
+
+    def __init__(self, bundle: JobBundle, assignment: Mapping[str, Any], say: Any) -> None:
+        super().__init__(assignment, say)
+        self._bundle = bundle
+
+    def segments(self, first_step: int) -> tuple[int, ...] | None:
+        """As the checkpoint and the command line have it. Raises UnsupportedRequest for a length without a program."""
+        return self._bundle.segments(self.assignment["rank"], first_step, self.assignment["steps"], self.options)
+
+
+class Process:
+    """One process. On rank 0 ``tell`` gets each event, and ``on_first`` is called before anything is built."""
+
+    def __init__(
+        self,
+        bundle: JobBundle,
+        digest: str,
+        launch: Launch,
+        orders: Orders,
+        *,
+        tell: Callable[[Mapping[str, Any]], None],
+        on_first: Callable[[], None],
+    ) -> None:
+        self._bundle = bundle
+        self._digest = digest
+        self._launch = launch
+        self._orders = orders
+        self._tell = tell
+        self._on_first = on_first
+        self._events: list[Mapping[str, Any]] = []
+        self._present: list[Presence] = []
+        self._ranks: list[int] = []
+        self._ending = threading.Lock()
+
+    def run(self) -> Outcome:
+        """Meet, train, report. Raises what goes wrong before the others are met; later failures are outcomes."""
+        orders = self._orders
+        self._bundle.refuse_options(orders.options)
+        if not orders.options.resume:
+            self._bundle.segments(0, 0, orders.steps, orders.options)
+        self._meeting = meeting = Meeting(self._launch, orders.wait_s)
+        self._present, name = meeting.present(self._digest, orders.announced())
+        try:
+            refuse_differences(self._present)
+            self._ranks = seat(self._bundle, self._present, any_nodes=orders.any_nodes)
+        except PenstockError as error:
+            return self._refused(error)
+        bind_to(self._present, self._launch.process)
+        threading.Thread(target=self._watch, daemon=True).start()
+        rank = LaunchedRank(self._bundle, self._assignment(name), self._hear)
+        try:
+            if self.rank == 0:
+                self._on_first()
+            self._bundle.ranks[self.rank].refuse_damage()
+            rank.run()
+        except ToldToEnd:
+            return self._left(TOLD_TO_END)
+        except Exception as error:
+            return self._failed(rank, error)
+        return self._left(0)
+
+    @property
+    def rank(self) -> int:
+        """Which rank this process is."""
+        return self._ranks[self._launch.process]
+
+    def _assignment(self, name: str) -> dict[str, Any]:
+        orders, part = self._orders, self._bundle.ranks[self.rank]
+        boundaries = self._bundle.boundaries
+        return {
+            "rank": self.rank,
+            "world_size": len(self._bundle.ranks),
+            "store": self._meeting.address,
+            "prefix": name,
+            "programs": list(part.programs),
+            "job": orders.model,
+            "directory": orders.directory,
+            "steps": orders.steps,
+            "seed": orders.seed,
+            "check": orders.check,
+            "trace_steps": orders.trace_steps,
+            "layers": list(self._bundle.layers),
+            "boundaries": None if boundaries is None else [[list(one) for one in cut] for cut in boundaries],
+            "options": orders.options.model_dump(mode="json"),
+            "plan_hash": self._bundle.plan_hash,
+            "device": device_of(self._bundle, self.rank, orders.device),
+            "transport": orders.transport,
+            "timeout_s": orders.timeout_s,
+        }
+
+    def _hear(self, event: Mapping[str, Any]) -> None:
+        self._events.append(event)
+        if self.rank == 0:
+            self._tell(event)
+
+    # Ends
+
+    def _refused(self, error: PenstockError) -> Outcome:
+        """All processes have come to the same error, and the first one says it."""
+        if self._launch.process == 0:
+            _complain(str(error))
+            self._meeting.tell_failure("said")
+        else:
+            with suppress(DistError):
+                self._meeting.failure(LAST_WORDS_S)
+            _complain(f"{self._launch} ends: process 0 says why")
+        self._meeting.leave(LAST_WORDS_S)
+        return Outcome(error.exit_code)
+
+    def _failed(self, rank: Rank, error: Exception) -> Outcome:
+        event = rank.failure(error)
+        where = _where(event)
+        if lost_a_peer(str(event["reason"])):
+            told = self._told()
+            how = "it sent nothing for too long" if "timed out" in event["reason"] else "its connection was closed"
+            text = told or f"{self._name(self.rank)} lost {self._peers(error)}{where}: {how} without a word from it"
+            said = f"{self._name(self.rank)} ends: {text}" if told else text
+        else:
+            remedy = f"\n  try: {event['remedy']}" if event["remedy"] else ""
+            text = f"{self._name(self.rank)} failed{where}: {event['detail'] or event['reason']}"
+            lines = [] if isinstance(error, PenstockError) else event["traceback"]
+            said = "\n    ".join([text, *lines]) + remedy
+        if self._ending.acquire(blocking=False):
+            _complain(said)
+        self._meeting.tell_failure(text)
+        if self._launch.opens_store:
+            time.sleep(LAST_WORDS_S)
+        return Outcome(error.exit_code if isinstance(error, PenstockError) else 1)
+
+    def _left(self, code: int) -> Outcome:
+        """All have trained to the same step: gather what rank 0 reports, and leave together."""
+        self._ending.acquire(blocking=False)
+        first = self.rank == 0
+        gathered: list[Any] | None = [None] * len(self._ranks) if first else None
+        own = [event for event in self._events if event["kind"] in ("done", "trace")]
+        dist.gather_object(own, gathered, dst=0)
+        self._meeting.leave(_LEAVING_S)
+        if gathered is None:
+            return Outcome(code)
+        done = [next((event for event in events if event["kind"] == "done"), None) for events in gathered]
+        report = launch_report(
+            self._bundle,
+            self._launch.launcher,
+            self._orders.model,
+            [self._present[self._ranks.index(part.rank)] for part in self._bundle.ranks],
+            self._events,
+            done,
+        )
+        traces = [event["rank_trace"] for events in gathered for event in events if event["kind"] == "trace"]
+        traces.sort(key=lambda one: (one["step"], one["rank"]))
+        problem = differs_from_one_process(done[0])
+        if problem is not None:
+            _complain(problem)
+        return Outcome(code if problem is None else 1, report, tuple(traces))
+
+    # Others
+
+    def _watch(self) -> None:
+        """End this process when another one has failed, should it not notice by itself: it may be computing."""
+        try:
+            text = self._meeting.watch()
+        except DistError:
+            text = self._store_is_gone()
+        time.sleep(LAST_WORDS_S / 2)
+        if self._ending.acquire(blocking=False):
+            _complain(f"{self._name(self.rank)} ends: {text}")
+            os._exit(1)
+
+    def _name(self, rank: int) -> str:
+        one = self._present[self._ranks.index(rank)]
+        return f"rank {rank} (number {one.local_rank} on {one.node})"
+
+    def _told(self) -> str | None:
+        """What the others know of the first failure."""
+        try:
+            return self._meeting.failure(LAST_WORDS_S)
+        except DistError:
+            return self._store_is_gone()
+
+    def _store_is_gone(self) -> str:
+        keeper = next((number for number, one in enumerate(self._present) if one.opens_store), None)
+        who = "torchrun's agent" if keeper is None else self._name(self._ranks[keeper])
+        return f"{who} is gone, at whose store ranks met ({self._meeting.address})"
+
+    def _peers(self, error: Exception) -> str:
+        """Who was silent: those that the instruction waits for, as far as it says so."""
+        program = Program.from_json(self._bundle.ranks[self.rank].programs[0])
+        ranks = awaited(program, error.instruction) if isinstance(error, InstructionFailed) else []
+        return " or ".join(map(self._name, ranks)) or "another rank"
+
+
+def awaited(program: Program, instruction: Instruction) -> list[int]:
+    """The ranks whose messages an instruction needs or takes; none where it is no matter of two ranks."""
+    if instruction.kind.startswith(("SEND", "RECV")):
+        return [program.channels[instruction.channel].peer]
+    before = {held.stage: {"F": held.previous, "B": held.next} for held in program.stages}
+    if instruction.kind not in ("F", "B"):
+        return []
+    return sorted(
+        {
+            channel.peer
+            for channel in program.channels
+            if channel.kind == instruction.kind
+            and channel.stage == instruction.stage
+            and channel.peer_stage == before[instruction.stage][instruction.kind]
+        }
+    )
+
+
+def device_of(bundle: JobBundle, rank: int, wanted: str) -> str:
+    """Torch's name of a rank's device. A launcher may show a process its own GPU alone, those of the job, or all."""
+    part = bundle.ranks[rank]
+    if wanted == "auto":
+        wanted = "cpu" if part.device_kind == "cpu" else "cuda"
+    if wanted != "cuda":
+        return wanted
+    visible = torch.cuda.device_count()
+    used = list(dict.fromkeys(bundle.ranks[other].index for other in bundle.nodes()[part.node]))
+    if visible > len(used) and part.index.isdecimal():
+        return f"cuda:{int(part.index)}"
+    return f"cuda:{used.index(part.index) if visible > 1 else 0}"
+
+
+def _where(event: Mapping[str, Any]) -> str:
+    """At which step and instruction a rank failed, as far as it is known."""
+    step = "" if event["step"] is None else f" in step {event['step']}"
+    return step + ("" if event["instruction"] is None else f" at instruction {event['index']} ({event['instruction']})")
+
+
+def _complain(text: str) -> None:
+    sys.stderr.write(f"penstock: {text}\n")
+    sys.stderr.flush()

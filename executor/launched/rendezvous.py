@@ -1,0 +1,203 @@
+"""How the processes of a launch learn of each other: one store, at which each says where it is and what it was given.
+
+The store stays open for what comes after the ranks have been given out: the first failure, and everybody's leaving.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.distributed import DistError, DistStoreError
+
+from penstock.executor.interfaces import address_towards, interface_of, is_loopback
+from penstock.executor.launched.environment import Launch
+from penstock.executor.launched.places import Presence
+from penstock.executor.node.store import join_address
+from penstock.schemas.errors import Unreachable
+
+_PREFIX = "penstock"
+_SCONTROL_LIMIT_S = 30
+_SHOWN = 16
+_AGAIN_S = 0.1
+
+
+class Meeting:
+    """The store of a launch, as one of its processes sees it.
+
+    ``host``: its address, resolved. Raises Unreachable when it cannot be opened, or nobody opens it within ``wait_s``.
+    """
+
+    def __init__(self, launch: Launch, wait_s: float) -> None:
+        self.launch = launch
+        self._wait_s = wait_s
+        self.host = _resolved(launch)
+        self._tcp = self._open()
+        self._store = PrefixStore(_PREFIX, self._tcp)
+
+    @property
+    def address(self) -> str:
+        """``host:port`` of the store."""
+        return join_address(self.host, self.launch.port)
+
+    def present(self, bundle: str, orders: Mapping[str, Any]) -> tuple[list[Presence], str]:
+        """Announce this process; the presence of all in the launcher's order, and a name for this meeting.
+
+        Raises Unreachable naming those that have not come in time.
+        """
+        launch = self.launch
+        own = Presence(
+            node=launch.node,
+            local_rank=launch.local_rank,
+            machine=machine(),
+            address=address_towards(self.host),
+            bundle=bundle,
+            orders=dict(orders),
+            opens_store=launch.opens_store,
+        )
+        if launch.process == 0:
+            self._store.set("name", uuid4().hex)
+        self._store.set(f"here/{launch.process}", json.dumps(asdict(own)))
+        keys = [f"here/{number}" for number in range(launch.processes)]
+        try:
+            self._store.wait(keys, timedelta(seconds=self._wait_s))
+        except DistError:
+            missing = [number for number, key in enumerate(keys) if not self._store.check([key])]
+            raise Unreachable(
+                f"{launch.processes - len(missing)} of {launch.processes} processes have come to {self.address} in "
+                f"{self._wait_s:g} s; by the launcher's count there is none of the number "
+                f"{', '.join(map(str, missing[:_SHOWN]))}{' and more' if len(missing) > _SHOWN else ''}",
+                remedy="look at what those say; --wait-s waits longer for slow starts",
+            ) from None
+        return [Presence(**json.loads(self._store.get(key))) for key in keys], self._store.get("name").decode()
+
+    # What comes after
+
+    def tell_failure(self, text: str) -> None:
+        """Let the others know why this process ends, if the store is still there; the first one counts."""
+        with suppress(DistError):
+            self._store.compare_set("failed", "", text)
+
+    def watch(self) -> str:
+        """Wait until somebody has told of a failure, over a connection of its own; what it said.
+
+        Raises DistError when the store is gone.
+        """
+        store = PrefixStore(_PREFIX, self._tcp.clone())  # type: ignore[attr-defined]
+        store.wait(["failed"], timedelta(days=365))
+        return str(store.get("failed").decode())
+
+    def failure(self, within_s: float) -> str | None:
+        """What somebody has told of a failure, if it is told in time. Raises DistNetworkError without a store."""
+        try:
+            self._store.wait(["failed"], timedelta(seconds=within_s))
+        except DistStoreError:
+            return None
+        return str(self._store.get("failed").decode())
+
+    def leave(self, limit_s: float) -> None:
+        """The process that has the store stays until all others have left, or the limit is over."""
+        with suppress(DistError):
+            if self._store.add("left", 1) == self.launch.processes:
+                self._store.set("left/all", "1")
+            if self.launch.opens_store:
+                self._store.wait(["left/all"], timedelta(seconds=limit_s))
+
+    def _open(self) -> TCPStore:
+        launch, limit = self.launch, timedelta(seconds=self._wait_s)
+        if not launch.opens_store:
+            self._wait_until_open()
+        try:
+            return TCPStore(self.host, launch.port, is_master=launch.opens_store, timeout=limit, wait_for_workers=False)
+        except DistError as error:
+            if launch.opens_store:
+                raise Unreachable(
+                    f"the store cannot listen on port {launch.port}: {_first_line(error)}",
+                    remedy="export MASTER_PORT=… with a free port, on all processes",
+                ) from None
+            raise Unreachable(
+                f"what answers at {self.address} is not the store at which ranks meet: {_first_line(error)}",
+                remedy="export MASTER_PORT=… with a free port, on all processes",
+            ) from None
+
+    def _wait_until_open(self) -> None:
+        """Torch would wait as well, for longer than it is told, and end with a screen of frames."""
+        give_up_at = time.monotonic() + self._wait_s
+        while True:
+            try:
+                socket.create_connection((self.host, self.launch.port), timeout=self._wait_s).close()
+                return
+            except OSError as error:
+                problem = error.strerror or str(error)
+            if time.monotonic() >= give_up_at:
+                raise Unreachable(
+                    f"nobody has opened the store at {self.address} within {self._wait_s:g} s: {problem}",
+                    remedy="look at what the process says that opens it (the first on that host); check that this host "
+                    "reaches the port; export MASTER_ADDR and MASTER_PORT to meet elsewhere",
+                )
+            time.sleep(_AGAIN_S)
+
+
+def machine() -> str:
+    """The same text in all processes of one machine, network namespaces kept apart."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {os.readlink('/proc/self/ns/net')}"
+
+
+def bind_to(present: list[Presence], own: int) -> None:
+    """Have gloo and NCCL use the interface that leads to the others, unless the environment names one."""
+    others = [one.address for one in present if one.machine != present[own].machine]
+    address = present[own].address
+    if others and is_loopback(address):
+        address = address_towards(next((other for other in others if not is_loopback(other)), others[0]))
+    interface = interface_of(address if others else "127.0.0.1")
+    if interface is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        if others:
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+
+
+def _resolved(launch: Launch) -> str:
+    """The address of the store's host; Slurm knows the addresses of nodes whose names mean nothing elsewhere."""
+    try:
+        found = socket.getaddrinfo(launch.host, launch.port, type=socket.SOCK_STREAM)
+        return min(found, key=lambda one: one[0] != socket.AF_INET)[4][0]  # type: ignore[return-value]
+    except socket.gaierror as error:
+        problem = error.strerror or str(error)
+    address = _node_address(launch.host) if launch.job_id is not None else None
+    if address is None:
+        raise Unreachable(
+            f"the host {launch.host!r}, at which ranks meet, has no address here: {problem}",
+            remedy="export MASTER_ADDR with an address of the first node, on all processes",
+        )
+    return address
+
+
+def _node_address(node: str) -> str | None:
+    """What Slurm's controller says where a node is."""
+    command = ["scontrol", "--oneliner", "show", "node", node]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SCONTROL_LIMIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    words = [word.partition("=") for word in done.stdout.split()]
+    found = next((value for key, _, value in words if key == "NodeAddr"), None)
+    try:
+        return None if found is None else socket.gethostbyname(found)
+    except socket.gaierror:
+        return None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

@@ -1,0 +1,185 @@
+"""What the agent makes of what its children say and how they end (part of the state machine of `state`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from penstock.executor.node.agent_state import TOLD_TO_END, Phase, Record, State, Suspect, where
+from penstock.executor.node.assignments import start_if_prepared, stopped
+from penstock.executor.node.changes import change, first_rank, tell, tell_failure
+from penstock.executor.node.outbox import RankKey
+from penstock.executor.node.stimuli import STORE, Action, Exited, Said, SetTimer, Stop
+from penstock.schemas.api.agents import Checkpointed, Climbed, Evaluated, RankDone, StepTold, Traced, Warned
+from penstock.schemas.document import faults_of
+
+PEER_LOST_GRACE_NS = 700_000_000
+EXIT_GRACE_NS = 3_000_000_000
+
+
+def on_message(state: State, said: Said, actions: list[Action]) -> State:
+    """Hear a child of the present generation."""
+    record = state.current(said.run, said.generation)
+    if record is None or said.process not in record.alive or record.phase is Phase.STOPPED:
+        return state
+    kind, message = said.message.get("kind"), said.message
+    if record.phase is Phase.STOPPING and kind != "checkpoint":
+        return state
+    match said.process.kind, kind:
+        case "check", "refused" if record.phase is Phase.CHECKING:
+            return _refuse(state, said.run, str(message.get("reason")), actions)
+        case "check", "ready" if record.phase is Phase.CHECKING:
+            state = tell(change(state, said.run, phase=Phase.PREPARED, is_checked=True), "prepared", said.run)
+            return start_if_prepared(state, said.run, actions)
+        case "store", "ready" if record.store_address is None and record.phase in (Phase.CHECKING, Phase.PREPARED):
+            address = str(message["address"])
+            state = tell(change(state, said.run, store_address=address), "store_ready", said.run, address=address)
+            return start_if_prepared(state, said.run, actions)
+        case "rank", _ if record.phase in (Phase.RUNNING, Phase.STOPPING):
+            return _on_rank_message(state, record, said.run, said.process.rank, message, actions)
+        case _:
+            return state
+
+
+def _on_rank_message(
+    state: State, record: Record, run: str, rank: int, message: Mapping[str, Any], actions: list[Action]
+) -> State:
+    try:
+        return _take_rank_message(state, record, run, rank, message, actions)
+    except ValidationError as error:
+        fault = faults_of(error.errors())[0]
+        reason = f"rank {rank} reported a {message['kind']!r} that is not valid: {fault.pointer}: {fault.detail}"
+        state = change(state, run, suspects=(Suspect(rank, reason, None), *record.suspects))
+        return blame(state, run, actions)
+
+
+def _take_rank_message(
+    state: State, record: Record, run: str, rank: int, message: Mapping[str, Any], actions: list[Action]
+) -> State:
+    match message.get("kind"):
+        case "ready":
+            state = change(state, run, ready=record.ready | {rank})
+            ranks = sorted(one.rank for one in record.assignment.ranks)
+            if rank not in record.ready and set(ranks) == state.runs[run].ready:
+                state = tell(state, "started", run, ranks=ranks)
+            return state
+        case "step":
+            told = StepTold.model_validate({**message, "loss": _finite(message.get("loss"))})
+            if told.step == 0 and told.time_ns is not None:
+                state = change(state, run, first_times_ns=dict(record.first_times_ns) | {rank: told.time_ns})
+            key = RankKey(run, record.generation, rank)
+            return replace(state, outbox=state.outbox.tell_step(key, told.step, told.loss, told.time_ns))
+        case "trace":
+            trace = Traced.model_validate(message)
+            return tell(state, "trace", run, **trace.model_dump(mode="json"))
+        case "checkpoint" | "resumed" as kind:
+            return tell(state, kind, run, **Checkpointed.model_validate(message).model_dump())
+        case "evaluation":
+            evaluated = Evaluated.model_validate({**message, "loss": _finite(message.get("loss"))})
+            return tell(state, "evaluation", run, **evaluated.model_dump())
+        case "rung":
+            return tell(state, "rung", run, **Climbed.model_validate(message).model_dump())
+        case "warning":
+            return tell(state, "warning", run, **Warned.model_validate({**message, "rank": rank}).model_dump())
+        case "done" if rank not in record.done:
+            done = _rank_done(record, rank, message)
+            state = change(state, run, done=record.done | {rank})
+            return tell(state, "rank_done", run, **done.model_dump(mode="json"))
+        case "left" if rank not in record.done:
+            reason = f"rank {rank} ended after {message.get('step')} steps: a rank of the run {TOLD_TO_END}"
+            return change(state, run, suspects=(*record.suspects, Suspect(rank, reason, None)))
+        case "failed" if rank not in record.done:
+            at = where(message.get("step"), message.get("index"), message.get("instruction"))
+            lines = tuple(map(str, message.get("traceback") or ()))
+            suspect = Suspect(rank, str(message.get("reason")), at, last_lines=lines)
+            delay_ns = EXIT_GRACE_NS if suspect.is_root_cause else PEER_LOST_GRACE_NS
+            actions.append(SetTimer(run, record.generation, delay_ns))
+            return change(state, run, suspects=(*record.suspects, suspect))
+        case _:
+            return state
+
+
+def _rank_done(record: Record, rank: int, message: Mapping[str, Any]) -> RankDone:
+    """A rank leaves the times of its warm-up out; the service counts steps from 0, or takes no times at all."""
+    times, warmup = message.get("step_times_ns"), message.get("warmup_steps", 0)
+    if warmup == 1 and rank in record.first_times_ns:
+        times = [record.first_times_ns[rank], *(times or ())]
+    elif warmup:
+        times = None
+    losses = tuple(map(_finite, message.get("losses") or ()))
+    return RankDone.model_validate({**message, "rank": rank, "step_times_ns": times, "losses": losses})
+
+
+def _finite(loss: float | None) -> float | None:
+    """JSON has no number for a loss that has run away."""
+    return loss if loss is not None and math.isfinite(loss) else None
+
+
+def on_exit(state: State, gone: Exited, actions: list[Action]) -> State:
+    """A child of the present generation is gone."""
+    record = state.current(gone.run, gone.generation)
+    if record is None or gone.process not in record.alive:
+        return state
+    state = change(state, gone.run, alive=record.alive - {gone.process})
+    left = state.runs[gone.run].alive
+    match record.phase:
+        case Phase.STOPPING:
+            if left == {STORE}:
+                actions.append(Stop(gone.run, gone.generation))
+            return state if left else stopped(state, gone.run, actions)
+        case Phase.CHECKING | Phase.PREPARED if gone.process == STORE:
+            return _refuse(state, gone.run, f"the store ended: {gone.how}", actions)
+        case Phase.CHECKING:
+            return _refuse(state, gone.run, f"the model could not be checked: {gone.how}", actions)
+        case Phase.RUNNING if gone.process == STORE:
+            lost = Suspect(first_rank(record.assignment), f"the store ended: {gone.how}", None, gone.code)
+            return blame(change(state, gone.run, suspects=(lost, *record.suspects)), gone.run, actions)
+        case Phase.RUNNING if gone.process.kind == "rank":
+            return _on_rank_exit(state, gone, actions)
+        case _:
+            return state
+
+
+def _on_rank_exit(state: State, gone: Exited, actions: list[Action]) -> State:
+    record = state.runs[gone.run]
+    rank = gone.process.rank
+    if rank in record.done:
+        over = record.done == {one.rank for one in record.assignment.ranks}
+        over = over and not any(process.kind == "rank" for process in record.alive)
+        return change(state, gone.run, phase=Phase.DONE) if over else state
+    known = next((one for one in record.suspects if one.rank == rank), None)
+    if known is None:
+        reason = f"rank {rank} ended before it was done: {gone.how}"
+        suspect = Suspect(rank, reason, gone.instruction, gone.code, gone.last_lines)
+    else:
+        suspect = known._replace(code=gone.code, last_lines=known.last_lines or gone.last_lines)
+    others = tuple(one for one in record.suspects if one.rank != rank)
+    state = change(state, gone.run, suspects=(*others, suspect))
+    if suspect.is_root_cause:
+        return blame(state, gone.run, actions)
+    actions.append(SetTimer(gone.run, record.generation, PEER_LOST_GRACE_NS))
+    return state
+
+
+def _refuse(state: State, run: str, reason: str, actions: list[Action]) -> State:
+    record = state.runs[run]
+    state = tell(change(state, run, phase=Phase.REFUSED), "refused", run, reason=reason)
+    if record.alive:
+        actions.append(Stop(run, record.generation))
+    return state
+
+
+def blame(state: State, run: str, actions: list[Action]) -> State:
+    """Name the rank that failed first: one that failed by itself, else the first that lost its peer."""
+    record = state.runs[run]
+    if record.phase is not Phase.RUNNING or not record.suspects:
+        return state
+    culprit = next((one for one in record.suspects if one.is_root_cause), record.suspects[0])
+    state = tell_failure(change(state, run, phase=Phase.FAILED), run, culprit)
+    if record.alive:
+        actions.append(Stop(run, record.generation))
+    return state

@@ -1,0 +1,312 @@
+"""Runs one rank's program: every instruction is a bound method with its arguments, prepared once.
+
+No decision is left to the step itself: what is sent where, which rows, which random state, is fixed when the program
+is bound. Gradients are those of the mean loss over the global batch: each backward starts from 1 / (terms expected in
+the global batch); should a batch have another number of terms, gradients are corrected before the optimizer's step.
+Under weight stashing each micro-batch has a mean of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from penstock.executor.program.actions import Actions, OnBatch
+from penstock.executor.program.binding import Binder, first_row
+from penstock.executor.program.bound import Bound, Code
+from penstock.executor.program.global_batch import Source, StepResult
+from penstock.executor.run.chain import Chain, TensorShape
+from penstock.executor.run.clocks import device_clock
+from penstock.executor.stage.gradient_norm import GradientNorm
+from penstock.executor.stage.held_stage import HeldStage, Holder, refuse_other_stages
+from penstock.executor.stage.precision import FULL, Training
+from penstock.executor.stage.segment import blame
+from penstock.executor.stage.stage_module import StageModule
+from penstock.executor.stage.ties import refuse_untied
+from penstock.executor.transport import Transport, sum_of_pairs
+from penstock.schemas.errors import InvalidDocument
+from penstock.schemas.program import Instruction, Program
+
+__all__ = ["InstructionFailed", "Interpreter", "Mark", "StepResult", "first_row"]
+
+Mark: TypeAlias = "list[int] | memoryview[int]"
+
+
+class InstructionFailed(Exception):
+    """An instruction raised; the cause is the exception's ``__cause__``.
+
+    ``layer``: which of the job's layers ran; ``line``: the line of the user's code, as ``file:line``; None if unknown.
+    """
+
+    def __init__(self, index: int, instruction: Instruction, layer: str | None = None, line: str | None = None) -> None:
+        super().__init__(f"instruction {index} ({instruction}) failed")
+        self.index = index
+        self.instruction = instruction
+        self.layer = layer
+        self.line = line
+
+
+class Interpreter:
+    """Programs bound to a job's layers, ready to run.
+
+    ``programs``: one, or several that share their stages (``use`` chooses): a ladder, or segments of several lengths.
+    ``groups``: the process groups of the program, by number. ``mark``: where the index of the running instruction is
+    written, for whoever watches this process. ``agree`` comes before the first step. Raises UnsupportedRequest for
+    instructions that are not executed here, ModelMismatch where the plan sends no gradients that the model has.
+    """
+
+    def __init__(
+        self,
+        programs: Program | Sequence[Program],
+        chain: Chain,
+        shapes: Sequence[dict[str, TensorShape]],
+        *,
+        seed: int,
+        transport: Transport,
+        groups: Sequence[Any] = (),
+        device: torch.device | str = "cpu",
+        mark: Mark | None = None,
+        training: Training = FULL,
+    ) -> None:
+        self.programs = (programs,) if isinstance(programs, Program) else tuple(programs)
+        refuse_other_stages(self.programs)
+        held = [(one.first, one.last) for one in self.programs[0].stages]
+        refuse_untied(chain.ties, held, [(tie.name, tie.layers) for tie in self.programs[0].shared])
+        self.chain = chain
+        self.shapes = shapes
+        self.seed = seed
+        self.device = torch.device(device)
+        self.mark: Mark = mark if mark is not None else [0]
+        self.training = training
+        self.actions = Actions(transport, self.device)
+        self.stages: dict[int, HeldStage] = Holder(
+            self.programs, chain, shapes, groups, seed=seed, device=self.device, training=training
+        ).stages()
+        self.actions.norm = self._norm()
+        self.source = self._source()
+        self._bound = [self._binder(program).bind() for program in self.programs]
+        self._evaluations: dict[int, Code] = {}
+        self._counted = self._count_first_terms()
+        self.use(0)
+
+    # What is run
+
+    @property
+    def num_programs(self) -> int:
+        """How many programs ``use`` chooses from."""
+        return len(self.programs)
+
+    @property
+    def program(self) -> Program:
+        """The program in use."""
+        return self.bound.program
+
+    @property
+    def instructions(self) -> tuple[Instruction, ...]:
+        """The instructions of the program in use, the loop unrolled."""
+        return tuple(self.program.instructions())
+
+    @property
+    def expected_count(self) -> float:
+        """The terms that each backward takes the global batch's loss to have."""
+        return self.actions.expected_count
+
+    def use(self, index: int) -> None:
+        """Run program ``index`` from now on; between two runs, on all ranks alike."""
+        self.index = index
+        self.bound: Bound = self._bound[index]
+
+    def agree(self) -> None:
+        """Agree with all ranks on ``expected_count``: as if all samples had as many as the first; collective, once.
+
+        Raises InvalidDocument when there are none.
+        """
+        count, rows = sum_of_pairs(*self._counted)
+        if count <= 0:
+            raise InvalidDocument("the loss of the first micro-batch has no terms, so no mean can be taken")
+        self.actions.expected_count = count * self.program.global_batch_size / rows
+        for stage in self.stages.values():
+            stage.module.count = self.actions.expected_count
+        if self.actions.norm is not None:
+            self.actions.norm.begin(self.actions.expected_count)
+
+    def step(self, number: int, events: list[int] | None = None) -> StepResult:
+        """Run a program of one global batch (elastic averaging: one of each pipeline).
+
+        ``events`` gets start and end (``perf_counter_ns``) of each instruction, in order. The start of a computation is
+        when its messages are there. Raises InstructionFailed.
+        """
+        self._run(number, events)
+        return self.bound.batches[0].finish()
+
+    def run(self, first_step: int, on_batch: OnBatch | None = None, events: list[int] | None = None) -> None:
+        """Run a program from global batch ``first_step`` on, to its end, where everything is flushed.
+
+        ``on_batch`` is told each step, its result, and the time since the one before (ns), when the step's last update
+        has been made here. ``events`` as in ``step``. Raises InstructionFailed.
+        """
+        self.actions.on_batch = on_batch
+        try:
+            self._run(first_step, events)
+            for batch in sorted(self.bound.batches, key=lambda batch: batch.step):
+                self.actions.tell(batch)
+        finally:
+            self.actions.on_batch = None
+
+    def _run(self, first_step: int, events: list[int] | None) -> None:
+        bound = self.bound
+        self._first_step, self._opened = first_step, 0
+        self.source.counting.clear()
+        self.source.untold.clear()
+        self.actions.begin()
+        for stage in self.stages.values():
+            if stage.versions is not None:
+                stage.versions.use(0)
+            stage.clear_gradients()
+        at = 0
+        for code, highest in self._segments(bound):
+            self._open(highest)
+            self._execute(code, at, events)
+            at += len(code.calls)
+        self.actions.transport.drain()
+
+    def _segments(self, bound: Bound) -> Iterator[tuple[Code, int]]:
+        """The program's segments in order, with the last global batch that each may begin."""
+        first, body, last = bound.window.highest
+        yield bound.prologue, first
+        for i in range(bound.program.repeat if bound.phases else 0):
+            yield bound.phases[i % len(bound.phases)], body + i * bound.program.body_batches
+        yield bound.epilogue, last
+
+    def _open(self, highest: int) -> None:
+        batches = self.bound.batches
+        while self._opened <= highest:
+            batches[self._opened % len(batches)].open(self._first_step + self._opened)
+            self._opened += 1
+
+    def _execute(self, code: Code, at: int, events: list[int] | None) -> None:
+        mark = self.mark
+        index = at
+        try:
+            if events is None:
+                for index, (function, arguments) in enumerate(code.calls, at):
+                    mark[0] = index
+                    function(*arguments)
+            else:
+                clock, add = device_clock(self.device), events.append
+                for index, ((function, arguments), arrivals) in enumerate(zip(code.calls, code.waits, strict=True), at):
+                    mark[0] = index
+                    if arrivals is not None:
+                        arrivals()
+                    add(clock())
+                    function(*arguments)
+                    add(clock())
+        except Exception as error:
+            found = blame(error, self.chain.names)
+            raise InstructionFailed(index, self._instruction(index), found.layer, found.line) from error
+
+    def _instruction(self, index: int) -> Instruction:
+        program = self.program
+        if not program.body_batches:
+            return self.instructions[index]
+        head = len(program.prologue)
+        i, place = divmod(index - head, len(program.body))
+        if index < head:
+            return program.prologue[index]
+        if i < program.repeat:
+            return tuple(program.repetition(i))[place]
+        return program.epilogue[index - head - program.repeat * len(program.body)]
+
+    # Evaluation
+
+    def evaluate(self, numbers: Iterable[int]) -> StepResult:
+        """The job's loss over these evaluation batches, without gradients: the mean over all their terms; collective.
+
+        With the newest weights; under elastic averaging with those of the reference model, the batches shared out over
+        the pipelines. Raises InstructionFailed.
+        """
+        if self.index not in self._evaluations:
+            self._evaluations[self.index] = self._binder(self.program, self.bound).bind_evaluation()
+        code, batch = self._evaluations[self.index], self.bound.batches[0]
+        restored = self._enter_evaluation()
+        total, count = 0.0, 0
+        with torch.no_grad():
+            for number in list(numbers)[self.source.lane :: self.source.lanes]:
+                batch.open_evaluation(number)
+                for function, arguments in code.calls:
+                    function(*arguments)
+                loss, terms = batch.take_losses()
+                total, count = total + loss, count + terms
+        self.actions.transport.drain()
+        self._leave_evaluation(restored)
+        total, terms_of_all = sum_of_pairs(total, count)
+        if terms_of_all <= 0:
+            raise InvalidDocument("the evaluation's loss has no terms; its mean is undefined")
+        mean = total / terms_of_all
+        return StepResult(mean, round(terms_of_all), (mean,))
+
+    def _enter_evaluation(self) -> list[tuple[torch.nn.Parameter, torch.Tensor]]:
+        """Put the weights in place that are evaluated; what has to be put back."""
+        replaced = []
+        for work in [work for stage in self.stages.values() for work in stage.share_buffers()]:
+            work.wait()
+        for stage in self.stages.values():
+            for layer in stage.module.modules.values():
+                layer.eval()
+            if stage.versions is not None:
+                stage.versions.point_at(stage.versions.live[0])
+            if stage.averaging is not None:
+                for parameter, reference in stage.averaging.reference():
+                    replaced.append((parameter, parameter.data))
+                    parameter.data = reference
+        return replaced
+
+    def _leave_evaluation(self, replaced: Iterable[tuple[torch.nn.Parameter, torch.Tensor]]) -> None:
+        for parameter, own in replaced:
+            parameter.data = own
+        for stage in self.stages.values():
+            for layer in stage.module.modules.values():
+                layer.train()
+
+    # Set-up
+
+    def _binder(self, program: Program, bound: Bound | None = None) -> Binder:
+        return Binder(program, self.stages, self.actions, self.chain, self.shapes, self.source, bound)
+
+    def _norm(self) -> GradientNorm | None:
+        """The norm of all gradients, where programs ask for it. Raises InvalidDocument where they have to."""
+        asked = all(any(one.kind == "NORM" for one in (*p.prologue, *p.body, *p.epilogue)) for p in self.programs)
+        if not asked:
+            if self.training.needs_norm:
+                raise InvalidDocument(
+                    f"clip_norm {self.training.clip_norm} and precision {self.training.precision!r} need the norm of "
+                    f"all gradients, but the programs of rank {self.programs[0].rank} have no NORM",
+                    remedy="lower them with norm=True",
+                )
+            return None
+        counted = [parameter for stage in self.stages.values() for parameter in stage.counted]
+        return GradientNorm(self.training, counted, [stage.module for stage in self.stages.values()])
+
+    def _source(self) -> Source:
+        """Under elastic averaging each pipeline has global batches of its own; its ranks belong to it alone."""
+        program = self.programs[0]
+        lanes = program.pipelines if program.update_rule == "elastic_averaging" else 1
+        lane = program.stages[0].pipeline if lanes > 1 and program.stages else 0
+        return Source(self.chain, self.device, self.seed, lane, lanes)
+
+    def _count_first_terms(self) -> tuple[int, int]:
+        """Terms of the loss of the first micro-batch of step 0, and its rows; 0 and 0 without the last stage."""
+        cells = self._bound[0].cells
+        for stage in self.stages.values():
+            busy = [cell.rows for (number, _), cell in cells.items() if number == stage.held.stage and len(cell.rows)]
+            if stage.module.is_last and stage.held.replica == 0 and busy:
+                return self._terms(stage.module, busy[0]), len(busy[0])
+        return 0, 0
+
+    def _terms(self, stage: StageModule, rows: range) -> int:
+        """The terms of the loss over some rows of step 0, found with zeros for what comes from other stages."""
+        before = self.shapes[stage.first - 1].values() if stage.first else ()
+        zeros = [torch.zeros((len(rows), *one.sample_shape), dtype=one.dtype, device=self.device) for one in before]
+        return stage.count_terms(zeros, *self.source.read(0, rows))

@@ -1,0 +1,252 @@
+"""A job's model as a topological chain: which tensors cross each cut, how a layer is built, which shapes it makes.
+
+Cut ``i`` lies between layer ``i`` and layer ``i + 1``. A tensor crosses every cut between its writer and its last
+reader; the loss is a reader after the last layer. Model inputs cross no cut (design, section 4).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from penstock.executor.run.job import Job, LayerSpec, job_outputs, layer_specs
+from penstock.executor.stage.precision import FULL, Training
+from penstock.executor.stage.ties import Tie, ties_of
+from penstock.schemas.errors import InvalidDocument, ModelMismatch
+
+
+class TensorShape(NamedTuple):
+    """A tensor that crosses a cut: the shape of one sample (without dimension 0), and whether a gradient comes back."""
+
+    sample_shape: tuple[int, ...]
+    dtype: torch.dtype
+    needs_grad: bool
+
+    @property
+    def bytes_per_sample(self) -> int:
+        """Bytes of one sample."""
+        count = 1
+        for size in self.sample_shape:
+            count *= size
+        return count * self.dtype.itemsize
+
+
+def derived_seed(*parts: object) -> int:
+    """A seed below 2^63 that depends on nothing but its parts, so it is the same on every rank."""
+    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+class Chain:
+    """The layers of a job in order.
+
+    ``specs``: the layers. ``inputs[i]``: names that layer i reads from the batch. ``cuts[i]``: names alive across
+    cut i, ordered by the layer that wrote them. ``outputs``: names that the loss reads. ``ties``: parameters that
+    layers have in common.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.specs: tuple[LayerSpec, ...] = layer_specs(job)
+        self.outputs = job_outputs(job)
+        self.inputs: tuple[tuple[str, ...], ...] = self._read_from_batch()
+        self._alive = self._alive_tensors()
+        self.cuts: tuple[tuple[str, ...], ...] = tuple(tuple(name for _, name in cut) for cut in self._alive)
+        self.ties: tuple[Tie, ...] = ties_of(job, self.names)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The layers' names, as the profile and the plan have them."""
+        return tuple(spec.name for spec in self.specs)
+
+    def writers(self, cut: int) -> tuple[int, ...]:
+        """The layer that wrote each tensor of ``cuts[cut]``: the same name written again is another tensor."""
+        return tuple(writer for writer, _ in self._alive[cut])
+
+    def tensor_name(self, cut: int, tensor: int) -> str:
+        """A tensor's name in a profile: its writer and its name, so that it keeps the name across all cuts."""
+        return f"{self.specs[self.writers(cut)[tensor]].name}:{self.cuts[cut][tensor]}"
+
+    def build_layer(self, index: int, seed: int | None = None, device: torch.device | str = "cpu") -> nn.Module:
+        """Layer ``index``, its parameters drawn from (seed, layer name) alone; ``seed`` defaults to the job's.
+
+        Built on the CPU and moved, so that every device starts equal; on ``meta`` nothing is drawn.
+        The global random state is left as it was. Raises ModelMismatch when the builder fails.
+        """
+        spec, device = self.specs[index], torch.device(device)
+        place = torch.device("meta" if device.type == "meta" else "cpu")
+        try:
+            with torch.random.fork_rng(devices=[]), place:
+                torch.manual_seed(derived_seed(self.job.seed if seed is None else seed, spec.name))
+                module = spec.build()
+        except Exception as error:
+            raise ModelMismatch(f"layer {spec.name!r} cannot be built: {type(error).__name__}: {error}") from error
+        if not isinstance(module, nn.Module):
+            raise InvalidDocument(f"the builder of layer {spec.name!r} returned {type(module).__name__}, no nn.Module")
+        return module if device.type == place.type else module.to(device)
+
+    def build_layers(
+        self,
+        indices: Sequence[int],
+        seed: int | None = None,
+        device: torch.device | str = "cpu",
+        existing: Mapping[int, nn.Module] | None = None,
+    ) -> dict[int, nn.Module]:
+        """Layers by number, those of ``existing`` as they are; a tied parameter is one object in these and those.
+
+        A tied parameter has the value that the first of its layers draws, whether that layer is here or not.
+        """
+        there = dict(existing or {})
+        modules = {i: there[i] if i in there else self.build_layer(i, seed, device) for i in indices}
+        for tie in self.ties:
+            tie.join(there | modules, lambda i: self.build_layer(i, seed, device))
+        return modules
+
+    def named_parameters(self, modules: Mapping[int, nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
+        """Parameters of some layers as ``layer.parameter``, each once; a tied one under its first name."""
+        first_names = {name: tie.name for tie in self.ties for name in tie.names}
+        seen: set[int] = set()
+        for i, module in modules.items():
+            for own_name, parameter in module.named_parameters():
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    name = f"{self.specs[i].name}.{own_name}"
+                    yield first_names.get(name, name), parameter
+
+    def shared_parameters(self) -> list[tuple[str, tuple[int, ...], int]]:
+        """Name, layers and bytes of each tied parameter, as a profile lists them (``shared_parameters``)."""
+        layers = sorted({i for tie in self.ties for i in tie.layers})
+        modules = self.build_layers(layers, device="meta")
+        found = []
+        for tie in self.ties:
+            parameter = tie.parameter(modules)
+            assert parameter is not None
+            found.append((tie.name, tie.layers, parameter.numel() * parameter.element_size()))
+        return found
+
+    def call(self, index: int, module: nn.Module, arguments: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Run layer ``index``; its results in the order of ``writes``. ModelMismatch for another number of results."""
+        result: Any = module(*arguments)
+        results = result if isinstance(result, tuple | list) else (result,)
+        spec = self.specs[index]
+        if len(results) != len(spec.writes) or not all(isinstance(one, Tensor) for one in results):
+            shown = ", ".join(type(one).__name__ for one in results)
+            raise ModelMismatch(f"layer {spec.name!r} writes {spec.writes!r} but returned ({shown})")
+        return tuple(results)
+
+    def batch_inputs(self, rows: range, device: str = "meta") -> dict[str, Tensor]:
+        """The batch's inputs, on the meta device by default. ModelMismatch when one is missing or has other rows."""
+        inputs, _ = self.job.batch(0, rows)
+        for i, names in enumerate(self.inputs):
+            for name in names:
+                if name not in inputs:
+                    raise ModelMismatch(
+                        f"layer {self.specs[i].name!r} reads {name!r}, which no earlier layer writes and the batch "
+                        f"lacks; the batch has {sorted(inputs)}"
+                    )
+                _check_rows(inputs[name], len(rows), f"the batch's {name!r}")
+        return {name: tensor.to(device) for name, tensor in inputs.items()}
+
+    def infer_shapes(
+        self, rows: range, training: Training = FULL, device: torch.device | str = "cpu"
+    ) -> tuple[dict[str, TensorShape], ...]:
+        """For each cut, ``{name: shape}`` in the order of ``cuts``; types as on ``device`` where precision is lowered.
+
+        Found by running the layers on the meta device (in lower precision, which that device does not have, with
+        torch's fake tensors); a model that looks at its numbers, which no such tensor has, is run on the CPU instead.
+        Raises ModelMismatch naming the layer that does not run.
+        """
+        if training.lowered:
+            return self._lowered_shapes(rows, training, torch.device(device))
+        try:
+            return self._shapes_on("meta", rows, self.batch_inputs(rows), nullcontext())
+        except ModelMismatch as error:
+            if "meta" not in str(error):
+                raise
+        return self._shapes_on("cpu", rows, self.batch_inputs(rows, "cpu"), nullcontext())
+
+    def _lowered_shapes(
+        self, rows: range, training: Training, device: torch.device
+    ) -> tuple[dict[str, TensorShape], ...]:
+        inputs = self.batch_inputs(rows, "cpu")
+        autocast = training.autocast(device)
+        assert autocast is not None
+        try:
+            with FakeTensorMode() as mode:
+                fakes = {name: mode.from_tensor(tensor).to(device) for name, tensor in inputs.items()}
+                return self._shapes_on(device, rows, fakes, autocast)
+        except ModelMismatch:
+            given = {name: tensor.to(device) for name, tensor in inputs.items()}
+            return self._shapes_on(device, rows, given, autocast)
+
+    def _shapes_on(
+        self, device: torch.device | str, rows: range, env: dict[str, Tensor], context: AbstractContextManager[Any]
+    ) -> tuple[dict[str, TensorShape], ...]:
+        shapes = []
+        for i, spec in enumerate(self.specs):
+            module = self.build_layer(i, device=device)
+            try:
+                with context:
+                    results = self.call(i, module, [env[name] for name in spec.reads])
+            except ModelMismatch:
+                raise
+            except Exception as error:
+                given = ", ".join(f"{name} {tuple(env[name].shape)}" for name in spec.reads)
+                why = f"{type(error).__name__}: {error}"
+                raise ModelMismatch(f"layer {spec.name!r} does not run on {given}: {why}") from error
+            for name, tensor in zip(spec.writes, results, strict=True):
+                env[name] = tensor.detach().requires_grad_(tensor.requires_grad)
+            if i < len(self.cuts):
+                for name in self.cuts[i]:
+                    _check_rows(env[name], len(rows), f"tensor {name!r} after layer {spec.name!r}")
+                shapes.append({name: tensor_shape(env[name]) for name in self.cuts[i]})
+        return tuple(shapes)
+
+    def _read_from_batch(self) -> tuple[tuple[str, ...], ...]:
+        written: set[str] = set()
+        inputs = []
+        for spec in self.specs:
+            inputs.append(tuple(name for name in spec.reads if name not in written))
+            written.update(spec.writes)
+        missing = [name for name in self.outputs if name not in written]
+        if missing:
+            raise InvalidDocument(
+                f"job {self.job.name!r} has the outputs {missing}, which no layer writes; written are {sorted(written)}"
+            )
+        return tuple(inputs)
+
+    def _alive_tensors(self) -> tuple[tuple[tuple[int, str], ...], ...]:
+        last_read: dict[tuple[int, str], int] = {}
+        writer: dict[str, int] = {}
+        for i, spec in enumerate(self.specs):
+            for name in spec.reads:
+                if name in writer:
+                    last_read[writer[name], name] = i
+            writer.update(dict.fromkeys(spec.writes, i))
+        for name in self.outputs:
+            last_read[writer[name], name] = len(self.specs)
+        order = {(i, name): k for i, spec in enumerate(self.specs) for k, name in enumerate(spec.writes)}
+        cuts: list[list[tuple[int, str]]] = [[] for _ in self.specs[1:]]
+        for written in sorted(last_read, key=lambda tensor: (tensor[0], order[tensor])):
+            for cut in range(written[0], min(last_read[written], len(cuts))):
+                cuts[cut].append(written)
+        return tuple(map(tuple, cuts))
+
+
+def _check_rows(tensor: Tensor, rows: int, what: str) -> None:
+    if tensor.dim() == 0 or tensor.shape[0] != rows:
+        raise ModelMismatch(
+            f"{what} has the shape {tuple(tensor.shape)} for {rows} samples; dimension 0 has to be the sample, "
+            "because replicas share a micro-batch by rows"
+        )
+
+
+def tensor_shape(tensor: Tensor) -> TensorShape:
+    """The shape of one sample of ``tensor``, its type, and whether it wants a gradient."""
+    return TensorShape(tuple(tensor.shape[1:]), tensor.dtype, tensor.requires_grad)

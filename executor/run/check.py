@@ -1,0 +1,218 @@
+"""Compares a run's first steps with the same job trained by one process (``reference``), whatever the update rule.
+
+The reference draws the same random states and takes the same micro-batches in ascending order. Compared are the mean
+losses of the first global batches and the gradients of every stage's first updates, which depend on all weights and
+versions before them. A layer that draws random numbers and whose replicas share micro-batches by rows is run slice by
+slice, as each replica draws for its own rows; every other layer sees whole micro-batches, so a layer that mixes samples
+(batch normalisation) shows up.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from penstock.executor.program.interpreter import Interpreter
+from penstock.executor.run.chain import Chain
+from penstock.executor.run.reference import Recipe, ReferenceTrainer, Slices
+from penstock.executor.stage.held_stage import HeldStage
+from penstock.executor.transport import wait_for_all
+from penstock.schemas.program import Held, Program
+
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
+"""Largest difference in parts of the largest gradient; other data types: 64 times their machine epsilon."""
+
+CHECKED_STEPS = 3
+"""How many steps, and updates of each stage, are compared."""
+
+_Key = tuple[int, int, str]
+"""A gradient: of which update, of which pipeline's model, of which parameter."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """How far a run is from one process, in parts of the largest gradient and of the loss."""
+
+    difference: float
+    tolerance: float
+    loss_difference: float
+
+
+class Check:
+    """Keeps a rank's gradients of the first updates, and compares them when the run is over."""
+
+    def __init__(self, interpreter: Interpreter, store: Any) -> None:
+        self._interpreter = interpreter
+        self._store = store
+        self._kept: dict[_Key, Tensor] = {}
+        self._seen: Counter[int] = Counter()
+        # Steps in fp16 may be skipped until the loss scale fits: then only the first loss can be compared.
+        self.steps = 1 if interpreter.training.precision == "fp16" else CHECKED_STEPS
+
+    def keep(self, stage: HeldStage) -> None:
+        """Copy a stage's gradients, just before the optimizer uses them."""
+        number = self._seen[stage.held.stage]
+        if number < self.steps and self._interpreter.training.precision != "fp16":
+            self._seen[stage.held.stage] += 1
+            for name, gradient in stage.named_gradients():
+                self._kept[number, self._interpreter.source.lane, name] = gradient.detach().to("cpu", copy=True)
+
+    def compare(self, losses: Sequence[float]) -> CheckReport:
+        """Compare with the reference, where ``losses`` are those of the steps from 0 on; collective.
+
+        Rank 0 computes the reference, the others wait as long as it takes; it is sent parameter by parameter.
+        """
+        interpreter, chain = self._interpreter, self._interpreter.chain
+        program = interpreter.programs[0]
+        steps = min(self.steps, len(losses))
+        if program.update_rule == "weight_stashing":  # its versions are read off this program, maybe of few batches
+            steps = min(steps, program.batches)
+        reference = _Reference(interpreter, _gathered(program), steps)
+        if dist.get_rank() == 0:
+            reference.train()
+        wait_for_all(self._store, "reference", program.world_size)
+        difference, largest = 0.0, 0.0
+        for key, gradient in reference.broadcast(chain):
+            largest = max(largest, _peak(gradient))
+            if key in self._kept:
+                difference = max(difference, _peak(self._kept[key] - gradient))
+        wanted = torch.tensor(reference.losses or [0.0] * steps, dtype=torch.float64)
+        dist.broadcast(wanted, src=0)
+        apart = (torch.tensor(losses[:steps], dtype=torch.float64) - wanted).abs()
+        relative = apart / wanted.abs().clamp(min=torch.finfo(torch.float64).tiny)
+        difference = _largest(difference)
+        return CheckReport(
+            difference / largest if largest > 0 else difference, _tolerance(interpreter), float(relative.max())
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """What the reference has to know of all ranks' programs."""
+
+    recipe: Recipe
+    versions: dict[tuple[int, int], int]
+    slices: Slices
+
+
+class _Reference:
+    """The plain trainer's first losses and gradients, computed by rank 0 and sent to all."""
+
+    def __init__(self, interpreter: Interpreter, whole: _Whole, steps: int) -> None:
+        self.interpreter = interpreter
+        self.whole = whole
+        self.steps = steps
+        self.losses: list[float] = []
+        self.gradients: dict[_Key, Tensor] = {}
+
+    def train(self) -> None:
+        """Train the steps."""
+        whole, interpreter = self.whole, self.interpreter
+        counted = whole.recipe.update_rule == "weight_stashing"
+        trainer = ReferenceTrainer(
+            interpreter.chain,
+            whole.recipe,
+            seed=interpreter.seed,
+            expected_count=interpreter.expected_count,
+            versions=(lambda stage, m: whole.versions[stage, m]) if counted else None,
+            slices=whole.slices,
+            on_update=self._keep,
+            training=interpreter.training,
+            device=interpreter.device,
+        )
+        self.losses = [trainer.train(step) for step in range(self.steps)]
+
+    def _keep(self, stage: int, number: int, gradients: dict[str, Tensor]) -> None:
+        lane = stage // len(self.whole.recipe.stages)
+        if number < self.steps:
+            self.gradients |= {(number, lane, name): gradient for name, gradient in gradients.items()}
+
+    def broadcast(self, chain: Chain) -> Iterator[tuple[_Key, Tensor]]:
+        """The gradients on every rank, one after the other; each is let go of.
+
+        In so many steps a stage whose update takes several global batches makes fewer updates.
+        """
+        modules = chain.build_layers(range(len(chain.specs)), device="meta")
+        parameters = dict(chain.named_parameters(modules))
+        made: list[Any] = [sorted(self.gradients)]
+        dist.broadcast_object_list(made, src=0)
+        for key in made[0]:
+            gradient = self.gradients.pop(key, None)
+            if gradient is None:
+                gradient = torch.empty_like(parameters[key[-1]], device="cpu")
+            gradient = gradient.cpu().contiguous()
+            dist.broadcast(gradient, src=0)
+            yield key, gradient
+
+
+def counted_versions(programs: Sequence[Program]) -> dict[tuple[int, int], int]:
+    """Which version of a stage's weights each micro-batch uses, by (stage, micro-batch), read off the instructions."""
+    found: dict[tuple[int, int], int] = {}
+    for program in programs:
+        updates: Counter[int] = Counter()
+        delay: Counter[int] = Counter()
+        for one in program.instructions():
+            if one.kind == "STEP":
+                updates[one.stage] += 1
+            elif one.kind == "VERSION":
+                delay[one.stage] = one.micro_batch
+            elif one.kind == "F":
+                found[one.stage, one.micro_batch] = max(0, updates[one.stage] - delay[one.stage])
+    return found
+
+
+def _gathered(program: Program) -> _Whole:
+    """Stages, versions and slices as the programs of all ranks have them; collective."""
+    versions = counted_versions([program]) if program.update_rule == "weight_stashing" else {}
+    everyone: list[Any] = [None] * program.world_size
+    dist.all_gather_object(everyone, (program.stages, versions))
+    held = {one.stage: one for stages, _ in everyone for one in stages}
+    line = [one for _, one in sorted(held.items()) if one.pipeline == 0]
+    recipe = Recipe(
+        program.update_rule,
+        tuple((one.first, one.last) for one in line),
+        program.row_classes,
+        tuple(one.update_every for one in line) if versions else None,
+        pipelines=program.pipelines if program.update_rule == "elastic_averaging" else 1,
+        staleness=program.staleness,
+    )
+    merged = {key: version for _, own in everyone for key, version in own.items()}
+    return _Whole(recipe, merged, _slices([one for stages, _ in everyone for one in stages]))
+
+
+def _slices(stages: Sequence[Held]) -> Slices:
+    slices: Slices = {}
+    shared = [one for one in stages if len(one.ranks) > 1 and one.dispatch == "rows"]
+    for one in sorted(shared, key=lambda held: (held.stage, held.replica)):
+        for i in range(one.first, one.last + 1):
+            held = slices.get(i, tuple(() for _ in one.rows))
+            slices[i] = tuple((*before, own) for before, own in zip(held, one.rows, strict=True))
+    return slices
+
+
+def _tolerance(interpreter: Interpreter) -> float:
+    """That of the least precise numbers that are computed with."""
+    chain = interpreter.chain
+    layers = (chain.build_layer(i, device="meta") for i in range(len(chain.specs)))
+    dtypes = {parameter.dtype for layer in layers for parameter in layer.parameters() if parameter.requires_grad}
+    if interpreter.training.dtype is not None:
+        dtypes.add(interpreter.training.dtype)
+    return max((TOLERANCE.get(dtype, 64 * torch.finfo(dtype).eps) for dtype in dtypes), default=0.0)
+
+
+def _peak(tensor: Tensor) -> float:
+    """The largest absolute value; infinity when there is one that is not a number."""
+    peak = float(tensor.detach().abs().max()) if tensor.numel() else 0.0
+    return peak if peak == peak else float("inf")
+
+
+def _largest(value: float) -> float:
+    values = torch.tensor([value], dtype=torch.float64)
+    dist.all_reduce(values, op=dist.ReduceOp.MAX)
+    return values.item()

@@ -1,0 +1,215 @@
+"""The job protocol: what a user's training project gives to the executor, and how it is found.
+
+A job is one object, named ``module:attribute``. Its model is a list of layers over named tensors: a layer is called
+``module(*[env[name] for name in reads])`` and returns one tensor, or as many as ``writes`` names. Names that no earlier
+layer has written are model inputs: they come from the batch to whichever layer reads them and cross no cut. Parameters
+are named ``layer.parameter``; those with ``requires_grad=False`` stay as they are.
+
+A job may also have:
+
+* ``shared_parameters``: lists of full names that are one parameter; the first names it.
+* ``lr_scheduler(optimizer)``: a scheduler of ``torch.optim.lr_scheduler``; stepped after each of the optimizer's steps.
+* ``evaluation(number, rows)``: like ``batch``, for evaluation batch ``number`` of ``num_evaluation_batches``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+import penstock
+from penstock.schemas.errors import InvalidDocument, NotFound
+
+Builder = Callable[[], nn.Module]
+_REQUIRED = ("name", "seed", "batch_size", "layers", "batch", "loss", "optimizer")
+
+
+class LayerSpec(NamedTuple):
+    """One layer: its full name, how it is built, and the named tensors it reads and writes."""
+
+    name: str
+    build: Builder
+    reads: tuple[str, ...] = ("x",)
+    writes: tuple[str, ...] = ("x",)
+
+
+@runtime_checkable
+class Job(Protocol):
+    """What is trained. ``outputs`` names the tensors that ``loss`` gets; writing a name again makes a new tensor."""
+
+    name: str
+    seed: int
+    batch_size: int
+    outputs: tuple[str, ...]
+
+    def layers(self) -> Sequence[LayerSpec | tuple[str, Builder]]:
+        """The model in order; a pair ``(name, builder)`` reads and writes ``x``."""
+        ...
+
+    def batch(self, step: int, rows: range) -> tuple[dict[str, Tensor], Any]:
+        """The rows of global batch ``step``: inputs by name (dimension 0 is the sample) and targets.
+
+        A pure function of ``step``: any rank may ask for any rows, and gets the same numbers.
+        """
+        ...
+
+    def loss(self, outputs: dict[str, Tensor], targets: Any) -> tuple[Tensor, int]:
+        """The sum of the loss over these samples, and how many terms were summed."""
+        ...
+
+    def optimizer(self, params: Iterable[nn.Parameter]) -> Optimizer:
+        """The optimizer over a stage's parameters."""
+        ...
+
+
+class SimpleJob:
+    """A base for jobs; subclasses give ``layers``, ``batch``, ``loss`` and ``optimizer``."""
+
+    outputs: tuple[str, ...] = ("x",)
+    shared_parameters: Sequence[Sequence[str]] = ()
+
+    def __init__(self, name: str, *, batch_size: int, seed: int = 0) -> None:
+        self.name = name
+        self.batch_size = batch_size
+        self.seed = seed
+
+
+def load_job(reference: str, directory: str | Path | None = None) -> Job:
+    """The job called ``module:attribute``.
+
+    ``directory`` is appended to ``sys.path``, never put before what is installed. ``examples.…`` falls back to the
+    examples that Penstock ships. Raises NotFound for an unknown module or attribute, InvalidDocument for an object
+    that is no job or a module that cannot be imported.
+    """
+    module_name, colon, attribute = reference.partition(":")
+    if not (module_name and colon and attribute):
+        raise InvalidDocument(f"{reference!r} names no job; write module:attribute, such as examples.gpt:job")
+    if directory is not None:
+        _append_to_path(str(Path(directory).resolve()))
+    module = _import(module_name, reference)
+    found: Any = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise NotFound(f"module {module_name!r} has no {attribute!r}{_near(part, _public(found))}")
+        found = getattr(found, part)
+    return checked_job(found, reference)
+
+
+def checked_job(found: Any, reference: str) -> Job:
+    """``found``, if it is a job. Raises InvalidDocument naming what is missing."""
+    missing = [name for name in _REQUIRED if not hasattr(found, name)]
+    if isinstance(found, type) or missing:
+        made = (
+            "a class; give an instance of it" if isinstance(found, type) else f"no job: it lacks {', '.join(missing)}"
+        )
+        raise InvalidDocument(f"{reference!r} is {made}", remedy="see the job protocol in penstock.executor.run.job")
+    if not isinstance(found.batch_size, int) or found.batch_size < 1:
+        raise InvalidDocument(f"{reference!r} has batch_size {found.batch_size!r}; give the samples of a global batch")
+    job: Job = found
+    return job
+
+
+def layer_specs(job: Job) -> tuple[LayerSpec, ...]:
+    """The job's layers as LayerSpec. Raises InvalidDocument for an empty list, doubled names or malformed entries."""
+    specs = tuple(_spec(job, i, entry) for i, entry in enumerate(job.layers()))
+    if not specs:
+        raise InvalidDocument(f"job {job.name!r} has no layers; layers() has to return at least one")
+    seen: dict[str, int] = {}
+    for i, spec in enumerate(specs):
+        if spec.name in seen:
+            raise InvalidDocument(
+                f"job {job.name!r}: layers {seen[spec.name]} and {i} are both called {spec.name!r}; names are unique"
+            )
+        seen[spec.name] = i
+    return specs
+
+
+def job_outputs(job: Job) -> tuple[str, ...]:
+    """The names that the loss reads: ``job.outputs``, or ``("x",)``."""
+    return tuple(getattr(job, "outputs", ("x",)))
+
+
+def shared_names(job: Job) -> tuple[tuple[str, ...], ...]:
+    """The job's ``shared_parameters``. Raises InvalidDocument when they are no lists of at least two names."""
+    given: Any = getattr(job, "shared_parameters", ())
+    if callable(given) or isinstance(given, str) or not isinstance(given, Iterable):
+        raise InvalidDocument(
+            f"job {job.name!r}: shared_parameters is {given!r:.80}; give a list of lists of names, layer.parameter"
+        )
+    found = []
+    for names in given:
+        if isinstance(names, str) or not isinstance(names, Iterable) or len(tied := tuple(names)) < 2:
+            raise InvalidDocument(
+                f"job {job.name!r}: shared_parameters has the entry {names!r:.80}; "
+                "give at least two names of one parameter"
+            )
+        if not all(isinstance(name, str) for name in tied):
+            raise InvalidDocument(f"job {job.name!r}: shared_parameters has {tied!r:.80}, where names are texts")
+        found.append(tied)
+    return tuple(found)
+
+
+def _spec(job: Job, index: int, entry: Any) -> LayerSpec:
+    where = f"job {job.name!r}, layer {index}"
+    if not isinstance(entry, tuple) or not 2 <= len(entry) <= 4:
+        raise InvalidDocument(f"{where} is {entry!r}; give a LayerSpec or a pair (name, builder)")
+    spec = LayerSpec(*entry)
+    if not isinstance(spec.name, str) or not spec.name:
+        raise InvalidDocument(f"{where} is called {spec.name!r}; a name is a non-empty text")
+    if not callable(spec.build):
+        raise InvalidDocument(f"{where} ({spec.name!r}): the builder {spec.build!r} cannot be called")
+    if isinstance(spec.build, nn.Module):
+        raise InvalidDocument(
+            f"{where} ({spec.name!r}) is a built module; give a function that builds it: a rank builds only its own"
+        )
+    for what, names in (("reads", spec.reads), ("writes", spec.writes)):
+        if isinstance(names, str) or not all(isinstance(name, str) and name for name in names):
+            raise InvalidDocument(f"{where} ({spec.name!r}): {what} is {names!r}; give a tuple of tensor names")
+        if len(set(names)) < len(names):
+            raise InvalidDocument(f"{where} ({spec.name!r}): {what} {names!r} names a tensor twice")
+    if not spec.writes:
+        raise InvalidDocument(f"{where} ({spec.name!r}) writes nothing; name at least one tensor")
+    return LayerSpec(spec.name, spec.build, tuple(spec.reads), tuple(spec.writes))
+
+
+def _append_to_path(place: str) -> None:
+    """Append ``place``, and move the source tree of an editable install behind it: its folders are ``schemas``, …"""
+    if place not in sys.path:
+        sys.path.append(place)
+    tree = Path(penstock.__file__).resolve().parents[1]
+    source = str(tree)
+    if source != place and (tree / "pyproject.toml").exists() and source in sys.path[: sys.path.index(place)]:
+        sys.path[:] = [*(entry for entry in sys.path if entry != source), source]
+
+
+def _import(name: str, reference: str) -> Any:
+    candidates = [name, f"penstock.{name}"] if name.split(".")[0] == "examples" else [name]
+    for candidate in candidates:
+        try:
+            return importlib.import_module(candidate)
+        except ModuleNotFoundError as error:
+            missing = error.name or ""
+            if candidate != missing and not candidate.startswith(missing + "."):
+                raise InvalidDocument(f"importing {reference!r} failed: {error}") from error
+        except Exception as error:
+            raise InvalidDocument(f"importing {reference!r} failed: {type(error).__name__}: {error}") from error
+    raise NotFound(
+        f"there is no module {name!r} for the job {reference!r}",
+        remedy="give the directory that holds it, or install the package",
+    )
+
+
+def _public(found: Any) -> list[str]:
+    return [name for name in dir(found) if not name.startswith("_")]
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=3)
+    return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""

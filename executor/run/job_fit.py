@@ -1,0 +1,67 @@
+"""Whether a job is the one that a plan was made for, and has what a run's options ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.executor.node.check_model import refuse_other_layers
+from penstock.executor.run.chain import Chain, TensorShape
+from penstock.executor.run.job import Job
+from penstock.schemas.api.run_options import RunOptions
+from penstock.schemas.errors import ModelMismatch, UnsupportedRequest
+from penstock.schemas.program import Program
+
+
+def checked_chain(job: Job, program: Program, layers: Sequence[str] | None) -> Chain:
+    """The job's chain. Raises ModelMismatch naming the first layer that differs from the plan's ``layers``."""
+    chain = Chain(job)
+    if layers is not None:
+        refuse_other_layers(job.name, chain.names, layers)
+    if program.global_batch_size > job.batch_size:
+        raise ModelMismatch(
+            f"the plan's global batch has {program.global_batch_size} samples, "
+            f"that of job {job.name!r} has {job.batch_size}",
+            remedy=f"plan with --global-batch-size {job.batch_size}, or change the job's batch_size",
+        )
+    return chain
+
+
+def refuse_missing_parts(job: Job, options: RunOptions) -> None:
+    """Raise UnsupportedRequest when the options ask for something that the job does not offer."""
+    if options.evaluate_every and not (hasattr(job, "evaluation") and hasattr(job, "num_evaluation_batches")):
+        raise UnsupportedRequest(
+            f"job {job.name!r} cannot be evaluated: it has no evaluation(number, rows) or no num_evaluation_batches",
+            remedy="add both to the job, or leave out --evaluate-every",
+        )
+
+
+def refuse_other_boundaries(
+    chain: Chain,
+    shapes: Sequence[dict[str, TensorShape]],
+    planned: Sequence[Sequence[Sequence[Any]]] | None,
+    *,
+    lowered: bool = False,
+) -> None:
+    """Raise ModelMismatch naming the first cut at which other tensors cross than in the plan's profile.
+
+    ``lowered``: the run's precision may be below the profile's, so tensors may be smaller than planned, never larger.
+    """
+    for i, (has, wanted) in enumerate(zip(shapes, planned or (), strict=False)):
+        own = [
+            [chain.tensor_name(i, k), shape.bytes_per_sample, shape.bytes_per_sample if shape.needs_grad else 0]
+            for k, shape in enumerate(has.values())
+        ]
+        for mine, other in zip(own, map(list, wanted), strict=False):
+            smaller = lowered and mine[0] == other[0] and mine[1] <= other[1] and bool(mine[2]) == bool(other[2])
+            if mine != other and not smaller:
+                raise ModelMismatch(
+                    f"after layer {chain.names[i]!r}: tensor {mine[0]!r} has {mine[1]} bytes per sample "
+                    f"(gradient {mine[2]}), in the plan {other[0]!r} has {other[1]} (gradient {other[2]})",
+                    remedy="profile this model and plan with that profile",
+                )
+        if len(own) != len(wanted):
+            raise ModelMismatch(
+                f"after layer {chain.names[i]!r} {len(own)} tensors cross, in the plan {len(wanted)}",
+                remedy="profile this model and plan with that profile",
+            )

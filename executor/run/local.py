@@ -1,0 +1,314 @@
+"""Starts the ranks of a run on this machine, follows them, and leaves nothing behind. Loads no torch.
+
+Each rank is a process group of its own. The first sign of trouble (a ``failed`` event, a signal, an early exit) ends
+the run: for a moment other ranks may still say what they met, then the rank that failed by itself is named and all
+groups are killed. The socket at which ranks meet is opened here and handed to rank 0, so its port is free and known.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from penstock.executor.node.store import join_address, listen
+from penstock.executor.run.rank_process import RankProcess
+from penstock.executor.run.work import Work
+from penstock.schemas.api.run_options import RunOptions
+from penstock.schemas.errors import (
+    InvalidDocument,
+    MissingExtra,
+    ModelMismatch,
+    NotFound,
+    PenstockError,
+    RunFailed,
+    UnsupportedRequest,
+)
+from penstock.schemas.program import Program
+
+PEER_GRACE_S = 0.7
+"""After a rank lost a peer, how long to wait for the reason: the peer's own last words, or its exit."""
+
+_LOOPBACK = "127.0.0.1"
+_OWN_ERRORS: dict[str, type[PenstockError]] = {
+    kind.__name__: kind for kind in (InvalidDocument, MissingExtra, ModelMismatch, NotFound, UnsupportedRequest)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """What a run measured. ``step_times_ns`` leaves out the first ``warmup_steps`` steps.
+
+    ``losses``: of all steps from ``first_step`` on. ``evaluations``: steps done, and the loss then.
+
+    ``gradient_check``: largest difference from a single process in parts of the largest gradient, within
+    ``gradient_tolerance`` if all is well; ``loss_check``: the loss, relatively. ``rank_traces``:
+    ``schemas.trace.RankTrace`` as JSON. ``peak_memory_bytes``: per rank, how much its process grew, or its tensors.
+    """
+
+    losses: tuple[float, ...]
+    step_times_ns: tuple[int, ...]
+    warmup_steps: int
+    gradient_check: float | None
+    gradient_tolerance: float | None
+    loss_check: float | None
+    peak_memory_bytes: tuple[int, ...]
+    rank_traces: tuple[dict[str, Any], ...] = field(repr=False)
+    first_step: int = 0
+    evaluations: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def check_passed(self) -> bool | None:
+        """Whether the run trains what one process trains; None when it was not compared."""
+        if self.gradient_check is None or self.gradient_tolerance is None or self.loss_check is None:
+            return None
+        return max(self.gradient_check, self.loss_check) <= self.gradient_tolerance
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A run that is being followed."""
+
+    work: Work
+    steps: int
+    options: RunOptions
+    processes: list[RankProcess] = field(default_factory=list)
+
+
+def run_locally(
+    work: Work | Sequence[Program],
+    job: str,
+    *,
+    directory: Path,
+    steps: int,
+    seed: int,
+    options: RunOptions | None = None,
+    plan_hash: str | None = None,
+    check: bool = False,
+    trace_steps: int = 0,
+    layers: Sequence[str] | None = None,
+    boundaries: Sequence[Sequence[Sequence[Any]]] | None = None,
+    timeout_s: float | None = None,
+    devices: Sequence[str] = ("cpu",),
+    transport: str = "auto",
+    on_progress: Callable[[dict[str, Any]], None] | None = None,
+    on_started: Callable[[Sequence[int]], None] | None = None,
+    count_memory: bool = False,
+) -> RunReport:
+    """Run one process per rank on this machine, up to step ``steps``.
+
+    ``devices``: torch's names of the devices that ranks get in turn; ``transport``: see ``executor.transport``.
+    ``layers``: the names of the plan's layers; ``boundaries``: what crosses its cuts, both compared with the model.
+    ``directory``: where ``job`` (``module:attribute``) is found. ``on_progress`` gets every event of every rank,
+    ``on_started`` the ranks' process ids. ``count_memory``: peaks are of the ranks' tensors, which takes time.
+    Raises RunFailed naming the first rank that failed, its signal or exception and its last instruction; errors that
+    name their own remedy (ModelMismatch, InvalidDocument, UnsupportedRequest) are raised as they are.
+    """
+    if steps < 1:
+        raise InvalidDocument(f"a run has at least one step, not {steps}")
+    run = _Run(Work.of(work), steps, options or RunOptions())
+    common = {
+        "world_size": run.work.num_ranks,
+        "prefix": f"run-{os.getpid()}-{time.monotonic_ns()}",
+        "job": job,
+        "directory": str(directory.resolve()),
+        "steps": steps,
+        "seed": seed,
+        "check": check,
+        "trace_steps": trace_steps,
+        "layers": None if layers is None else list(layers),
+        "options": run.options.model_dump(mode="json"),
+        "plan_hash": plan_hash,
+        "transport": transport,
+    }
+    if count_memory:
+        common["count_memory"] = True
+    if boundaries is not None:
+        common["boundaries"] = boundaries
+    if timeout_s is not None:
+        common["timeout_s"] = timeout_s
+    with tempfile.TemporaryDirectory(prefix="penstock-run-") as scratch, _socket() as server:
+        common["store"] = join_address(_LOOPBACK, server.getsockname()[1])
+        try:
+            for rank in range(run.work.num_ranks):
+                place = {"rank": rank, "device": devices[rank % len(devices)]}
+                assignment = {**common, **place, **run.work.assignment(rank)}
+                run.processes.append(_start(assignment, Path(scratch), server))
+            server.close()
+            if on_started is not None:
+                on_started([process.popen.pid for process in run.processes])
+            return _follow(run, on_progress)
+        finally:
+            _end(run.processes)
+
+
+@contextmanager
+def _socket() -> Iterator[socket.socket]:
+    server = listen(_LOOPBACK)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def _start(assignment: dict[str, Any], scratch: Path, server: socket.socket) -> RankProcess:
+    rank = assignment["rank"]
+    mark = scratch / f"mark-{rank}"
+    mark.write_bytes(array("q", (0, -1)).tobytes())
+    assignment["mark"] = str(mark)
+    descriptors: tuple[int, ...] = ()
+    if rank == 0:
+        descriptors = (server.fileno(),)
+        assignment["listening"] = server.fileno()
+    environment = dict(os.environ)
+    environment.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    popen = subprocess.Popen(
+        [sys.executable, "-P", "-m", "penstock.executor.run.rank"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        pass_fds=descriptors,
+        env=environment,
+        cwd=assignment["directory"],
+        process_group=0,
+    )
+    process = RankProcess(rank, popen, mark)
+    assert popen.stdin is not None
+    with suppress(BrokenPipeError):
+        popen.stdin.write(json.dumps(assignment).encode() + b"\n")
+        popen.stdin.flush()
+    return process
+
+
+def loopback_interface() -> str:
+    """The network interface that gloo is to use among processes of this machine."""
+    names = [name for _, name in socket.if_nameindex()]
+    return "lo" if "lo" in names else names[0]
+
+
+def _follow(run: _Run, on_progress: Callable[[dict[str, Any]], None] | None) -> RunReport:
+    processes = run.processes
+    told: dict[str, list[dict[str, Any]]] = {"trace": [], "evaluation": []}
+    give_up_at: float | None = None
+    with selectors.DefaultSelector() as selector:
+        for process in processes:
+            for stream in process.streams:
+                os.set_blocking(stream.fileno(), False)
+                selector.register(stream, selectors.EVENT_READ, process)
+            selector.register(process.exit_descriptor, selectors.EVENT_READ, process)
+        while not all(process.has_ended for process in processes):
+            limit_s = None if give_up_at is None else give_up_at - time.monotonic()
+            if limit_s is not None and limit_s <= 0:
+                break
+            for key, _ in selector.select(limit_s):
+                for event in _hear(key.data, key.fileobj, selector):
+                    told.get(event["kind"], []).append(event)
+                    if on_progress is not None:
+                        on_progress(event | {"rank": key.data.rank})
+            failed = [process for process in processes if process.has_failed]
+            if any(process.is_root_cause for process in failed):
+                break
+            if failed and give_up_at is None:
+                give_up_at = time.monotonic() + PEER_GRACE_S
+    if any(process.has_failed for process in processes):
+        raise _failure(run)
+    return _report(processes, **told)
+
+
+def _hear(process: RankProcess, source: Any, selector: selectors.BaseSelector) -> list[dict[str, Any]]:
+    """What a process says on one of its streams; when it has exited, on both up to their ends."""
+    if source in process.streams:
+        at_end, events = process.read(source)
+        if at_end:
+            selector.unregister(source)
+        return events
+    process.popen.wait()
+    process.has_ended = True
+    selector.unregister(source)
+    return [event for stream in process.streams for event in process.read(stream)[1]]
+
+
+def _failure(run: _Run) -> PenstockError:
+    """The error that names the rank which failed by itself; of several, the first by its own clock.
+
+    When all that failed lost a peer, the ones that are still there are suspects: they are named too.
+    """
+
+    def order(process: RankProcess) -> tuple[bool, bool, int]:
+        own = process.failed
+        return not process.is_root_cause, own is not None, own["time_ns"] if own is not None else 0
+
+    process = min((one for one in run.processes if one.has_failed), key=order)
+    event = process.failed
+    if event is not None and event["error"] in _OWN_ERRORS:
+        return _OWN_ERRORS[event["error"]](f"rank {process.rank}: {event['detail']}", remedy=event["remedy"])
+    where = _last_instruction(run, process)
+    if event is not None:
+        lines = [] if process.is_root_cause else _still_there(run)
+        told = "".join(f"\n    {line}" for line in [*lines, *event["traceback"]])
+        return RunFailed(f"rank {process.rank} failed {where}: {event['reason']}{told}")
+    code = process.popen.returncode
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    said = "".join(f"\n    {line}" for line in list(process.last_lines)[-10:])
+    return RunFailed(f"rank {process.rank} {how} {where}{said}")
+
+
+def _still_there(run: _Run) -> list[str]:
+    return [f"rank {one.rank} is still {_last_instruction(run, one)}" for one in run.processes if not one.has_failed]
+
+
+def _last_instruction(run: _Run, process: RankProcess) -> str:
+    """Which instruction of which step the rank was at, from its event or from its mark."""
+    index, step = array("q", process.mark.read_bytes())
+    if process.failed is not None:
+        index, step = process.failed["index"], process.failed["step"]
+        if process.failed["instruction"] is not None:
+            return f"in step {step} at instruction {index} ({process.failed['instruction']})"
+    if step is None or step < 0:
+        return "before its first step"
+    if index is None:
+        return f"in step {step}"
+    instruction = run.work.instruction(process.rank, index, run.work.program_at(step, run.steps, run.options))
+    return f"in step {step} at instruction {index} ({instruction})"
+
+
+def _report(
+    processes: Sequence[RankProcess], trace: Sequence[dict[str, Any]], evaluation: Sequence[dict[str, Any]]
+) -> RunReport:
+    finished = {process.rank: process.done for process in processes if process.done is not None}
+    first = finished[0]
+    traces = [event["rank_trace"] for event in trace]
+    return RunReport(
+        losses=tuple(first["losses"]),
+        step_times_ns=tuple(first["step_times_ns"]),
+        warmup_steps=first["warmup_steps"],
+        gradient_check=first["gradient_check"],
+        gradient_tolerance=first["gradient_tolerance"],
+        loss_check=first["loss_check"],
+        peak_memory_bytes=tuple(finished[rank]["peak_memory_bytes"] for rank in sorted(finished)),
+        rank_traces=tuple(sorted(traces, key=lambda one: (one["step"], one["rank"]))),
+        first_step=first["first_step"],
+        evaluations=tuple((event["step"], event["loss"]) for event in evaluation),
+    )
+
+
+def _end(processes: Sequence[RankProcess]) -> None:
+    """Leave nothing behind: first all die, then each is waited for."""
+    for process in processes:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.popen.pid, signal.SIGKILL)
+    for process in processes:
+        process.close()

@@ -1,0 +1,356 @@
+"""One rank of a run: ``python -m penstock.executor.run.rank``.
+
+Reads one JSON line from stdin, its assignment::
+
+    {rank, world_size, store: "host:port", prefix, programs, job, directory, steps, seed, check, trace_steps, layers}
+
+``programs``: those that this rank runs, one after the other (``program``: a single one); with several, ``segments``
+says which comes when from ``first_step`` on (from step 0 where that is not given), and without that they are a
+ladder. Training goes up to step ``steps``.
+Optional: ``options`` (``schemas.run_options.RunOptions``), ``plan_hash`` (for checkpoints), ``device`` (torch's name,
+"cpu"), ``transport`` ("auto", or one of ``executor.transport``), ``boundaries`` (of the plan's profile: per cut
+``[name, bytes_per_sample, gradient_bytes_per_sample]`` of each tensor), ``timeout_s`` (a peer silent for longer is
+taken for dead), ``listening`` (descriptor of the store's socket: this rank hosts the store), ``mark`` (file of two
+native 64-bit integers where the index of the running instruction and the step are kept), ``host`` (ranks of one host
+share a clock). ``layers`` null: not compared.
+
+Writes JSON lines to stdout: ``ready``; from rank 0 ``step {step, loss, time_ns}``, ``resumed {step, directory}``,
+``checkpoint {step, directory}``, ``evaluation {step, loss}``, ``rung {step, index}`` and ``warning {step, text}``;
+``trace`` with a ``rank_trace``; at last ``done``, ``left {step}`` where SIGTERM has reached a rank of a run with
+checkpoints (all save after the same step and end), or
+``failed {reason, instruction, index, layer, line, step, traceback, time_ns}``.
+What the job prints goes to stderr. A rank that fails ends at once, so that its peers notice; so does one whose stdin
+is closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import mmap
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+import torch.distributed as dist
+
+from penstock.executor.checkpoints.checkpoint import About
+from penstock.executor.checkpoints.checkpoint_store import Checkpoints
+from penstock.executor.checkpoints.shutdown import Farewell, ToldToEnd
+from penstock.executor.children import die_with
+from penstock.executor.gpu import open_device
+from penstock.executor.program.interpreter import InstructionFailed, Interpreter, Mark
+from penstock.executor.run.check import Check, CheckReport
+from penstock.executor.run.clocks import CommonClock, Reading, read_clock
+from penstock.executor.run.job import Job, load_job
+from penstock.executor.run.job_fit import checked_chain, refuse_missing_parts, refuse_other_boundaries
+from penstock.executor.run.metrics import Metrics
+from penstock.executor.run.peak import peak_of
+from penstock.executor.run.trace import rank_trace
+from penstock.executor.run.training import Course, Trainer
+from penstock.executor.stage.precision import Training
+from penstock.executor.transport import (
+    AUTO,
+    agree_on_transport,
+    connect,
+    make_transport,
+    process_groups,
+    smallest,
+    wait_for_all,
+)
+from penstock.schemas.api.run_options import RunOptions
+from penstock.schemas.errors import InvalidDocument, PenstockError
+from penstock.schemas.program import Program
+
+TIMEOUT_S = 60.0
+
+_TRACEBACK_LINES = 12
+_SILENT = "Application timeout"
+
+
+class Rank:
+    """An assignment on its way from set-up to the last step; ``say`` writes an event."""
+
+    def __init__(self, assignment: Mapping[str, Any], say: Any) -> None:
+        self.assignment = assignment
+        self.say = say
+        self.mark: Mark = _open_mark(assignment.get("mark"))
+        self.options = RunOptions.parse(assignment.get("options") or {})
+        self._trainer: Trainer | None = None
+        self._clock: Reading | None = None
+
+    def run(self) -> None:
+        """Set up, train, compare, report. Raises whatever goes wrong."""
+        given = self.assignment
+        device = open_device(given.get("device", "cpu"))
+        torch.set_num_threads(1)
+        self.programs = [Program.from_json(one) for one in given.get("programs") or [given["program"]]]
+        self.program = program = self.programs[0]
+        job = load_job(given["job"], given.get("directory"))
+        refuse_missing_parts(job, self.options)
+        chain = checked_chain(job, program, given.get("layers"))
+        training = Training(self.options.precision, self.options.clip_norm)
+        shapes = chain.infer_shapes(range(program.row_classes[0][0]), training, device)
+        refuse_other_boundaries(chain, shapes, given.get("boundaries"), lowered=training.lowered)
+        self._peak = peak_of(device, counts_tensors=given.get("count_memory", False))
+        store = self._connect()
+        timeout_s = self._timeout_s
+        kind = agree_on_transport(given.get("transport", AUTO), device)
+        groups = process_groups(program.groups, timeout_s, device if kind == "nccl" else None)
+        transport = make_transport(kind, program, device, timeout_s)
+        checkpoints = self._open_checkpoints(job)
+        interpreter = Interpreter(
+            self.programs,
+            chain,
+            shapes,
+            seed=given["seed"],
+            transport=transport,
+            groups=groups,
+            device=device,
+            mark=self.mark,
+            training=training,
+        )
+        wait_for_all(store, "built", program.world_size)
+        interpreter.agree()
+        course = self._course(checkpoints, interpreter)
+        gc.collect()
+        gc.freeze()
+        self.say({"kind": "ready", "rank": program.rank})
+        if min(given["steps"], given["trace_steps"]) > 0:
+            self._clock = self._read_clock()
+        check = Check(interpreter, store) if given["check"] else None
+        metrics = self._open_metrics(course, interpreter)
+        farewell = None if checkpoints is None else Farewell()
+        self._trainer = trainer = Trainer(
+            interpreter,
+            course,
+            say=self.say,
+            mark=self.mark,
+            checkpoints=checkpoints,
+            metrics=metrics,
+            check=check,
+            farewell=farewell,
+        )
+        with contextlib.nullcontext() if farewell is None else farewell.listening():
+            trainer.train()
+        if metrics is not None:
+            metrics.close()
+        self._send_traces(trainer)
+        self._report(trainer, check.compare(trainer.losses) if check is not None and trainer.losses else None)
+        with contextlib.suppress(RuntimeError):
+            dist.barrier()
+        transport.close()
+
+    # Set-up
+
+    @property
+    def _timeout_s(self) -> float:
+        return float(self.assignment.get("timeout_s", TIMEOUT_S))
+
+    def _connect(self) -> Any:
+        given = self.assignment
+        return connect(
+            given["store"],
+            prefix=given["prefix"],
+            rank=self.program.rank,
+            world_size=self.program.world_size,
+            timeout_s=self._timeout_s,
+            listening=given.get("listening"),
+        )
+
+    def _open_checkpoints(self, job: Job) -> Checkpoints | None:
+        """Where checkpoints go, found fit before anything is built."""
+        given, options, program = self.assignment, self.options, self.program
+        if options.checkpoint_directory is None:
+            return None
+        about = About(
+            step=0,
+            batches=0,
+            job=job.name,
+            seed=given["seed"],
+            update_rule=program.update_rule,
+            pipelines=program.pipelines,
+            global_batch_size=program.global_batch_size,
+            plan_hash=given.get("plan_hash"),
+            torch_version=torch.__version__,
+        )
+        return Checkpoints(options.checkpoint_directory, options.keep_checkpoints, about, given["prefix"])
+
+    def _course(self, checkpoints: Checkpoints | None, interpreter: Interpreter) -> Course:
+        """What is left to train: from the newest checkpoint on where one is asked for. Raises NotFound without one."""
+        given, options = self.assignment, self.options
+        first_step = 0
+        if checkpoints is not None and options.resume:
+            first_step = checkpoints.resume(interpreter, self._tell_first, may_start_anew=options.resume == "auto")
+        expected = given.get("first_step")
+        if expected is not None and expected != first_step:
+            raise InvalidDocument(f"the programs are for step {expected} on; the newest checkpoint is of {first_step}")
+        return Course(
+            steps=given["steps"],
+            first_step=first_step,
+            trace_steps=given["trace_steps"],
+            segments=self.segments(first_step),
+            options=options,
+        )
+
+    def segments(self, first_step: int) -> tuple[int, ...] | None:
+        """The numbers of the programs that train from ``first_step`` on; None where steps are run one by one."""
+        segments = self.assignment.get("segments")
+        if segments is None:
+            return None
+        begun = 0 if self.assignment.get("first_step") is not None else len(self.options.segments(0, first_step))
+        return tuple(segments[begun:])
+
+    def _open_metrics(self, course: Course, interpreter: Interpreter) -> Metrics | None:
+        options = self.options
+        wanted = options.metrics_path is not None or options.tensorboard_directory is not None
+        if self.program.rank != 0 or not wanted:
+            return None
+        return Metrics(options.metrics_path, options.tensorboard_directory, course.first_step, interpreter)
+
+    def _tell_first(self, event: Mapping[str, Any]) -> None:
+        if self.program.rank == 0:
+            self.say(event)
+
+    # Reports
+
+    def _read_clock(self) -> Reading:
+        return read_clock(self.assignment.get("host") or _host())
+
+    def _send_traces(self, trainer: Trainer) -> None:
+        if self._clock is None:
+            return
+        clock = CommonClock(self._clock, self._read_clock())
+        for step, program, own in trainer.traced:
+            start, *events = clock.common_ns(own)
+            document = rank_trace(
+                rank=self.program.rank,
+                device=self.program.device,
+                step=step,
+                instructions=tuple(program.instructions()),
+                events=events,
+                shift_ns=-smallest(start),
+                peak_memory_bytes=self.peak_memory_bytes(),
+                batches=program.batches,
+                clock_error_ns=clock.error_ns,
+            )
+            self.say({"kind": "trace", "rank_trace": document})
+
+    def _report(self, trainer: Trainer, report: CheckReport | None) -> None:
+        self.say(
+            {
+                "kind": "done",
+                "rank": self.program.rank,
+                "first_step": trainer.course.first_step,
+                "losses": trainer.losses,
+                "step_times_ns": trainer.times_ns[trainer.warmup_steps :],
+                "warmup_steps": trainer.warmup_steps,
+                "gradient_check": None if report is None else report.difference,
+                "gradient_tolerance": None if report is None else report.tolerance,
+                "loss_check": None if report is None else report.loss_difference,
+                "peak_memory_bytes": self.peak_memory_bytes(),
+            }
+        )
+
+    def peak_memory_bytes(self) -> int:
+        """The most that this rank has held since its model was looked at: of the GPU, or as a process."""
+        return self._peak.bytes
+
+    def failure(self, error: Exception) -> dict[str, Any]:
+        """The event that tells of ``error``."""
+        failed = error if isinstance(error, InstructionFailed) else None
+        cause: BaseException = error.__cause__ if failed is not None and error.__cause__ is not None else error
+        known = cause if isinstance(cause, PenstockError) else None
+        return {
+            "kind": "failed",
+            "rank": self.assignment.get("rank"),
+            "reason": (str(known) if known is not None else self._said(cause)) + _place(failed),
+            "error": type(cause).__name__,
+            "detail": known.detail if known is not None else None,
+            "remedy": known.remedy if known is not None else None,
+            "instruction": str(failed.instruction) if failed is not None else None,
+            "index": failed.index if failed is not None else None,
+            "layer": failed.layer if failed is not None else None,
+            "line": failed.line if failed is not None else None,
+            "step": None if self._trainer is None else self._trainer.step,
+            "traceback": "".join(traceback.format_exception(cause)).splitlines()[-_TRACEBACK_LINES:],
+            "time_ns": time.time_ns(),
+        }
+
+    def _said(self, error: BaseException) -> str:
+        """The error's words; what gloo says of a silent peer, so that people understand it."""
+        text = f"{type(error).__name__}: {error}"
+        if _SILENT in text or "Timed out" in text:
+            return f"timed out: a peer sent nothing for {self.assignment.get('timeout_s', TIMEOUT_S):g} s ({text})"
+        return text
+
+
+def _place(failed: InstructionFailed | None) -> str:
+    """Which of the job's layers failed, and at which line of the user's code, as far as they are known."""
+    if failed is None:
+        return ""
+    layer = None if failed.layer is None else f"in layer {failed.layer!r}"
+    found = [part for part in (layer, failed.line) if part is not None]
+    return f" ({', '.join(found)})" if found else ""
+
+
+def _open_mark(path: str | None) -> Mark:
+    if path is None:
+        return [0, -1]
+    with Path(path).open("r+b") as file:
+        return memoryview(mmap.mmap(file.fileno(), 16)).cast("q")
+
+
+def _host() -> str:
+    """The same text in all processes that share this machine's clock."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _end_with_stdin(stdin: TextIO) -> None:
+    """End with whoever started this rank, and take the processes that the job started along."""
+    stdin.read()
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
+
+
+def main(stdin: TextIO, events: TextIO) -> int:
+    """Run the assignment on the first line of ``stdin``; ends the process at once when it fails."""
+    lock = threading.Lock()
+
+    def say(event: Mapping[str, Any]) -> None:
+        with lock:
+            events.write(json.dumps(event) + "\n")
+            events.flush()
+
+    line = stdin.readline()
+    if not line:
+        return 1
+    threading.Thread(target=_end_with_stdin, args=(stdin,), daemon=True).start()
+    rank = Rank(json.loads(line), say)
+    try:
+        rank.run()
+    except ToldToEnd as told:
+        say({"kind": "left", "rank": rank.assignment["rank"], "step": told.step})
+    except Exception as error:
+        say(rank.failure(error))
+        os._exit(1)
+    return 0
+
+
+if __name__ == "__main__":
+    die_with(os.getppid())
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    code = main(sys.stdin, out)
+    out.close()
+    sys.stderr.flush()
+    os._exit(code)

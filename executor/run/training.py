@@ -1,0 +1,224 @@
+"""A run from its first step to its last: single steps or flushed segments, evaluations, checkpoints, reports.
+
+A *halt* is a step after which something besides training is done: an evaluation, a checkpoint, the end. Programs of
+one global batch are run step by step; those of periodic plans, which train several and end flushed, from one halt to
+the next (``RunOptions.segments``). All ranks come to the same halts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from penstock.executor.checkpoints.checkpoint_store import CheckpointFailed, Checkpoints
+from penstock.executor.checkpoints.shutdown import Farewell, ToldToEnd
+from penstock.executor.program.actions import StepResult
+from penstock.executor.program.interpreter import Interpreter, Mark
+from penstock.executor.program.ladder import Ladder
+from penstock.executor.run.check import Check
+from penstock.executor.run.metrics import Metrics
+from penstock.schemas.api.run_options import RunOptions
+from penstock.schemas.errors import InvalidDocument
+from penstock.schemas.program import Program
+
+Say = Callable[[Mapping[str, Any]], None]
+
+WARMUP_STEPS = 1
+"""Steps at the beginning that ``step_times_ns`` leaves out, where there are more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """What is to be trained: steps [``first_step``, ``steps``), of which the last ``trace_steps`` are traced.
+
+    ``segments``: the program of each segment from ``first_step`` on, by number; None: steps are run one by one.
+    """
+
+    steps: int
+    first_step: int = 0
+    trace_steps: int = 0
+    segments: tuple[int, ...] | None = None
+    options: RunOptions = field(default_factory=RunOptions)
+
+    def lengths(self) -> list[int]:
+        """The steps of each segment. Raises InvalidDocument where ``segments`` are not as many."""
+        lengths = self.options.segments(self.first_step, self.steps)
+        if self.segments is not None and len(self.segments) != len(lengths):
+            raise InvalidDocument(
+                f"the assignment has {len(self.segments)} segments; from step {self.first_step} to {self.steps} there "
+                f"are {len(lengths)} between checkpoints and evaluations"
+            )
+        return lengths
+
+
+class Trainer:
+    """Trains a course, and keeps what is reported of it: losses, times and traces of this rank.
+
+    ``step``: the step that is being trained; ``done``: steps that are. ``checkpoints``: None where none are written.
+    ``check``: keeps the gradients of the first steps. ``farewell``: asked after each step, where there are checkpoints.
+    """
+
+    def __init__(
+        self,
+        interpreter: Interpreter,
+        course: Course,
+        *,
+        say: Say,
+        mark: Mark,
+        checkpoints: Checkpoints | None = None,
+        metrics: Metrics | None = None,
+        check: Check | None = None,
+        farewell: Farewell | None = None,
+    ) -> None:
+        self.interpreter = interpreter
+        self.course = course
+        self.step = self.done = course.first_step
+        self.losses: list[float] = []
+        self.times_ns: list[int] = []
+        self.traced: list[tuple[int, Program, list[int]]] = []
+        self._say = say
+        self._mark = mark
+        self._checkpoints = checkpoints
+        self._metrics = metrics
+        self._check = check
+        self._farewell = farewell
+        self._is_first_rank = interpreter.program.rank == 0
+        self._ladder = self._make_ladder()
+
+    def train(self) -> None:
+        """Train the course to its end.
+
+        Raises InstructionFailed, CheckpointFailed for the last checkpoint, and ToldToEnd after one that was asked for.
+        """
+        segments = self.course.segments
+        for k, length in enumerate(self.course.lengths()):
+            if segments is None:
+                for _ in range(length):
+                    self._single_step()
+                    self._leave_if_told()
+            else:
+                self._flushed(segments[k], length)
+                self._leave_if_told()
+            self._halt()
+
+    @property
+    def warmup_steps(self) -> int:
+        """How many of ``times_ns`` are of a rank that is still warming up."""
+        return WARMUP_STEPS if len(self.times_ns) > WARMUP_STEPS else 0
+
+    # Steps
+
+    def _single_step(self) -> None:
+        """One step between barriers, so that its time is that of the slowest rank."""
+        interpreter, step = self.interpreter, self.step
+        self._mark[1] = step
+        events = self._events(step + 1)
+        interpreter.actions.before_step = None if self._check is None else self._check.keep
+        dist.barrier()
+        start = time.perf_counter_ns()
+        result = interpreter.step(step, events)
+        dist.barrier()
+        time_ns = time.perf_counter_ns() - start
+        self._finish(step, result, time_ns)
+        if events is not None:
+            self.traced.append((step, interpreter.program, [start, *events]))
+        if self._ladder is not None:
+            self._climb(self._ladder, time_ns)
+
+    def _flushed(self, program: int, length: int) -> None:
+        """Several steps by one program; they are told as their losses become known."""
+        interpreter, first = self.interpreter, self.step
+        interpreter.use(program)
+        if interpreter.program.batches != length:
+            raise InvalidDocument(
+                f"program {program} trains {interpreter.program.batches} global batches; "
+                f"the segment at step {first} has {length}"
+            )
+        self._mark[1] = first
+        events = self._events(first + length)
+        interpreter.actions.before_step = None if self._check is None else self._check.keep
+        dist.barrier()
+        start = time.perf_counter_ns()
+        interpreter.run(first, self._finish, events)
+        dist.barrier()
+        if events is not None:
+            self.traced.append((first, interpreter.program, [start, *events]))
+
+    def _events(self, end: int) -> list[int] | None:
+        """Where to trace what is trained up to ``end``; None where it is not traced."""
+        course = self.course
+        traced = min(course.steps - course.first_step, course.trace_steps)
+        return [] if end > course.steps - traced else None
+
+    def _finish(self, step: int, result: StepResult, time_ns: int) -> None:
+        self.losses.append(result.loss)
+        self.times_ns.append(time_ns)
+        self.done = self.step = step + 1
+        self._mark[1] = min(self.step, self.course.steps - 1)
+        if self._is_first_rank:
+            self._say({"kind": "step", "step": step, "loss": result.loss, "time_ns": time_ns})
+            if self._metrics is not None:
+                self._metrics.step(step, result.loss, time_ns)
+
+    # The ladder
+
+    def _make_ladder(self) -> Ladder | None:
+        return Ladder(self.interpreter.num_programs) if self.course.options.advance_forward else None
+
+    def _climb(self, ladder: Ladder, time_ns: int) -> None:
+        """Tell all ranks' ladders the same time, rank 0's (AvgPipe, Algorithm 1)."""
+        if ladder.settled:
+            return
+        before = ladder.rung
+        told = torch.tensor([time_ns], dtype=torch.int64)
+        dist.broadcast(told, src=0)
+        rung = ladder.after_step(int(told.item()))
+        if rung != before:
+            self.interpreter.use(rung)
+            if self._is_first_rank:
+                self._say({"kind": "rung", "step": self.done, "index": rung})
+
+    # Halts
+
+    def _halt(self) -> None:
+        options, at_end = self.course.options, self.done == self.course.steps
+        if options.evaluate_every and (at_end or self.done % options.evaluate_every == 0):
+            self._evaluate()
+        due = options.checkpoint_every and self.done % options.checkpoint_every == 0
+        if self._checkpoints is not None and (at_end or due):
+            self._save(self._checkpoints, at_end)
+
+    def _leave_if_told(self) -> None:
+        """Save and end, where somebody was told to and there is something left to train."""
+        if self._farewell is None or self._checkpoints is None or self.done == self.course.steps:
+            return
+        if self._farewell.agreed():
+            self._save(self._checkpoints, at_end=True)
+            raise ToldToEnd(self.done)
+
+    def _evaluate(self) -> None:
+        interpreter = self.interpreter
+        job: Any = interpreter.chain.job
+        result = interpreter.evaluate(range(job.num_evaluation_batches))
+        if self._is_first_rank:
+            self._say({"kind": "evaluation", "step": self.done, "loss": result.loss})
+            if self._metrics is not None:
+                self._metrics.evaluation(self.done, result.loss)
+
+    def _save(self, checkpoints: Checkpoints, at_end: bool) -> None:
+        """Write a checkpoint; one that cannot be written ends the run only when it is the last."""
+        try:
+            written = checkpoints.save(self.interpreter, self.done)
+        except CheckpointFailed as error:
+            if at_end:
+                raise
+            if self._is_first_rank:
+                self._say({"kind": "warning", "step": self.done, "text": f"{error}; training goes on"})
+        else:
+            if self._is_first_rank:
+                self._say({"kind": "checkpoint", "step": self.done, "directory": str(written)})

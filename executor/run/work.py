@@ -1,0 +1,65 @@
+"""What the ranks of a run are given to do: their programs, and which of them comes when. Loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from penstock.schemas.api.run_options import RunOptions
+from penstock.schemas.errors import InvalidDocument
+from penstock.schemas.program import Instruction, Program
+
+
+def batches_per_step(program: Program) -> int:
+    """Global batches of one step: under elastic averaging each pipeline trains one of its own (AvgPipe, section 3)."""
+    return program.pipelines if program.update_rule == "elastic_averaging" else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """``programs[i][rank]``: one list for plans that are run step by step; several are a ladder, or segments.
+
+    ``segments``: numbers of the programs that are run one after the other from ``first_step`` on (periodic plans).
+    """
+
+    programs: tuple[tuple[Program, ...], ...]
+    segments: tuple[int, ...] | None = None
+    first_step: int | None = None
+
+    @classmethod
+    def of(cls, given: Work | Sequence[Program]) -> Work:
+        """``given``, or one program per rank. Raises InvalidDocument when ranks have different numbers of programs."""
+        work = given if isinstance(given, Work) else cls((tuple(given),))
+        sizes = {len(programs) for programs in work.programs}
+        if len(sizes) != 1 or 0 in sizes:
+            raise InvalidDocument(f"every program of a run has one part per rank, not {sorted(sizes)}")
+        return work
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks there are."""
+        return len(self.programs[0])
+
+    def assignment(self, rank: int) -> dict[str, Any]:
+        """The fields of a rank's assignment that say what it runs."""
+        fields: dict[str, Any] = {"programs": [programs[rank].to_json() for programs in self.programs]}
+        if self.segments is not None:
+            fields["segments"] = list(self.segments)
+        if self.first_step is not None:
+            fields["first_step"] = self.first_step
+        return fields
+
+    def instruction(self, rank: int, index: int, program: int) -> Instruction | None:
+        """Instruction ``index`` of a rank's program ``program``; None where there is none."""
+        return next(islice(self.programs[program][rank].instructions(), index, None), None)
+
+    def program_at(self, step: int, steps: int, options: RunOptions) -> int:
+        """The number of the program that trains ``step``, by the segments; 0 where there are none."""
+        at = self.first_step or 0
+        for number, length in zip(self.segments or (), options.segments(at, steps), strict=False):
+            at += length
+            if step < at:
+                return number
+        return 0

@@ -1,0 +1,312 @@
+"""``penstock.calibrate``: what ranks measured becomes the next profile, and the next topology.
+
+Layers are fitted to the times of stages, links to the times of messages (``penstock.calibration``). What instructions
+do not account for (barriers, a rank that was held up) is then spread over all computation by one factor, so that the
+judge's time of the plans that were run is right on average. What is left, plan by plan, is the remaining error; the
+profile states it, or that factor where it is larger, as its expected error.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from math import log
+from statistics import geometric_mean, median
+
+import numpy as np
+
+from penstock.calibration.fitting import fit
+from penstock.calibration.links import changed, changes
+from penstock.calibration.observations import Observations, StageTime, StepTime, observe
+from penstock.convert import from_plan, to_problem
+from penstock.planning.api import judge
+from penstock.schemas.api.calibration import CalibratedRun, CalibrationOut, CalibrationRequest
+from penstock.schemas.errors import InvalidDocument, InvalidPlan, UnsupportedRequest
+from penstock.schemas.plan import PlanFile
+from penstock.schemas.profile import LayerMeasurement, Measurement, ModelProfile, ProfileSource
+from penstock.schemas.topology import ClusterTopology
+from penstock.schemas.trace import Trace
+from penstock.solvers.model.problem import Problem
+
+LEAST_ERROR = 0.01
+"""No calibrated profile claims to be better: two runs of one plan differ by as much."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A plan that was run: measured (median) and predicted time, before and after."""
+
+    plan_hash: str
+    measured_ns: int
+    before_ns: int
+    after_ns: int
+
+    @property
+    def error(self) -> float:
+        """Of the prediction after, relative to what was measured."""
+        return self.after_ns / self.measured_ns - 1
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The profile and the topology after, and how well they explain the runs.
+
+    ``unaccounted``: the factor over all computation beyond what instructions took. ``issue_ns``: issuing messages and
+    letting go, per operation; it is part of the layers' times.
+    """
+
+    profile: ModelProfile
+    topology: ClusterTopology
+    runs: tuple[Compared, ...]
+    unaccounted: float
+    issue_ns: float
+    num_messages: int
+
+    def out(self) -> CalibrationOut:
+        """As a document."""
+        return CalibrationOut(
+            profile=self.profile,
+            topology=self.topology,
+            runs=tuple(CalibratedRun(**asdict(run)) for run in self.runs),
+            unaccounted=self.unaccounted,
+            issue_ns=self.issue_ns,
+            num_messages=self.num_messages,
+            expected_error=self.profile.source.expected_error,
+        )
+
+
+def answer(request: CalibrationRequest) -> CalibrationOut:
+    """The same from a document to a document. Raises as ``calibrate``."""
+    return calibrate(request.profile, request.traces, links=request.links).out()
+
+
+def calibrate(profile: ModelProfile, traces: Sequence[Trace], *, links: bool = True) -> Calibration:
+    """Fold traces into a profile, and into the topology that their plans share (``links``: into both).
+
+    Raises InvalidDocument for no trace, one without its plan or of another model, and traces on different clusters;
+    UnsupportedRequest where operations run beside each other on a device, so that their times are no costs.
+    """
+    if not traces:
+        raise InvalidDocument("there is no trace to calibrate from", remedy="penstock run plan.json --trace trace.json")
+    files = [_file_of(trace, profile) for trace in traces]
+    topology = _topology(files)
+    problems = [_problem(file, profile, topology) for file in files]
+    seen = []
+    for trace, file, problem in zip(traces, files, problems, strict=True):
+        seen.append(observe(trace, problem, from_plan(file.plan, problem)[0]))
+    messages = [message for one in seen for message in one.messages]
+    after = changed(topology, changes(problems[0], topology, messages)) if links else topology
+    fitted = _fitted(profile, problems[0], seen)
+    factor = _unaccounted(traces, files, fitted, after)
+    scaled = _scaled(fitted, factor)
+    runs = tuple(
+        Compared(
+            file.plan.content_hash(),
+            _measured_ns(trace),
+            _judged_ns(file, profile, topology),
+            _judged_ns(file, scaled, after),
+        )
+        for trace, file in zip(traces, files, strict=True)
+    )
+    return Calibration(
+        scaled.model_copy(update={"source": _source(runs, factor)}),
+        after,
+        runs,
+        factor,
+        median(one.issue_ns for one in seen),
+        len(messages),
+    )
+
+
+def _file_of(trace: Trace, profile: ModelProfile) -> PlanFile:
+    """The plan that a trace is of. Raises as ``calibrate``."""
+    file = trace.plan_file
+    if file is None:
+        raise InvalidDocument(
+            f"the trace of plan {trace.plan_hash} does not hold the plan",
+            remedy="write it with this version's `penstock run --trace`, or put the plan file into its `plan_file`",
+        )
+    if not trace.measured_times_per_global_batch_ns or not trace.ranks:
+        raise InvalidDocument(f"the trace of plan {trace.plan_hash} has no measured step")
+    run = file.request.profile
+    assert isinstance(run, ModelProfile)
+    names, wanted = ([layer.name for layer in each.layers] for each in (run, profile))
+    if names != wanted:
+        differs = next((i for i, pair in enumerate(zip(names, wanted, strict=False)) if pair[0] != pair[1]), len(names))
+        raise InvalidDocument(
+            f"the trace is of {run.name!r} with {len(names)} layers, the profile is of {profile.name!r} with "
+            f"{len(wanted)}; they differ from layer {differs} on",
+            remedy="calibrate the profile that the plan was made from",
+        )
+    if file.plan.update_rule == "elastic_averaging" and len(file.plan.pipelines) > 1:
+        raise UnsupportedRequest(
+            "pipelines that share a device stretch each other's operations: their times are no costs",
+            remedy="calibrate from a run of one pipeline",
+        )
+    return file
+
+
+def _topology(files: Sequence[PlanFile]) -> ClusterTopology:
+    first = files[0].request.topology
+    assert isinstance(first, ClusterTopology)
+    for file in files[1:]:
+        if file.request.topology != first:
+            raise InvalidDocument(
+                "the traces are of plans for different clusters", remedy="calibrate from the runs of one cluster"
+            )
+    return first
+
+
+def _problem(file: PlanFile, profile: ModelProfile, topology: ClusterTopology) -> Problem:
+    return to_problem(file.request.model_copy(update={"profile": profile, "topology": topology}))
+
+
+def _measured_ns(trace: Trace) -> int:
+    return round(median(trace.measured_times_per_global_batch_ns))
+
+
+def _judged_ns(file: PlanFile, profile: ModelProfile, topology: ClusterTopology) -> int:
+    """The judge's time of a plan under other costs."""
+    request = file.request.model_copy(update={"profile": profile, "topology": topology})
+    plan = file.plan.model_copy(update={"prediction": None, "request_hash": request.content_hash()})
+    timeline = judge(PlanFile(plan=plan, request=request)).timeline
+    if timeline is None:
+        raise InvalidPlan("the plan of the trace cannot be simulated", remedy="see `penstock verify`")
+    return timeline.time_per_global_batch_ns
+
+
+# ---- the profile -----------------------------------------------------------------------------------------------------
+
+
+def _fitted(profile: ModelProfile, problem: Problem, seen: Sequence[Observations]) -> ModelProfile:
+    stages: dict[tuple[str, int], list[StageTime]] = defaultdict(list)
+    for one in (stage for each in seen for stage in each.stages):
+        source, speed = problem.kind_source[one.device_kind]
+        stages[source, one.rows].append(one._replace(device_kind=source, time_ns=one.time_ns * speed))
+    found = {key: _fitted_layers(problem, key, times) for key, times in stages.items()}
+    measurements = list(profile.measurements)
+    for kind in {kind for kind, _ in found}:
+        factors = {rows: costs for (own, rows), costs in found.items() if own == kind}
+        measurements = [one if one.device_kind != kind else _moved(one, factors, problem) for one in measurements]
+        known = {one.micro_batch_size for one in measurements if one.device_kind == kind}
+        for rows in sorted(set(factors) - known):
+            measurements.append(_measurement(problem, profile, kind, rows, factors[rows]))
+    update_ns = _fitted_updates(problem, [step for each in seen for step in each.steps])
+    layers = tuple(
+        layer.model_copy(update={"update_ns": ns}) for layer, ns in zip(profile.layers, update_ns, strict=True)
+    )
+    ordered = sorted(measurements, key=lambda one: (profile.device_kinds.index(one.device_kind), one.micro_batch_size))
+    return profile.model_copy(update={"layers": layers, "measurements": tuple(ordered)})
+
+
+Layers = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Forward, input gradients, weight gradients of each layer, (L,) float64, ns."""
+
+
+def _layers_of(problem: Problem, kind: str, rows: int) -> Layers:
+    costs = problem.costs(kind, rows)
+    sums = costs.forward_ns, costs.backward_ns, costs.weight_ns
+    forward, backward, weight = (np.diff(each).astype(np.float64) for each in sums)
+    return forward, backward - weight, weight
+
+
+def _fitted_layers(problem: Problem, key: tuple[str, int], times: Sequence[StageTime]) -> Layers:
+    """Forward, input and weight gradients together: a backward is both, and what it computes again."""
+    count = problem.num_layers
+    parts = np.zeros((len(times), 3 * count))
+    for row, one in enumerate(times):
+        for letter, start in (("F", 0), ("I", count), ("W", 2 * count)):
+            if one.letter == letter or (one.letter == "B" and letter in "IW"):
+                parts[row, start + one.first : start + one.last + 1] = 1
+        for first, last in one.again:
+            parts[row, first : last + 1] += 1
+    prior = np.concatenate(_layers_of(problem, *key))
+    costs = fit(parts, np.array([one.time_ns for one in times]), prior)
+    return costs[:count], costs[count : 2 * count], costs[2 * count :]
+
+
+def _moved(given: Measurement, found: dict[int, Layers], problem: Problem) -> Measurement:
+    """A measurement with each layer scaled as at the nearest number of rows that was seen."""
+    rows = min(found, key=lambda seen: abs(log(seen / given.micro_batch_size)))
+    before = _layers_of(problem, given.device_kind, rows)
+    forward, inputs, weight = (
+        after / np.maximum(own, 1.0) if own.any() else np.ones_like(own)
+        for own, after in zip(before, found[rows], strict=True)
+    )
+    layers = []
+    for i, layer in enumerate(given.layers):
+        part = layer.backward_ns // 2 if layer.backward_weight_ns is None else layer.backward_weight_ns
+        times = layer.forward_ns * forward[i], (layer.backward_ns - part) * inputs[i], part * weight[i]
+        if given.micro_batch_size == rows:
+            times = tuple(float(each[i]) for each in found[rows])  # type: ignore[assignment]
+        layers.append(_with_times(layer, *times))
+    return given.model_copy(update={"layers": tuple(layers)})
+
+
+def _with_times(layer: LayerMeasurement, forward: float, inputs: float, weight: float) -> LayerMeasurement:
+    own = round(weight)
+    return layer.model_copy(
+        update={"forward_ns": round(forward), "backward_ns": round(inputs) + own, "backward_weight_ns": own}
+    )
+
+
+def _measurement(problem: Problem, profile: ModelProfile, kind: str, rows: int, found: Layers) -> Measurement:
+    """A size that the profile did not have: what it takes in memory as the profile scales it."""
+    costs = problem.costs(kind, rows)
+    kept = np.diff(costs.stash_bytes)
+    template = next(one for one in profile.measurements if one.device_kind == kind)
+    layers = []
+    for i, layer in enumerate(template.layers):
+        sizes = {"stash_bytes": int(kept[i]), "workspace_bytes": int(costs.workspace_bytes[i])}
+        layers.append(_with_times(layer.model_copy(update=sizes), *(float(each[i]) for each in found)))
+    return template.model_copy(update={"micro_batch_size": rows, "layers": tuple(layers)})
+
+
+def _fitted_updates(problem: Problem, steps: Sequence[StepTime]) -> list[int]:
+    """``update_ns`` of each layer; where the profile has none it goes by parameters."""
+    before = np.diff(problem.update_ns).astype(np.float64)
+    if not steps:
+        return [int(each) for each in before]
+    prior = before if before.any() else np.diff(problem.trainable_bytes).astype(np.float64)
+    parts = np.zeros((len(steps), problem.num_layers))
+    for row, one in enumerate(steps):
+        parts[row, one.first : one.last + 1] = 1
+    return [round(each) for each in fit(parts, np.array([one.time_ns for one in steps]), prior)]
+
+
+def _unaccounted(
+    traces: Sequence[Trace], files: Sequence[PlanFile], profile: ModelProfile, topology: ClusterTopology
+) -> float:
+    """The factor over all computation with which the judge's times are right on average; a few steps of a secant."""
+    factor = 1.0
+    for _ in range(3):
+        scaled = _scaled(profile, factor)
+        factor *= geometric_mean(
+            _measured_ns(trace) / _judged_ns(file, scaled, topology) for trace, file in zip(traces, files, strict=True)
+        )
+    return factor
+
+
+def _scaled(profile: ModelProfile, factor: float) -> ModelProfile:
+    def times(layer: LayerMeasurement) -> LayerMeasurement:
+        weight = layer.backward_ns // 2 if layer.backward_weight_ns is None else layer.backward_weight_ns
+        return _with_times(layer, layer.forward_ns * factor, (layer.backward_ns - weight) * factor, weight * factor)
+
+    return profile.model_copy(
+        update={
+            "measurements": tuple(
+                one.model_copy(update={"layers": tuple(map(times, one.layers))}) for one in profile.measurements
+            )
+        }
+    )
+
+
+def _source(runs: Sequence[Compared], factor: float) -> ProfileSource:
+    worst = max(abs(run.error) for run in runs)
+    what = ", ".join(f"{run.plan_hash[:15]} ({run.error:+.1%})" for run in runs)
+    return ProfileSource(
+        method="calibrated",
+        description=f"from runs of the plans {what}, by remaining error; {factor - 1:+.1%} beyond the instructions",
+        expected_error=round(min(1.0, max(worst, abs(factor - 1), LEAST_ERROR)), 4),
+    )

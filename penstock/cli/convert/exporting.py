@@ -1,0 +1,284 @@
+"""``penstock export PLAN --to FORM``: a plan as what other tools, and schedulers, read."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from penstock.cli.documents import STANDARD, read_plan, read_raw, refuse_unwritable
+from penstock.cli.service.remote import Server, connect, refuse_file
+
+if TYPE_CHECKING:
+    from penstock.schemas.launch import LaunchSettings
+    from penstock.schemas.plan import PlanFile
+    from penstock.service.http.exports import Written
+
+DEFAULT = "plan"
+OTHER_FORMS = {
+    "slurm": "sbatch",
+    "kubernetes": "jobset",
+    "k8s": "jobset",
+    "kubeflow": "trainjob",
+    "chrome": "chrome-trace",
+    "perfetto": "chrome-trace",
+    "html": "report",
+    "json": "plan",
+    "yaml": "jobset",
+}
+"""What forms may be called by who looks for them."""
+HELP_OPTIONS = ("-h", "--help")
+
+
+class ExportGroup(TyperGroup):
+    """A group whose first word may be a plan instead of a command."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the default command before a plan, or before options."""
+        if args and args[0] not in self.commands and args[0] not in HELP_OPTIONS:
+            _refuse_form_first(args)
+            args = [DEFAULT, *args]
+        return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Help, and below it all forms."""
+        super().format_help(ctx, formatter)
+        print(forms_text())
+
+
+def _refuse_form_first(args: list[str]) -> None:
+    """Raise typer.BadParameter for a form in the plan's place, with the line that was meant."""
+    if args[0].startswith("-") or "--to" in args or Path(args[0]).exists():
+        return
+    from penstock.service.http.exports import EXPORTS
+
+    if args[0] in EXPORTS:
+        line = shlex.join([*(args[1:] or ["PLAN"]), "--to", args[0]])
+        raise typer.BadParameter(f"{args[0]} is a form, and the plan comes first: `penstock export {line}`")
+
+
+group = typer.Typer(
+    cls=ExportGroup,
+    help="Write what other tools and schedulers read: penstock export PLAN --to FORM.",
+    no_args_is_help=True,
+)
+
+
+@group.command(DEFAULT)
+def export(
+    plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file, or - ; with --server a hash or a job.")],
+    to: Annotated[str, typer.Option("--to", metavar="FORM", help="`penstock export --help` lists them all.")],
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", help="A file, or a folder where the form has several; - is standard output."),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="What is trained, as module:attribute.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Train up to this step.")] = None,
+    directory: Annotated[str | None, typer.Option(help="Where the training project lies on the nodes.")] = None,
+    image: Annotated[str | None, typer.Option(help="Container image with penstock and the model.")] = None,
+    name: Annotated[str | None, typer.Option(help="Of the job; made legal for its target.")] = None,
+    nodes: Annotated[
+        str | None, typer.Option(metavar="named|any", help="The plan's own nodes, or any in their places.")
+    ] = None,
+    checkpoint: Annotated[str | None, typer.Option(metavar="DIR", help="Write checkpoints here, and resume.")] = None,
+    checkpoint_every: Annotated[int | None, typer.Option("--checkpoint-every", help="Steps between them.")] = None,
+    evaluate_every: Annotated[int | None, typer.Option("--evaluate-every", help="Steps between evaluations.")] = None,
+    env: Annotated[list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="May be repeated.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any other setting (docs/exporting.md); may be repeated."),
+    ] = None,
+    settings_file: Annotated[
+        str | None, typer.Option("--settings", metavar="FILE", help="Settings as JSON or YAML; options win.")
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(help="Refuse a plan for nodes that this does not have: a topology, scontrol's or kubectl's text."),
+    ] = None,
+    server: Server = None,
+) -> None:
+    """Write a plan in another form, or as the job that a scheduler takes."""
+    from penstock.cli.show import Screen
+
+    launch = read_settings(
+        settings_file,
+        settings or [],
+        {
+            "model": model,
+            "steps": steps,
+            "directory": directory,
+            "image": image,
+            "name": name,
+            "nodes": nodes,
+            "checkpoint": checkpoint,
+            "checkpoint_every": checkpoint_every,
+            "evaluate_every": evaluate_every,
+            "environment": env or None,
+        },
+    )
+    known_form(to)
+    if against is not None and launch.nodes == "any":
+        raise typer.BadParameter("speaks of the plan's own nodes; leave it out, or --nodes any", param_hint="--against")
+    files = _made_here(plan, to, launch, against) if server is None else _made_there(server, plan, to, launch, against)
+    paths = save(files, to, output)
+    say_notes([note for each in files for note in each.notes])
+    if paths:
+        screen = Screen.of()
+        screen.say(f"written: {', '.join(map(str, paths))}")
+        if advice := next_step(to, paths):
+            screen.say(f"next: {advice}")
+        if warning := model_elsewhere(to, launch, paths[0].parent):
+            screen.say(warning)
+
+
+def say_notes(notes: Sequence[str]) -> None:
+    """On standard error, what of a plan its file has no place for."""
+    for note in notes:
+        typer.echo(f"note: {note}", err=True)
+
+
+def _made_here(plan: str, to: str, launch: LaunchSettings, against: str | None) -> tuple[Written, ...]:
+    file = read_plan(plan)
+    if against is not None:
+        _refuse_absent(file, against)
+    from penstock.service.http.exports import written
+
+    files = written(file, to, launch)
+    if (said := _said_of_the_model(file, to, launch)) is not None:
+        print(said, file=sys.stderr)
+    return files
+
+
+def _said_of_the_model(file: PlanFile, to: str, launch: LaunchSettings) -> str | None:
+    """What to note of the model that ranks will train. Raises ModelMismatch where it has other layers than the plan."""
+    from penstock.manifests import TARGETS
+
+    if launch.model is None or to not in TARGETS or "model" not in TARGETS[to].needs:
+        return None
+    from penstock.cli.run.model_fit import refuse_no_reference, unlike
+
+    refuse_no_reference(launch.model)
+    return unlike(file, launch.model, launch.directory, elsewhere="image" in TARGETS[to].needs)
+
+
+def _made_there(server: str, plan: str, to: str, launch: LaunchSettings, against: str | None) -> tuple[Written, ...]:
+    """What a service makes of a plan that it keeps."""
+    from penstock.service.http.exports import unpacked
+
+    refuse_file(plan)
+    with connect(server) as client:
+        if against is not None:
+            _refuse_absent(client.plan_file(plan), against)
+        return unpacked(to, client.export(plan, to, launch), launch)
+
+
+def _refuse_absent(file: PlanFile, against: str) -> None:
+    from penstock.manifests.against import read_known, refuse_absent
+
+    refuse_absent(file, read_known(against))
+
+
+def known_form(to: str) -> None:
+    """Raise typer.BadParameter for a form that is not there, naming the nearest."""
+    import difflib
+
+    from penstock.service.http.exports import EXPORTS
+
+    if to not in EXPORTS:
+        near = [OTHER_FORMS[to.lower()]] if to.lower() in OTHER_FORMS else difflib.get_close_matches(to, EXPORTS, 1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(EXPORTS)}"
+        raise typer.BadParameter(f"there is no form {to!r}; {hint}", param_hint="--to")
+
+
+def forms_text() -> str:
+    """All forms with a line each."""
+    from penstock.service.http.exports import EXPORTS
+
+    width = max(map(len, EXPORTS))
+    return "\n".join([" Forms (--to):", *(f"   {name:<{width}}  {text}" for name, text in EXPORTS.items()), ""])
+
+
+def read_settings(path: str | None, assignments: list[str], options: dict[str, Any]) -> LaunchSettings:
+    """Settings of a file, of ``--set`` and of options; later ones win. Raises typer.BadParameter, InvalidDocument."""
+    import difflib
+
+    from penstock.schemas.launch import LaunchSettings
+
+    data = {} if path is None else read_raw(path)
+    several: dict[str, list[str]] = defaultdict(list)
+    for assignment in assignments:
+        key, equals, value = assignment.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"{assignment!r} is no KEY=VALUE", param_hint="--set")
+        key = key.replace("-", "_")
+        if key not in LaunchSettings.model_fields:
+            near = difflib.get_close_matches(key, LaunchSettings.model_fields, 1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(LaunchSettings.model_fields)}"
+            raise typer.BadParameter(f"there is no setting {key!r}; {hint}", param_hint="--set")
+        if key in LaunchSettings.repeated():
+            several[key].append(value)
+        else:
+            data[key] = value
+    given = {key: value for key, value in options.items() if value is not None}
+    for key, values in several.items():
+        given[key] = [*values, *given.get(key, [])]
+    return LaunchSettings.parse(data | given)
+
+
+def save(files: tuple[Written, ...], to: str, output: str | None) -> list[Path]:
+    """Write files where they are asked for; their paths, none for standard output.
+
+    Raises typer.BadParameter where several files would have to go to one, OSError where they cannot be written.
+    """
+    if output in (None, STANDARD):
+        if len(files) > 1:
+            names = ", ".join(each.name for each in files)
+            raise typer.BadParameter(f"{to} is {len(files)} files ({names}); say a folder for them", param_hint="-o")
+        sys.stdout.write(files[0].body.decode())
+        return []
+    target = Path(str(output))
+    if len(files) == 1 and not target.is_dir():
+        refuse_unwritable(str(target))
+        target.write_bytes(files[0].body)
+        return [target]
+    target.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for each in files:
+        paths.append(path := target / each.name)
+        path.write_bytes(each.body)
+        if each.is_executable:
+            path.chmod(path.stat().st_mode | 0o111)
+    return paths
+
+
+def next_step(to: str, paths: list[Path]) -> str | None:
+    """What to type next."""
+    from penstock.manifests import TARGETS
+
+    if to not in TARGETS:
+        return None
+    return TARGETS[to].then.format(folder=shlex.quote(str(paths[0].parent)), first=shlex.quote(str(paths[0])))
+
+
+def model_elsewhere(to: str, launch: LaunchSettings, folder: Path) -> str | None:
+    """What to do where the model lies in this directory and the ranks will look for it in ``folder``."""
+    from penstock.manifests import TARGETS
+
+    if launch.model is None or launch.directory is not None or to not in TARGETS or "image" in TARGETS[to].needs:
+        return None
+    module = launch.model.partition(":")[0].partition(".")[0]
+    held = [Path(), folder]
+    here, there = (any((place / name).exists() for name in (module, f"{module}.py")) for place in held)
+    if not here or there or "model" not in TARGETS[to].needs:
+        return None
+    own, other = shlex.quote(str(Path.cwd())), shlex.quote(str(folder))
+    return (
+        f"note: ranks look for {module} beside the script, and it lies here: --directory {own}, if the nodes have it "
+        f"there too, or copy it to {other}"
+    )

@@ -1,0 +1,81 @@
+"""``penstock import schedule`` and ``penstock export schedule``: the order of a plan as PyTorch's schedule CSV."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.cli.convert.exporting import say_notes
+from penstock.cli.documents import STANDARD, read_plan, refuse_unwritable, write_document
+from penstock.cli.service.remote import Server, export_there
+
+ELSEWHERE = "a schedule has no place for replicas and recomputation; those of the plan: penstock export PLAN --to plan"
+"""Of a plan that a service keeps."""
+
+
+def register(importing: typer.Typer, exporting: typer.Typer) -> None:
+    """Add this module's commands."""
+    importing.command("schedule")(import_schedule)
+    exporting.command("schedule")(export_schedule)
+
+
+def import_schedule(
+    file: Annotated[str, typer.Argument(metavar="CSV", help="A compute-only schedule, or - for standard input.")],
+    plan: Annotated[str, typer.Option("--plan", help="A plan file: its stages and devices are taken.")],
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="Where the plan goes; - is standard output.")
+    ] = STANDARD,
+) -> None:
+    """Put PyTorch's schedule in the place of a plan's own, and say how it fares against it.
+
+    What comes out is a plan like any other, for verify, simulate, report and run.
+    """
+    from penstock.schemas.document import unreadable
+    from penstock.schemas.errors import InvalidDocument
+
+    refuse_unwritable(output)
+    given = read_plan(plan)
+    try:
+        text = sys.stdin.read() if file == STANDARD else Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidDocument(f"cannot read {file!r}: {unreadable(error)}") from None
+    from penstock.cli.show import Screen
+    from penstock.planning.plan_schedules import with_schedule
+    from penstock.report.words import duration
+
+    made = with_schedule(given, text)
+    write_document(made, output)
+    if output == STANDARD:
+        return
+    before, after = (
+        each.plan.prediction.time_per_global_batch_ns if each.plan.prediction else 0 for each in (given, made)
+    )
+    screen = Screen.of()
+    against = f"; the plan's own order ({given.plan.schedule.name}) {duration(before)}" if before else ""
+    screen.say(f"the imported order takes {duration(after)} per global batch{against}")
+    screen.say(f"written to {output}")
+
+
+def export_schedule(
+    plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file, or - ; with --server a hash or a job.")],
+    output: Annotated[str, typer.Option("--output", "-o", help="The CSV file; - is standard output.")] = STANDARD,
+    server: Server = None,
+) -> None:
+    """Write a plan's order for PyTorch's ``_PipelineScheduleRuntime`` or torchtitan."""
+    refuse_unwritable(output)
+    text, notes = _csv(plan) if server is None else (export_there(server, plan, "csv").decode(), (ELSEWHERE,))
+    if output == STANDARD:
+        sys.stdout.write(text)
+    else:
+        Path(output).write_text(text, encoding="utf-8")
+    say_notes(notes)
+
+
+def _csv(plan: str) -> tuple[str, tuple[str, ...]]:
+    file = read_plan(plan)
+    from penstock.planning.plan_schedules import schedule_csv
+
+    return schedule_csv(file)

@@ -1,0 +1,96 @@
+"""``penstock calibrate`` and ``penstock export chrome``: what ranks measured, as costs and beside the prediction."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.documents import STANDARD, print_json, read_document, read_plan, refuse_unwritable, write_document
+from penstock.cli.service.remote import Server, export_there, refuse_here
+
+if TYPE_CHECKING:
+    from penstock.calibration.calibrate import Calibration
+
+
+def register(app: typer.Typer, exporting: typer.Typer) -> None:
+    """Add this module's commands."""
+    app.command("calibrate")(calibrate)
+    exporting.command("chrome")(export_chrome)
+
+
+def calibrate(
+    profile: Annotated[str, typer.Argument(metavar="PROFILE", help="The profile that the plans were made from.")],
+    traces: Annotated[list[str], typer.Argument(metavar="TRACE...", help="Traces of `penstock run --trace`.")],
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="Where the calibrated profile goes; - is standard output.")
+    ] = STANDARD,
+    topology: Annotated[
+        str | None, typer.Option(help="Fit the links too, and write the calibrated topology here.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print each run before and after as JSON; needs -o.")] = False,
+) -> None:
+    """Fold traces of runs into a profile: the next plans are predicted from what was measured.
+
+    Traces of differently cut plans tell more layers apart.
+    """
+    if as_json and STANDARD in (output, topology):
+        raise typer.BadParameter("standard output can hold one of them; write the document to a file", param_hint="-o")
+    for target in (output, topology):
+        refuse_unwritable(target)
+    from penstock.calibration.calibrate import calibrate as calibrated
+    from penstock.cli.show import Screen
+    from penstock.schemas.profile import ModelProfile
+    from penstock.schemas.trace import Trace
+
+    given = [read_document(Trace, each) for each in traces]
+    found = calibrated(read_document(ModelProfile, profile), given, links=topology is not None)
+    write_document(found.profile, output)
+    write_document(found.topology, topology)
+    if as_json:
+        print_json(found.out().model_dump(mode="json", exclude={"profile", "topology"}))
+    screen = Screen.of(quiet=as_json or STANDARD in (output, topology))
+    for line in calibrated_lines(found, topology is not None):
+        screen.say(line)
+    for target in filter(None, (output, topology)):
+        screen.say(f"written to {target}")
+
+
+def calibrated_lines(found: Calibration, links: bool) -> list[str]:
+    """Each run before and after, what is left, and what it rests on."""
+    from penstock.report.words import duration
+
+    lines = []
+    for run in found.runs:
+        before = run.before_ns / run.measured_ns - 1
+        lines.append(
+            f"{run.plan_hash[:15]}  measured {duration(run.measured_ns)}, predicted {duration(run.before_ns)} "
+            f"({before:+.1%}) before, {duration(run.after_ns)} ({run.error:+.1%}) after"
+        )
+    lines.append(
+        f"beyond the instructions {found.unaccounted - 1:+.1%}; messages are issued in {found.issue_ns:.0f} ns"
+    )
+    if links:
+        lines.append(f"links fitted to {found.num_messages} messages that somebody waited for")
+    lines.append(f"expected error ± {found.profile.source.expected_error:.1%}")
+    return lines
+
+
+def export_chrome(
+    plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file, or - ; with --server a hash or a job.")],
+    output: Annotated[str, typer.Option("--output", "-o", help="The file for chrome://tracing or Perfetto.")],
+    trace: Annotated[str | None, typer.Option(help="A trace of a run, as a second track.")] = None,
+    server: Server = None,
+) -> None:
+    """Write a plan's timeline for Perfetto, and what its ranks measured beside it."""
+    refuse_unwritable(output)
+    if server is not None:
+        refuse_here(trace=trace)
+        Path(output).write_bytes(export_there(server, plan, "chrome-trace"))
+        return
+    file = read_plan(plan)
+    from penstock.planning.explain import write_comparison
+    from penstock.schemas.trace import Trace
+
+    write_comparison(file, None if trace is None else read_document(Trace, trace), Path(output))

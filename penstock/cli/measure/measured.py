@@ -1,0 +1,66 @@
+"""What a run has measured, in lines beside the prediction, and as figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.executor.run.local import RunReport
+    from penstock.schemas.plan import Plan
+
+
+def measured_lines(
+    plan: Plan, step_times_ns: Sequence[int], losses: Sequence[float | None], gradient_check: float | None
+) -> list[str]:
+    """Losses, the measured time against the predicted one, and the comparison with a single process."""
+    from penstock.report.words import duration
+
+    lines = []
+    if losses:
+        first, last = ("unknown" if loss is None else f"{loss:.6f}" for loss in (losses[0], losses[-1]))
+        lines.append(f"loss       {first} in the first step, {last} in the last of {len(losses)}")
+    median = median_time_ns(step_times_ns)
+    if median is not None:
+        lines.append(f"measured   {duration(median)} per global batch (median of {len(step_times_ns)})")
+        if plan.prediction is not None:
+            predicted = plan.prediction.time_per_global_batch_ns
+            lines.append(f"predicted  {duration(predicted)}, {100 * (predicted / median - 1):+.1f} % against it")
+    if gradient_check is not None:
+        lines.append(f"gradients  {gradient_check:.3g} apart from a single process, relative to the largest")
+    return lines
+
+
+def memory_lines(plan: Plan, report: RunReport) -> list[str]:
+    """Each device's measured peak beside the predicted one, which also holds what no tensor does (the context)."""
+    from penstock.report.words import amount
+
+    device_of = {trace["rank"]: trace["device"] for trace in report.rank_traces}
+    measured: dict[str, int] = {}
+    for rank, peak_bytes in enumerate(report.peak_memory_bytes):
+        measured[device_of[rank]] = measured.get(device_of[rank], 0) + peak_bytes
+    lines = []
+    for use in plan.prediction.devices if plan.prediction is not None else ():
+        if use.device in measured:
+            predicted, found = use.peak_memory_bytes - use.memory.context_bytes, measured[use.device]
+            apart = f"{100 * (predicted / max(1, found) - 1):+.1f} % against it"
+            lines.append(f"memory     {use.device}: {amount(found)} measured, {amount(predicted)} predicted, {apart}")
+    return lines
+
+
+def median_time_ns(step_times_ns: Sequence[int]) -> int | None:
+    """The median step; None for no step."""
+    times = sorted(step_times_ns)
+    return times[len(times) // 2] if times else None
+
+
+def figures(plan: Plan, report: RunReport) -> dict[str, Any]:
+    """What ``--json`` prints of a run on this machine; a service's runs have the same names."""
+    return {
+        "plan_hash": plan.content_hash(),
+        "losses": report.losses,
+        "step_times_ns": report.step_times_ns,
+        "predicted_time_per_global_batch_ns": plan.prediction.time_per_global_batch_ns if plan.prediction else None,
+        "measured_time_per_global_batch_ns": median_time_ns(report.step_times_ns),
+        "gradient_check": report.gradient_check,
+    }

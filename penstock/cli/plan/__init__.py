@@ -1,0 +1,5 @@
+"""Commands that make and judge plans: plan, compare, place, sweep, verify, simulate, explain, report.
+
+May import: `penstock.cli`, and everything else inside functions.
+Start reading at `planning.py`.
+"""

@@ -1,0 +1,201 @@
+"""``penstock explain`` in the terminal: sentences, the critical path, the bubble, what would help, another layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from penstock.cli.show import shown_devices
+from penstock.report.explained import PARTS, SPANS, share_name
+from penstock.report.words import amount, duration, percent
+
+if TYPE_CHECKING:
+    from penstock.cli.show import Screen
+    from penstock.schemas.api import explanation as wire
+    from penstock.schemas.plan import PlanFile
+
+USUAL = "default"
+"""The name of the usual table of what-ifs, here and in the service."""
+MAX_SEGMENTS = 16
+MAX_IDLE = 16
+
+
+def explained_here(
+    file: PlanFile,
+    what_if: Sequence[str],
+    planner: str | None,
+    max_plans: int,
+    layout: dict[str, Any] | None,
+    on_progress: Callable[[str], None],
+) -> wire.Explanation:
+    """By this machine; ``layout`` as ``layout_fields`` gives it."""
+    from penstock.planning.explain import explain
+    from penstock.solvers.explanation.layout import Layout
+
+    asked = None if layout is None else Layout(**layout)
+    return explain(file, what_if=what_if, planner=planner, max_plans=max_plans, layout=asked, on_progress=on_progress)
+
+
+def explained_there(
+    server: str,
+    plan: str,
+    what_if: Sequence[str],
+    planner: str | None,
+    max_plans: int,
+    layout: dict[str, Any] | None,
+) -> wire.Explanation:
+    """The same by a service; ``plan``: a file, or the hash or job of one that it keeps."""
+    from penstock.cli.service.remote import connect, is_file, plan_there
+
+    given = dict(layout or {})
+    count = given.pop("num_micro_batches", None)
+    with connect(server) as client:
+        asked = plan_there(client, plan) if is_file(plan) else plan
+        return client.explain(
+            asked, what_if=what_if, planner=planner, max_plans=max_plans, micro_batches=count, **given
+        )
+
+
+def layout_fields(
+    cuts: str | None, replicas: str | None, devices: str | None, schedule: str | None, micro_batches: int | None
+) -> dict[str, Any] | None:
+    """The layout that options describe; None without ``--cuts``. Raises typer.BadParameter for what says nothing."""
+    if cuts is None:
+        if any(given is not None for given in (replicas, devices, schedule, micro_batches)):
+            raise typer.BadParameter("a layout needs its cuts", param_hint="--cuts")
+        return None
+    if micro_batches is not None and micro_batches < 1:
+        raise typer.BadParameter(f"{micro_batches} is no number of micro-batches", param_hint="--micro-batches")
+    return {
+        "cuts": tuple(_parts(cuts)),
+        "replicas": tuple(_number(text) for text in _parts(replicas or "")),
+        "devices": tuple(tuple(_parts(stage)) for stage in devices.split(";")) if devices else (),
+        "schedule": schedule,
+        "num_micro_batches": micro_batches,
+    }
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal() or len(text) > 9:
+        raise typer.BadParameter(f"{text!r} is no number of devices", param_hint="--replicas")
+    return int(text)
+
+
+def show_explanation(screen: Screen, found: wire.Explanation) -> None:
+    """All of it, the sentences first; of a layout that was asked for, the comparison alone."""
+    if found.layout is not None:
+        _show_layout(screen, found.layout)
+        if found.what_ifs:
+            _show_what_ifs(screen, found.what_ifs)
+        return
+    for sentence in found.sentences:
+        screen.say(sentence)
+    screen.say()
+    screen.say(f"{found.binds[:1].upper()}{found.binds[1:]}.")
+    if found.helps:
+        screen.say(f"Of what was tried, this helps most: {found.helps}.")
+    _show_path(screen, found.path)
+    _show_idle(screen, found.idle)
+    if found.sensitivities:
+        screen.say("what each would give, one at a time")
+        screen.table(_sensitivities(found.sensitivities))
+    if found.what_ifs:
+        screen.say("what if")
+        _show_what_ifs(screen, found.what_ifs)
+
+
+def _table(*heads: tuple[str, bool]) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for head, numeric in heads:
+        whole = numeric or head == "how"
+        table.add_column(head, justify="right" if numeric else "left", no_wrap=whole, overflow="fold")
+    return table
+
+
+def _show_path(screen: Screen, path: wire.Path) -> None:
+    parts = [f"{share_name(share)} {percent(share.share)}" for share in path.shares[:5]]
+    batches = f" ({path.global_batches} global batches)" if path.global_batches > 1 else ""
+    screen.say(
+        f"critical path of {SPANS[path.span]}{batches}: {path.links} links, {duration(path.length_ns)}: "
+        + ", ".join(parts)
+    )
+    table = _table(("from", True), ("for", True), ("where", False), ("what", False), ("not earlier, because", False))
+    half = MAX_SEGMENTS // 2
+    shown = list(path.segments)
+    cut = len(shown) > MAX_SEGMENTS
+    for segment in [*shown[:half], None, *shown[-half:]] if cut else shown:
+        if segment is None:
+            table.add_row("…", "", f"{len(shown) - 2 * half} more", "", "")
+            continue
+        where = f"stage {segment.stage}" + (f" ({shown_devices(segment.devices)})" if segment.devices else "")
+        table.add_row(duration(segment.start_ns), duration(segment.length_ns), where, segment.text, segment.because)
+    screen.table(table)
+
+
+def _show_idle(screen: Screen, idle: Sequence[wire.IdleOut]) -> None:
+    """One row per device; a part that is nowhere has no column."""
+    parts = [part for part in PARTS if any(getattr(each, f"{part}_ns") for each in idle)]
+    table = _table(("devices", False), ("computing", True), *((PARTS[part], True) for part in parts))
+    for each in idle[:MAX_IDLE]:
+        shares = [percent(getattr(each, f"{part}_ns") / max(1, each.whole_ns)) for part in parts]
+        table.add_row(shown_devices(each.devices), percent(each.busy_ns / max(1, each.whole_ns)), *shares)
+    if len(idle) > MAX_IDLE:
+        table.add_row(f"… {len(idle) - MAX_IDLE} more")
+    screen.say("where the devices' time goes; idle time by what they wait for")
+    screen.table(table)
+
+
+def _sensitivities(found: Sequence[wire.SensitivityOut]) -> Table:
+    table = _table(("change", False), ("time", True), ("of ours", True), ("how", False))
+    for each in found:
+        table.add_row(each.sentence, duration(each.time_ns), percent(each.ratio), each.how)
+    return table
+
+
+def _show_what_ifs(screen: Screen, rows: Sequence[wire.WhatIf]) -> None:
+    """The table, and below it what has another plan than ours, or none."""
+    table = _table(
+        ("change", False), ("time", True), ("of ours", True), ("room left", True), ("bound", True), ("how", False)
+    )  # fmt: skip
+    for row in rows:
+        table.add_row(
+            row.sentence,
+            duration(row.time_ns) if row.time_ns is not None else "–",
+            percent(row.ratio) if row.ratio is not None else "–",
+            amount(row.headroom_bytes) if row.headroom_bytes is not None else "–",
+            duration(row.bound_ns),
+            row.how if row.time_ns is not None else "–",
+        )
+    screen.table(table)
+    ours = rows[0].shape
+    for row in rows[1:]:
+        if row.time_ns is None:
+            screen.say(f"{row.sentence}: {row.why}")
+        elif row.shape != ours:
+            screen.say(f"{row.sentence}: {row.shape}")
+
+
+def _show_layout(screen: Screen, layout: wire.LayoutComparison) -> None:
+    screen.say(f"{layout.sentence[:1].upper()}{layout.sentence[1:]}.")
+    if layout.theirs is None:
+        return
+    table = _table(("", False), ("theirs", True), ("ours", True))
+    theirs, ours = layout.theirs, layout.ours
+    for name, show in (("time_ns", duration), ("bubble", percent), ("peak_memory_bytes", amount)):
+        table.add_row(name.removesuffix("_ns").removesuffix("_bytes").replace("_", " "),
+                      show(getattr(theirs, name)), show(getattr(ours, name)))  # fmt: skip
+    table.add_row("memory left", amount(theirs.headroom_bytes), amount(ours.headroom_bytes))
+    table.add_row("no order takes less than", duration(theirs.bound_ns), duration(ours.bound_ns))
+    for each in layout.differences:
+        table.add_row(f"on the path: {each.name}", duration(each.theirs_ns), duration(each.ours_ns))
+    screen.table(table)
+    screen.say(f"theirs  {theirs.stages}")
+    screen.say(f"ours    {ours.stages}")

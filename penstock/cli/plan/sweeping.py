@@ -1,0 +1,174 @@
+"""``penstock sweep``: one request over many topologies, batch sizes, planners; a table with its Pareto front."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli import completion
+from penstock.cli.documents import print_json, read_document
+from penstock.cli.kernels import tell_of_the_compiler
+from penstock.cli.plan import planning
+from penstock.cli.plan.asking import request_of
+from penstock.cli.service.remote import Server, connect, refuse_here
+
+if TYPE_CHECKING:
+    from penstock.cli.show import Screen
+    from penstock.schemas.api.sweep import SweepRequest, SweepRow
+    from penstock.schemas.topology import ClusterTopology
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's command."""
+    app.command("sweep")(sweep)
+
+
+def sweep(
+    context: typer.Context,
+    profile: planning.Profile = None,
+    topology: Annotated[list[str] | None, typer.Option("--topology", "-t", help="A topology file; repeatable.")] = None,
+    global_batch_size: Annotated[
+        list[int] | None, typer.Option("--global-batch-size", "-b", help="Samples per step; repeatable.")
+    ] = None,
+    model: planning.Model = None,
+    cluster: Annotated[
+        list[str] | None,
+        typer.Option(help="A shipped topology, or NODESxDEVICESxKIND; repeatable.", autocompletion=completion.clusters),
+    ] = None,
+    request: planning.Request = None,
+    planner: planning.Planners = None,
+    schedule: planning.Schedules = None,
+    update_rule: Annotated[
+        list[str] | None, typer.Option("--update-rule", help="One of them in each case; repeatable.")
+    ] = None,
+    micro_batch_size: planning.MicroBatch = None,
+    recompute: planning.Recompute = None,
+    codec: planning.Codec = None,
+    network: planning.Network = None,
+    optimizer: planning.Optimizer = None,
+    time_limit: planning.TimeLimit = None,
+    gap: planning.Gap = None,
+    max_plans: planning.MaxPlans = None,
+    seed: planning.Seed = None,
+    executor: Annotated[
+        str | None, typer.Option(help="Where cases are solved: local:PROCESSES, or a Dask scheduler, dask://host:port.")
+    ] = None,
+    as_json: planning.AsJson = False,
+    server: Server = None,
+) -> None:
+    """Ask one request for every combination of what is repeated, and mark the answers that no other one beats."""
+    asked = _sweep_of(context.params)
+    from penstock.cli.show import Screen
+
+    screen = Screen.of(quiet=as_json)
+    if server is not None:
+        refuse_here(executor=executor)
+        rows = _rows_there(server, asked, screen)
+    else:
+        rows = _rows_here(asked, screen, executor or "local")
+    screen.done()
+    if as_json:
+        print_json({"rows": [row.model_dump(mode="json", exclude_none=True) for row in rows]})
+    show_rows(screen, rows)
+
+
+def _sweep_of(options: dict[str, Any]) -> SweepRequest:
+    """The first of each axis makes the request; an axis with several values is swept over."""
+    from penstock.examples import catalogue
+    from penstock.schemas.api.sweep import SweepRequest
+    from penstock.schemas.topology import ClusterTopology
+
+    first = {name: (options[name] or [None])[0] for name in ("topology", "cluster", "global_batch_size")}
+    if options["topology"] and options["cluster"]:
+        first["cluster"] = None
+    single = {"planner": None, "schedule": None, "pin": None, "set_option": None, "pipeline_profile": None}
+    request = request_of({**options, **first, **single, "update_rule": options["update_rule"]})
+    topologies: list[ClusterTopology] = [read_document(ClusterTopology, each) for each in options["topology"] or ()]
+    topologies += [catalogue.cluster(each) for each in options["cluster"] or ()]
+    over = {
+        "topologies": topologies if len(topologies) > 1 else (),
+        "global_batch_sizes": options["global_batch_size"] or (),
+        "planners": options["planner"] or (),
+        "schedules": options["schedule"] or (),
+        "update_rules": request.update_rules if options["update_rule"] else (),
+    }
+    return SweepRequest.parse({"request": request, "over": over})
+
+
+def _rows_here(asked: SweepRequest, screen: Screen, where: str) -> Sequence[SweepRow]:
+    planning.one_thread()
+    tell_of_the_compiler()
+    from penstock.planning.sweep import sweep as swept
+    from penstock.scale_out import executor_of
+
+    ended = 0
+
+    def tell(row: SweepRow) -> None:
+        nonlocal ended
+        ended += 1
+        screen.progress(f"{ended} cases: {row.planner} on {row.topology}: {row.status or row.state}")
+
+    with executor_of(where) as executor:
+        return swept(asked, executor=executor, on_row=tell)
+
+
+def _rows_there(server: str, asked: SweepRequest, screen: Screen) -> Sequence[SweepRow]:
+    with connect(server) as client:
+        found = client.sweep(asked, on_change=lambda now: screen.progress(f"{now.ended} of {now.cases} cases"))
+    return found.rows
+
+
+def show_rows(screen: Screen, rows: Sequence[SweepRow]) -> None:
+    """A row per case, those of the Pareto front marked."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from penstock.report.words import amount, duration, percent
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    several = bool({rule for row in rows for rule in row.update_rules} - {"synchronous"})
+    priced = any(row.cost_per_sample is not None for row in rows)
+    for head in ("", "topology", "batch", "asked", "found", "status"):
+        table.add_column(head, overflow="fold", no_wrap=head not in ("topology", "asked", "found"))
+    for head in ("time", "samples/s", "memory", "devices", *(["cost"] if priced else []), "gap"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for row in rows:
+        figures = (
+            (row.time_per_global_batch_ns, duration),
+            (row.samples_per_s, "{:,.1f}".format),
+            (row.peak_memory_bytes, amount),
+            (row.devices, str),
+            *([(row.cost_per_sample, "{:.3g}".format)] if priced else []),
+            (row.gap, percent),
+        )
+        table.add_row(
+            "*" if row.pareto else "",
+            row.topology,
+            str(row.global_batch_size),
+            _asked(row, with_rule=several),
+            _found(row, with_rule=several),
+            row.status or row.state,
+            *("–" if value is None else shown(value) for value, shown in figures),  # type: ignore[operator]
+        )
+    screen.table(table)
+    for row in rows:
+        if row.time_per_global_batch_ns is None and row.why:
+            screen.say(f"{row.planner} on {row.topology}, batch {row.global_batch_size}: {row.why}")
+    screen.say("* no other is at least as good in throughput, memory, devices and cost, and 1 % better in one")
+
+
+def _asked(row: SweepRow, *, with_rule: bool) -> str:
+    """The planner, and the schedule where one was asked for: ``auto``, ``dapple with pe``."""
+    words = row.planner if row.schedule == "auto" else f"{row.planner} with {row.schedule}"
+    return f"{words}, {' or '.join(row.update_rules).replace('_', ' ')}" if with_rule else words
+
+
+def _found(row: SweepRow, *, with_rule: bool) -> str:
+    """Planner and schedule of the plan."""
+    if row.found is None:
+        return "–"
+    planner, schedule, rule = row.found.split(", ")
+    words = planner if planner == schedule else f"{planner} with {schedule}"
+    return f"{words}, {rule.replace('_', ' ')}" if with_rule else words

@@ -1,0 +1,304 @@
+"""``penstock run``: train with a plan on this machine, and compare what was measured with what was predicted."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from penstock.cli.documents import print_json, read_plan, refuse_unwritable, write_document
+from penstock.cli.measure.measured import figures, measured_lines, memory_lines
+from penstock.cli.run.model_fit import refuse_no_reference
+from penstock.cli.run.training_options import (
+    AdvanceForward,
+    Check,
+    CheckpointEvery,
+    ClipNorm,
+    Directory,
+    EvaluateEvery,
+    KeepCheckpoints,
+    Precision,
+    Precisions,
+    Resumes,
+    Staleness,
+    TraceSteps,
+    Transport,
+    Transports,
+    from_the_root,
+    run_options,
+)
+from penstock.cli.service.remote import Server, refuse_here
+
+if TYPE_CHECKING:
+    from penstock.cli.show import Screen
+    from penstock.executor.checkpoints.checkpoint import Checkpoint
+    from penstock.executor.run.local import RunReport
+    from penstock.executor.run.work import Work
+    from penstock.schemas.api.run_options import RunOptions
+    from penstock.schemas.plan import PlanFile
+    from penstock.schemas.trace import Trace
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's command."""
+    app.command("run")(run)
+
+
+def run(
+    context: typer.Context,
+    plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file, or - ; with --server a hash or a job.")],
+    model: Annotated[str, typer.Option(help="The job, as module:attribute; with --server its key on the agents.")],
+    steps: Annotated[int, typer.Option(min=1, help="Train up to this step.")] = 5,
+    check: Check = False,
+    trace: Annotated[str | None, typer.Option(help="Write what the ranks measured.")] = None,
+    chrome_trace: Annotated[str | None, typer.Option("--chrome-trace", help="Both, for Perfetto.")] = None,
+    trace_steps: TraceSteps = 1,
+    directory: Directory = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of parameters and data.")] = 0,
+    precision: Precisions = Precision.FP32,
+    clip_norm: ClipNorm = None,
+    checkpoint: Annotated[str | None, typer.Option(metavar="DIR", help="Write checkpoints here.")] = None,
+    checkpoint_every: CheckpointEvery = 0,
+    keep_checkpoints: KeepCheckpoints = 2,
+    resume: Resumes = None,
+    restarts: Annotated[int, typer.Option(min=0, help="Restart dead ranks so often, from the newest one.")] = 0,
+    evaluate_every: EvaluateEvery = 0,
+    metrics: Annotated[str | None, typer.Option(help="Append a JSON line per step to this file.")] = None,
+    tensorboard: Annotated[str | None, typer.Option(metavar="DIR", help="Write TensorBoard's event files.")] = None,
+    staleness: Staleness = 0,
+    advance_forward: AdvanceForward = False,
+    device: Annotated[str, typer.Option(help="cpu; cuda: ranks take this machine's GPUs in turn; or cuda:0.")] = "cpu",
+    transport: Transports = Transport.AUTO,
+    memory: Annotated[bool, typer.Option("--memory", help="Count the ranks' tensors; slows them down.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print losses, times and the check as JSON.")] = False,
+    server: Server = None,
+) -> None:
+    """Train with a plan: one process per rank, on this machine; with --server on the agents of a service."""
+    for target in (trace, chrome_trace, *([metrics] if server is None else [])):
+        refuse_unwritable(target)
+    from penstock.cli.show import Screen
+    from penstock.schemas.errors import RunFailed
+
+    options = run_options(context.params, from_the_root if server is None else lambda path: path)
+    screen = Screen.of(quiet=as_json)
+    traced = trace is not None or chrome_trace is not None
+    if server is not None:
+        from penstock.cli.run.running_there import run_there
+
+        refuse_here(
+            device=device != "cpu", transport=transport is not Transport.AUTO, memory=memory, directory=directory
+        )
+        more = {"steps": steps, "seed": seed, "check": check, "trace_steps": trace_steps if traced else 0}
+        file, told, document = run_there(server, screen, plan, model, options, restarts=restarts, traced=traced, **more)
+        _write_traces(file, document, trace, chrome_trace)
+        if as_json:
+            print_json(told)
+        for line in measured_lines(file.plan, told.step_times_ns, told.losses, told.gradient_check):
+            screen.say(line)
+        return
+    refuse_no_reference(model)
+    refuse_combinations(options, check=check, restarts=restarts, memory=memory)
+    file = read_plan(plan)
+    if (note := other_devices(file, device)) is not None:
+        print(note, file=sys.stderr)
+    report = _train(
+        screen,
+        file,
+        model,
+        options,
+        restarts=restarts,
+        steps=steps,
+        seed=seed,
+        check=check,
+        devices=_devices(device),
+        transport=transport.value,
+        trace_steps=trace_steps if memory or traced else 0,
+        count_memory=memory,
+        directory=Path.cwd() if directory is None else Path(directory),
+    )
+    screen.done()
+    lanes = _batches_per_step(file)
+    report = replace(report, step_times_ns=tuple(time_ns // lanes for time_ns in report.step_times_ns))
+    _write_traces(file, _document(file, report) if traced else None, trace, chrome_trace)
+    if as_json:
+        print_json(figures(file.plan, report))
+    for line in measured_lines(file.plan, report.step_times_ns, report.losses, report.gradient_check):
+        screen.say(line)
+    for line in memory_lines(file.plan, report) if memory else ():
+        screen.say(line)
+    if report.check_passed is False:
+        raise RunFailed(
+            f"the run does not train what one process trains: gradients {report.gradient_check:.3g} apart, loss "
+            f"{report.loss_check:.3g}, where {report.gradient_tolerance:.3g} would be rounding"
+        )
+
+
+def refuse_combinations(options: RunOptions, *, check: bool, restarts: int, memory: bool = False) -> None:
+    """Raise UnsupportedRequest for flags that do not go together, before anything is started."""
+    from penstock.schemas.errors import MissingExtra, UnsupportedRequest
+
+    if restarts and options.checkpoint_directory is None:
+        raise UnsupportedRequest("--restarts goes on from checkpoints", remedy="add --checkpoint DIR")
+    if check and (options.resume or restarts):
+        raise UnsupportedRequest(
+            "--check compares the first step from the initial parameters, which a run that is resumed does not have",
+            remedy="leave out --check, or --resume and --restarts",
+        )
+    if check and memory:
+        raise UnsupportedRequest("--memory would count what --check trains beside the plan", remedy="one at a time")
+    if options.tensorboard_directory is not None and find_spec("tensorboard") is None:
+        raise MissingExtra(
+            "TensorBoard's event files need the package tensorboard", remedy="pip install 'penstock[tensorboard]'"
+        )
+
+
+def _train(
+    screen: Screen,
+    file: PlanFile,
+    model: str,
+    options: RunOptions,
+    *,
+    restarts: int,
+    steps: int,
+    devices: Sequence[str],
+    transport: str,
+    **more: Any,
+) -> RunReport:
+    from penstock.executor.run.unattended import run_unattended
+    from penstock.planning.bundles import boundary_sizes
+    from penstock.planning.work import work_after
+    from penstock.schemas.profile import ModelProfile
+
+    profile = file.request.profile
+    assert isinstance(profile, ModelProfile)
+
+    lowered_for = _lowered_for(file, devices, transport)
+
+    def work(checkpoint: Checkpoint | None) -> Work:
+        found = work_after(file, checkpoint, steps, options, transport=lowered_for)
+        devices = ", ".join(program.device for program in found.programs[0])
+        screen.say(f"starting {found.num_ranks} ranks on this machine: {devices}")
+        return found
+
+    return run_unattended(
+        work,
+        model,
+        options=options,
+        restarts=restarts,
+        steps=steps,
+        devices=devices,
+        transport=transport,
+        plan_hash=file.plan.content_hash(),
+        layers=[layer.name for layer in profile.layers],
+        boundaries=boundary_sizes(profile),
+        on_progress=Progress(screen, file, steps),
+        **more,
+    )
+
+
+def other_devices(file: PlanFile, device: str) -> str | None:
+    """What to say when a plan for GPUs is run on the CPU; None where the ranks' devices may be those of the plan."""
+    from penstock.executor.profiling.device_table import DEVICES
+    from penstock.schemas.topology import ClusterTopology
+
+    if not device.startswith("cpu"):
+        return None
+    assert isinstance(file.request.topology, ClusterTopology)
+    used = {device for pipeline in file.plan.pipelines for stage in pipeline.stages for device in stage.devices}
+    nodes = file.request.topology.expanded().nodes
+    kinds = sorted({d.kind for node in nodes for d in node.devices if d.id in used})
+    if not any(known.lower() in kind.lower() for kind in kinds for known in DEVICES):
+        return None
+    return (
+        f"penstock: warning: the plan is for {len(used)} devices of kind {', '.join(kinds)}; here all ranks compute on "
+        "the CPU, in other times than predicted. --device cuda takes this machine's GPUs, `penstock export` makes jobs "
+        "for clusters"
+    )
+
+
+def _devices(wanted: str) -> list[str]:
+    """Torch's names of the devices that ranks get in turn."""
+    if wanted != "cuda":
+        return [wanted]
+    from penstock.executor.node.devices import ask_nvidia_smi, parse_nvidia_smi
+
+    count = len(parse_nvidia_smi("here", ask_nvidia_smi()))
+    return [f"cuda:{number}" for number in range(count)] or ["cuda:0"]
+
+
+def _lowered_for(file: PlanFile, devices: Sequence[str], transport: str) -> Literal["gloo", "nccl"]:
+    """NCCL needs programs that are fit for it, and is chosen where each rank has a GPU of its own."""
+    lanes = len(file.plan.pipelines) if file.plan.update_rule == "elastic_averaging" else 1
+    ranks = lanes * len({d for pipeline in file.plan.pipelines for stage in pipeline.stages for d in stage.devices})
+    own_gpus = devices[0].startswith("cuda") and len(devices) >= ranks
+    return "nccl" if transport == "nccl" or (transport == "auto" and own_gpus) else "gloo"
+
+
+def _batches_per_step(file: PlanFile) -> int:
+    """Under elastic averaging a step is an iteration, in which each pipeline trains a global batch."""
+    return len(file.plan.pipelines) if file.plan.update_rule == "elastic_averaging" else 1
+
+
+def _document(file: PlanFile, report: RunReport) -> Trace:
+    """What the ranks measured."""
+    from penstock.schemas.trace import Trace
+
+    plan = file.plan
+    return Trace.parse(
+        {
+            "plan_hash": plan.content_hash(),
+            "predicted_time_per_global_batch_ns": plan.prediction.time_per_global_batch_ns if plan.prediction else 0,
+            "measured_times_per_global_batch_ns": report.step_times_ns,
+            "losses": report.losses,
+            "ranks": report.rank_traces,
+            "plan_file": file,
+        }
+    )
+
+
+def _write_traces(file: PlanFile, document: Trace | None, trace: str | None, chrome_trace: str | None) -> None:
+    """The trace, and the same beside the prediction for Perfetto."""
+    if document is None:
+        return
+    write_document(document, trace)
+    if chrome_trace is not None:
+        from penstock.planning.explain import write_comparison
+
+        write_comparison(file, document, Path(chrome_trace))
+
+
+class Progress:
+    """Tells what ranks report: a line that is replaced per step, and a line that stays for what is rare."""
+
+    def __init__(self, screen: Screen, file: PlanFile, steps: int) -> None:
+        self._screen = screen
+        self._steps = steps
+        self._samples = file.request.global_batch_size * _batches_per_step(file)
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        """Tell one event."""
+        match event["kind"]:
+            case "step":
+                speed = self._samples * 1e9 / max(1, event["time_ns"])
+                self._screen.progress(
+                    f"step {event['step'] + 1} of {self._steps}, loss {event['loss']:.6g}, {speed:.4g} samples/s"
+                )
+            case "evaluation":
+                self._stay(f"evaluation after {event['step']} steps: loss {event['loss']:.6f}")
+            case "resumed":
+                self._stay(f"resuming at step {event['step']} from {event['directory']}")
+            case "rung":
+                self._stay(f"after {event['step']} steps: δ = {event['index']} forwards in advance")
+            case "warning":
+                self._stay(f"warning: {event['text']}")
+            case "restart":
+                self._stay(f"restart {event['attempt']}: {event['reason'].splitlines()[0]}")
+
+    def _stay(self, text: str) -> None:
+        self._screen.done()
+        self._screen.say(text)

@@ -1,0 +1,143 @@
+"""``penstock db``: upgrade, check, back up, restore and prune the service's database."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.service.keys import seconds_of
+from penstock.schemas.errors import NotFound
+
+if TYPE_CHECKING:
+    from penstock.service.db.database import Database
+    from penstock.service.db.upkeep.checking import Condition
+
+DAY_S = 86400
+
+Url = Annotated[str | None, typer.Option(help="A file, or a URL; by default that of the service's settings.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+BackupFile = Annotated[Path, typer.Argument(dir_okay=False, help="The backup.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's commands."""
+    database = typer.Typer(help="Upgrade, check, back up and restore the service's database.", no_args_is_help=True)
+    database.command("upgrade")(upgrade)
+    database.command("check")(check)
+    database.command("backup")(backup)
+    database.command("restore")(restore)
+    database.command("prune")(prune)
+    app.add_typer(database, name="db")
+
+
+def upgrade(database: Url = None, as_json: AsJson = False) -> None:
+    """Bring the tables to this Penstock's revision, or make them; take a backup first, there is no way back."""
+    from penstock.service.db import migrations
+
+    with _opened(database, may_be_new=True) as opened:
+        before = opened.upgrade()
+    words = {None: "made", migrations.HEAD: "nothing to do"}.get(before, f"upgraded from {before}")
+    _say(
+        {"database": opened.name, "before": before, "revision": migrations.HEAD},
+        f"{opened.name} is at revision {migrations.HEAD} ({words})",
+        as_json,
+    )
+
+
+def check(database: Url = None, as_json: AsJson = False) -> int:
+    """Look whether it can be reached and written, is at the newest revision, and whole; 1 when it is not."""
+    from penstock.service.db.upkeep import checking
+
+    with _opened(database) as opened:
+        found = checking.check(opened)
+    _say(asdict(found) | {"ok": not found.faults}, _lines(found), as_json)
+    return 1 if found.faults else 0
+
+
+def backup(file: BackupFile, database: Url = None, as_json: AsJson = False) -> None:
+    """Copy the database into a new file, as it is at one moment; services may go on working."""
+    from penstock.service.db.upkeep import backups
+
+    with _opened(database) as opened:
+        size = backups.backup(opened, file)
+    told = {"database": opened.name, "file": str(file), "size_bytes": size}
+    _say(told, f"{opened.name} is in {file} now ({_size(size)})", as_json)
+
+
+def restore(
+    file: BackupFile,
+    database: Url = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Throw away what the database holds.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Fill a new database from a backup; services and workers have to be stopped to replace one."""
+    from penstock.service.db.migrations import HEAD
+    from penstock.service.db.upkeep import backups
+
+    if not file.is_file():
+        raise NotFound(f"there is no file {str(file)!r}", remedy="name one that `penstock db backup` wrote")
+    with _opened(database, may_be_new=True) as opened:
+        revision = backups.restore(opened, file, replace=replace)
+    hint = "" if revision == HEAD else f", this Penstock works with {HEAD}: run `penstock db upgrade`"
+    told = {"database": opened.name, "file": str(file), "revision": revision}
+    _say(told, f"{opened.name} holds what {file} held, at revision {revision}{hint}", as_json)
+
+
+def prune(
+    older_than: Annotated[str, typer.Option(help="What ended longer ago goes: 90d, 2d at least.")],
+    database: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remove ended jobs, their answers, sweeps, and the documents that nothing names any more."""
+    from penstock.service.db.upkeep.pruning import prune as prune_now
+
+    age_s = seconds_of(older_than, "--older-than")
+    if age_s is None:
+        raise typer.BadParameter("never removes nothing; give 90d", param_hint="--older-than")
+    with _opened(database) as opened:
+        opened.create()
+        gone = asdict(prune_now(opened, age_s / DAY_S))
+    _say(gone, "removed: " + ", ".join(f"{number} {name}" for name, number in gone.items()), as_json)
+
+
+@contextmanager
+def _opened(given: str | None, *, may_be_new: bool = False) -> Iterator[Database]:
+    from penstock.service.db.database import Database
+    from penstock.service.settings import Settings
+
+    settings = Settings.load(**({} if given is None else {"database": given}))
+    opened = Database.of(settings)
+    try:
+        if opened.is_sqlite and not may_be_new and not Path(opened.url.database or "").is_file():
+            raise NotFound(
+                f"there is no database {opened.url.database!r}", remedy="name it by --database, or PENSTOCK_DATABASE"
+            )
+        yield opened
+    finally:
+        opened.close()
+
+
+def _lines(found: Condition) -> str:
+    lines = [f"{found.database}: {found.engine}, revision {found.revision} of {found.head}"]
+    if found.size_bytes is not None:
+        free = "" if found.free_bytes is None else f", {_size(found.free_bytes)} free on its disk"
+        lines.append(f"{_size(found.size_bytes)}{free}")
+    if found.rows:
+        lines.append("rows: " + ", ".join(f"{name} {number}" for name, number in sorted(found.rows.items()) if number))
+        lines.append(f"{found.documents} documents compared with their addresses")
+    lines += [f"FAULT: {fault}" for fault in found.faults] or ["all is well"]
+    return "\n".join(lines)
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:,.1f} MB" if size_bytes < 1e9 else f"{size_bytes / 1e9:,.1f} GB"
+
+
+def _say(told: dict[str, Any], words: str, as_json: bool) -> None:
+    print(json.dumps(told, indent=1) if as_json else words)

@@ -1,0 +1,125 @@
+"""Commands that ask a service instead of this machine: the option, the plan meant, and how a job goes on."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.documents import STANDARD, read_plan
+
+if TYPE_CHECKING:
+    from penstock.cli.show import Screen
+    from penstock.client import Client
+    from penstock.schemas.api.jobs import JobEvent, JobOut
+    from penstock.schemas.plan import PlanFile
+    from penstock.schemas.request import PlanRequest
+
+WAIT_S = 20
+ENDED = ("succeeded", "failed", "cancelled")
+
+Server = Annotated[
+    str | None,
+    typer.Option("--server", help="Ask this service, http://host:port, instead of this machine (PENSTOCK_API_KEY)."),
+]
+TheServer = Annotated[str, typer.Option("--server", help="The service, http://host:port; its key is PENSTOCK_API_KEY.")]
+LOCAL = "http://127.0.0.1:8642"
+
+
+def connect(server: str) -> Client:
+    """A client, to be closed."""
+    from penstock.client import Client
+
+    return Client(server)
+
+
+def is_file(source: str) -> bool:
+    """Whether a plan is given as a document, and not as the hash or the job of one that a service keeps."""
+    return source == STANDARD or Path(source).exists() or Path(source).suffix in {".json", ".yaml", ".yml"}
+
+
+def plan_there(client: Client, source: str) -> PlanFile:
+    """The plan file of that name, or what the service keeps under a hash or has found for a job."""
+    return read_plan(source) if is_file(source) else client.plan_file(source)
+
+
+def export_there(server: str, source: str, to: Any) -> bytes:
+    """A stored plan in another form. Raises typer.BadParameter for a file, which the service does not keep."""
+    refuse_file(source)
+    with connect(server) as client:
+        return client.export(source, to)
+
+
+def refuse_file(source: str) -> None:
+    """Raise typer.BadParameter for a plan that is given as a document: with a service it is one that it keeps."""
+    if is_file(source):
+        raise typer.BadParameter(
+            f"with --server PLAN is the hash or the job of a plan that the service keeps, not a file ({source!r})"
+        )
+
+
+def refuse_here(**options: object) -> None:
+    """Raise typer.BadParameter for options that only this machine can follow."""
+    for name, value in options.items():
+        if value:
+            raise typer.BadParameter("is of this machine; leave it out, or --server", param_hint=_flag(name))
+
+
+def solved_there(client: Client, request: PlanRequest, screen: Screen) -> JobOut:
+    """Ask for a plan, and tell how it goes on. Raises the error that the job met."""
+    return watched(client, client.plan(request, wait=False), screen)
+
+
+def watched(client: Client, job: JobOut, screen: Screen) -> JobOut:
+    """A job once it has ended; an interrupt leaves it running, and says so. Raises the error that it met."""
+    from penstock.client import error_of
+
+    progress = Progress(screen)
+    try:
+        for event in client.events(job.id) if job.state not in ENDED else ():
+            progress(event)
+        while job.state not in ENDED:
+            job = client.job(job.id, wait_s=WAIT_S)
+    except KeyboardInterrupt:
+        screen.done()
+        print(f"penstock: job {job.id} goes on; `penstock jobs watch` or `cancel` it", file=sys.stderr)
+        raise
+    finally:
+        screen.done()
+    if job.error is not None:
+        raise error_of(job.error)
+    return job
+
+
+class Progress:
+    """A line of progress from a job's events: state, the best plan's time and whose it is, bound, gap, who works."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+        self._known: dict[str, Any] = {}
+
+    def __call__(self, event: JobEvent) -> None:
+        """Tell one event."""
+        self._known |= {name: value for name, value in event.data.items() if value is not None}
+        self._screen.progress(progress_line(self._known))
+
+
+def progress_line(known: dict[str, Any]) -> str:
+    """What is known of a job, in a line."""
+    from penstock.report.words import duration, percent
+
+    parts = [known["state"]] if "state" in known else []
+    if "incumbent_ns" in known:
+        by = f" by {known['planner']}" if "planner" in known else ""
+        parts.append(f"{duration(known['incumbent_ns'])}{by}")
+    if "bound_ns" in known:
+        parts.append(f"bound {duration(known['bound_ns'])}")
+    if "gap" in known:
+        parts.append(f"gap {percent(known['gap'])}")
+    return ", ".join(parts) + (f"; {', '.join(known['working'])}" if known.get("working") else "")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

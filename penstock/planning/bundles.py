@@ -1,0 +1,101 @@
+"""From a plan to a job bundle: all that ranks need which some other launcher starts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from penstock.planning.work import work_after
+from penstock.schemas.api.agents import digest_of
+from penstock.schemas.api.run_options import RunOptions
+from penstock.schemas.bundle import JobBundle
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.schemas.profile import ModelProfile
+from penstock.schemas.program import Texts
+from penstock.schemas.topology import ClusterTopology
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.schemas.plan import PlanFile
+
+FLUSHED = ("synchronous", "elastic_averaging")
+"""Update rules whose program of one step is run again and again; others need one per length of a segment."""
+
+Transport = Literal["auto", "gloo", "nccl"]
+
+
+def make_bundle(
+    file: PlanFile,
+    *,
+    steps: int | None = None,
+    options: RunOptions | None = None,
+    transport: Transport = "auto",
+    seed: int = 0,
+) -> JobBundle:
+    """The bundle of a plan, for ranks that are started with these ``options`` and train up to ``steps``.
+
+    ``steps`` matters to periodic plans alone. ``transport`` auto: programs fit for NCCL where the plan's devices are no
+    CPUs. Raises UnsupportedRequest for options that do not go with the plan, and for a periodic plan without steps;
+    InvalidPlan when it does not verify.
+    """
+    plan = file.plan
+    if steps is None and plan.update_rule not in FLUSHED:
+        raise UnsupportedRequest(
+            f"a bundle of a plan with the rule {plan.update_rule} holds programs from one halt to the next, and nobody "
+            "has said how many steps are trained",
+            remedy="say steps (--steps N), and checkpoint_every and evaluate_every if any",
+        )
+    wanted = options or RunOptions()
+    kinds = _kinds(file)
+    lowered_for = _lowered_for(file, kinds) if transport == "auto" else transport
+    work = work_after(file, None, steps or 1, wanted, transport=lowered_for)
+    parts: list[dict[str, Any]] = []
+    texts = Texts()
+    for rank, programs in enumerate(zip(*work.programs, strict=True)):
+        own = [program.to_json(texts) for program in programs]
+        device = programs[0].device
+        place = {"rank": rank, "device": device, "device_kind": kinds[device]}
+        parts.append({**place, "programs": own, "digest": digest_of(own)})
+    profile = file.request.profile
+    assert isinstance(profile, ModelProfile)
+    whole = "whole" if work.segments is None else "segments"
+    return JobBundle.parse(
+        {
+            "plan_hash": plan.content_hash(),
+            "update_rule": plan.update_rule,
+            "global_batch_size": plan.global_batch_size,
+            "seed": seed,
+            "predicted_time_per_global_batch_ns": plan.prediction and plan.prediction.time_per_global_batch_ns,
+            "layers": [layer.name for layer in profile.layers],
+            "boundaries": boundary_sizes(profile),
+            "programs_are": "ladder" if wanted.advance_forward else whole,
+            "lowered_for": lowered_for,
+            "norm": wanted.needs_norm,
+            "staleness": wanted.staleness,
+            "ranks": parts,
+        }
+    )
+
+
+def boundary_sizes(profile: ModelProfile) -> list[list[tuple[str, int, int]]] | None:
+    """What crosses each cut, for the ranks to compare; a model may run in another precision than one not measured."""
+    if profile.source.method != "measured":
+        return None
+    return [[(t.name, t.bytes_per_sample, t.gradient_bytes_per_sample) for t in cut] for cut in profile.boundaries]
+
+
+def _kinds(file: PlanFile) -> dict[str, str]:
+    """The kind of each device of the topology, by its id."""
+    topology = file.request.topology
+    assert isinstance(topology, ClusterTopology)
+    return {device.id: device.kind for node in topology.expanded().nodes for device in node.devices}
+
+
+def _lowered_for(file: PlanFile, kinds: Mapping[str, str]) -> Literal["gloo", "nccl"]:
+    """NCCL where each rank has a device of its own that is no CPU; codecs need tags, which NCCL has not."""
+    plan = file.plan
+    shares_devices = plan.update_rule == "elastic_averaging" and len(plan.pipelines) > 1
+    has_codecs = any(codec for pipeline in plan.pipelines for codec in pipeline.codecs or ())
+    used = {device for pipeline in plan.pipelines for stage in pipeline.stages for device in stage.devices}
+    on_cpus = {kinds.get(device) for device in used} == {"cpu"}
+    return "gloo" if shares_devices or has_codecs or on_cpus else "nccl"

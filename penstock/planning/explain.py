@@ -1,0 +1,210 @@
+"""``penstock.explain``: why a plan takes the time that it takes, what would help, and why not another layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields as dataclass_fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from penstock.convert.explanations import most_helpful, to_idle, to_layout, to_path, to_sensitivity, to_what_if
+from penstock.planning.api import Answer, Judgement, judge
+from penstock.report.chrome_trace import chrome_events, compared_events, write_events
+from penstock.report.explained import marks
+from penstock.report.page import html_report
+from penstock.report.picture import Picture, picture_of_timeline, picture_of_trace
+from penstock.report.sentences import sentences
+from penstock.report.svg import svg_timeline
+from penstock.schemas.api.explanation import Explanation
+from penstock.schemas.errors import Fault, InvalidDocument, InvalidPlan
+from penstock.schemas.plan import PlanFile
+from penstock.schemas.trace import Trace
+from penstock.solvers.explanation.binding import binding, sensitivities
+from penstock.solvers.explanation.changes import default_changes
+from penstock.solvers.explanation.critical_path import path_of_run
+from penstock.solvers.explanation.drafting import shortages
+from penstock.solvers.explanation.idle import idle_pieces, idle_split
+from penstock.solvers.explanation.layout import Layout, compare_layout
+from penstock.solvers.explanation.run import Run
+from penstock.solvers.explanation.what_if import Replan, lacks, planned_by, what_if
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Candidate
+
+MAX_WHAT_IFS = 64
+MAX_PLANS = 20
+DEFAULT = "default"
+"""Stands for the usual table among what-ifs."""
+
+
+class Judged(NamedTuple):
+    """A plan that was judged, as the core knows it."""
+
+    judgement: Judgement
+    problem: Problem
+    plan: Candidate
+
+
+def explain(
+    plan: PlanFile | Answer | str | Path,
+    *,
+    what_if: Sequence[str] = (DEFAULT,),
+    planner: str | None = None,
+    max_plans: int = MAX_PLANS,
+    layout: Layout | Mapping[str, Any] | None = None,
+    on_progress: Callable[[str], None] = lambda _words: None,
+) -> Explanation:
+    """Explain a plan file, by value or by its path. Raises InvalidPlan where it cannot be simulated.
+
+    ``what_if``: changes to try, such as ``bandwidth=2``, ``devices=+8``, ``recompute=here``; ``default`` stands for the
+    usual ones. ``planner``: plan anew for every change, with so many plans at most; else ``relax`` does where the plan
+    itself cannot tell, if it is one with a flush. ``layout``: cuts of one's own, or the fields of a
+    ``Layout``, to be judged beside the plan.
+    """
+    _check(what_if, max_plans)
+    file = plan.file if isinstance(plan, Answer) else plan if isinstance(plan, PlanFile) else PlanFile.read(plan)
+    found = judged(file)
+    given = layout_of(layout) if isinstance(layout, Mapping) else layout
+    return explanation(file, found, what_if, planner, max_plans, given, on_progress)
+
+
+def layout_of(fields: Mapping[str, Any]) -> Layout:
+    """A layout from plain data; cuts may be numbers. Raises InvalidDocument for a field that a layout has not."""
+    if unknown := sorted(set(fields) - {field.name for field in dataclass_fields(Layout)}):
+        raise InvalidDocument(f"a layout has no field {unknown[0]!r}")
+    return Layout(
+        cuts=tuple(map(str, fields.get("cuts", ()))),
+        replicas=tuple(map(int, fields.get("replicas", ()))),
+        devices=tuple(tuple(names) for names in fields.get("devices", ())),
+        schedule=fields.get("schedule"),
+        num_micro_batches=fields.get("num_micro_batches"),
+    )
+
+
+def judged(file: PlanFile) -> Judged:
+    """The judgement of a plan that can be simulated. Raises InvalidPlan for any other."""
+    judgement = judge(file)
+    if judgement.timeline is None or judgement.allocation is None or judgement.schedule is None:
+        raise InvalidPlan(
+            "the plan cannot be simulated", faults=tuple(Fault("plan", sentence) for sentence in judgement.faults)
+        )
+    given = file.plan
+    best = Candidate(
+        given.planner,
+        judgement.allocation,
+        judgement.schedule,
+        judgement.timeline,
+        given.overlap_all_reduce,
+        given.update_rule,
+    )
+    return Judged(judgement, judgement.problem, best)
+
+
+def explanation(
+    file: PlanFile,
+    found: Judged,
+    asked: Sequence[str],
+    planner: str | None,
+    max_plans: int,
+    layout: Layout | None,
+    on_progress: Callable[[str], None],
+) -> Explanation:
+    """As ``explain``, of a plan that was judged already."""
+    judgement, problem, plan = found
+    assert judgement.timeline is not None
+    on_progress("the critical path")
+    run = Run(problem, plan)
+    path, idle = path_of_run(run), idle_split(run)
+    compared = None if layout is None else to_layout(problem, plan, compare_layout(problem, plan, layout))
+    on_progress("sensitivities")
+    sensible = list(sensitivities(run, path))
+    rows = []
+    changes = [text for name in asked for text in (default_changes(problem, plan) if name == DEFAULT else [name])]
+    for row in what_if(problem, plan, changes, _replan(plan, planner, max_plans), planner is not None):
+        rows.append(row)
+        on_progress(f"what if … ({len(rows)} of {len(changes) + 1 + (planner is not None)}): {row.sentence}")
+    overfull = tuple(lacks(problem, short) for short in shortages(problem, plan.allocation, plan.timeline))
+    return Explanation(
+        plan_hash=file.plan.content_hash(),
+        valid=not judgement.faults,
+        faults=judgement.faults,
+        time_ns=plan.value_ns,
+        sentences=(*overfull, *sentences(judgement, judgement.timeline)),
+        binds=binding(problem, plan, path, idle).sentence,
+        helps=most_helpful(plan, rows, sensible),
+        path=to_path(problem, plan, path),
+        idle=tuple(to_idle(problem, plan, each) for each in idle),
+        sensitivities=tuple(to_sensitivity(plan, each) for each in sensible),
+        what_ifs=tuple(to_what_if(plan, row) for row in rows) if changes else (),
+        layout=compared,
+    )
+
+
+def page(file: PlanFile, trace: Trace | None = None) -> str:
+    """The HTML report of a plan with its explanation. Raises InvalidPlan where it cannot be simulated.
+
+    Raises InvalidDocument for the trace of another plan.
+    """
+    _check_trace(file, trace)
+    found = judged(file)
+    judgement = found.judgement
+    assert judgement.timeline is not None
+    return html_report(
+        file,
+        judgement.plan,
+        judgement.problem,
+        judgement.timeline,
+        allocation=judgement.allocation,
+        trace=trace,
+        faults=judgement.faults,
+        explanation=explanation(file, found, (), None, 1, None, lambda _words: None),
+        idle=idle_pieces(Run(found.problem, found.plan)),
+    )
+
+
+def picture(found: Judged) -> Picture:
+    """The timeline of a judged plan as a picture that knows why devices idle."""
+    judgement = found.judgement
+    assert judgement.timeline is not None
+    idle = idle_pieces(Run(found.problem, found.plan))
+    return picture_of_timeline(judgement.problem, judgement.timeline, judgement.allocation, idle)
+
+
+def svg(file: PlanFile, trace: Trace | None = None) -> str:
+    """A plan's timeline as an SVG file, with its critical path. Raises as ``page``."""
+    _check_trace(file, trace)
+    found = judged(file)
+    drawn = picture(found)
+    explained = explanation(file, found, (), None, 1, None, lambda _words: None)
+    measured = picture_of_trace(trace, file.plan) if trace is not None else None
+    return svg_timeline(drawn, marks(explained, found.judgement.plan, drawn), measured=measured)
+
+
+def write_comparison(file: PlanFile, trace: Trace | None, path: Path) -> None:
+    """Prediction, and measurement as a second track, for Perfetto. Raises InvalidPlan for a plan not to be simulated.
+
+    Raises InvalidDocument for the trace of another plan.
+    """
+    _check_trace(file, trace)
+    judgement = judged(file).judgement
+    assert judgement.timeline is not None
+    predicted = picture_of_timeline(judgement.problem, judgement.timeline, judgement.allocation)
+    write_events(chrome_events(predicted) if trace is None else compared_events(predicted, trace, file.plan), path)
+
+
+def _check_trace(file: PlanFile, trace: Trace | None) -> None:
+    if trace is not None and trace.plan_hash != file.plan.content_hash():
+        raise InvalidDocument(f"the trace is of plan {trace.plan_hash}, not of {file.plan.content_hash()}")
+
+
+def _replan(plan: Candidate, planner: str | None, max_plans: int) -> Replan | None:
+    """The planner asked for; else ``relax``, which is quick, for plans with a flush, and none for the others."""
+    if planner is None and plan.update_rule != "synchronous":
+        return None
+    return planned_by(planner or "relax", max_plans)
+
+
+def _check(asked: Sequence[str], max_plans: int) -> None:
+    if len(asked) > MAX_WHAT_IFS:
+        raise InvalidDocument(f"{len(asked)} changes are more than {MAX_WHAT_IFS}", remedy="ask in several turns")
+    if not 1 <= max_plans <= 10_000:
+        raise InvalidDocument(f"max_plans {max_plans} is not between 1 and 10000")

@@ -1,0 +1,191 @@
+"""Sweeps without a service: the cases of a sweep, a row of the table per answer, and its Pareto front.
+
+``penstock.sweep(request, executor=executor_of("local:4"))`` solves every case in a process of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, as_completed
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import Any
+
+from penstock.planning.pareto import front, graded
+from penstock.scale_out import executor_of
+from penstock.scale_out.solving import SolveLimits, solve_case
+from penstock.schemas.api.jobs import ProblemDetails, ResultOut
+from penstock.schemas.api.sweep import SweepRequest, SweepRow
+from penstock.schemas.errors import InvalidDocument
+from penstock.schemas.plan import Plan
+from penstock.schemas.request import PlanRequest
+from penstock.schemas.topology import ClusterTopology
+from penstock.solvers.model.result import REQUEST_SCOPE
+from penstock.workers.protocol import crashed
+
+MAX_CASES = 1000
+ALIKE = 0.01
+DEVICES = 2
+"""Which coordinate of ``_point`` counts devices: one more of them is a difference."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One plan request of a sweep."""
+
+    request: PlanRequest
+
+    def row(self, **found: Any) -> SweepRow:
+        """The case's row of the table, with what is known of its answer."""
+        asked, topology = self.request, self.request.topology
+        return SweepRow(
+            topology=topology.name if isinstance(topology, ClusterTopology) else topology,
+            global_batch_size=asked.global_batch_size,
+            planner=asked.planner,
+            schedule=asked.schedule,
+            update_rules=asked.update_rules,
+            **found,
+        )
+
+
+def cases(sweep: SweepRequest, max_cases: int = MAX_CASES) -> list[Case]:
+    """A plan request for each combination, the last axis (update rules) running fastest.
+
+    Raises InvalidDocument for more than ``max_cases``, and for a combination that contradicts itself.
+    """
+    asked, over = sweep.request, sweep.over
+    axes: dict[str, Sequence[Any]] = {
+        "topology": over.topologies,
+        "global_batch_size": over.global_batch_sizes,
+        "planner": over.planners,
+        "schedule": over.schedules,
+        "update_rules": [(rule,) for rule in over.update_rules],
+    }
+    varied = {name: values for name, values in axes.items() if values}
+    count = 1
+    for values in varied.values():
+        count *= len(values)
+    if count > max_cases:
+        sizes = " × ".join(f"{len(values)} {name}" for name, values in varied.items())
+        raise InvalidDocument(
+            f"the sweep has {count} cases ({sizes}); at most {max_cases} are taken", remedy="sweep over fewer values"
+        )
+    fields = {name: getattr(asked, name) for name in PlanRequest.model_fields}
+    return [Case(_combined(fields, dict(zip(varied, values, strict=True)))) for values in product(*varied.values())]
+
+
+def _combined(fields: dict[str, Any], values: dict[str, Any]) -> PlanRequest:
+    try:
+        return PlanRequest.parse(fields | values)
+    except InvalidDocument as error:
+        shown = {name: getattr(value, "name", value) for name, value in values.items()}
+        raise InvalidDocument(f"the case {shown} is no plan request: {error.detail}", faults=error.faults) from None
+
+
+def figures(result: ResultOut) -> dict[str, Any]:
+    """What a row says of a planner's answer."""
+    return {
+        "state": "succeeded",
+        "status": result.status,
+        "why": result.why,
+        "seconds": round(result.seconds, 6),
+        "gap": next((c.gap for c in result.certificates if c.scope == REQUEST_SCOPE), None),
+        "plan_hash": result.plan_hash,
+        **({} if result.plan is None else _figures_of(result.plan)),
+    }
+
+
+def answered(case: Case, result: ResultOut) -> SweepRow:
+    """The row of a planner's answer."""
+    return case.row(**figures(result))
+
+
+def refused(case: Case, problem: ProblemDetails) -> SweepRow:
+    """The row of a case that has no answer: one that no planner takes, or one that failed."""
+    state = "unsupported" if problem.code == "unsupported-request" else "failed"
+    return case.row(state=state, why=f"{problem.detail}; {problem.remedy}" if problem.remedy else problem.detail)
+
+
+def _figures_of(plan: Plan) -> dict[str, Any]:
+    assert plan.prediction is not None
+    time_ns = plan.prediction.time_per_global_batch_ns
+    stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
+    return {
+        "found": f"{plan.planner}, {plan.schedule.name}, {plan.update_rule}",
+        "time_per_global_batch_ns": time_ns,
+        "samples_per_s": plan.global_batch_size / time_ns * 1e9,
+        "peak_memory_bytes": plan.prediction.peak_memory_bytes,
+        "devices": len({device for stage in stages for device in stage.devices}),
+        "cost_per_sample": plan.prediction.cost_per_sample,
+    }
+
+
+def with_front(rows: Sequence[SweepRow]) -> tuple[SweepRow, ...]:
+    """The rows, those on the Pareto front marked. Costs count when every plan has one.
+
+    What differs by less than ALIKE, devices apart, is no reason to be on the front, unless all else is as good.
+    """
+    planned = [number for number, row in enumerate(rows) if row.samples_per_s is not None]
+    priced = all(rows[number].cost_per_sample is not None for number in planned)
+    points = [_point(rows[number], priced) for number in planned]
+    coarse = list(zip(*(_coarse(place, values) for place, values in enumerate(zip(*points, strict=True))), strict=True))
+    both = [a and b for a, b in zip(front(points), front(coarse), strict=True)]
+    inside = dict(zip(planned, both, strict=True))
+    return tuple(row.model_copy(update={"pareto": inside.get(number, False)}) for number, row in enumerate(rows))
+
+
+def _coarse(place: int, values: Sequence[float]) -> list[float]:
+    return list(values) if place == DEVICES else [*map(float, graded(values, ALIKE))]
+
+
+def _point(row: SweepRow, priced: bool) -> tuple[float, ...]:
+    assert row.samples_per_s is not None
+    assert row.peak_memory_bytes is not None
+    assert row.devices is not None
+    cost = (row.cost_per_sample or 0.0,) if priced else ()
+    return (-row.samples_per_s, row.peak_memory_bytes, row.devices, *cost)
+
+
+def sweep(
+    request: SweepRequest,
+    *,
+    executor: Executor | None = None,
+    on_row: Callable[[SweepRow], None] | None = None,
+    limits: SolveLimits | None = None,
+    max_cases: int = MAX_CASES,
+) -> tuple[SweepRow, ...]:
+    """Answer every case; the rows are in the order of the cases, with the Pareto front marked.
+
+    Each case is solved in a process of its own, by default on this machine; ``executor`` as ``executor_of`` makes it.
+    ``on_row`` hears of each answer as it comes. Whatever ends this call ends the solvers as well.
+    Raises InvalidDocument for too many cases or one that contradicts itself; a case that fails is a row that says so.
+    """
+    asked = cases(request, max_cases)
+    with executor_of("local") if executor is None else nullcontext(executor) as pool:
+        task = partial(solve_case, limits=limits or SolveLimits())
+        futures = {pool.submit(task, case.request.model_dump(mode="json")): n for n, case in enumerate(asked)}
+        rows: dict[int, SweepRow] = {}
+        try:
+            for number, answer in _answers(futures):
+                case = asked[number]
+                rows[number] = answered(case, answer) if isinstance(answer, ResultOut) else refused(case, answer)
+                if on_row is not None:
+                    on_row(rows[number])
+        finally:
+            for future in futures:
+                future.cancel()
+    return with_front([rows[number] for number in range(len(asked))])
+
+
+def _answers(futures: dict[Future[dict[str, Any]], int]) -> Iterator[tuple[int, ResultOut | ProblemDetails]]:
+    for future in as_completed(futures):
+        if (error := future.exception()) is not None:
+            yield futures[future], crashed(f"the executor lost it: {type(error).__name__}: {error}")
+            continue
+        answer = future.result()
+        if "problem" in answer:
+            yield futures[future], ProblemDetails.model_validate(answer["problem"])
+        else:
+            yield futures[future], ResultOut.model_validate(answer["result"])

@@ -1,0 +1,89 @@
+"""AvgPipe's two degrees by traversal: every number of micro-batches and of pipelines is run on ranks (section 7.3).
+
+The paper's own tuning predicts them from one profile (``planners/avgpipe.py``); this is what it is compared with, and
+what to do where minutes on ranks cost less than a wrong prediction. Stages and devices are those of a plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from penstock.convert import from_plan, to_plan, to_problem
+from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
+from penstock.schemas.plan import PlanFile
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.micro_batches import candidates
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.update_rules import UpdateRule
+from penstock.solvers.planners.avgpipe.predictor import Degrees
+from penstock.solvers.planners.avgpipe.tuning import Tuner
+from penstock.solvers.schedules.advance_forward import advance_forward
+
+RULE: UpdateRule = "elastic_averaging"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A plan with these degrees. ``judged_ns``: per global batch; ``by_profile``: what the profile would choose."""
+
+    num_micro_batches: int
+    num_pipelines: int
+    file: PlanFile
+    judged_ns: int
+    by_profile: bool
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A setting and what it took on ranks, per global batch."""
+
+    setting: Setting
+    measured_ns: int
+
+
+def settings(file: PlanFile, max_pipelines: int) -> list[Setting]:
+    """Every setting that fits, by micro-batches and then pipelines; 1F1B, whose forwards may be advanced in training.
+
+    Raises UnsupportedRequest for a plan that does not average elastically, InvalidPlan where no setting fits.
+    """
+    if file.plan.update_rule != RULE:
+        raise UnsupportedRequest(
+            f"the plan has {file.plan.update_rule} updates; only pipelines that average elastically have two degrees",
+            remedy="plan with --planner avgpipe --update-rule elastic_averaging",
+        )
+    problem = to_problem(file.request)
+    allocation, _ = from_plan(file.plan, problem)
+    tuner = Tuner(problem, candidates(problem), allocation.pipelines[0].stages, max_pipelines)
+    chosen = next(tuner.settings("profile"))
+    found = []
+    for batch in tuner.batches:
+        for pipelines in range(1, max_pipelines + 1):
+            degrees = Degrees(batch.num_micro_batches, pipelines)
+            if tuner.fits(tuner.allocation(degrees)):
+                found.append(_setting(file, problem, tuner, degrees, degrees == chosen))
+    if not found:
+        raise InvalidPlan("no setting fits into the memory of the plan's devices", remedy="a plan of more stages")
+    return found
+
+
+def _setting(file: PlanFile, problem: Problem, tuner: Tuner, degrees: Degrees, by_profile: bool) -> Setting:
+    allocation = tuner.allocation(degrees)
+    orders = advance_forward(problem, allocation)
+    timeline = simulate(problem, allocation, orders, update_rule=RULE)
+    overlap = file.plan.overlap_all_reduce
+    made = to_plan(problem, file.request, Candidate("avgpipe", allocation, orders, timeline, overlap, RULE), ())
+    setting = PlanFile(plan=made, request=file.request)
+    return Setting(*degrees, setting, timeline.time_per_global_batch_ns, by_profile)
+
+
+def traverse(found: list[Setting], run: Callable[[PlanFile], int]) -> Iterator[Tried]:
+    """Run each setting; ``run`` gives the time of an iteration (ns), which trains a global batch of each pipeline."""
+    for setting in found:
+        yield Tried(setting, -(-run(setting.file) // setting.num_pipelines))
+
+
+def fastest(tried: list[Tried]) -> Tried:
+    """The least time per global batch; of equal ones that with fewer pipelines, then fewer micro-batches."""
+    return min(tried, key=lambda one: (one.measured_ns, one.setting.num_pipelines, one.setting.num_micro_batches))

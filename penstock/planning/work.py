@@ -1,0 +1,42 @@
+"""From a plan to what its ranks are given to do: programs for all segments, or rungs, of a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from penstock.executor.run.work import Work
+from penstock.planning import api
+
+if TYPE_CHECKING:
+    from penstock.executor.checkpoints.checkpoint import Checkpoint
+    from penstock.schemas.api.run_options import RunOptions
+    from penstock.schemas.plan import PlanFile
+
+
+def work_after(
+    file: PlanFile,
+    checkpoint: Checkpoint | None,
+    steps: int,
+    options: RunOptions,
+    *,
+    transport: Literal["gloo", "nccl"] = "gloo",
+) -> Work:
+    """What is left to do after ``checkpoint`` (None: from the start) up to ``steps`` steps.
+
+    A periodic plan gets one program for each length of segment that occurs. Raises UnsupportedRequest for options that
+    do not go with the plan, InvalidPlan when it does not verify.
+    """
+    plan = file.plan
+    lanes = len(plan.pipelines) if plan.update_rule == "elastic_averaging" else 1
+    first_step = checkpoint.next_step(lanes) if checkpoint is not None else 0
+    norm = options.needs_norm
+    if plan.update_rule in ("synchronous", "elastic_averaging"):
+        if options.advance_forward:
+            rungs = api.ladder(file, norm=norm, transport=transport, staleness=options.staleness)
+        else:
+            rungs = [api.programs(file, norm=norm, transport=transport, staleness=options.staleness)]
+        return Work(tuple(map(tuple, rungs)), None, first_step)
+    lengths = options.segments(first_step, steps)
+    distinct = sorted(set(lengths))
+    programs = [tuple(api.programs(file, batches=length, norm=norm, transport=transport)) for length in distinct]
+    return Work(tuple(programs), tuple(map(distinct.index, lengths)), first_step)

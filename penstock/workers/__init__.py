@@ -1,0 +1,5 @@
+"""Processes that solve: a fork server, its children and the protocol between them.
+
+May import: `schemas`; `planning` inside the child.
+Start reading at `forkserver.py`, then `solve_child.py`.
+"""

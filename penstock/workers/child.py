@@ -1,0 +1,83 @@
+"""A process that does one task, seen from whoever started it; and one that is a fresh interpreter.
+
+The service forks its children (``forkserver``). Where there is no forkserver, as in a task of a Dask worker, which may
+neither fork nor use ``multiprocessing``, the child is a new interpreter that runs ``solve_child``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from typing import Protocol
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Child(Protocol):
+    """One task's process; it leads a process group of its own."""
+
+    pid: int
+    pipe: socket.socket
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the child and whatever it started."""
+
+    def wait(self, timeout_s: float) -> int | None:
+        """The exit status (negative: the signal that killed it), or None when it is not over in time."""
+
+    def close(self) -> None:
+        """Forget the child."""
+
+
+class Spawner(Protocol):
+    """Whatever starts children."""
+
+    def spawn(self) -> Child:
+        """A child that waits for its task."""
+
+
+class InterpreterChild:
+    """A new interpreter; it dies with the thread that started it."""
+
+    def __init__(self) -> None:
+        self.pipe, theirs = socket.socketpair()
+        with theirs:
+            self._process: subprocess.Popen[bytes] = subprocess.Popen(
+                [sys.executable, "-m", "penstock.workers.solve_child", str(os.getpid())],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+                env={**os.environ, "NUMBA_THREADING_LAYER": "workqueue", "OPENBLAS_NUM_THREADS": "1"},
+            )
+        self.pid = self._process.pid
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the child and whatever it started."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+    def wait(self, timeout_s: float) -> int | None:
+        """The exit status, or None when it is not over in time."""
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def close(self) -> None:
+        """Forget the child; one that still runs is killed."""
+        self.pipe.close()
+        if self._process.poll() is None:
+            self.signal(signal.SIGKILL)
+            self._process.wait()
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when the thread that started it ends, and end if it has ended already."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)

@@ -1,0 +1,156 @@
+"""Talking with a child process: give it a task, read what it writes, end it, and say how it died."""
+
+from __future__ import annotations
+
+import json
+import logging
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import pairwise
+from typing import Any
+
+from penstock.schemas.api.jobs import ProblemDetails
+from penstock.schemas.errors import Unreachable
+from penstock.workers.child import Child, Spawner
+
+LOOK_S = 0.2
+"""How often a task outside the queue looks whether its answer is still wanted."""
+
+log = logging.getLogger("penstock.service")
+
+
+def run_task(
+    place: Spawner,
+    task: dict[str, Any],
+    limit_s: float,
+    take: Callable[[dict[str, Any]], None],
+    *,
+    wanted: Callable[[], bool] = lambda: True,
+) -> ProblemDetails | None:
+    """Do one task in a child outside the queue, within a limit; return what went wrong, if anything did.
+
+    A child whose answer is not ``wanted`` any more is ended.
+    """
+    child = place.spawn()
+    deadline = time.monotonic() + limit_s
+    buffer, problem, done = bytearray(), None, False
+    try:
+        send(child, task)
+        while (left := deadline - time.monotonic()) > 0 and wanted():
+            if not select.select([child.pipe], [], [], min(left, LOOK_S))[0]:
+                continue
+            try:
+                chunk = child.pipe.recv(1 << 20)
+            except ConnectionError:
+                chunk = b""
+            if not chunk:
+                break
+            for message in lines(buffer, chunk):
+                problem = failure_of(message, task) or problem
+                done = done or message["kind"] == "result"
+                take(message)
+        status = end(child, 0.5)
+    finally:
+        child.close()
+    if done or problem is not None:
+        return problem
+    if time.monotonic() >= deadline:
+        return crashed(f"it was not done after {limit_s:.0f} s")
+    return death(status, task.get("memory_bytes", 0))
+
+
+def failure_of(message: dict[str, Any], task: dict[str, Any]) -> ProblemDetails | None:
+    """What went wrong, if a child's message tells of that; a crash's traceback goes to the log."""
+    if message["kind"] == "error":
+        return ProblemDetails.model_validate(message["problem"])
+    if message["kind"] == "crash":
+        log.error("a %s crashed\n%s", task["task"], message["traceback"])
+        return crashed("a planner met an error of its own; the service's log has the reason")
+    return None
+
+
+def send(child: Child, task: dict[str, Any]) -> None:
+    """Give a child its task; one that is dead already is noticed when it is read."""
+    with suppress(BrokenPipeError):
+        child.pipe.sendall(json.dumps(task).encode() + b"\n")
+
+
+def end(child: Child, grace_s: float) -> int:
+    """Wait for a child that has closed its pipe; end one that has not: SIGTERM, then SIGKILL."""
+    if not _at_end(child):
+        child.signal(signal.SIGTERM)
+    status = child.wait(grace_s)
+    if status is None:
+        child.signal(signal.SIGKILL)
+        status = child.wait(10)
+    if status is None:
+        raise Unreachable(f"process {child.pid} cannot be ended")
+    child.signal(signal.SIGKILL)  # whatever it started and left behind in its group
+    return status
+
+
+def _at_end(child: Child) -> bool:
+    try:
+        return not child.pipe.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def drain(buffer: bytearray, child: Child) -> Iterator[dict[str, Any]]:
+    """What the child has written already when it has to be ended."""
+    with suppress(BlockingIOError):
+        while chunk := child.pipe.recv(1 << 20, socket.MSG_DONTWAIT):
+            yield from lines(buffer, chunk)
+
+
+def lines(buffer: bytearray, chunk: bytes) -> Iterator[dict[str, Any]]:
+    """The complete lines of a chunk; of incumbents that came together only the last one."""
+    buffer += chunk
+    *complete, rest = bytes(buffer).split(b"\n")
+    buffer[:] = rest
+    messages: list[dict[str, Any] | None] = [json.loads(line) for line in complete]
+    for message, following in pairwise([*messages, None]):
+        assert message is not None
+        if message["kind"] == "incumbent" and following is not None and following["kind"] == "incumbent":
+            continue
+        yield message
+
+
+def out_of_memory(detail: str) -> ProblemDetails:
+    """The failure of a solver that wanted more memory than it may have."""
+    return ProblemDetails(
+        title="The solver ran out of memory",
+        status=500,
+        code="out-of-memory",
+        detail=detail,
+        remedy="ask another planner, or raise the service's solve_memory_bytes or the host's memory",
+    )
+
+
+def crashed(detail: str) -> ProblemDetails:
+    """The failure of a solver."""
+    return ProblemDetails(
+        title="The solver failed", status=500, code="solver-failed", detail=detail, remedy="ask another planner"
+    )
+
+
+def death(status: int, memory_bytes: int = 0) -> ProblemDetails:
+    """The failure of a solver whose process ended without an answer; ``memory_bytes``: its limit, 0 for none.
+
+    Native code that may not have more memory aborts; what the kernel takes for want of memory is killed.
+    """
+    if status >= 0:
+        return crashed(f"the solver's process ended with exit code {status} and without an answer")
+    number = signal.Signals(-status)
+    words = f"the solver's process was killed by {number.name}"
+    if number is signal.SIGKILL:
+        return out_of_memory(f"{words}, and not by the service: the host is out of memory, most likely")
+    if number is signal.SIGABRT and memory_bytes:
+        return out_of_memory(f"{words}, most likely at its limit of {memory_bytes / 2**20:.0f} MiB")
+    return crashed(words)

@@ -1,0 +1,191 @@
+"""One task in one process: the only place where planners run for the service.
+
+The protocol is one line of JSON in, lines of JSON out, over a pipe. In: ``{"task": one of TASKS, "entry":
+"module:function", …}``. Out: ``incumbent``, ``progress`` and ``row`` as they are found, then ``result``, or ``error``
+with the problem details, or ``crash`` with a traceback for the service's log. The same entry serves a child of the
+forkserver and ``python -m penstock.workers.solve_child PARENT``, whose standard input is the socket.
+``memory_bytes`` of a task limits what its process may take beyond what it had loaded before.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import resource
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from penstock.schemas.api.calibration import CalibrationRequest
+from penstock.schemas.api.jobs import PlanComparison, ProblemDetails, ResultOut
+from penstock.schemas.api.layouts import LayoutRequest
+from penstock.schemas.api.placement import PlacementProgress, PlacementRequest
+from penstock.schemas.api.topology_import import TopologyImport
+from penstock.schemas.errors import InvalidPlan, PenstockError
+from penstock.schemas.plan import Plan, PlanFile
+from penstock.schemas.request import PlanRequest
+from penstock.workers.child import die_with
+
+if TYPE_CHECKING:
+    from penstock.solvers.model.result import Progress
+
+Send = Callable[[dict[str, Any]], None]
+
+
+def serve(source: IO[bytes], sink: IO[bytes]) -> None:
+    """Read one task, do it, and write what comes of it."""
+
+    def send(message: dict[str, Any]) -> None:
+        sink.write(json.dumps(message).encode() + b"\n")
+        sink.flush()
+
+    line = source.readline()
+    if not line:  # whoever wanted it is gone, or has thought better of it
+        return
+    task = json.loads(line)
+    limit_memory(task.get("memory_bytes", 0))
+    try:
+        TASKS[task["task"]](_find(task["entry"]), task, send)
+    except PenstockError as error:
+        send({"kind": "error", "problem": ProblemDetails.of(error).model_dump(exclude_none=True)})
+    except MemoryError:
+        limit_memory(0)
+        send({"kind": "error", "problem": _too_big(task.get("memory_bytes", 0)).model_dump(exclude_none=True)})
+    except Exception:  # the parent logs it; nothing of it reaches the client
+        send({"kind": "crash", "traceback": traceback.format_exc()})
+
+
+def _solve(entry: Callable[..., ResultOut], task: dict[str, Any], send: Send) -> None:
+    request = PlanRequest.model_validate(task["request"])
+
+    def tell(plan: Plan) -> None:
+        send({"kind": "incumbent", "plan": plan.model_dump(mode="json")})
+
+    result = entry(request, tell, Steps(send), task.get("workers", 1))
+    if result.plan is not None:
+        refuse_unsound(PlanFile(plan=result.plan, request=request))
+    send({"kind": "result", "result": result.model_dump(mode="json")})
+
+
+class Steps:
+    """Sends progress when it is worth a row in the database: a bound that closes a quarter of the gap, a new best time.
+
+    A count of steps, not a clock, so that none is late: of a search with n digits it is about 8 n.
+    """
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._value_ns: int | None = None
+        self._bound_ns = 0
+
+    def __call__(self, progress: Progress) -> None:
+        """Hear of the progress of a solve."""
+        value_ns, bound_ns = progress.value_ns, progress.bound.bound_ns
+        open_ns = bound_ns if value_ns is None else value_ns - self._bound_ns
+        if value_ns == self._value_ns and 4 * (bound_ns - self._bound_ns) < max(open_ns, 1):
+            return
+        self._value_ns, self._bound_ns = value_ns, bound_ns
+        working = list(progress.working)
+        self._send({"kind": "progress", "bound_ns": bound_ns, "working": working})
+
+
+def _compare(entry: Callable[..., Any], task: dict[str, Any], send: Send) -> None:
+    request = PlanRequest.model_validate(task["request"])
+    row: PlanComparison
+    for row in entry(request, task["planners"], task["schedules"]):
+        send({"kind": "row", "row": row.model_dump(mode="json")})
+    send({"kind": "result", "result": None})
+
+
+def _explain(entry: Callable[..., Any], task: dict[str, Any], send: Send) -> None:
+    found = entry(PlanFile.model_validate(task["file"]), **task["how"])
+    send({"kind": "result", "result": found.model_dump(mode="json")})
+
+
+def _calibrate(entry: Callable[..., Any], task: dict[str, Any], send: Send) -> None:
+    found = entry(CalibrationRequest.model_validate(task["request"]))
+    send({"kind": "result", "result": found.model_dump(mode="json")})
+
+
+def _import(entry: Callable[..., Any], task: dict[str, Any], send: Send) -> None:
+    found = entry(TopologyImport.model_validate(task["request"]), task["most_devices"])
+    send({"kind": "result", "result": found.model_dump(mode="json")})
+
+
+def _place(entry: Callable[..., Any], task: dict[str, Any], send: Send) -> None:
+    def tell(progress: PlacementProgress) -> None:
+        send({"kind": "progress", "progress": progress.model_dump(mode="json")})
+
+    found = entry(PlacementRequest.model_validate(task["request"]), tell)
+    for choice in found.choices:
+        if choice.plan_file is not None:
+            refuse_unsound(choice.plan_file)
+    send({"kind": "result", "result": found.model_dump(mode="json")})
+
+
+def _layout(entry: Callable[..., Any], task: dict[str, Any], send: Send) -> None:
+    found = entry(LayoutRequest.model_validate(task["request"]), workers=1)
+    for rival in found.rivals[: found.request.target is not None]:
+        if rival.plan is not None:
+            refuse_unsound(PlanFile(plan=rival.plan, request=found.request))
+    send({"kind": "result", "result": found.model_dump(mode="json")})
+
+
+TASKS: dict[str, Callable[[Callable[..., Any], dict[str, Any], Send], None]] = {
+    "solve": _solve,
+    "compare": _compare,
+    "explain": _explain,
+    "calibrate": _calibrate,
+    "place": _place,
+    "import": _import,
+    "layout": _layout,
+}
+
+
+def refuse_unsound(file: PlanFile) -> None:
+    """Raise InvalidPlan when a plan of our own planners does not verify: it must not leave the service."""
+    from penstock.planning.api import judge
+
+    faults = judge(file).faults
+    if faults:
+        raise InvalidPlan(
+            f"planner {file.plan.planner!r} made a plan that does not verify: {faults[0]}",
+            remedy="ask another planner, and report this request: it is a fault of Penstock",
+        )
+
+
+def limit_memory(memory_bytes: int) -> None:
+    """Refuse this process more than so many bytes beyond what it holds now; 0: any number.
+
+    Linux counts private writable memory here, not the address space, of which threads reserve far more than they use.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    soft = most
+    if memory_bytes:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        held = next(int(line.split()[1]) for line in lines if line.startswith("VmData:"))
+        soft = held * 1024 + memory_bytes
+    resource.setrlimit(resource.RLIMIT_DATA, (soft if most < 0 else min(soft, most), most))
+
+
+def _too_big(memory_bytes: int) -> ProblemDetails:
+    from penstock.workers.protocol import out_of_memory
+
+    allowed = f"more than its limit of {memory_bytes / 2**20:.0f} MiB" if memory_bytes else "more memory than there is"
+    return out_of_memory(f"the solver needs {allowed}")
+
+
+def _find(entry: str) -> Callable[..., Any]:
+    module, _, name = entry.partition(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return function
+
+
+if __name__ == "__main__":
+    die_with(int(sys.argv[1]))
+    with socket.socket(fileno=os.dup(0)) as pipe, pipe.makefile("rb") as source, pipe.makefile("wb") as sink:
+        serve(source, sink)

@@ -1,0 +1,329 @@
+"""What the service says of its work: jobs, their events, runs, and problem details (RFC 9457)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from penstock.schemas.api.run_options import RunOptions
+from penstock.schemas.document import Document, Part
+from penstock.schemas.errors import Fault, PenstockError
+from penstock.schemas.plan import Certificate, Plan, PlanFile
+from penstock.schemas.quantities import ContentHash, Count, Flag, Name, Nanoseconds, Number, PositiveCount
+
+JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
+ResultStatus = Literal["optimal", "feasible", "infeasible", "none_found", "time_limit"]
+RunState = Literal["preparing", "running", "recovering", "succeeded", "failed", "cancelled"]
+
+
+class FaultOut(Part):
+    """One fault of a document."""
+
+    pointer: str
+    detail: str
+    code: str
+
+    @classmethod
+    def of(cls, fault: Fault) -> Self:
+        """The fault as it is sent."""
+        return cls(pointer=fault.pointer, detail=fault.detail, code=fault.code)
+
+
+class ProblemDetails(Part):
+    """Every error's body, as application/problem+json."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+    code: str
+    errors: tuple[FaultOut, ...] = ()
+    remedy: str | None = None
+    instance: str | None = None
+    request_id: str | None = Field(default=None, description="names the request in the service's log")
+
+    @classmethod
+    def of(cls, error: PenstockError) -> Self:
+        """An error as it is sent."""
+        return cls(
+            title=error.title,
+            status=error.status,
+            detail=error.detail,
+            code=error.code,
+            errors=tuple(FaultOut.of(fault) for fault in error.faults),
+            remedy=error.remedy,
+        )
+
+
+class Infeasibility(Part):
+    """Why there is no plan: what the nearest one lacks, and the first remedy that works.
+
+    Status ``infeasible``: it is proven that none exists; ``none_found``: no planner that was asked has found one.
+    """
+
+    stage: str | None = Field(default=None, description="the layers of the tightest stage")
+    device: str | None = None
+    missing_bytes: Count | None = None
+    sentence: str
+    remedy: str | None = None
+
+
+class ResultOut(Part):
+    """A planner's answer."""
+
+    status: ResultStatus
+    why: str
+    infeasibility: Infeasibility | None = None
+    plan_hash: ContentHash | None = None
+    plan: Plan | None = None
+    certificates: tuple[Certificate, ...] = ()
+    seconds: Number = Field(ge=0)
+
+
+class JobOut(Part):
+    """One request and how far it is."""
+
+    id: str
+    state: JobState
+    request_hash: ContentHash
+    planner: str | None = Field(default=None, description="that was asked for")
+    tag: str | None = None
+    priority: int = Field(default=0, description="higher ones start first")
+    parent_id: str | None = Field(default=None, description="the sweep that it belongs to")
+    created_at: str
+    started_at: str | None = None
+    finished_at: str | None = None
+    attempt: Count = 0
+    cached: Flag = False
+    result: ResultOut | None = None
+    incumbent_ns: Nanoseconds | None = Field(default=None, description="best plan so far")
+    bound_ns: Nanoseconds | None = None
+    error: ProblemDetails | None = None
+    links: dict[str, str] = Field(default_factory=dict)
+
+
+class JobEvent(Part):
+    """One line of a job's story; ``sequence`` grows by one."""
+
+    sequence: Count
+    kind: Literal["state", "progress", "log"]
+    at: str
+    data: dict[str, Any]
+
+
+class PlanComparison(Part):
+    """One row of ``compare``; ``unsupported``: the planner cannot take the request, and ``why`` says what it can."""
+
+    planner: Name
+    schedule: str | None
+    update_rule: str | None
+    status: ResultStatus | Literal["unsupported"]
+    iteration_ns: Nanoseconds | None = Field(description="time per global batch")
+    peak_memory_bytes: Count | None
+    bound_ns: Nanoseconds | None
+    gap: Number | None
+    speedup_vs_one_device: Number | None
+    seconds: Number
+    why: str = ""
+
+
+class Recover(Part):
+    """What a run does about deaths: it starts again from its newest checkpoint, on other devices where it has to."""
+
+    max_restarts: PositiveCount = Field(default=10, description="over the whole run")
+
+
+class RunRequest(Document):
+    """Train with a plan on agents; ``model`` is a key of the agents' own configuration."""
+
+    kind: ClassVar[str] = "run request"
+
+    plan: PlanFile | ContentHash
+    model: Name
+    steps: PositiveCount = 3
+    seed: Count = 0
+    check: Flag = Field(default=False, description="compare loss and gradients with a single process")
+    trace_steps: Count = Field(default=1, description="how many of the last steps are traced")
+    options: RunOptions = RunOptions()
+    recover: Recover | None = Field(default=None, description="none: the first death ends the run")
+
+    @model_validator(mode="after")
+    def _has_checkpoints_to_recover_from(self) -> Self:
+        if self.recover is not None and not self.options.checkpoint_every:
+            raise ValueError(
+                "a run recovers from its checkpoints; give options.checkpoint_directory, which all nodes see, and "
+                "options.checkpoint_every"
+            )
+        return self
+
+
+class GenerationOut(Part):
+    """One life of a run: the plan and the agents that it had, from its begin to its end."""
+
+    generation: Count
+    plan_hash: ContentHash
+    agents: tuple[Name, ...]
+    began_at: str
+    ended_at: str | None = None
+    why: str | None = Field(default=None, description="why it ended before the run was done")
+
+
+class EvaluationOut(Part):
+    """The loss of the evaluation data after ``step`` steps."""
+
+    step: Count
+    loss: Number | None
+
+
+class RunOut(Part):
+    """A plan on agents."""
+
+    id: str
+    state: RunState
+    plan_hash: ContentHash
+    model: Name
+    generation: Count
+    created_at: str
+    finished_at: str | None = None
+    steps: Count
+    steps_done: Count = 0
+    losses: tuple[Number | None, ...] = Field(
+        default=(),
+        description="of each step from 0 on; null where a death took the news along",
+    )
+    step_times_ns: tuple[Nanoseconds, ...] = ()
+    predicted_time_per_global_batch_ns: Nanoseconds
+    measured_time_per_global_batch_ns: Nanoseconds | None = None
+    gradient_check: Number | None = Field(
+        default=None, description="largest difference from one process, over the largest gradient"
+    )
+    error: ProblemDetails | None = None
+    agents: tuple[str, ...] = ()
+    checkpoint_step: Count | None = Field(default=None, description="steps in the newest complete checkpoint")
+    evaluations: tuple[EvaluationOut, ...] = ()
+    restarts: Count = 0
+    max_restarts: Count = 0
+    generations: tuple[GenerationOut, ...] = ()
+
+
+class RunEvent(Part):
+    """One line of a run's story; ``sequence`` grows by one."""
+
+    sequence: Count
+    kind: Literal["state", "resumed", "checkpoint", "evaluation", "rung", "warning"]
+    at: str
+    data: dict[str, Any]
+
+
+class RunEventPage(Part):
+    """A run's events after a number; ``done`` when no more will come."""
+
+    items: tuple[RunEvent, ...]
+    last: Count
+    done: Flag
+
+
+class RankLog(Part):
+    """The end of what a rank has written to its standard output and error."""
+
+    agent: Name
+    rank: Count
+    generation: Count
+    path: str = Field(description="the file on the agent's node")
+    text: str
+
+
+class RequestChecked(Part):
+    """A request that can be answered; ``cached``: its answer is known already."""
+
+    request_hash: ContentHash
+    cached: Flag
+
+
+class Verdict(Part):
+    """What the judge says of a plan of one's own; ``sentences`` are its faults."""
+
+    valid: Flag
+    plan_hash: ContentHash
+    sentences: tuple[str, ...]
+
+
+class Simulation(Part):
+    """The judge's answer to a plan: the plan with its prediction, and whether it keeps the rules."""
+
+    valid: Flag
+    sentences: tuple[str, ...]
+    plan: Plan
+
+
+class DocumentStored(Part):
+    """A document that is kept from now on, under the hash of its canonical JSON."""
+
+    hash: ContentHash
+    href: str
+
+
+class DocumentOut(Part):
+    """A stored document, in a list."""
+
+    hash: ContentHash
+    name: str | None = Field(description="what it calls itself; null of documents from before names were kept")
+    size_bytes: Count | None = Field(description="of its canonical JSON")
+    created_at: str
+    href: str
+
+
+class DocumentPage(Part):
+    """Stored documents of a kind, the newest first; the next page begins after ``next_cursor``."""
+
+    items: tuple[DocumentOut, ...]
+    next_cursor: str | None
+
+
+class JobPage(Part):
+    """Jobs, the newest first; the next page begins after ``next_cursor``."""
+
+    items: tuple[JobOut, ...]
+    next_cursor: str | None
+
+
+class EventPage(Part):
+    """A job's events after a number; ``done`` when no more will come."""
+
+    items: tuple[JobEvent, ...]
+    last: Count
+    done: Flag
+
+
+class RunPage(Part):
+    """Runs, the newest first."""
+
+    items: tuple[RunOut, ...]
+    next_cursor: str | None
+
+
+class PlannerOut(Part):
+    """A planner that requests may name."""
+
+    name: Name
+    summary: str
+    cites: str
+    exact: Flag
+    schedules: tuple[str, ...]
+    options: dict[str, Any]
+
+
+class ExampleOut(Part):
+    """A request that can be POSTed to ``/v1/plans`` as it is."""
+
+    name: Name
+    summary: str
+    request: dict[str, Any]
+
+
+class VersionOut(Part):
+    """What answers here."""
+
+    name: Name
+    version: str

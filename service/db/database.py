@@ -1,0 +1,227 @@
+"""The one way to the tables: SQLAlchemy 2 Core on a SQLite file (WAL) or a PostgreSQL server.
+
+A transaction that writes is alone: ``BEGIN IMMEDIATE`` on SQLite, one advisory lock on PostgreSQL, so that the same
+code is right on both. What locks the rows it changes may say so, and runs beside others of that kind on PostgreSQL.
+A database that does not answer is ``DatabaseAway`` (503), whatever the driver calls it; the next call may work.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+import sqlalchemy as sa
+
+from penstock.schemas.errors import Conflict, InvalidDocument, Unreachable, UnsupportedRequest
+from penstock.service import metrics
+from penstock.service.db import migrations
+from penstock.service.db.disks import refuse_shared_disk
+
+log = logging.getLogger("penstock.service")
+
+LOCK_WAIT_MS = 10_000
+"""How long a transaction waits for another's locks."""
+
+if TYPE_CHECKING:
+    from penstock.service.settings import Settings
+
+AGAIN_S = 1.0
+"""Between two questions to a server that does not answer yet."""
+
+STATEMENT_MS = 30_000
+"""Longest statement of a service on PostgreSQL; none comes near it on a server in good health."""
+
+WRITERS = 0x70656E73
+"""The advisory lock of transactions that write alone."""
+
+
+class DatabaseAway(Unreachable):
+    """The database does not answer, or cannot be written now."""
+
+    title = "The database does not answer"
+    code = "database-away"
+    retry_after_s = 5
+    told = "the database does not answer"
+    """What clients of the service hear: addresses and names of the database are not theirs."""
+    may_pass = True
+    """Whether waiting may help; False where somebody has to mend something first."""
+
+
+class Database:
+    """An engine and its transactions. ``url`` is of a SQLite file or a PostgreSQL server.
+
+    ``connections``: at most so many at a time; ``upgrade``: whether ``create`` may change the tables of an older
+    Penstock, by default on SQLite only. Raises UnsupportedRequest for another kind of URL,
+    and for a SQLite file on a disk that several hosts share.
+    """
+
+    def __init__(self, url: str, *, connections: int = 20, upgrade: bool | None = None) -> None:
+        self.url = _parsed(url)
+        self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        self._may_upgrade = self.is_sqlite if upgrade is None else upgrade
+        pool: dict[str, Any] = {"pool_size": connections, "max_overflow": 0, "pool_timeout": LOCK_WAIT_MS / 1000}
+        if self.is_sqlite:
+            refuse_shared_disk(Path(self.url.database or ""))
+            self.engine = sa.create_engine(self.url, **pool)
+            sa.event.listen(self.engine, "connect", _on_sqlite_connect)
+            sa.event.listen(self.engine, "begin", _on_sqlite_begin)
+            self._reader = self.engine.execution_options(sqlite_begin="DEFERRED")
+        else:
+            self.engine = sa.create_engine(self.url, **pool, pool_pre_ping=True, connect_args=_POSTGRESQL)
+            self._reader = self.engine.execution_options(isolation_level="REPEATABLE READ")
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """The database that the settings name."""
+        return cls(
+            settings.database_url(), connections=settings.database_connections, upgrade=settings.upgrade_database
+        )
+
+    @property
+    def name(self) -> str:
+        """The URL as it may be shown: without the password."""
+        return self.url.render_as_string()
+
+    def create(self, *, wait_s: float = 0.0) -> None:
+        """Make a new database's tables, or see that they are this Penstock's.
+
+        A server that does not answer yet, because it starts as well or moves, is asked again for ``wait_s`` seconds.
+        Raises Conflict naming what to do where an older or a newer Penstock made them, DatabaseAway where they cannot
+        be reached.
+        """
+        until = time.monotonic() + wait_s
+        while True:
+            try:
+                with self._clear_errors():
+                    migrations.prepare(self.engine, may_upgrade=self._may_upgrade)
+                return
+            except DatabaseAway as away:
+                if not away.may_pass or time.monotonic() >= until:
+                    raise
+                log.warning("the database is asked again for %.0f s: %s", until - time.monotonic(), away.detail)
+                time.sleep(min(AGAIN_S, max(0.0, until - time.monotonic())))
+
+    def upgrade(self) -> str | None:
+        """Make the tables, or bring them to the newest revision, whatever they were; the revision that they had.
+
+        Raises Conflict for those of a newer Penstock or another program, DatabaseAway.
+        """
+        with self._clear_errors():
+            return migrations.upgrade(self.engine)
+
+    def revision(self) -> str:
+        """The revision of the tables. Raises Conflict where it is not this Penstock's, DatabaseAway."""
+        with self.read() as connection:
+            found = migrations.revision_of(connection)
+        if found != migrations.HEAD:
+            raise Conflict(f"the database {self.name} is at revision {found}, not at {migrations.HEAD}")
+        return found
+
+    @contextmanager
+    def write(self, *, alone: bool = True) -> Iterator[sa.Connection]:
+        """A transaction that writes, beside no other one; not ``alone``: on PostgreSQL, beside others of that kind.
+
+        Raises DatabaseAway, and InvalidDocument for a value that no column takes.
+        """
+        with self._clear_errors(), self.engine.begin() as connection:
+            if alone and not self.is_sqlite:
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(WRITERS)))
+            yield connection
+
+    @contextmanager
+    def read(self) -> Iterator[sa.Connection]:
+        """A transaction that only reads, from one state of the database, beside any writer. Raises DatabaseAway."""
+        with self._clear_errors(), self._reader.connect() as connection:
+            yield connection
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.engine.dispose()
+
+    @contextmanager
+    def _clear_errors(self) -> Iterator[None]:
+        """What drivers and pools raise, as errors of ours."""
+        try:
+            yield
+        except (sa.exc.DataError, OverflowError) as error:
+            reason = error.orig if isinstance(error, sa.exc.DataError) else error
+            raise InvalidDocument(f"the database cannot keep such a value: {_first_line(reason)}") from error
+        except sa.exc.TimeoutError as error:
+            raise DatabaseAway(
+                f"all connections to the database {self.name} were taken for {LOCK_WAIT_MS // 1000} s",
+                remedy="ask again; set database_connections higher where that is usual",
+            ) from error
+        except (sa.exc.OperationalError, sa.exc.InterfaceError) as error:
+            self._away(error)
+        except sa.exc.DBAPIError as error:
+            is_broken = type(error) is sa.exc.DatabaseError  # a file that is damaged, or none of SQLite's
+            if error.connection_invalidated or is_broken or any(sign in str(error.orig) for sign in _STANDBY):
+                self._away(error)
+            raise
+
+    def _away(self, error: sa.exc.DBAPIError) -> NoReturn:
+        metrics.database_errors.inc()
+        reason = _first_line(error.orig)
+        sign, remedy = next((pair for pair in _REMEDIES.items() if pair[0] in reason), ("", "ask again in a moment"))
+        away = DatabaseAway(f"the database {self.name} does not answer: {reason}", remedy=remedy)
+        away.told += f": {sign}" if sign else ""
+        away.may_pass = not self.is_sqlite and not any(sign in reason for sign in _LASTING)
+        raise away from error
+
+
+_POSTGRESQL = {
+    "application_name": "penstock",
+    "connect_timeout": 10,
+    "options": f"-c statement_timeout={STATEMENT_MS} -c lock_timeout={LOCK_WAIT_MS}"
+    " -c idle_in_transaction_session_timeout=60000 -c timezone=UTC",
+}
+
+_STANDBY = ("read-only", "during recovery", "recovery is in progress")
+"""What PostgreSQL says on a server that follows another."""
+
+_LASTING = (*_STANDBY, "authentication failed", "does not exist", "no pg_hba.conf entry", "not permitted to log in")
+"""What goes on until an administrator has done something."""
+
+_REMEDIES = {
+    "unable to open": "give a file in a directory that exists and can be written, or the URL of a running server",
+    "readonly": "make the file and its directory writable for the service",
+    **dict.fromkeys(_STANDBY, "name a server that takes writes, not a standby"),
+    "not a database": "name another file, or restore a backup: penstock db restore",
+    "malformed": "the file is damaged: restore a backup, penstock db restore",
+    "is full": "make room on its disk; nothing that was accepted is lost",
+    "No space left": "make room on its disk; nothing that was accepted is lost",
+    "locked": "another process writes for long (a backup, another service?); ask again",
+}
+
+
+def _parsed(text: str) -> sa.URL:
+    try:
+        url = sa.make_url(text)
+    except sa.exc.ArgumentError:
+        url = None
+    if url is None or url.drivername not in ("sqlite", "postgresql", "postgres", "postgresql+psycopg"):
+        given = "no URL" if url is None else f"of {url.drivername!r}"
+        raise UnsupportedRequest(
+            f"the address of the database is {given}; Penstock keeps its data in SQLite or PostgreSQL",
+            remedy="name a file, sqlite:///path, or postgresql://user@host/name",
+        )
+    return url if url.drivername == "sqlite" else url.set(drivername="postgresql+psycopg")
+
+
+def _on_sqlite_connect(connection: Any, record: Any) -> None:
+    connection.isolation_level = None
+    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", f"busy_timeout={LOCK_WAIT_MS}", "foreign_keys=ON"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _on_sqlite_begin(connection: sa.Connection) -> None:
+    kind = connection.get_execution_options().get("sqlite_begin", "IMMEDIATE")
+    connection.exec_driver_sql(f"BEGIN {kind}")
+
+
+def _first_line(error: object) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,160 @@
+"""The tables' history (Alembic): a new database begins at the newest revision, an older one is brought there.
+
+Revision 0001 is what the first release wrote, as schema version 2 in a table of its own. There is no way back: the
+backup that was taken before is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+
+from penstock.schemas.errors import Conflict
+from penstock.service.db.tables import metadata
+
+if TYPE_CHECKING:
+    from alembic.config import Config
+
+HEAD = "0002"
+"""The newest revision: the tables as ``service.tables`` describes them."""
+
+REVISIONS = ("0001", HEAD)
+RELEASED = {2: "0001"}
+"""The revision of what databases from before the revisions call their schema version."""
+
+MIGRATORS = 0x70656E74
+"""The advisory lock of those who create or upgrade tables on PostgreSQL."""
+
+alembic_version = sa.Table(
+    "alembic_version",
+    sa.MetaData(),
+    sa.Column("version_num", sa.String(32), nullable=False),
+    sa.PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
+)
+
+
+def prepare(engine: sa.Engine, *, may_upgrade: bool) -> None:
+    """Bring an empty database to the newest revision, and an older one if that is allowed.
+
+    Raises Conflict for an older one that must not be upgraded, a newer one, and one that holds something else.
+    """
+    if _found(engine) == HEAD:
+        return
+    if may_upgrade or _found(engine) is None:
+        upgrade(engine)
+        return
+    name = engine.url.render_as_string()
+    raise Conflict(
+        f"the database {name} is at revision {_found(engine)}, this Penstock works with revision {HEAD}",
+        remedy=f"take a backup, then `penstock db upgrade --database {name}`; or start with upgrade_database=true",
+    )
+
+
+def upgrade(engine: sa.Engine) -> str | None:
+    """Bring a database to the newest revision, in one transaction, beside nobody else; the revision it had.
+
+    Raises Conflict for one that a newer Penstock made, or that holds something else.
+    """
+    with _alone(engine) as connection:
+        found = revision_of(connection)
+        if found is None:
+            metadata.create_all(connection)
+            alembic_version.create(connection)
+            connection.execute(alembic_version.insert().values(version_num=HEAD))
+        elif found != HEAD:
+            _run(connection, found)
+    return found
+
+
+def revision_of(connection: sa.Connection) -> str | None:
+    """The revision that a database is at; None for an empty one. Raises Conflict for one that is not known here."""
+    there = set(sa.inspect(connection).get_table_names())
+    if alembic_version.name in there:
+        found = connection.scalar(sa.select(alembic_version.c.version_num))
+        if found in REVISIONS:
+            return str(found)
+        raise _unknown(connection, f"is at revision {found}")
+    if "schema_version" in there:
+        version = connection.scalar(sa.text("SELECT max(version) FROM schema_version"))
+        if version in RELEASED:
+            return RELEASED[version]
+        raise _unknown(connection, f"has schema version {version}")
+    if strangers := sorted(there & metadata.tables.keys()):
+        raise Conflict(
+            f"the database {_name(connection)} has tables {', '.join(strangers)} that are not Penstock's",
+            remedy="name a database of its own",
+        )
+    return None
+
+
+def _unknown(connection: sa.Connection, what: str) -> Conflict:
+    return Conflict(
+        f"the database {_name(connection)} {what}, this Penstock knows {', '.join(REVISIONS)}",
+        remedy="use the Penstock that made it or a newer one; to go back, restore the backup from before the upgrade",
+    )
+
+
+def _found(engine: sa.Engine) -> str | None:
+    with engine.connect() as connection:
+        return revision_of(connection)
+
+
+@contextmanager
+def _alone(engine: sa.Engine) -> Iterator[sa.Connection]:
+    """A transaction that nobody else who creates or upgrades runs beside, and that may take its time."""
+    with engine.connect() as connection, _unchecked(connection), connection.begin():
+        if connection.dialect.name == "postgresql":
+            for setting in ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout"):
+                connection.exec_driver_sql(f"SET LOCAL {setting} = 0")
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(MIGRATORS)))
+        yield connection
+
+
+@contextmanager
+def _unchecked(connection: sa.Connection) -> Iterator[None]:
+    """SQLite changes a table by making it anew: to drop the old one must not delete what refers to it.
+
+    The pragma has no effect within a transaction, so it stands around it.
+    """
+    if connection.dialect.name != "sqlite":
+        yield
+        return
+    driver: Any = connection.connection.driver_connection
+    driver.execute("PRAGMA foreign_keys=OFF")
+    try:
+        yield
+    finally:
+        driver.execute("PRAGMA foreign_keys=ON")
+
+
+def _run(connection: sa.Connection, found: str) -> None:
+    from alembic import command
+
+    configuration = alembic_config(connection)
+    if alembic_version.name not in sa.inspect(connection).get_table_names():
+        command.stamp(configuration, found)
+    command.upgrade(configuration, HEAD)
+    if connection.dialect.name != "sqlite":
+        return
+    if broken := connection.exec_driver_sql("PRAGMA foreign_key_check").first():
+        raise Conflict(
+            f"the database {_name(connection)} has a row of {broken[0]} that refers to nothing in {broken[2]}",
+            remedy="it was damaged before this; restore a backup, then upgrade that",
+        )
+
+
+def alembic_config(connection: sa.Connection) -> Config:
+    """Alembic's own view of the revisions, on one connection: for its commands."""
+    from alembic.config import Config
+
+    configuration = Config(attributes={"connection": connection})
+    configuration.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
+    return configuration
+
+
+def _name(connection: sa.Connection) -> str:
+    return connection.engine.url.render_as_string()

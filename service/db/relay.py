@@ -1,0 +1,96 @@
+"""Hears what other processes have changed in the database, one thread and one connection for all who wait here.
+
+PostgreSQL notifies (LISTEN); a SQLite file is looked at every 100 ms, by a pragma that reads a counter in shared memory
+and by one query where that has moved, however many wait.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from penstock.service.db.database import Database
+from penstock.service.db.tables.telling import CHANGES, CHANNEL
+
+POLL_S = 0.1
+AGAIN_S = 1.0
+"""From a connection that broke off to the next one."""
+
+log = logging.getLogger("penstock.service")
+
+
+class Relay:
+    """Calls ``heard`` with each topic that changed, in a thread of its own; None: anything may have changed."""
+
+    def __init__(self, database: Database, heard: Callable[[str | None], None]) -> None:
+        self._database, self._heard = database, heard
+        self._end = threading.Event()
+        self._listens = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="relay", daemon=True)
+
+    def start(self, wait_s: float = 5.0) -> None:
+        """Begin to listen; returns when it does, or after ``wait_s`` while the database is away."""
+        self._thread.start()
+        self._listens.wait(wait_s)
+
+    def stop(self) -> None:
+        """End the thread; returns when it has."""
+        self._end.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        listen = self._poll if self._database.is_sqlite else self._hear
+        while not self._end.is_set():
+            try:
+                with self._connection() as connection:
+                    listen(connection)
+            except Exception as error:
+                self._listens.clear()
+                log.warning("changes of other processes are not heard for a moment: %s", str(error).partition("\n")[0])
+                self._end.wait(AGAIN_S)
+
+    @contextmanager
+    def _connection(self) -> Iterator[Any]:
+        """A driver's connection outside the pool, without transactions."""
+        pooled = self._database.engine.raw_connection()
+        connection: Any = pooled.driver_connection
+        pooled.detach()
+        try:
+            if not self._database.is_sqlite:
+                connection.autocommit = True
+            yield connection
+        finally:
+            connection.close()
+
+    def _began(self) -> None:
+        self._listens.set()
+        self._heard(None)
+
+    def _poll(self, connection: Any) -> None:
+        """SQLite."""
+        newest = f"SELECT coalesce(max(id), 0) FROM {CHANGES}"
+        version = connection.execute("PRAGMA data_version").fetchone()
+        last = connection.execute(newest).fetchone()[0]
+        self._began()
+        while not self._end.wait(POLL_S):
+            if (now := connection.execute("PRAGMA data_version").fetchone()) == version:
+                continue
+            version = now
+            rows = connection.execute(f"SELECT id, topic FROM {CHANGES} WHERE id > ? ORDER BY id", (last,)).fetchall()
+            if rows and rows[0][0] > last + 1:
+                self._heard(None)
+            for topic in dict.fromkeys(topic for _, topic in rows):
+                self._heard(topic)
+            last = rows[-1][0] if rows else last
+
+    def _hear(self, connection: Any) -> None:
+        """PostgreSQL."""
+        connection.execute(f"LISTEN {CHANNEL}")
+        self._began()
+        while not self._end.is_set():
+            for notice in connection.notifies(timeout=0.5, stop_after=1):
+                self._heard(notice.payload)

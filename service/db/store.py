@@ -1,0 +1,238 @@
+"""Documents by their content hash, and the answers to requests that were asked before.
+
+A request is stored with its profile and topology as hashes, under the hash of the request with both inline: that is
+the address that a plan names. Everything here is immutable, so nothing is ever written twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache, partial
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+
+from penstock.schemas.api.jobs import DocumentOut, DocumentPage
+from penstock.schemas.document import Document
+from penstock.schemas.errors import NotFound
+from penstock.schemas.plan import Plan, PlanFile
+from penstock.schemas.profile import ModelProfile
+from penstock.schemas.request import PlanRequest
+from penstock.schemas.topology import ClusterTopology
+from penstock.service.db.database import Database
+from penstock.service.db.tables import answers, documents, iso, now_ms
+
+D = TypeVar("D", bound=Document)
+
+FRESH_MS = 86_400_000
+"""A document that is stored again within a day is not marked as used once more."""
+
+TOPOLOGIES_KEPT = 100
+"""The newest ones of a tenant; the links of living agents are looked for in them."""
+
+PARSED = 64
+"""Profiles and topologies that are kept as objects; one of 20,000 layers takes some 50 MB."""
+
+WHERE_TO_POST = {
+    "profile": "POST the profile to /v1/profiles first",
+    "topology": "POST the topology to /v1/topologies first",
+    "plan": "POST a request to /v1/plans first; its job names the plan's hash",
+    "plan request": "POST the request to /v1/plans first",
+}
+
+
+WHERE_IT_IS = {"profile": "/v1/profiles", "topology": "/v1/topologies"}
+
+
+class Stores:
+    """The stores of all tenants; none sees what another has, even under the same hash."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._parsed = lru_cache(maxsize=PARSED)(self._parse)
+
+    def of(self, tenant: str) -> Store:
+        """The store of one tenant."""
+        return Store(self._database, tenant, partial(self._parsed, tenant))
+
+    def _parse(self, tenant: str, kind: type[D], address: str) -> D:
+        return kind.model_validate_json(self.of(tenant).body(kind.kind, address))
+
+
+class Store:
+    """Content-addressed documents of one tenant in the database. ``parsed`` gives one of a type by its address."""
+
+    def __init__(self, database: Database, tenant: str, parsed: Callable[[type[Any], str], Any]) -> None:
+        self._database, self.tenant, self._parsed = database, tenant, parsed
+
+    def profile(self, address: str) -> ModelProfile:
+        """A stored profile. Raises NotFound."""
+        profile: ModelProfile = self._parsed(ModelProfile, address)
+        return profile
+
+    def topology(self, address: str) -> ClusterTopology:
+        """A stored topology. Raises NotFound."""
+        topology: ClusterTopology = self._parsed(ClusterTopology, address)
+        return topology
+
+    def put(self, document: Document) -> str:
+        """Keep a document; return its address."""
+        body = document.canonical_json()
+        address = "sha256:" + hashlib.sha256(body).hexdigest()
+        self._insert({address: (document, body)})
+        return address
+
+    def put_request(self, request: PlanRequest, address: str) -> str:
+        """Keep a request whose documents are inline under ``address``, its content hash; return its profile's."""
+        assert isinstance(request.profile, ModelProfile)
+        assert isinstance(request.topology, ClusterTopology)
+        parts = {"profile": request.profile, "topology": request.topology}
+        rows: dict[str, tuple[Document, bytes]] = {}
+        for part in parts.values():
+            body = part.canonical_json()
+            rows["sha256:" + hashlib.sha256(body).hexdigest()] = (part, body)
+        referring = request.model_copy(update=dict(zip(parts, rows, strict=True)))
+        self._insert({**rows, address: (request, referring.canonical_json())})
+        return next(iter(rows))
+
+    def body(self, kind: str, address: str) -> bytes:
+        """The canonical JSON at an address. Raises NotFound naming what to POST first."""
+        query = sa.select(documents.c.body).where(self._mine(documents), documents.c.hash == address)
+        query = query.where(documents.c.kind == kind)
+        with self._database.read() as connection:
+            body = connection.scalar(query)
+        if body is None:
+            raise NotFound(f"no {kind} is stored under {address!r}", remedy=WHERE_TO_POST[kind])
+        return bytes(body)
+
+    def listed(self, kind: str, before: str | None, limit: int) -> DocumentPage:
+        """Documents of a kind, the newest first, without their bodies; older than the one that ``before`` names."""
+        columns = (documents.c.hash, documents.c.name, documents.c.size_bytes, documents.c.created_ms)
+        query = sa.select(*columns).where(self._mine(documents), documents.c.kind == kind)
+        if before is not None:
+            at_ms, _, address = before.partition("-")
+            key = sa.tuple_(documents.c.created_ms, documents.c.hash)
+            query = query.where(key < (int(at_ms) if at_ms.isdecimal() else 0, address))
+        query = query.order_by(documents.c.created_ms.desc(), documents.c.hash.desc()).limit(limit)
+        with self._database.read() as connection:
+            rows = connection.execute(query).all()
+        items = tuple(
+            DocumentOut(
+                hash=row.hash,
+                name=row.name,
+                size_bytes=row.size_bytes,
+                created_at=iso(row.created_ms),
+                href=f"{WHERE_IT_IS[kind]}/{row.hash}",
+            )
+            for row in rows
+        )
+        more = len(rows) == limit
+        return DocumentPage(items=items, next_cursor=f"{rows[-1].created_ms}-{rows[-1].hash}" if more else None)
+
+    def newest_topologies(self, limit: int = TOPOLOGIES_KEPT) -> Iterator[ClusterTopology]:
+        """Topologies that were POSTed, the last one first; only ``limit`` of them."""
+        query = (
+            sa.select(documents.c.body)
+            .where(self._mine(documents), documents.c.kind == ClusterTopology.kind)
+            .order_by(documents.c.created_ms.desc())
+            .limit(limit)
+        )
+        with self._database.read() as connection:
+            bodies = connection.scalars(query).all()
+        return (ClusterTopology.parse_json(bytes(body)) for body in bodies)
+
+    def resolve(self, request: PlanRequest) -> PlanRequest:
+        """The request with profile and topology inline, and checked as if they had been inline from the start."""
+        if isinstance(request.profile, ModelProfile) and isinstance(request.topology, ClusterTopology):
+            return request
+        inline: dict[str, Any] = {}
+        if isinstance(request.profile, str):
+            inline["profile"] = self.profile(request.profile)
+        if isinstance(request.topology, str):
+            inline["topology"] = self.topology(request.topology)
+        fields = {name: getattr(request, name) for name in PlanRequest.model_fields}
+        return PlanRequest.parse(fields | inline)
+
+    def plan(self, address: str) -> Plan:
+        """A stored plan."""
+        return Plan.model_validate_json(self.body("plan", address))
+
+    def plan_file_body(self, plan_address: str) -> bytes:
+        """A stored plan with its request inline, as JSON."""
+        plan = self.body("plan", plan_address)
+        return self._file_body(plan, json.loads(plan)["request_hash"])
+
+    def plan_file(self, plan_address: str) -> PlanFile:
+        """A stored plan with its request inline."""
+        return PlanFile.model_validate_json(self.plan_file_body(plan_address))
+
+    def file_of(self, plan: Plan) -> PlanFile:
+        """A plan, stored or not, with its stored request inline."""
+        return PlanFile.model_validate_json(self._file_body(plan.canonical_json(), plan.request_hash))
+
+    def request(self, address: str) -> PlanRequest:
+        """A stored request with its documents inline."""
+        return self.resolve(PlanRequest.model_validate_json(self.body("plan request", address)))
+
+    def answer(self, cache_key: str) -> bytes | None:
+        """The finished job that answers a request, as the JSON that is sent; None when it was never asked."""
+        query = sa.select(answers.c.body).where(self._mine(answers), answers.c.cache_key == cache_key)
+        with self._database.read() as connection:
+            body = connection.scalar(query)
+        return None if body is None else bytes(body)
+
+    def _file_body(self, plan: bytes, request_address: str) -> bytes:
+        request = json.loads(self.body("plan request", request_address))
+        profile = self.body("profile", request.pop("profile"))
+        topology = self.body("topology", request.pop("topology"))
+        rest = json.dumps(request, separators=(",", ":")).encode()
+        return b'{"schema_version":1,"plan":%b,"request":{"profile":%b,"topology":%b,%b}' % (
+            plan,
+            profile,
+            topology,
+            rest[1:],
+        )
+
+    def _insert(self, rows: dict[str, tuple[Document, bytes]]) -> None:
+        with self._database.read() as connection:
+            old = rows.keys() - self._known(connection, rows, sa.not_(stored_before(now_ms() - FRESH_MS)))
+        if not old:
+            return
+        with self._database.write() as connection:
+            known = self._known(connection, old)
+            if known:
+                here = sa.and_(self._mine(documents), documents.c.hash.in_(known))
+                connection.execute(documents.update().where(here).values(used_ms=now_ms()))
+            if new := sorted(old - known):
+                insert = documents.insert().values(created_ms=now_ms())
+                connection.execute(insert, [self._row(address, *rows[address]) for address in new])
+
+    def _row(self, address: str, document: Document, body: bytes) -> dict[str, Any]:
+        row: dict[str, Any] = {"tenant": self.tenant, "hash": address, "kind": document.kind, "body": body}
+        return row | {"name": _name(document), "size_bytes": len(body)}
+
+    def _known(
+        self, connection: sa.Connection, addresses: Iterable[str], *conditions: sa.ColumnElement[bool]
+    ) -> set[str]:
+        query = sa.select(documents.c.hash).where(self._mine(documents), documents.c.hash.in_(list(addresses)))
+        return set(connection.scalars(query.where(*conditions)))
+
+    def _mine(self, table: sa.Table) -> sa.ColumnElement[bool]:
+        return table.c.tenant == self.tenant
+
+
+def stored_before(ms: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
+    """Whether a document was stored for the last time before a moment."""
+    return sa.func.coalesce(documents.c.used_ms, documents.c.created_ms) < ms
+
+
+def _name(document: Document) -> str | None:
+    name: str | None = getattr(document, "name", None)
+    return None if name is None else name.replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+def cache_key(request_hash: str, versions: dict[str, str]) -> str:
+    """The key of an answer: the request, with all its defaults and its seed, and what would compute it."""
+    return hashlib.sha256(json.dumps([request_hash, versions], sort_keys=True).encode()).hexdigest()

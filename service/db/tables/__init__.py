@@ -1,0 +1,42 @@
+"""The tables, by what they hold. A change here needs a revision in ``service/migrations``."""
+
+from penstock.service.db.tables.access import api_keys, idempotency
+from penstock.service.db.tables.base import DEFAULT_TENANT, iso, metadata, now_ms
+from penstock.service.db.tables.documents import answers, documents
+from penstock.service.db.tables.jobs import ACTIVE, job_events, jobs, sweeps, workers
+from penstock.service.db.tables.runs import (
+    agents,
+    run_agents,
+    run_events,
+    run_generations,
+    run_ranks,
+    run_steps,
+    run_traces,
+    runs,
+)
+from penstock.service.db.tables.telling import CHANGES
+
+__all__ = [
+    "ACTIVE",
+    "CHANGES",
+    "DEFAULT_TENANT",
+    "agents",
+    "answers",
+    "api_keys",
+    "documents",
+    "idempotency",
+    "iso",
+    "job_events",
+    "jobs",
+    "metadata",
+    "now_ms",
+    "run_agents",
+    "run_events",
+    "run_generations",
+    "run_ranks",
+    "run_steps",
+    "run_traces",
+    "runs",
+    "sweeps",
+    "workers",
+]

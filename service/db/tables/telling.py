@@ -1,0 +1,76 @@
+"""What the database itself tells of its changes, so that other processes hear them: triggers that name topics.
+
+A topic is told by the transaction that changes something, so a process killed right after its commit has told it too.
+PostgreSQL sends notifications on ``CHANNEL``; on SQLite they are rows of ``changes``, of which the last ones stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from penstock.service.db.tables.base import metadata
+
+CHANNEL = "penstock"
+
+CHANGES = "changes"
+KEPT = 1000
+"""Rows of ``changes`` that stay; who is further behind has to look at everything."""
+
+
+class Telling(NamedTuple):
+    """``topic``, an SQL expression over the row ``NEW``, is told ``after`` such a change of ``table``."""
+
+    table: str
+    after: str
+    topic: str
+    when: str = "1=1"
+
+    @property
+    def name(self) -> str:
+        """The trigger's name."""
+        return "_".join(["tell", self.table, *self.after.lower().split(" of ")])
+
+
+TELLINGS = (
+    Telling("jobs", "INSERT", "'jobs'"),
+    Telling("jobs", "UPDATE OF state", "'jobs'", "NEW.state = 'queued'"),
+    Telling("jobs", "UPDATE OF stop", "'stop:' || NEW.id", "NEW.stop IS NOT NULL"),
+    Telling("job_events", "INSERT", "'job:' || NEW.job_id"),
+    Telling("run_events", "INSERT", "'run:' || NEW.run_id"),
+    Telling("sweeps", "UPDATE OF state", "'sweep:' || NEW.id"),
+)
+
+
+def statements(dialect: str, tellings: Sequence[Telling] = TELLINGS) -> list[str]:
+    """What makes the triggers on an engine."""
+    make = _sqlite if dialect == "sqlite" else _postgresql
+    first = [f"CREATE TABLE {CHANGES} (id INTEGER PRIMARY KEY AUTOINCREMENT, topic TEXT NOT NULL)"]
+    return (first if dialect == "sqlite" else []) + [statement for one in tellings for statement in make(one)]
+
+
+def _sqlite(one: Telling) -> list[str]:
+    return [
+        f"CREATE TRIGGER {one.name} AFTER {one.after} ON {one.table} WHEN {one.when} BEGIN "
+        f"INSERT INTO {CHANGES} (topic) VALUES ({one.topic}); "
+        f"DELETE FROM {CHANGES} WHERE id <= last_insert_rowid() - {KEPT}; END"
+    ]
+
+
+def _postgresql(one: Telling) -> list[str]:
+    return [
+        f"CREATE FUNCTION {one.name}() RETURNS trigger LANGUAGE plpgsql AS "
+        f"$$ BEGIN PERFORM pg_notify('{CHANNEL}', {one.topic}); RETURN NULL; END $$",
+        f"CREATE TRIGGER {one.name} AFTER {one.after} ON {one.table} FOR EACH ROW WHEN ({one.when}) "
+        f"EXECUTE FUNCTION {one.name}()",
+    ]
+
+
+def _after_create(target: sa.MetaData, connection: sa.Connection, **options: object) -> None:
+    for statement in statements(connection.dialect.name):
+        connection.exec_driver_sql(statement)
+
+
+sa.event.listen(metadata, "after_create", _after_create)

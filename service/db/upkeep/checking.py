@@ -1,0 +1,143 @@
+"""What state a database is in: can it be reached and written, is it at the newest revision, is what it holds whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from penstock.schemas.errors import PenstockError
+from penstock.service.db import migrations
+from penstock.service.db.database import Database
+from penstock.service.db.tables import documents, metadata
+
+AT_A_TIME = 200
+"""Documents that are read at once."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A database as it was found; ``faults`` is empty when all is well.
+
+    ``free_bytes``: on the disk of a SQLite file; ``rows`` by table; ``documents``: how many were checked.
+    """
+
+    database: str
+    engine: str
+    revision: str | None
+    head: str
+    size_bytes: int | None
+    free_bytes: int | None
+    rows: dict[str, int]
+    documents: int
+    faults: tuple[str, ...]
+
+
+def check(database: Database) -> Condition:
+    """Look at everything. Raises DatabaseAway when it cannot be reached, Conflict for another program's database."""
+    with database.read() as connection:
+        revision = migrations.revision_of(connection)
+        engine = _engine(connection)
+        size = connection.scalar(sa.text(_SIZE[connection.dialect.name]))
+        faults = [] if revision == migrations.HEAD else [_not_newest(revision)]
+        rows = _rows(connection) if not faults else {}
+        faults += _damage(connection) if database.is_sqlite else []
+    if why := _not_writable(database):
+        faults.append(why)
+    wrong = list(_wrong_documents(database)) if rows else []
+    return Condition(
+        database=database.name,
+        engine=engine,
+        revision=revision,
+        head=migrations.HEAD,
+        size_bytes=size,
+        free_bytes=_free_bytes(database),
+        rows=rows,
+        documents=rows.get("documents", 0),
+        faults=(*faults, *wrong),
+    )
+
+
+_SIZE = {
+    "sqlite": "SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()",
+    "postgresql": "SELECT pg_database_size(current_database())",
+}
+
+
+def _engine(connection: sa.Connection) -> str:
+    if connection.dialect.name == "sqlite":
+        return f"SQLite {connection.scalar(sa.text('SELECT sqlite_version()'))}"
+    return f"PostgreSQL {str(connection.scalar(sa.text('SHOW server_version'))).partition(' ')[0]}"
+
+
+def _not_newest(revision: str | None) -> str:
+    if revision is None:
+        return "it is empty; `penstock serve` or `penstock db upgrade` makes its tables"
+    return f"it is at revision {revision}, this Penstock works with {migrations.HEAD}: `penstock db upgrade`"
+
+
+def _rows(connection: sa.Connection) -> dict[str, int]:
+    return {
+        table.name: connection.scalar(sa.select(sa.func.count()).select_from(table)) or 0
+        for table in metadata.sorted_tables
+    }
+
+
+def _damage(connection: sa.Connection) -> list[str]:
+    """What SQLite itself finds; PostgreSQL checks its references at each write, and its pages with checksums."""
+    found = [str(line) for line in connection.scalars(sa.text("PRAGMA integrity_check(10)")) if line != "ok"]
+    dangling = connection.execute(sa.text("PRAGMA foreign_key_check")).all()
+    return found + [f"a row of {row[0]} refers to nothing in {row[2]}" for row in dangling[:10]]
+
+
+def _not_writable(database: Database) -> str | None:
+    """Why nothing can be written, in words; None when it can: a write that is taken back."""
+    try:
+        with database.write() as connection:
+            there = sa.inspect(connection).has_table(migrations.alembic_version.name)
+            if there:
+                column = migrations.alembic_version.c.version_num
+                connection.execute(migrations.alembic_version.update().values(version_num=column))
+            connection.rollback()
+    except PenstockError as error:
+        return f"it cannot be written: {error.detail}"
+    return None
+
+
+def _free_bytes(database: Database) -> int | None:
+    if not database.is_sqlite:
+        return None
+    return shutil.disk_usage(Path(database.url.database or os.curdir).absolute().parent).free
+
+
+def _wrong_documents(database: Database) -> Iterator[str]:
+    """Documents that are not what their address says, and requests that name what is not there."""
+    last = ("", "")
+    columns = (documents.c.tenant, documents.c.hash, documents.c.kind, documents.c.body)
+    key = sa.tuple_(documents.c.tenant, documents.c.hash)
+    while True:
+        query = sa.select(*columns).where(key > last).order_by(documents.c.tenant, documents.c.hash).limit(AT_A_TIME)
+        with database.read() as connection:
+            rows = connection.execute(query).all()
+            for tenant, address, kind, body in rows:
+                if kind == "plan request":
+                    yield from _missing(connection, tenant, address, body)
+                elif "sha256:" + hashlib.sha256(body).hexdigest() != address:
+                    yield f"{kind} {address} of tenant {tenant!r} has another content than its address says"
+        if len(rows) < AT_A_TIME:
+            return
+        last = (rows[-1].tenant, rows[-1].hash)
+
+
+def _missing(connection: sa.Connection, tenant: str, address: str, body: bytes) -> Iterator[str]:
+    request = json.loads(body)
+    for kind in ("profile", "topology"):
+        here = sa.and_(documents.c.tenant == tenant, documents.c.hash == request[kind], documents.c.kind == kind)
+        if connection.scalar(sa.select(documents.c.hash).where(here)) is None:
+            yield f"plan request {address} of tenant {tenant!r} names {kind} {request[kind]}, which is not there"

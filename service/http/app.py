@@ -1,0 +1,176 @@
+"""The application, and the server that runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from importlib.metadata import version
+from types import FrameType
+
+import uvicorn
+from anyio.to_thread import run_sync
+from fastapi import FastAPI
+
+from penstock.schemas.errors import Unreachable
+from penstock.service import logs
+from penstock.service.http import negotiation, openapi, problems
+from penstock.service.http.observing import Observing
+from penstock.service.http.routes import (
+    agents,
+    documents,
+    exports,
+    health,
+    imports,
+    layouts,
+    pages,
+    placements,
+    plans,
+    questions,
+    reference,
+    runs,
+    sessions,
+    sweeps,
+)
+from penstock.service.security import answers, wire
+from penstock.service.security.keys import UNHEEDED_REMEDY, unheeded
+from penstock.service.services import Service
+from penstock.service.settings import Settings
+
+GRACE_S = 5
+
+log = logging.getLogger("penstock.service")
+
+
+def create_app(settings: Settings | None = None) -> FastAPI:
+    """The application; its parts start and stop with its lifespan."""
+    service = Service(settings or Settings.load())
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await service.open()
+        try:
+            yield
+        finally:
+            await service.close()
+
+    app = FastAPI(
+        title="Penstock",
+        version=version("penstock"),
+        description="Plans pipeline-parallel training, proves how good the plan is, and runs it.",
+        lifespan=lifespan,
+        separate_input_output_schemas=False,
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.service = service
+    problems.install(app)
+    negotiation.install(app)
+    answers.install(app, service)
+    openapi.install(app)
+    app.add_middleware(Observing, service=service)
+    for routes in (
+        plans,
+        exports,
+        questions,
+        sweeps,
+        imports,
+        layouts,
+        placements,
+        documents,
+        runs,
+        agents,
+        health,
+        sessions,
+        pages,
+        reference,
+    ):
+        app.include_router(routes.router)
+    return app
+
+
+def serve(settings: Settings | None = None) -> None:
+    """Serve until SIGINT or SIGTERM; logs one line with the URL when it listens.
+
+    Raises UnsupportedRequest for an address beyond loopback that was not allowed, Conflict or Unreachable when the
+    database or the port cannot be used.
+    """
+    settings = settings or Settings.load()
+    settings.refuse_open_doors()
+    logs.configure(settings.log_format, settings.log_level)
+    connections = wire.options(settings)
+    app = create_app(settings)
+    service: Service = app.state.service
+    service.database.create(wait_s=settings.database_wait_s)
+    if settings.security == "off" and (words := unheeded(service.database)) is not None:
+        log.warning("%s; %s", words, UNHEEDED_REMEDY)
+    listener = _listen(settings)
+    host, port = listener.getsockname()[:2]
+    scheme = "http" if settings.tls_certificate is None else "https"
+    log.info("listening on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
+    config = uvicorn.Config(
+        app, log_config=None, access_log=False, timeout_graceful_shutdown=GRACE_S, timeout_keep_alive=60, **connections
+    )
+    _Server(config, service).run(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    """Ends in order: not ready, waiters answered and jobs handed back, then, after ``drain_s``, the connections."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+        self._handing_back: asyncio.Task[None] | None = None
+        self._stop_listening_at = math.inf
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """End at SIGINT and SIGTERM; unlike uvicorn's own, without raising them again when all is done."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to end; told a second time, end at once: children die with us, leases run out."""
+        if self._service.ending:
+            os._exit(128 + sig)
+        self._service.ending = True
+        self._stop_listening_at = time.monotonic() + self._service.settings.drain_s
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second: whether to stop listening."""
+        if self._service.ending and self._handing_back is None:
+            log.info("ending: what waits is answered, running jobs go back to the queue")
+            self._service.notifier.close()
+            self._service.forkserver.end_loading()
+            self._handing_back = asyncio.create_task(run_sync(self._service.worker.stop))
+        return await super().on_tick(counter) or time.monotonic() >= self._stop_listening_at
+
+
+def _listen(settings: Settings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio sets TCP_NODELAY only then
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        raise Unreachable(
+            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}",
+            remedy="choose another port, or end what uses this one",
+        ) from None
+    return listener

@@ -1,0 +1,214 @@
+"""Plans in other forms, for files. A form is a line in ``FORMS``; what starts ranks is in ``penstock.manifests``."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import NamedTuple
+
+from penstock.manifests import TARGETS, make, refuse_settings
+from penstock.schemas.launch import LaunchSettings
+from penstock.schemas.plan import PlanFile
+
+
+class Noted(NamedTuple):
+    """A file's bytes, and what of the plan they have no place for, in sentences."""
+
+    body: bytes
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a plan can be turned into."""
+
+    media_type: str
+    ending: str
+    help: str
+    """What it is and for whom, in a line."""
+    make: Callable[[PlanFile], bytes | Noted]
+    """Raises InvalidPlan for a plan that it cannot be made from, UnsupportedRequest for what the form has no word."""
+    of_release: Callable[[str], Form] | None = None
+    """The form as a release of its trainer reads it; raises UnsupportedRequest for one that is not known."""
+
+    @property
+    def takes(self) -> frozenset[str]:
+        """Names of the settings that have an effect."""
+        return frozenset() if self.of_release is None else frozenset({"release"})
+
+
+def _plan(file: PlanFile) -> bytes:
+    return file.canonical_json()
+
+
+def _program(file: PlanFile) -> bytes:
+    from penstock.service.jobs.judging import lowered
+
+    return json.dumps([program for program, *_ in lowered(file).programs], separators=(",", ":")).encode()
+
+
+def _chrome_trace(file: PlanFile) -> bytes:
+    from penstock.planning.explain import judged
+    from penstock.report.chrome_trace import chrome_events
+    from penstock.report.picture import picture_of_timeline
+
+    judgement = judged(file).judgement
+    assert judgement.timeline is not None
+    picture = picture_of_timeline(judgement.problem, judgement.timeline, judgement.allocation)
+    document = {"displayTimeUnit": "ms", "traceEvents": list(chrome_events(picture))}
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+def _csv(file: PlanFile) -> Noted:
+    from penstock.planning.plan_schedules import schedule_csv
+
+    made = schedule_csv(file)
+    return Noted(made.text.encode(), made.beside)
+
+
+def _svg(file: PlanFile) -> bytes:
+    from penstock.planning.explain import svg
+
+    return svg(file).encode()
+
+
+def _report(file: PlanFile) -> bytes:
+    from penstock.planning.explain import page
+
+    return page(file).encode()
+
+
+def _layout(to: str) -> Callable[[PlanFile], bytes]:
+    def make_layout(file: PlanFile) -> bytes:
+        from penstock.layouts.exporting import layout_text
+
+        return layout_text(file, to).encode()
+
+    return make_layout
+
+
+def _torchtitan(release: str) -> Form:
+    from penstock.layouts.exporting import layout_text
+    from penstock.layouts.torchtitan import release_of
+
+    told = release_of(release)
+    kind = ("application/toml", "toml") if told == "0.2" else ("text/x-python", "py")
+    return Form(kind[0], f"torchtitan.{kind[1]}", "", lambda file: layout_text(file, "torchtitan", told).encode())
+
+
+FORMS: dict[str, Form] = {
+    "plan": Form("application/json", "json", "the plan with its request inline, for verify, run and explain", _plan),
+    "program": Form("application/json", "programs.json", "the programs of all ranks", _program),
+    "chrome-trace": Form(
+        "application/json", "trace.json", "the predicted timeline, for Perfetto and chrome://tracing", _chrome_trace
+    ),
+    "csv": Form("text/csv", "csv", "the order of the schedule, for PyTorch's pipeline runtime and torchtitan", _csv),
+    "svg": Form("image/svg+xml", "svg", "the predicted timeline as a picture", _svg),
+    "report": Form(
+        "text/html", "html", "a page with timeline, memory, stages and bounds that needs no network", _report
+    ),
+    "megatron": Form("text/x-shellscript", "megatron.sh", "Megatron-Core's pipeline flags", _layout("megatron")),
+    "torchtitan": Form(
+        "text/x-python",
+        "torchtitan.py",
+        "torchtitan's pipeline settings, of release 0.3 or, as TOML, 0.2",
+        _layout("torchtitan"),
+        _torchtitan,
+    ),
+    "deepspeed": Form(
+        "text/x-python", "deepspeed.py", "a DeepSpeed PipelineModule of these parts", _layout("deepspeed")
+    ),
+    "ranges": Form(
+        "application/json", "ranges.json", "layers and devices of each stage, in plain JSON", _layout("ranges")
+    ),
+}
+
+EXPORTS: dict[str, str] = {name: form.help for name, form in FORMS.items()} | {
+    name: target.help for name, target in TARGETS.items()
+}
+"""All that a plan can be exported to, with what it is in a line."""
+
+MEDIA_TYPES = {
+    ".json": "application/json",
+    ".yaml": "application/yaml",
+    ".py": "text/x-python",
+    ".sh": "text/x-shellscript",
+    ".sbatch": "text/x-shellscript",
+    "": "text/plain",
+    ".service": "text/plain",
+}
+"""Of the files of manifests, by their endings."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """A file that a plan was written as."""
+
+    name: str
+    media_type: str
+    body: bytes
+    is_executable: bool = False
+    notes: tuple[str, ...] = ()
+    """What of the plan it has no place for, in sentences."""
+
+
+def written(file: PlanFile, to: str, settings: LaunchSettings | None = None) -> tuple[Written, ...]:
+    """A plan in another form: one file, or several that lie together in a folder.
+
+    Raises what ``Form.make`` and ``manifests.make`` raise, and InvalidDocument for settings without effect.
+    """
+    settings = settings or LaunchSettings()
+    if to in TARGETS:
+        return tuple(
+            Written(made.name, MEDIA_TYPES[PurePath(made.name).suffix], made.text.encode(), made.is_executable)
+            for made in make(file, to, settings)
+        )
+    refuse_settings(to, settings, FORMS[to].takes)
+    form = _form(to, settings)
+    made = form.make(file)
+    body, notes = made if isinstance(made, Noted) else Noted(made, ())
+    return (Written(f"{_stem(file)}.{form.ending}", form.media_type, body, notes=notes),)
+
+
+def _form(to: str, settings: LaunchSettings) -> Form:
+    form = FORMS[to]
+    return form if settings.release is None or form.of_release is None else form.of_release(settings.release)
+
+
+def one_file(file: PlanFile, to: str, files: Sequence[Written]) -> Written:
+    """The only file, or several as one zip archive whose bytes depend on theirs alone."""
+    if len(files) == 1:
+        return files[0]
+    held = io.BytesIO()
+    with zipfile.ZipFile(held, "w", zipfile.ZIP_DEFLATED) as archive:
+        for each in files:
+            entry = zipfile.ZipInfo(each.name)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            entry.external_attr = (0o100755 if each.is_executable else 0o100644) << 16
+            archive.writestr(entry, each.body)
+    return Written(f"{_stem(file)}.{to}.zip", "application/zip", held.getvalue())
+
+
+def unpacked(to: str, body: bytes, settings: LaunchSettings | None = None) -> tuple[Written, ...]:
+    """What ``one_file`` was made from, out of its body; ``settings`` as ``written`` had them."""
+    if not (to in TARGETS and zipfile.is_zipfile(io.BytesIO(body))):
+        name = TARGETS[to].only if to in TARGETS else f"plan.{_form(to, settings or LaunchSettings()).ending}"
+        return (Written(name, MEDIA_TYPES.get(PurePath(name).suffix, "application/octet-stream"), body),)
+    with zipfile.ZipFile(io.BytesIO(body)) as archive:
+        return tuple(
+            Written(
+                entry.filename,
+                MEDIA_TYPES[PurePath(entry.filename).suffix],
+                archive.read(entry),
+                bool(entry.external_attr >> 16 & 0o100),
+            )
+            for entry in archive.infolist()
+        )
+
+
+def _stem(file: PlanFile) -> str:
+    return f"plan-{file.plan.content_hash().removeprefix('sha256:')[:12]}"

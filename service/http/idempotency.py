@@ -1,0 +1,153 @@
+"""Requests that are sent twice and done once: what was answered to an ``Idempotency-Key`` is kept for a day.
+
+Only success is kept. A request that was refused, or that failed, is done anew when it is sent again.
+
+The transaction that makes something, a job, a sweep or a run, notes its id beside the key: from then on the thing is
+never made again, wherever the process dies, and a repetition is answered with it. Before that, a request belongs to
+who does it for ``lease_s``, renewed while he is alive; one whose lease has run out was lost with its process.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgpack  # type: ignore[import-untyped]
+import sqlalchemy as sa
+
+from penstock.schemas.errors import Conflict, Fault
+from penstock.service.db.database import Database
+from penstock.service.db.tables import idempotency, now_ms
+from penstock.service.http.problems import Refusal
+
+KEPT_MS = 24 * 3600 * 1000
+LONGEST_KEY = 255
+
+
+class KeyInUse(Conflict):
+    """The first request with this key has not been answered yet."""
+
+    title = "A request with this key is under way"
+    code = "idempotency-key-in-use"
+
+
+class WrongKey(Refusal):
+    """A key that was given with another request, or that is none."""
+
+    title = "The Idempotency-Key does not fit"
+    code = "wrong-idempotency-key"
+    status = 422
+    exit_code = 65
+
+
+Note = Callable[[sa.Connection, str], None]
+"""Is called in the transaction that makes something, with its id. Raises Conflict when another does the request now."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """An answer that is given again."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Made:
+    """What was made for a request whose answer was not kept: the id of a job, a sweep or a run."""
+
+    id: str
+    doing: Doing
+
+
+@dataclass(frozen=True)
+class Doing:
+    """A request that is to be done now. ``token`` tells it from whoever does the same request after it was lost."""
+
+    tenant: str
+    key: str
+    token: bytes
+
+    def note(self, connection: sa.Connection, made_id: str) -> None:
+        """Note what is made, in the transaction that makes it. Raises Conflict when the request was taken for lost."""
+        noted = connection.execute(idempotency.update().where(self.row).values(job_id=made_id)).rowcount
+        if not noted:
+            raise Conflict(
+                f"the request with the Idempotency-Key {self.key!r} took too long and is done by another process",
+                remedy="send it again: it is answered with what was made",
+            )
+
+    @property
+    def row(self) -> sa.ColumnElement[bool]:
+        """The request's row while it is under way and nothing is made: its body is the token then."""
+        return sa.and_(_row(self.tenant, self.key), _UNDER_WAY, _NOTHING_MADE, idempotency.c.body == self.token)
+
+
+_UNDER_WAY = idempotency.c.status.is_(None)
+_NOTHING_MADE = idempotency.c.job_id.is_(None)
+
+
+class Idempotency:
+    """Keys of all tenants. ``lease_s``: a request under way that is not renewed for so long was lost."""
+
+    def __init__(self, database: Database, *, lease_s: float) -> None:
+        self._database = database
+        self.lease_s = lease_s
+
+    def begin(self, tenant: str, key: str, request_hash: str) -> Kept | Made | Doing:
+        """The answer that was given to this request, or what was made for it; else it is to be done now.
+
+        `keep` or `forget` follows on the latter two. Raises KeyInUse while another does it, WrongKey when the key came
+        with another request.
+        """
+        doing = Doing(tenant, key, secrets.token_bytes(16))
+        too_old = idempotency.c.created_ms < now_ms() - KEPT_MS
+        silent = idempotency.c.created_ms < now_ms() - int(self.lease_s * 1000)
+        gone = too_old | (_UNDER_WAY & _NOTHING_MADE & silent)
+        with self._database.write() as connection:
+            connection.execute(idempotency.delete().where(idempotency.c.tenant == tenant, gone))
+            row = connection.execute(sa.select(idempotency).where(_row(tenant, key))).first()
+            if row is None:
+                values = {"tenant": tenant, "key": key, "request_hash": request_hash, "body": doing.token}
+                connection.execute(idempotency.insert().values(created_ms=now_ms(), **values))
+                return doing
+        if row.request_hash != request_hash:
+            raise WrongKey(
+                f"the Idempotency-Key {key!r} came with another request before",
+                faults=(Fault("/header/idempotency-key", "it belongs to another request", "key-reused"),),
+                remedy="make a new key for each request; only a repetition has the key of the first one",
+            )
+        if row.status is not None:
+            headers, body = msgpack.unpackb(row.body)
+            return Kept(row.status, headers, body)
+        if row.job_id is not None:
+            return Made(row.job_id, doing)
+        raise KeyInUse(
+            f"the first request with the Idempotency-Key {key!r} has not been answered yet",
+            remedy=f"wait a moment, and send it again; one that was lost is done anew after {self.lease_s:g} s",
+        )
+
+    def renew(self, doing: Doing) -> bool:
+        """Say that a request is still being done; False once that has come to something."""
+        with self._database.write(alone=False) as connection:
+            renewed = connection.execute(idempotency.update().where(doing.row).values(created_ms=now_ms())).rowcount
+        return bool(renewed)
+
+    def keep(self, doing: Doing, kept: Kept) -> None:
+        """Keep what was answered, unless another process does the request now."""
+        mine = sa.or_(idempotency.c.body == doing.token, idempotency.c.job_id.is_not(None))
+        body = msgpack.packb([kept.headers, kept.body])
+        with self._database.write() as connection:
+            here = sa.and_(_row(doing.tenant, doing.key), _UNDER_WAY, mine)
+            connection.execute(idempotency.update().where(here).values(status=kept.status, body=body))
+
+    def forget(self, doing: Doing) -> None:
+        """Let the next request with this key be done, where nothing was made."""
+        with self._database.write() as connection:
+            connection.execute(idempotency.delete().where(doing.row))
+
+
+def _row(tenant: str, key: str) -> sa.ColumnElement[bool]:
+    return sa.and_(idempotency.c.tenant == tenant, idempotency.c.key == key)

@@ -1,0 +1,53 @@
+"""The OpenAPI document: every route with its errors, in one shape, and examples that can be sent as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from penstock.schemas.api.jobs import ProblemDetails
+from penstock.service.http.problems import MEDIA_TYPE
+from penstock.service.http.routes.access import describe_keys
+from penstock.service.http.routes.bodies import BODY_MODELS
+from penstock.service.http.routes.once import describe_idempotency
+
+ANY_PROBLEM = {
+    "description": "any error: problem details (RFC 9457)",
+    "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}},
+}
+
+
+def install(app: FastAPI) -> None:
+    """Let the app describe itself so; the document is made once."""
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    if app.openapi_schema is None:
+        schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+        known = schema.setdefault("components", {}).setdefault("schemas", {})
+        models: list[type[BaseModel]] = [ProblemDetails, *BODY_MODELS.values()]
+        _, extra = models_json_schema(
+            [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"
+        )
+        schema["components"]["schemas"] = extra["$defs"] | known
+        for path in schema["paths"].values():
+            for operation in path.values():
+                _tell_of_problems(operation)
+        describe_idempotency(schema, app.routes)
+        if not app.state.service.door.is_open:
+            describe_keys(schema, app.routes)
+        app.openapi_schema = schema
+    return app.openapi_schema
+
+
+def _tell_of_problems(operation: dict[str, Any]) -> None:
+    """Ours instead of FastAPI's own 422, and a word on all the others."""
+    responses = operation["responses"]
+    if responses.get("422", {}).get("description") == "Validation Error":
+        responses["422"] = ANY_PROBLEM | {"description": "the parameters are not valid"}
+    responses.setdefault("default", ANY_PROBLEM)

@@ -1,0 +1,56 @@
+"""Whether a service can take work: looked at anew for each question, and said in words where it cannot."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
+
+from penstock.schemas.errors import Conflict, Fault, Unreachable
+from penstock.service.db.database import DatabaseAway
+from penstock.service.db.migrations import HEAD, revision_of
+from penstock.service.db.tables import now_ms, workers
+
+if TYPE_CHECKING:
+    from penstock.service.services import Service
+
+
+class NotReady(Unreachable):
+    """The service lives, and something that it needs does not."""
+
+    title = "The service is not ready"
+    code = "not-ready"
+
+
+def readiness(service: Service) -> dict[str, str | int]:
+    """What is there. Raises NotReady with a fault for everything that is not."""
+    faults = [Fault("/service", "it is ending", "ending")] if service.ending else []
+    revision, living = HEAD, 0
+    try:
+        with service.database.read() as connection:
+            revision = revision_of(connection) or "none"
+            living = connection.scalar(living_workers(service.settings.lease_s)) or 0 if revision == HEAD else 0
+        faults += _of_database(revision, living)
+    except DatabaseAway as away:
+        faults.append(Fault("/database", away.told, away.code))
+    except Conflict as error:
+        faults.append(Fault("/database", error.detail, error.code))
+    if not service.worker.alive():
+        faults.append(Fault("/worker", "a thread of the built-in worker has ended: start the service again", "worker"))
+    if faults:
+        raise NotReady("; ".join(fault.detail for fault in faults), faults=tuple(faults))
+    return {"status": "ready", "revision": revision, "workers": living, "slots": service.settings.slots}
+
+
+def living_workers(lease_s: float) -> sa.Select[int]:
+    """How many workers were heard of within a lease."""
+    alive = workers.c.seen_ms > now_ms() - int(lease_s * 1000)
+    return sa.select(sa.func.count()).select_from(workers).where(alive, workers.c.slots > 0)
+
+
+def _of_database(revision: str, living: int) -> list[Fault]:
+    if revision != HEAD:
+        return [Fault("/database", f"it is at revision {revision}, not {HEAD}: penstock db upgrade", "revision")]
+    if not living:
+        return [Fault("/workers", "no worker lives: penstock worker --database …, or slots above 0", "none")]
+    return []

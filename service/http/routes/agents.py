@@ -1,0 +1,51 @@
+"""``/v1/agents``: the nodes' end of runs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Request, Response
+
+from penstock.schemas.api.agents import AgentOut, SyncReply, SyncRequest
+from penstock.service.http.problems import problems
+from penstock.service.http.routes.access import Access, NodeAgent, Reader
+from penstock.service.http.routes.bodies import json_response, reader, takes
+
+router = APIRouter(prefix="/v1", tags=["agents"])
+
+SYNC_EXAMPLE = {
+    "incarnation": "5f1c",
+    "state_version": 0,
+    "devices": [{"id": "node0/0", "kind": "cpu", "memory_bytes": 4_000_000_000}],
+    "models": ["gpt"],
+    "address": "127.0.0.1",
+    "hold": False,
+}
+
+
+@router.post(
+    "/agents/{id}/sync",
+    response_model=SyncReply,
+    responses=problems(409, 413, 415, 422),
+    openapi_extra=takes(SyncRequest, SYNC_EXAMPLE),
+)
+async def sync(
+    request: Request,
+    caller: NodeAgent,
+    id: Annotated[str, Path(max_length=512)],
+    told: Annotated[SyncRequest, Depends(reader(SyncRequest))],
+    service: Access,
+) -> Response:
+    """An agent tells what happened and hears what it shall do; held until that changes (`schemas/api/agents.py`)."""
+
+    async def hung_up() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    return json_response(await service.agents.sync(caller.tenant, id, told, hung_up))
+
+
+@router.get("/agents", response_model=list[AgentOut])
+def list_agents(service: Access, caller: Reader) -> list[AgentOut]:
+    """All agents that were ever here."""
+    return service.agents.everybody(caller.tenant)

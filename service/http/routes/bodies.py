@@ -1,0 +1,131 @@
+"""How bodies come in and go out: documents parsed off the event loop, JSON that is stored as it is sent.
+
+A body may come as JSON or MessagePack, plain or compressed. It is turned into plain JSON at the door, within the limit
+on what comes out, so that nothing behind it knows of more than one form (`negotiation` does the same for answers).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, TypeVar
+
+from anyio.to_thread import run_sync
+from fastapi import Query, Request, Response
+from pydantic import BaseModel
+
+from penstock.schemas.amounts import exact
+from penstock.service.http import media
+from penstock.service.http.parsing import parse
+from penstock.service.http.problems import TooLarge
+
+M = TypeVar("M", bound=BaseModel)
+
+Cursor = Annotated[str | None, Query(max_length=128, description="`next_cursor` of the page before")]
+Limit = Annotated[int, Query(ge=1, le=200, description="how many at most")]
+
+STREAM: dict[str, Any] = {
+    "text/event-stream": {
+        "schema": {
+            "type": "object",
+            "properties": {name: {"type": "string"} for name in ("event", "id", "data")},
+            "description": "one server-sent event; `data` is JSON",
+        }
+    }
+}
+"""Events in the OpenAPI document."""
+
+UNCHANGED: dict[str, Any] = {"description": "unchanged since the ETag in `If-None-Match`"}
+"""A 304 in the OpenAPI document."""
+
+BODY_MODELS: dict[str, type[BaseModel]] = {}
+"""Models that requests carry, for the OpenAPI document."""
+
+
+def reader(model: type[M]) -> Callable[[Request], Awaitable[M]]:
+    """A dependency that reads the body as ``model``."""
+    BODY_MODELS[model.__name__] = model
+
+    async def read(request: Request) -> M:
+        document = await run_sync(parse, model, await body_of(request))
+        request.app.state.service.sizes.check(document)
+        return document
+
+    return read
+
+
+def takes(model: type[BaseModel], example: Any) -> dict[str, Any]:
+    """The part of a route's OpenAPI description that says what its body is."""
+    BODY_MODELS[model.__name__] = model
+    schema = {"$ref": f"#/components/schemas/{model.__name__}"}
+    content = {media.JSON: {"schema": schema, "example": example}, media.MSGPACK: {"schema": schema}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+async def body_of(request: Request) -> bytes:
+    """The body as JSON text, whatever it came as; read once and kept with the request.
+
+    Raises WrongMediaType, TooLarge, and InvalidDocument for MessagePack or compressed data that cannot be read.
+    """
+    if not hasattr(request.state, "body"):
+        kind = media.kind_of(request.headers.get("content-type", media.JSON))
+        packed = await _received(request, media.unpacker(request.headers.get("content-encoding", "identity")))
+        request.state.body = packed if kind == media.JSON else await run_sync(media.json_of_msgpack, packed)
+    body: bytes = request.state.body
+    return body
+
+
+def json_response(document: BaseModel | bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """A document as it is sent."""
+    body = document if isinstance(document, bytes) else document.model_dump_json()
+    return Response(body, status, media_type=media.JSON, headers=headers)
+
+
+def tagged(request: Request, body: bytes) -> Response:
+    """A body with its ETag, or 304 when the client has it already."""
+    tag = '"' + hashlib.sha256(body).hexdigest()[:32] + '"'
+    if knows(request, tag):
+        return Response(status_code=304, headers={"ETag": tag})
+    return json_response(body, headers={"ETag": tag})
+
+
+def immutable(request: Request, body: bytes, address: str) -> Response:
+    """A body that will never change; only its tenant may keep it."""
+    headers = {"ETag": f'"{address}"', "Cache-Control": "private, max-age=31536000, immutable"}
+    if knows(request, headers["ETag"]):
+        return Response(status_code=304, headers=headers)
+    return json_response(body, headers=headers)
+
+
+def knows(request: Request, tag: str) -> bool:
+    """Whether ``If-None-Match`` names the tag; weak ones count too (RFC 9110, 13.1.2)."""
+    known = [each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")]
+    return tag in known or known == ["*"]
+
+
+def prefer_wait_s(request: Request, longest_s: float) -> float:
+    """N of ``Prefer: wait=N`` (RFC 7240), at most ``longest_s``; 0 without it."""
+    for preference in request.headers.get("prefer", "").replace(";", ",").split(","):
+        name, _, value = preference.partition("=")
+        if name.strip().lower() == "wait" and value.strip().isdecimal():
+            return min(float(value.strip()[:9]), longest_s)
+    return 0.0
+
+
+async def _received(request: Request, unpacker: media.Unpacker | None) -> bytes:
+    limit = request.app.state.service.settings.max_body_bytes
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in request.stream():
+        if unpacker is not None:
+            chunk = await run_sync(unpacker.take, chunk, limit - size + 1)
+        size += len(chunk)
+        if size > limit:
+            raise TooLarge(
+                f"the body has more than {exact(limit)}",
+                remedy="POST profile and topology by themselves and refer to their hashes, or raise max_body_bytes",
+            )
+        chunks.append(chunk)
+    if unpacker is not None:
+        unpacker.close()
+    return b"".join(chunks)

@@ -1,0 +1,58 @@
+"""Answers that a child process works out, while the client waits; whoever hangs up ends it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.sse import EventSourceResponse, format_sse_event
+from starlette.requests import ClientDisconnect
+
+from penstock.service.http.problems import TaskFailed
+from penstock.service.http.routes.bodies import json_response
+from penstock.service.jobs.direct_tasks import json_of, messages, unless_gone
+from penstock.service.services import Service
+
+
+async def told(service: Service, task: dict[str, Any], limit_s: float, kind: str) -> list[Any]:
+    """What a child said of one kind."""
+    async with service.children, aclosing(messages(service.forkserver, task, limit_s)) as said:
+        return [message[kind] async for message in said if message["kind"] == kind]
+
+
+def wants_events(request: Request) -> bool:
+    """Whether the client asks for server-sent events."""
+    return "text/event-stream" in request.headers.get("accept", "")
+
+
+def streamed(service: Service, task: dict[str, Any], limit_s: float, *kinds: str) -> Response:
+    """What a child says of some kinds as server-sent events of these names, the last one `end` or `problem`."""
+    return EventSourceResponse(_events(service, task, limit_s, kinds), headers={"Cache-Control": "no-store"})
+
+
+async def _events(
+    service: Service, task: dict[str, Any], limit_s: float, kinds: Collection[str]
+) -> AsyncIterator[bytes]:
+    try:
+        async with service.children, aclosing(messages(service.forkserver, task, limit_s)) as said:
+            async for message in said:
+                if (kind := message["kind"]) in kinds:
+                    yield format_sse_event(data_str=json_of(message[kind]).decode(), event=kind)
+        yield format_sse_event(data_str="{}", event="end")
+    except TaskFailed as failed:
+        yield format_sse_event(data_str=failed.problem.model_dump_json(exclude_none=True), event="problem")
+
+
+async def result_of(request: Request, service: Service, task: dict[str, Any]) -> Any:
+    """The result of a child, as plain data. Raises ClientDisconnect when the client has hung up."""
+    found = await unless_gone(request.receive, lambda: told(service, task, service.settings.max_solve_s, "result"))
+    if found is None:
+        raise ClientDisconnect
+    return found[-1]
+
+
+async def answered(request: Request, service: Service, task: dict[str, Any]) -> Response:
+    """The result of a child, as it is sent."""
+    return json_response(json_of(await result_of(request, service, task)))

@@ -1,0 +1,51 @@
+"""``/v1/layouts:import``: another trainer's layout as a plan, judged, and the best plans beside it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from anyio.to_thread import run_sync
+from fastapi import APIRouter, Depends, Request, Response
+
+from penstock.schemas.api.layouts import LayoutImported, LayoutRequest
+from penstock.service.http.problems import problems
+from penstock.service.http.routes.access import Access, Solver
+from penstock.service.http.routes.bodies import reader, takes
+from penstock.service.http.routes.children import answered
+from penstock.service.http.samples import tiny_layout
+from penstock.service.services import Service
+
+router = APIRouter(prefix="/v1", tags=["questions"])
+
+
+@router.post(
+    "/layouts:import",
+    responses={200: {"model": LayoutImported}, **problems(404, 413, 415, 422)},
+    openapi_extra=takes(LayoutRequest, tiny_layout()),
+)
+async def import_layout(
+    request: Request,
+    caller: Solver,
+    asked: Annotated[LayoutRequest, Depends(reader(LayoutRequest))],
+    service: Access,
+) -> Response:
+    """What Megatron, torchtitan or DeepSpeed runs, as a plan with the judge's numbers; nothing is kept.
+
+    `rivals` has the best plan that the same trainer can express, and the best of all; `compare: false` leaves them
+    out. Limits of the request hold for each of their solves. A layout that does not fit memory is an answer; 422 names
+    what cannot be read, by line and column, and what does not go with model, cluster and batch.
+    """
+    given = await run_sync(_inline, service, caller.tenant, asked)
+    task = {
+        "task": "layout",
+        "entry": "penstock.layouts.importing:import_layout",
+        "request": given.model_dump(mode="json"),
+    }
+    return await answered(request, service, task)
+
+
+def _inline(service: Service, tenant: str, asked: LayoutRequest) -> LayoutRequest:
+    """With the documents themselves, within this service's sizes."""
+    request = service.stores.of(tenant).resolve(asked.request)
+    service.sizes.check(request)
+    return asked.model_copy(update={"request": request})

@@ -1,0 +1,221 @@
+"""Pages for people. Each is rendered here and readable without a script; scripts add what lives and what is drawn."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from anyio.to_thread import run_sync
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+
+from penstock.schemas.api.jobs import JobState
+from penstock.schemas.quantities import MAX_WIRE_INTEGER
+from penstock.service.http.routes.access import Access, Reader, Runner, Solver
+from penstock.service.http.routes.bodies import json_response
+from penstock.service.pages import acting, assets, comparison, overview, timelines
+from penstock.service.pages.layout import PageRoute, found_page, page
+from penstock.service.pages.sources import Sources
+
+router = APIRouter(tags=["pages"], include_in_schema=False, route_class=PageRoute, default_response_class=HTMLResponse)
+
+Cursor = Annotated[str | None, Query(max_length=64)]
+Ids = Annotated[list[str], Query(max_length=200)]
+Time = Annotated[int, Query(ge=0, le=MAX_WIRE_INTEGER)]
+FOR_EVER = {"Cache-Control": "public, max-age=31536000, immutable", "X-Content-Type-Options": "nosniff"}
+
+
+@router.get("/")
+def home(request: Request, service: Access, who: Reader) -> Response:
+    """The newest of everything, and where to begin."""
+    return page(request, "home.html", **overview.home(Sources.of(service, who)))
+
+
+@router.get("/plan")
+def plan_form(request: Request, service: Access, who: Reader) -> Response:
+    """The form that asks for a plan."""
+    return page(request, "plan_form.html", **acting.form(Sources.of(service, who), dict(request.query_params)))
+
+
+@router.post("/plan")
+async def submit(request: Request, service: Access, who: Solver) -> Response:
+    """Ask for a plan: on to its job or its plan, or back to the form with what is wrong at its fields."""
+    return await _act(request, acting.submit, Sources.of(service, who), await acting.posted(request))
+
+
+@router.post("/compare")
+async def submit_sweep(request: Request, service: Access, who: Solver) -> Response:
+    """Ask every planner, or for each of what the form lists: on to the table that fills in."""
+    return await _act(request, acting.submit_sweep, Sources.of(service, who), await acting.posted(request))
+
+
+@router.get("/jobs")
+def jobs(
+    request: Request, service: Access, who: Reader, cursor: Cursor = None, state: JobState | None = None
+) -> Response:
+    """Jobs, the newest first."""
+    return page(request, "jobs.html", **overview.jobs(Sources.of(service, who), cursor, state))
+
+
+@router.get("/jobs/{id}")
+def job(request: Request, id: str, service: Access, who: Reader) -> Response:
+    """A job as it lives."""
+    return page(request, "job.html", **overview.job(Sources.of(service, who), id))
+
+
+@router.post("/jobs/{id}/{verb}")
+async def act_on_job(request: Request, id: str, verb: acting.JobVerb, service: Access, who: Solver) -> Response:
+    """Cancel, finish or retry a job, and look at it again."""
+    await acting.posted(request)
+    await run_sync(acting.on_job, Sources.of(service, who), id, verb)
+    return RedirectResponse(f"/jobs/{id}", 303)
+
+
+@router.get("/plans/{id}")
+async def plan(request: Request, id: str, service: Access, who: Reader) -> Response:
+    """A plan, by its hash or by its job: figures, bounds, timeline, memory, explanation, downloads."""
+    shown = await run_sync(acting.plan, Sources.of(service, who), id, limiter=service.heavy)
+    return found_page(request, "plan.html", shown, f"/jobs/{id}")
+
+
+@router.get("/plans/{id}/timeline")
+async def plan_timeline(
+    id: str,
+    service: Access,
+    who: Reader,
+    start: Annotated[int, Query(alias="from", ge=0, le=MAX_WIRE_INTEGER)] = 0,
+    to: Time = 0,
+    columns: Annotated[int, Query(ge=0, le=20_000)] = 0,
+) -> Response:
+    """The timeline as data; with `from`, `to` and `columns` a part of it, finer."""
+    part = timelines.Part(start, to, columns) if columns else None
+    sources = Sources.of(service, who)
+    found = await run_sync(acting.plan_timeline, sources, id, part, limiter=service.heavy)
+    return json_response(found, headers={"Cache-Control": "private, max-age=3600"})
+
+
+@router.get("/plans/{id}/report")
+async def plan_report(id: str, service: Access, who: Reader) -> Response:
+    """The plan's report as one file."""
+    text = await run_sync(timelines.report, Sources.of(service, who), id, limiter=service.heavy)
+    return HTMLResponse(text, headers=acting.as_file("report.html"))
+
+
+@router.get("/plans/{id}/request")
+def plan_request(id: str, service: Access, who: Reader) -> Response:
+    """The request of a plan or job, with its documents inline."""
+    return json_response(acting.whole_request(Sources.of(service, who), id), headers=acting.as_file("request.json"))
+
+
+@router.get("/plans/{id}/what-if")
+async def what_if(request: Request, id: str, service: Access, who: Solver, change: Ids = []) -> Response:  # noqa: B006
+    """What other requests would give: the usual changes, or those that are named."""
+    shown = await run_sync(acting.what_if, Sources.of(service, who), id, change, limiter=service.heavy)
+    return page(request, "what_if.html", **shown)
+
+
+@router.get("/compare")
+def compare(request: Request, service: Access, who: Reader, job: Ids = [], plan: Ids = []) -> Response:  # noqa: B006
+    """Jobs and plans side by side."""
+    return page(request, "compare.html", **comparison.chosen(Sources.of(service, who), job, plan))
+
+
+@router.get("/sweeps")
+def sweeps(request: Request, service: Access, who: Reader, cursor: Cursor = None) -> Response:
+    """Sweeps, the newest first."""
+    return page(request, "sweeps.html", **overview.sweeps(Sources.of(service, who), cursor))
+
+
+@router.get("/sweeps/{id}")
+def sweep(request: Request, id: str, service: Access, who: Reader) -> Response:
+    """A sweep's table, which fills in, and its Pareto front."""
+    return page(request, "compare.html", **comparison.of_sweep(Sources.of(service, who), id))
+
+
+@router.post("/sweeps/{id}/cancel")
+async def cancel_sweep(request: Request, id: str, service: Access, who: Solver) -> Response:
+    """Cancel what has not ended, and look at it again."""
+    await acting.posted(request)
+    await run_sync(Sources.of(service, who).cancel_sweep, id)
+    return RedirectResponse(f"/sweeps/{id}", 303)
+
+
+@router.get("/runs")
+def runs(request: Request, service: Access, who: Reader, cursor: Cursor = None) -> Response:
+    """Runs, the newest first."""
+    return page(request, "runs.html", **overview.runs(Sources.of(service, who), cursor))
+
+
+@router.get("/runs/{id}")
+def run(request: Request, id: str, service: Access, who: Reader) -> Response:
+    """A run as it trains."""
+    return page(request, "run.html", **overview.run(Sources.of(service, who), id))
+
+
+@router.get("/runs/{id}/timeline")
+async def run_timeline(
+    id: str,
+    service: Access,
+    who: Reader,
+    start: Annotated[int, Query(alias="from", ge=0, le=MAX_WIRE_INTEGER)] = 0,
+    to: Time = 0,
+    columns: Annotated[int, Query(ge=0, le=20_000)] = 0,
+) -> Response:
+    """What was predicted, and what the ranks measured, as data."""
+    part = timelines.Part(start, to, columns) if columns else None
+    sources = Sources.of(service, who)
+    return json_response(await run_sync(acting.run_timeline, sources, id, part, limiter=service.heavy))
+
+
+@router.get("/runs/{id}/report")
+async def run_report(id: str, service: Access, who: Reader) -> Response:
+    """The run's report as one file."""
+    text = await run_sync(timelines.run_report, Sources.of(service, who), id, limiter=service.heavy)
+    return HTMLResponse(text, headers=acting.as_file("report.html"))
+
+
+@router.post("/runs/{id}/cancel")
+async def cancel_run(request: Request, id: str, service: Access, who: Runner) -> Response:
+    """Stop a run on all its agents, and look at it again."""
+    await acting.posted(request)
+    await run_sync(Sources.of(service, who).cancel_run, id)
+    return RedirectResponse(f"/runs/{id}", 303)
+
+
+@router.get("/agents")
+def agents(request: Request, service: Access, who: Reader) -> Response:
+    """Who is there, with which devices and models."""
+    return page(request, "agents.html", **overview.agents(Sources.of(service, who)))
+
+
+@router.get("/cluster")
+def cluster(request: Request, service: Access, who: Reader) -> Response:
+    """The devices of living agents, and their links."""
+    return page(request, "cluster.html", **overview.cluster(Sources.of(service, who)))
+
+
+@router.get("/health")
+def health(request: Request, service: Access, who: Reader) -> Response:
+    """Whether the service can take work, and who does it."""
+    return page(request, "health.html", **overview.health(Sources.of(service, who)))
+
+
+@router.get("/favicon.ico")
+async def favicon() -> Response:
+    """The icon, for what is no page of ours and names none."""
+    icon = assets.find("icon.svg")
+    return Response(icon.body, media_type=icon.media_type, headers={"Cache-Control": "public, max-age=86400"})
+
+
+@router.get("/static/{edition}/{name}")
+async def static(edition: str, name: str) -> Response:
+    """A script, a style or a picture of the pages; of another edition than the present one it is not kept."""
+    asset = assets.find(name)
+    headers = FOR_EVER if edition == assets.edition() else {"Cache-Control": "no-store"}
+    return Response(asset.body, media_type=asset.media_type, headers=headers)
+
+
+async def _act(request: Request, act: Any, sources: Sources, values: dict[str, list[str]]) -> Response:
+    outcome = await run_sync(act, sources, values)
+    if outcome.goes_to is not None:
+        return RedirectResponse(outcome.goes_to, 303)
+    return page(request, "plan_form.html", 422, **outcome.shown)

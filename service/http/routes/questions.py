@@ -1,0 +1,194 @@
+"""``/v1/plans:…``, ``/v1/profiles:calibrate``: questions about documents of one's own. Nothing of them is kept."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from anyio.to_thread import run_sync
+from fastapi import APIRouter, Depends, Query, Request, Response
+
+from penstock.schemas.api.calibration import CalibrationOut, CalibrationRequest
+from penstock.schemas.api.explanation import Explanation
+from penstock.schemas.api.jobs import PlanComparison, RequestChecked, Simulation, Verdict
+from penstock.schemas.plan import PlanFile
+from penstock.schemas.quantities import MAX_WIRE_INTEGER
+from penstock.schemas.request import PlanRequest
+from penstock.service.http.problems import problems
+from penstock.service.http.routes.access import Access, Reader, Solver
+from penstock.service.http.routes.bodies import STREAM, json_response, reader, takes
+from penstock.service.http.routes.children import answered, streamed, told, wants_events
+from penstock.service.http.routes.plans import Asked, Id
+from penstock.service.http.samples import tiny_calibration, tiny_plan_file, tiny_request
+from penstock.service.jobs import judging
+from penstock.service.jobs.direct_tasks import json_of, unless_gone
+from penstock.service.services import Service
+
+router = APIRouter(prefix="/v1", tags=["questions"])
+
+File = Annotated[PlanFile, Depends(reader(PlanFile))]
+Texts = Annotated[list[str], Query(max_length=1024)]
+
+
+@router.post(
+    "/plans:validate",
+    response_model=RequestChecked,
+    responses=problems(404, 413, 415, 422),
+    openapi_extra=takes(PlanRequest, tiny_request()),
+)
+async def validate(caller: Solver, asked: Asked, service: Access) -> RequestChecked:
+    """Check a request as far as that is possible without solving it; 422 names all of its faults at once."""
+    address, known = await run_sync(service.planning.of(caller.tenant).checked, asked)
+    return RequestChecked(request_hash=address, cached=known)
+
+
+@router.post(
+    "/plans:verify",
+    response_model=Verdict,
+    responses=problems(413, 415, 422),
+    openapi_extra=takes(PlanFile, tiny_plan_file()),
+)
+async def verify(caller: Solver, file: File, service: Access) -> Verdict:
+    """Judge a plan of one's own: `valid`, or a sentence per fault. A plan with faults is an answer, not an error."""
+    return await run_sync(judging.verdict, file, limiter=service.heavy)
+
+
+@router.post(
+    "/plans:simulate",
+    response_model=Simulation,
+    responses=problems(413, 415, 422),
+    openapi_extra=takes(PlanFile, tiny_plan_file()),
+)
+async def simulate(caller: Solver, file: File, service: Access) -> Response:
+    """A plan of one's own with the judge's prediction; 422 when it cannot be simulated (deadlock, shape)."""
+    return json_response(await run_sync(judging.simulation, file, limiter=service.heavy))
+
+
+@router.post(
+    "/plans:compare",
+    responses={
+        200: {"model": list[PlanComparison], "content": STREAM},
+        **problems(404, 413, 415, 422),
+    },
+    openapi_extra=takes(PlanRequest, tiny_request()),
+)
+async def compare(
+    request: Request,
+    caller: Solver,
+    asked: Asked,
+    service: Access,
+    planner: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006  (FastAPI reads it, nobody writes it)
+    schedule: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006
+) -> Response:
+    """Each planner with each of its schedules, judged alike; `planner` and `schedule` narrow it down.
+
+    A planner that cannot take the request has a row with status `unsupported`, whose `why` says what it can take.
+    With `Accept: text/event-stream` each row is an event `row` as soon as it is found, and the last one is `end` or
+    `problem`.
+    """
+    task, limit_s = await run_sync(_comparison, service, caller.tenant, asked, planner, schedule)
+    if wants_events(request):
+        return streamed(service, task, limit_s, "row")
+    rows = await unless_gone(request.receive, lambda: told(service, task, limit_s, "row"))
+    return json_response(json_of(rows))
+
+
+class How:
+    """How a plan is to be explained: query parameters."""
+
+    def __init__(
+        self,
+        what_if: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006
+        planner: str | None = None,
+        max_plans: Annotated[int, Query(ge=1, le=10_000)] = 20,
+        cut: Texts = [],  # noqa: B006
+        replicas: Annotated[list[int], Query(max_length=1024)] = [],  # noqa: B006
+        devices: Texts = [],  # noqa: B006
+        schedule: str | None = None,
+        micro_batches: Annotated[int | None, Query(ge=1, le=MAX_WIRE_INTEGER)] = None,
+    ) -> None:
+        layout = {
+            "cuts": cut,
+            "replicas": replicas,
+            "devices": [[name for name in names.split(",") if name] for names in devices],
+            "schedule": schedule,
+            "num_micro_batches": micro_batches,
+        }
+        self.arguments: dict[str, Any] = {
+            "what_if": what_if,
+            "planner": planner,
+            "max_plans": max_plans,
+            "layout": layout if cut else None,
+        }
+
+
+@router.post(
+    "/plans:explain",
+    responses={200: {"model": Explanation}, **problems(413, 415, 422)},
+    openapi_extra=takes(PlanFile, tiny_plan_file()),
+)
+async def explain(
+    request: Request, caller: Solver, file: File, service: Access, how: Annotated[How, Depends()]
+) -> Response:
+    """What a plan's time is made of, what binds it, and what would help; 422 when it cannot be simulated.
+
+    `what_if` names changes to try (`bandwidth=2`, `devices=+8`, …; `default` the usual ones), `planner` who plans anew
+    for them. With `cut` (layers or their names, where stages begin) the answer compares a layout of one's own, whose
+    `replicas` or `devices` (one entry a stage, names separated by commas), `schedule` and `micro_batches` may be given.
+    """
+    return await _explained(request, service, file, how)
+
+
+@router.get("/plans/{id}/explain", responses={200: {"model": Explanation}, **problems(404, 409, 422)})
+async def explain_stored(
+    request: Request, id: Id, service: Access, caller: Reader, how: Annotated[How, Depends()]
+) -> Response:
+    """The same of a stored plan, or of the plan of a job."""
+    address = await run_sync(service.planning.of(caller.tenant).plan_hash, id)
+    return await _explained(request, service, await run_sync(service.stores.of(caller.tenant).plan_file, address), how)
+
+
+@router.post(
+    "/profiles:calibrate",
+    responses={200: {"model": CalibrationOut}, **problems(413, 415, 422)},
+    openapi_extra=takes(CalibrationRequest, tiny_calibration()),
+)
+async def calibrate(
+    request: Request,
+    caller: Solver,
+    asked: Annotated[CalibrationRequest, Depends(reader(CalibrationRequest))],
+    service: Access,
+) -> Response:
+    """Fold what runs measured (`GET /v1/runs/{id}/trace`) into a profile and a topology; nothing is kept."""
+    task = {
+        "task": "calibrate",
+        "entry": "penstock.calibration.calibrate:answer",
+        "request": asked.model_dump(mode="json"),
+    }
+    return await answered(request, service, task)
+
+
+async def _explained(request: Request, service: Service, file: PlanFile, how: How) -> Response:
+    task = {
+        "task": "explain",
+        "entry": "penstock.planning.explain:explain",
+        "file": file.model_dump(mode="json"),
+        "how": how.arguments,
+    }
+    return await answered(request, service, task)
+
+
+def _comparison(
+    service: Service, tenant: str, asked: PlanRequest, planners: list[str], schedules: list[str]
+) -> tuple[dict[str, Any], float]:
+    """The task for a child, and its limit in seconds."""
+    inline = service.stores.of(tenant).resolve(asked)
+    judging.check_comparison(inline, planners, schedules)
+    task = {
+        "task": "compare",
+        "entry": service.settings.compare_entry,
+        "request": inline.model_dump(mode="json"),
+        "planners": planners,
+        "schedules": schedules,
+    }
+    limit_ns, longest_s = inline.termination.time_limit_ns, service.settings.max_solve_s
+    return task, longest_s if limit_ns is None else min(limit_ns / 1e9 + service.settings.solve_grace_s, longest_s)

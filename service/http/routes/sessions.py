@@ -1,0 +1,74 @@
+"""Browsers sign in with a key and out again; in between a cookie stands for it that no script can read."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from urllib.parse import parse_qs
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.responses import RedirectResponse
+
+from penstock.schemas.amounts import exact
+from penstock.schemas.errors import PenstockError
+from penstock.service.http.problems import TooLarge
+from penstock.service.http.routes.access import Access
+from penstock.service.pages.layout import page
+from penstock.service.security.sessions import COOKIE
+
+MAX_FORM_BYTES = 8192
+
+router = APIRouter(tags=["pages"], include_in_schema=False)
+
+
+async def form_of(request: Request) -> dict[str, str]:
+    """The fields of a small form. Raises TooLarge."""
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_FORM_BYTES:
+            raise TooLarge(f"the form has more than {exact(MAX_FORM_BYTES)}")
+    return {name: values[-1] for name, values in parse_qs(body.decode("utf-8", "replace")).items()}
+
+
+Form = Annotated[dict[str, str], Depends(form_of)]
+
+
+@router.get("/sign-in")
+async def form(request: Request, next: Annotated[str, Query(max_length=2048)] = "/") -> Response:
+    """The form."""
+    return page(request, "sign_in.html", next=_local(next), error=None)
+
+
+@router.post("/sign-in")
+async def sign_in(request: Request, given: Form, service: Access) -> Response:
+    """Turn a key into a session, and go on to where the browser was."""
+    target = _local(given.get("next", "/"))
+    address = request.client.host if request.client is not None else ""
+    try:
+        key = await service.door.key(given.get("key", "").strip(), address)
+    except PenstockError as error:
+        return page(request, "sign_in.html", error.status, next=target, error=error)
+    answer = RedirectResponse(target, 303, {"Cache-Control": "no-store"})
+    answer.set_cookie(
+        COOKIE,
+        service.door.sessions.token(key),
+        max_age=service.door.sessions.lifetime_s,
+        secure=request.url.scheme == "https",
+        httponly=True,
+        samesite="strict",
+    )
+    return answer
+
+
+@router.post("/sign-out")
+async def sign_out() -> Response:
+    """Forget the session in this browser."""
+    answer = RedirectResponse("/sign-in", 303, {"Cache-Control": "no-store"})
+    answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
+    return answer
+
+
+def _local(target: str) -> str:
+    """A path of this service; whatever else was named is the start page."""
+    is_path = target.startswith("/") and not target.startswith(("//", "/\\")) and target.isprintable()
+    return target if is_path else "/"

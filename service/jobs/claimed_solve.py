@@ -1,0 +1,43 @@
+"""One solve as its worker knows it."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass, field
+
+from penstock.schemas.api.jobs import ProblemDetails, ResultOut
+from penstock.schemas.plan import Plan
+from penstock.schemas.request import PlanRequest
+from penstock.service import metrics
+from penstock.service.jobs.leases import Claim
+
+
+@dataclass
+class Solve:
+    """What is known of a running child. ``renewed``: when the lease was, by our clock."""
+
+    claim: Claim
+    request: PlanRequest
+    wake: socket.socket
+    deadline: float
+    started: float
+    renewed: float
+    best: Plan | None = None
+    result: ResultOut | None = None
+    problem: ProblemDetails | None = None
+    stop: str | None = None
+    buffer: bytearray = field(default_factory=bytearray)
+
+
+def value_ns(plan: Plan | None) -> float:
+    """How long a plan's global batch takes; infinity for no plan."""
+    if plan is None or plan.prediction is None:
+        return float("inf")
+    return plan.prediction.time_per_global_batch_ns
+
+
+def tell_gap(request: PlanRequest, result: ResultOut) -> None:
+    """Count a result's gap in the metrics."""
+    gaps = [certificate.gap for certificate in result.certificates]
+    if result.plan is not None and gaps:
+        metrics.gap.labels(request.planner).observe(min(gaps))

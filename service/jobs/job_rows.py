@@ -1,0 +1,76 @@
+"""Rows of ``jobs`` as documents, and what asking and working have in common: ids and events."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from typing import Any
+
+import sqlalchemy as sa
+
+from penstock.schemas.api.jobs import JobOut, ProblemDetails, ResultOut
+from penstock.service.db.tables import ACTIVE, iso, job_events, jobs, now_ms
+
+BRIEF = tuple(column for column in jobs.c if column.name not in ("incumbent", "result"))
+"""The columns of a job without its documents, which may be large."""
+
+IS_ACTIVE = jobs.c.state.in_(sa.bindparam("active", ACTIVE, expanding=True, literal_execute=True))
+"""Written out, so that both engines see that the index of active jobs answers it."""
+
+
+def new_id() -> str:
+    """A text id that sorts by the time it was made (UUID version 7)."""
+    value = (time.time_ns() // 1_000_000) << 80 | secrets.randbits(80)
+    value = value & ~(0xF << 76) | 0x7 << 76
+    value = value & ~(0x3 << 62) | 0x2 << 62
+    text = f"{value:032x}"
+    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+
+
+def tell(connection: sa.Connection, job_id: str, kind: str, data: dict[str, Any]) -> None:
+    """Add a line to a job's story. The transaction has changed the job's row, so nobody else adds one meanwhile."""
+    last = sa.select(sa.func.max(job_events.c.sequence)).where(job_events.c.job_id == job_id).scalar_subquery()
+    sequence = sa.func.coalesce(last, 0) + 1
+    connection.execute(
+        job_events.insert().values(job_id=job_id, sequence=sequence, kind=kind, at_ms=now_ms(), data=data)
+    )
+
+
+def job_out(row: Any) -> JobOut:
+    """A row as the document that is sent, with its result if the row has that column."""
+    job_id, result = row["id"], row.get("result")
+    return JobOut(
+        id=job_id,
+        state=row["state"],
+        request_hash=row["request_hash"],
+        planner=row["planner"],
+        tag=row["tag"],
+        priority=row["priority"],
+        parent_id=row["parent_id"],
+        created_at=iso(row["created_ms"]),
+        started_at=None if row["started_ms"] is None else iso(row["started_ms"]),
+        finished_at=None if row["finished_ms"] is None else iso(row["finished_ms"]),
+        attempt=row["attempt"],
+        result=None if result is None else ResultOut.model_validate_json(result),
+        incumbent_ns=row["incumbent_ns"],
+        bound_ns=row["bound_ns"],
+        error=None if row["error"] is None else ProblemDetails.model_validate_json(json.dumps(row["error"])),
+        links=_links(row),
+    )
+
+
+def _links(row: Any) -> dict[str, str]:
+    here = f"/v1/plans/{row['id']}"
+    links = {"self": here, "events": f"{here}/events"}
+    if row["plan_hash"] is not None:
+        links |= {"plan": f"/v1/plans/{row['plan_hash']}", "plan_file": f"{here}/plan", "programs": f"{here}/programs"}
+    elif row["state"] in ACTIVE:
+        links |= {"cancel": f"{here}/cancel", "finish": f"{here}/finish"}
+    if row["state"] in ("failed", "cancelled"):
+        links["retry"] = f"{here}/retry"
+    if row["incumbent_ns"] is not None:
+        links["incumbent"] = f"{here}/incumbent"
+    if row["parent_id"] is not None:
+        links["sweep"] = f"/v1/sweeps/{row['parent_id']}"
+    return links

@@ -1,0 +1,182 @@
+"""The judge and the lowering for the service: loaded in the background, used from worker threads."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import threading
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from penstock.schemas.api.jobs import PlannerOut, Simulation, Verdict
+from penstock.schemas.api.run_options import RunOptions
+from penstock.schemas.errors import InvalidPlan, NotFound, PenstockError
+from penstock.schemas.plan import PlanFile
+from penstock.schemas.program import Texts
+from penstock.schemas.request import PlanRequest
+from penstock.schemas.trace import Trace
+from penstock.service.http.samples import tiny_request
+from penstock.service.runs.generations import Lowered
+from penstock.workers.forkserver import Forkserver
+from penstock.workers.protocol import run_task
+
+if TYPE_CHECKING:
+    from penstock.planning.api import Judgement
+    from penstock.service.db.store import Stores
+    from penstock.solvers.model.options import Option
+
+WARM_UP_S = 300.0
+
+log = logging.getLogger("penstock.service")
+
+
+def check(request: PlanRequest) -> None:
+    """Refuse what no planner could answer, with the values and the nearest names.
+
+    Raises InvalidDocument or UnsupportedRequest. Profile and topology have to be inline.
+    """
+    from penstock.convert import to_problem
+    from penstock.planning.api import refuse_unsupported
+    from penstock.solvers.planners.catalogue import resolve
+
+    refuse_unsupported(request)
+    resolve(request.planner).check(frozenset(request.update_rules), request.schedule, request.options)
+    to_problem(request)
+
+
+def check_comparison(request: PlanRequest, planners: list[str], schedules: list[str]) -> None:
+    """Refuse what no planner could be compared on; one that cannot take the request has a row that says so.
+
+    Raises InvalidDocument or UnsupportedRequest. Profile and topology have to be inline.
+    """
+    from penstock.convert import to_problem
+    from penstock.planning.api import pairs, refuse_unsupported
+
+    refuse_unsupported(request)
+    pairs(planners, schedules)
+    to_problem(request)
+
+
+def verdict(file: PlanFile) -> Verdict:
+    """Whether a plan keeps the rules, in sentences."""
+    faults = _judge(file).faults
+    return Verdict(valid=not faults, plan_hash=file.plan.content_hash(), sentences=faults)
+
+
+def simulation(file: PlanFile) -> Simulation:
+    """The plan with the judge's prediction. Raises InvalidPlan when it cannot be simulated at all."""
+    judgement = _judge(file)
+    if judgement.timeline is None:
+        raise InvalidPlan(
+            f"the plan cannot be simulated: {judgement.faults[0]}",
+            remedy="POST it to /v1/plans:verify for all of its faults",
+        )
+    return Simulation(valid=not judgement.faults, sentences=judgement.faults, plan=judgement.plan)
+
+
+def lowered(file: PlanFile, options: RunOptions | None = None, steps: int = 1) -> Lowered:
+    """The plan with its prediction, and its programs for a run of ``steps``. Raises InvalidPlan when it cannot be run.
+
+    Programs of periodic plans train from one halt of the run to the next; there is one per distinct length.
+    """
+    from penstock.planning.work import work_after
+
+    judged = file
+    if file.plan.prediction is None:
+        judged = PlanFile(plan=simulation(file).plan, request=file.request)
+    work = work_after(judged, None, steps, options or RunOptions())
+    texts = Texts()
+    return Lowered(
+        file=judged,
+        plan_hash=judged.plan.content_hash(),
+        devices=tuple(program.device for program in work.programs[0]),
+        programs=tuple(tuple(part.to_json(texts) for part in parts) for parts in zip(*work.programs, strict=True)),
+        segments=work.segments or (),
+    )
+
+
+def report(file: PlanFile, trace: Trace | None = None) -> str:
+    """The plan's page. Raises InvalidPlan when it cannot be simulated."""
+    from penstock.planning.explain import page
+
+    return page(file, trace)
+
+
+class ProgramCache:
+    """Programs of plans that were asked for lately, as JSON, one per rank."""
+
+    def __init__(self, stores: Stores) -> None:
+        self._stores = stores
+        self._of = lru_cache(maxsize=8)(self._lower)
+
+    def all(self, tenant: str, plan_hash: str) -> tuple[bytes, ...]:
+        """The programs of all ranks. Raises NotFound."""
+        return self._of(tenant, plan_hash)
+
+    def one(self, tenant: str, plan_hash: str, rank: int) -> bytes:
+        """The program of one rank. Raises NotFound."""
+        programs = self.all(tenant, plan_hash)
+        if not 0 <= rank < len(programs):
+            raise NotFound(f"the plan has no rank {rank}; its ranks are 0…{len(programs) - 1}")
+        return programs[rank]
+
+    def _lower(self, tenant: str, plan_hash: str) -> tuple[bytes, ...]:
+        file = self._stores.of(tenant).plan_file(plan_hash)
+        return tuple(json.dumps(program, separators=(",", ":")).encode() for program, *_ in lowered(file).programs)
+
+
+def planners() -> list[PlannerOut]:
+    """The planners that a request may name."""
+    from penstock.solvers.planners.catalogue import PLANNERS
+
+    return [
+        PlannerOut(
+            name=planner.name,
+            summary=planner.help,
+            cites=planner.cites,
+            exact=planner.exact,
+            schedules=("auto", *planner.accepts),
+            options={option.name: _option(option) for option in planner.options},
+        )
+        for planner in PLANNERS.values()
+    ]
+
+
+def _option(option: Option[Any]) -> dict[str, Any]:
+    limits = {"enum": list(option.choices) or None, "minimum": option.low, "maximum": option.high}
+    described = {"type": option.type, "default": option.default, "description": option.help}
+    return described | {name: value for name, value in limits.items() if value is not None}
+
+
+def warm_up(forkserver: Forkserver, entry: str) -> None:
+    """Start a thread that loads the judge here, and compiles the planners' kernels in a child."""
+    threading.Thread(target=_warm_up, args=(forkserver, entry), name="warm-up", daemon=True).start()
+
+
+def _warm_up(forkserver: Forkserver, entry: str) -> None:
+    try:
+        request = PlanRequest.parse(tiny_request())
+        task = {"task": "solve", "entry": entry, "request": request.model_dump(mode="json")}
+        answers: list[dict[str, Any]] = []
+        problem = run_task(forkserver, task, WARM_UP_S, answers.append)
+        if problem is not None:
+            log.warning("the solvers could not be warmed up: %s", problem.detail)
+            return
+        result = answers[-1]["result"]
+        lowered(PlanFile.parse({"plan": result["plan"], "request": request}))
+        _keep_what_is_loaded()
+    except PenstockError as error:
+        log.warning("the solvers could not be warmed up: %s", error)
+
+
+def _keep_what_is_loaded() -> None:
+    """Collections look at it no more: each full one took a tenth of a second, in which nobody was answered."""
+    gc.collect()
+    gc.freeze()
+
+
+def _judge(file: PlanFile) -> Judgement:
+    from penstock.planning.api import judge
+
+    return judge(file)

@@ -1,0 +1,270 @@
+"""The queue as workers see it: they claim a job for a while, and renew the lease until they end it.
+
+Whoever loses a lease loses the right to write, because every update names the attempt that it belongs to (fencing).
+Leases are ruled by the database's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import sqlalchemy as sa
+
+from penstock.schemas.api.jobs import JobState, ProblemDetails, ResultOut
+from penstock.schemas.plan import Certificate, Plan
+from penstock.service import metrics
+from penstock.service.db.database import Database
+from penstock.service.db.tables import answers, api_keys, jobs, now_ms
+from penstock.service.jobs.job_rows import job_out, tell
+from penstock.solvers.model.result import REQUEST_SCOPE
+
+LONGEST_BACKOFF_MS = 60_000
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A job that a worker holds, and the attempt that its writes have to name."""
+
+    job_id: str
+    tenant: str
+    attempt: int
+    request_hash: str
+    cache_key: str
+    limit_ms: int
+    request_id: str | None = None
+
+
+class Leases:
+    """The jobs of all tenants, for workers. ``publish`` is told the topic of every change."""
+
+    def __init__(
+        self, database: Database, publish: Callable[[str], None], *, lease_s: float, max_attempts: int
+    ) -> None:
+        self._database, self._publish = database, publish
+        self._lease_ms = int(lease_s * 1000)
+        self._max_attempts = max_attempts
+
+    def claim(self, owner: str) -> Claim | None:
+        """Take the next job; jobs whose worker has gone silent come back first. None when nothing can be done now.
+
+        Higher priorities go first; within one, the tenant with the fewest running jobs; of its jobs, the oldest. A key
+        has no more jobs running than it may have. Claims are made one at a time, so that these counts are exact.
+        """
+        if not self._anything_to_do():
+            return None
+        with self._database.write() as connection:
+            lost = self._take_back(connection)
+            row = connection.execute(_next_job()).first()
+            if row is not None:
+                lease = {"lease_owner": owner, "lease_until_ms": now_ms() + self._lease_ms}
+                values = {"state": "running", "attempt": row.attempt + 1, "started_ms": now_ms(), **lease}
+                connection.execute(jobs.update().where(jobs.c.id == row.id).values(**values))
+                tell(connection, row.id, "state", {"state": "running", "attempt": row.attempt + 1})
+        for job_id in lost:
+            self._publish(f"job:{job_id}")
+        if row is None:
+            return None
+        self._publish(f"job:{row.id}")
+        if row.attempt == 0:
+            metrics.wait_seconds.observe(max(0, row.waited_ms) / 1000)
+        return Claim(row.id, row.tenant, row.attempt + 1, row.request_hash, row.cache_key, row.limit_ms, row.request_id)
+
+    def heartbeat(self, claim: Claim) -> str | None:
+        """Renew the lease; return what the worker is asked for: ``cancel``, ``finish``, ``lost`` or None."""
+        with self._database.write(alone=False) as connection:
+            renewed = connection.execute(
+                jobs.update().where(*_held(claim)).values(lease_until_ms=now_ms() + self._lease_ms)
+            ).rowcount
+            if not renewed:
+                return "lost"
+            stop: str | None = connection.scalar(sa.select(jobs.c.stop).where(jobs.c.id == claim.job_id))
+            return stop
+
+    def best_of_earlier_attempts(self, claim: Claim) -> Plan | None:
+        """The best plan that the job's former workers have reported."""
+        if claim.attempt == 1:
+            return None
+        with self._database.read() as connection:
+            body = connection.scalar(sa.select(jobs.c.incumbent).where(jobs.c.id == claim.job_id))
+        return None if body is None else Plan.model_validate_json(body)
+
+    def report(self, claim: Claim, plan: Plan) -> None:
+        """Keep the best plan so far, and tell those who watch; one that is no better than the kept one is not told."""
+        assert plan.prediction is not None
+        value_ns = plan.prediction.time_per_global_batch_ns
+        # A bound above it was of plans of another kind; the one that holds for it is told next.
+        still = sa.case((jobs.c.bound_ns <= value_ns, jobs.c.bound_ns))
+        values: dict[str, Any] = {"incumbent": plan.canonical_json(), "incumbent_ns": value_ns, "bound_ns": still}
+        better = sa.or_(jobs.c.incumbent_ns.is_(None), jobs.c.incumbent_ns > value_ns)
+        self._progress(claim, values, {"planner": plan.planner, "schedule": plan.schedule.name}, better)
+
+    def progress(self, claim: Claim, bound_ns: int, working: list[str]) -> None:
+        """Tell those who watch of the bound for plans of the best one's kind, and of who is at work."""
+        self._progress(claim, {"bound_ns": bound_ns}, {"working": working})
+
+    def finish(
+        self,
+        claim: Claim,
+        state: JobState,
+        *,
+        result: ResultOut | None = None,
+        error: ProblemDetails | None = None,
+        keep: bool = False,
+    ) -> bool:
+        """End a job; False when the lease was lost meanwhile, so that somebody else has it.
+
+        With ``keep``, equal requests are answered by this job from now on.
+        """
+        values: dict[str, Any] = {"state": state, "finished_ms": now_ms(), **_NO_LEASE}
+        told: dict[str, Any] = {"state": state}
+        if result is not None:
+            values |= {"result": result.model_dump_json().encode(), "plan_hash": result.plan_hash}
+            told |= {"status": result.status, "plan_hash": result.plan_hash}
+            if result.plan is not None and result.plan.prediction is not None:
+                values["incumbent_ns"] = result.plan.prediction.time_per_global_batch_ns
+            values["bound_ns"] = _request_bound(result.certificates)
+        if error is not None:
+            values["error"] = error.model_dump(exclude_none=True)
+            told["detail"] = error.detail
+        with self._database.write() as connection:
+            if not connection.execute(jobs.update().where(*_held(claim)).values(**values)).rowcount:
+                return False
+            tell(connection, claim.job_id, "state", told)
+            if keep:
+                _keep_answer(connection, claim)
+        self._publish(f"job:{claim.job_id}")
+        return True
+
+    def hand_back(self, claim: Claim) -> None:
+        """Give a job back to the queue: its worker ends before the job does."""
+        with self._database.write() as connection:
+            stop = connection.scalar(sa.select(jobs.c.stop).where(*_held(claim)))
+            values = _cancelled() if stop == "cancel" else {"state": "queued", **_NO_LEASE}
+            if connection.execute(jobs.update().where(*_held(claim)).values(**values)).rowcount:
+                tell(connection, claim.job_id, "state", {"state": values["state"]})
+        self._publish(f"job:{claim.job_id}")
+        self._publish("jobs")
+
+    def give_up(self, claim: Claim) -> None:
+        """Give a job back because its process could not be kept alive; it fails when that happens too often."""
+        with self._database.write() as connection:
+            row = connection.execute(sa.select(*_LOSABLE).where(*_held(claim))).first()
+            if row is not None:
+                self._lose(connection, row)
+        self._publish(f"job:{claim.job_id}")
+
+    def _anything_to_do(self) -> bool:
+        """Asked without a lock: most of the time workers wait."""
+        due = sa.and_(jobs.c.state == "queued", _is_due())
+        with self._database.read() as connection:
+            return bool(connection.scalar(sa.select(sa.or_(sa.exists().where(due), sa.exists().where(_expired())))))
+
+    def _take_back(self, connection: sa.Connection) -> list[str]:
+        rows = connection.execute(sa.select(*_LOSABLE).where(_expired())).all()
+        for row in rows:
+            self._lose(connection, row)
+        return [row.id for row in rows]
+
+    def _lose(self, connection: sa.Connection, row: Any) -> None:
+        """The first time a job is tried again at once, then after 2 s, 4 s, … a minute at most."""
+        lost = row.lost + 1
+        metrics.leases_lost.inc()
+        if row.stop == "cancel":
+            values = _cancelled()
+        elif lost < self._max_attempts:
+            backoff_ms = 0 if lost == 1 else min(1000 * 2 ** min(lost - 1, 6), LONGEST_BACKOFF_MS)
+            values = {"state": "queued", "not_before_ms": now_ms() + backoff_ms, **_NO_LEASE}
+            metrics.retries.inc()
+        else:
+            values = {"state": "failed", "finished_ms": now_ms(), "error": _abandoned(lost), **_NO_LEASE}
+        connection.execute(jobs.update().where(jobs.c.id == row.id).values(lost=lost, **values))
+        tell(connection, row.id, "state", {"state": values["state"], "lost": lost})
+
+    def _progress(self, claim: Claim, values: dict[str, Any], data: dict[str, Any], *only: Any) -> None:
+        with self._database.write(alone=False) as connection:
+            if not connection.execute(jobs.update().where(*_held(claim), *only).values(**values)).rowcount:
+                return
+            row = connection.execute(
+                sa.select(jobs.c.incumbent_ns, jobs.c.bound_ns).where(jobs.c.id == claim.job_id)
+            ).one()
+            known = {"incumbent_ns": row.incumbent_ns, "bound_ns": row.bound_ns, "gap": _gap(*row)}
+            tell(connection, claim.job_id, "progress", {**known, **data})
+        self._publish(f"job:{claim.job_id}")
+
+
+_NO_LEASE: dict[str, Any] = {"lease_owner": None, "lease_until_ms": None}
+_LOSABLE = (jobs.c.id, jobs.c.lost, jobs.c.stop)
+
+
+@cache
+def _next_job() -> sa.Select[Any]:
+    running = sa.select(jobs.c.tenant, jobs.c.key_id).where(jobs.c.state == "running").subquery()
+    of_tenant = (
+        sa.select(running.c.tenant, sa.func.count().label("running")).group_by(running.c.tenant).subquery("of_tenant")
+    )
+    of_key = sa.select(running.c.key_id, sa.func.count().label("running")).group_by(running.c.key_id).subquery("of_key")
+    source = (
+        jobs.outerjoin(of_tenant, of_tenant.c.tenant == jobs.c.tenant)
+        .outerjoin(of_key, of_key.c.key_id == jobs.c.key_id)
+        .outerjoin(api_keys, api_keys.c.id == jobs.c.key_id)
+    )
+    waited_ms = (now_ms() - jobs.c.created_ms).label("waited_ms")
+    named = ("id", "tenant", "attempt", "request_hash", "cache_key", "limit_ms", "request_id")
+    columns = [jobs.c[name] for name in named]
+    may_run = sa.or_(api_keys.c.max_running.is_(None), sa.func.coalesce(of_key.c.running, 0) < api_keys.c.max_running)
+    return (
+        sa.select(*columns, waited_ms)
+        .select_from(source)
+        .where(jobs.c.state == "queued", _is_due(), may_run)
+        .order_by(jobs.c.priority.desc(), sa.func.coalesce(of_tenant.c.running, 0), jobs.c.id)
+        .limit(1)
+        .with_for_update(skip_locked=True, of=jobs)
+    )
+
+
+def _is_due() -> sa.ColumnElement[bool]:
+    return sa.or_(jobs.c.not_before_ms.is_(None), jobs.c.not_before_ms <= now_ms())
+
+
+def _expired() -> sa.ColumnElement[bool]:
+    return sa.and_(jobs.c.state == "running", jobs.c.lease_until_ms < now_ms())
+
+
+def _held(claim: Claim) -> tuple[sa.ColumnElement[bool], ...]:
+    return jobs.c.id == claim.job_id, jobs.c.attempt == claim.attempt, jobs.c.state == "running"
+
+
+def _cancelled() -> dict[str, Any]:
+    return {"state": "cancelled", "finished_ms": now_ms(), **_NO_LEASE}
+
+
+def _request_bound(certificates: tuple[Certificate, ...]) -> int | None:
+    return max((c.bound_ns for c in certificates if c.scope == REQUEST_SCOPE), default=None)
+
+
+def _keep_answer(connection: sa.Connection, claim: Claim) -> None:
+    """Keep the finished job as the answer to its request; the first answer stays."""
+    known = sa.select(answers.c.job_id).where(answers.c.tenant == claim.tenant, answers.c.cache_key == claim.cache_key)
+    if connection.scalar(known) is not None:
+        return
+    row = connection.execute(sa.select(jobs).where(jobs.c.id == claim.job_id)).mappings().one()
+    body = job_out(row).model_copy(update={"cached": True}).model_dump_json().encode()
+    values = {"tenant": claim.tenant, "cache_key": claim.cache_key, "job_id": claim.job_id, "body": body}
+    connection.execute(answers.insert().values(**values, created_ms=now_ms()))
+
+
+def _gap(value_ns: int | None, bound_ns: int | None) -> float | None:
+    return value_ns / bound_ns - 1 if value_ns is not None and bound_ns else None
+
+
+def _abandoned(times: int) -> dict[str, Any]:
+    return ProblemDetails(
+        title="The solver's worker vanished",
+        status=500,
+        code="worker-lost",
+        detail=f"this job was started {times} times, and each time its worker or its process vanished before the end",
+        remedy="look at the workers' logs (out of memory?) and ask again",
+    ).model_dump(exclude_none=True)

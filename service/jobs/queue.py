@@ -1,0 +1,227 @@
+"""The queue as those see it who ask: plan jobs of a tenant, their states and events, and what may be done with them.
+
+Equal requests of one tenant that are still running share a job. Another tenant's job is not there at all. What
+workers do with the rows is in ``leases``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from penstock.schemas.api.jobs import JobEvent, JobOut, JobState, ResultOut
+from penstock.schemas.errors import Conflict, NotFound, QuotaExceeded
+from penstock.schemas.plan import Plan
+from penstock.service.db.database import Database
+from penstock.service.db.tables import ACTIVE, answers, iso, job_events, jobs, now_ms
+from penstock.service.http.idempotency import Note
+from penstock.service.jobs.job_rows import BRIEF, IS_ACTIVE, job_out, new_id, tell
+from penstock.service.logs import request_id
+
+MIN_PRIORITY, MAX_PRIORITY = -100, 100
+RETRY_AFTER_S = 5
+"""When a key whose queue is full may ask again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewJob:
+    """What is queued. ``key_id`` asks for it and may have ``max_queued`` jobs that wait; higher priorities go first.
+
+    ``note`` is told, in the transaction that queues it, which job answers.
+    """
+
+    request_hash: str
+    cache_key: str
+    limit_ms: int
+    profile_hash: str | None = None
+    planner: str | None = None
+    priority: int = 0
+    tag: str | None = None
+    parent_id: str | None = None
+    key_id: str | None = None
+    max_queued: int | None = None
+    note: Note | None = None
+
+
+class JobQueue:
+    """Jobs in the database. ``publish`` is told the topic of every change."""
+
+    def __init__(self, database: Database, publish: Callable[[str], None]) -> None:
+        self._database, self._publish = database, publish
+
+    def enqueue(self, tenant: str, job: NewJob) -> tuple[str, bool]:
+        """Add a job, unless an equal one is queued or running; return its id and whether it is new.
+
+        An equal one that waits is given the higher of both priorities. Raises QuotaExceeded when too many of the
+        key's jobs wait.
+        """
+        job_id = new_id()
+        with self._database.write() as connection:
+            active = sa.and_(jobs.c.tenant == tenant, jobs.c.cache_key == job.cache_key, IS_ACTIVE)
+            running = connection.scalar(sa.select(jobs.c.id).where(active))
+            if job.note is not None:
+                job.note(connection, running or job_id)
+            if running is not None:
+                connection.execute(
+                    jobs.update()
+                    .where(jobs.c.id == running, jobs.c.state == "queued", jobs.c.priority < job.priority)
+                    .values(priority=job.priority)
+                )
+                return running, False
+            _refuse_more(connection, job)
+            connection.execute(jobs.insert().values(**_row(tenant, job_id, job)))
+            tell(connection, job_id, "state", {"state": "queued"})
+        self._publish(f"job:{job_id}")
+        self._publish("jobs")
+        return job_id, True
+
+    def job(self, tenant: str, job_id: str, *, with_result: bool = True) -> JobOut:
+        """The job as it stands. Raises NotFound."""
+        columns = (*BRIEF, jobs.c.result) if with_result else BRIEF
+        with self._database.read() as connection:
+            return job_out(self._row(connection, tenant, job_id, *columns))
+
+    def recent(
+        self,
+        tenant: str,
+        before: str | None,
+        limit: int,
+        state: JobState | None = None,
+        *,
+        tag: str | None = None,
+        planner: str | None = None,
+        profile: str | None = None,
+        parent_id: str | None = None,
+    ) -> list[JobOut]:
+        """Jobs, the newest first, older than the job ``before``; without their results."""
+        wanted = {"state": state, "tag": tag, "planner": planner, "profile_hash": profile, "parent_id": parent_id}
+        query = sa.select(*BRIEF).where(jobs.c.tenant == tenant).order_by(jobs.c.id.desc()).limit(limit)
+        query = query.where(*(jobs.c[name] == value for name, value in wanted.items() if value is not None))
+        if before is not None:
+            query = query.where(jobs.c.id < before)
+        with self._database.read() as connection:
+            return [job_out(row) for row in connection.execute(query).mappings()]
+
+    def events(self, tenant: str, job_id: str, after: int, limit: int = 1000) -> list[JobEvent]:
+        """The events of a job that follow number ``after``. Raises NotFound."""
+        query = (
+            sa.select(job_events)
+            .where(job_events.c.job_id == job_id, job_events.c.sequence > after)
+            .order_by(job_events.c.sequence)
+            .limit(limit)
+        )
+        with self._database.read() as connection:
+            self._row(connection, tenant, job_id, jobs.c.id)
+            return [
+                JobEvent(sequence=row["sequence"], kind=row["kind"], at=iso(row["at_ms"]), data=row["data"])
+                for row in connection.execute(query).mappings()
+            ]
+
+    def incumbent(self, tenant: str, job_id: str) -> Plan | None:
+        """The best plan so far, or the final one; None while there is none. Raises NotFound."""
+        with self._database.read() as connection:
+            row = self._row(connection, tenant, job_id, jobs.c.incumbent, jobs.c.result)
+        if row["result"] is not None and (final := ResultOut.model_validate_json(row["result"]).plan) is not None:
+            return final
+        return None if row["incumbent"] is None else Plan.model_validate_json(row["incumbent"])
+
+    def stop(self, tenant: str, job_id: str, how: str) -> JobOut:
+        """Ask for the end of a job: ``cancel`` throws its plan away, ``finish`` keeps the best so far.
+
+        Raises NotFound, and Conflict when the job has ended in another way.
+        """
+        with self._database.write() as connection:
+            state = self._row(connection, tenant, job_id, jobs.c.state)["state"]
+            if state == "queued" and how == "cancel":
+                connection.execute(
+                    jobs.update().where(jobs.c.id == job_id).values(state="cancelled", finished_ms=now_ms())
+                )
+                tell(connection, job_id, "state", {"state": "cancelled"})
+            elif state in ACTIVE:
+                connection.execute(jobs.update().where(jobs.c.id == job_id).values(stop=how))
+            elif state != ("cancelled" if how == "cancel" else "succeeded"):
+                raise Conflict(f"job {job_id!r} has {state} already; it cannot {how} any more")
+        self._publish(f"job:{job_id}")
+        self._publish(f"stop:{job_id}")
+        return self.job(tenant, job_id)
+
+    def retry(self, tenant: str, job_id: str) -> JobOut:
+        """Queue a job that failed or was cancelled once more, as its next attempt.
+
+        Raises NotFound, and Conflict for a job in another state or while an equal one is under way.
+        """
+        with self._database.write() as connection:
+            row = self._row(connection, tenant, job_id, jobs.c.state, jobs.c.cache_key)
+            if row["state"] not in ("failed", "cancelled"):
+                raise Conflict(
+                    f"job {job_id!r} is {row['state']}; only jobs that failed or were cancelled are tried again"
+                )
+            equal = sa.and_(jobs.c.tenant == tenant, jobs.c.cache_key == row["cache_key"], IS_ACTIVE)
+            if (other := connection.scalar(sa.select(jobs.c.id).where(equal))) is not None:
+                raise Conflict(f"job {other!r} has the same request and is under way", remedy="wait for that one")
+            anew = dict.fromkeys(("not_before_ms", "finished_ms", "stop", "error", "result", "plan_hash"))
+            connection.execute(jobs.update().where(jobs.c.id == job_id).values(state="queued", lost=0, **anew))
+            tell(connection, job_id, "state", {"state": "queued"})
+        self._publish(f"job:{job_id}")
+        self._publish("jobs")
+        return self.job(tenant, job_id)
+
+    def delete(self, tenant: str, job_id: str) -> None:
+        """Forget a job that has ended: its row, its story, and that it answers equal requests. Plans stay.
+
+        Raises NotFound, and Conflict while it is under way.
+        """
+        with self._database.write() as connection:
+            state = self._row(connection, tenant, job_id, jobs.c.state)["state"]
+            if state in ACTIVE:
+                raise Conflict(f"job {job_id!r} is {state}", remedy=f"POST /v1/plans/{job_id}/cancel first")
+            connection.execute(answers.delete().where(answers.c.tenant == tenant, answers.c.job_id == job_id))
+            connection.execute(jobs.delete().where(jobs.c.id == job_id))
+
+    @staticmethod
+    def _row(connection: sa.Connection, tenant: str, job_id: str, *columns: sa.ColumnElement[Any]) -> Any:
+        query = sa.select(*columns).where(jobs.c.id == job_id, jobs.c.tenant == tenant)
+        row = connection.execute(query).mappings().first()
+        if row is None:
+            raise NotFound(f"no job {job_id!r} here", remedy="GET /v1/plans lists the jobs")
+        return row
+
+
+def _refuse_more(connection: sa.Connection, job: NewJob) -> None:
+    if job.key_id is None or job.max_queued is None:
+        return
+    waiting = sa.select(sa.func.count()).where(jobs.c.state == "queued", jobs.c.key_id == job.key_id)
+    number = connection.scalar(waiting) or 0
+    if number >= job.max_queued:
+        raise QuotaExceeded(
+            f"{number} jobs of this key wait already; it may have {job.max_queued}",
+            remedy="wait for some of them, or cancel some",
+            retry_after_s=RETRY_AFTER_S,
+        )
+
+
+def _row(tenant: str, job_id: str, job: NewJob) -> dict[str, Any]:
+    return {
+        "id": job_id,
+        "tenant": tenant,
+        "state": "queued",
+        "request_hash": job.request_hash,
+        "cache_key": job.cache_key,
+        "profile_hash": job.profile_hash,
+        "planner": job.planner,
+        "priority": job.priority,
+        "tag": job.tag,
+        "parent_id": job.parent_id,
+        "key_id": job.key_id,
+        "request_id": request_id(),
+        "limit_ms": job.limit_ms,
+        "created_ms": now_ms(),
+        "attempt": 0,
+        "lost": 0,
+    }
+
+
+__all__ = ["MAX_PRIORITY", "MIN_PRIORITY", "JobQueue", "NewJob", "new_id"]

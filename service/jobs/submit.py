@@ -1,0 +1,156 @@
+"""What happens to a plan request: resolve, look it up, check it, queue it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+
+from penstock.schemas.errors import Conflict, InvalidDocument
+from penstock.schemas.plan import Plan, PlanFile
+from penstock.schemas.request import PlanRequest
+from penstock.service import metrics
+from penstock.service.db.store import Store, Stores, cache_key
+from penstock.service.db.tables import ACTIVE
+from penstock.service.http.idempotency import Note
+from penstock.service.jobs import judging
+from penstock.service.jobs.queue import JobQueue, NewJob
+from penstock.service.security.principals import Principal
+from penstock.service.security.sizes import Sizes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """What somebody asks of a job, and not of its plan: these are no part of the request's address."""
+
+    priority: int = 0
+    tag: str | None = None
+    parent_id: str | None = None
+    note: Note | None = None
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """What became of a request: the finished job, as it is sent, or the id of one that is under way."""
+
+    answer: bytes | None
+    request_hash: str
+    cache_key: str
+    job_id: str = ""
+    is_new: bool = False
+
+
+@cache
+def planner_versions() -> dict[str, str]:
+    """What would compute an answer: part of the key under which answers are kept."""
+    return {"penstock": version("penstock")}
+
+
+class Planning:
+    """Requests of all tenants and their jobs. ``nudge`` wakes the worker."""
+
+    def __init__(
+        self, stores: Stores, queue: JobQueue, sizes: Sizes, *, max_solve_s: float, nudge: Callable[[], None]
+    ) -> None:
+        self._stores, self._queue, self._sizes, self._nudge = stores, queue, sizes, nudge
+        self._max_solve_ms = int(max_solve_s * 1000)
+
+    def of(self, tenant: str) -> TenantPlanning:
+        """What one tenant has asked."""
+        return TenantPlanning(self._stores.of(tenant), self._queue)
+
+    def submit(self, principal: Principal, request: PlanRequest, wishes: Wishes | None = None) -> Submitted:
+        """Answer a request from the store, or see to it that a job is under way.
+
+        Raises NotFound for an unknown hash, InvalidDocument and UnsupportedRequest for what nobody could answer,
+        QuotaExceeded when too many of the key's jobs wait.
+        """
+        store, wishes = self._stores.of(principal.tenant), wishes or Wishes()
+        if principal.scopes:
+            self._sizes.check(request)
+        inline = store.resolve(request)
+        address = inline.content_hash()
+        key = cache_key(address, planner_versions())
+        answer = store.answer(key)
+        metrics.cache_answers.labels("miss" if answer is None else "hit").inc()
+        if answer is not None:
+            return Submitted(answer, address, key)
+        judging.check(inline)
+        job = NewJob(
+            request_hash=address,
+            profile_hash=store.put_request(inline, address),
+            cache_key=key,
+            limit_ms=self._limit_ms(request),
+            planner=request.planner,
+            priority=wishes.priority,
+            tag=wishes.tag,
+            parent_id=wishes.parent_id,
+            key_id=principal.key_id,
+            max_queued=principal.max_queued,
+            note=wishes.note,
+        )
+        job_id, is_new = self._queue.enqueue(principal.tenant, job)
+        self._nudge()
+        return Submitted(None, address, key, job_id, is_new)
+
+    def _limit_ms(self, request: PlanRequest) -> int:
+        limit_ns = request.termination.time_limit_ns
+        return self._max_solve_ms if limit_ns is None else min(-(-limit_ns // 10**6), self._max_solve_ms)
+
+
+class TenantPlanning:
+    """What became of one tenant's requests."""
+
+    def __init__(self, store: Store, queue: JobQueue) -> None:
+        self._store, self._queue = store, queue
+
+    def checked(self, request: PlanRequest) -> tuple[str, bool]:
+        """The request's hash and whether its answer is known; raises like ``submit`` and queues nothing."""
+        inline = self._store.resolve(request)
+        address = inline.content_hash()
+        known = self._store.answer(cache_key(address, planner_versions())) is not None
+        if not known:
+            judging.check(inline)
+        return address, known
+
+    def is_open(self, plan_or_job: str) -> bool:
+        """Whether an id is that of a job that has not ended. Raises NotFound."""
+        if plan_or_job.startswith("sha256:"):
+            return False
+        return self._queue.job(self._store.tenant, plan_or_job, with_result=False).state in ACTIVE
+
+    def plan_hash(self, plan_or_job: str) -> str:
+        """The plan that an id stands for. Raises NotFound, and Conflict when the job has no plan."""
+        if plan_or_job.startswith("sha256:"):
+            return plan_or_job
+        job = self._queue.job(self._store.tenant, plan_or_job)
+        if job.result is not None and job.result.plan_hash is not None:
+            return job.result.plan_hash
+        if job.result is not None:
+            raise Conflict(f"job {job.id!r} ended without a plan ({job.result.status}): {job.result.why}")
+        if job.error is not None:
+            raise Conflict(f"job {job.id!r} failed and has no plan: {job.error.detail}")
+        raise Conflict(
+            f"job {job.id!r} is {job.state} and has no final plan",
+            remedy=f"wait for it, or GET /v1/plans/{job.id}/incumbent for the best plan so far",
+        )
+
+    def incumbent(self, job_id: str) -> Plan:
+        """The best plan of a job so far. Raises NotFound, and Conflict while there is none."""
+        plan = self._queue.incumbent(self._store.tenant, job_id)
+        if plan is None:
+            raise Conflict(f"job {job_id!r} has no plan yet", remedy=f"watch /v1/plans/{job_id}/events")
+        return plan
+
+    def plan_file(self, plan: PlanFile | str) -> PlanFile:
+        """A plan file given inline, or by the hash of a stored plan. Raises NotFound."""
+        return self._store.plan_file(plan) if isinstance(plan, str) else plan
+
+    def keep(self, file: PlanFile) -> str:
+        """Store somebody's own plan with its request; return its address. Raises InvalidDocument for another's."""
+        address = file.request.content_hash()
+        if file.plan.request_hash != address:
+            raise InvalidDocument(f"the plan was made for request {file.plan.request_hash}, but comes with {address}")
+        self._store.put_request(file.request, address)
+        return self._store.put(file.plan)

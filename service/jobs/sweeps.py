@@ -1,0 +1,119 @@
+"""Sweeps as they are asked: one request along many axes, as jobs of the queue.
+
+A case whose answer is known has no job of its own, and one that somebody else is asking already shares that job; so a
+sweep remembers which job answers which case.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from penstock.planning.sweep import Case, cases, refused
+from penstock.schemas.api.jobs import JobOut, ProblemDetails
+from penstock.schemas.api.sweep import SweepOut, SweepRequest
+from penstock.schemas.errors import Conflict, NotFound, QuotaExceeded, UnsupportedRequest
+from penstock.service.db.database import Database
+from penstock.service.db.store import Stores
+from penstock.service.db.tables import ACTIVE, jobs, now_ms, sweeps
+from penstock.service.http.idempotency import Note
+from penstock.service.jobs.job_rows import new_id
+from penstock.service.jobs.queue import MIN_PRIORITY, RETRY_AFTER_S, JobQueue
+from penstock.service.jobs.submit import Planning, Wishes
+from penstock.service.jobs.sweep_tables import SweepTables
+from penstock.service.security.principals import Principal
+
+PRIORITY = MIN_PRIORITY // 2
+"""Of a sweep's jobs: single ones go first."""
+
+
+class Sweeps(SweepTables):
+    """The sweeps of all tenants, to be asked and stopped as well. One has ``max_cases`` at most."""
+
+    def __init__(
+        self, database: Database, stores: Stores, planning: Planning, queue: JobQueue, *, max_cases: int
+    ) -> None:
+        super().__init__(database)
+        self._stores, self._planning, self._queue = stores, planning, queue
+        self._max_cases = max_cases
+
+    def submit(self, principal: Principal, request: SweepRequest, note: Note | None = None) -> SweepOut:
+        """Ask all cases. One that no planner takes is a row that says so; at least one has to be taken.
+
+        ``note`` is told the sweep's id in the transaction that keeps it.
+        Raises InvalidDocument for too many cases or one that contradicts itself, NotFound for an unknown hash,
+        QuotaExceeded when the key may not have so many jobs that wait.
+        """
+        request = self._inline(principal.tenant, request)
+        asked = cases(request, self._max_cases)
+        if principal.max_queued is not None and len(asked) > principal.max_queued:
+            raise QuotaExceeded(
+                f"the sweep has {len(asked)} cases; of this key, {principal.max_queued} jobs may wait",
+                remedy="sweep over fewer values",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        sweep_id = new_id()
+        entries = [self._ask(principal, case, sweep_id) for case in asked]
+        values = {
+            "id": sweep_id,
+            "tenant": principal.tenant,
+            "request_hash": request.content_hash(),
+            "body": json.dumps(entries).encode(),
+            "state": "running",
+            "created_ms": now_ms(),
+        }
+        with self._database.write() as connection:
+            if note is not None:
+                note(connection, sweep_id)
+            connection.execute(sweeps.insert().values(**values))
+        return self.sweep(principal.tenant, sweep_id)
+
+    def stop(self, tenant: str, sweep_id: str, how: str) -> SweepOut:
+        """Cancel or finish all jobs of a sweep that have not ended; those that others had asked for go on.
+
+        Raises NotFound, and Conflict when it has ended.
+        """
+        if (state := self._row(tenant, sweep_id)["state"]) != "running":
+            raise Conflict(f"sweep {sweep_id!r} has {state} already; it cannot {how} any more")
+        for job_id in self._own_jobs(sweep_id, ACTIVE):
+            try:
+                self._queue.stop(tenant, job_id, how)
+            except (Conflict, NotFound):  # it has just ended, or was deleted
+                continue
+        return self.sweep(tenant, sweep_id)
+
+    def delete(self, tenant: str, sweep_id: str) -> None:
+        """Forget a sweep that has ended, and its own jobs. Raises NotFound, and Conflict while it is under way."""
+        if self.sweep(tenant, sweep_id).state == "running":
+            raise Conflict(f"sweep {sweep_id!r} is running", remedy=f"POST /v1/sweeps/{sweep_id}/cancel first")
+        for job_id in self._own_jobs(sweep_id, ("succeeded", "failed", "cancelled")):
+            self._queue.delete(tenant, job_id)
+        with self._database.write() as connection:
+            connection.execute(sweeps.delete().where(sweeps.c.id == sweep_id))
+
+    def _inline(self, tenant: str, request: SweepRequest) -> SweepRequest:
+        """The request with its documents inline, so that rows have their names and nothing is looked up per case."""
+        store = self._stores.of(tenant)
+        topologies = tuple(store.topology(one) if isinstance(one, str) else one for one in request.over.topologies)
+        over = request.over.model_copy(update={"topologies": topologies})
+        return request.model_copy(update={"request": store.resolve(request.request), "over": over})
+
+    def _ask(self, principal: Principal, case: Case, sweep_id: str) -> dict[str, Any]:
+        """What is remembered of a case: its row so far, and the job that answers it."""
+        try:
+            submitted = self._planning.submit(principal, case.request, Wishes(priority=PRIORITY, parent_id=sweep_id))
+        except UnsupportedRequest as error:
+            return {"row": refused(case, ProblemDetails.of(error)).model_dump(mode="json"), "job_id": None}
+        job_id = submitted.job_id
+        if submitted.answer is not None:
+            job_id = JobOut.model_validate_json(submitted.answer).id
+        row = case.row(state="queued", job_id=job_id)
+        return {"row": row.model_dump(mode="json"), "job_id": job_id, "request_hash": submitted.request_hash}
+
+    def _own_jobs(self, sweep_id: str, states: Sequence[str]) -> list[str]:
+        with self._database.read() as connection:
+            query = sa.select(jobs.c.id).where(jobs.c.parent_id == sweep_id, jobs.c.state.in_(states))
+            return list(connection.scalars(query))

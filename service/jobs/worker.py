@@ -1,0 +1,337 @@
+"""A worker: claims jobs, and looks after one killable child process per solve.
+
+It is the same in the service and in ``penstock worker``. A child that does not come back is ended in three steps: its
+request's own time limit, then SIGTERM, then SIGKILL. The best plan that it has reported until then is its answer. The
+worker's death ends its children; its own end hands the jobs back.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from penstock.schemas.api.jobs import ProblemDetails, ResultOut
+from penstock.schemas.errors import PenstockError, Unreachable
+from penstock.schemas.plan import Plan
+from penstock.schemas.request import PlanRequest
+from penstock.service import metrics
+from penstock.service.db.database import Database, DatabaseAway
+from penstock.service.db.store import Stores
+from penstock.service.jobs.claimed_solve import Solve, tell_gap, value_ns
+from penstock.service.jobs.duties import do_hourly
+from penstock.service.jobs.job_rows import new_id
+from penstock.service.jobs.leases import Claim, Leases
+from penstock.service.jobs.worker_registry import Attendance
+from penstock.service.logs import about
+from penstock.service.settings import Settings
+from penstock.solvers.solve.processors import available_processors
+from penstock.workers.child import Child
+from penstock.workers.cut_off import best_so_far
+from penstock.workers.forkserver import Forkserver
+from penstock.workers.protocol import crashed, death, drain, end, lines, send
+
+IDLE_POLL_S = 0.5
+AGAIN_S = 0.5
+"""From a database that is away to the next try."""
+
+log = logging.getLogger("penstock.service")
+
+
+class Worker:
+    """``settings.slots`` threads, each with one solve at a time, and one that says that the worker lives.
+
+    One of all workers of the database does what is common to them, once an hour.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        leases: Leases,
+        stores: Stores,
+        forkserver: Forkserver,
+        settings: Settings,
+    ) -> None:
+        self._leases, self._stores, self._forkserver, self._settings = leases, stores, forkserver, settings
+        self._database = database
+        self._beat_s = settings.lease_s / 3
+        self._processes = settings.solve_workers or max(1, available_processors() // max(1, settings.slots))
+        self.owner = f"{socket.gethostname()}:{os.getpid()}:{new_id()[-6:]}"[-128:]
+        self._attendance = Attendance(database, self.owner, settings.slots, settings.lease_s)
+        self._work = threading.Condition()
+        self._ending = False
+        self._is_away = False
+        """Whether the database was when it was last asked: that is said once, not at each try."""
+        self._wakers: dict[str, socket.socket] = {}
+        self._threads = [
+            threading.Thread(target=self._loop, name=f"solve-{i}", daemon=True) for i in range(settings.slots)
+        ]
+        if settings.slots:
+            self._threads.append(threading.Thread(target=self._attend, name="attendance", daemon=True))
+
+    def start(self) -> None:
+        """Begin to work."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """End the children, hand their jobs back, and return when that is done."""
+        with self._work:
+            self._ending = True
+            self._work.notify_all()
+            for waker in self._wakers.values():
+                _poke(waker)
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join()
+
+    def alive(self) -> bool:
+        """Whether every thread still works."""
+        return all(thread.is_alive() for thread in self._threads)
+
+    def nudge(self, job_id: str | None = None) -> None:
+        """Look at the queue, or at the wishes for one running job, now."""
+        with self._work:
+            if job_id is None:
+                self._work.notify_all()
+            elif (waker := self._wakers.get(job_id)) is not None:
+                _poke(waker)
+
+    def heard(self, topic: str | None) -> None:
+        """Look at what may have changed in the database; None: anything."""
+        if topic in (None, "jobs"):
+            self.nudge()
+        if topic is None:
+            for job_id in list(self._wakers):
+                self.nudge(job_id)
+        elif topic.startswith("stop:"):
+            self.nudge(topic.removeprefix("stop:"))
+
+    # ---- the worker itself ---------------------------------------------------------------------------------------
+
+    def _attend(self) -> None:
+        """Say now and then that this worker lives; once an hour the eldest one does what is common to all."""
+        last = 0.0
+        while not self._ending:
+            try:
+                if self._attendance.beat() and time.monotonic() - last > 3600:
+                    last = time.monotonic()
+                    do_hourly(self._database, self._settings)
+            except DatabaseAway as away:
+                self._say_away(away)
+            except Exception:
+                log.exception("the worker met an error beside its jobs; it goes on")
+            self._rest(self._beat_s)
+        with suppress(DatabaseAway):
+            self._attendance.leave()
+
+    def _rest(self, seconds: float) -> None:
+        """Wait, at most until the end."""
+        until = time.monotonic() + seconds
+        with self._work:
+            while not self._ending and (left := until - time.monotonic()) > 0:
+                self._work.wait(left)
+
+    def _say_away(self, away: DatabaseAway) -> None:
+        if not self._is_away:
+            self._is_away = True
+            log.warning("the database is tried again and again from now on: %s", away.detail)
+
+    def _say_back(self) -> None:
+        if self._is_away:
+            self._is_away = False
+            log.info("the database answers again")
+
+    def _loop(self) -> None:
+        while not self._ending:
+            try:
+                if not self._forkserver.wait_ready(IDLE_POLL_S):
+                    continue
+                claim = self._leases.claim(self.owner)
+                self._say_back()
+                if claim is not None:
+                    with about(job_id=claim.job_id, tenant=claim.tenant, request_id=claim.request_id):
+                        self._do(claim)
+                    continue
+            except DatabaseAway as away:
+                self._say_away(away)
+            except Exception:
+                log.exception("the worker met an error; it goes on")
+            with self._work:
+                if not self._ending:
+                    self._work.wait(IDLE_POLL_S)
+
+    def _do(self, claim: Claim) -> None:
+        ours, theirs = socket.socketpair()
+        with self._work:
+            self._wakers[claim.job_id] = theirs
+            if self._ending:
+                _poke(theirs)
+        try:
+            with ours, theirs:
+                self._solve(claim, ours)
+        except DatabaseAway as away:
+            log.error("the job waits until its lease is over: %s", away.detail)
+        except Unreachable as gone:
+            log.error("the job goes back to the queue: %s", gone)
+            self._leases.give_up(claim)
+        except PenstockError as error:
+            self._leases.finish(claim, "failed", error=ProblemDetails.of(error))
+        except Exception:
+            log.exception("the worker met an error")
+            problem = crashed("the worker met an error of its own; the service's log has the reason")
+            self._leases.finish(claim, "failed", error=problem)
+        finally:
+            with self._work:
+                del self._wakers[claim.job_id]
+
+    # ---- one solve -----------------------------------------------------------------------------------------------
+
+    def _solve(self, claim: Claim, wake: socket.socket) -> None:
+        began = time.monotonic()
+        child = self._forkserver.spawn()
+        try:
+            request = self._stores.of(claim.tenant).request(claim.request_hash)
+            started = time.monotonic()
+            deadline = started + claim.limit_ms / 1000 + self._settings.solve_grace_s
+            solve = Solve(claim, request, wake, deadline, started, renewed=began)
+            solve.best = self._leases.best_of_earlier_attempts(claim)
+            send(child, self._task(request))
+            log.info("the solve has started after %.3f s", time.monotonic() - began)
+            for message in self._messages(solve, child):
+                self._take(solve, message)
+            if solve.stop == "hand back":
+                self._leases.hand_back(claim)
+            status = end(child, self._settings.kill_grace_s if solve.stop != "lost" else 0.0)
+        finally:
+            child.close()
+        self._conclude(solve, status)
+
+    def _task(self, request: PlanRequest) -> dict[str, Any]:
+        return {
+            "task": "solve",
+            "entry": self._settings.solve_entry,
+            "request": request.model_dump(mode="json"),
+            "workers": self._processes,
+            "memory_bytes": self._settings.solve_memory_bytes,
+        }
+
+    def _messages(self, solve: Solve, child: Child) -> Iterator[dict[str, Any]]:
+        """What the child writes, until it ends or has to be ended."""
+        next_beat = time.monotonic() + self._beat_s
+        while True:
+            now = time.monotonic()
+            if now >= next_beat:
+                solve.stop = self._beat(solve)
+                next_beat = now + (self._beat_s if solve.renewed >= now else AGAIN_S)
+            if solve.stop is None and now >= solve.deadline:
+                solve.stop = "limit"
+            if solve.stop is None and self._ending:
+                solve.stop = "hand back"
+            if solve.stop is not None:
+                yield from drain(solve.buffer, child)
+                return
+            timeout = max(0.0, min(next_beat, solve.deadline) - now)
+            readable, _, _ = select.select([child.pipe, solve.wake], [], [], timeout)
+            if solve.wake in readable:
+                solve.wake.recv(4096)
+                next_beat = now
+            if child.pipe in readable:
+                chunk = child.pipe.recv(1 << 20)
+                if not chunk:
+                    return
+                yield from lines(solve.buffer, chunk)
+
+    def _beat(self, solve: Solve) -> str | None:
+        """Renew the lease; one that could not be renewed in time is as good as lost."""
+        now = time.monotonic()
+        try:
+            stop = self._leases.heartbeat(solve.claim)
+        except DatabaseAway as away:
+            self._say_away(away)
+            return "lost" if now - solve.renewed > self._settings.lease_s else None
+        solve.renewed = time.monotonic()
+        return stop
+
+    def _take(self, solve: Solve, message: dict[str, Any]) -> None:
+        match message["kind"]:
+            case "incumbent":
+                plan = Plan.model_validate(message["plan"])
+                if value_ns(plan) < value_ns(solve.best):
+                    solve.best = plan
+                with suppress(DatabaseAway):
+                    self._leases.report(solve.claim, plan)
+            case "progress":
+                with suppress(DatabaseAway):
+                    self._leases.progress(solve.claim, message["bound_ns"], message["working"])
+            case "result":
+                solve.result = ResultOut.model_validate(message["result"])
+            case "error":
+                solve.problem = ProblemDetails.model_validate(message["problem"])
+            case "crash":
+                log.error("the solver crashed\n%s", message["traceback"])
+                solve.problem = crashed("the planner met an error of its own; the service's log has the reason")
+
+    def _conclude(self, solve: Solve, status: int) -> None:
+        seconds = time.monotonic() - solve.started
+        outcome = self._outcome(solve, status, seconds)
+        plan_hash = None if solve.result is None else solve.result.plan_hash
+        metrics.solve_seconds.labels(solve.request.planner, outcome).observe(seconds)
+        facts = {
+            "planner": solve.request.planner,
+            "seconds": round(seconds, 3),
+            "plan_hash": plan_hash,
+        }
+        log.info("the job %s after %.3f s", outcome, seconds, extra=facts)
+
+    def _outcome(self, solve: Solve, status: int, seconds: float) -> str:
+        """Write down what came of a solve; say it in a word."""
+        if solve.stop == "hand back":
+            return "went back to the queue"
+        if solve.stop == "lost":
+            log.warning("the lease was lost; what was found is dropped")
+            return "was lost"
+        if solve.stop == "cancel":
+            return self._finish(solve, "cancelled")
+        kept = solve.result is not None
+        if solve.result is None and solve.stop is not None:
+            solve.result = self._best_so_far(solve, seconds)
+        if solve.result is not None:
+            return self._finish(solve, "succeeded", result=solve.result, keep=kept)
+        if solve.problem is None:
+            solve.problem = death(status, self._settings.solve_memory_bytes)
+            log.error("the solver's process ended with status %s: %s", status, solve.problem.detail)
+        return self._finish(solve, "failed", error=solve.problem)
+
+    def _finish(self, solve: Solve, state: Any, *, result: ResultOut | None = None, **more: Any) -> str:
+        """End the job, as soon as the database answers: as long as nobody has taken it, this answer is right."""
+        while True:
+            try:
+                if result is not None and result.plan is not None:
+                    self._stores.of(solve.claim.tenant).put(result.plan)
+                held = self._leases.finish(solve.claim, state, result=result, **more)
+            except DatabaseAway as away:
+                if self._ending:
+                    raise
+                self._say_away(away)
+                self._rest(AGAIN_S)
+                continue
+            if held and result is not None:
+                tell_gap(solve.request, result)
+            return (result.status if result is not None else str(state)) if held else "was lost"
+
+    def _best_so_far(self, solve: Solve, seconds: float) -> ResultOut:
+        limit = f"its limit of {solve.claim.limit_ms / 1000:g} s was over"
+        because = "it was asked to finish" if solve.stop == "finish" else limit
+        return best_so_far(solve.request, solve.best, because, seconds)
+
+
+def _poke(waker: socket.socket) -> None:
+    with suppress(OSError):
+        waker.send(b"!")

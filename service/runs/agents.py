@@ -1,0 +1,261 @@
+"""The service's end of the sync protocol (``schemas.agents``): who is there, what they report, what they shall do."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import sqlalchemy as sa
+from anyio.to_thread import run_sync
+
+from penstock.schemas.api.agents import AgentOut, LogTail, LogWish, SyncReply, SyncRequest
+from penstock.schemas.errors import Conflict, Unreachable
+from penstock.service.db.database import Database
+from penstock.service.db.notifier import Listener, Notifier
+from penstock.service.db.tables import agents, iso, now_ms, run_agents, runs
+from penstock.service.runs.run_rows import topic_of
+from penstock.service.runs.runs import Runs
+
+RETRY_S = 10.0
+"""An agent in good health calls again within a few seconds."""
+
+LOG_LIMIT_S = 10.0
+"""How long an agent may take to send the end of a log."""
+
+REDIAL_S = 2.0
+"""An agent with news drops its waiting call and makes a new one: a connection that ended may mean just that."""
+
+
+@dataclass
+class Contact:
+    """What this process has seen of an incarnation.
+
+    ``held`` is its call that waits; ``gone``: its last connection ended without an answer; ``left``: it said goodbye;
+    ``wishes``: ends of logs that somebody waits for.
+    """
+
+    incarnation: str
+    last: float
+    calls: int = 0
+    held: Listener | None = None
+    gone: bool = False
+    left: bool = False
+    wishes: dict[int, tuple[LogWish, asyncio.Future[LogTail]]] = field(default_factory=dict)
+
+    def alive(self) -> bool:
+        """Whether it may be given work."""
+        return not self.left and (self.held is not None or self._age_s() < (REDIAL_S if self.gone else RETRY_S))
+
+    def keeps_name(self) -> bool:
+        """Whether another incarnation of its name has to wait."""
+        return not (self.left or self.gone) and (self.held is not None or self._age_s() < RETRY_S)
+
+    def _age_s(self) -> float:
+        return time.monotonic() - self.last
+
+    def release(self) -> None:
+        """Have the call that waits answered."""
+        if self.held is not None:
+            self.held.wake()
+
+
+class Agents:
+    """The registry of agents. Its coroutines belong to one event loop."""
+
+    def __init__(self, database: Database, notifier: Notifier, runs: Runs, *, hold_s: float, timeout_s: float) -> None:
+        self._database, self._notifier, self._runs = database, notifier, runs
+        self._hold_s, self._timeout_s = hold_s, timeout_s
+        self._started = time.monotonic()
+        self._contacts: dict[tuple[str, str], Contact] = {}
+        """By tenant and name."""
+        self._wishes_made = 0
+
+    async def sync(
+        self, tenant: str, agent_id: str, request: SyncRequest, hung_up: Callable[[], Awaitable[None]]
+    ) -> SyncReply:
+        """One call of a tenant's agent; ``hung_up`` returns when its connection is gone.
+
+        Raises Conflict when another incarnation of the name is alive.
+        """
+        contact = self._meet(tenant, agent_id, request.incarnation)
+        contact.calls += 1
+        call = contact.calls
+        for told in request.log_tails:
+            self._hand_over(contact, told)
+        with self._notifier.listen(topic_of(tenant, agent_id)) as listener:
+            if request.leaving:
+                contact.left = True
+                contact.release()
+            reply = await run_sync(self._accept, tenant, agent_id, request)
+            is_news = reply.state_version != request.state_version or bool(contact.wishes)
+            if request.leaving or request.events or not request.hold or is_news:
+                return _with_wishes(reply, contact)
+            if call == contact.calls:
+                await self._hold(contact, call, listener, hung_up)
+        return _with_wishes(await run_sync(self._reply, tenant, agent_id), contact)
+
+    async def log_tail(
+        self, tenant: str, agent_id: str, run: str, generation: int, rank: int, max_bytes: int
+    ) -> LogTail:
+        """The end of a rank's log, from its agent. Raises Conflict when it is away, Unreachable if silent."""
+        contact = self._contacts.get((tenant, agent_id))
+        if contact is None or not contact.alive():
+            raise Conflict(
+                f"agent {agent_id!r} is not there to send the log of rank {rank}",
+                remedy=f"look into the agent's log_directory on its node, under {run}/{generation}",
+            )
+        self._wishes_made += 1
+        wish = LogWish(number=self._wishes_made, run=run, generation=generation, rank=rank, max_bytes=max_bytes)
+        answer: asyncio.Future[LogTail] = asyncio.get_running_loop().create_future()
+        contact.wishes[wish.number] = wish, answer
+        contact.release()
+        try:
+            return await asyncio.wait_for(answer, LOG_LIMIT_S)
+        except TimeoutError:
+            raise Unreachable(f"agent {agent_id!r} has not sent the log of rank {rank} in {LOG_LIMIT_S:g} s") from None
+        finally:
+            contact.wishes.pop(wish.number, None)
+
+    def is_lost(self, tenant: str, agent_id: str, incarnation: str) -> bool:
+        """Whether an incarnation of an agent has left, was replaced, or has been silent for too long."""
+        return self._loss(tenant, agent_id, incarnation) is not None
+
+    def _loss(self, tenant: str, agent_id: str, incarnation: str) -> str | None:
+        """How an incarnation of an agent was lost, in words; None while it may be there."""
+        contact = self._contacts.get((tenant, agent_id))
+        heard = self._started if contact is None else contact.last
+        if contact is not None and contact.incarnation != incarnation:
+            return "was started anew"
+        if contact is not None and contact.left:
+            return "left"
+        if contact is not None and contact.held is not None:
+            return None
+        return f"was silent for more than {self._timeout_s:g} s" if time.monotonic() - heard > self._timeout_s else None
+
+    async def watch(self) -> None:
+        """End the generations of agents that have gone silent; for ever."""
+        while True:
+            await asyncio.sleep(min(1.0, self._timeout_s / 4))
+            for tenant, agent_id, how in await run_sync(self._lost):
+                await run_sync(self._runs.agent_lost, tenant, agent_id, how)
+
+    def _hand_over(self, contact: Contact, told: LogTail) -> None:
+        wish = contact.wishes.pop(told.number, None)
+        if wish is not None and not wish[1].done():
+            wish[1].set_result(told)
+
+    def everybody(self, tenant: str) -> list[AgentOut]:
+        """All agents of a tenant that were ever here, by name."""
+        with self._database.read() as connection:
+            query = sa.select(agents).where(agents.c.tenant == tenant).order_by(agents.c.id)
+            rows = connection.execute(query).mappings().all()
+            held = connection.execute(
+                sa.select(run_agents.c.agent, run_agents.c.run_id)
+                .join(runs, runs.c.id == run_agents.c.run_id)
+                .where(runs.c.tenant == tenant, run_agents.c.phase != "released")
+                .order_by(run_agents.c.run_id)
+            ).all()
+        return [
+            AgentOut(
+                id=row["id"],
+                incarnation=row["incarnation"],
+                alive=(contact := self._contacts.get((tenant, row["id"]))) is not None and contact.alive(),
+                last_seen=iso(row["last_seen_ms"]),
+                address=row["address"],
+                probe_address=row["probe_address"],
+                devices=row["devices"],
+                models=row["models"],
+                runs=tuple(run for agent, run in held if agent == row["id"]),
+            )
+            for row in rows
+        ]
+
+    async def _hold(
+        self, contact: Contact, call: int, listener: Listener, hung_up: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Wait for a change, a newer call, the end of the hold, or the end of the connection."""
+        contact.release()
+        contact.held = listener
+        gone = asyncio.ensure_future(hung_up())
+        news = asyncio.ensure_future(listener.wait(self._hold_s))
+        try:
+            await asyncio.wait({gone, news}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if contact.held is listener:
+                contact.held = None
+            if call == contact.calls:
+                contact.gone = gone.done() and not news.done()
+            for task in (gone, news):
+                task.cancel()
+            contact.last = time.monotonic()
+
+    def _meet(self, tenant: str, agent_id: str, incarnation: str) -> Contact:
+        contact = self._contacts.get((tenant, agent_id))
+        if contact is not None and contact.incarnation == incarnation:
+            contact.last, contact.gone = time.monotonic(), False
+            return contact
+        if contact is not None and contact.keeps_name():
+            raise Conflict(
+                f"agent {agent_id!r} is alive in another incarnation, {contact.incarnation!r}",
+                remedy=f"give this agent another name, or end the other one and wait {RETRY_S:.0f} s",
+            )
+        self._contacts[tenant, agent_id] = contact = Contact(incarnation, time.monotonic())
+        return contact
+
+    def _accept(self, tenant: str, agent_id: str, request: SyncRequest) -> SyncReply:
+        """Store who called and what happened, in one transaction, and say what is wanted."""
+        offer = {
+            "incarnation": request.incarnation,
+            "devices": [device.model_dump() for device in request.devices],
+            "models": list(request.models),
+            "address": request.address,
+            "probe_address": request.probe_address,
+            "last_seen_ms": now_ms(),
+        }
+        changed: set[str] = set()
+        with self._database.write() as connection:
+            here = sa.and_(agents.c.tenant == tenant, agents.c.id == agent_id)
+            row = connection.execute(sa.select(agents).where(here)).mappings().first()
+            ack = 0
+            if row is None:
+                new = {"tenant": tenant, "id": agent_id, "ack": 0, "state_version": now_ms()}
+                connection.execute(agents.insert().values(**new, **offer))
+            elif row["incarnation"] != request.incarnation:
+                changed |= self._runs.lose_agent(connection, tenant, agent_id, "was started anew", replaced=True)
+                connection.execute(agents.update().where(here).values(ack=0, **offer))
+            else:
+                ack = row["ack"]
+                connection.execute(agents.update().where(here).values(**offer))
+            for event in request.events:
+                if event.sequence > ack:
+                    changed |= self._runs.take(connection, tenant, agent_id, event)
+                    ack = event.sequence
+            if request.events:
+                connection.execute(agents.update().where(here).values(ack=ack))
+            reply = self._runs.reply(connection, tenant, agent_id)
+        for topic in changed:
+            self._notifier.publish(topic)
+        return reply
+
+    def _reply(self, tenant: str, agent_id: str) -> SyncReply:
+        with self._database.read() as connection:
+            return self._runs.reply(connection, tenant, agent_id)
+
+    def _lost(self) -> list[tuple[str, str, str]]:
+        """Agents with ranks that are lost, and how; silence counts from the start of this service on."""
+        query = (
+            sa.select(runs.c.tenant, run_agents.c.agent, run_agents.c.incarnation)
+            .join(run_agents, run_agents.c.run_id == runs.c.id)
+            .where(run_agents.c.phase.not_in(("released", "save", "stop")))
+            .distinct()
+        )
+        with self._database.read() as connection:
+            busy = connection.execute(query).all()
+        return sorted((tenant, agent, how) for tenant, agent, one in busy if (how := self._loss(tenant, agent, one)))
+
+
+def _with_wishes(reply: SyncReply, contact: Contact) -> SyncReply:
+    wishes = tuple(wish for wish, _ in contact.wishes.values())
+    return reply.model_copy(update={"log_wishes": wishes}) if wishes else reply

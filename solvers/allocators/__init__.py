@@ -1,1 +1,0 @@
-"""Allocators: plain functions from a problem to ``Allocation``."""

@@ -1,0 +1,54 @@
+"""Devices for a plan of the label search, whose stages know only how many they have and with whom they share a node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penstock.solvers.bounds.contiguous.label_pool import JOINED
+from penstock.solvers.bounds.contiguous.label_search import Path
+from penstock.solvers.costs.memory_budget import with_room
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.pins import keep_pins
+from penstock.solvers.model.problem import Problem
+
+
+def allocations(problem: Problem, path: Path, num_micro_batches: int) -> Iterator[Allocation]:
+    """The plan with its runs of stages packed into nodes where they fit, and with the devices in their own order.
+
+    The devices of each change places where pins, or unequal memories, ask for it; a plan that breaks pins is left out.
+    """
+    seen = set()
+    for order in (_packed(problem, path), list(range(problem.num_devices))):
+        stages, used = [], 0
+        for part in path:
+            again = problem.recompute == "always" or part.variant > 0
+            segments = ((part.first, part.stop - 1),) if again else ()
+            devices = tuple(order[used : used + part.replicas])
+            stages.append(Stage(part.first, part.stop - 1, devices, recompute=segments))
+            used += part.replicas
+        placed = keep_pins(problem, with_room(problem, single_pipeline(tuple(stages), num_micro_batches)))
+        if placed is not None and placed not in seen:
+            seen.add(placed)
+            yield placed
+
+
+def _packed(problem: Problem, path: Path) -> list[int]:
+    """Devices in the order of the stages: the longest runs first, each in the node that they fill best."""
+    runs: list[list[int]] = []
+    for number in range(len(path)):
+        if number > 0 and path[number - 1].placed == JOINED:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    free = [list(node) for node in problem.nodes()]
+    held: dict[int, list[int]] = {}
+    for run in sorted(runs, key=lambda each: -sum(path[n].replicas for n in each)):
+        needed = sum(path[n].replicas for n in run)
+        fitting = [node for node in free if len(node) >= needed]
+        home = min(fitting, key=len) if fitting else []
+        for number in run:
+            held[number] = []
+            while len(held[number]) < path[number].replicas:
+                node = home or max(free, key=len)
+                held[number].append(node.pop(0))
+    return [device for number in range(len(path)) for device in held[number]]

@@ -1,0 +1,238 @@
+"""Raising the bound of one number of micro-batches, step by step (BOUNDS section 3: adaptive grid, deepening).
+
+A step looks for a plan whose bound is below a limit. When there is none, the limit is a bound of every plan. When
+there is one, its value is; the plan's own rates are then added to the grid, until the value is its exact bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+
+from penstock.solvers.bounds.contiguous.grid_kernel import Point, make_grid, make_reach
+from penstock.solvers.bounds.contiguous.label_kernel import CUT, PARENT, STOP, VALUE, Work, advance
+from penstock.solvers.bounds.contiguous.label_pool import JOINED, SPANNING, make_pool
+from penstock.solvers.bounds.contiguous.label_steps import (
+    AMONG_SPANNING,
+    FROM_SPANNING,
+    SAME_RUN,
+    TO_OTHER_NODE,
+    TO_SPANNING,
+    Pieces,
+)
+from penstock.solvers.bounds.contiguous.links import Links
+from penstock.solvers.bounds.contiguous.stage_costs import make_pieces
+from penstock.solvers.bounds.windows_kernel import FREE, Chains, window_bounds
+from penstock.solvers.model.micro_batches import Batch
+from penstock.solvers.model.problem import Problem
+
+MOST_OF_A_STATE, LEAST_OF_A_STATE = 64, 4
+"""Where a search is too long, the next one keeps a quarter of the labels of a state."""
+MOST_LABELS = 1 << 18
+"""On up to ``PLAIN`` devices; in proportion on more."""
+EFFORT = 20_000_000
+"""Points of labels of one search on so many devices as ``PLAIN``; it grows with the power 3/2 of them."""
+PLAIN = 16
+PIECE = 2_000_000
+"""Of those, between two moments at which a search may be left."""
+MOST_POINTS = 24
+"""Of the grid, beside the one that stands for knowing nothing."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stage of a plan that was found: layers [first, stop) on so many devices.
+
+    ``placed``: JOINED with the next stage in one node, ALONE in a node, or SPANNING; ``variant``: of the tables.
+    """
+
+    first: int
+    stop: int
+    replicas: int
+    placed: int
+    variant: int
+
+    @property
+    def in_node(self) -> bool:
+        """Whether one node holds it."""
+        return self.placed != SPANNING
+
+
+Path = tuple[Part, ...]
+
+
+@dataclass
+class BatchSearch:
+    """The plans of one number of micro-batches. No plan takes less than ``bound_ns``.
+
+    ``closed``: the bound will not rise any more. ``empty``: there is no plan at all.
+    ``cap``: labels of a state before they are merged. ``own_bound_ns``: of the plan last found, by itself.
+    """
+
+    problem: Problem
+    batch: Batch
+    links: Links
+    bound_ns: int = 0
+    prepared: bool = False
+    closed: bool = False
+    empty: bool = False
+    steps: int = 0
+    cap: int = MOST_OF_A_STATE
+    own_bound_ns: int = 0
+    _points: list[Point] = field(default_factory=list)
+
+    @cached_property
+    def pieces(self) -> Pieces:
+        """All stages."""
+        return make_pieces(self.problem, self.batch, self.links)
+
+    def step(self, below_ns: int) -> Generator[None, None, Path | None]:
+        """Raise the bound, at most to ``below_ns``; the plan that it belongs to, if it is below.
+
+        Comes up for air after every counted piece of work, so that it can be left. The first step makes the tables:
+        the first bound is the work of all layers, shared by all devices.
+        """
+        if not self.prepared:
+            self.prepared = True
+            self.bound_ns = -(-int(self.pieces.least_work[-1]) // self.problem.num_devices)
+            return None
+        search = _Search(self.pieces, self._points, below_ns, self.cap)
+        while search.at > 0 and search.steps < search.effort:
+            yield
+            search.go_on()
+        self.steps += search.steps
+        if search.at > 0:
+            self.closed = self.cap <= LEAST_OF_A_STATE and not self._points
+            self.cap, self._points = max(LEAST_OF_A_STATE, self.cap // 4), []
+            return None
+        path = search.path()
+        if path is None:
+            self.bound_ns = max(self.bound_ns, below_ns)
+            self.closed = self.empty = not search.work.best[CUT]
+            return None
+        value = int(search.work.best[VALUE])
+        self.bound_ns = max(self.bound_ns, value)
+        chains = chains_of(self.pieces, path)
+        known = list(self._points)
+        self.own_bound_ns = plan_bound_ns(chains, self.pieces.batches)
+        if self.own_bound_ns > value:
+            self._points = _refined(known, _rates(chains, self.pieces.batches))
+        self.closed = self._points == known
+        return path
+
+
+class _Search:
+    """One search for a plan below a limit, from the last layer (``at``) to the first."""
+
+    def __init__(self, pieces: Pieces, points: list[Point], below_ns: int, cap: int) -> None:
+        self.pieces, self.cap = pieces, cap
+        self.grid = make_grid(points, pieces.batches)
+        whole, early = self.grid.forward.size, self.grid.early_forward.size
+        width, layers = whole + 2 * early + 2, pieces.sent.shape[1] - 1
+        states = (pieces.devices + 1) * pieces.shapes
+        scale = max(1, pieces.devices // PLAIN)
+        most = MOST_LABELS * scale
+        self.work = Work(
+            stages=make_pool(most, width, (layers + 1) * states, whole + early),
+            hops=make_pool(most, width, states, whole + early),
+            best=np.array([below_ns, -1, 0, 0, 0, 0, 0]),
+            reach=make_reach(self.grid),
+            fresh=np.zeros(width, np.int64),
+        )
+        self.at, self.steps = layers, 0
+        self.effort = EFFORT * math.isqrt(scale**3)
+
+    def go_on(self) -> None:
+        """A piece of the search; where labels have no room it has taken all its effort."""
+        self.at, steps = advance(self.pieces, self.grid, self.work, self.cap, self.at, PIECE)
+        self.steps = self.effort if steps < 0 else self.steps + steps
+
+    def path(self) -> Path | None:
+        """The plan below the limit, from the first stage on."""
+        best, stages = self.work.best, self.work.stages
+        if best[PARENT] < 0:
+            return None
+        made, at = [best[STOP:CUT].tolist()], int(best[PARENT]) - 1
+        while at >= 0:
+            made.append(stages.made[at].tolist())
+            at = int(stages.parent[at])
+        return _path(made)
+
+
+def _path(stages: list[list[int]]) -> Path:
+    """The stages from the first one on."""
+    parts, first = [], 0
+    for stop, replicas, placed, variant in stages:
+        parts.append(Part(first, stop, replicas, placed, variant))
+        first = stop
+    return tuple(parts)
+
+
+def chains_of(pieces: Pieces, path: Path) -> Chains:
+    """The plan as the arrays of the plan's own bound (``kernels.windows``)."""
+    columns: list[list[int]] = [[] for _ in Chains._fields]
+    for part, behind in [*pairwise(path), (path[-1], None)]:
+        at = (part.variant, part.replicas, part.first, part.stop)
+        after = int(pieces.after[0 if part.in_node else 1, part.replicas, part.first, part.stop])
+        out, back, channel = (0, 0, FREE) if behind is None else hop(pieces, part, behind)
+        row = [pieces.forward[at], pieces.backward[at], out, back, channel, after, 0, pieces.limit[at], pieces.work[at]]
+        for column, value in zip(columns, row, strict=True):
+            column.append(int(value))
+    columns[3] = [0, *columns[3][:-1]]
+    return Chains(*(np.asarray([column], dtype=np.int64) for column in columns))
+
+
+def hop(pieces: Pieces, source: Part, target: Part) -> tuple[int, int, int]:
+    """Transfer times out and back between two stages, and how they exclude each other."""
+    if source.placed == JOINED:
+        way = home = SAME_RUN
+    elif source.in_node and target.in_node:
+        way = home = TO_OTHER_NODE
+    elif source.in_node:
+        way, home = TO_SPANNING, FROM_SPANNING
+    elif target.in_node:
+        way, home = FROM_SPANNING, TO_SPANNING
+    else:
+        way = home = AMONG_SPANNING
+    times = []
+    for sent, there, (r, to) in zip(
+        pieces.sent[:, source.stop],
+        (way, home),
+        ((source.replicas, target.replicas), (target.replicas, source.replicas)),
+        strict=True,
+    ):
+        duration = math.ceil(sent * pieces.rate[there, r, to]) + int(pieces.latency_ns[there])
+        times.append(duration if sent > 0 else 0)
+    return times[0], times[1], int(pieces.channel[way]) if min(times) > 0 else FREE
+
+
+def plan_bound_ns(chains: Chains, batches: int) -> int:
+    """The bound of one plan, by the kernel that bounds any plan."""
+    bounds = np.zeros(1, dtype=np.int64)
+    scratch = np.zeros((2, chains.forward.shape[1]), dtype=np.int64)
+    window_bounds(chains, batches, bounds, scratch[0], scratch[1])
+    return int(bounds[0])
+
+
+def _rates(chains: Chains, batches: int) -> list[Point]:
+    """The longest steps and the least limit so far, after each stage and channel of a plan."""
+    found, forward, backward, limit = [], 0, 0, batches
+    out, back = chains.out[0], np.append(chains.back[0][1:], 0)
+    for s in range(chains.forward.shape[1]):
+        forward, backward = max(forward, int(chains.forward[0, s])), max(backward, int(chains.backward[0, s]))
+        limit = min(limit, int(chains.limit[0, s]))
+        found.append((forward, backward, limit))
+        if chains.channel[0, s] != FREE:
+            forward, backward = max(forward, int(out[s])), max(backward, int(back[s]))
+            found.append((forward, backward, limit))
+    return found
+
+
+def _refined(known: list[Point], rates: list[Point]) -> list[Point]:
+    """The plan's rates and the known points, the newest first, as many as there may be."""
+    return list(dict.fromkeys([*rates, *known]))[:MOST_POINTS]

@@ -1,0 +1,170 @@
+"""The label search's arithmetic: a label with a channel or a stage before it (BOUNDS section 3)."""
+
+# mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.solvers.bounds.contiguous.grid_kernel import Grid, Reach
+from penstock.solvers.bounds.windows_kernel import APART, FREE, SERIAL, own
+from penstock.solvers.compiled.decorators import inner, loop
+
+SAME_RUN, TO_OTHER_NODE, TO_SPANNING, FROM_SPANNING, AMONG_SPANNING = range(5)
+"""How the stage before lies to the one behind: in one node, each in a node of its own, or one of them in several."""
+
+
+class Pieces(NamedTuple):
+    """Stages by [variant, replicas, first layer, layer behind], int64 ns; each the least over all placements.
+
+    ``limit``: micro-batches in flight, at most the number that there are; 0 where there is no such stage. ``after``
+    [in one node or spanning, replicas, first, behind]: what of the all-reduce is left after the last backward, and the
+    update. ``sent`` (2, L + 1): bytes of a sample before each layer, forward and backward; ``rate`` [way, sender's
+    replicas, receiver's]: ns per such byte; ``latency_ns`` and ``channel`` by way. ``least_forward`` and
+    ``least_backward`` [devices, layers]: the layers before, once through, with so many devices; ``least_work`` (L + 1,)
+    their ns times devices. ``shape`` [replicas, devices of the node run]: numbers below ``shapes`` of the pairs that
+    there are, else -1. ``spans``: whether stages that a node could hold count apart when they span nodes.
+    """
+
+    forward: np.ndarray
+    backward: np.ndarray
+    work: np.ndarray
+    limit: np.ndarray
+    after: np.ndarray
+    sent: np.ndarray
+    rate: np.ndarray
+    latency_ns: np.ndarray
+    channel: np.ndarray
+    least_forward: np.ndarray
+    least_backward: np.ndarray
+    least_work: np.ndarray
+    shape: np.ndarray
+    shapes: int
+    batches: int
+    devices: int
+    node_size: int
+    spans: bool
+
+
+@loop
+def put(
+    pieces: Pieces,
+    grid: Grid,
+    reach: Reach,
+    label: np.ndarray,
+    first: int,
+    stop: int,
+    replicas: int,
+    variant: int,
+    where: int,
+    left: int,
+    below_ns: int,
+    fresh: np.ndarray,
+) -> bool:
+    """The label with a stage before it, and ``left`` devices for the layers before; False where it is too long."""
+    points, few, batches = grid.forward.size, grid.early_forward.size, pieces.batches
+    forward = pieces.forward[variant, replicas, first, stop]
+    backward = pieces.backward[variant, replicas, first, stop]
+    work = pieces.work[variant, replicas, first, stop]
+    limit = pieces.limit[variant, replicas, first, stop]
+    after = pieces.after[where, replicas, first, stop]
+    ends, gone = points + few, points + 2 * few
+    around = label[gone]
+    turn = forward + around + backward
+    trip = max(turn + after, forward + label[gone + 1])
+    fresh[gone], fresh[gone + 1] = turn, trip
+    for j in range(points):
+        most = min(limit, grid.limit[j])
+        end = max(own(forward, backward, around, most, grid.forward[j], grid.backward[j], batches), work)
+        fresh[j] = max(end, forward + backward + label[reach.whole[j]])
+        if j == 0 and fresh[0] + pieces.least_forward[left, first] + pieces.least_backward[left, first] >= below_ns:
+            return False
+    for j in range(few):
+        most = min(limit, grid.early_limit[j])
+        end = max(own(forward, backward, around, most, grid.early_forward[j], 0, batches), work)
+        behind = max(label[points + reach.early[j]], label[reach.joined[j]])
+        fresh[points + j] = max(end, forward + backward + behind)
+        last = (batches - 1) * max(grid.early_forward[j], forward)
+        if most < batches:
+            last = max(last, (batches - 1) // most * turn + (batches - 1) % most * forward)
+        fresh[ends + j] = max(fresh[points + j] + after, forward + label[ends + reach.early[j]], last + trip)
+        if j == 0 and not may_be_below(pieces, grid, fresh, first, left, below_ns):
+            return False
+    return True
+
+
+@inner
+def may_be_below(pieces: Pieces, grid: Grid, label: np.ndarray, first: int, left: int, below_ns: int) -> bool:
+    """Whether the layers before may be added, at their quickest on so many devices, without reaching the limit.
+
+    Some stage of theirs has at least an even share of the work; its forwards end a way round before its last backward,
+    its first forward a way round before its backwards: half its work and the way round are within the end.
+    """
+    points, few = grid.forward.size, grid.early_forward.size
+    ahead = pieces.least_forward[left, first]
+    if label[points + few] + ahead >= below_ns or label[0] + ahead + pieces.least_backward[left, first] >= below_ns:
+        return False
+    return first == 0 or (
+        pieces.least_work[first] < below_ns * left
+        and pieces.least_work[first] // (2 * left) + label[points + 2 * few] < below_ns
+    )
+
+
+@inner
+def times_of_hop(pieces: Pieces, at: int, way: int, source: int, target: int) -> tuple[int, int, int]:
+    """Out, back, and how they exclude each other."""
+    home = way
+    if way == TO_SPANNING:
+        home = FROM_SPANNING
+    elif way == FROM_SPANNING:
+        home = TO_SPANNING
+    out, back = 0, 0
+    if pieces.sent[0, at] > 0:
+        out = int(np.ceil(pieces.sent[0, at] * pieces.rate[way, source, target])) + pieces.latency_ns[way]
+    if pieces.sent[1, at] > 0:
+        back = int(np.ceil(pieces.sent[1, at] * pieces.rate[home, target, source])) + pieces.latency_ns[home]
+    return out, back, pieces.channel[way] if out > 0 and back > 0 else FREE
+
+
+@loop
+def hop(
+    pieces: Pieces,
+    grid: Grid,
+    reach: Reach,
+    label: np.ndarray,
+    out: int,
+    back: int,
+    channel: int,
+    fresh: np.ndarray,
+) -> None:
+    """The label with the channel before it."""
+    points, few, batches = grid.forward.size, grid.early_forward.size, pieces.batches
+    ends, gone = points + few, points + 2 * few
+    inside = label[gone]
+    trip = out + label[gone + 1]
+    taken = out + inside + back
+    fresh[gone], fresh[gone + 1] = taken, trip
+    for j in range(points):
+        ahead, behind = grid.forward[j], grid.backward[j]
+        if channel == SERIAL:
+            end = own(out, back, inside, batches, ahead, behind, batches)
+        else:
+            if channel == APART:
+                ahead, behind = max(ahead, out), max(behind, back)
+            end = (batches - 1) * max(ahead, behind) + taken
+        fresh[j] = max(end, out + back + label[reach.whole[j]])
+    for j in range(few):
+        ahead, behind = grid.early_forward[j], 0
+        if channel == SERIAL:
+            end = own(out, back, inside, batches, ahead, 0, batches)
+        else:
+            if channel == APART:
+                behind = back
+            end = (batches - 1) * max(ahead, behind, out if channel == APART else 0) + taken
+        if channel != FREE:
+            ahead = max(ahead, out)
+        behind_it = max(label[points + reach.early[j]], label[reach.joined[j]])
+        fresh[points + j] = max(end, out + back + behind_it)
+        fresh[ends + j] = max(fresh[points + j], out + label[ends + reach.early[j]], (batches - 1) * ahead + trip)

@@ -1,0 +1,199 @@
+"""What transfers and ring all-reduces take at least, by how many devices they join, over all placements.
+
+A stage is *in a node* or spans several. Between two stages in one node bytes go at most as fast as inside any node;
+where some pair of their devices is in different nodes, a mode that counts the narrowest pair goes at most as fast as
+between any two nodes. In mode ``nic`` what crosses into or out of a node is counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import pairwise, product
+
+import numpy as np
+
+from penstock.solvers.bounds.contiguous.label_steps import (
+    AMONG_SPANNING,
+    FROM_SPANNING,
+    SAME_RUN,
+    TO_OTHER_NODE,
+    TO_SPANNING,
+)
+from penstock.solvers.bounds.windows_kernel import APART, FREE, SERIAL
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.slices import largest_slice, slice_bounds
+
+WAYS = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Links:
+    """The best links of a problem: bytes per second and ns, inside any node and between any two."""
+
+    problem: Problem
+
+    @cached_property
+    def nic(self) -> bool:
+        """Whether transfers are counted link by link."""
+        return self.problem.rules.shared or self.problem.rules.transfer == "nic"
+
+    @cached_property
+    def node_size(self) -> int:
+        """Devices of the largest node."""
+        return max(len(node) for node in self.problem.nodes())
+
+    @property
+    def spans(self) -> bool:
+        """Whether stages that a node could hold count apart when they span nodes."""
+        return self.nic and self.between[0] > 0
+
+    @cached_property
+    def inside(self) -> tuple[int, int]:
+        """Largest bandwidth and least latency between two devices of a node; bandwidth 0 where there are none."""
+        return self._best(True)
+
+    @cached_property
+    def between(self) -> tuple[int, int]:
+        """The same of two devices in different nodes."""
+        return self._best(False)
+
+    def _best(self, same_node: bool) -> tuple[int, int]:
+        network = self.problem.network
+        everything = range(self.problem.num_devices)
+        if network.matrix_bytes_per_s is None:
+            pairs = network.spanning_pairs(everything)
+        else:
+            pairs = [(u, v) for u, v in product(everything, everything) if u != v]
+        fastest, nearest = 0, 0
+        for u, v in pairs:
+            route = network.route(u, v)
+            if route is not None and (network.node_of[u] == network.node_of[v]) == same_node:
+                nearest = min(nearest, route.latency_ns) if fastest else route.latency_ns
+                fastest = max(fastest, network.bandwidth(u, v))
+        return fastest, nearest
+
+    @cached_property
+    def leaf_nodes(self) -> bool:
+        """Whether all that leaves a node uses one cable of its own."""
+        network = self.problem.network
+        ends = [end for cable in network.cables for end in (cable.a, cable.b)]
+        plain = network.matrix_bytes_per_s is None and not any(network.has_own_nic)
+        return plain and all(ends.count(name) <= 1 for name in network.node_names)
+
+    @cached_property
+    def one_way(self) -> bool:
+        """Whether all that goes from one node to another uses the same cables."""
+        return self.problem.network.matrix_bytes_per_s is None and not any(self.problem.network.has_own_nic)
+
+    @cached_property
+    def _widest_cable(self) -> int:
+        return max(cable.bandwidth_bytes_per_s for cable in self.problem.network.cables)
+
+    def rates(self, rows: tuple[int, ...], most: int) -> np.ndarray:
+        """(WAYS, most + 1, most + 1) ns per byte of a sample, by sender's and receiver's replicas; inf: no way.
+
+        The least of the sizes ``rows`` of micro-batches.
+        """
+        table = np.full((WAYS, most + 1, most + 1), np.inf)
+        r, to = np.ogrid[1 : most + 1, 1 : most + 1]
+        for way in range(WAYS):
+            fastest = (self.inside if way == SAME_RUN else self.between)[0]
+            if fastest == 0:
+                continue
+            found = self._by_link(way, rows, most) if self.nic else self._by_pair(way, min(rows) / fastest, r, to)
+            table[way, 1:, 1:] = 1e9 * np.where((way == SAME_RUN) & (r + to > self.node_size), np.inf, found)
+        return table * (1 - 1e-12)
+
+    def _by_pair(self, way: int, whole: float, r: np.ndarray, to: np.ndarray) -> np.ndarray:
+        """Private networks that count pairs of replicas: ``whole`` is what one link would take for all rows."""
+        if self.problem.rules.transfer == "spp":
+            return np.asarray(whole / (r * to))
+        parts = r if self.problem.rules.transfer == "dapple" and way != SAME_RUN else np.ones_like(r)
+        return np.asarray(np.broadcast_to(whole / parts, (r.size, to.size)))
+
+    def _by_link(self, way: int, rows: tuple[int, ...], most: int) -> np.ndarray:
+        found = np.full((most, most), np.inf)
+        for r, to in product(range(1, most + 1), repeat=2):
+            if way != SAME_RUN or r + to <= self.node_size:
+                found[r - 1, to - 1] = min(self._nic_rows_per_bandwidth(way, r, to, size) for size in rows)
+        return found
+
+    def _nic_rows_per_bandwidth(self, way: int, r: int, to: int, rows: int) -> float:
+        pair = _widest_pair(r, to, rows)
+        inside, between = self.inside[0], self.between[0]
+        if way == SAME_RUN:
+            return min(self._rows_inside(node, r, to, rows, pair) for node in self._nodes_for(r + to))
+        whole = rows / between if way == TO_OTHER_NODE and self.one_way else 0.0
+        fastest = between if way == TO_OTHER_NODE else max(inside, between)
+        if way in (TO_SPANNING, FROM_SPANNING) and self.leaf_nodes:
+            held, spread = (r, to) if way == TO_SPANNING else (to, r)
+            near = max(0, min(spread - 1, self.node_size - held))
+            whole = max(0, rows - near * largest_slice(rows, spread)) / self._widest_cable
+        return max(pair / fastest, whole)
+
+    def _nodes_for(self, devices: int) -> list[int]:
+        return [node for node, held in enumerate(self.problem.nodes()) if len(held) >= devices]
+
+    def _rows_inside(self, node: int, r: int, to: int, rows: int, pair: int) -> float:
+        inside = self.problem.network.insides[node]
+        if self.problem.network.matrix_bytes_per_s is not None or inside is None:
+            return pair / self.inside[0]
+        slices = max(largest_slice(rows, r), largest_slice(rows, to))
+        return {"pairs": pair, "ports": slices, "bus": rows}[inside.form] / inside.bandwidth_bytes_per_s
+
+    def latencies(self) -> np.ndarray:
+        """(WAYS,) ns."""
+        if not self.nic:
+            return np.zeros(WAYS, dtype=np.int64)
+        near, far = self.inside[1], self.between[1]
+        either = min(near, far) if self.inside[0] else far
+        return np.asarray([near, far, either, either, either], dtype=np.int64)
+
+    def channels(self) -> np.ndarray:
+        """(WAYS,) how both directions exclude each other at least; in the shared network by the links."""
+        rules, network = self.problem.rules, self.problem.network
+        if not rules.shared:
+            return np.full(WAYS, {"half": SERIAL, "full": APART, "none": FREE}[rules.channel])
+        if network.matrix_bytes_per_s is not None:
+            return np.full(WAYS, APART)
+        near = [
+            APART if fabric.full_duplex and fabric.form != "bus" else SERIAL for fabric in network.insides if fabric
+        ]
+        far = [APART if cable.full_duplex else SERIAL for cable in network.cables]
+        either = APART if APART in near + far else SERIAL
+        found = {SAME_RUN: APART if APART in near else SERIAL, TO_OTHER_NODE: APART if APART in far else SERIAL}
+        return np.asarray([found.get(way, either) for way in range(AMONG_SPANNING + 1)])
+
+    def ring(self, replicas: int, spanning: bool) -> tuple[float, int]:
+        """(ns per byte, ns) of an all-reduce over so many devices, in one node or in several; inf: no way."""
+        k, mode = replicas, self.problem.rules.all_reduce
+        if k == 1:
+            return 0.0, 0
+        bandwidth, latency = self.between if spanning else self.inside
+        if bandwidth == 0 or (not spanning and k > self.node_size):
+            return np.inf, 0
+        flat = 2e9 * (k - 1) / (k * bandwidth), 2 * (k - 1) * latency
+        if not spanning:
+            return (flat[0] / (k // 2), 0) if mode == "dapple" else flat
+        if mode != "hierarchical":
+            return flat
+        found = [flat] if k <= len(self.problem.nodes()) else []
+        own = any(self.problem.network.has_own_nic)
+        for nodes in range(max(2, -(-k // self.node_size)), min(k - 1, len(self.problem.nodes())) + 1):
+            most = -(-k // nodes)
+            lanes = k // nodes if own else 1
+            rate = 2e9 * (nodes - 1) / (nodes * lanes * bandwidth)
+            wait = 2 * (nodes - 1) * latency
+            if self.inside[0]:
+                rate += 2e9 * (most - 1) / (most * self.inside[0])
+                wait += 2 * (most - 1) * self.inside[1]
+            found.append((rate, wait))
+        return min(rate for rate, _ in found), min(wait for _, wait in found)
+
+
+@lru_cache(maxsize=2**16)
+def _widest_pair(r: int, to: int, rows: int) -> int:
+    """Rows of the largest part that one replica sends to one other."""
+    edges = {slice_bounds(rows, count, i)[1] for count in (r, to) for i in range(count)}
+    return max(high - low for low, high in pairwise(sorted({0, *edges})))

@@ -1,0 +1,234 @@
+"""The features of plans as ``schemas.coverage`` has them: of one plan, of all that a request allows, of searches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from penstock.schemas.coverage import CLASS_SCOPE, EVERY_PLAN, REQUEST_SCOPE, Covers, Scope, Values, every, ranges_of
+from penstock.schemas.program import INPUT, RECOMPUTE, WEIGHT
+from penstock.solvers.bounds.one_pipeline.layer_costs import numbers_of
+from penstock.solvers.model.allocation import Allocation, Stage
+from penstock.solvers.model.micro_batches import batches_tried
+from penstock.solvers.model.pins import broken_pin
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Bound, Candidate
+from penstock.solvers.model.schedule import STEP, Orders, Schedule
+from penstock.solvers.model.update_rules import UpdateRule
+from penstock.solvers.schedules.trainer_orders import IN_A_V, ONE_STAGE
+
+_KINDS = STEP + 1
+Kinds = set[tuple[int, int]]
+"""Pairs of an operation's kind and its stage."""
+
+
+def features_of(
+    problem: Problem,
+    allocation: Allocation,
+    schedule: Schedule,
+    update_rule: UpdateRule = "synchronous",
+    overlap: bool = True,
+    fits: bool = True,
+) -> Covers:
+    """The class of the plans with the same features as this one. ``fits``: whether it fits into memory."""
+    stages = allocation.stages
+    devices = [device for stage in stages for device in stage.devices]
+    kinds = _kinds(schedule)
+    split = any(kind in (INPUT, WEIGHT) for kind, _stage in kinds)
+    in_turn = any(stage.dispatch == "round_robin" and stage.replicas > 1 for stage in stages)
+    in_order = all(tuple(sorted(stage.devices)) == stage.devices for stage in stages)
+    within = problem.within
+    kept = within is not None and within.keeps(allocation, schedule.name, problem.global_batch_size)
+    return Covers(
+        pipelines=_one("one" if len(allocation.pipelines) == 1 else "several"),
+        devices=_one("one_stage" if len(set(devices)) == len(devices) else "several_stages"),
+        dispatch=_one("round_robin" if in_turn else "rows"),
+        backward=_one("split" if split else "whole"),
+        recompute=frozenset(_recomputed(stage) for stage in stages),
+        recompute_runs=_where_recomputed(stages, kinds),
+        codecs=_one("fp16s" if any(True in stage.coded for stage in stages) else "none"),
+        update_rule=_one(update_rule),
+        all_reduce=_one("overlapped" if overlap else "after_backward"),
+        replica_order=_one("cluster" if in_order else "other"),
+        memory=_one("fits" if fits else "exceeds"),
+        pins=_one("kept" if broken_pin(problem, allocation) is None else "broken"),
+        trainer=_one(within.trainer if within is not None and kept else "none"),
+        order=_one(schedule.name),
+        micro_batches=ranges_of([allocation.num_micro_batches]),
+    )
+
+
+def features_of_candidate(problem: Problem, plan: Candidate) -> Covers:
+    """``features_of`` for a judged plan that fits."""
+    return features_of(problem, plan.allocation, plan.schedule, plan.update_rule, plan.overlap_all_reduce)
+
+
+def allowed(problem: Problem) -> Covers:
+    """The class of all plans that a request allows, whichever planner makes them."""
+    modes = {"none"} if problem.recompute == "never" else {"none", "stage", "segments"}
+    if problem.recompute == "always" and problem.within is None:
+        modes.remove("none")  # a trainer may not be able to recompute all layers (``within.span``)
+    limits = {} if problem.within is None else {"trainer": _one(problem.within.trainer)} | _of_trainer(problem)
+    whole = every("pipelines", "devices", "dispatch", "backward", "recompute_runs", "replica_order")
+    return Covers(
+        **{  # type: ignore[arg-type]
+            **whole,
+            "recompute": frozenset(modes),
+            "all_reduce": _reductions(problem),
+            "codecs": frozenset({"none", "fp16s"} if problem.codec else {"none"}),
+            "update_rule": frozenset(problem.update_rules),
+            "trainer": None,
+            "order": None,
+            "micro_batches": allowed_numbers(problem),
+            **limits,
+        }
+    )
+
+
+def _of_trainer(problem: Problem) -> dict[str, Values]:
+    """What no plan of a target has, whatever the request says (``within``)."""
+    assert problem.within is not None
+    limits = {name: _one(value) for name, value in (("pipelines", "one"), ("dispatch", "rows"), ("codecs", "none"))}
+    orders = frozenset(problem.within.schedules)
+    if orders <= frozenset(ONE_STAGE):
+        limits["devices"] = _one("one_stage")
+    if not orders & frozenset(IN_A_V):
+        limits["backward"] = _one("whole")
+    return limits | {"order": orders}
+
+
+def allowed_numbers(problem: Problem) -> tuple[tuple[int, int], ...]:
+    """The numbers of micro-batches that a request allows, as ranges."""
+    merged: list[tuple[int, int]] = []
+    for least, most in numbers_of(problem):
+        if merged and merged[-1][1] == least - 1:
+            merged[-1] = merged[-1][0], most
+        else:
+            merged.append((least, most))
+    return tuple(merged)
+
+
+def scope_of(problem: Problem, covers: Covers) -> Scope:
+    """Whether a bound covers every plan that the request allows, or only some of them."""
+    return REQUEST_SCOPE if allowed(problem) <= covers else CLASS_SCOPE
+
+
+def class_bound(problem: Problem, covers: Covers, bound_ns: int, method: str) -> Bound:
+    """A bound on a class of a request's plans, with the scope that follows from the request."""
+    return Bound(scope_of(problem, covers), covers, bound_ns, method)
+
+
+# ---- classes that bounds cover and searches stay within --------------------------------------------------------------
+
+
+def every_plan(problem: Problem) -> Covers:
+    """All plans that keep the pins, under the request's update rules; micro-batches up to the request's largest."""
+    least = min(number for number, _most in allowed_numbers(problem))
+    numbers = ((least, max(least, problem.global_batch_size)),)
+    rules = frozenset(problem.update_rules)
+    return replace(EVERY_PLAN, update_rule=rules, micro_batches=numbers, pins=_one("kept"))
+
+
+def whatever_is_pinned(bound: Bound) -> Bound:
+    """A bound that was proven of a request without its pins: it covers plans that break them as well."""
+    return replace(bound, covers=replace(bound.covers, pins=every("pins")["pins"]))
+
+
+def one_pipeline(problem: Problem) -> Covers:
+    """Flushed plans of one pipeline, replicas by rows, whole backwards, nothing encoded.
+
+    Devices may hold several stages, which may recompute.
+    """
+    free = every("devices", "recompute", "recompute_runs", "all_reduce", "replica_order", "memory")
+    return Covers(**free, trainer=None, order=None, micro_batches=allowed_numbers(problem))
+
+
+def stages_apart(problem: Problem) -> Covers:
+    """Of ``one_pipeline`` those with each stage on devices of its own, recomputing whole or not at all.
+
+    Their micro-batches are those that planners of one pipeline try.
+    """
+    return Covers(
+        **every("recompute_runs", "all_reduce", "replica_order"),
+        recompute=frozenset({"none", "stage"}),
+        trainer=None,
+        order=None,
+        micro_batches=ranges_of(batch.num_micro_batches for batch in batches_tried(problem)),
+    )
+
+
+def planned_apart(problem: Problem) -> Covers:
+    """Of ``stages_apart`` those that recompute as the request says: all that planners of such plans make."""
+    again = _one("in_backward") if problem.recompute == "never" else every("recompute_runs")["recompute_runs"]
+    return replace(stages_apart(problem), recompute=_modes(problem), recompute_runs=again)
+
+
+def _modes(problem: Problem) -> Values:
+    """What stages recompute that planners make."""
+    return frozenset({"never": {"none"}, "always": {"stage"}}.get(problem.recompute, {"none", "stage"}))
+
+
+def contiguous(problem: Problem, numbers: Iterable[int]) -> Covers:
+    """Of ``one_pipeline`` those with each stage on devices of its own, recomputation inside the backwards.
+
+    Stages recompute whole or not at all, as the request says. Without overlap in the request, the bounds of this class
+    hold for all-reduces after the last backward only.
+    """
+    return Covers(
+        **every("replica_order"),
+        recompute=_modes(problem),
+        all_reduce=_reductions(problem),
+        trainer=None,
+        order=None,
+        micro_batches=ranges_of(numbers),
+    )
+
+
+def target_plans(problem: Problem) -> Covers:
+    """All plans within the limits of the request's target that fit into memory."""
+    assert problem.within is not None
+    return Covers(
+        **every("devices", "backward", "recompute", "recompute_runs", "replica_order"),
+        all_reduce=_reductions(problem),
+        trainer=_one(problem.within.trainer),
+        order=frozenset(problem.within.schedules),
+        micro_batches=allowed_numbers(problem),
+    )
+
+
+def _reductions(problem: Problem) -> Values:
+    """When all-reduces may run: after the last backward only where the request does not let them overlap it."""
+    return every("all_reduce")["all_reduce"] if problem.rules.overlap_all_reduce else _one("after_backward")
+
+
+def orders_of(plan: Covers) -> Covers:
+    """The class of a plan's allocation with its operations in any order, whether a trainer can express it or not."""
+    return replace(plan, order=None, trainer=None)
+
+
+def _one(value: str) -> Values:
+    return frozenset({value})
+
+
+def _recomputed(stage: Stage) -> str:
+    if not stage.recompute:
+        return "none"
+    return "stage" if stage.recompute == ((stage.first, stage.last),) else "segments"
+
+
+def _where_recomputed(stages: tuple[Stage, ...], kinds: Kinds) -> Values:
+    apart = {stage for kind, stage in kinds if kind == RECOMPUTE}
+    inside = [s for s, stage in enumerate(stages) if stage.recompute and s not in apart]
+    if not apart:
+        return _one("in_backward")
+    return frozenset({"apart", "in_backward"}) if inside else _one("apart")
+
+
+def _kinds(schedule: Schedule) -> Kinds:
+    if isinstance(schedule, Orders):
+        rows = (row.operations.astype(np.int64) for row in schedule.rows)
+        codes = {code for row in rows for code in np.unique(row[:, 1] * _KINDS + row[:, 0]).tolist()}
+        return {(code % _KINDS, code // _KINDS) for code in codes}
+    return {(operation.kind, operation.stage) for operation in schedule.operations}

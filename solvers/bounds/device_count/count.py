@@ -1,0 +1,130 @@
+"""The fewest devices with which pipelines of stages apart may keep to a time, by what passes before each stage.
+
+A stage's *head* is a micro-batch's way through all stages before it, there and back; its *rest* the way through all
+behind it. Within less than T a stage can do its work only if head + work < T; and where it holds D of M micro-batches
+in flight at most, each of them from its first operation on the stage to its last one for way + rest, only if head +
+M (way + rest) / D < T: at any time D of these M intervals overlap at most. Ways are rounded down to a grid, so that
+head + way + rest of all stages is one number, the *whole*; wholes are looked at in ranges, in which the rest is at
+least the range's begin less head and way. More devices than there are for every whole: no plan takes less than T.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+
+from penstock.solvers.bounds.device_count.stage_runs import Runs, replica_numbers, runs_within
+from penstock.solvers.model.micro_batches import Batch
+from penstock.solvers.model.problem import Problem
+
+GRID = 2**13
+"""Parts of T to which ways are rounded."""
+RATIO = 1.12
+"""Of the ends of a range of wholes."""
+MANY = 2**30
+"""Devices of what is impossible."""
+
+
+class Count:
+    """One number of micro-batches and a time ``time_ns``."""
+
+    def __init__(self, problem: Problem, batch: Batch, time_ns: int) -> None:
+        self._batches = batch.num_micro_batches
+        self._layers, self._devices, self._time_ns = problem.num_layers, problem.num_devices, time_ns
+        self._unit_ns = max(1, time_ns // GRID)
+        numbers = replica_numbers(problem, batch)
+        most = [*(number - 1 for number in numbers[1:]), problem.num_devices]
+        found = [runs_within(problem, batch, *each, time_ns) for each in zip(numbers, most, strict=True)]
+        self._runs = [runs for runs in found if self._possible(runs).any()]
+        self._shortest = self._behind(lambda runs: runs.way_ns // self._unit_ns)
+        self._fewest = self._behind(lambda runs: np.full_like(runs.way_ns, runs.replicas))
+
+    def refuted(self) -> bool:
+        """Whether every plan takes ``time_ns`` at least."""
+        if self._shortest[0] >= MANY or self._fewest[0] > self._devices:
+            return True
+        most = self._time_ns // self._unit_ns + 1
+        ends = [int(self._shortest[0])]
+        while ends[-1] < most:
+            ends.append(max(ends[-1] + 1, int(ends[-1] * RATIO)))
+        return all(self._needed(low, high) > self._devices for low, high in pairwise(ends))
+
+    def _possible(self, runs: Runs) -> np.ndarray:
+        return np.asarray((runs.work_ns < self._time_ns) & ((runs.flying > 0) | (runs.flying_again > 0)))
+
+    def _behind(self, of: Callable[[Runs], np.ndarray]) -> np.ndarray:
+        """(L + 1,): the least sum of a value of all runs from a layer on; ``MANY`` where there is no way."""
+        width = max((runs.way_ns.shape[1] for runs in self._runs), default=1)
+        least = np.full((self._layers, width), MANY, dtype=np.int64)
+        for runs in self._runs:
+            part = least[:, : runs.way_ns.shape[1]]
+            np.minimum(part, np.where(self._possible(runs), of(runs), MANY), out=part)
+        total = np.full(self._layers + 1, MANY, dtype=np.int64)
+        total[self._layers] = 0
+        for first in range(self._layers - 1, -1, -1):
+            stop = min(self._layers, first + width)
+            total[first] = min(MANY, int((least[first, : stop - first] + total[first + 1 : stop + 1]).min()))
+        return total
+
+    def _needed(self, low: int, high: int) -> int:
+        """Devices of the plan with fewest whose whole is in [low, high), in units of the grid."""
+        count = np.full((self._layers + 1, high), MANY, dtype=np.int64)
+        count[0, 0] = 0
+        windows = [self._windows(runs, low) for runs in self._runs]
+        for first in range(self._layers):
+            heads = self._open(count[first], first, high)
+            if heads is None:
+                continue
+            for runs, window in zip(self._runs, windows, strict=True):
+                _extend(count, first, heads, runs, window, high)
+        return int(count[self._layers, low:].min())
+
+    def _open(self, count: np.ndarray, first: int, high: int) -> tuple[int, int] | None:
+        """The heads, from and to, from which the last layer can still be reached with the devices that there are."""
+        count[count + self._fewest[first] > self._devices] = MANY
+        count[max(0, high - int(self._shortest[first])) :] = MANY
+        left = np.flatnonzero(count < MANY)
+        return (int(left[0]), int(left[-1]) + 1) if left.size else None
+
+    def _windows(self, runs: Runs, low: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(L, W) each: the run's way in units; the least head and the head behind the largest one that it may have."""
+        begins, ends = [], []
+        for flying, work in ((runs.flying, runs.work_ns), (runs.flying_again, runs.work_ns + runs.again_ns)):
+            begin, end = self._heads(flying, work, low)
+            begins.append(begin)
+            ends.append(end)
+        # Recomputing takes longer and holds more in flight: either way may be open, so that all between counts.
+        empty = [begin >= end for begin, end in zip(begins, ends, strict=True)]
+        begin = np.minimum(*(np.where(no, MANY, each) for no, each in zip(empty, begins, strict=True)))
+        end = np.maximum(*(np.where(no, 0, each) for no, each in zip(empty, ends, strict=True)))
+        return runs.way_ns // self._unit_ns, begin, end
+
+    def _heads(self, flying: np.ndarray, work_ns: np.ndarray, low: int) -> tuple[np.ndarray, np.ndarray]:
+        """From which head on memory, and up to which one work, let a stage end in time."""
+        end = -(-(self._time_ns - work_ns) // self._unit_ns)
+        most = np.maximum(1, np.minimum(flying, self._batches))
+        # head + M (whole - head) / D < T  <=>  head (M - D) > M whole - D T
+        lacking = self._batches * low * self._unit_ns - most * self._time_ns
+        over = np.maximum(1, (self._batches - most) * self._unit_ns)
+        begin = np.where(lacking >= 0, lacking // over + 1, 0)
+        begin = np.where((most == self._batches), 0, begin)
+        return np.where(flying > 0, begin, MANY), np.where(flying > 0, end, 0)
+
+
+def _extend(
+    count: np.ndarray,
+    first: int,
+    heads: tuple[int, int],
+    runs: Runs,
+    window: tuple[np.ndarray, np.ndarray, np.ndarray],
+    high: int,
+) -> None:
+    """All runs from a layer on, on one number of replicas."""
+    way, begin, end = (each[first].tolist() for each in window)
+    for n, (step, low, stop) in enumerate(zip(way, begin, end, strict=True)):
+        low, stop = max(low, heads[0]), min(stop, heads[1], high - step)
+        if low < stop:
+            behind = count[first + n + 1, low + step : stop + step]
+            np.minimum(behind, count[first, low:stop] + runs.replicas, out=behind)

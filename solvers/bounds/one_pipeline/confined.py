@@ -1,0 +1,55 @@
+"""Layers that pins confine to some of the devices, for bounds: no other device may do their work.
+
+A *block* is the layers between two neighbouring cuttable positions. One stage holds all of it, so a device may hold a
+layer only if the pins let it hold the layer's whole block.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.solvers.model.pins import allowed_devices
+from penstock.solvers.model.problem import Problem
+
+MOST_SETS = 64
+"""Sets of devices that are looked at; any choice of them gives a bound."""
+
+Devices = frozenset[int]
+
+
+class Confined(NamedTuple):
+    """Devices, and the layers (in rising order) that only these may hold."""
+
+    devices: Devices
+    layers: tuple[int, ...]
+
+
+@lru_cache(maxsize=16)
+def holders(problem: Problem) -> tuple[Devices, ...]:
+    """Of each layer the devices that may hold it; all of them where a pinned block has none, as there is no plan."""
+    everywhere = frozenset(range(problem.num_devices))
+    if not problem.pins:
+        return (everywhere,) * problem.num_layers
+    edges = [0, *(int(at) + 1 for at in np.flatnonzero(problem.cuttable)), problem.num_layers]
+    found: list[Devices] = []
+    for first, stop in pairwise(edges):
+        found += [allowed_devices(problem, first, stop - 1)] * (stop - first)
+    return tuple(found) if all(found) else (everywhere,) * problem.num_layers
+
+
+@lru_cache(maxsize=16)
+def confined(problem: Problem) -> tuple[Confined, ...]:
+    """All devices with all layers first, then unions of sets that pins name, with the layers confined to each."""
+    own = holders(problem)
+    unions: dict[Devices, None] = {}
+    for devices in sorted(set(own), key=lambda each: (len(each), sorted(each))):
+        for union in (devices, *(devices | other for other in unions)):
+            if len(unions) < MOST_SETS:
+                unions.setdefault(union)
+    everywhere = frozenset(range(problem.num_devices))
+    sets = (everywhere, *(union for union in unions if union != everywhere))
+    return tuple(Confined(each, tuple(at for at, held in enumerate(own) if held <= each)) for each in sets)

@@ -1,0 +1,129 @@
+"""What a layer costs at least by how many devices hold it, each computing a slice of every micro-batch.
+
+Numbers of devices are taken together in ranges, the *options*, each with the least values of its members.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.solvers.bounds.contiguous.links import Links
+from penstock.solvers.bounds.one_pipeline.slice_times import Slices, Times, least_of
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.slices import num_micro_batches
+
+FAR_NS = 2**45
+"""Stands for whatever takes longer: ten hours, so that sums stay below 2^63."""
+LESS = 1 - 1e-12
+SINGLE = 4
+"""Numbers of devices up to this are ranges of their own; then there are two ranges to each doubling."""
+
+
+class Numbers(NamedTuple):
+    """Numbers of micro-batches from ``least`` to ``most``."""
+
+    least: int
+    most: int
+
+    def rows(self, global_batch_size: int) -> tuple[int, int]:
+        """Samples of the smallest and of the largest micro-batch."""
+        return global_batch_size // self.most, -(-global_batch_size // self.least)
+
+
+class Option(NamedTuple):
+    """Held by ``least`` to ``most`` devices."""
+
+    least: int
+    most: int
+
+
+def numbers_of(problem: Problem) -> list[Numbers]:
+    """All numbers of micro-batches that the request allows, consecutive ones together."""
+    batch = problem.global_batch_size
+    if not problem.micro_batch_sizes:
+        return [Numbers(1, max(1, batch // problem.min_slice))]
+    found = sorted({num_micro_batches(batch, size) for size in problem.micro_batch_sizes})
+    fed = [number for number in found if batch // number >= problem.min_slice] or found
+    return [Numbers(number, number) for number in fed]
+
+
+def options_of(devices: int) -> list[Option]:
+    """Ranges that cover 1 to ``devices``."""
+    ends = list(range(1, SINGLE + 1))
+    while ends[-1] < devices:
+        size = ends[-1]
+        ends += [size + size // 2, 2 * size]
+    ends = sorted({min(end, devices) for end in ends})
+    return [Option(before + 1, end) for before, end in zip([0, *ends], ends, strict=False)]
+
+
+class Holding:
+    """What does not depend on the micro-batches, and the layers' times by option."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.slices = Slices(problem)
+        self.links = Links(problem)
+        self.options = options_of(problem.num_devices)
+
+    def times(self, numbers: Numbers, option: Option) -> Times:
+        """Each layer's least times."""
+        batch = self.problem.global_batch_size
+        least_rows, most_rows = numbers.rows(batch)
+        found = []
+        for k in range(option.least, option.most + 1):
+            least, most = -(-least_rows // k), -(-most_rows // k)
+            found.append(self.slices.times(least, most, max(batch, numbers.least * k * least)))
+        return least_of(found)
+
+    @cached_property
+    def update_ns(self) -> np.ndarray:
+        """(L,)."""
+        return np.diff(self.problem.update_ns)
+
+    @cached_property
+    def behind_ns(self) -> np.ndarray:
+        """(devices + 1, L): all-reduce of a layer's own bytes over so many devices or more, and its update.
+
+        The bucket that holds a layer's last bytes ends with it or with a lower layer, so it is not ready before the
+        layer's last gradient.
+        """
+        size = np.diff(self.problem.trainable_bytes)
+        table = np.zeros((self.problem.num_devices + 1, len(size)), dtype=np.int64)
+        for k in range(2, len(table)):
+            table[k] = np.min([_reduced(size, *self.links.ring(k, spanning)) for spanning in (False, True)], axis=0)
+        return np.asarray(_or_more(table) + self.update_ns)
+
+    @cached_property
+    def widest_cable(self) -> int:
+        """Bytes per second of any link of a node."""
+        return max(cable.bandwidth_bytes_per_s for cable in self.problem.network.cables)
+
+    @cached_property
+    def full_duplex(self) -> bool:
+        """Whether any cable may be used in both directions at once."""
+        return any(cable.full_duplex for cable in self.problem.network.cables)
+
+
+def floored(values: np.ndarray) -> np.ndarray:
+    """Whole ns, below the exact value by what floats may be wrong."""
+    return np.minimum(FAR_NS, np.floor(values * LESS)).astype(np.int64)
+
+
+def _reduced(size: np.ndarray, rate: float, latency_ns: int) -> np.ndarray:
+    if rate == np.inf:
+        return np.where(size > 0, FAR_NS, 0)
+    return np.where(size > 0, floored(size * rate) + latency_ns, 0)
+
+
+def _or_more(table: np.ndarray) -> np.ndarray:
+    """The least of each row and those behind it."""
+    return np.asarray(np.minimum(FAR_NS, np.minimum.accumulate(table[::-1], axis=0)[::-1]))
+
+
+def overlap(before: Option, after: Option) -> bool:
+    """Whether two layers may be on the same devices."""
+    return before.least <= after.most and after.least <= before.most

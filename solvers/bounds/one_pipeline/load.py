@@ -1,0 +1,122 @@
+"""Every plan's work: all samples through all layers at their cheapest, on all devices; with pins, on those allowed.
+
+A layer's time over its samples is smallest at a measured size or at the largest that a slice may have: between two
+sizes the time is linear in the samples, below the smallest it is constant or proportional, above the largest
+proportional, and always rounded up. Where kinds differ, a device counts as the part of a quickest one that it is for
+the layer in which it compares best, of the layers that it may hold. Layers that pins confine to some devices
+(``confined``) are those devices' work alone, and cannot begin before a first slice has come through the layers before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import NamedTuple
+
+from penstock.solvers.bounds.one_pipeline.confined import Confined, confined, holders
+from penstock.solvers.bounds.one_pipeline.layer_costs import Numbers, numbers_of
+from penstock.solvers.model.problem import Problem
+
+Source = tuple[str, float]
+"""Where a kind of device has its times from, and its speed."""
+
+
+class Around(NamedTuple):
+    """Of each layer what a flushed step takes at least before it, and after the last backward of its device."""
+
+    head_ns: Sequence[int]
+    tail_ns: Sequence[int]
+
+
+def load_ns(problem: Problem, share: Fraction, around: Around | None = None) -> int:
+    """``ceil(work / devices)``, of all layers and of those that pins confine to some devices, whichever is more.
+
+    ``share``: of a processor, that an operation takes at least. Updates need all of it. ``around``: what surrounds the
+    work on each layer in time; None where steps overlap.
+    """
+    # Where kinds differ, a layer that only slow devices may hold makes these look quick in all others.
+    unpinned = load_ns(replace(problem, pins=()), share, around) if problem.pins else 0
+    work = _Work(problem, share)
+    return max(unpinned, *(work.of(each, around) for each in confined(problem)))
+
+
+class _Work:
+    """The time of all samples in each layer, by kind and at its quickest."""
+
+    def __init__(self, problem: Problem, share: Fraction) -> None:
+        self.problem, self._holders = problem, holders(problem)
+        self._times = {
+            kind: [share * problem.global_batch_size * each for each in times]
+            for kind, times in zip(_kinds(problem), _cheapest(problem), strict=True)
+        }
+        self._sources = [problem.kind_source[device.kind] for device in problem.devices]
+        sources = {own: {self._sources[device] for device in own} for own in set(self._holders)}
+        self._quickest = [
+            min(self._times[source][layer] for source in sources[own]) for layer, own in enumerate(self._holders)
+        ]
+
+    def of(self, own: Confined, around: Around | None) -> int:
+        """The least time that the work on the confined layers takes, with what surrounds it."""
+        problem = self.problem
+        work = sum((self._quickest[layer] for layer in own.layers), Fraction(0))
+        updates = sum(int(problem.update_ns[layer + 1] - problem.update_ns[layer]) for layer in own.layers)
+        alike = -int(-(work + updates) // len(own.devices))
+        computing = -int(-work // self._worth(own))
+        if around is None:
+            return max(alike, computing)
+        first = own.layers[0]
+        return around.head_ns[first] + max(alike, computing + around.tail_ns[first])
+
+    def _worth(self, own: Confined) -> Fraction:
+        """How many of the quickest devices these are, at best."""
+        known: dict[tuple[Source, tuple[bool, ...]], Fraction] = {}
+        total = Fraction(0)
+        for device in own.devices:
+            alike = self._sources[device], tuple(device in pin.devices for pin in self.problem.pins)
+            if alike not in known:
+                known[alike] = self._part(device, own.layers)
+            total += known[alike]
+        return total
+
+    def _part(self, device: int, layers: Sequence[int]) -> Fraction:
+        """Of a quickest device: the largest ratio of any layer that the device may hold."""
+        times = self._times[self._sources[device]]
+        held = (layer for layer in layers if device in self._holders[layer])
+        return max((self._quickest[at] / times[at] for at in held if times[at]), default=Fraction(1))
+
+
+def _kinds(problem: Problem) -> list[Source]:
+    return sorted({problem.kind_source[device.kind] for device in problem.devices})
+
+
+def _cheapest(problem: Problem) -> list[list[Fraction]]:
+    """Of each kind, each layer's time per sample."""
+    numbers = numbers_of(problem)
+    whole = Numbers(numbers[0].least, numbers[-1].most)
+    _least, most = whole.rows(problem.global_batch_size)
+    return [
+        [_per_sample(problem, kind, layer, most) for layer in range(problem.num_layers)] for kind in _kinds(problem)
+    ]
+
+
+def _per_sample(problem: Problem, kind: Source, layer: int, most: int) -> Fraction:
+    source, speed = kind
+    points = [(p.rows, int(p.forward_ns[layer] + p.backward_ns[layer])) for p in problem.measured[source]]
+    found = [Fraction(time, rows) for rows, time in points if rows <= most]
+    above = [(rows, time) for rows, time in points if rows > most]
+    if above and not any(rows == most for rows, _time in points):
+        found.append(_between(points, above[0], most, problem.linear))
+    return min(found) / Fraction(speed)
+
+
+def _between(points: list[tuple[int, int]], above: tuple[int, int], most: int, linear: bool) -> Fraction:
+    """Per sample at a size that was not measured, before rounding."""
+    high_rows, high = above
+    if linear:
+        return Fraction(high, high_rows)
+    below = [point for point in points if point[0] < most]
+    if not below:
+        return Fraction(high, most)
+    low_rows, low = below[-1]
+    return (low + Fraction((high - low) * (most - low_rows), high_rows - low_rows)) / most

@@ -1,0 +1,90 @@
+"""The least times of layers over ranges of slice sizes, on any kind of device.
+
+A time is piecewise linear in the rows of a slice and rounded up (``problem._at_rows``): constant or proportional below
+the smallest measurement, proportional above the largest; under linear scaling it jumps behind a measured size. So it
+is least at an end of the range, at a measured size, or one row above one; so is the time per row, up to the rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.solvers.model.problem import Problem
+
+ROUNDED_NS = 2
+"""More than what is rounded up: once by rows, once by the speed of a kind."""
+
+
+class Times(NamedTuple):
+    """Arrays (L,) in ns, each the least over a range of sizes and over all kinds.
+
+    ``forward``, ``backward`` (whole) and ``gradient`` (without the weights' part) of one slice; ``work`` (forward and
+    backward) and ``backward_work`` of all rows of a step.
+    """
+
+    forward: np.ndarray
+    backward: np.ndarray
+    gradient: np.ndarray
+    work: np.ndarray
+    backward_work: np.ndarray
+
+
+def least_of(times: Sequence[Times]) -> Times:
+    """Component by component."""
+    return Times(*(np.min(column, axis=0) for column in zip(*times, strict=True)))
+
+
+class Slices:
+    """Times of a problem's layers, kept by range."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self._found: dict[tuple[int, int, int], Times] = {}
+        self._exact: dict[int, list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}
+
+    @cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds whose costs differ, one name for each."""
+        first: dict[tuple[str, float], str] = {}
+        for device in self.problem.devices:
+            first.setdefault(self.problem.kind_source[device.kind], device.kind)
+        return tuple(first.values())
+
+    @cached_property
+    def _steps(self) -> tuple[int, ...]:
+        """Sizes at which a piece of a time ends or begins."""
+        sizes = {p.rows for source, _ in self._sources for p in self.problem.measured[source]}
+        return tuple(sorted({*sizes, *(size + 1 for size in sizes)}))
+
+    @cached_property
+    def _sources(self) -> set[tuple[str, float]]:
+        return {self.problem.kind_source[kind] for kind in self.kinds}
+
+    def times(self, least: int, most: int, rows: int) -> Times:
+        """For slices of ``least`` to ``most`` rows; ``rows``: how many are computed in a step."""
+        key = (least, most, rows)
+        if key not in self._found:
+            self._found[key] = self._times(*key)
+        return self._found[key]
+
+    def _times(self, least: int, most: int, rows: int) -> Times:
+        sizes = sorted({least, most, *(size for size in self._steps if least < size < most)})
+        slack = 0 if least == most else ROUNDED_NS
+        found = []
+        for size in sizes:
+            for forward, backward, weight in self._at(size):
+                work = np.maximum(0, forward + backward - 2 * slack) * rows // size
+                back = np.maximum(0, backward - slack) * rows // size
+                found.append((forward, backward, backward - weight, work, back))
+        return least_of([Times(*each) for each in found])
+
+    def _at(self, size: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Forward, backward and the weights' part of every layer, of each kind."""
+        if size not in self._exact:
+            costs = [self.problem.costs(kind, size) for kind in self.kinds]
+            self._exact[size] = [(np.diff(c.forward_ns), np.diff(c.backward_ns), np.diff(c.weight_ns)) for c in costs]
+        return self._exact[size]

@@ -1,0 +1,222 @@
+"""Proven lower bounds on the time per global batch: of one allocation's schedules, and of all plans of a request.
+
+Scope ``schedule of this allocation``: the largest of
+
+* head, work and tail of a device: it cannot begin before a first micro-batch has come through the stages before it,
+  has to do its work, and what it does last has to travel back; then reductions and updates follow;
+* load of a link or channel, between the earliest start and the shortest rest of what it carries;
+* windows (``windows.py``, ``split_windows.py``; BOUNDS section 2 and Part II): what a stage, or a device with several,
+  must idle while the first micro-batch goes round, and the limit that memory sets on micro-batches in flight;
+* the same windows for any number of micro-batches on the stages from one on, joined: by what one more stage, one more
+  micro-batch, or as many more as can be in flight add at least (``suffix/table.py``; BOUNDS Part II, 1);
+* for a periodic plan, whose global batches overlap, what each of them loads devices, links and reductions with, and
+  the way round that micro-batches in flight share (``steady_times.py``);
+* for pipelines that average on shared devices, the processor time of all they do.
+
+Scope ``all plans of this request``: of every plan, the work of all layers at their cheapest, shared by all devices at
+best (load), and one slice that has to pass through every layer forwards and backwards (fill). Load holds for every
+plan: several stages per device, several pipelines, replicas, recomputation, split backwards, any order and any update
+rule only add. The same holds of layers that pins confine to some devices, on these, from the time when a first slice
+has come there in a flushed step. Only where measured pipelines may share a processor, of which each uses a part, it
+counts with the smallest part. Fill holds where every allowed update rule has a flush. Of plans of one pipeline, also
+what devices wait before their first and behind their last micro-batch, for transfers, and for all-reduces
+(``all_plans``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+
+from penstock.solvers.bounds.coverage import class_bound, every_plan, features_of, one_pipeline, orders_of
+from penstock.solvers.bounds.one_pipeline.bound import Search
+from penstock.solvers.bounds.one_pipeline.confined import holders
+from penstock.solvers.bounds.one_pipeline.load import Around, load_ns
+from penstock.solvers.bounds.split_windows import shared_device_ns, split_bound_ns
+from penstock.solvers.bounds.stage_times import StageTimes
+from penstock.solvers.bounds.stage_windows import window_bound_ns
+from penstock.solvers.bounds.steady_state import SteadyTimes
+from penstock.solvers.bounds.suffix.table import suffix_bound_ns
+from penstock.solvers.costs.durations import stage_costs, update_ns
+from penstock.solvers.costs.utilisation import rank_share, utilisation_ppm
+from penstock.solvers.judge.clocks.shared_processor import WHOLE
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import SCHEDULE_SCOPE, Bound
+from penstock.solvers.model.schedule import Orders, Pattern, Schedule
+from penstock.solvers.model.slices import row_classes
+from penstock.solvers.model.update_rules import UpdateRule
+
+LOAD, LOAD_OF_PINNED = (
+    "load: all work at its cheapest, on all devices",
+    "load: layers at their cheapest, on the devices that may hold them",
+)
+
+
+def request_bound(problem: Problem) -> Bound:
+    """No plan of the request, under any update rule that it allows, takes less time than this."""
+    share = _least_share(problem) if "elastic_averaging" in problem.update_rules else Fraction(1)
+    flushed = problem.update_rules <= {"synchronous"}
+    heads = _before(problem)._replace(tail_ns=[0] * problem.num_layers) if flushed else None
+    load, path = load_ns(problem, share, heads), _path_ns(problem) if flushed else 0
+    working = LOAD_OF_PINNED if problem.pins else LOAD
+    method = working if load >= path else "fill: one slice through all layers"
+    return class_bound(problem, every_plan(problem), max(load, path), method)
+
+
+def one_pipeline_bound(problem: Problem) -> Bound:
+    """No flushed plan of one pipeline, its replicas by rows, its backwards whole, takes less time than this.
+
+    A device may hold any number of stages, which may recompute, in any place and any order; for every number of
+    micro-batches that the request allows.
+    """
+    known = max(load_ns(problem, Fraction(1), _before(problem)), _path_ns(problem))
+    method = "label search over the devices' lowest layers"
+    return class_bound(problem, one_pipeline(problem), Search(problem).bound_ns(known), method)
+
+
+def _path_ns(problem: Problem) -> int:
+    """The cheapest slice through every layer and, as gradients alone, back; then the first layer's weights and update.
+
+    Weight gradients of the other layers may wait until devices are free (split backwards).
+    """
+    forward, gradient, weight = _slices(problem)
+    there_and_back = _least_held(problem, forward + gradient)
+    return int(there_and_back.sum()) + int(_least_held(problem, weight)[0]) + int(problem.update_ns[1])
+
+
+def _before(problem: Problem) -> Around:
+    """Of each layer the cheapest slice through the layers before it; and whole, back through them, and the update.
+
+    Nothing of a layer can begin in a flushed step before a first slice has come there. With whole backwards, what a
+    device does last for a layer behind others is a backward, whose gradient travels back through those.
+    """
+    forward, gradient, weight = _slices(problem)
+    there = np.concatenate(([0], np.cumsum(_least_held(problem, forward))[:-1]))
+    back = np.concatenate(([0], np.cumsum(_least_held(problem, gradient + weight))[:-1]))
+    back[1:] += int(problem.update_ns[1])
+    return Around(there.tolist(), back.tolist())
+
+
+def _slices(problem: Problem) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(kinds, sizes, L) forward, gradient of the input, gradient of the weights, of slices of which one is quickest.
+
+    A layer's times are piecewise linear in the rows of a slice, so they are smallest at one row or at a measured size;
+    the difference of two rounded times is above the difference of the exact ones less 1.
+    """
+    sizes = sorted({1, *(p.rows for points in problem.measured.values() for p in points)})
+    kinds = sorted({device.kind for device in problem.devices})
+    costs = [[problem.costs(kind, rows) for rows in sizes] for kind in kinds]
+    forward = [[np.diff(each.forward_ns) for each in own] for own in costs]
+    weight = [[np.diff(each.weight_ns) for each in own] for own in costs]
+    backward = [[np.diff(each.backward_ns) for each in own] for own in costs]
+    gradient = np.maximum(0, np.asarray(backward) - np.asarray(weight) - 1)
+    return np.asarray(forward), gradient, np.asarray(weight)
+
+
+def _least_held(problem: Problem, times: np.ndarray) -> np.ndarray:
+    """(L,) each layer's least time over all sizes, on the kinds of devices that may hold it."""
+    kinds = sorted({device.kind for device in problem.devices})
+    quickest = times.min(axis=1)
+    held = {own: sorted({kinds.index(problem.devices[d].kind) for d in own}) for own in set(holders(problem))}
+    return np.asarray([quickest[held[own], layer].min() for layer, own in enumerate(holders(problem))])
+
+
+def _least_share(problem: Problem) -> Fraction:
+    """Of a processor, for operations on micro-batches of one sample, of any rank of the measured pipeline."""
+    ranks = range(len(problem.pipeline_run.ranks)) if problem.pipeline_run is not None else ()
+    return Fraction(min((rank_share(problem, rank, 1) for rank in ranks), default=WHOLE), WHOLE)
+
+
+def schedule_bound(
+    problem: Problem,
+    allocation: Allocation,
+    schedule: Schedule,
+    update_rule: UpdateRule = "synchronous",
+    overlap: bool | None = None,
+) -> Bound:
+    """No order of this allocation's operations takes less time than this, in this network.
+
+    ``overlap``: whether all-reduces overlap the last backward; None: as the request says.
+
+    ``schedule`` says which operations there are: whether backwards are split, and whether recomputations run apart.
+    Of a pattern it also says how many micro-batches are in flight.
+    """
+    if overlap is not None and overlap != problem.rules.overlap_all_reduce:
+        problem = replace(problem, rules=replace(problem.rules, overlap_all_reduce=overlap))
+    if update_rule == "elastic_averaging":
+        bounds = _sharing_bounds(problem, allocation)
+    elif isinstance(schedule, Pattern):
+        bounds = _steady_bounds(problem, allocation, schedule, update_rule)
+    else:
+        bounds = _flushed_bounds(problem, allocation, schedule)
+    method, value = max(bounds.items(), key=lambda item: item[1])
+    plan = features_of(problem, allocation, schedule, update_rule, problem.rules.overlap_all_reduce)
+    return Bound(SCHEDULE_SCOPE, orders_of(plan), value, method)
+
+
+def _flushed_bounds(problem: Problem, allocation: Allocation, schedule: Orders) -> dict[str, int]:
+    times = StageTimes(problem, allocation, schedule)
+    used = _unlike(allocation)
+    bounds = {
+        "load of a link or channel": max((times.resource_ns(r) for r in times.resources), default=0),
+        "head, work and tail of a device": max(times.device_ns(device) for device in used),
+    }
+    if times.stages_apart:
+        bounds["head, work, windows and tail of a stage"] = window_bound_ns(times)
+        if times.split:
+            bounds["head, work, windows and tail of a split stage"] = split_bound_ns(times)
+        else:
+            bounds["windows of the stages behind, joined"] = suffix_bound_ns(times)
+    else:
+        bounds["head, window, work and tail of a device"] = max(shared_device_ns(times, device) for device in used)
+    return bounds
+
+
+def _unlike(allocation: Allocation) -> list[int]:
+    """Devices that compute different things: one of all that hold the same stages, and take the same turns there."""
+    holds: dict[int, list[tuple[int, int]]] = {}
+    for s, stage in enumerate(allocation.stages):
+        for turn, device in enumerate(stage.devices):
+            holds.setdefault(device, []).append((s, turn if stage.dispatch == "round_robin" else 0))
+    return list({tuple(held): device for device, held in holds.items()}.values())
+
+
+def _steady_bounds(problem: Problem, allocation: Allocation, pattern: Pattern, rule: UpdateRule) -> dict[str, int]:
+    """Of any order with as many micro-batches in flight, without a flush."""
+    steady = SteadyTimes(problem, allocation, pattern, rule)
+    used = _unlike(allocation)
+    bounds = {
+        "work of a device": max(steady.work_ns(device) for device in used),
+        "load of a link or channel": steady.resource_ns(),
+        "all-reduces of a stage": steady.reduction_ns(),
+        "way round, shared by the micro-batches in flight": steady.way_round_ns(),
+    }
+    return {name: -int(-value // 1) for name, value in bounds.items()}
+
+
+def _sharing_bounds(problem: Problem, allocation: Allocation) -> dict[str, int]:
+    """Each device's processor time, and each pipeline's own work on it, over the global batches of an iteration."""
+    classes = row_classes(problem.global_batch_size, allocation.num_micro_batches)
+    processor: dict[int, int] = {}
+    alone = 0
+    for s, stage in enumerate(allocation.stages):
+        costs = [
+            (stage_costs(problem, stage, rows), utilisation_ppm(problem, allocation, s, rows)) for rows, _ in classes
+        ]
+        work = [
+            count * (cost.forward_ns + cost.backward_ns + cost.recompute_ns)
+            for (cost, _share), (_rows, count) in zip(costs, classes, strict=True)
+        ]
+        update = update_ns(problem, stage)
+        alone = max(alone, sum(work) + update)
+        used = sum(each * share for each, (_cost, share) in zip(work, costs, strict=True))
+        for device in stage.devices:
+            processor[device] = processor.get(device, 0) + used + update * WHOLE
+    batches = len(allocation.pipelines)
+    return {
+        "processor time of a device": -(-max(processor.values()) // (WHOLE * batches)),
+        "work of a pipeline on a device": -(-alone // batches),
+    }

@@ -1,0 +1,114 @@
+"""What a device has to idle where backwards are split, or where it has several stages: BOUNDS Part II, section 1.
+
+**Stages apart, split backwards** (``split_bound_ns``). Every micro-batch counts with the quicker row class: a schedule
+stays one when its operations shrink and start when they did. On a stage of M micro-batches let F, I, W be its times,
+``rt`` the way round behind it, K how many it can hold from F to the end of W.
+
+* Let e(0) be its head, and e(j) the larger of e(j-1) + F and e(j-K) + F + rt + I + W. A forward that starts behind j
+  others, numbered from 0, does not start before e(j): at most K - 1 of those are still held, so j - K + 1 of them have
+  been released, one of which has the number j - K or a later one.
+* Take any j, the n = M - j micro-batches whose forwards start from there on, and the start t >= e(j) of the first.
+  None of them has its I before t + F + rt, and until then only their forwards run for them, at most min(K, n), because
+  none is released. So their work ends at t + n (F + I + W) + max(0, F + rt - min(K, n) F) or later, and as the last of
+  it is a W, reductions and update follow.
+* Their last I ends at some x. At most K of them are held then, so n - K of their W are done, and x is at least
+  t + n (F + I) + max(0, n - K) W + max(0, F + rt - min(K, n) F). If x - t is at least F + 2 rt + I, the window in which
+  no I runs and the last rt + I before x, in which no forward runs (its I would end after x), are disjoint; in the
+  latter at most min(K, n) I run, and only W fill the rest, so max(0, n - K) W is replaced by the larger of itself and
+  max(0, rt + I - min(K, n) I). Behind x comes the way back to every stage before, and the W there.
+
+Deleting the W of a schedule leaves one with backwards as long as I, whose limits in flight hold all the more; so
+``windows`` bounds that too.
+
+**Devices with several stages** (``shared_device_ns``). No backward begins there before some stage's head, forward and
+way round; until then only forwards run, and recomputations behind them, and all that they made stays. So memory limits
+them, and what remains of the time is idle. Stages without work neither begin nor end anything, as in
+``StageTimes.device_ns``, to which this adds. The most that could fit is bounded by filling the room with parts of the
+micro-batches that take longest for a byte.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from penstock.solvers.bounds.stage_times import StageTimes
+from penstock.solvers.judge.operation_tables import cost_tables
+from penstock.solvers.model.allocation import Stage
+
+
+def split_bound_ns(times: StageTimes) -> int:
+    """The largest over all stages; they have devices of their own, and backwards are split."""
+    stages = range(len(times.forward))
+    behind: list[int] = []
+    for s in stages:
+        own = times.weight[s] + times.exposed[s] + times.update[s]
+        behind.append(own if s == 0 else max(own, times.back[s] + times.backward[s - 1] + behind[s - 1]))
+    return max(_stage_bound_ns(times, s, behind[s]) for s in stages)
+
+
+def _stage_bound_ns(times: StageTimes, s: int, behind: int) -> int:
+    """Of one stage; ``behind``: what follows the end of its last I."""
+    forward, gradient, weight, around = times.forward[s], times.backward[s], times.weight[s], times.rounds[s]
+    batches = times.allocation.num_micro_batches
+    held = min(times.in_flight(s), batches)
+    finish = times.exposed[s] + times.update[s]
+    window, way = forward + around, forward + 2 * around + gradient
+    earliest: list[int] = []
+    best = 0
+    for j in range(batches):
+        start = times.heads[s] if j == 0 else earliest[j - 1] + forward
+        if j >= held:
+            start = max(start, earliest[j - held] + window + gradient + weight)
+        earliest.append(start)
+        n = batches - j
+        inside = min(held, n)
+        idle = max(0, window - inside * forward)
+        best = max(best, start + n * (forward + gradient + weight) + idle + finish)
+        done = max(0, n - held) * weight
+        last = max(window + gradient, n * (forward + gradient) + idle + done)
+        if last >= way:
+            done = max(done, around + gradient - inside * gradient)
+            last = max(last, n * (forward + gradient) + idle + done)
+        best = max(best, start + last + behind)
+    return best
+
+
+def shared_device_ns(times: StageTimes, device: int) -> int:
+    """Head, idle time until the first backward, work and tail of a device with several stages, 0 where it has one."""
+    stages = times.allocation.stages
+    held = [s for s, stage in enumerate(stages) if device in stage.devices and times.stage_work(s, device) > 0]
+    if len(held) < 2:
+        return 0
+    head = min(times.heads[s] for s in held)
+    first = min(times.heads[s] + times.forward[s] + times.rounds[s] for s in held)
+    return times.device_ns(device) + max(0, first - head - _most_forwards_ns(times, device, held))
+
+
+def _most_forwards_ns(times: StageTimes, device: int, held: list[int]) -> int:
+    """At most what forwards take of which none is released: a knapsack, filled with parts of micro-batches."""
+    problem = times.problem
+    tables = cost_tables(problem, times.allocation, problem.rules.overlap_all_reduce)
+    free = problem.capacity_bytes(device) - problem.devices[device].context_bytes
+    free -= sum(tables.static[s].parameters + tables.static[s].optimizer for s in held)
+    total, weighed = Fraction(0), []
+    for s in held:
+        count = _number(times.allocation.stages[s], times, s, device)
+        longest = max(cost.forward_ns + cost.recompute_ns for cost in times.costs[s])
+        size = min(each.stash + each.received_input for each in tables.memory[s])
+        if size == 0:
+            total += count * longest
+        else:
+            weighed.append((Fraction(longest, size), size, count))
+    for value, size, count in sorted(weighed, reverse=True):
+        taken = min(free, size * count)
+        free -= max(0, taken)
+        total += value * max(0, taken)
+    return int(total)
+
+
+def _number(stage: Stage, times: StageTimes, s: int, device: int) -> int:
+    """Micro-batches of a stage that pass through one of its devices."""
+    own = times.allocation.micro_batches(s)
+    if stage.dispatch == "rows":
+        return len(own)
+    return sum(stage.devices[m % stage.replicas] == device for m in own)

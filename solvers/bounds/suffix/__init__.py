@@ -1,0 +1,5 @@
+"""The shortest step of a given allocation by exact search on its suffixes (BOUNDS Part II): a proof, and an order."""
+
+from penstock.solvers.bounds.suffix.prove import EFFORT, Answer, judgeable, prove, takes
+
+__all__ = ["EFFORT", "Answer", "judgeable", "prove", "takes"]

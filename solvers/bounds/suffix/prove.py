@@ -1,0 +1,91 @@
+"""Proving how short a given allocation's step can be: the exact suffix search of BOUNDS Part II."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.bounds.stage_times import StageTimes
+from penstock.solvers.bounds.suffix.exact_search import Search
+from penstock.solvers.bounds.suffix.stage_line import line_of
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders, Row
+
+EFFORT = 4_000_000
+"""States; about a million are made in a second."""
+
+
+class Answer(NamedTuple):
+    """No step takes less than ``bound_ns``. ``orders``: the best of the model's orders within what was asked for.
+
+    ``proven``: the bound is the optimum of the model, or no step is as short as asked for. ``spent``: states made.
+    """
+
+    bound_ns: int
+    orders: Orders | None
+    proven: bool
+    spent: int
+
+
+def takes(times: StageTimes) -> bool:
+    """Whether the model knows such a step: one pipeline, stages with devices of their own, backwards that are whole.
+
+    A recomputation that runs apart may run while its gradient is awaited, so the way back is shorter than the model's.
+    """
+    return times.stages_apart and not times.split and not times.recomputes_apart
+
+
+def judgeable(times: StageTimes) -> bool:
+    """Whether the model knows the judge's rules too: private channels, micro-batches of one size, no ties."""
+    return takes(times) and not times.problem.rules.shared and len(times.classes) == 1 and not times.ties
+
+
+def prove(
+    problem: Problem, allocation: Allocation, at_most_ns: int, effort: int = EFFORT, *, as_judged: bool = False
+) -> Answer:
+    """Is there a step of at most ``at_most_ns``, with whole backwards in any order? And how short can one be?
+
+    Channels carry in any order in the model, micro-batches of two sizes count as small ones, and transfers of different
+    edges do not meet (``line_of`` proves the relaxation): the orders are for the judge to time. ``as_judged``: channels
+    carry first what is ready first and nothing waits on purpose, micro-batches in index order; where that is proven,
+    the bound is the judge's time of ``orders``. ``effort`` counts states; the answer is the same on every machine.
+    Raises UnsupportedRequest where ``takes`` is false, and ``as_judged`` where ``judgeable`` is.
+    """
+    times = StageTimes(problem, allocation, Orders("any order of whole backwards", ()))
+    if not takes(times):
+        raise UnsupportedRequest(
+            "The suffix search takes one pipeline whose stages have devices of their own that share micro-batches by "
+            "rows, with whole backwards.",
+            remedy="use schedule_bound, which bounds every plan",
+        )
+    if as_judged and not judgeable(times):
+        raise UnsupportedRequest(
+            "The suffix search knows the judge's rules for private channels, micro-batches of one size, and no ties.",
+            remedy="ask without as_judged, for a bound on every order",
+        )
+    search = Search(line_of(times), effort)
+    found = search.run_as_judged(at_most_ns) if as_judged else search.run(at_most_ns)
+    orders = None if found.actions is None else _orders(allocation, found.actions)
+    return Answer(found.bound_ns, orders, found.proven, found.spent)
+
+
+def _orders(allocation: Allocation, actions: tuple[int, ...]) -> Orders:
+    """Each stage's forwards and backwards as they were scheduled; transfers go as they come."""
+    stages = len(allocation.stages)
+    count = [0] * (2 * stages)
+    rows: list[list[tuple[int, int, int]]] = [[] for _ in range(stages)]
+    for action in actions:
+        if action < 2 * stages:
+            kind, s = divmod(action, stages)
+            rows[s].append((kind, s, count[action]))
+            count[action] += 1
+    return Orders(
+        "suffix-search",
+        tuple(
+            Row(stage.devices, np.asarray(row, dtype=np.int32))
+            for stage, row in zip(allocation.stages, rows, strict=True)
+        ),
+    )

@@ -1,0 +1,55 @@
+"""An allocation as one line of stages and channels with limits in flight: what the suffix search knows of it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.solvers.bounds.stage_times import StageTimes
+from penstock.solvers.bounds.stage_windows import APART, SERIAL, channel_kinds, effective_limits
+from penstock.solvers.bounds.suffix.state_kernel import DELAY, QUEUE, SHARED, Line
+
+
+def line_of(times: StageTimes) -> Line:
+    """The line of an allocation whose stages have devices of their own; every micro-batch counts as a small one.
+
+    No schedule of the allocation is shorter than the best one of its line:
+
+    * operations and transfers of a small micro-batch are nowhere longer, and a schedule stays one when they shrink;
+    * two transfers of an edge exclude each other where they share a channel, or in a shared network a link: a
+      transfer holds all its links for its whole duration, whatever else they carry. What other edges and all-reduces
+      carry over the same links is left out, which only allows more;
+    * in flight are at most as many as memory holds on the stage and on each before it (``effective_limits``): a
+      micro-batch in flight on a stage is in flight on the one before;
+    * micro-batches that are alike can go in index order everywhere: call the k-th operation of each kind k. So the
+      limit K is a precedence: forward m + K of a stage after its backward m.
+
+    It leaves out: that the judge's channels carry first what is ready first, larger micro-batches, and contention of
+    all-reduces.
+    """
+    stages = len(times.forward)
+    after = [exposed + update for exposed, update in zip(times.exposed, times.update, strict=True)]
+    out, home = [*times.out[:-1], 0], [*times.back[1:], 0]
+    lanes = [DELAY] * stages
+    for e, kind in enumerate(channel_kinds(times)):
+        if kind == SERIAL and out[e] > 0 and home[e] > 0:
+            lanes[e] = SHARED
+        elif kind in (SERIAL, APART):
+            lanes[e] = QUEUE
+    columns = (times.forward, times.backward, out, home, lanes, effective_limits(times), after)
+    forward, backward, out_ns, home_ns, lane, limit, after_ns = (np.asarray(c, dtype=np.int64) for c in columns)
+    phi = np.zeros((stages, times.allocation.num_micro_batches + 1), dtype=np.int64)
+    return with_tails(Line(forward, backward, out_ns, home_ns, lane, limit, after_ns, after_ns, phi))
+
+
+def with_tails(line: Line) -> Line:
+    """The line with what follows the last backward of each stage."""
+    tail = line.after.copy()
+    for s in range(1, tail.size):
+        tail[s] = max(tail[s], line.home[s - 1] + line.backward[s - 1] + tail[s - 1])
+    return line._replace(tail=tail)
+
+
+def suffix_line(line: Line, first: int) -> Line:
+    """The line of a suffix problem, which ends with the last backward of stage ``first``; a view where it can be."""
+    suffix = Line(*(column[first:] for column in line))
+    return with_tails(suffix._replace(after=np.zeros_like(suffix.after)))

@@ -1,0 +1,186 @@
+"""Lower bounds on all plans that another trainer can express (``within``), by order; docs/bounds.md has the proof.
+
+All stages have r replicas, a micro-batch gives each of them as many rows, and p r devices are used. Each r and number
+of rows is bounded by itself, and the least of these is the bound.
+
+*Stages on devices of their own* (1F1B, GPipe): a stage of layers [i, j) begins when the first micro-batch has come
+through the layers before, works through all M, and then what it did last has to go back through them, or it reduces
+its gradients and updates. Counted from the last stage, the t-th one of 1F1B holds min(t, M) micro-batches when its
+first backward begins; where they do not fit, as many layers recompute as have to at least. The cuts whose longest
+stage is shortest are found from the last layer on: U_t(i) = min over j of max(c_t(i, j), U_{t-1}(j)), O(p L^2).
+
+*Several stages on a device*: all work, shared by all ranks, where their memory holds the parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+
+from penstock.solvers.bounds.contiguous.links import Links
+from penstock.solvers.bounds.contiguous.stage_costs import Stages
+from penstock.solvers.bounds.coverage import class_bound, target_plans
+from penstock.solvers.model.micro_batches import batch_of
+from penstock.solvers.model.pins import devices_allowed
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Bound
+from penstock.solvers.model.trainer_limits import Within
+from penstock.solvers.schedules.catalogue import schedule_row
+from penstock.solvers.schedules.trainer_orders import ONE_STAGE
+
+FAR_NS = 2**52
+"""Stands for no plan."""
+MOST_STEPS = 400_000_000
+"""Of the search for the best cuts; above, a trainer's plans are bounded as all others are."""
+
+
+def within_bounds(problem: Problem) -> list[Bound]:
+    """For each order with one stage on a rank, and for all orders together; none where there are too many cuts."""
+    within = problem.within
+    assert within is not None
+    pairs = list(_pairs(problem))
+    layers = problem.num_layers
+    steps = sum(min(problem.num_devices // replicas, layers) for replicas, _rows in pairs) * layers**2
+    if steps > MOST_STEPS:
+        return []
+    tables = Tables(problem, within)
+    found = {}
+    for name in within.schedules:
+        least = tables.one_stage_ns if name in ONE_STAGE else tables.shared_ns
+        found[name] = min((least(name, *pair) for pair in pairs), default=FAR_NS)
+    named = {name: value for name, value in found.items() if name in ONE_STAGE}
+    method = "best cuts into stages with equally many replicas"
+    everything = target_plans(problem)
+    known = [(replace(everything, order=frozenset({name})), value) for name, value in named.items()]
+    known.append((everything, min(found.values())))
+    return [class_bound(problem, covers, value, method) for covers, value in known if value < FAR_NS]
+
+
+def _pairs(problem: Problem) -> Iterator[tuple[int, int]]:
+    """Replicas, and rows of a micro-batch on each."""
+    whole = problem.global_batch_size
+    sizes = problem.micro_batch_sizes or range(1, whole + 1)
+    for size in sizes:
+        for replicas in range(1, min(size, problem.num_devices) + 1) if whole % size == 0 else ():
+            if size % replicas == 0:
+                yield replicas, size // replicas
+
+
+class Tables:
+    """Times and bytes of all stages, by first layer and the one behind the last: arrays (L + 1, L + 1)."""
+
+    def __init__(self, problem: Problem, within: Within) -> None:
+        self.problem, self.within = problem, within
+        self._capacity = max(
+            problem.capacity_bytes(d) - device.context_bytes for d, device in enumerate(problem.devices)
+        )
+        low, high = within.span
+        self._links = Links(problem)
+        self._spans = np.asarray([low <= layer <= high for layer in range(problem.num_layers)])
+        self._kinds = sorted({device.kind for device in problem.devices})
+        may_end = np.asarray(within.cuts, dtype=bool) & problem.cuttable
+        self._begins = np.concatenate(([True], may_end, [True]))
+        self.times = lru_cache(maxsize=4)(self._times)
+
+    def _times(self, rows: int) -> tuple[np.ndarray, ...]:
+        """Of each layer (L,) the least over all kinds: forward, backward, stash, workspace."""
+        costs = [self.problem.costs(kind, rows) for kind in self._kinds]
+        prefixes = ([c.forward_ns for c in costs], [c.backward_ns for c in costs], [c.stash_bytes for c in costs])
+        least = [np.min([np.diff(each) for each in column], axis=0) for column in prefixes]
+        return (*least, np.min([c.workspace_bytes for c in costs], axis=0))
+
+    def _static(self, replicas: int) -> np.ndarray:
+        """Prefix sums (L + 1,) of what a replica holds all the time."""
+        problem, rules = self.problem, self.problem.memory
+        trainable = problem.trainable_bytes
+        states = trainable * rules.state_factor
+        if rules.shard_states:
+            states = states // replicas - np.arange(len(states))  # each difference rounded down
+        return np.asarray(problem.parameter_bytes + trainable * rules.gradient_factor + states)
+
+    def shared_ns(self, _name: str, replicas: int, rows: int) -> int:
+        """All work on all ranks."""
+        ranks = self.problem.num_devices // replicas
+        if int(self._static(replicas)[-1]) > ranks * self._capacity:
+            return FAR_NS
+        forward, backward, _stash, _workspace = self.times(rows)
+        work = int((forward + backward).sum()) * (self.problem.global_batch_size // (replicas * rows))
+        return -(-work // ranks)
+
+    def one_stage_ns(self, name: str, replicas: int, rows: int) -> int:
+        """The shortest longest stage over all cuts into up to N / r stages."""
+        number = self.problem.global_batch_size // (replicas * rows)
+        layers = self.problem.num_layers
+        lasting = self._lasting_ns(number, replicas, rows)
+        best = least = np.full(layers + 1, FAR_NS)
+        best = np.where(np.arange(layers + 1) == layers, 0, best)
+        found = FAR_NS
+        for stage in range(1, min(self.problem.num_devices // replicas, layers) + 1):
+            flying = schedule_row(name).trained_in_flight(stage, number)[0]
+            if stage <= number or stage == 1:
+                cost = lasting + self._again_ns(flying, number, replicas, rows)
+            least = np.maximum(cost, best[None, :]).min(axis=1)
+            best = np.where(self._begins, least, FAR_NS)
+            found = min(found, int(best[0]))
+        return found
+
+    def _lasting_ns(self, number: int, replicas: int, rows: int) -> np.ndarray:
+        """From the beginning of the step to its end, for the sake of one stage that recomputes nothing.
+
+        ``FAR_NS`` where there are no layers, or pins allow them fewer devices than a stage has.
+        """
+        forward, backward, _stash, _workspace = self.times(rows)
+        there, back = _prefix(forward), _prefix(backward)
+        work = number * _between(there + back)
+        batch = batch_of(self.problem, replicas * rows)
+        own = np.min(Stages(self.problem, batch, self._links, replicas).after(), axis=0)
+        first = np.where(np.arange(len(back)) > 0, self.problem.update_ns[1], 0)
+        behind = np.maximum(own, (back + first)[:, None])
+        lasting = np.minimum(there[:, None] + work + behind, FAR_NS)
+        none = np.tri(len(there), dtype=bool) | (devices_allowed(self.problem) < replicas)
+        return np.where(none, FAR_NS, lasting)
+
+    def _again_ns(self, flying: int, number: int, replicas: int, rows: int) -> np.ndarray:
+        """What recomputation takes at least, where so many micro-batches in flight have to fit."""
+        forward, backward, stash, workspace = self.times(rows)
+        problem = self.problem
+        inside = np.where(self._spans, forward, 0)
+        everything = number * _between(_prefix(inside))
+        if problem.recompute == "always":
+            return everything
+        kept = _between(_prefix(stash))
+        if problem.memory.count_buffers:
+            received = np.concatenate(([0], np.asarray(problem.forward_bytes, dtype=np.int64)))
+            received = received[: len(stash) + 1]
+            kept = kept + np.resize(received * rows, len(stash) + 1)[:, None]
+        used = np.where(_between(_prefix(backward)) > 0, _most(workspace), 0)
+        lacking = _between(self._static(replicas)) + flying * kept + used - self._capacity
+        droppable = flying * _between(_prefix(np.where(self._spans, stash, 0)))
+        if problem.recompute == "never":
+            needed = np.full_like(lacking, FAR_NS)
+        elif "block" in self.within.recompute:
+            largest = np.maximum(1, flying * _most(np.where(self._spans, stash, 0)))
+            needed = number * -(-lacking // largest) * -_most(np.where(self._spans, -forward, -FAR_NS // number))
+            needed = np.minimum(needed, everything)
+        else:
+            needed = everything
+        return np.where(lacking <= 0, 0, np.where(lacking > droppable, FAR_NS, needed))
+
+
+def _prefix(values: np.ndarray) -> np.ndarray:
+    return np.concatenate(([0], np.cumsum(values, dtype=np.int64)))
+
+
+def _between(prefix: np.ndarray) -> np.ndarray:
+    """[i, j]: of layers i to j - 1."""
+    return np.asarray(prefix[None, :] - prefix[:, None])
+
+
+def _most(values: np.ndarray) -> np.ndarray:
+    """[i, j]: the largest of layers i to j - 1."""
+    count = len(values)
+    grid = np.where(np.arange(count)[None, :] >= np.arange(count + 1)[:, None], values[None, :], values.min(initial=0))
+    return np.concatenate((np.full((count + 1, 1), values.min(initial=0)), np.maximum.accumulate(grid, axis=1)), axis=1)

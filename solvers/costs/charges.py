@@ -1,0 +1,120 @@
+"""What of a rank's instructions the judge times, and what of them a plan's assumptions name instead, with its bytes.
+
+``CHARGES`` has every word of programs (``schemas.program.WORDS``): a word that is not in it is a fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from penstock.solvers.costs.durations import bucket_bytes
+from penstock.solvers.costs.reductions import Group, reduction_groups
+from penstock.solvers.costs.ties import SUMMING_RULES, tied_stages, tied_sums
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.update_rules import UpdateRule
+
+How = Literal["timed", "assumed", "free"]
+"""The judge has its time; a plan's assumptions name it with its bytes; it moves nothing off a device, nor computes."""
+
+TOTALS_BYTES = 16
+"""A global batch's loss and the number of its terms, as ranks add them up."""
+NORM_BYTES = 8
+"""The sum of squared gradients, as ranks add it up."""
+
+
+class Charge(NamedTuple):
+    """How a word is charged, and where."""
+
+    how: How
+    what: str
+
+
+CHARGES: dict[str, Charge] = {
+    "F": Charge("timed", "an operation, with what it encodes and decodes; its inputs from the batch as LOAD"),
+    "B": Charge("timed", "an operation, with what it encodes and decodes"),
+    "I": Charge("timed", "an operation: the backward without its weight part"),
+    "W": Charge("timed", "an operation: the backward's weight part"),
+    "R": Charge("timed", "an operation: the forward of the recomputed layers"),
+    "SEND_F": Charge("timed", "a transfer, encoded or not"),
+    "RECV_F": Charge("timed", "the transfer that it receives"),
+    "SEND_B": Charge("timed", "a transfer, encoded or not"),
+    "RECV_B": Charge("timed", "the transfer that it receives"),
+    "LOCAL_F": Charge("free", "stays in the device's memory"),
+    "LOCAL_B": Charge("free", "stays in the device's memory"),
+    "REDUCE": Charge("timed", "a bucket's all-reduce"),
+    "WAIT_REDUCE": Charge("timed", "steps follow the last bucket"),
+    "REDUCE_SHARED": Charge("timed", "a tie's all-reduce"),
+    "STEP": Charge("timed", "an update; with shared-out states what replicas send each other behind it is assumed"),
+    "LOAD": Charge("assumed", "inputs of the batch"),
+    "PASS": Charge("free", "a tensor forwarded as it is; its sends are timed"),
+    "FREE": Charge("free", "lets go of memory"),
+    "VERSION": Charge("free", "chooses among weights that are there"),
+    "NORM": Charge("assumed", "one number over all ranks"),
+    "WAIT_NORM": Charge("assumed", "as NORM"),
+    "AVG_PUSH": Charge("assumed", "updates to the reference model"),
+    "AVG_PULL": Charge("assumed", "the reference model"),
+}
+
+
+class Untimed(NamedTuple):
+    """What the judge does not time: the words behind it, and its bytes in a step (None: not known)."""
+
+    words: tuple[str, ...]
+    bytes: int | None
+    sentence: str
+
+
+def untimed(problem: Problem, allocation: Allocation, rule: UpdateRule) -> Iterator[Untimed]:
+    """What ranks of a plan do beside what the judge times.
+
+    Bytes are those of the tensors, whoever sends them how often: what a collective adds up, or hands out, once.
+    """
+    averages = rule == "elastic_averaging"
+    held = [(p, d) for p, stage in zip(allocation.pipeline_of, allocation.stages, strict=True) for d in stage.devices]
+    ranks = len({(p if averages else 0, d) for p, d in held})
+    yield Untimed(
+        ("LOAD",), None, "inputs and targets are on the devices in time; the profile does not have their bytes"
+    )
+    if ranks > 1:
+        size = TOTALS_BYTES * (len(allocation.pipelines) if averages else 1)
+        what = f"the loss and the number of its terms over {ranks} ranks"
+        yield Untimed(("F",), size, f"not timed: {what}, {size} bytes per step")
+    if ranks > 1 and rule == "synchronous":
+        what = f"the norm of all gradients over {ranks} ranks, where a run clips them or trains in fp16"
+        yield Untimed(("NORM", "WAIT_NORM"), NORM_BYTES, f"not timed: {what}, {NORM_BYTES} bytes per step")
+    if averages and len(allocation.pipelines) > 1:
+        size = int(problem.trainable_bytes[-1])
+        what = "what each pipeline pulls of the reference model, and pushes to it"
+        yield Untimed(("AVG_PULL", "AVG_PUSH"), 2 * size, f"not timed: {what}, {2 * size} bytes per step")
+    elif problem.memory.shard_states and (size := _exchanged(problem, allocation)):
+        what = "the stepped parameters that replicas with shared-out optimizer states hand each other"
+        yield Untimed(("STEP",), size, f"not timed: {what}, {size} bytes per step over all stages")
+    yield from _copies(problem, allocation, rule)
+
+
+def _exchanged(problem: Problem, allocation: Allocation) -> int:
+    """Parameters that a replica steps for the others, of all groups of replicas; none where no stage is replicated."""
+    if all(stage.replicas == 1 for stage in allocation.stages):
+        return 0
+    return sum(_trainable(problem, group) for group in reduction_groups(allocation) if len(group.devices) > 1)
+
+
+def _trainable(problem: Problem, group: Group) -> int:
+    held = bucket_bytes(problem, group.first, group.last)
+    return int(held[group.last + 1] - held[group.first])
+
+
+def _copies(problem: Problem, allocation: Allocation, rule: UpdateRule) -> Iterator[Untimed]:
+    """Steps of the copies of tied parameters; under rules that do not sum ties, that no rank trains the plan."""
+    for tie in tied_sums(problem, allocation, rule):
+        copies = len(tie.devices) - 1
+        if copies > 0:
+            what = f"the optimizer's step of the copies of {tie.name!r} beside the first"
+            yield Untimed(("STEP",), tie.bytes * copies, f"not timed: {what}, {tie.bytes * copies} bytes per step")
+    for name, layers, size in problem.shared_parameters if rule not in SUMMING_RULES else ():
+        if any(len(own) > 1 for own in tied_stages(allocation, layers)):
+            what = f"the sum of {name!r}, {size} bytes, over the stages that share it"
+            why = f"under {rule} updates they have different versions of it, and no executor trains this"
+            yield Untimed(("REDUCE_SHARED",), size, f"not timed: {what}; {why}")

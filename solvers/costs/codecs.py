@@ -1,0 +1,72 @@
+"""Which edges of a plan encode their tensors: where the judge finds that the time saved exceeds the conversion.
+
+WPipe, appendix A.3: compression halves what travels, and is slower where transfers are short. Whether an edge gains
+depends on the other edges, so two searches start from no edge and from all: one adds the edges that make the plan
+faster, the other drops those without which it is no slower. The order of operations stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from penstock.solvers.costs.durations import transfer
+from penstock.solvers.model.allocation import Allocation, Pipeline
+from penstock.solvers.model.problem import Problem
+
+Edges = frozenset[int]
+"""Edges by the number of the stage before them."""
+
+Judge = Callable[[Allocation], int | None]
+"""Time per global batch of an allocation; None where it does not fit."""
+
+
+def with_codecs(allocation: Allocation, edges: Edges) -> Allocation:
+    """The allocation with the codec on these edges and no others."""
+    pipelines, s = [], 0
+    for pipeline in allocation.pipelines:
+        stages = tuple(
+            replace(stage, coded=(number - 1 in edges and number > s, number in edges))
+            for number, stage in enumerate(pipeline.stages, start=s)
+        )
+        s += len(stages)
+        pipelines.append(Pipeline(stages, pipeline.micro_batches))
+    return Allocation(tuple(pipelines), allocation.num_micro_batches)
+
+
+def codable_edges(problem: Problem, allocation: Allocation) -> tuple[int, ...]:
+    """Edges over which something travels that the codec takes, and whose devices' conversion is known."""
+    rows = -(-problem.global_batch_size // allocation.num_micro_batches)
+    found = []
+    for s, stage in enumerate(allocation.stages):
+        other = allocation.next(s)
+        if other is None or problem.encodable[stage.last][0] == 0 or transfer(problem, allocation, s, rows, 0) is None:
+            continue
+        kinds = {problem.devices[d].kind for d in (*stage.devices, *allocation.stages[other].devices)}
+        if kinds <= problem.codec_speeds.keys():
+            found.append(s)
+    return tuple(found)
+
+
+def best_codecs(problem: Problem, allocation: Allocation, value_ns: int, judge: Judge) -> Edges:
+    """The edges that should encode; ``value_ns``: the time without. None of them where that is not beaten."""
+    edges = codable_edges(problem, allocation)
+    known: dict[Edges, int | None] = {frozenset(): value_ns}
+
+    def time_ns(chosen: Edges) -> int | None:
+        if chosen not in known:
+            known[chosen] = judge(with_codecs(allocation, chosen))
+        return known[chosen]
+
+    added: Edges = frozenset()
+    for edge in edges:
+        now, then = time_ns(added), time_ns(added | {edge})
+        if then is not None and now is not None and then < now:
+            added |= {edge}
+    kept = frozenset(edges)
+    for edge in edges:
+        now, then = time_ns(kept), time_ns(kept - {edge})
+        if then is not None and (now is None or then <= now):
+            kept -= {edge}
+    tried = [(time, len(chosen), sorted(chosen)) for chosen in (added, kept) if (time := time_ns(chosen)) is not None]
+    return frozenset(min(tried)[2])

@@ -1,0 +1,85 @@
+"""What a device holds beside activations, and how many micro-batches fit (ALGORITHMS 1.7, 2.6)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from penstock.solvers.costs.durations import stage_costs, stage_rows
+from penstock.solvers.model.allocation import Stage
+from penstock.solvers.model.problem import Problem
+
+
+class Static(NamedTuple):
+    """Bytes that a stage holds on each of its devices for the whole step; buckets of gradients included."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return sum(self)
+
+
+def weight_bytes(problem: Problem, stage: Stage) -> tuple[int, int]:
+    """Parameters of one replica of a stage, and the trainable ones among them.
+
+    Tied weights count in the first layer that uses them; a later stage that uses them holds a copy.
+    """
+    i, j = stage.first, stage.last + 1
+    parameters = int(problem.parameter_bytes[j] - problem.parameter_bytes[i])
+    trainable = int(problem.trainable_bytes[j] - problem.trainable_bytes[i])
+    for _name, layers, size in problem.shared_parameters:
+        if any(i <= layer < j for layer in layers) and not i <= layers[0] < j:
+            parameters += size
+            trainable += size
+    return parameters, trainable
+
+
+def static_bytes(problem: Problem, stage: Stage) -> Static:
+    """Parameters, gradients and optimizer states of one replica of a stage."""
+    parameters, trainable = weight_bytes(problem, stage)
+    rules = problem.memory
+    states = trainable * rules.state_factor
+    if rules.shard_states:
+        states = -(-states // stage.replicas)
+    return Static(parameters, trainable * rules.gradient_factor, states)
+
+
+def activation_bytes(problem: Problem, stage: Stage, rows: int) -> int:
+    """What one micro-batch in flight keeps alive on a replica: its stash and its received input."""
+    kept = stage_costs(problem, stage, rows).kept_bytes
+    if problem.memory.count_buffers and stage.first > 0:
+        kept += int(problem.forward_bytes[stage.first - 1]) * stage_rows(stage, rows)
+    return kept
+
+
+def transient_bytes(problem: Problem, stage: Stage, rows: int) -> int:
+    """An upper estimate of workspace and of the buffers that are not part of a micro-batch in flight.
+
+    One receive ahead and one send behind on each side (ALGORITHMS 1.7: twice both boundaries).
+    """
+    total = stage_costs(problem, stage, rows).workspace_bytes
+    if problem.memory.count_buffers:
+        share = stage_rows(stage, rows)
+        if stage.first > 0:
+            total += (
+                int(problem.forward_bytes[stage.first - 1]) + int(problem.backward_bytes[stage.first - 1])
+            ) * share
+        if stage.last < problem.num_layers - 1:
+            total += (int(problem.forward_bytes[stage.last]) + int(problem.backward_bytes[stage.last])) * share
+    return total
+
+
+def micro_batches_that_fit(problem: Problem, stage: Stage, rows: int) -> int:
+    """D: micro-batches in flight that the stage's smallest device can hold; 0 when not even one fits.
+
+    ``rows`` is the size of the largest micro-batch. Zero-byte stashes fit without limit (2^31).
+    """
+    free = min(problem.capacity_bytes(d) - problem.devices[d].context_bytes for d in stage.devices)
+    free -= static_bytes(problem, stage).total + transient_bytes(problem, stage, rows)
+    if free < 0:
+        return 0
+    each = activation_bytes(problem, stage, rows)
+    return 2**31 if each == 0 else free // each

@@ -1,0 +1,52 @@
+"""Room for one micro-batch: what a stage needs of each of its devices, and devices that change places to have it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from penstock.solvers.costs.durations import stage_costs
+from penstock.solvers.costs.memory import static_bytes, transient_bytes
+from penstock.solvers.model.allocation import Allocation, Stage
+from penstock.solvers.model.pins import allowed_devices, exchanged
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.slices import row_classes
+
+
+def needed_bytes(problem: Problem, stage: Stage, rows: int, *, buffers: bool = False) -> int:
+    """What each device holds during a backward of a micro-batch of ``rows`` samples, its context not counted.
+
+    A recomputing stage has rebuilt by then what another one has kept. ``buffers``: with an upper estimate of those.
+    """
+    whole = replace(stage, recompute=())
+    costs = stage_costs(problem, whole, rows)
+    passing = transient_bytes(problem, whole, rows) if buffers else costs.workspace_bytes
+    return static_bytes(problem, stage).total + costs.kept_bytes + (passing if costs.backward_ns or buffers else 0)
+
+
+def free_bytes(problem: Problem, device: int) -> int:
+    """What a device has for stages: its capacity less its context."""
+    return problem.capacity_bytes(device) - problem.devices[device].context_bytes
+
+
+def with_room(problem: Problem, allocation: Allocation) -> Allocation:
+    """The allocation, its devices exchanged where one of them lacks room and others have it; the pins are kept.
+
+    Where that cannot be done with room for buffers it is done without, and where that fails nothing changes.
+    """
+    free = [free_bytes(problem, device) for device in range(problem.num_devices)]
+    if len(set(free)) == 1:
+        return allocation
+    rows = row_classes(problem.global_batch_size, allocation.num_micro_batches)[0][0]
+    for buffers in (True, False):
+        needs = {stage: needed_bytes(problem, stage, rows, buffers=buffers) for stage in allocation.stages}
+        if all(free[device] >= needs[stage] for stage in allocation.stages for device in stage.devices):
+            return allocation
+        found = exchanged(problem, allocation, lambda stage, needs=needs: _roomy(problem, stage, free, needs[stage]))  # type: ignore[misc]
+        if found is not None:
+            return found
+    return allocation
+
+
+def _roomy(problem: Problem, stage: Stage, free: list[int], needed: int) -> frozenset[int]:
+    """The devices that may hold a stage, and have as much."""
+    return frozenset(d for d in allowed_devices(problem, stage.first, stage.last) if free[d] >= needed)

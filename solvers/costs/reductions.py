@@ -1,0 +1,148 @@
+"""Which stages add up their gradients together, and the chains of buckets in which they do (ALGORITHMS 1.6).
+
+Layers are cut at every stage boundary of every pipeline: a *group* is a run of layers that one stage of each pipeline
+holds, on all their devices, each once. With one pipeline the groups are its stages. A group's buckets form a *chain*;
+a stage that accumulates ``every`` micro-batches before it steps goes through its chain once a *round*.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.solvers.costs.durations import Bucket, buckets, stage_rows
+from penstock.solvers.model.allocation import Allocation, Stage
+from penstock.solvers.model.problem import Problem
+
+
+class Group(NamedTuple):
+    """Layers ``first`` to ``last``, the stages that hold them (one of each pipeline), and all their devices."""
+
+    first: int
+    last: int
+    stages: tuple[int, ...]
+    devices: tuple[int, ...]
+
+
+class Chains(NamedTuple):
+    """Arrays for kernels; G chains of C buckets together, M memberships of stages in groups, R rounds of all chains.
+
+    Buckets of a round have the numbers ``start[g]`` to ``start[g + 1]``; over all rounds bucket k of round t of a
+    chain is number ``run_start[g] + t n + k``, n its buckets. Stage s is in the groups
+    ``member_group[member_start[s]:member_start[s + 1]]``; ``member_lead`` is where the leads of the first bucket of a
+    membership stand: four for each bucket, after a B (two row classes) or a W (two).
+    """
+
+    stage: np.ndarray
+    start: np.ndarray
+    rounds: np.ndarray
+    round_start: np.ndarray
+    run_start: np.ndarray
+    bucket_ns: np.ndarray
+    member_start: np.ndarray
+    member_group: np.ndarray
+    member_lead: np.ndarray
+    lead_ns: np.ndarray
+    every: np.ndarray
+
+
+class Reductions(NamedTuple):
+    """All reductions of a run: the bucket in its round, its group; lowest stage and number as intervals name them."""
+
+    bucket: np.ndarray
+    group: np.ndarray
+    stage: np.ndarray
+    number: np.ndarray
+
+
+def reduction_groups(allocation: Allocation) -> tuple[Group, ...]:
+    """The groups by (lowest stage, from its last layers down)."""
+    begins = [[stage.first for stage in pipeline.stages] for pipeline in allocation.pipelines]
+    cuts = sorted({first for each in begins for first in each})
+    behind = [*cuts[1:], allocation.stages[-1].last + 1]
+    below = [allocation.pipeline_of.index(p) - 1 for p in range(len(begins))]
+    groups = []
+    for first, stop in zip(cuts, behind, strict=True):
+        stages = tuple(low + bisect_right(each, first) for low, each in zip(below, begins, strict=True))
+        devices = tuple(dict.fromkeys(d for s in stages for d in allocation.stages[s].devices))
+        groups.append(Group(first, stop - 1, stages, devices))
+    return tuple(sorted(groups, key=lambda group: (group.stages[0], -group.first)))
+
+
+def group_buckets(problem: Problem, group: Group, rows: int) -> tuple[Bucket, ...]:
+    """The group's buckets, last layers first."""
+    return buckets(problem, Stage(group.first, group.last, group.devices), rows)
+
+
+def make_chains(
+    problem: Problem,
+    allocation: Allocation,
+    groups: Sequence[Group],
+    made: Sequence[Sequence[Bucket]],
+    rows: tuple[int, ...],
+    every: tuple[int, ...],
+) -> Chains:
+    """The chains of all groups; ``made`` are their buckets, ``rows`` the row classes."""
+    sizes = [len(each) for each in made]
+    rounds = [allocation.num_micro_batches // every[group.stages[0]] for group in groups]
+    members: list[list[int]] = [[] for _ in allocation.stages]
+    for g, group in enumerate(groups):
+        for s in group.stages:
+            members[s].append(g)
+    places: list[int] = []
+    leads: list[int] = []
+    for s, own in enumerate(members):
+        sums = _sums(problem, allocation.stages[s], rows) if any(sizes[g] for g in own) else []
+        for g in own:
+            places.append(len(leads) // 4)
+            leads += [int(each[b.first] - each[allocation.stages[s].first]) for b in made[g] for each in sums]
+    return Chains(
+        stage=_ints([group.stages[0] for group in groups]),
+        start=_starts(sizes),
+        rounds=_ints(rounds),
+        round_start=_starts(rounds),
+        run_start=_starts([size * count for size, count in zip(sizes, rounds, strict=True)]),
+        bucket_ns=_ints([bucket.duration_ns for each in made for bucket in each]),
+        member_start=_starts([len(own) for own in members]),
+        member_group=_ints([g for own in members for g in own]),
+        member_lead=_ints(places),
+        lead_ns=_ints(leads),
+        every=_ints(list(every)),
+    )
+
+
+def all_reductions(chains: Chains) -> Reductions:
+    """Every reduction of a run, by chain, round and bucket."""
+    sizes = np.diff(chains.start)
+    group = np.repeat(np.arange(len(sizes)), sizes * chains.rounds)
+    within = np.arange(len(group)) - chains.run_start[group]
+    of_stage = np.bincount(chains.stage, weights=sizes).astype(np.int64)
+    first_of_stage = chains.start[np.searchsorted(chains.stage, chains.stage)]
+    update_round, k = np.divmod(within, sizes[group])
+    bucket = chains.start[group] + k
+    stage = chains.stage[group]
+    number = update_round * of_stage[stage] + bucket - first_of_stage[group]
+    return Reductions(bucket, group, stage, number)
+
+
+def _sums(problem: Problem, stage: Stage, rows: tuple[int, ...]) -> list[np.ndarray]:
+    """What has to be subtracted to find how long before the end of a last B or W a layer's gradient is there."""
+    costs = [problem.costs(problem.devices[stage.devices[0]].kind, stage_rows(stage, size)) for size in rows]
+    if not problem.rules.overlap_all_reduce:
+        return [0 * costs[0].backward_ns] * 4
+    return [each for name in ("backward_ns", "weight_ns") for each in _both([getattr(cost, name) for cost in costs])]
+
+
+def _both(classes: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    return classes[0], classes[-1]
+
+
+def _ints(values: list[int]) -> np.ndarray:
+    return np.asarray(values, dtype=np.int64)
+
+
+def _starts(lengths: list[int]) -> np.ndarray:
+    return np.concatenate(([0], np.cumsum(_ints(lengths)))).astype(np.int64)

@@ -1,0 +1,108 @@
+"""Parameters tied across stages: gradients that ranks add up on their own, after the buckets and before the steps.
+
+A parameter that layers of one stage have in common is in that stage's buckets. Where its layers lie in different
+stages of a pipeline, every rank with a copy takes part in one all-reduce of its gradient (REDUCE_SHARED). Ranks wait
+for it: in a flushed step after all their operations and buckets, in a periodic plan before the step of the rank's
+lowest stage that has a copy; several are summed in the order of the profile (``lowering.updates``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.solvers.costs.durations import all_reduce_ns, bucket_bytes, ring_resources
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.update_rules import UpdateRule
+
+SUMMING_RULES: frozenset[UpdateRule] = frozenset({"synchronous", "double_buffered"})
+"""Update rules under which all stages have one version of a tied parameter; no rank runs such plans of other rules."""
+
+
+class TiedSum(NamedTuple):
+    """One tie's all-reduce: the stages with a copy, in all pipelines; their devices, ascending; what it costs."""
+
+    name: str
+    stages: tuple[int, ...]
+    devices: tuple[int, ...]
+    bytes: int
+    duration_ns: int
+    resources: tuple[int, ...]
+
+
+class Ties(NamedTuple):
+    """Arrays for kernels, by tie: its lowest stage, duration, and rounds; of all rounds, those of tie k are numbered
+    from ``run_start[k]`` on. ``periodic``: steps stand in the rows, and wait there.
+    """
+
+    periodic: bool
+    stage: np.ndarray
+    tie_ns: np.ndarray
+    rounds: np.ndarray
+    run_start: np.ndarray
+
+
+def tied_stages(allocation: Allocation, layers: Sequence[int]) -> list[list[int]]:
+    """The stages of each pipeline that hold any of some layers."""
+    users: list[list[int]] = [[] for _ in allocation.pipelines]
+    for s, stage in enumerate(allocation.stages):
+        if any(stage.first <= layer <= stage.last for layer in layers):
+            users[allocation.pipeline_of[s]].append(s)
+    return users
+
+
+@lru_cache(maxsize=64)
+def tied_sums(problem: Problem, allocation: Allocation, rule: UpdateRule = "synchronous") -> tuple[TiedSum, ...]:
+    """The ties that lie in several stages of a pipeline, in the order of the profile.
+
+    None where the parameter is frozen, as the first of its layers says, nor under rules that do not sum ties. A sum
+    whose stages all lie on one device takes no time.
+    """
+    if rule not in SUMMING_RULES:
+        return ()
+    found = []
+    for name, layers, size in problem.shared_parameters:
+        users = tied_stages(allocation, layers)
+        trainable = problem.trainable_bytes[layers[0] + 1] > problem.trainable_bytes[layers[0]]
+        if size == 0 or not trainable or all(len(own) < 2 for own in users):
+            continue
+        stages = tuple(sorted(s for own in users for s in own))
+        devices = tuple(sorted({d for s in stages for d in allocation.stages[s].devices}))
+        links = ring_resources(problem, devices) if problem.rules.shared and len(devices) > 1 else ()
+        found.append(TiedSum(name, stages, devices, size, all_reduce_ns(problem, size, devices), links))
+    return tuple(found)
+
+
+def tie_arrays(allocation: Allocation, sums: Sequence[TiedSum], every: Sequence[int], periodic: bool) -> Ties:
+    """What kernels need of the sums; ``every``: micro-batches of a round of each stage."""
+    stage = [each.stages[0] for each in sums]
+    rounds = [allocation.num_micro_batches // every[s] for s in stage]
+    return Ties(
+        periodic=periodic,
+        stage=np.asarray(stage, dtype=np.int64),
+        tie_ns=np.asarray([each.duration_ns for each in sums], dtype=np.int64),
+        rounds=np.asarray(rounds, dtype=np.int64),
+        run_start=np.concatenate(([0], np.cumsum(np.asarray(rounds, dtype=np.int64)))).astype(np.int64),
+    )
+
+
+def bytes_of_spans(problem: Problem) -> list[tuple[np.ndarray, np.ndarray]]:
+    """For stages of layers [i, j): which of them, (L + 1, L + 1) booleans, and prefix sums of what their buckets hold.
+
+    A tie counts in the first of its layers where the stage has all of them. Every stage is in one entry.
+    """
+    first, stop = np.ogrid[: problem.num_layers + 1, : problem.num_layers + 1]
+    whole: np.ndarray = np.zeros((problem.num_layers + 1, problem.num_layers + 1), dtype=np.int64)
+    for _name, layers, _size in problem.shared_parameters:
+        parted = (first <= layers[0]) & (layers[0] < stop) & ((min(layers) < first) | (max(layers) >= stop))
+        whole = np.unique(whole * 2 + parted, return_inverse=True)[1].reshape(parted.shape).astype(np.int64)
+    found = []
+    for number in np.unique(whole).tolist():
+        mask = whole == number
+        i, j = (int(v) for v in np.argwhere(mask)[0])
+        found.append((mask, bucket_bytes(problem, i, j - 1)))
+    return found

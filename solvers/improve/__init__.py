@@ -1,0 +1,5 @@
+"""From a plan to a better one: neighbourhoods, orders of operations, job shop, tabu search, remedies.
+
+May import: `solvers.model`, `solvers.costs`, `solvers.judge`, `solvers.bounds`, `solvers.schedules`.
+Start reading at `order.py`.
+"""

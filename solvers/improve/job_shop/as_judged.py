@@ -1,0 +1,94 @@
+"""The judge's rules as constraints, for private half-duplex channels and micro-batches of one size.
+
+In the plain model a transfer or an operation may wait on purpose, so that another goes first; the judge (``simulate``)
+starts what is ready. Here everything starts exactly when what it waits for has ended: its input, what its device or
+channel ran before; and a channel carries first what is ready first, at one instant the forward transfer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.schemas.program import BACKWARD, FORWARD
+from penstock.solvers.improve.job_shop.model import Model, Step
+from penstock.solvers.improve.job_shop.shop import Operation
+
+
+def keep_the_judges_rules(model: Model) -> None:
+    """Add them to a model that is built."""
+    rows = {shop_stage: row for row in range(len(model.shop.devices)) for shop_stage in model.shop.stages_of(row)}
+    number = model.shop.allocation.num_micro_batches
+
+    def steps(kind: int, s: int) -> list[Step]:
+        return [model.steps[Operation(kind, s, m, rows[s])] for m in range(number)]
+
+    for s in range(len(model.shop.allocation.stages)):
+        forwards, backwards = steps(FORWARD, s), steps(BACKWARD, s)
+        previous, after = model.shop.allocation.previous(s), model.shop.allocation.next(s)
+        made = forwards if after is None else steps(BACKWARD, after)
+        given = [None] * number if previous is None else steps(FORWARD, previous)
+        arrived = [model.transfers.get((0, -1 if previous is None else previous, m), given[m]) for m in range(number)]
+        returned = [model.transfers.get((1, -1 if after is None else after, m), made[m]) for m in range(number)]
+        _self_timed(model, (forwards, arrived), (backwards, returned), _orders(model, forwards, backwards))
+        if after is None or (0, s, 0) not in model.transfers or (1, after, 0) not in model.transfers:
+            continue
+        there = [model.transfers[0, s, m] for m in range(number)]
+        back = [model.transfers[1, after, m] for m in range(number)]
+        ahead = _orders(model, there, back)
+        for (m, k), first in ahead.items():
+            model.cp.add(forwards[m].end <= made[k].end).only_enforce_if(first)
+            model.cp.add(made[k].end + 1 <= forwards[m].end).only_enforce_if(~first)
+        _self_timed(model, (there, forwards), (back, made), ahead)
+
+
+def _end(step: Step | None) -> Any:
+    return 0 if step is None else step.end
+
+
+def _orders(model: Model, there: list[Step], back: list[Step]) -> dict[tuple[int, int], Any]:
+    """For what goes forward of micro-batch m and back of an earlier one k, a literal: m first."""
+    found = {}
+    for m in range(len(there)):
+        for k in range(m):
+            first = model.cp.new_bool_var("")
+            model.cp.add(back[k].start >= there[m].end).only_enforce_if(first)
+            model.cp.add(there[m].start >= back[k].end).only_enforce_if(~first)
+            found[m, k] = first
+    for (m, k), first in found.items():
+        for sooner in ((m - 1, k), (m, k + 1)):
+            if sooner in found:
+                model.cp.add_implication(first, found[sooner])
+    return found
+
+
+def _self_timed(
+    model: Model,
+    there: tuple[Sequence[Step], Sequence[Step | None]],
+    back: tuple[Sequence[Step], Sequence[Step | None]],
+    ahead: dict[tuple[int, int], Any],
+) -> None:
+    """Each step starts when it is ready, or when a step before it on the same device or channel ends."""
+    for m, (step, ready) in enumerate(zip(*there, strict=True)):
+        ends = [there[0][m - 1]] if m else []
+        others = [(back[0][k], ~ahead[m, k]) for k in range(m)]
+        _starts_at_one_of(model, step, [ready, *ends], others)
+    for k, (step, ready) in enumerate(zip(*back, strict=True)):
+        ends = [back[0][k - 1]] if k else []
+        others = [(there[0][m], ahead[m, k]) for m in range(k + 1, len(there[0]))]
+        _starts_at_one_of(model, step, [ready, *ends, there[0][k]], others)
+
+
+def _starts_at_one_of(model: Model, step: Step, ends: list[Step | None], others: list[tuple[Step, Any]]) -> None:
+    """When one of ``ends`` ends, or one of the others whose literal holds."""
+    chosen = []
+    for each in ends:
+        literal = model.cp.new_bool_var("")
+        model.cp.add(step.start == _end(each)).only_enforce_if(literal)
+        chosen.append(literal)
+    for each, condition in others:
+        literal = model.cp.new_bool_var("")
+        model.cp.add(step.start == each.end).only_enforce_if(literal)
+        model.cp.add_implication(literal, condition)
+        chosen.append(literal)
+    model.cp.add_bool_or(chosen)

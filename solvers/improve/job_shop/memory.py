@@ -1,0 +1,102 @@
+"""What memory lets a row do, as the judge counts bytes (ALGORITHMS 1.7, ``simulate``): limits that no order breaks.
+
+``in_flight_limits`` counts micro-batches, which CP-SAT sees through best; where a row could break its memory without
+breaking that limit, ``free_bytes`` says what all its stashes and buffers have to share.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from penstock.schemas.program import BACKWARD, FORWARD, WEIGHT
+from penstock.solvers.improve.job_shop.shop import Operation, Shop
+from penstock.solvers.judge.operation_tables import StageMemory, Tables, cost_tables
+
+
+class Limit(NamedTuple):
+    """At most ``most`` micro-batches between forward and release of a stage that has the row to itself."""
+
+    row: int
+    stage: int
+    most: int
+
+
+def in_flight_limits(shop: Shop) -> list[Limit]:
+    """For each row with one stage.
+
+    With whole backwards and stages apart a row holds no more than any of a stage before it: what is in flight here is
+    so there. A weight gradient may be later here than there, so a split backward has only its own limit.
+    """
+    found = []
+    for row in range(len(shop.devices)):
+        stages = shop.stages_of(row)
+        if len(stages) == 1:
+            found.append(Limit(row, stages[0], _most_in_flight(shop, row, stages[0])))
+    if not shop.times.stages_apart or any(each.kind == WEIGHT for each in shop.operations):
+        return found
+    least = {s: min(limit.most for limit in found if limit.stage == s) for s in {limit.stage for limit in found}}
+    return [limit._replace(most=min([limit.most, *(least[s] for s in range(limit.stage))])) for limit in found]
+
+
+def _most_in_flight(shop: Shop, row: int, s: int) -> int:
+    """As many as there can be when a release starts while there are most; at least 1.
+
+    After the forward that makes them most, the next release finds them all there, the gradient that belongs to it,
+    the stage's gradients, and its own workspace if it takes time.
+    """
+    tables = cost_tables(shop.problem, shop.allocation, shop.problem.rules.overlap_all_reduce)
+    classes = tables.memory[s]
+    releases = [shop.release(each) for each in shop.of_row[row] if each.kind == FORWARD]
+    free = _capacity(shop, row) - tables.static[s].total - min(held.received_gradient for held in classes)
+    if all(shop.duration_ns(each) > 0 for each in releases):
+        inside = all(each.kind == BACKWARD and not shop.apart(each) for each in releases)
+        free -= min(held.workspace + (held.rebuilt_inside if inside else 0) for held in classes)
+    each = min(held.stash + held.received_input for held in classes)
+    return 2**31 if each == 0 else max(1, free // each)
+
+
+def _capacity(shop: Shop, row: int) -> int:
+    problem = shop.problem
+    return min(problem.capacity_bytes(d) - problem.devices[d].context_bytes for d in shop.devices[row])
+
+
+class Room(NamedTuple):
+    """What a row's stages share beside parameters and optimizer states; None where everything fits."""
+
+    row: int
+    free_bytes: int
+    gradient_bytes: tuple[tuple[int, int], ...]
+    tables: Tables
+
+    def held(self, shop: Shop, operation: Operation) -> StageMemory:
+        """Bytes of the operation's micro-batch on its stage."""
+        classes = self.tables.memory[operation.stage]
+        return classes[min(shop.size_class[operation.micro_batch], len(classes) - 1)]
+
+
+def rooms(shop: Shop, limits: list[Limit]) -> list[Room]:
+    """The rows that could break their memory though they keep the limits."""
+    tables = cost_tables(shop.problem, shop.allocation, shop.problem.rules.overlap_all_reduce)
+    counts = {limit.row: limit.most for limit in limits}
+    found = []
+    for row in range(len(shop.devices)):
+        stages = shop.stages_of(row)
+        free = _capacity(shop, row) - sum(tables.static[s].parameters + tables.static[s].optimizer for s in stages)
+        gradients = tuple((s, tables.static[s].gradients) for s in stages)
+        room = Room(row, free, gradients, tables)
+        if _most_bytes(shop, room, counts.get(row)) > free:
+            found.append(room)
+    return found
+
+
+def _most_bytes(shop: Shop, room: Room, limit: int | None) -> int:
+    """What a row holds when everything that may be there is there at once."""
+    buffers, kept, working = 0, [], 0
+    for each in shop.of_row[room.row]:
+        held = room.held(shop, each)
+        working = max(working, held.workspace + held.rebuilt_inside)
+        if each.kind == FORWARD:
+            buffers += held.received_input + held.received_gradient + held.sent_output + held.sent_gradient
+            kept.append(held.stash + held.rebuilt_whole)
+    kept.sort(reverse=True)
+    return sum(size for _s, size in room.gradient_bytes) + buffers + sum(kept[:limit]) + working

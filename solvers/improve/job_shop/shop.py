@@ -1,0 +1,181 @@
+"""What a job shop orders: the operations of every row of a schedule, how long they take, and which are alike.
+
+A *row* is what runs on devices together (``schedule.Row``); any order of its own operations is allowed. Micro-batches
+are *alike* when they are of one size and have the same operations on the same rows.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
+from penstock.solvers.bounds.stage_times import StageTimes
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders, Row
+
+
+class Operation(NamedTuple):
+    """One operation of one row."""
+
+    kind: int
+    stage: int
+    micro_batch: int
+    row: int
+
+
+class Shop:
+    """The operations of ``orders``, whose own order does not matter."""
+
+    def __init__(self, problem: Problem, allocation: Allocation, orders: Orders) -> None:
+        self.problem = problem
+        self.allocation = allocation
+        self.devices = tuple(row.devices for row in orders.rows)
+        self.times = StageTimes(problem, allocation, orders)
+        self.operations = [
+            Operation(kind, s, m, number)
+            for number, row in enumerate(orders.rows)
+            for kind, s, m in sorted(map(tuple, row.operations.tolist()))
+        ]
+        self.forwards: dict[tuple[int, int], list[Operation]] = defaultdict(list)
+        self.gradients: dict[tuple[int, int], list[Operation]] = defaultdict(list)
+        for each in self.operations:
+            if each.kind == FORWARD:
+                self.forwards[each.stage, each.micro_batch].append(each)
+            elif each.kind in (BACKWARD, INPUT):
+                self.gradients[each.stage, each.micro_batch].append(each)
+        self._apart = {(each.row, each.stage) for each in self.operations if each.kind == RECOMPUTE}
+
+    @cached_property
+    def size_class(self) -> list[int]:
+        """The row class of each micro-batch."""
+        return [c for c, (_rows, count) in enumerate(self.times.classes) for _ in range(count)]
+
+    @cached_property
+    def groups(self) -> list[list[int]]:
+        """Micro-batches that are alike, in index order."""
+        found: dict[object, list[int]] = {}
+        for m, operations in sorted(self.of_micro_batch.items()):
+            mark = frozenset((each.kind, each.stage, each.row) for each in operations)
+            found.setdefault((self.size_class[m], mark), []).append(m)
+        return list(found.values())
+
+    @cached_property
+    def place(self) -> dict[int, tuple[int, int]]:
+        """Of each micro-batch, how many alike are before it and behind it."""
+        return {m: (i, len(group) - 1 - i) for group in self.groups for i, m in enumerate(group)}
+
+    @cached_property
+    def group_of(self) -> dict[int, int]:
+        """The number of each micro-batch's group."""
+        return {m: number for number, group in enumerate(self.groups) for m in group}
+
+    @cached_property
+    def of_micro_batch(self) -> dict[int, list[Operation]]:
+        """Its operations."""
+        found: dict[int, list[Operation]] = defaultdict(list)
+        for each in self.operations:
+            found[each.micro_batch].append(each)
+        return found
+
+    @cached_property
+    def of_row(self) -> list[list[Operation]]:
+        """A row's operations."""
+        found: list[list[Operation]] = [[] for _ in self.devices]
+        for each in self.operations:
+            found[each.row].append(each)
+        return found
+
+    def stages_of(self, row: int) -> list[int]:
+        """The stages that a row runs."""
+        return sorted({each.stage for each in self.of_row[row]})
+
+    @property
+    def judgeable(self) -> bool:
+        """Whether ``as_judged`` knows the judge's rules.
+
+        Private half-duplex channels, one row for each stage, whole backwards, micro-batches all alike, no ties.
+        """
+        rules = self.problem.rules
+        alone = self.times.stages_apart and len(self.devices) == len(self.allocation.stages)
+        whole = all(each.kind in (FORWARD, BACKWARD) for each in self.operations)
+        return (
+            not rules.shared
+            and rules.channel == "half"
+            and alone
+            and whole
+            and len(self.groups) == 1
+            and not self.times.ties
+        )
+
+    def apart(self, operation: Operation) -> bool:
+        """Whether recomputations are operations of their own there."""
+        return (operation.row, operation.stage) in self._apart
+
+    def duration_ns(self, operation: Operation) -> int:
+        """As the judge counts it."""
+        cost = self.times.costs[operation.stage][self.size_class[operation.micro_batch]]
+        again = 0 if self.apart(operation) else cost.recompute_ns
+        return {
+            FORWARD: cost.forward_ns,
+            BACKWARD: cost.backward_ns + again,
+            INPUT: cost.backward_ns - cost.weight_ns + again,
+            WEIGHT: cost.weight_ns,
+            RECOMPUTE: cost.recompute_ns,
+        }[operation.kind]
+
+    def release(self, operation: Operation) -> Operation:
+        """What ends the micro-batch's stay on the row: its backward, or its weight gradient."""
+        split = operation._replace(kind=WEIGHT)
+        return split if split in self._known else operation._replace(kind=BACKWARD)
+
+    @cached_property
+    def _known(self) -> frozenset[Operation]:
+        return frozenset(self.operations)
+
+    def depth(self, operation: Operation) -> int:
+        """A number that grows along the way of a micro-batch."""
+        behind = 2 * (2 * len(self.allocation.stages) - operation.stage)
+        return {FORWARD: operation.stage, RECOMPUTE: behind - 1, WEIGHT: behind + 1}.get(operation.kind, behind)
+
+    def orders(self, name: str, starts: Iterable[tuple[Operation, int, int]]) -> Orders:
+        """Each row by start, given (operation, start, size); at one instant what takes no time first."""
+        rows: list[list[tuple[int, bool, int, Operation]]] = [[] for _ in self.devices]
+        for each, start, size in starts:
+            rows[each.row].append((start, size > 0, self.depth(each), each))
+        made = (np.asarray([each[:3] for _start, _sized, _depth, each in sorted(row)], np.int32) for row in rows)
+        return Orders(name, tuple(Row(*pair) for pair in zip(self.devices, made, strict=True)))
+
+
+def whole_backwards(allocation: Allocation) -> Orders:
+    """Rows for an allocation without a schedule: devices that run the same operations together, backwards whole."""
+    held: dict[int, tuple[int, ...]] = {}
+    for device in dict.fromkeys(d for stage in allocation.stages for d in stage.devices):
+        held[device] = tuple(s for s, stage in enumerate(allocation.stages) if device in stage.devices)
+    rows: dict[tuple[object, ...], list[int]] = {}
+    for device, stages in held.items():
+        turns = any(allocation.stages[s].dispatch == "round_robin" for s in stages)
+        rows.setdefault((stages, device if turns else None), []).append(device)
+    made = []
+    for devices in rows.values():
+        operations = [
+            (kind, s, m)
+            for kind in (FORWARD, BACKWARD)
+            for m in range(allocation.num_micro_batches)
+            for s in held[devices[0]]
+            if _takes(allocation, s, devices[0], m)
+        ]
+        made.append(Row(tuple(devices), np.asarray(operations, dtype=np.int32).reshape(-1, 3)))
+    return Orders("any order", tuple(made))
+
+
+def _takes(allocation: Allocation, s: int, device: int, m: int) -> bool:
+    stage = allocation.stages[s]
+    if m not in allocation.micro_batches(s):
+        return False
+    return stage.dispatch == "rows" or stage.devices[m % stage.replicas] == device

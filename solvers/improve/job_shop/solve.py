@@ -1,0 +1,206 @@
+"""Asking CP-SAT, and reading its answer back as orders."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Any
+
+from penstock.solvers.improve.job_shop.shop import Shop, whole_backwards
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders, Row
+from penstock.solvers.model.timeline import Timeline
+
+if TYPE_CHECKING:
+    from ortools.sat.python import cp_model
+
+
+EFFORT = 5.0
+"""CP-SAT's deterministic time for a question."""
+SHORT = 8
+"""Each of the shorter horizons may take one part in so many of what effort is left."""
+POLL_S = 0.1
+NAME = "job-shop"
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """Is there a step of at most ``at_most_ns``, given that none is below ``at_least_ns``?
+
+    ``schedule`` says which operations each row has; their order does not matter (None: whole backwards, devices that
+    hold the same stages together). ``as_judged``: nothing waits on purpose, and a channel carries first what is ready
+    first, as in the judge's step. With ``workers`` CP-SAT searches in several ways in turn.
+    """
+
+    problem: Problem
+    allocation: Allocation
+    at_most_ns: int
+    at_least_ns: int = 0
+    as_judged: bool = False
+    effort: float = EFFORT
+    schedule: Orders | None = None
+    workers: int = 1
+
+    def shop(self) -> Shop:
+        """What is ordered."""
+        return Shop(self.problem, self.allocation, self.schedule or whole_backwards(self.allocation))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """No step takes less than ``bound_ns``. ``orders`` is the best one found; None: there is none, or none yet.
+
+    ``proven``: the bound is the optimum of the model, or no step is as short as asked for. ``spent``: deterministic
+    time.
+    """
+
+    bound_ns: int
+    orders: Orders | None
+    proven: bool
+    spent: float
+
+
+Listener = Callable[[Orders], None]
+
+
+def never() -> bool:
+    """Nobody stops it."""
+    return False
+
+
+def solve(
+    question: Question,
+    hint: Timeline | None = None,
+    *,
+    stopped: Callable[[], bool] = never,
+    on_orders: Listener | None = None,
+) -> Answer:
+    """The shortest step of an allocation, or a bound on it.
+
+    ``hint`` is a judged step to begin with, of the question's schedule; it is the answer where CP-SAT finds nothing
+    better. The horizon rises: mostly the optimum is the bound known before or near it, and short horizons are quickly
+    decided. ``on_orders`` hears of every solution. The same question has the same answer, unless it is ``stopped``:
+    the request's seed, a limit on deterministic time, workers that take turns.
+    """
+    shop = question.shop()
+    low, gap = question.at_least_ns, question.at_most_ns - question.at_least_ns
+    answer = Answer(low, None, True, 0.0)
+    horizons = sorted({low, low + gap // 4, low + gap // 2, low + gap}) if gap >= 0 else []
+    for horizon in horizons:
+        last = horizon == horizons[-1]
+        effort = question.effort - answer.spent
+        rest = replace(question, at_most_ns=horizon, at_least_ns=max(low, answer.bound_ns))
+        begin = hint if hint is not None and hint.time_per_global_batch_ns <= horizon else None
+        run = _Run(shop, replace(rest, effort=effort if last else effort / SHORT), begin, stopped, on_orders)
+        found = run.answer()
+        answer = Answer(
+            bound_ns=max(answer.bound_ns, found.bound_ns),
+            orders=found.orders,
+            proven=found.proven and (last or found.orders is not None),
+            spent=answer.spent + found.spent,
+        )
+        if answer.orders is not None or answer.spent >= question.effort or stopped():
+            break
+    if answer.orders is None and hint is not None and hint.time_per_global_batch_ns <= question.at_most_ns:
+        rows = tuple(Row(track.devices, track.operations) for track in hint.tracks)
+        return replace(answer, orders=Orders(NAME, rows), proven=answer.bound_ns >= hint.time_per_global_batch_ns)
+    return answer
+
+
+class _Run:
+    """One horizon."""
+
+    def __init__(
+        self,
+        shop: Shop,
+        question: Question,
+        hint: Timeline | None,
+        stopped: Callable[[], bool],
+        on_orders: Listener | None,
+    ) -> None:
+        from penstock.solvers.improve.job_shop.as_judged import keep_the_judges_rules
+        from penstock.solvers.improve.job_shop.hint import give_hint
+        from penstock.solvers.improve.job_shop.model import MOST_UNITS, Model
+
+        self.question, self.stopped, self.on_orders = question, stopped, on_orders
+        unit = 1 + question.at_most_ns // MOST_UNITS
+        self.model = model = Model(shop, question.at_most_ns // unit, unit)
+        model.build()
+        model.cp.add(model.makespan >= question.at_least_ns // unit)
+        if question.as_judged:
+            keep_the_judges_rules(model)
+        model.cp.minimize(model.makespan)
+        if hint is not None:
+            give_hint(model, hint)
+
+    def answer(self) -> Answer:
+        """What CP-SAT says."""
+        from ortools.sat.python import cp_model
+
+        question, model = self.question, self.model
+        solver = cp_model.CpSolver()
+        _set_up(solver, question)
+        with _Watch(solver, self.stopped):
+            status = solver.solve(model.cp, self._callback())
+        spent = solver.deterministic_time
+        assert status != cp_model.MODEL_INVALID, model.cp.validate()
+        if status == cp_model.INFEASIBLE:
+            return Answer(question.at_most_ns + 1, None, True, spent)
+        reached, bound = solver.best_objective_bound, question.at_least_ns
+        if math.isfinite(reached):
+            bound = max(bound, round(reached) * model.unit_ns)
+        if status == cp_model.UNKNOWN:
+            return Answer(bound, None, False, spent)
+        return Answer(bound, self._orders(solver.value), status == cp_model.OPTIMAL, spent)
+
+    def _orders(self, value: Callable[[Any], int]) -> Orders:
+        steps = self.model.steps.items()
+        return self.model.shop.orders(NAME, [(each, value(step.start), step.size) for each, step in steps])
+
+    def _callback(self) -> cp_model.CpSolverSolutionCallback | None:
+        from ortools.sat.python import cp_model
+
+        if self.on_orders is None:
+            return None
+        tell, orders = self.on_orders, self._orders
+
+        class Callback(cp_model.CpSolverSolutionCallback):
+            def on_solution_callback(self) -> None:
+                tell(orders(self.value))
+
+        return Callback()
+
+
+def _set_up(solver: cp_model.CpSolver, question: Question) -> None:
+    parameters = solver.parameters
+    parameters.num_workers = question.workers
+    parameters.interleave_search = question.workers > 1
+    parameters.linearization_level = 0
+    parameters.cp_model_probing_level = 0
+    parameters.random_seed = question.problem.seed % 2**31
+    parameters.max_deterministic_time = max(0.0, question.effort)
+
+
+class _Watch:
+    """Stops a solver soon after ``stopped`` says so, also in the middle of its work."""
+
+    def __init__(self, solver: cp_model.CpSolver, stopped: Callable[[], bool]) -> None:
+        self._solver, self._stopped, self._done = solver, stopped, Event()
+        self._thread = Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> None:
+        if self._stopped is not never:
+            self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._done.wait(POLL_S):
+            if self._stopped():
+                self._solver.stop_search()

@@ -1,0 +1,249 @@
+"""Large neighbourhood search over partition, placement, warm-ups, micro-batches, recomputation and order.
+
+From the best plan and from even ones, by rounds. A round begins with some plans, and walks: the plan that is shortest
+under the usual warm-ups (``scores``) is judged if it may be better than the best, and its small moves are scored, until
+some steps in a row have found nothing. The first round begins with everything; the next ones free neighbouring stages
+of the best plan, two, three, ... of them at every place, and repair them (``repair``); then windows are drawn. Every
+improvement has its warm-up mended, and is tried with all numbers of micro-batches. At last other orders than warm-ups
+are asked for (``closing``), for the plans that may still be better.
+
+All limits are counts, what is drawn comes from the request's seed: the same request gives the same plans.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from typing import NamedTuple
+
+from penstock.solvers.improve.neighbourhood.moves import even_stages, moved
+from penstock.solvers.improve.neighbourhood.recut import recuts
+from penstock.solvers.improve.neighbourhood.repair import Repairs
+from penstock.solvers.improve.neighbourhood.scores import Plan, Score, Scores, Vector
+from penstock.solvers.improve.order import close
+from penstock.solvers.model.allocation import Allocation, single_pipeline
+from penstock.solvers.model.micro_batches import candidates, dapple_replicas
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders, Schedule
+from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.planners.trial import Trial
+from penstock.solvers.solve.session import Session
+
+NEVER = 2**62
+EFFORT = 4.0
+"""Default effort: about seconds of one core."""
+DETOUR = 16
+"""Plans up to 1/16 above the best plan are passed through."""
+FIRST_PATIENCE, PATIENCE = 24, 4
+"""Steps without an improvement that end the first round, and another."""
+WIDTHS = (2, 3, 4)
+MOST_REPAIRS = 400
+IDLE_ROUNDS = 40
+"""Rounds in a row without an improvement that end the search."""
+MOST_OPERATIONS = 320
+"""Forwards and backwards of a plan whose order is asked for."""
+CLOSING = 0.3
+"""Effort for orders, of all plans together."""
+SECOND = 1_000_000_000
+
+
+def search(session: Session, effort: float = EFFORT) -> Iterator[Proposal]:
+    """Every improvement of the session's best plan. ``effort`` is about seconds of one core, but counted."""
+    best = session.best
+    if best is None or best.update_rule != "synchronous":
+        return
+    problem, value_ns = session.problem, best.value_ns
+
+    def stopped() -> bool:
+        return session.done or session.deadline.passed
+
+    if isinstance(best.schedule, Orders):
+        name, overlap = best.schedule.name, best.overlap_all_reduce
+        for plan, better_ns in recuts(problem, best.allocation, best.schedule, overlap, value_ns, stopped):
+            value_ns = better_ns
+            yield Proposal(plan, (name,), overlaps=(overlap,), fixed=best.schedule)
+    found = Search(problem, value_ns, int(effort * SECOND), stopped)
+    for trial in found.run(best.allocation if is_movable(best.allocation) else None, best.schedule):
+        yield _proposal(problem, trial)
+
+
+def _proposal(problem: Problem, trial: Trial) -> Proposal:
+    overlaps = (problem.rules.overlap_all_reduce,)
+    return Proposal(trial.allocation, (trial.orders.name,), overlaps=overlaps, fixed=trial.orders)
+
+
+def is_movable(allocation: Allocation) -> bool:
+    """One pipeline, stages on devices of their own, replicas by rows."""
+    devices = [d for stage in allocation.stages for d in stage.devices]
+    by_rows = all(stage.dispatch == "rows" for stage in allocation.stages)
+    return len(allocation.pipelines) == 1 and len(set(devices)) == len(devices) and by_rows
+
+
+class Item(NamedTuple):
+    """A plan to look at, the shortest first; a number breaks ties."""
+
+    value_ns: int
+    number: int
+    score: Score
+
+
+@dataclass
+class Search:
+    """One search. ``value_ns`` is that of the best plan known; ``effort`` in counted ns; ``stopped``: enough."""
+
+    problem: Problem
+    value_ns: int
+    effort: int
+    stopped: Callable[[], bool] = lambda: False
+    best: Trial | None = None
+    _centre: Plan | None = None
+    _heap: list[Item] = field(default_factory=list)
+    _numbers: Iterator[int] = field(default_factory=count)
+    _hopeful: dict[Plan, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._scores = Scores(self.problem)
+        self._batches = sorted({b.num_micro_batches for b in candidates(self.problem, dapple_replicas(self.problem))})
+
+    def run(self, start: Allocation | None, schedule: Schedule | None) -> Iterator[Trial]:
+        """Every improvement on the plan to start from, if there is one, and on those with even stages."""
+        shapes = dict.fromkeys([*((start.stages,) if start else ()), *even_stages(self.problem)])
+        begin = [(number, stages) for stages in shapes for number in self._batches]
+        if start is not None:
+            self._centre = start.num_micro_batches, start.stages
+            begin += [self._centre, *self._around(self._centre)]
+            if isinstance(schedule, Orders) and schedule.name == "early-backward":
+                yield from self._mended(self._centre, schedule.warmup)
+        yield from self._round(begin, FIRST_PATIENCE)
+        yield from self._rounds()
+        yield from self._reordered()
+
+    @property
+    def _enough(self) -> bool:
+        return self._scores.spent >= self.effort or self.stopped()
+
+    @property
+    def _horizon_ns(self) -> int:
+        """Plans up to here are looked around from, because better ones may lie behind them."""
+        return self.value_ns + self.value_ns // DETOUR
+
+    def _rounds(self) -> Iterator[Trial]:
+        """Windows at every place of the best plan while that helps, then drawn ones."""
+        repairs, idle = Repairs(self.problem, MOST_REPAIRS), 0
+        draw = random.Random(self.problem.seed)
+        while self._centre is not None and idle < IDLE_ROUNDS and not self._enough:
+            before = self.value_ns
+            for low, high in _windows(len(self._centre[1])):
+                number, stages = self._centre
+                plans = ((number, each) for each in repairs.of(stages, low, high, draw))
+                yield from self._round(plans, PATIENCE)
+                idle = 0 if self.value_ns < before else idle + 1
+                if self.value_ns < before or self._enough:
+                    break
+            else:
+                yield from self._drawn(repairs, draw)
+                idle += 1
+
+    def _drawn(self, repairs: Repairs, draw: random.Random) -> Iterator[Trial]:
+        """A round from a wide window, at a place that is drawn."""
+        assert self._centre is not None
+        number, stages = self._centre
+        width = draw.randint(1, len(stages))
+        low = draw.randint(0, len(stages) - width)
+        yield from self._round([(number, each) for each in repairs.of(stages, low, low + width, draw)], PATIENCE)
+
+    def _round(self, plans: Iterable[Plan], patience: int) -> Iterator[Trial]:
+        """Walk from some plans until so many steps in a row have found nothing."""
+        self._heap = []
+        self._push(plans)
+        left = patience
+        while self._heap and left > 0 and not self._enough:
+            score = heapq.heappop(self._heap).score
+            left -= 1
+            if score.value_ns < self.value_ns:
+                trial = self._scores.fitting(score, self.value_ns)
+                if trial is not None:
+                    left = patience
+                    yield self._take(trial)
+                    yield from self._mended(score.plan, trial.orders.warmup)
+            if score.bound_ns < self._horizon_ns:
+                self._push(self._around(score.plan))
+
+    def _push(self, plans: Iterable[Plan]) -> None:
+        for score in self._scores.fresh(plans, self._horizon_ns):
+            self._hopeful[score.plan] = score.bound_ns
+            heapq.heappush(self._heap, Item(score.value_ns, next(self._numbers), score))
+
+    def _around(self, plan: Plan) -> Iterator[Plan]:
+        """Small moves, and all numbers of micro-batches."""
+        number, stages = plan
+        for each in moved(self.problem, stages):
+            yield number, each
+        for other in self._batches:
+            yield other, stages
+
+    def _take(self, trial: Trial) -> Trial:
+        self.best, self.value_ns = trial, trial.value_ns
+        self._centre = trial.allocation.num_micro_batches, trial.allocation.stages
+        return trial
+
+    def _mended(self, plan: Plan, warmup: Vector) -> Iterator[Trial]:
+        """Other warm-ups for a plan, each step the best of those that are near, while that helps."""
+        while not self._enough:
+            near = list(dict.fromkeys(_near(warmup, plan[0])))
+            timed = tuple(sorted(zip(self._scores.times(plan, near), near, strict=True)))
+            trial = self._scores.fitting(Score(timed[0][0], 0, plan, timed), self.value_ns)
+            if trial is None:
+                return
+            warmup = trial.orders.warmup
+            yield self._take(trial)
+
+    def _reordered(self) -> Iterator[Trial]:
+        """Other orders than warm-ups for the plans that may still be better, while the effort lasts."""
+        effort = CLOSING
+        hopeful = sorted(self._hopeful.items(), key=lambda each: each[1])
+        for (number, stages), bound_ns in hopeful:
+            if bound_ns >= self.value_ns or effort <= 0 or self.stopped():
+                return
+            plan = single_pipeline(stages, number)
+            if 2 * len(stages) * number > MOST_OPERATIONS:
+                continue
+            closed = close(
+                self.problem,
+                plan,
+                None,
+                overlap=self.problem.rules.overlap_all_reduce,
+                value_ns=self.value_ns,
+                effort=effort,
+                stopped=self.stopped,
+            )
+            effort -= closed.spent
+            if closed.schedule is not None:
+                yield self._take(Trial(closed.value_ns, plan, closed.schedule))
+
+
+def _windows(stages: int) -> Iterator[tuple[int, int]]:
+    """(first, stop) of every window, narrow ones first."""
+    for width in sorted({min(width, stages) for width in (1, *WIDTHS)}):
+        for low in range(stages - width + 1):
+            yield low, low + width
+
+
+def _near(warmup: Vector, batches: int) -> Iterator[Vector]:
+    """Up to two micro-batches more or less on one stage, one more on all up to it, or one less from it on."""
+    for s in range(len(warmup)):
+        for change in (1, -1, 2, -2):
+            yield _clamped((*warmup[:s], warmup[s] + change, *warmup[s + 1 :]), batches)
+        yield _clamped((*(k + 1 for k in warmup[: s + 1]), *warmup[s + 1 :]), batches)
+        yield _clamped((*warmup[:s], *(k - 1 for k in warmup[s:])), batches)
+
+
+def _clamped(warmup: Vector, batches: int) -> Vector:
+    """Between 1 and M; a stage keeps what it has, and those before it have at least as many."""
+    found: list[int] = []
+    for k in reversed(warmup):
+        found.append(min(max(1, k, *found[-1:]), batches))
+    return tuple(reversed(found))

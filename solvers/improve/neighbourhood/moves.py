@@ -1,0 +1,178 @@
+"""Small moves: the plans that differ from one by a cut, a run of cuts, a device, a stage or its recomputation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations, pairwise
+
+import numpy as np
+
+from penstock.solvers.model.allocation import Stage
+from penstock.solvers.model.problem import Problem
+
+STEPS = (1, 2, 4, 8)
+"""How many cuttable positions a cut moves at a time."""
+REACH = 3
+"""Devices move to stages and change places with stages at most so far away."""
+RUN = 12
+"""Cuts that move together at most."""
+MOST_STAGES = 64
+"""Of the plans that are made here; others have as many as they have."""
+
+Stages = tuple[Stage, ...]
+
+
+def moved(problem: Problem, stages: Stages) -> Iterator[Stages]:
+    """The stages after each small move; some occur more than once."""
+    cuts = np.flatnonzero(problem.cuttable).tolist()
+    for made in _moved(problem, stages, cuts):
+        yield as_asked(problem, made)
+
+
+def replaced(problem: Problem, stages: Stages) -> Iterator[Stages]:
+    """One device out of use in the place of one of another node or kind."""
+    used = {d for stage in stages for d in stage.devices}
+    spare = _one_per_node(problem, [d for d in range(problem.num_devices) if d not in used])
+    for s, stage in enumerate(stages):
+        for own in _one_per_node(problem, stage.devices):
+            for device in spare:
+                yield _held(stages, {s: tuple(device if d == own else d for d in stage.devices)})
+
+
+def even_stages(problem: Problem, devices: Sequence[int] | None = None) -> Iterator[Stages]:
+    """Plans to begin with: 1 to 8, 16, 32 … stages that share blocks of layers and devices evenly, node by node.
+
+    ``devices``: those to use, by default all.
+    """
+    cuts = np.flatnonzero(problem.cuttable).tolist()
+    held = tuple(range(problem.num_devices)) if devices is None else tuple(devices)
+    blocks, most = len(cuts) + 1, len(held)
+    count = 1
+    while count <= min(blocks, most, MOST_STAGES):
+        stops = [-1, *(cuts[blocks * s // count - 1] for s in range(1, count)), problem.num_layers - 1]
+        shares = [held[most * s // count : most * (s + 1) // count] for s in range(count)]
+        yield as_asked(problem, tuple(Stage(stops[s] + 1, stops[s + 1], shares[s]) for s in range(count)))
+        count += 1 if count < 8 else count
+
+
+def as_asked(problem: Problem, stages: Stages) -> Stages:
+    """Every stage recomputing, where the request wants it always."""
+    if problem.recompute != "always":
+        return stages
+    return tuple(replace(stage, recompute=((stage.first, stage.last),)) for stage in stages)
+
+
+def _moved(problem: Problem, stages: Stages, cuts: list[int]) -> Iterator[Stages]:
+    yield from _other_cuts(stages, cuts)
+    yield from _other_runs(stages, cuts)
+    yield from _other_devices(problem, stages)
+    yield from _merged(stages)
+    yield from _split(stages, cuts)
+    if problem.recompute == "auto":
+        yield from _recomputing(stages)
+
+
+def _other_cuts(stages: Stages, cuts: list[int]) -> Iterator[Stages]:
+    for s, (one, two) in enumerate(pairwise(stages)):
+        at = cuts.index(one.last)
+        for step in (sign * size for size in STEPS for sign in (-1, 1)):
+            if 0 <= at + step < len(cuts) and one.first <= cuts[at + step] < two.last:
+                yield _with(stages, s, (_layers(one, one.first, cuts[at + step]), _layers(two, cuts[at + step] + 1)))
+
+
+def _other_runs(stages: Stages, cuts: list[int]) -> Iterator[Stages]:
+    """Two or more neighbouring cuts one place forwards or back: a block goes from a stage to one further on."""
+    at = [cuts.index(stage.last) for stage in stages[:-1]]
+    for s in range(len(at)):
+        for stop in range(s + 2, min(len(at), s + RUN) + 1):
+            for step in (-1, 1):
+                new = [k + step for k in at[s:stop]]
+                low = at[s - 1] if s else -1
+                high = at[stop] if stop < len(at) else len(cuts)
+                if low < new[0] and new[-1] < high:
+                    lasts = [*(cuts[k] for k in new), stages[stop].last]
+                    firsts = [stages[s].first, *(last + 1 for last in lasts[:-1])]
+                    parts = zip(stages[s : stop + 1], firsts, lasts, strict=True)
+                    yield _with(stages, s, tuple(_layers(*part) for part in parts), len(lasts))
+
+
+def _other_devices(problem: Problem, stages: Stages) -> Iterator[Stages]:
+    """One device to another stage or out of use, one out of use into a stage, two in exchange."""
+    used = {d for stage in stages for d in stage.devices}
+    spare = _one_per_node(problem, [d for d in range(problem.num_devices) if d not in used])
+    for s, stage in enumerate(stages):
+        for device in spare:
+            yield _held(stages, {s: (*stage.devices, device)})
+        if stage.replicas > 1:
+            for device in _one_per_node(problem, stage.devices):
+                rest = tuple(d for d in stage.devices if d != device)
+                yield _held(stages, {s: rest})
+                for t in range(max(0, s - REACH), min(len(stages), s + REACH + 1)):
+                    if t != s:
+                        yield _held(stages, {s: rest, t: (*stages[t].devices, device)})
+    for s, t in combinations(range(len(stages)), 2):
+        if t - s <= REACH:
+            yield from _exchanged(problem, stages, s, t)
+
+
+def _exchanged(problem: Problem, stages: Stages, s: int, t: int) -> Iterator[Stages]:
+    """All devices of two stages in exchange, or one for one."""
+    if stages[s].replicas != stages[t].replicas or stages[s].replicas > 1:
+        yield _held(stages, {s: stages[t].devices, t: stages[s].devices})
+    for u in _one_per_node(problem, stages[s].devices):
+        for v in _one_per_node(problem, stages[t].devices):
+            if problem.devices[u].node != problem.devices[v].node or problem.devices[u].kind != problem.devices[v].kind:
+                one = tuple(v if d == u else d for d in stages[s].devices)
+                yield _held(stages, {s: one, t: tuple(u if d == v else d for d in stages[t].devices)})
+
+
+def _merged(stages: Stages) -> Iterator[Stages]:
+    """Two neighbours as one, on the devices of both, or of either."""
+    for s, (one, two) in enumerate(pairwise(stages)):
+        both = Stage(one.first, two.last, tuple(sorted(one.devices + two.devices)))
+        for devices in dict.fromkeys((both.devices, one.devices, two.devices)):
+            yield _with(stages, s, (_layers(replace(both, devices=devices, recompute=one.recompute), one.first),))
+
+
+def _split(stages: Stages, cuts: list[int]) -> Iterator[Stages]:
+    """A replicated stage as two, the layers about as the devices."""
+    for s, stage in enumerate(stages):
+        inside = [cut for cut in cuts if stage.first <= cut < stage.last]
+        for own in range(1, stage.replicas if inside else 1):
+            middle = round(own * (len(inside) + 1) / stage.replicas) - 1
+            for at in sorted({min(max(0, middle + shift), len(inside) - 1) for shift in (-1, 0, 1)}):
+                for here, there in (
+                    (stage.devices[:own], stage.devices[own:]),
+                    (stage.devices[-own:], stage.devices[:-own]),
+                ):
+                    front = replace(_layers(stage, stage.first, inside[at]), devices=here)
+                    yield _with(stages, s, (front, replace(_layers(stage, inside[at] + 1), devices=there)), 1)
+
+
+def _recomputing(stages: Stages) -> Iterator[Stages]:
+    for s, stage in enumerate(stages):
+        again = () if stage.recompute else ((stage.first, stage.last),)
+        yield _with(stages, s, (replace(stage, recompute=again),), 1)
+
+
+def _with(stages: Stages, s: int, new: Stages, old: int = 2) -> Stages:
+    return stages[:s] + new + stages[s + old :]
+
+
+def _held(stages: Stages, devices: dict[int, tuple[int, ...]]) -> Stages:
+    return tuple(
+        replace(stage, devices=tuple(sorted(devices[s]))) if s in devices else stage for s, stage in enumerate(stages)
+    )
+
+
+def _layers(stage: Stage, first: int, last: int | None = None) -> Stage:
+    """The stage with other layers; it recomputes whole if it did."""
+    end = stage.last if last is None else last
+    return replace(stage, first=first, last=end, recompute=((first, end),) if stage.recompute else ())
+
+
+def _one_per_node(problem: Problem, devices: Sequence[int]) -> list[int]:
+    """The last device of each node and kind."""
+    last = {(problem.devices[d].node, problem.devices[d].kind): d for d in devices}
+    return sorted(last.values())

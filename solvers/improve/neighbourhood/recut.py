@@ -1,0 +1,85 @@
+"""Other cuts under a plan's own order: for several parts on a device, split backwards, several pipelines.
+
+An order names stages, not layers, so it stays one when the cuts between them move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+
+from penstock.solvers.judge.simulate import makespan_ns, simulate
+from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
+from penstock.solvers.model.pins import broken_pin
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders
+
+STEPS = (1, -1, 2, -2, 4, -4)
+"""How many cuttable places a cut moves at a time."""
+MOST_OPERATIONS = 3_000_000
+"""Operations that are simulated at most."""
+
+
+def recuts(
+    problem: Problem,
+    allocation: Allocation,
+    orders: Orders,
+    overlap: bool,
+    value_ns: int,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Iterator[tuple[Allocation, int]]:
+    """Ever better plans and their times: the first move of a cut that helps is taken, cut after cut."""
+    size = sum(len(row.operations) for row in orders.rows)
+    left = MOST_OPERATIONS // max(1, size)
+    edges = [s for s in range(len(allocation.stages)) if allocation.next(s) is not None]
+    since = 0
+    while edges and since < len(edges):
+        for plan in list(_moved(problem, allocation, edges[0])):
+            if left <= 0 or stopped():
+                return
+            left -= 1
+            value = makespan_ns(problem, plan, orders, overlap=overlap)
+            if value < value_ns and _fits(problem, plan, orders, overlap):
+                allocation, value_ns, since = plan, value, 0
+                yield plan, value
+                break
+        else:
+            since += 1
+            edges = edges[1:] + edges[:1]
+
+
+def _fits(problem: Problem, plan: Allocation, orders: Orders, overlap: bool) -> bool:
+    uses = simulate(problem, plan, orders, overlap=overlap).uses
+    return all(use.memory.total <= problem.capacity_bytes(d) for d, use in uses.items())
+
+
+def _moved(problem: Problem, plan: Allocation, s: int) -> Iterator[Allocation]:
+    """The plan with the cut behind a stage elsewhere."""
+    cuts = np.flatnonzero(problem.cuttable).tolist()
+    one, two = plan.stages[s], plan.stages[s + 1]
+    at = cuts.index(one.last)
+    for step in STEPS:
+        if 0 <= at + step < len(cuts) and one.first <= cuts[at + step] < two.last:
+            last = cuts[at + step]
+            changed = {s: _layers(one, one.first, last), s + 1: _layers(two, last + 1, two.last)}
+            moved = _with(plan, changed)
+            if not problem.pins or broken_pin(problem, moved) is None:
+                yield moved
+
+
+def _layers(stage: Stage, first: int, last: int) -> Stage:
+    """The stage with other layers; it recomputes whole if it did."""
+    return replace(stage, first=first, last=last, recompute=((first, last),) if stage.recompute else ())
+
+
+def _with(plan: Allocation, changed: dict[int, Stage]) -> Allocation:
+    stages = [changed.get(s, stage) for s, stage in enumerate(plan.stages)]
+    stops = np.cumsum([0, *(len(pipeline.stages) for pipeline in plan.pipelines)]).tolist()
+    pipelines = [
+        Pipeline(tuple(stages[low:high]), pipeline.micro_batches)
+        for pipeline, (low, high) in zip(plan.pipelines, pairwise(stops), strict=True)
+    ]
+    return Allocation(tuple(pipelines), plan.num_micro_batches)

@@ -1,0 +1,255 @@
+"""Local search over plans without a flush: cuts, replicas and how they are fed, devices, recomputation, micro-batches.
+
+From the best plan and from even stages, by rounds. A round is a walk: the plan whose period promises most is judged and
+its small moves are given their periods, until some plans in a row were no better than the best one. The next rounds
+begin a few random moves away from the best plan. Periods are those of ``eager``'s patterns, by the cycles of what waits
+for what: they order the plans and prove nothing.
+
+All limits are counts, what is drawn comes from the request's seed: the same request gives the same plans.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import count
+from math import lcm
+from typing import NamedTuple
+
+from penstock.schemas.errors import PenstockError
+from penstock.solvers.costs.durations import UNREACHABLE_NS
+from penstock.solvers.improve.neighbourhood.moves import Stages, even_stages, moved, replaced
+from penstock.solvers.model.allocation import Allocation, single_pipeline
+from penstock.solvers.model.micro_batches import candidates, dapple_replicas
+from penstock.solvers.model.pins import broken_pin
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.update_rules import UpdateRule
+from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.schedules.periodic.eager import bytes_needed, eager, fitted_depth, noam, period_ns, stage_works
+from penstock.solvers.solve.session import Session
+
+DEEPER = (2, 3, 4, 6)
+"""Depths to try, as halves of NOAM's."""
+DETOUR = 16
+"""Plans that promise up to 1/16 more than the best plan takes are judged and passed through."""
+FIRST_PATIENCE, PATIENCE = 32, 8
+"""Judged plans without an improvement that end the first round, and another."""
+IDLE_ROUNDS = 24
+"""Rounds in a row without an improvement that end the search."""
+KICKS = 4
+"""Random moves at most before a round."""
+LONGEST_TURN = 2_000
+"""Micro-batches after which replicas in turn, and the global batch, begin anew; longer turns take too long to judge."""
+SCORED_NS, JUDGED_NS = 150_000, 6_000
+"""Counted for the period of a plan, by its stages, and for a judged plan, by forwards and backwards of a turn."""
+SECOND = 1_000_000_000
+
+Plan = tuple[int, Stages]
+"""The number of micro-batches, and stages on devices of their own."""
+
+
+class Item(NamedTuple):
+    """A plan to look at, the shortest first; a number breaks ties. ``depths``: the most promising ones."""
+
+    promise_ns: int
+    number: int
+    plan: Plan
+    depths: tuple[tuple[int, ...], ...]
+
+
+def search(session: Session, rule: UpdateRule, effort: float) -> Iterator[Proposal]:
+    """Plans under the rule that may be better than the session's best plan. ``effort``: about seconds, but counted."""
+    found = Search(session, rule, int(effort * SECOND))
+    yield from found.run()
+
+
+@dataclass
+class Search:
+    """One search. ``effort`` in counted ns; ``_centre`` is the best plan that can be moved.
+
+    ``_least_ns``: while there is no such plan, the least that any has promised.
+    """
+
+    session: Session
+    rule: UpdateRule
+    effort: int
+    _centre: Plan | None = None
+    _least_ns: int = UNREACHABLE_NS
+    _heap: list[Item] = field(default_factory=list)
+    _numbers: Iterator[int] = field(default_factory=count)
+    _seen: set[Plan] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._problem: Problem = self.session.problem
+        made = candidates(self._problem, dapple_replicas(self._problem))
+        self._batches = sorted({batch.num_micro_batches for batch in made})
+
+    def run(self) -> Iterator[Proposal]:
+        """The plans that promise to be better, each for the session to judge."""
+        self._take()
+        even = [(number, stages) for stages in self._even() for number in self._batches]
+        begin = [*even, *self._around(self._centre)] if self._centre is not None else even
+        yield from self._round(begin, FIRST_PATIENCE)
+        draw, idle = random.Random(self._problem.seed), 0
+        while self._centre is not None and idle < IDLE_ROUNDS and not self._enough:
+            before = self._value_ns
+            kicked = self._kicked(self._centre, draw)
+            yield from self._round([kicked, *self._around(kicked)], PATIENCE)
+            idle = 0 if self._value_ns < before else idle + 1
+
+    @property
+    def _enough(self) -> bool:
+        return self.effort <= 0 or self.session.done or self.session.deadline.passed
+
+    @property
+    def _value_ns(self) -> int:
+        return UNREACHABLE_NS if self.session.best is None else self.session.best.value_ns
+
+    def _take(self) -> None:
+        """Begin from the session's best plan, where it is one that can be moved."""
+        best = self.session.best
+        if best is not None and best.update_rule == self.rule and _is_line(best.allocation):
+            self._centre = best.allocation.num_micro_batches, best.allocation.stages
+
+    def _even(self) -> Iterator[Stages]:
+        """Even stages on all devices, on those of each kind and of each node; replicas by rows and in turn."""
+        devices = self._problem.devices
+        groups = [tuple(range(len(devices)))]
+        groups += [tuple(d for d, each in enumerate(devices) if each.kind == kind) for kind in self._kinds()]
+        groups += [tuple(node) for node in self._problem.nodes()]
+        for group in dict.fromkeys(groups):
+            for stages in even_stages(self._problem, group):
+                yield stages
+                yield _in_turn(stages)
+
+    def _kinds(self) -> list[str]:
+        return sorted({device.kind for device in self._problem.devices})
+
+    def _round(self, plans: Iterable[Plan], patience: int) -> Iterator[Proposal]:
+        """Walk from some plans until so many in a row were no better."""
+        self._heap = []
+        self._push(plans)
+        left = patience
+        while self._heap and left > 0 and not self._enough:
+            item = heapq.heappop(self._heap)
+            if item.promise_ns > self._horizon_ns:
+                return
+            before = self._value_ns
+            if item.promise_ns <= before + before // DETOUR:
+                yield from self._proposals(item)
+            left -= 1
+            if self._value_ns < before:
+                self._take()
+                left = patience
+            self._push(self._around(item.plan))
+
+    @property
+    def _horizon_ns(self) -> int:
+        """Plans up to here are looked around from, because better ones may lie beyond them."""
+        known_ns = self._value_ns if self._centre is not None else max(self._value_ns, self._least_ns)
+        return known_ns + known_ns // DETOUR
+
+    def _proposals(self, item: Item) -> Iterator[Proposal]:
+        number, stages = item.plan
+        allocation = single_pipeline(stages, number)
+        overlaps = (self._problem.rules.overlap_all_reduce,)
+        for depth in item.depths:
+            self.effort -= JUDGED_NS * 2 * len(stages) * _turn(item.plan)
+            try:
+                pattern = eager(self._problem, allocation, update_rule=self.rule, depth=depth)
+            except PenstockError:  # micro-batches in flight that two weight versions do not allow
+                continue
+            yield Proposal(allocation, (pattern.name,), "best", overlaps, self.rule, pattern)
+
+    def _push(self, plans: Iterable[Plan]) -> None:
+        for plan in plans:
+            if self._enough:
+                return
+            if plan in self._seen:
+                continue
+            self._seen.add(plan)
+            if self._may_be(plan):
+                item = self._item(plan)
+                if item is not None and item.promise_ns <= self._horizon_ns:
+                    heapq.heappush(self._heap, item)
+
+    def _item(self, plan: Plan) -> Item | None:
+        """The plan with the shortest period of its depths; None where it does not fit."""
+        self.effort -= SCORED_NS * len(plan[1])
+        problem, rule = self._problem, self.rule
+        allocation = single_pipeline(plan[1], plan[0])
+        base = noam(allocation)
+        wanted = [(1,) * len(base), *([each * half // 2 for each in base] for half in DEEPER)]
+        depths = {fitted_depth(problem, allocation, rule, each) for each in wanted}
+        if not _fits(problem, allocation, rule, min(depths)):
+            return None
+        works = stage_works(problem, allocation, rule)
+        ranked = sorted((period_ns(works, depth), depth) for depth in depths)
+        best = [depth for period, depth in ranked if period == ranked[0][0]]
+        bursts = any(stage.dispatch == "round_robin" for stage in plan[1])
+        if self._centre is None:
+            self._least_ns = min(self._least_ns, ranked[0][0] * plan[0])
+        chosen = tuple(dict.fromkeys((best[0], best[-1]))) if bursts else (best[0],)
+        return Item(ranked[0][0] * plan[0], next(self._numbers), plan, chosen)
+
+    def _may_be(self, plan: Plan) -> bool:
+        """Whether the micro-batches feed the replicas, turns end soon, and pins are kept."""
+        number, stages = plan
+        rows = self._problem.global_batch_size // number
+        fed = all(s.dispatch == "round_robin" or rows // s.replicas >= self._problem.min_slice for s in stages)
+        turns = [s.replicas for s in stages if s.dispatch == "round_robin"]
+        short = _turn(plan) <= max(LONGEST_TURN, number)
+        complete = self.rule == "weight_stashing" or max(turns, default=1) <= number
+        return fed and short and complete and broken_pin(self._problem, single_pipeline(stages, number)) is None
+
+    def _around(self, plan: Plan) -> Iterator[Plan]:
+        """Small moves, replicas fed in another way, and all numbers of micro-batches."""
+        number, stages = plan
+        for each in (*moved(self._problem, stages), *replaced(self._problem, stages)):
+            yield number, _plain(each)
+            yield number, _in_turn(each)
+        for s, stage in enumerate(stages):
+            if stage.replicas > 1:
+                other = replace(stage, dispatch="rows" if stage.dispatch == "round_robin" else "round_robin")
+                yield number, (*stages[:s], other, *stages[s + 1 :])
+        for batches in self._batches:
+            yield batches, stages
+
+    def _kicked(self, plan: Plan, draw: random.Random) -> Plan:
+        """The plan some random moves on; moves that make no plan are left out."""
+        for _ in range(draw.randint(2, KICKS)):
+            near = [each for each in self._around(plan) if self._may_be(each)]
+            self.effort -= SCORED_NS
+            plan = draw.choice(near) if near else plan
+        return plan
+
+
+def _is_line(allocation: Allocation) -> bool:
+    """One pipeline, stages on devices of their own."""
+    devices = [d for stage in allocation.stages for d in stage.devices]
+    return len(allocation.pipelines) == 1 and len(set(devices)) == len(devices)
+
+
+def _turn(plan: Plan) -> int:
+    """Micro-batches after which all replicas in turn, and the global batch, begin anew."""
+    return lcm(plan[0], *(stage.replicas for stage in plan[1] if stage.dispatch == "round_robin"))
+
+
+def _fits(problem: Problem, allocation: Allocation, rule: UpdateRule, depth: tuple[int, ...]) -> bool:
+    """Whether the states, versions and stashes have room, buffers aside."""
+    for number, stage in enumerate(allocation.stages):
+        room = min(problem.capacity_bytes(d) - problem.devices[d].context_bytes for d in stage.devices)
+        if bytes_needed(problem, allocation, rule, number, depth[number]) > room:
+            return False
+    return True
+
+
+def _plain(stages: Stages) -> Stages:
+    """Single devices take no turns."""
+    return tuple(replace(stage, dispatch="rows") if stage.replicas == 1 else stage for stage in stages)
+
+
+def _in_turn(stages: Stages) -> Stages:
+    return tuple(replace(stage, dispatch="round_robin" if stage.replicas > 1 else "rows") for stage in stages)

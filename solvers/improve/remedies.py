@@ -1,0 +1,132 @@
+"""What would make an infeasible request feasible: changes tried in order, the first that works is named.
+
+ALGORITHMS B.2: recompute → more stages, hence more devices → smaller micro-batches → optimizer states shared by the
+replicas, a leaner optimizer. Every remedy named was tried: the changed problem has a plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.solvers.model.network import Cable, Network
+from penstock.solvers.model.problem import Problem
+
+MAX_NODE_COPIES = 8
+MAX_DEVICES = 512
+MASTER_COPY_FACTORS = (6, 4)
+"""State factors of mixed precision with Adam and momentum; 2 of them are the fp32 master copy's."""
+
+
+class Remedy(NamedTuple):
+    """A changed problem, and the setting that changes it."""
+
+    sentence: str
+    problem: Problem
+
+
+def find_remedy(problem: Problem, feasible: Callable[[Problem], bool]) -> str | None:
+    """The first remedy whose problem has a plan, as a sentence; None when none of them helps."""
+    return next((r.sentence for r in remedies(problem) if feasible(r.problem)), None)
+
+
+def remedies(problem: Problem) -> Iterator[Remedy]:
+    """Changed problems, the cheapest change first, each alone; at last all but the larger cluster together."""
+    if problem.recompute == "never":
+        yield Remedy("allow recomputation: recompute auto (--recompute auto)", replace(problem, recompute="auto"))
+    yield from _more_devices(problem)
+    for size in _smaller_sizes(problem):
+        changed = replace(problem, micro_batch_sizes=(size,), min_slice=min(size, problem.min_slice))
+        slices = f" with min_slice {size}" if size < problem.min_slice else ""
+        yield Remedy(f"smaller micro-batches: micro_batch_sizes [{size}]{slices}", changed)
+    leaner = list(_leaner_memory(problem))
+    yield from leaner
+    sizes = list(_smaller_sizes(problem))[-1:]
+    most = replace(problem, recompute="auto" if problem.recompute == "never" else problem.recompute)
+    words = ["recompute auto"] if problem.recompute == "never" else []
+    if sizes:
+        most = replace(most, micro_batch_sizes=tuple(sizes), min_slice=min(sizes[0], problem.min_slice))
+        words.append(f"micro_batch_sizes {sizes} with min_slice {most.min_slice}")
+    if leaner:
+        memory = replace(problem.memory, headroom_bytes=0, shard_states=True, state_factor=_kept_factor(problem))
+        most = replace(most, memory=memory)
+        words += [remedy.sentence.split(": ", 1)[1] for remedy in leaner]
+    if len(words) > 1:
+        yield Remedy(f"all of these together: {'; '.join(words)}", most)
+
+
+def _leaner_memory(problem: Problem) -> Iterator[Remedy]:
+    """Optimizer states shared by the replicas, an optimizer without states, no headroom."""
+    rules = problem.memory
+    if rules.state_factor and not rules.shard_states:
+        changed = replace(problem, memory=replace(rules, shard_states=True))
+        yield Remedy("share the optimizer states: memory.optimizer_sharding over_replicas", changed)
+    if rules.state_factor:
+        changed = replace(problem, memory=replace(rules, state_factor=_kept_factor(problem)))
+        precision = "" if _kept_factor(problem) else " with memory.precision full"
+        yield Remedy(f"an optimizer without states: memory.optimizer sgd{precision}", changed)
+    if rules.headroom_bytes:
+        changed = replace(problem, memory=replace(rules, headroom_bytes=0))
+        yield Remedy("no headroom: memory.headroom_bytes 0", changed)
+
+
+def _kept_factor(problem: Problem) -> int:
+    """The state factor without momentum and variance: that of the master copy, where there is one for certain."""
+    return 2 if problem.memory.state_factor in MASTER_COPY_FACTORS else 0
+
+
+def _smaller_sizes(problem: Problem) -> Iterator[int]:
+    """Half of the smallest size, and so on to 1; without sizes everything from ``min_slice`` was tried already."""
+    size = min(problem.micro_batch_sizes, default=problem.min_slice)
+    while size > 1:
+        size //= 2
+        yield size
+
+
+def _more_devices(problem: Problem) -> Iterator[Remedy]:
+    """The cluster with 1, 3, 7 … further copies of its last node, while layers can use them."""
+    if problem.network.matrix_bytes_per_s is not None:
+        return
+    nodes = problem.nodes()
+    last = problem.network.node_names[-1]
+    hung_on = any(cable.a == last or cable.b == last for cable in problem.network.cables)
+    size = len(nodes[-1])
+    copies = 1
+    while hung_on and copies <= MAX_NODE_COPIES and problem.num_devices + copies * size <= MAX_DEVICES:
+        if problem.num_devices + (copies // 2) * size >= problem.num_layers:
+            return
+        kind = problem.devices[-1].kind
+        plural = "s" if copies > 1 else ""
+        yield Remedy(
+            f"more stages: {copies} more node{plural} like {last!r} ({copies * size} devices of kind {kind!r})",
+            extended(problem, copies),
+        )
+        copies = 2 * copies + 1
+
+
+def extended(problem: Problem, copies: int) -> Problem:
+    """The problem with ``copies`` further nodes like the last one, wired like it."""
+    network = problem.network
+    last = network.node_names[-1]
+    model = [d for d in problem.devices if d.node == len(network.node_names) - 1]
+    names, nodes, insides = list(network.device_names), list(network.node_names), list(network.insides)
+    node_of, cables, devices = list(network.node_of), list(network.cables), list(problem.devices)
+    for copy in range(1, copies + 1):
+        renamed = {d.name: f"{d.name}+{copy}" for d in model} | {last: f"{last}+{copy}"}
+        for device in model:
+            names.append(renamed[device.name])
+            node_of.append(len(nodes))
+            devices.append(replace(device, name=renamed[device.name], node=len(nodes)))
+        nodes.append(renamed[last])
+        insides.append(network.insides[-1])
+        cables += [
+            Cable(renamed.get(c.a, c.a), renamed.get(c.b, c.b), *c[2:])
+            for c in network.cables
+            if c.a in renamed or c.b in renamed
+        ]
+    wider = Network(tuple(names), tuple(nodes), tuple(node_of), tuple(insides), tuple(cables))
+    assert len(np.unique(wider.device_names)) == len(devices)
+    return replace(problem, network=wider, devices=tuple(devices))

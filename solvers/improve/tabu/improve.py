@@ -1,0 +1,168 @@
+"""``improve``: a better order for a plan's rows by tabu search under the judge's own rules (BOUNDS Part II, 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.bounds.stage_times import StageTimes
+from penstock.solvers.costs.memory import static_bytes
+from penstock.solvers.improve.tabu.path_kernel import KINDS, Search, prepare
+from penstock.solvers.improve.tabu.search_kernel import EVENTS, FREE, FULL, HALF, search_orders
+from penstock.solvers.judge.lanes import Lanes, make_lanes
+from penstock.solvers.judge.operation_tables import DURATION, FLOW, LINES, Tables, cost_tables
+from penstock.solvers.judge.simulate import goes_in_order, simulate
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders, Row
+
+PIECE = 2000
+"""Steps between two looks at memory, and at whether to stop; at least."""
+ROUNDS, TIMED = 5, 20_000_000
+"""Of long rows that a worklist times, so many steps for each operation, and at most so many operations timed."""
+
+
+class Improvement(NamedTuple):
+    """The best order that fits, the given one if none is better; its time by the judge; orders that were timed."""
+
+    orders: Orders
+    value_ns: int
+    steps: int
+
+
+def improve(
+    problem: Problem,
+    allocation: Allocation,
+    orders: Orders,
+    *,
+    steps: int,
+    seed: int = 0,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Improvement:
+    """Search among the orders near ``orders``, one flushed step of any kind whose rows can run; at most so many steps.
+
+    A stage's operations of one kind stay in their order. The same arguments give the same answer, unless ``stopped``
+    says to stop. Raises UnsupportedRequest for rows with steps in them.
+    """
+    if orders.update_every:
+        raise UnsupportedRequest(
+            f"Schedule {orders.name} has optimizer steps in its rows; the tabu search takes one flushed step.",
+            remedy="give it the orders of one flushed step",
+        )
+    tables = cost_tables(problem, allocation, problem.rules.overlap_all_reduce)
+    timeline = simulate(problem, allocation, orders)
+    best = Improvement(orders, timeline.time_per_global_batch_ns, 0)
+    lanes = make_lanes(tables, orders)
+    search = _search(problem, allocation, orders, lanes, seed)
+    clock = kernel_for(tables, lanes)
+    longest = _longest_piece(clock, len(lanes.arrays.row))
+    rows, batches = lanes.arrays.row.copy(), lanes.arrays.batch.copy()
+    spent = 0
+    while spent < steps and not stopped():
+        piece = min(longest, steps - spent)
+        value, taken = search_orders(
+            tables.flows,
+            tables.chains,
+            tables.ties,
+            lanes.arrays,
+            np.asarray(tables.update_ns, dtype=np.int64),
+            clock,
+            search,
+            piece,
+        )
+        spent += taken
+        if value < best.value_ns:
+            found = _orders(orders, lanes)
+            short = _short_lanes(problem, allocation, found)
+            if not short:
+                best = Improvement(found, int(value), spent)
+                rows, batches = lanes.arrays.row.copy(), lanes.arrays.batch.copy()
+                continue
+            peaks = _peaks(lanes, search)
+            lanes.arrays.row[:], lanes.arrays.batch[:] = rows, batches
+            prepare(lanes.arrays, search)
+            held = _peaks(lanes, search)
+            search.room[short] = np.maximum(peaks[short] - 1, held[short])
+        lanes.arrays.row[:], lanes.arrays.batch[:] = rows, batches
+    return best._replace(steps=spent)
+
+
+def _longest_piece(clock: int, operations: int) -> int:
+    """Steps of a piece: the longer the rows, the longer the search goes on without a better order."""
+    return PIECE if clock == EVENTS else max(PIECE, min(ROUNDS * operations, TIMED // operations))
+
+
+def kernel_for(tables: Tables, lanes: Lanes) -> int:
+    """The fastest kernel that times these rows as the judge does."""
+    if goes_in_order(tables, lanes):
+        return FULL if tables.problem.rules.channel == "full" else FREE
+    if tables.problem.rules.shared or tables.problem.rules.channel != "half" or not lanes.one_lane_per_stage:
+        return EVENTS
+    following = tables.flows.next
+    if ((following >= 0) & (following != np.arange(1, len(following) + 1))).any():
+        return EVENTS
+    used = lanes.arrays.table[np.unique(lanes.arrays.row)]
+    takes_time = used[used[:, FLOW] >= 0, DURATION] > 0
+    return HALF if takes_time.all() else EVENTS
+
+
+def _search(problem: Problem, allocation: Allocation, orders: Orders, lanes: Lanes, seed: int) -> Search:
+    """What the search keeps; a lane with one stage counts micro-batches in flight, one with several their bytes."""
+    arrays, times = lanes.arrays, StageTimes(problem, allocation, orders)
+    slots, count = len(lanes.slot_stage), len(arrays.row)
+    weight, room = np.ones(slots, dtype=np.int64), np.zeros(len(lanes.devices), dtype=np.int64)
+    for lane, own in enumerate(lanes.slots):
+        stages = [lanes.slot_stage[slot] for slot in own]
+        if len(own) == 1:
+            room[lane] = times.in_flight(stages[0])
+            continue
+        weight[list(own)] = [times.flight_bytes(s) for s in stages]
+        held = sum(static_bytes(problem, allocation.stages[s]).total for s in stages)
+        room[lane] = (
+            min(problem.capacity_bytes(d) - problem.devices[d].context_bytes for d in lanes.devices[lane]) - held
+        )
+    search = Search(
+        place=np.full((slots, 2, allocation.num_micro_batches), -1, dtype=np.int64),
+        weight=weight,
+        room=room,
+        level=np.zeros(count, dtype=np.int64),
+        until=np.zeros(1 << 16, dtype=np.int64),
+        random=np.asarray([(2 * seed + 1) * 0x9E3779B97F4A7C15 % 2**64], dtype=np.uint64),
+        candidates=np.zeros(4 * count, dtype=np.int64),
+    )
+    prepare(arrays, search)
+    room[:] = np.maximum(room, _peaks(lanes, search))
+    return search
+
+
+def _peaks(lanes: Lanes, search: Search) -> np.ndarray:
+    """The most in flight on each lane, in the order that the lanes hold."""
+    bounds = lanes.arrays.lane_start.tolist()
+    peaks = [search.level[low:high].max(initial=0) for low, high in pairwise(bounds)]
+    return np.asarray(peaks, dtype=np.int64)
+
+
+def _short_lanes(problem: Problem, allocation: Allocation, orders: Orders) -> list[int]:
+    """The rows whose devices lack memory."""
+    uses = simulate(problem, allocation, orders).uses
+    return [
+        lane
+        for lane, row in enumerate(orders.rows)
+        if any(uses[device].memory.total > problem.capacity_bytes(device) for device in row.devices)
+    ]
+
+
+def _orders(orders: Orders, lanes: Lanes) -> Orders:
+    """What the lanes hold now."""
+    arrays = lanes.arrays
+    stage = np.asarray(lanes.slot_stage, dtype=np.int32)
+    operations = np.column_stack((arrays.row // 2 % KINDS, stage[arrays.row // LINES], arrays.batch)).astype(np.int32)
+    rows = []
+    for lane, row in enumerate(orders.rows):
+        low, high = int(arrays.lane_start[lane]), int(arrays.lane_start[lane + 1])
+        rows.append(Row(row.devices, operations[low:high]))
+    return Orders("tabu", tuple(rows))

@@ -1,0 +1,5 @@
+"""Compiled clocks: when every operation starts, by event heap, by worklist, or for batches of plans.
+
+May import: `solvers.model`, `solvers.compiled`, and the arrays of `judge/operation_tables.py`.
+Start reading at `events.py`, the reference engine; `worklist.py` for private channels.
+"""

@@ -1,0 +1,277 @@
+"""Makespans of many plans: chains of stages in early-backward order, private channels. No event heap, no start times.
+
+A stage runs until its next input is unknown. Where both ways of an edge share a channel (``HALF``), the channel takes
+the transfer that is ready first, forwards before backwards: it is taken as soon as nothing earlier can come the other
+way. That is so when the other sender waits for this very channel, or cannot have made anything by then; and the
+earliest of all waiting transfers can always be taken, because whatever is made later follows an arrival (so operations
+must take time). O(operations), and a look over the stages for each time that nothing else goes on.
+"""
+
+# mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.solvers.compiled.decorators import beside, inner, loop
+
+FREE, FULL, HALF = 0, 1, 2
+"""Channel kinds: nothing but time, one channel for each way of an edge, one for both."""
+NEVER = 2**62
+FORWARD_NS, BACKWARD_NS, UPDATE_NS, BEHIND_NS = 0, 2, 4, 5
+"""Columns of a piece: forward and backward by row class, the step, and what follows the last backward at least."""
+OUT_NS, BACK_NS = 0, 2
+"""Columns of a hop, by row class; -1 where nothing travels."""
+
+
+class Plans(NamedTuple):
+    """N plans of at most S stages: how many stages, their pieces, the hops behind them, the warm-ups; (N, S) int32."""
+
+    stages: np.ndarray
+    pieces: np.ndarray
+    hops: np.ndarray
+    warmups: np.ndarray
+
+
+class Walk(NamedTuple):
+    """Where one plan stands; (S,) or, by micro-batch, (S, M).
+
+    ``time``, forwards ``ahead`` and backwards ``done`` of each stage; when activations and gradients have
+    ``arrived`` (2, S, M) and how many; when transfers were ``ready`` (2, S, M), how many were ``made`` and ``sent``,
+    by the edge's lower stage; when channels are ``free`` (2, S); stages to ``visit``, and whether they are listed.
+    """
+
+    time: np.ndarray
+    ahead: np.ndarray
+    done: np.ndarray
+    arrived: np.ndarray
+    here: np.ndarray
+    ready: np.ndarray
+    made: np.ndarray
+    sent: np.ndarray
+    free: np.ndarray
+    visit: np.ndarray
+    listed: np.ndarray
+
+
+class Chain(NamedTuple):
+    """One plan: the times of each stage (S, 6) and of each hop (S, 4), warm-ups, M, the first of row class 1."""
+
+    stage: np.ndarray
+    hop: np.ndarray
+    warmup: np.ndarray
+    stages: int
+    batches: int
+    cut: int
+    channel: int
+
+
+@beside
+def private_makespans(
+    pieces: np.ndarray,
+    hops: np.ndarray,
+    plans: Any,
+    batches: int,
+    cut: int,
+    channel: int,
+    makespans: np.ndarray,
+    ready: np.ndarray,
+) -> None:
+    """Write the makespan of each plan, NEVER for one that waits for ever; ``pieces`` (n, 6), ``hops`` (n, 4) int64.
+
+    ``ready`` (N, S): when each stage has run everything but its step.
+    """
+    most = plans.pieces.shape[1]
+    walk = Walk(
+        np.empty(most, dtype=np.int64),
+        np.empty(most, dtype=np.int64),
+        np.empty(most, dtype=np.int64),
+        np.empty((2, most, batches), dtype=np.int64),
+        np.empty((2, most), dtype=np.int64),
+        np.empty((2, most, batches), dtype=np.int64),
+        np.empty((2, most), dtype=np.int64),
+        np.empty((2, most), dtype=np.int64),
+        np.empty((2, most), dtype=np.int64),
+        np.empty(most, dtype=np.int64),
+        np.empty(most, dtype=np.bool_),
+    )
+    stage = np.empty((most, 6), dtype=np.int64)
+    hop = np.empty((most, 4), dtype=np.int64)
+    for n in range(plans.stages.size):
+        count = plans.stages[n]
+        for s in range(count):
+            stage[s] = pieces[plans.pieces[n, s], :6]
+            hop[s] = hops[plans.hops[n, s], :4]
+        chain = Chain(stage, hop, plans.warmups[n], count, batches, cut, channel)
+        makespans[n] = _makespan(chain, walk)
+        for s in range(count):
+            ready[n, s] = walk.time[s] + stage[s, BEHIND_NS] - stage[s, UPDATE_NS]
+
+
+@loop
+def _makespan(chain: Chain, walk: Walk) -> int:
+    _begin(chain, walk)
+    head, waiting = 0, chain.stages
+    while True:
+        while waiting > 0:
+            s = walk.visit[head]
+            head = head + 1 if head + 1 < chain.stages else 0
+            waiting -= 1
+            walk.listed[s] = False
+            woken = _run(chain, walk, s)
+            if chain.channel == HALF:
+                woken |= _send(chain, walk, s - 1, s) if s > 0 else 0
+                woken |= _send(chain, walk, s, s) if s + 1 < chain.stages else 0
+            for way in range(3):
+                other = s + way - 1
+                if woken & (1 << way) and not walk.listed[other]:
+                    walk.listed[other] = True
+                    tail = head + waiting
+                    walk.visit[tail if tail < chain.stages else tail - chain.stages] = other
+                    waiting += 1
+        other = _send_earliest(chain, walk) if chain.channel == HALF else -1
+        if other < 0:
+            break
+        walk.listed[other] = True
+        walk.visit[head] = other
+        waiting = 1
+    last = 0
+    for s in range(chain.stages):
+        if walk.done[s] < chain.batches:
+            return NEVER
+        last = max(last, walk.time[s] + chain.stage[s, BEHIND_NS])
+    return last
+
+
+@inner
+def _begin(chain: Chain, walk: Walk) -> None:
+    for s in range(chain.stages):
+        walk.time[s] = walk.ahead[s] = walk.done[s] = 0
+        walk.visit[s] = s
+        walk.listed[s] = True
+        for way in range(2):
+            walk.here[way, s] = walk.made[way, s] = walk.sent[way, s] = walk.free[way, s] = 0
+    walk.here[0, 0] = chain.batches
+    walk.here[1, chain.stages - 1] = chain.batches
+
+
+@inner
+def _forward_is_next(chain: Chain, walk: Walk, s: int) -> bool:
+    return walk.ahead[s] < min(chain.batches, chain.warmup[s] + walk.done[s])
+
+
+@loop
+def _run(chain: Chain, walk: Walk, s: int) -> int:
+    """Run a stage until it blocks; bits of the stages that received something: 1 the one before, 4 the one behind."""
+    woken = 0
+    t = walk.time[s]
+    last = chain.stages - 1
+    while walk.done[s] < chain.batches:
+        if _forward_is_next(chain, walk, s):
+            m = walk.ahead[s]
+            if m >= walk.here[0, s]:
+                break
+            t = (t if s == 0 else max(t, walk.arrived[0, s, m])) + chain.stage[s, FORWARD_NS + (m >= chain.cut)]
+            walk.ahead[s] = m + 1
+            if s < last:
+                woken |= _pass(chain, walk, 0, s, s + 1, m, t, chain.hop[s, OUT_NS + (m >= chain.cut)])
+        else:
+            m = walk.done[s]
+            if m >= walk.here[1, s]:
+                break
+            t = (t if s == last else max(t, walk.arrived[1, s, m])) + chain.stage[s, BACKWARD_NS + (m >= chain.cut)]
+            walk.done[s] = m + 1
+            if s > 0:
+                woken |= _pass(chain, walk, 1, s - 1, s - 1, m, t, chain.hop[s - 1, BACK_NS + (m >= chain.cut)])
+    walk.time[s] = t
+    return woken
+
+
+@inner
+def _pass(chain: Chain, walk: Walk, way: int, edge: int, target: int, m: int, t: int, takes: int) -> int:
+    """Hand over what was made at ``t``: at once, over a channel of its own, or to the queue of a shared one."""
+    if takes >= 0 and chain.channel == HALF:
+        walk.ready[way, edge, m] = t
+        walk.made[way, edge] = m + 1
+        return 0
+    if takes >= 0:
+        if chain.channel == FULL:
+            t = max(t, walk.free[way, edge])
+            walk.free[way, edge] = t + takes
+        t += takes
+    walk.arrived[way, target, m] = t
+    walk.here[way, target] = m + 1
+    return 4 if way == 0 else 1
+
+
+@loop
+def _send(chain: Chain, walk: Walk, edge: int, visited: int) -> int:
+    """Take from an edge's two queues what can be taken for certain; bits as ``_run``, 2 the visited stage itself."""
+    woken = 0
+    while True:
+        forward, backward = walk.sent[0, edge], walk.sent[1, edge]
+        out, back = forward < walk.made[0, edge], backward < walk.made[1, edge]
+        if not out and not back:
+            return woken
+        there = walk.ready[0, edge, forward] if out else _next_forward(chain, walk, edge)
+        home = walk.ready[1, edge, backward] if back else _next_backward(chain, walk, edge + 1)
+        if out and there <= home:
+            target = _take(chain, walk, 0, edge)
+        elif back and home < there:
+            target = _take(chain, walk, 1, edge)
+        else:
+            return woken
+        woken |= 1 << (target - visited + 1)
+
+
+@inner
+def _take(chain: Chain, walk: Walk, way: int, edge: int) -> int:
+    """The channel carries the head of one of its queues; the stage that receives it."""
+    m = walk.sent[way, edge]
+    takes = chain.hop[edge, (BACK_NS if way else OUT_NS) + (m >= chain.cut)]
+    t = max(walk.free[0, edge], walk.ready[way, edge, m]) + takes
+    walk.free[0, edge] = t
+    walk.sent[way, edge] = m + 1
+    target = edge if way else edge + 1
+    walk.arrived[way, target, m] = t
+    walk.here[way, target] = m + 1
+    return target
+
+
+@inner
+def _next_forward(chain: Chain, walk: Walk, s: int) -> int:
+    """No forward of stage s is ready before; NEVER if it waits for a gradient over the same channel."""
+    m = walk.ahead[s]
+    if m == chain.batches or chain.hop[s, OUT_NS] < 0:
+        return NEVER
+    step = walk.time[s] + chain.stage[s, FORWARD_NS + (m >= chain.cut)]
+    if _forward_is_next(chain, walk, s):
+        return step
+    done = walk.done[s]
+    return step + chain.stage[s, BACKWARD_NS + (done >= chain.cut)] if done < walk.here[1, s] else NEVER
+
+
+@inner
+def _next_backward(chain: Chain, walk: Walk, s: int) -> int:
+    """No backward of stage s is ready before; NEVER if it waits for an activation over the same channel."""
+    done = walk.done[s]
+    if done == chain.batches or chain.hop[s - 1, BACK_NS] < 0:
+        return NEVER
+    step = walk.time[s] + chain.stage[s, BACKWARD_NS + (done >= chain.cut)]
+    if not _forward_is_next(chain, walk, s):
+        return step
+    m = walk.ahead[s]
+    return step + chain.stage[s, FORWARD_NS + (m >= chain.cut)] if m < walk.here[0, s] else NEVER
+
+
+@inner
+def _send_earliest(chain: Chain, walk: Walk) -> int:
+    """Take the earliest of all waiting transfers; the stage that receives it, -1 when there is none."""
+    first, edge, way = NEVER, -1, 0
+    for e in range(chain.stages - 1):
+        for w in range(2):
+            if walk.sent[w, e] < walk.made[w, e] and walk.ready[w, e, walk.sent[w, e]] < first:
+                first, edge, way = walk.ready[w, e, walk.sent[w, e]], e, w
+    return _take(chain, walk, way, edge) if edge >= 0 else -1

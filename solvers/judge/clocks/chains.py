@@ -1,0 +1,64 @@
+"""Chains of buckets in the event kernel: when a round's gradients are there, and what follows a bucket."""
+
+# mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.solvers.compiled.decorators import inner
+from penstock.solvers.judge.clocks.state import READY, State, free, later, make_fresh, touch_stage
+from penstock.solvers.judge.clocks.ties import buckets_over
+
+
+@inner
+def close(lanes: Any, state: State, slot: int) -> int:
+    """The number of the round whose last gradient a slot now makes; looks up the one after it."""
+    first, stop = lanes.round_start[slot], lanes.round_start[slot + 1]
+    closed = state.closing_place[slot]
+    place = closed + 1
+    while place < stop and lanes.last_gradient[place] < 0:
+        place += 1
+    state.closing_place[slot] = place
+    state.closing[slot] = lanes.last_gradient[place] if place < stop else -1
+    return closed - first
+
+
+@inner
+def announce_buckets(chains: Any, state: State, s: int, update_round: int, end: int, column: int) -> None:
+    """A lane's last gradient of a round ends at ``end``: with the last lane's the first bucket's time is known."""
+    for k in range(chains.member_start[s], chains.member_start[s + 1]):
+        g = chains.member_group[k]
+        low, high = chains.start[g], chains.start[g + 1]
+        if low == high or update_round >= chains.rounds[g]:
+            continue
+        for b in range(low, high):
+            lead = chains.lead_ns[4 * (chains.member_lead[k] + b - low) + column]
+            state.bucket_ready[b] = max(state.bucket_ready[b], end - lead)
+        left = chains.round_start[g] + update_round
+        state.lanes_left[left] -= 1
+        if state.lanes_left[left] == 0:
+            later(state, state.bucket_ready[low], READY, g, 0)
+
+
+@inner
+def end_bucket(flows: Any, chains: Any, ties: Any, lanes: Any, state: State, g: int, t: int) -> None:
+    user = flows.flow_ns.size + g
+    free(flows, state, user)
+    b = state.bucket[g] + 1
+    if b < chains.start[g + 1]:
+        state.bucket[g] = b
+        state.bucket_ready[b] = max(state.bucket_ready[b], t)
+        if state.bucket_ready[b] == t:
+            make_fresh(state, user)
+        else:
+            later(state, state.bucket_ready[b], READY, g, 0)
+        return
+    state.bucket[g] = chains.start[g]
+    state.bucket_round[g] += 1
+    total = flows.base[flows.base.size - 1]
+    if flows.places > 2 * total:
+        s = chains.stage[g]
+        state.arrived[2 * total + flows.base[s] + state.bucket_round[g] * chains.every[s] - 1] = True
+        touch_stage(lanes, state, s)
+    buckets_over(chains, ties, lanes, state, g, t)

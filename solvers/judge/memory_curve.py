@@ -1,0 +1,238 @@
+"""What each device holds at every moment of a judged run, its peak, and when it communicates without computing.
+
+ALGORITHMS 1.7 with the rules of ``simulate``: the curve is exact for the times that the judge found.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
+from penstock.solvers.judge.lanes import Lanes, Times
+from penstock.solvers.judge.memory_kernel import NEVER, Costs, Streams, all_peaks, lane_curve
+from penstock.solvers.judge.operation_tables import StageMemory, Tables
+from penstock.solvers.judge.posting_kernel import Posted, post_receives
+from penstock.solvers.model.schedule import STEP
+from penstock.solvers.model.timeline import Breakdown
+
+
+class Spans(NamedTuple):
+    """Starts and ends of optimizer steps or of reductions.
+
+    ``place``: of a step its slot and round as in ``LaneTables.first_gradient``; of a reduction its chain.
+    """
+
+    place: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryProfile:
+    """Memory of every device of one judged run; curves are computed when asked for. ``versions``: bytes by slot."""
+
+    tables: Tables
+    lanes: Lanes
+    times: Times
+    versions: tuple[int, ...]
+    streams: Streams
+    costs: Costs
+    posted: Posted
+
+    @classmethod
+    def of(
+        cls,
+        tables: Tables,
+        lanes: Lanes,
+        times: Times,
+        steps: Spans,
+        reduced: tuple[Spans, Spans],
+        versions: tuple[int, ...],
+    ) -> MemoryProfile:
+        """``steps`` by slot and round; ``reduced``: buckets by chain and round, then ties by number and round."""
+        costs = _costs(tables, lanes, times, steps, reduced, versions)
+        received = _received(tables, lanes)
+        posted = post_receives(tables.flows, lanes.arrays, times, received)
+        return cls(tables, lanes, times, versions, _streams(tables, lanes), costs, posted)
+
+    def curve(self, device: int) -> tuple[np.ndarray, np.ndarray]:
+        """(times, bytes) of a device, int64: bytes from each time on, beginning at 0."""
+        lane = next(lane for lane, devices in enumerate(self.lanes.devices) if device in devices)
+        times, size = lane_curve(self.lanes.arrays, self.streams, self.costs, self.posted, self.times, lane)
+        return times, size + self.tables.problem.devices[device].context_bytes
+
+    def activations(self, device: int) -> tuple[np.ndarray, np.ndarray]:
+        """(times, bytes) of a device's activations alone."""
+        lane = next(lane for lane, devices in enumerate(self.lanes.devices) if device in devices)
+        nothing = self.posted._replace(size=np.zeros_like(self.posted.size), first=np.zeros_like(self.posted.first))
+        times, size = lane_curve(self.lanes.arrays, self._no_streams, self._kept_alone, nothing, self.times, lane)
+        return times, size
+
+    @cached_property
+    def _kept_alone(self) -> Costs:
+        """The costs of activations."""
+        size = self.costs.size.copy()
+        size[:, 1:] = 0
+        changes = self.costs.changes.copy()
+        changes[changes[:, 0] != NEVER, 1] = 0
+        return self.costs._replace(size=size, static=np.zeros_like(self.costs.static), changes=changes)
+
+    @cached_property
+    def _no_streams(self) -> Streams:
+        """Nothing received, nothing sent."""
+        nothing = Streams(*(column[:0] for column in self.streams))
+        return nothing._replace(begin=np.zeros_like(self.streams.begin), received=np.zeros_like(self.streams.received))
+
+    def uses(self, begin_ns: int, end_ns: int) -> tuple[list[Breakdown], list[tuple[int, int]]]:
+        """Each lane's first peak without its devices' contexts; busy time and communication without it, both in ns.
+
+        The times are those between ``begin_ns`` and ``end_ns``.
+        """
+        peaks, spent = all_peaks(self.lanes.arrays, self.streams, self.costs, self.posted, self.times, begin_ns, end_ns)
+        found = []
+        for slots, (gradients, kept, buffers, workspace) in zip(self.lanes.slots, peaks.tolist(), strict=True):
+            held = [self.tables.static[self.lanes.slot_stage[slot]] for slot in slots]
+            found.append(
+                Breakdown(
+                    parameters=sum(each.parameters for each in held),
+                    gradients=gradients,
+                    optimizer=sum(each.optimizer for each in held),
+                    versions=sum(self.versions[slot] for slot in slots),
+                    activations=kept,
+                    buffers=buffers,
+                    workspace=workspace,
+                    context=0,
+                )
+            )
+        return found, [(busy, alone) for busy, alone in spent.tolist()]
+
+
+def _streams(tables: Tables, lanes: Lanes) -> Streams:
+    """The flows of each lane: what it sends, with the buffers that its messages take, then what it receives."""
+    flows, arrays = tables.flows, lanes.arrays
+    flow_of, duration = flows.flow_of.tolist(), flows.flow_ns.tolist()
+    offset = flows.flow_offset.tolist()
+    previous, following = flows.previous.tolist(), flows.next.tolist()
+    turns = list(zip(arrays.slot_replica.tolist(), arrays.slot_replicas.tolist(), strict=True))
+    found: list[tuple[int, ...]] = []
+    begin: list[int] = [0]
+    received: list[int] = []
+    for slots in lanes.slots:
+        for sends in (True, False):
+            for slot in slots:
+                s = lanes.slot_stage[slot]
+                for direction, sender in enumerate((s, s) if sends else (previous[s], following[s])):
+                    for c, held in enumerate(tables.memory[s]):
+                        flow = flow_of[(sender * 2 + direction) * 2 + c] if sender >= 0 else -1
+                        if flow >= 0:
+                            size = (held.sent_output, held.sent_gradient)[direction] if sends else 0
+                            found.append((size, duration[flow], *turns[slot], offset[flow], offset[flow + 1]))
+            (received if sends else begin).append(len(found))
+    columns = np.asarray(found, dtype=np.int64).reshape(-1, len(Streams._fields) - 2).T
+    bounds = np.asarray(begin, dtype=np.int64), np.asarray(received, dtype=np.int64)
+    return Streams(*bounds, *(np.ascontiguousarray(column) for column in columns))
+
+
+def _received(tables: Tables, lanes: Lanes) -> np.ndarray:
+    """What each operation reads from messages, in bytes, by its line in the lanes' table."""
+    found = np.zeros((len(lanes.slot_stage), STEP + 1, 2), dtype=np.int64)
+    for slot, s in enumerate(lanes.slot_stage):
+        classes = tables.memory[s]
+        for c in (0, 1):
+            held = classes[min(c, len(classes) - 1)]
+            found[slot, FORWARD, c] = held.received_input
+            found[slot, [BACKWARD, INPUT], c] = held.received_gradient
+    return found.reshape(-1)
+
+
+def _costs(
+    tables: Tables, lanes: Lanes, times: Times, steps: Spans, reduced: tuple[Spans, Spans], versions: tuple[int, ...]
+) -> Costs:
+    arrays = lanes.arrays
+    held = [tables.static[s] for s in lanes.slot_stage]
+    static = np.zeros(len(lanes.slots), dtype=np.int64)
+    always = [each.parameters + each.optimizer + more for each, more in zip(held, versions, strict=True)]
+    np.add.at(static, arrays.slot_lane, np.asarray(always, dtype=np.int64))
+    slot_of_place = np.repeat(np.arange(len(held)), np.diff(arrays.round_start))
+    lane_of_place = arrays.slot_lane[slot_of_place]
+    gradients = np.asarray([each.gradients for each in held], dtype=np.int64)[slot_of_place]
+    used = arrays.first_gradient >= 0
+    freed = used[steps.place]
+    changes = _lists(
+        len(static),
+        np.concatenate((lane_of_place[used], lane_of_place[steps.place[freed]])),
+        np.concatenate((times.start[arrays.first_gradient[used]], steps.end[freed])),
+        np.concatenate((gradients[used], -gradients[steps.place[freed]])),
+    )
+    behind = Spans(*(column[:0] for column in steps)) if tables.periodic else steps
+    apart = _lists(len(static), lane_of_place[behind.place], behind.start, behind.end)
+    return Costs(_operation_bytes(tables, lanes), static, *changes, *apart, *_reduced_by_lane(tables, lanes, *reduced))
+
+
+def _reduced_by_lane(tables: Tables, lanes: Lanes, reduced: Spans, tied: Spans) -> tuple[np.ndarray, np.ndarray]:
+    """The reductions of each lane's groups, and its ties."""
+    chains = tables.chains
+    lane, chosen = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+    if len(reduced.place):
+        for slot, s in enumerate(lanes.slot_stage):
+            for g in chains.member_group[chains.member_start[s] : chains.member_start[s + 1]]:
+                own = np.arange(chains.run_start[g], chains.run_start[g + 1])
+                chosen.append(own)
+                lane.append(np.full(len(own), lanes.arrays.slot_lane[slot]))
+    which = np.concatenate(chosen)
+    starts, ends = [reduced.start[which]], [reduced.end[which]]
+    for k, tie in enumerate(tables.sums):
+        own = tied.place == k
+        for number, devices in enumerate(lanes.devices):
+            if devices[0] in tie.devices:
+                lane.append(np.full(int(own.sum()), number))
+                starts.append(tied.start[own])
+                ends.append(tied.end[own])
+    return _lists(len(lanes.slots), np.concatenate(lane), np.concatenate(starts), np.concatenate(ends))
+
+
+def _lists(count: int, lane: np.ndarray, time: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where each lane's list begins, and all (time, value) by lane and time, each list with an end that never comes."""
+    lane = np.concatenate((lane, np.arange(count)))
+    pairs = np.empty((len(lane), 2), dtype=np.int64)
+    pairs[:-count, 0], pairs[:-count, 1], pairs[len(lane) - count :] = time, value, NEVER
+    order = np.lexsort((pairs[:, 0], lane))
+    begin = np.concatenate(([0], np.cumsum(np.bincount(lane, minlength=count)))).astype(np.int64)
+    return begin, pairs[order]
+
+
+def _operation_bytes(tables: Tables, lanes: Lanes) -> np.ndarray:
+    """(slots * 24, 3): what each operation's start and end add, by (slot, kind, row class, start or end)."""
+    together, apart = _stage_bytes(tables)
+    table = together[list(lanes.slot_stage)]
+    for slot, s in enumerate(lanes.slot_stage):
+        if lanes.apart[slot]:
+            table[slot] = apart[s]
+    return table.reshape(-1, 3)
+
+
+@lru_cache(maxsize=32)
+def _stage_bytes(tables: Tables) -> tuple[np.ndarray, np.ndarray]:
+    """(stages, 6, 2, 2, 3) without and with recomputations as operations of their own."""
+    found = np.zeros((2, len(tables.memory), STEP + 1, 2, 2, 3), dtype=np.int64)
+    for s, classes in enumerate(tables.memory):
+        for c in (0, 1):
+            for apart in (0, 1):
+                _fill_operations(found[apart, s, :, c], classes[min(c, len(classes) - 1)], bool(apart))
+    return found[0], found[1]
+
+
+def _fill_operations(table: np.ndarray, held: StageMemory, apart: bool) -> None:
+    received = held.received_input + held.received_gradient
+    inside = 0 if apart else held.rebuilt_inside
+    again = held.rebuilt_whole
+    table[FORWARD] = ((held.stash, 0, held.workspace), (0, held.sent_output, 0))
+    freed = held.stash + (again if apart else 0)
+    table[BACKWARD] = ((0, 0, held.workspace + inside), (-freed, held.sent_gradient - received, 0))
+    table[INPUT] = ((0 if apart else again, 0, held.workspace), (0, held.sent_gradient, 0))
+    table[WEIGHT] = ((0, 0, held.workspace), (-held.stash - again, -received, 0))
+    table[RECOMPUTE] = ((again, 0, held.workspace), (0, 0, 0))

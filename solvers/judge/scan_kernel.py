@@ -1,0 +1,130 @@
+"""One pass over a lane's row: is every operation there once, on a lane that runs it, after those it needs there?
+
+``marks[base + m]`` collects a bit per operation kind that a slot has already named for micro-batch m.
+"""
+
+# mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.solvers.compiled.decorators import compiled, inner, loop
+from penstock.solvers.judge.operation_tables import LINES
+from penstock.solvers.model.schedule import STEP
+
+GOOD, FOREIGN, DUPLICATE, EARLY, OUT_OF_ROUND = 0, 1, 2, 3, 4
+F_BIT, B_BIT, I_BIT, W_BIT, R_BIT = 1, 2, 4, 8, 16
+
+
+class Scan(NamedTuple):
+    """What the scans of all lanes read (K slots, S stages) and fill.
+
+    Of stage s: the ``first`` of its micro-batches and how many ``batches`` there are; of slot k: which micro-batches
+    are its own, and where its ``marks`` begin. Filled: each operation's ``row`` and ``batch``, by slot and round the
+    first and last gradient (from ``round_start`` on), and by slot how often each kind was ``seen`` (K, 5).
+    ``periodic``: stage s steps in the rows after ``every[s]`` micro-batches; a slot has ``stepped`` so often.
+    """
+
+    first: np.ndarray
+    batches: np.ndarray
+    slot_replica: np.ndarray
+    slot_replicas: np.ndarray
+    slot_base: np.ndarray
+    marks: np.ndarray
+    row: np.ndarray
+    batch: np.ndarray
+    first_gradient: np.ndarray
+    last_gradient: np.ndarray
+    periodic: bool
+    every: np.ndarray
+    round_start: np.ndarray
+    stepped: np.ndarray
+    seen: np.ndarray
+
+
+@compiled
+def scan_lane(scan: Scan, operations: np.ndarray, slot_of: np.ndarray, begin: int, cut: int) -> tuple[int, int]:
+    """(GOOD, 0), or what is wrong and the number of the operation within the row.
+
+    ``slot_of`` gives the lane's slot of each stage, -1 for others; ``begin`` is the number of its first operation.
+    """
+    return _scan(scan, operations, slot_of, begin, cut)
+
+
+@loop
+def _scan(scan: Scan, operations: np.ndarray, slot_of: np.ndarray, begin: int, cut: int) -> tuple[int, int]:
+    for i in range(operations.shape[0]):
+        kind, s = operations[i, 0], operations[i, 1]
+        if kind < 0 or kind > (STEP if scan.periodic else STEP - 1) or s < 0 or s >= slot_of.size:
+            return FOREIGN, i
+        slot = slot_of[s]
+        m = operations[i, 2] - scan.first[s]
+        if slot < 0 or m < 0 or m >= scan.batches[s]:
+            return FOREIGN, i
+        place = scan.round_start[slot]
+        if scan.periodic:
+            update_round = m // scan.every[s]
+            place += update_round
+            if (kind == STEP and not _may_step(scan, slot, s, m)) or (
+                0 < kind < 4 and update_round != scan.stepped[slot]
+            ):
+                return OUT_OF_ROUND, i
+            if kind == STEP:
+                scan.stepped[slot] += 1
+                _note(scan, slot, kind, operations[i, 2], begin + i, cut)
+                continue
+        turns = scan.slot_replicas[slot]
+        if turns > 1 and operations[i, 2] % turns != scan.slot_replica[slot]:
+            return FOREIGN, i
+        known = scan.marks[scan.slot_base[slot] + m]
+        if known & (1 << kind) or (kind == 1 and known & I_BIT) or (kind == 2 and known & B_BIT):
+            return DUPLICATE, i
+        if kind != 0 and not known & F_BIT:
+            return EARLY, i
+        if (kind == 3 and not known & I_BIT) or (kind == 4 and known & (B_BIT | I_BIT)):
+            return EARLY, i
+        scan.marks[scan.slot_base[slot] + m] = known | (1 << kind)
+        scan.seen[slot, kind] += 1
+        _note(scan, slot, kind, operations[i, 2], begin + i, cut)
+        if kind == 1 or kind == 3:
+            scan.last_gradient[place] = begin + i
+        if kind != 0 and kind != 4 and scan.first_gradient[place] < 0:
+            scan.first_gradient[place] = begin + i
+    return GOOD, 0
+
+
+@inner
+def _note(scan: Scan, slot: int, kind: int, m: int, i: int, cut: int) -> None:
+    scan.row[i] = slot * LINES + kind * 2 + (1 if m >= cut else 0)
+    scan.batch[i] = m
+
+
+@inner
+def _may_step(scan: Scan, slot: int, s: int, m: int) -> bool:
+    """Whether ``m`` is the last of the round that is next, and the lane has finished the round's gradients."""
+    done = (scan.stepped[slot] + 1) * scan.every[s]
+    turns = scan.slot_replicas[slot]
+    gradients = scan.seen[slot, 1] + scan.seen[slot, 3]
+    return m + 1 == done and gradients == (done - scan.slot_replica[slot] + turns - 1) // turns
+
+
+@compiled
+def find_missing(scan: Scan, slot: int, s: int, apart: bool) -> tuple[int, int]:
+    """The first missing operation of a slot of stage ``s`` as (micro-batch, kind)."""
+    for m in range(scan.batches[s]):
+        number = m + scan.first[s]
+        if number % scan.slot_replicas[slot] != scan.slot_replica[slot]:
+            continue
+        known = scan.marks[scan.slot_base[slot] + m]
+        if not known & F_BIT:
+            return number, 0
+        if not known & (B_BIT | I_BIT):
+            return number, 1
+        if known & I_BIT and not known & W_BIT:
+            return number, 3
+        if apart and not known & R_BIT:
+            return number, 4
+    return -1, -1

@@ -1,0 +1,178 @@
+"""Memory over time of a device that several pipelines share (rules: ``solvers.judge.shared_processor``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.schemas.program import BACKWARD, FORWARD, LOOK_AHEAD
+from penstock.solvers.costs.durations import stage_costs, stage_rows
+from penstock.solvers.costs.memory import Static, static_bytes, weight_bytes
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.slices import row_classes
+from penstock.solvers.model.timeline import Breakdown
+
+if TYPE_CHECKING:
+    from penstock.solvers.judge.shared_processor import Clocks
+
+GRADIENTS, KEPT, BUFFERS, WORKSPACE = range(4)
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceMemory:
+    """What changes on a device: distinct times, and from each on the bytes of each sort, (n, 4)."""
+
+    times: np.ndarray
+    sizes: np.ndarray
+    static: Static
+    reference_bytes: int
+    pipelines: int
+    context_bytes: int
+
+    @classmethod
+    def of(
+        cls, problem: Problem, allocation: Allocation, k: int, operations: np.ndarray, clocks: Clocks
+    ) -> DeviceMemory:
+        """Of the device that holds stage ``k`` of every pipeline; ``operations`` (S, 2 M, 3) as the lanes run them."""
+        stage = allocation.stages[k]
+        events = _Events()
+        posted = np.stack([posted_ns(rows, end) for rows, end in zip(operations, clocks.end[:, :-1], strict=True)])
+        for s in range(k, len(operations), len(allocation.pipelines[0].stages)):
+            _add_lane(problem, allocation, s, operations[s], clocks, posted, events)
+        times, sizes = events.settled()
+        return cls(
+            times,
+            sizes,
+            static_bytes(problem, stage),
+            2 * weight_bytes(problem, stage)[1],
+            len(allocation.pipelines),
+            problem.devices[stage.devices[0]].context_bytes,
+        )
+
+    @property
+    def _held(self) -> int:
+        return self.pipelines * (self.static.parameters + self.static.optimizer) + self.reference_bytes
+
+    def curve(self) -> tuple[np.ndarray, np.ndarray]:
+        """(times, bytes), int64, from 0 on."""
+        levels = self.sizes.sum(axis=1) + self._held + self.context_bytes
+        changed = np.append(True, levels[1:] != levels[:-1])
+        return self.times[changed], levels[changed]
+
+    def activations(self) -> tuple[np.ndarray, np.ndarray]:
+        """(times, bytes) of activations alone."""
+        return self.times, self.sizes[:, KEPT]
+
+    def breakdown(self, context_bytes: int) -> Breakdown:
+        """At the first peak."""
+        gradients, kept, buffers, workspace = self.sizes[int(np.argmax(self.sizes.sum(axis=1)))].tolist()
+        return Breakdown(
+            parameters=self.pipelines * self.static.parameters,
+            gradients=gradients,
+            optimizer=self.pipelines * self.static.optimizer,
+            versions=self.reference_bytes,
+            activations=kept,
+            buffers=buffers,
+            workspace=workspace,
+            context=context_bytes,
+        )
+
+
+class _Events:
+    """Changes of memory: at a time, of a sort, by so many bytes."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[np.ndarray, int, np.ndarray]] = []
+
+    def add(self, sort: int, start: np.ndarray, end: np.ndarray, size: np.ndarray) -> None:
+        """Bytes that are there from ``start`` to ``end``."""
+        self._parts += [(start, sort, size), (end, sort, -size)]
+
+    def settled(self) -> tuple[np.ndarray, np.ndarray]:
+        """Distinct times from 0 on, and the bytes of each sort after all that happens at each."""
+        time = np.concatenate([np.zeros(1, dtype=np.int64), *(at for at, _sort, _size in self._parts)])
+        change = np.zeros((len(time), 4), dtype=np.int64)
+        reached = 1
+        for _at, sort, size in self._parts:
+            change[reached : reached + len(size), sort] = size
+            reached += len(size)
+        order = np.argsort(time, kind="stable")
+        time, level = time[order], np.cumsum(change[order], axis=0)
+        last = np.append(time[1:] != time[:-1], True)
+        return time[last], level[last]
+
+
+def posted_ns(operations: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """(2, M): when a row of one stage posts the receives of its forwards and backwards (decision 6).
+
+    ``operations`` (2 M, 3) with their ends: a receive stands before the later of the previous operation of its kind
+    and the second one before its own.
+    """
+    places = np.arange(len(operations))
+    posted = np.empty((2, len(operations) // 2), dtype=np.int64)
+    free = np.concatenate((np.zeros(1, dtype=np.int64), end))
+    for kind in (FORWARD, BACKWARD):
+        at = places[operations[:, 0] == kind]
+        before = np.maximum(0, np.maximum(at - LOOK_AHEAD, np.concatenate(([0], at[:-1]))))
+        posted[kind, operations[at, 2]] = free[before]
+    return posted
+
+
+def _add_lane(
+    problem: Problem,
+    allocation: Allocation,
+    s: int,
+    operations: np.ndarray,
+    clocks: Clocks,
+    posted: np.ndarray,
+    events: _Events,
+) -> None:
+    stage = allocation.stages[s]
+    classes = row_classes(problem.global_batch_size, allocation.num_micro_batches)
+    rows = np.repeat([size for size, _count in classes], [count for _size, count in classes])
+    costs = [stage_costs(problem, stage, size) for size, _count in classes]
+    plain = [stage_costs(problem, replace(stage, recompute=()), size) for size, _count in classes]
+
+    def per_batch(values: list[int]) -> np.ndarray:
+        return np.repeat(np.asarray(values, dtype=np.int64), [count for _size, count in classes])
+
+    start = np.empty((2, len(rows)), dtype=np.int64)
+    end = np.empty_like(start)
+    where = (operations[:, 0], operations[:, 2])
+    start[where], end[where] = clocks.start[s, :-1], clocks.end[s, :-1]
+    gradients = np.asarray([static_bytes(problem, stage).gradients])
+    events.add(GRADIENTS, start[BACKWARD].min(keepdims=True), clocks.end[s, -1:], gradients)
+    events.add(KEPT, start[FORWARD], end[BACKWARD], per_batch([cost.kept_bytes for cost in costs]))
+    events.add(WORKSPACE, start[FORWARD], end[FORWARD], per_batch([cost.workspace_bytes for cost in plain]))
+    events.add(WORKSPACE, start[BACKWARD], end[BACKWARD], per_batch([cost.workspace_bytes for cost in costs]))
+    if not problem.memory.count_buffers:
+        return
+    share = per_batch([stage_rows(stage, size) for size, _count in classes])
+    for way, per_sample in ((0, problem.forward_bytes), (1, problem.backward_bytes)):
+        sender = allocation.previous(s) if way == 0 else allocation.next(s)
+        for flow_stage, receives in ((sender, True), (s, False)):
+            if flow_stage is None:
+                continue
+            sent, arrival = clocks.sent[2 * flow_stage + way], clocks.arrival[2 * flow_stage + way]
+            travels = np.flatnonzero(sent >= 0)
+            held = allocation.stages[flow_stage]
+            if not travels.size:
+                continue
+            size = share[travels] * per_sample[held.last if way == 0 else held.first - 1]
+            if receives:
+                events.add(BUFFERS, posted[s, way, travels], end[BACKWARD][travels], size)
+            else:
+                other = allocation.next(s) if way == 0 else allocation.previous(s)
+                waits = np.maximum(0, posted[other, way, travels] - sent[travels])
+                events.add(BUFFERS, end[way][travels], arrival[travels] + waits, size)
+
+
+def covered_ns(start: np.ndarray, end: np.ndarray) -> int:
+    """Nanoseconds that lie in at least one of the intervals."""
+    order = np.argsort(start, kind="stable")
+    reached = np.maximum.accumulate(end[order])
+    before = np.concatenate(([0], reached[:-1]))
+    return int(np.maximum(0, reached - np.maximum(start[order], before)).sum())

@@ -1,0 +1,325 @@
+"""The judge of elastic averaging: N pipelines that share their devices' processors (AvgPipe, section 3).
+
+Its rules in full: ``docs/theory/judge.md``, section 7.
+
+**What is judged.** One iteration: each of N equal pipelines, all on the same K devices (stage k of every pipeline on
+device k), takes a *global batch of its own* through M micro-batches and updates its own weights. So every pipeline of
+such an allocation has the micro-batches 0 to M - 1, ``num_micro_batches`` is M, and operation (kind, stage,
+micro-batch) means a micro-batch of the global batch of that stage's pipeline. An iteration trains N global batches:
+``time_per_global_batch_ns`` is its length over N, rounded up. Each row of the schedule holds one stage: a device stands
+in N rows, whose operations run beside each other.
+
+**Sharing.** Each operation uses a share u of its device's processor (``utilisation``). While operations run on a device
+together, all of them run at the speed min(1, 1 / Σu). Shares are whole millionths, speeds whole 720720ths, rounded down
+(so that 1 / n is exact for up to 16 pipelines); an operation ends at the first whole nanosecond by which it has had
+the time that it takes alone. An optimizer step uses the whole processor.
+
+**Order.** Lanes run their rows in order. Transfers follow the rules and the one tie rule of ``simulate``; in a private
+network the channel between two neighbouring devices is the same for all pipelines. A stage steps when its last backward
+has ended: the local update, diluted with the reference model (equation in ALGORITHMS 6.1), one pass over the weights
+that costs ``update_ns``. What the reference model does runs in a process of its own and takes no time here (6).
+
+**Memory** of a device: for each pipeline parameters, optimizer states, gradients (from its first backward to its step's
+end; the update Δ takes their place) and activations as ``simulate`` counts them; once, as ``versions``, the reference
+model and the accumulator of updates, each as large as the trainable parameters.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
+from penstock.schemas.program import BACKWARD, FORWARD, KINDS
+from penstock.solvers.costs.durations import UNREACHABLE_NS, stage_costs, transfer, update_ns
+from penstock.solvers.costs.utilisation import utilisation_ppm
+from penstock.solvers.judge.clocks.shared_processor import SPEED, WHOLE, Shared, run_sharing
+from penstock.solvers.judge.shared_memory import DeviceMemory, covered_ns
+from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders, Schedule
+from penstock.solvers.model.slices import row_classes
+from penstock.solvers.model.timeline import DeviceUse, Interval, Timeline, Track, Transfers
+
+LONGEST_NS = 2**62 // SPEED
+"""A device's work in an iteration has to be less for clocks of 64 bits."""
+
+
+class Clocks(NamedTuple):
+    """Times of one iteration: operations (S, 2 M + 1), the step last; transfers (2 S, M), -1 where nothing travels."""
+
+    start: np.ndarray
+    end: np.ndarray
+    sent: np.ndarray
+    arrival: np.ndarray
+
+    @property
+    def makespan_ns(self) -> int:
+        """The length of the iteration."""
+        return int(self.end.max())
+
+
+def parallel_pipelines(stages: tuple[Stage, ...], num_pipelines: int, num_micro_batches: int) -> Allocation:
+    """N equal pipelines, each with ``num_micro_batches`` of a global batch of its own."""
+    return Allocation((Pipeline(stages, (0, num_micro_batches - 1)),) * num_pipelines, num_micro_batches)
+
+
+def sharing_makespan_ns(problem: Problem, allocation: Allocation, schedule: Schedule) -> int:
+    """Only the time per global batch; UNREACHABLE_NS where nothing connects devices. Raises as ``simulate_sharing``."""
+    lanes = _lanes(problem, allocation, schedule)
+    if disconnected(problem, allocation) is not None:
+        return UNREACHABLE_NS
+    return -(-_run(problem, allocation, lanes).makespan_ns // len(allocation.pipelines))
+
+
+def simulate_sharing(problem: Problem, allocation: Allocation, schedule: Schedule) -> Timeline:
+    """Judge one iteration: all times, memory and use of every device.
+
+    Raises InvalidPlan where the pipelines are not equal, operations are missing, doubled or wait for each other in a
+    circle, or devices are not connected; UnsupportedRequest for replicas, several stages of a pipeline on a device,
+    split backwards, and times that 64 bits cannot count.
+    """
+    lanes = _lanes(problem, allocation, schedule)
+    if (sentence := disconnected(problem, allocation)) is not None:
+        raise InvalidPlan(sentence, remedy="place the stages on devices that a link connects")
+    clocks = _run(problem, allocation, lanes)
+    iteration, batches = clocks.makespan_ns, len(allocation.pipelines)
+    number = len(allocation.pipelines[0].stages)
+    steps = clocks.start[:, -1], clocks.end[:, -1]
+    profiles = {
+        allocation.stages[k].devices[0]: DeviceMemory.of(problem, allocation, k, lanes.operations, clocks)
+        for k in range(number)
+    }
+    assert isinstance(schedule, Orders)
+    return Timeline(
+        time_per_global_batch_ns=-(-iteration // batches),
+        fill_ns=int(clocks.start[:, 0].max()),
+        drain_ns=iteration - int(clocks.end[:, -2].min()),
+        tracks=tuple(
+            Track(row.devices, row.operations, clocks.start[s, :-1], clocks.end[s, :-1])
+            for row, s in zip(schedule.rows, lanes.stage_of_row, strict=True)
+        ),
+        transfers=_transfers(clocks),
+        reductions=(),
+        updates=tuple(Interval(s, -1, int(a), int(b)) for s, (a, b) in enumerate(zip(*steps, strict=True))),
+        uses={
+            device: _use(problem, device, clocks, slice(k, None, number), memory, batches)
+            for k, (device, memory) in enumerate(profiles.items())
+        },
+        memory_curve=lambda device: profiles[device].curve(),
+        activations_curve=lambda device: profiles[device].activations(),
+        window_ns=(0, iteration),
+        rounds=batches,
+        window_rounds=batches,
+    )
+
+
+class _Lanes(NamedTuple):
+    """Operations (S, 2 M, 3) of each stage, and the stage of each row of the schedule."""
+
+    operations: np.ndarray
+    stage_of_row: tuple[int, ...]
+
+
+def _lanes(problem: Problem, allocation: Allocation, schedule: Schedule) -> _Lanes:
+    """The rows by stage, checked."""
+    if not isinstance(schedule, Orders):
+        raise InvalidPlan(
+            f"Schedule {schedule.name} is periodic; pipelines that average have an order for an iteration."
+        )
+    _check_pipelines(problem, allocation)
+    stage_of_row = []
+    for number, row in enumerate(schedule.rows):
+        own = set(row.operations[:, 1].tolist())
+        if len(own) != 1 or not own <= set(range(len(allocation.stages))):
+            raise InvalidPlan(f"Row {number} of schedule {schedule.name} holds stages {sorted(own)} instead of one.")
+        (s,) = own
+        if row.devices != allocation.stages[s].devices:
+            raise InvalidPlan(f"Row {number} of schedule {schedule.name} runs stage {s}, which other devices hold.")
+        stage_of_row.append(s)
+    if sorted(stage_of_row) != list(range(len(allocation.stages))):
+        raise InvalidPlan(f"Schedule {schedule.name} has to have one row for each of {len(allocation.stages)} stages.")
+    rows = [schedule.rows[r].operations for _s, r in sorted((s, r) for r, s in enumerate(stage_of_row))]
+    for s, operations in enumerate(rows):
+        _check_row(problem, allocation, s, operations)
+    return _Lanes(np.stack(rows), tuple(stage_of_row))
+
+
+def _check_pipelines(problem: Problem, allocation: Allocation) -> None:
+    first = allocation.pipelines[0]
+    whole = (0, allocation.num_micro_batches - 1)
+    for p, pipeline in enumerate(allocation.pipelines):
+        if pipeline.stages != first.stages:
+            raise InvalidPlan(f"Pipeline {p} is cut or placed unlike pipeline 0; pipelines that average are equal.")
+        if pipeline.micro_batches != whole:
+            raise InvalidPlan(
+                f"Pipeline {p} takes micro-batches {pipeline.micro_batches}; each pipeline that averages takes a "
+                f"global batch of its own: {whole}."
+            )
+    devices = [device for stage in first.stages for device in stage.devices]
+    if any(stage.replicas > 1 for stage in first.stages) or len(set(devices)) < len(devices):
+        raise UnsupportedRequest(
+            "pipelines that average can be judged with one device for each stage only",
+            remedy="more parallel pipelines instead of replicas",
+        )
+
+
+def _check_row(problem: Problem, allocation: Allocation, s: int, operations: np.ndarray) -> None:
+    kinds, _own, batches = operations.T
+    where = f"the row of {problem.devices[allocation.stages[s].devices[0]].name} for stage {s}"
+    if strange := sorted(set(kinds.tolist()) - {FORWARD, BACKWARD}):
+        name = KINDS[strange[0]] if strange[0] < len(KINDS) else "STEP"
+        raise UnsupportedRequest(
+            f"{where} has {name} operations; pipelines that average can be judged with whole backwards only",
+            remedy="a schedule of F and B",
+        )
+    place = np.full((2, allocation.num_micro_batches), -1, dtype=np.int64)
+    for kind in (FORWARD, BACKWARD):
+        at = np.flatnonzero(kinds == kind)
+        if not np.array_equal(np.sort(batches[at]), np.arange(allocation.num_micro_batches)):
+            raise InvalidPlan(f"{where} does not run {KINDS[kind]} once for each of its micro-batches.")
+        place[kind, batches[at]] = at
+    if (place[FORWARD] > place[BACKWARD]).any():
+        m = int(np.flatnonzero(place[FORWARD] > place[BACKWARD])[0])
+        raise InvalidPlan(f"{where} runs B{m} before F{m}.")
+
+
+def disconnected(problem: Problem, allocation: Allocation) -> str | None:
+    """Which stages cannot talk to each other, as a sentence; None when all can."""
+    rows = row_classes(problem.global_batch_size, allocation.num_micro_batches)[0][0]
+    for s in range(len(allocation.pipelines[0].stages)):
+        for way in (0, 1):
+            move = transfer(problem, allocation, s, rows, way)
+            if move is not None and move.duration_ns >= UNREACHABLE_NS:
+                return f"Nothing connects the devices of stage {s} with those of stage {s + 1 - 2 * way}."
+    return None
+
+
+def _run(problem: Problem, allocation: Allocation, lanes: _Lanes) -> Clocks:
+    shared = _tables(problem, allocation, lanes.operations)
+    work = int(shared.duration.sum(axis=1).reshape(len(allocation.pipelines), -1).sum(axis=0).max())
+    if work >= LONGEST_NS:
+        raise UnsupportedRequest(
+            f"an iteration has {work} ns of work for a device, more than can be counted where it is shared: "
+            f"{LONGEST_NS} ns",
+            remedy="check the units of the profile: nanoseconds",
+        )
+    start, end, sent, arrival, position = run_sharing(shared)
+    blocked = np.flatnonzero(position < shared.duration.shape[1])
+    if blocked.size:
+        s = int(blocked[0])
+        kind, _s, m = lanes.operations[s, position[s]].tolist()
+        raise InvalidPlan(f"The schedule deadlocks: {KINDS[kind]}{m} of stage {s} waits for ever.")
+    return Clocks(start, end, sent, arrival)
+
+
+def _tables(problem: Problem, allocation: Allocation, operations: np.ndarray) -> Shared:
+    costs = _stage_tables(problem, allocation)
+    place = np.arange(len(operations))[:, None]
+    batches = operations[:, :, 2].astype(np.int64)
+    way = operations[:, :, 0].astype(np.int64)
+    row_class = (batches >= costs.cut).astype(np.int64)
+    step = np.full((len(operations), 1), WHOLE, dtype=np.int64)
+    return Shared(
+        num_devices=len(allocation.pipelines[0].stages),
+        num_resources=costs.num_resources,
+        duration=np.hstack((costs.duration[place, way, row_class], costs.update_ns[:, None])),
+        share=np.hstack((costs.share[place, row_class], step)),
+        way=way,
+        batch=batches,
+        flow_ns=costs.flow_ns,
+        resource_start=costs.resource_start,
+        resources=costs.resources,
+    )
+
+
+class _StageTables(NamedTuple):
+    """Costs of all stages by row class: (S, 2, 2) with the way, (S, 2) shares; flows as in ``Shared``."""
+
+    cut: int
+    duration: np.ndarray
+    share: np.ndarray
+    update_ns: np.ndarray
+    flow_ns: np.ndarray
+    num_resources: int
+    resource_start: np.ndarray
+    resources: np.ndarray
+
+
+@lru_cache(maxsize=32)
+def _stage_tables(problem: Problem, allocation: Allocation) -> _StageTables:
+    classes = row_classes(problem.global_batch_size, allocation.num_micro_batches)
+    sizes = [classes[min(c, len(classes) - 1)][0] for c in (0, 1)]
+    stages = allocation.pipelines[0].stages
+    duration, share, flow_ns, used = [], [], [], []
+    for k, stage in enumerate(stages):
+        costs = [stage_costs(problem, stage, rows) for rows in sizes]
+        duration.append([[c.forward_ns for c in costs], [c.backward_ns + c.recompute_ns for c in costs]])
+        share.append([utilisation_ppm(problem, allocation, k, rows) for rows in sizes])
+        for way in (0, 1):
+            moves = [transfer(problem, allocation, k, rows, way) for rows in sizes]
+            each = [-1 if move is None else move.duration_ns for move in moves]
+            flow_ns.append(np.repeat(each, [classes[0][1], allocation.num_micro_batches - classes[0][1]]))
+            used.append(() if moves[0] is None else _resources(problem, k, way, moves[0].resources))
+    pipelines = len(allocation.pipelines)
+    ids = sorted({r for each in used for r in each})
+    flat = [ids.index(r) for _ in range(pipelines) for each in used for r in each]
+    lengths = [len(each) for each in used] * pipelines
+    return _StageTables(
+        cut=classes[0][1],
+        duration=np.tile(np.asarray(duration, dtype=np.int64), (pipelines, 1, 1)),
+        share=np.tile(np.asarray(share, dtype=np.int64), (pipelines, 1)),
+        update_ns=np.asarray([update_ns(problem, stage) for stage in stages] * pipelines, dtype=np.int64),
+        flow_ns=np.tile(np.asarray(flow_ns, dtype=np.int64), (pipelines, 1)),
+        num_resources=len(ids),
+        resource_start=np.concatenate(([0], np.cumsum(lengths))).astype(np.int64),
+        resources=np.asarray(flat, dtype=np.int64),
+    )
+
+
+def _resources(problem: Problem, k: int, way: int, resources: tuple[int, ...]) -> tuple[int, ...]:
+    """The network's own, or the private channel between two neighbouring devices (numbered after the first)."""
+    if problem.rules.shared:
+        return resources
+    edge = k - way
+    if problem.rules.channel == "half":
+        return (edge,)
+    return (2 * edge + way,) if problem.rules.channel == "full" else ()
+
+
+def _transfers(clocks: Clocks) -> Transfers:
+    """Flow by flow in the order of sending."""
+    flow, m = np.nonzero(clocks.sent >= 0)
+    order = np.lexsort((m, clocks.sent[flow, m], flow))
+    flow, m = flow[order], m[order]
+    return Transfers(
+        (flow // 2).astype(np.int32),
+        (flow % 2).astype(np.int8),
+        m.astype(np.int32),
+        clocks.sent[flow, m],
+        clocks.arrival[flow, m],
+    )
+
+
+def _use(problem: Problem, device: int, clocks: Clocks, own: slice, memory: DeviceMemory, batches: int) -> DeviceUse:
+    """A device's share of the iteration, per global batch."""
+    start, end = clocks.start[own].ravel(), clocks.end[own].ravel()
+    flows = _flows_of(own, len(clocks.start))
+    moving = clocks.sent[flows] >= 0
+    sent, arrival = clocks.sent[flows][moving], clocks.arrival[flows][moving]
+    busy = covered_ns(start, end)
+    covered = covered_ns(np.concatenate((start, sent)), np.concatenate((end, arrival)))
+    value = -(-clocks.makespan_ns // batches)
+    per_batch = busy // batches, (covered - busy) // batches
+    return DeviceUse(*per_batch, value - sum(per_batch), memory.breakdown(problem.devices[device].context_bytes))
+
+
+def _flows_of(own: slice, stages: int) -> list[int]:
+    """What a device sends and receives: flows of its stages, forwards of those before, backwards of those behind."""
+    held = range(*own.indices(stages))
+    number = own.step
+    found = [2 * s + way for s in held for way in (0, 1)]
+    found += [2 * (s - 1) for s in held if s % number > 0]
+    return found + [2 * (s + 1) + 1 for s in held if s % number < number - 1]

@@ -1,0 +1,85 @@
+"""Which micro-batches a planner tries: DAPPLE's rule, powers of two, and the sizes that were measured.
+
+ALGORITHMS 1.2 and R-1: the number of micro-batches follows from the replication, ``Z = min_slice × max replicas``
+and ``M = ceil(GB / Z)``; the rows of the last micro-batches are uneven, no sample is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.slices import num_micro_batches
+
+MAX_CANDIDATES = 24
+SMALL_CLUSTER = 16
+
+
+class Batch(NamedTuple):
+    """A step of ``num_micro_batches``; the largest has ``most_rows`` samples, the smallest ``least_rows``."""
+
+    num_micro_batches: int
+    most_rows: int
+    least_rows: int
+
+    def replicas_fed(self, min_slice: int) -> int:
+        """The most replicas of a stage that each get ``min_slice`` rows of every micro-batch."""
+        return self.least_rows // min_slice
+
+
+def batch_of(problem: Problem, micro_batch_size: int) -> Batch:
+    """The step whose micro-batches have at most ``micro_batch_size`` samples."""
+    number = num_micro_batches(problem.global_batch_size, micro_batch_size)
+    return Batch(number, -(-problem.global_batch_size // number), problem.global_batch_size // number)
+
+
+def candidates(problem: Problem, replicas: Iterable[int] = (1,)) -> tuple[Batch, ...]:
+    """Steps worth trying, the largest micro-batches first, each number of micro-batches once.
+
+    ``replicas``: how many replicas the stages may have; each gives the sizes that feed it evenly. When the request
+    names ``micro_batch_sizes``, those and no others are taken. Steps whose smallest micro-batch is below
+    ``min_slice`` are left out.
+    """
+    sizes = set(problem.micro_batch_sizes) or _generated(problem, sorted(set(replicas)))
+    batches = {batch_of(problem, size) for size in sizes}
+    fed = sorted((b for b in batches if b.least_rows >= problem.min_slice), key=lambda b: b.num_micro_batches)
+    if problem.micro_batch_sizes or len(fed) <= MAX_CANDIDATES:
+        return tuple(fed)
+    return tuple(fed[round(i * (len(fed) - 1) / (MAX_CANDIDATES - 1))] for i in range(MAX_CANDIDATES))
+
+
+def batches_tried(problem: Problem) -> tuple[Batch, ...]:
+    """The numbers of micro-batches that the planners of one pipeline try."""
+    found = {*candidates(problem, dapple_replicas(problem)), *candidates(problem, (1, problem.num_devices))}
+    return tuple(sorted({*found, *candidates(problem)}))
+
+
+def dapple_replicas(problem: Problem) -> tuple[int, ...]:
+    """Replication factors whose even micro-batches DAPPLE's search is given."""
+    devices = problem.num_devices
+    if devices <= SMALL_CLUSTER:
+        return tuple(range(1, devices + 1))
+    return tuple(sorted({1, devices - 1, devices, *(len(node) for node in problem.nodes())}))
+
+
+def _generated(problem: Problem, replicas: list[int]) -> set[int]:
+    """Powers of two from ``min_slice``, measured sizes, and DAPPLE's ``min_slice × replicas``, up to the batch."""
+    most = problem.global_batch_size
+    measured = {point.rows for points in problem.measured.values() for point in points}
+    sizes = {most}
+    for size in _doubled(problem.min_slice, most):
+        sizes.add(size)
+    for factor in replicas:
+        sizes.update(size * factor for size in measured if size * factor <= most)
+        sizes.add(min(most, problem.min_slice * factor))
+    sizes.update(_doubled(problem.min_slice * max(replicas), most))
+    return sizes
+
+
+def _doubled(size: int, most: int) -> list[int]:
+    doubled = []
+    while size <= most:
+        doubled.append(size)
+        size *= 2
+    return doubled

@@ -1,0 +1,273 @@
+"""Pins: layers that only some devices may hold. Every planner's allocations are re-placed to keep them.
+
+First the devices change places among themselves (a bipartite matching that leaves alone what it can); where stages
+themselves break a pin, they lose replicas, or are cut between layers that no device may hold together.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from functools import lru_cache
+
+import numpy as np
+
+from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders, Row, Schedule
+
+Devices = frozenset[int]
+MOST_COUNTED = 62
+"""Pins, one to a bit."""
+
+
+def allowed_devices(problem: Problem, first: int, last: int) -> Devices:
+    """The devices that may hold all of the layers ``first`` to ``last``."""
+    allowed = frozenset(range(problem.num_devices))
+    for pin in problem.pins:
+        if pin.first <= last and first <= pin.last:
+            allowed &= pin.devices
+    return allowed
+
+
+@lru_cache(maxsize=4)
+def devices_allowed(problem: Problem) -> np.ndarray:
+    """(L + 1, L + 1) how many devices may hold all of the layers [i, j); of the first ``MOST_COUNTED`` pins."""
+    first, stop = np.ogrid[: problem.num_layers + 1, : problem.num_layers + 1]
+    named = np.zeros((problem.num_layers + 1, problem.num_layers + 1), dtype=np.int64)
+    for number, pin in enumerate(problem.pins[:MOST_COUNTED]):
+        named |= np.where((pin.first < stop) & (first <= pin.last), 1 << number, 0)
+    marks, where = np.unique(named, return_inverse=True)
+    counts = []
+    for mark in marks.tolist():
+        own = [pin.devices for number, pin in enumerate(problem.pins[:MOST_COUNTED]) if mark >> number & 1]
+        counts.append(len(frozenset(range(problem.num_devices)).intersection(*own)))
+    return np.asarray(counts)[where].reshape(named.shape)
+
+
+def last_ends(problem: Problem, devices: Sequence[int]) -> np.ndarray:
+    """(L + 1,) of each layer the last end of a stage that begins with it and may be held by all of the devices.
+
+    The layer itself where they may not hold it.
+    """
+    layers = np.arange(problem.num_layers + 1)
+    broken = layers == problem.num_layers
+    for pin in problem.pins:
+        if not pin.devices.issuperset(devices):
+            broken = broken | ((pin.first <= layers) & (layers <= pin.last))
+    return np.asarray(np.minimum.accumulate(np.where(broken, layers, problem.num_layers)[::-1])[::-1])
+
+
+def by_layers(problem: Problem, devices: Sequence[int]) -> tuple[int, ...]:
+    """Devices in the order of the layers that pins let them hold, of equals as they stand."""
+    return tuple(sorted(devices, key=lambda device: centre(problem, device)))
+
+
+def centre(problem: Problem, device: int) -> Fraction:
+    """Twice the middle of the layers that pins let it hold; of all layers where none names it."""
+    named = [pin.first + pin.last for pin in problem.pins if device in pin.devices]
+    return Fraction(sum(named), len(named)) if named else Fraction(problem.num_layers - 1)
+
+
+def broken_pin(problem: Problem, allocation: Allocation) -> str | None:
+    """The first stage that breaks a pin, as a sentence; None when all are kept."""
+    for stage in allocation.stages:
+        for pin in problem.pins:
+            outside = [d for d in stage.devices if d not in pin.devices]
+            if outside and pin.first <= stage.last and stage.first <= pin.last:
+                name = problem.devices[outside[0]].name
+                return (
+                    f"layers {max(pin.first, stage.first)}–{min(pin.last, stage.last)} are pinned to "
+                    f"{', '.join(sorted(problem.devices[d].name for d in pin.devices))}, but are held by {name}"
+                )
+    return None
+
+
+def unkeepable_pin(problem: Problem) -> str | None:
+    """Why no plan at all can keep the pins; None where that is not certain."""
+    if fewest_pieces(problem) is not None:
+        return None
+    for layer in range(problem.num_layers):
+        if not allowed_devices(problem, layer, layer):
+            return f"layer {layer} ({problem.layer_names[layer]}) is pinned twice, to devices that have none in common"
+    return (
+        "the pins keep layers apart that the profile does not allow to be cut: no cuttable position lies between them"
+    )
+
+
+def fewest_pieces(problem: Problem) -> list[tuple[int, int]] | None:
+    """All layers in as few pieces as keep the pins; None where no cut is allowed in time, so that nothing keeps them.
+
+    A part of a piece that some device may hold whole can be held by it as well, so the longest pieces are the fewest.
+    """
+    whole = 0, problem.num_layers - 1
+    return _segments(problem, *whole) if problem.pins else [whole]
+
+
+def keep_pins(problem: Problem, allocation: Allocation) -> Allocation | None:
+    """The allocation changed as little as it takes to keep the pins; None where this finds no way."""
+    if broken_pin(problem, allocation) is None:
+        return allocation
+    found = moved(problem, allocation)
+    if found is not None:
+        return found
+    split = _split(problem, allocation)
+    return None if split is None else moved(problem, split)
+
+
+def keep_pins_of_schedule(
+    problem: Problem, allocation: Allocation, schedule: Schedule
+) -> tuple[Allocation, Schedule] | None:
+    """An allocation that its schedule fits, with devices changing places only."""
+    if broken_pin(problem, allocation) is None:
+        return allocation, schedule
+    places = _places(problem, allocation, lambda stage: allowed_devices(problem, stage.first, stage.last))
+    if places is None:
+        return None
+    if isinstance(schedule, Orders):
+        rows = tuple(Row(tuple(places[d] for d in row.devices), row.operations) for row in schedule.rows)
+        schedule = replace(schedule, rows=rows)
+    return _renamed(allocation, places), schedule
+
+
+def moved(problem: Problem, allocation: Allocation) -> Allocation | None:
+    """The allocation with devices that change places only, so that it keeps the pins; None where there is no way."""
+    if broken_pin(problem, allocation) is None:
+        return allocation
+    return exchanged(problem, allocation, lambda stage: allowed_devices(problem, stage.first, stage.last))
+
+
+def exchanged(problem: Problem, allocation: Allocation, allowed: Callable[[Stage], Devices]) -> Allocation | None:
+    """The allocation on devices that each of their stages allows, few of them changed; None where there is no way."""
+    places = _places(problem, allocation, allowed)
+    return None if places is None else _renamed(allocation, places)
+
+
+def _renamed(allocation: Allocation, places: dict[int, int]) -> Allocation:
+    pipelines = tuple(
+        Pipeline(
+            tuple(replace(stage, devices=tuple(places[d] for d in stage.devices)) for stage in pipeline.stages),
+            pipeline.micro_batches,
+        )
+        for pipeline in allocation.pipelines
+    )
+    return Allocation(pipelines, allocation.num_micro_batches)
+
+
+def _places(problem: Problem, allocation: Allocation, allowed_by: Callable[[Stage], Devices]) -> dict[int, int] | None:
+    """For each used device the one that takes its place; of the possible ones itself, its node, its kind first."""
+    used = sorted({d for stage in allocation.stages for d in stage.devices})
+    wanted: dict[int, list[int]] = {}
+    for device in used:
+        allowed = frozenset(range(problem.num_devices))
+        for stage in allocation.stages:
+            if device in stage.devices:
+                allowed &= allowed_by(stage)
+        here = problem.devices[device]
+        wanted[device] = sorted(
+            allowed,
+            key=lambda d, here=here, device=device: (  # type: ignore[misc]
+                d != device,
+                problem.devices[d].kind != here.kind,
+                problem.devices[d].node != here.node,
+                d,
+            ),
+        )
+    return matching(wanted)
+
+
+def matching(wanted: dict[int, list[int]]) -> dict[int, int] | None:
+    """Each key one of its values, none twice; the tightest keys first, by augmenting paths."""
+    holder: dict[int, int] = {}
+    for key in sorted(wanted, key=lambda k: (len(wanted[k]), k)):
+        found = _augmenting(key, wanted, holder)
+        if found is None:
+            return None
+        for value, owner in found:
+            holder[value] = owner
+    return {owner: value for value, owner in holder.items()}
+
+
+def _augmenting(key: int, wanted: dict[int, list[int]], holder: dict[int, int]) -> list[tuple[int, int]] | None:
+    """The (value, new owner) pairs of a shortest path from ``key`` to a free value."""
+    came_from: dict[int, int] = {}
+    queue = deque([key])
+    while queue:
+        owner = queue.popleft()
+        for value in wanted[owner]:
+            if value in came_from:
+                continue
+            came_from[value] = owner
+            if value not in holder:
+                return _path(value, key, came_from, holder)
+            queue.append(holder[value])
+    return None
+
+
+def _path(value: int, key: int, came_from: dict[int, int], holder: dict[int, int]) -> list[tuple[int, int]]:
+    back = {owner: taken for taken, owner in holder.items()}
+    pairs = []
+    while True:
+        owner = came_from[value]
+        pairs.append((value, owner))
+        if owner == key:
+            return pairs
+        value = back[owner]
+
+
+def _split(problem: Problem, allocation: Allocation) -> Allocation | None:
+    """Stages cut where pins demand it, each piece with as many replicas as its pins leave it."""
+    if len(allocation.pipelines) > 1:
+        return None
+    spare = sorted(set(range(problem.num_devices)) - {d for stage in allocation.stages for d in stage.devices})
+    stages: list[Stage] = []
+    for stage in allocation.stages:
+        pieces = _segments(problem, stage.first, stage.last)
+        if pieces is None:
+            return None
+        devices = list(stage.devices)
+        while len(devices) < len(pieces) and spare:
+            devices.append(spare.pop(0))
+        if len(devices) < len(pieces):
+            return None
+        counts = _shares(problem, pieces, len(devices))
+        for (first, last), count in zip(pieces, counts, strict=True):
+            own, devices = devices[:count], devices[count:]
+            again = ((first, last),) if stage.recompute else ()
+            stages.append(Stage(first, last, tuple(own), stage.dispatch, again))
+    return Allocation((Pipeline(tuple(stages), allocation.pipelines[0].micro_batches),), allocation.num_micro_batches)
+
+
+def _segments(problem: Problem, first: int, last: int) -> list[tuple[int, int]] | None:
+    """The layers in as few pieces as keep the pins, each as long as can be; None where no cut is allowed in time."""
+    pieces = []
+    start = first
+    while start <= last:
+        end = None
+        for layer in range(start, last + 1):
+            if not allowed_devices(problem, start, layer):
+                break
+            if layer == last or problem.cuttable[layer]:
+                end = layer
+        if end is None:
+            return None
+        pieces.append((start, end))
+        start = end + 1
+    return pieces
+
+
+def _shares(problem: Problem, pieces: Sequence[tuple[int, int]], devices: int) -> list[int]:
+    """Devices for each piece: one each, then one by one to the piece with most work per device that may have more."""
+    costs = problem.costs(problem.devices[0].kind, 1)
+    total = costs.forward_ns + costs.backward_ns
+    work = [int(total[last + 1] - total[first]) for first, last in pieces]
+    room = [len(allowed_devices(problem, first, last)) for first, last in pieces]
+    counts = [1] * len(pieces)
+    for _ in range(devices - len(pieces)):
+        open_pieces = [i for i in range(len(pieces)) if counts[i] < room[i]]
+        if not open_pieces:
+            break
+        counts[max(open_pieces, key=lambda i: (Fraction(work[i], counts[i]), -i))] += 1
+    return counts

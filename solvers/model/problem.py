@@ -1,0 +1,227 @@
+"""``Problem``: one request as frozen arrays, checked once. Nothing after it checks its input again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from penstock.solvers.model.network import Network
+from penstock.solvers.model.trainer_limits import Within
+from penstock.solvers.model.update_rules import UpdateRule
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device; ``node`` numbers its host."""
+
+    name: str
+    node: int
+    kind: str
+    memory_bytes: int
+    context_bytes: int
+    price: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class Costs:
+    """Costs of a slice of ``rows`` samples on one kind of device.
+
+    All arrays are prefix sums of shape (L + 1,), int64: layers [i, j) cost ``a[j] - a[i]``; ``workspace_bytes``
+    is per layer, shape (L,).
+    """
+
+    forward_ns: np.ndarray
+    backward_ns: np.ndarray
+    weight_ns: np.ndarray
+    stash_bytes: np.ndarray
+    workspace_bytes: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """One measurement of all layers: arrays of shape (L,), int64, for ``rows`` samples."""
+
+    rows: int
+    forward_ns: np.ndarray
+    backward_ns: np.ndarray
+    weight_ns: np.ndarray
+    stash_bytes: np.ndarray
+    workspace_bytes: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRules:
+    """Bytes beside the activations: gradients and optimizer states as multiples of the parameters' bytes."""
+
+    gradient_factor: int
+    state_factor: int
+    shard_states: bool
+    headroom_bytes: int
+    count_buffers: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkRules:
+    """How transfers and all-reduces are costed (ALGORITHMS 1.5, 1.6)."""
+
+    shared: bool
+    channel: Literal["half", "full", "none"]
+    transfer: Literal["nic", "spp", "dapple", "madpipe"]
+    all_reduce: Literal["flat", "hierarchical", "dapple"]
+    bucket_bytes: int
+    overlap_all_reduce: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CodecSpeed:
+    """Bytes of fp32 per second that a kind of device encodes and decodes."""
+
+    encode_bytes_per_s: int
+    decode_bytes_per_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """Layers ``first`` to ``last`` (both included) may be held by ``devices`` only."""
+
+    first: int
+    last: int
+    devices: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class RankRun:
+    """One rank of a measured pipeline (AvgPipe, section 5.2.1): times per batch, the curve φ in millionths.
+
+    ``model_bytes`` of one pipeline's parameters and gradients, ``activation_bytes`` of one micro-batch in flight.
+    """
+
+    compute_ns: int
+    transfer_ns: int
+    utilisation_ppm: tuple[int, ...]
+    model_bytes: int
+    optimizer_bytes: int
+    activation_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineRun:
+    """A measured run of n parallel pipelines of m micro-batches per batch, rank by rank."""
+
+    num_micro_batches: int
+    num_pipelines: int
+    ranks: tuple[RankRun, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """A request, frozen. L layers, V devices; times in ns, sizes in bytes.
+
+    ``parameter_bytes``, ``trainable_bytes``, ``update_ns`` are prefix sums (L + 1,); ``forward_bytes`` and
+    ``backward_bytes`` (L - 1,) are what one sample sends over the cut after each layer; ``cuttable`` (L - 1,).
+    ``codec``: whether plans may encode tensors; ``codec_speeds`` by kind of device; ``encodable``: for each cut, the
+    bytes of one sample's tensors that the codec takes, and how many these are. ``within``: plans have to be such that
+    another trainer can express them.
+    """
+
+    layer_names: tuple[str, ...]
+    parameter_bytes: np.ndarray
+    trainable_bytes: np.ndarray
+    update_ns: np.ndarray
+    forward_bytes: np.ndarray
+    backward_bytes: np.ndarray
+    boundary_tensors: tuple[tuple[tuple[str, int, int], ...], ...]
+    cuttable: np.ndarray
+    shared_parameters: tuple[tuple[str, tuple[int, ...], int], ...]
+    measured: dict[str, tuple[Measured, ...]]
+    linear: bool
+    kind_source: dict[str, tuple[str, float]]
+    devices: tuple[Device, ...]
+    network: Network
+    global_batch_size: int
+    micro_batch_sizes: tuple[int, ...]
+    min_slice: int
+    memory: MemoryRules
+    rules: NetworkRules
+    recompute: Literal["never", "auto", "always"]
+    expected_error: float
+    update_rules: frozenset[UpdateRule] = frozenset({"synchronous"})
+    pins: tuple[Pin, ...] = ()
+    seed: int = 0
+    pipeline_run: PipelineRun | None = None
+    codec: bool = False
+    codec_speeds: dict[str, CodecSpeed] = field(default_factory=dict)
+    encodable: tuple[tuple[int, int], ...] = ()
+    within: Within | None = None
+    _costs: dict[tuple[str, int], Costs] = field(default_factory=dict, repr=False)
+
+    @property
+    def num_layers(self) -> int:
+        """L."""
+        return len(self.layer_names)
+
+    @property
+    def num_devices(self) -> int:
+        """V."""
+        return len(self.devices)
+
+    def costs(self, kind: str, rows: int) -> Costs:
+        """Prefix sums for ``rows`` samples on a kind, computed once; 0 rows cost nothing."""
+        key = (kind, rows)
+        if key not in self._costs:
+            self._costs[key] = self._scaled(kind, rows)
+        return self._costs[key]
+
+    def nodes(self) -> tuple[tuple[int, ...], ...]:
+        """The devices of each node."""
+        groups: list[list[int]] = [[] for _ in self.network.node_names]
+        for index, device in enumerate(self.devices):
+            groups[device.node].append(index)
+        return tuple(tuple(group) for group in groups)
+
+    def capacity_bytes(self, device: int) -> int:
+        """What a device has for us: its memory less the headroom."""
+        return self.devices[device].memory_bytes - self.memory.headroom_bytes
+
+    def _scaled(self, kind: str, rows: int) -> Costs:
+        source, speed = self.kind_source[kind]
+        points = self.measured[source]
+        names = ("forward_ns", "backward_ns", "weight_ns", "stash_bytes", "workspace_bytes")
+        values = {}
+        for name in names:
+            exact = _at_rows(points, name, rows, self.linear)
+            if name.endswith("_ns") and speed != 1.0:
+                exact = np.ceil(exact / speed).astype(np.int64)
+            values[name] = exact if name == "workspace_bytes" else np.concatenate(([0], np.cumsum(exact)))
+            values[name].setflags(write=False)
+        return Costs(**values)
+
+
+def _at_rows(points: tuple[Measured, ...], name: str, rows: int, linear: bool) -> np.ndarray:
+    """Each layer's value at ``rows`` samples, rounded up; (L,) int64.
+
+    Linear scaling is proportional from the nearest measurement at or above ``rows`` (else the largest);
+    measured scaling interpolates between neighbours, is clamped below the smallest and proportional above.
+    """
+    if rows == 0:
+        return np.zeros_like(getattr(points[0], name))
+    above = [p for p in points if p.rows >= rows]
+    below = [p for p in points if p.rows <= rows]
+    if above and above[0].rows == rows:
+        return np.asarray(getattr(above[0], name))
+    if linear or not above:
+        base = above[0] if above else points[-1]
+        return _ceil_ratio(getattr(base, name), rows, base.rows)
+    if not below:
+        return np.asarray(getattr(above[0], name))
+    low, high = below[-1], above[0]
+    step = getattr(high, name) - getattr(low, name)
+    return np.asarray(getattr(low, name) + _ceil_ratio(step, rows - low.rows, high.rows - low.rows))
+
+
+def _ceil_ratio(values: np.ndarray, numerator: int, denominator: int) -> np.ndarray:
+    """``ceil(values * numerator / denominator)`` without overflow: whole part and remainder apart."""
+    whole, rest = np.divmod(values, denominator)
+    return np.asarray(whole * numerator - (-rest * numerator) // denominator)

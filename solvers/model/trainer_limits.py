@@ -1,0 +1,120 @@
+"""What another trainer can express, as far as planners have to know: its orders, its recomputation, where it may cut.
+
+All of these trainers replicate every stage equally, run one flushed pipeline of equal micro-batches, and number their
+ranks stage after stage (Megatron's order tp-cp-ep-dp-pp, DeepSpeed's ``pipe``-``data``, torchtitan's mesh: the pipeline
+is outermost). ``penstock.layouts.limits`` has the table, and checks plans without any of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from penstock.solvers.model.allocation import Allocation, Stage
+
+if TYPE_CHECKING:
+    from penstock.solvers.model.problem import Problem
+
+Method = Literal["none", "block", "uniform"]
+AT_ONCE = 8
+"""Layers recomputed together: all numbers up to this are tried, then its doubles."""
+
+
+class Recomputing(NamedTuple):
+    """How stages recompute: ``block``: the first so many layers, each by itself; ``uniform``: all, so many at once."""
+
+    method: Method = "none"
+    layers: int = 0
+
+
+class Span(NamedTuple):
+    """Layers ``first`` to ``last``, both included."""
+
+    first: int
+    last: int
+
+
+def misnumbered(problem: Problem, stages: Sequence[Stage]) -> tuple[int, ...] | None:
+    """The devices of the first node that do not stand as ranks are numbered: stage after stage, through nodes.
+
+    Of each node the first devices in their order, all together; None where that is so. Stages of the same devices
+    count once.
+    """
+    used = [device for devices in dict.fromkeys(stage.devices for stage in stages) for device in devices]
+    nodes, seen = problem.nodes(), set()
+    for node, group in groupby(used, key=lambda device: problem.devices[device].node):
+        own = tuple(group)
+        if node in seen or own != tuple(nodes[node][: len(own)]):
+            return own
+        seen.add(node)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """The limits of one trainer for one model.
+
+    ``schedules`` by our names; ``rounds``: whether interleaved 1F1B takes its micro-batches in as many equal groups as
+    the ranks can be filled with them, else in groups of as many as ranks; ``recompute``: ways that it knows beside
+    none; ``at_once``: whether more than one layer may be recomputed together; ``span``: the layers that may recompute
+    at all; ``cuts`` (L - 1): where stages may end.
+    """
+
+    trainer: str
+    schedules: tuple[str, ...]
+    rounds: bool
+    recompute: tuple[Method, ...]
+    at_once: bool
+    span: Span
+    cuts: tuple[bool, ...]
+
+    def runs(self, ranks: int) -> tuple[str, ...]:
+        """The schedules on so many ranks: without a pipeline, micro-batches follow one another, as under 1F1B."""
+        return tuple(name for name in self.schedules if ranks > 1 or name == "early-backward")
+
+    def group(self, ranks: int, number: int) -> int | None:
+        """How many micro-batches interleaved 1F1B takes together unless it is told; None where it refuses so many."""
+        rounds = max(1, number // ranks)
+        if self.rounds:
+            return number // rounds if number % rounds == 0 else None
+        return ranks if number % ranks == 0 else None
+
+    def keeps(self, allocation: Allocation, schedule: str, global_batch_size: int) -> bool:
+        """Whether a plan is of the shape that bounds of this trainer's plans (``within_bound``) rest on.
+
+        One pipeline of equally replicated stages that end where the trainer may cut and recompute in one of its ways,
+        micro-batches of one size that replicas share evenly, one of its schedules.
+        ``penstock.layouts.limits.faults`` checks placement and the orders of operations as well.
+        """
+        stages = allocation.stages
+        rows, uneven = divmod(global_batch_size, allocation.num_micro_batches)
+        equal = len({stage.replicas for stage in stages}) == 1 and not uneven and rows % stages[0].replicas == 0
+        by_rows = all(stage.dispatch == "rows" or stage.replicas == 1 for stage in stages)
+        known = schedule in self.schedules and all(self.cuts[stage.last] for stage in stages[:-1])
+        return (
+            len(allocation.pipelines) == 1
+            and equal
+            and by_rows
+            and known
+            and any(all(self.segments(stage, how) == stage.recompute for stage in stages) for how in self.ways(stages))
+        )
+
+    def segments(self, stage: Stage, how: Recomputing) -> tuple[tuple[int, int], ...]:
+        """What a stage recomputes."""
+        low, high = max(stage.first, self.span.first), min(stage.last, self.span.last)
+        if how.method == "none":
+            return ()
+        if how.method == "block":
+            return tuple((layer, layer) for layer in range(low, min(high + 1, low + how.layers)))
+        return tuple((layer, min(layer + how.layers - 1, high)) for layer in range(low, high + 1, how.layers))
+
+    def ways(self, stages: Sequence[Stage]) -> Iterator[Recomputing]:
+        """From none to everything, the cheapest way first."""
+        most = max(min(s.last, self.span.last) - max(s.first, self.span.first) + 1 for s in stages)
+        yield Recomputing()
+        if "block" in self.recompute:
+            yield from (Recomputing("block", number) for number in range(1, most))
+        together = [n for n in range(1, most + 1) if n <= AT_ONCE or n & (n - 1) == 0 or n == most]
+        yield from (Recomputing("uniform", number) for number in (together if self.at_once else together[:1]))

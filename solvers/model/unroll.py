@@ -1,0 +1,200 @@
+"""A pattern as the judge and the ranks see it: some rounds of it as one long step, with its optimizer steps in place.
+
+Every micro-batch is as large as the largest one of the request. Devices run their operations in the order of the
+pattern's starts (of equals, in the order in which the pattern lists them). A stage steps as late as its rule allows:
+just before the first operation of the stage that uses the new version, or that adds to the gradients of a later
+round, so that an all-reduce has until then and one gradient buffer is enough.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from functools import lru_cache
+from itertools import product
+from math import lcm
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.schemas.errors import InvalidPlan
+from penstock.schemas.program import BACKWARD, FORWARD, RECOMPUTE, WEIGHT
+from penstock.solvers.model.allocation import Allocation, Pipeline
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import STEP, Orders, Pattern, Row
+from penstock.solvers.model.slices import row_classes
+from penstock.solvers.model.update_rules import UpdateRule, group_of, micro_batches_per_update, version_used
+
+MEASURED = 48
+"""At least so many micro-batches are measured: devices that start what they can may repeat only every few rounds."""
+
+
+class Unrolled(NamedTuple):
+    """``rounds`` global batches as one step of a problem of their size.
+
+    The steady state lies between the end of the last backward of round ``first`` and that of round ``last``. After
+    ``whole`` rounds the pattern and every round-robin replica are where they were.
+    """
+
+    problem: Problem
+    allocation: Allocation
+    orders: Orders
+    rounds: int
+    first: int
+    last: int
+    whole: int
+
+
+@lru_cache(maxsize=8)
+def unroll(problem: Problem, allocation: Allocation, pattern: Pattern, rule: UpdateRule) -> Unrolled:
+    """As many rounds as fill the pipeline, settle, are measured, and are followed by as many as they overlap with.
+
+    Raises InvalidPlan where the pattern lacks operations or names a stage that the allocation has not, and where a
+    replica would have nothing to do for an update.
+    """
+    number = allocation.num_micro_batches
+    _check(allocation, pattern, rule)
+    deep = depth(allocation, pattern)
+    first = 2 * deep + 1
+    whole = whole_rounds(allocation, pattern)
+    last = first + -(-max(2, 2 * deep, -(-MEASURED // number)) // whole) * whole
+    rounds = last + deep + 1
+    rows = row_classes(problem.global_batch_size, number)[0][0]
+    longer, orders = run_of(allocation, pattern, rule, rounds)
+    size = rounds * number * rows
+    return Unrolled(replace(problem, global_batch_size=size), longer, orders, rounds, first, last, whole)
+
+
+def run_of(allocation: Allocation, pattern: Pattern, rule: UpdateRule, rounds: int) -> tuple[Allocation, Orders]:
+    """So many global batches as one flushed step: the allocation of all their micro-batches, and the rows with steps.
+
+    Raises InvalidPlan as ``unroll`` does.
+    """
+    number = allocation.num_micro_batches
+    _check(allocation, pattern, rule)
+    total = rounds * number
+    pipelines = tuple(Pipeline(pipeline.stages, (0, total - 1)) for pipeline in allocation.pipelines)
+    longer = Allocation(pipelines, total)
+    every = tuple(micro_batches_per_update(rule, stage, number) for stage in allocation.stages)
+    made = []
+    for alike, devices in _rows(allocation).items():
+        own = _operations(pattern, total, alike)
+        made.append(Row(tuple(devices), _with_steps(longer, own, rule, every)))
+    return longer, Orders(pattern.name, tuple(made), update_every=every)
+
+
+def depth(allocation: Allocation, pattern: Pattern) -> int:
+    """Global batches that the pattern overlaps with one of them, at most."""
+    deepest = max(operation.shift for operation in pattern.operations) + 1
+    return -(-deepest * pattern.micro_batches_per_period // allocation.num_micro_batches)
+
+
+def _check(allocation: Allocation, pattern: Pattern, rule: UpdateRule) -> None:
+    count = len(allocation.stages)
+    listed = {(operation.stage, operation.micro_batch, operation.kind) for operation in pattern.operations}
+    if unknown := sorted({s for s, _m, _kind in listed} - set(range(count))):
+        raise InvalidPlan(f"Pattern {pattern.name} names stage {unknown[0]}, but the plan has {count} stages.")
+    for s, m in product(range(count), range(pattern.micro_batches_per_period)):
+        for name, kinds in (("forward", (FORWARD,)), ("backward", (BACKWARD, WEIGHT))):
+            if not any((s, m, kind) in listed for kind in kinds):
+                what = f"{name} of stage {s} for micro-batch {m} of its period"
+                raise InvalidPlan(f"Pattern {pattern.name} has no {what}.")
+    for s, stage in enumerate(allocation.stages):
+        number = micro_batches_per_update(rule, stage, allocation.num_micro_batches)
+        if stage.dispatch == "round_robin" and number < stage.replicas:
+            raise InvalidPlan(
+                f"Stage {s} steps after every {number} micro-batches, but its {stage.replicas} replicas take turns.",
+                remedy=f"use at least {stage.replicas} micro-batches, or fewer replicas",
+            )
+
+
+def whole_rounds(allocation: Allocation, pattern: Pattern) -> int:
+    """Global batches after which the pattern and every round-robin replica are where they were."""
+    turns = [stage.replicas for stage in allocation.stages if stage.dispatch == "round_robin"]
+    number = allocation.num_micro_batches
+    return lcm(number, pattern.micro_batches_per_period, *turns) // number
+
+
+class _Alike(NamedTuple):
+    """What devices of one row have in common: stages, and (stage, turn, replicas) of those that take turns."""
+
+    stages: tuple[int, ...]
+    turns: tuple[tuple[int, int, int], ...]
+
+
+def _rows(allocation: Allocation) -> dict[_Alike, list[int]]:
+    """The devices that run the same operations."""
+    holds: dict[int, list[int]] = defaultdict(list)
+    for number, stage in enumerate(allocation.stages):
+        for device in stage.devices:
+            holds[device].append(number)
+    alike: dict[_Alike, list[int]] = defaultdict(list)
+    for device, held in holds.items():
+        turns = tuple(
+            (s, allocation.stages[s].devices.index(device), allocation.stages[s].replicas)
+            for s in held
+            if allocation.stages[s].dispatch == "round_robin"
+        )
+        alike[_Alike(tuple(held), turns)].append(device)
+    return alike
+
+
+def _operations(pattern: Pattern, total: int, alike: _Alike) -> np.ndarray:
+    """A row's operations on micro-batches below ``total``, by nominal start; of equals as the pattern lists them."""
+    turns = {s: (turn, replicas) for s, turn, replicas in alike.turns}
+    starts, places, found = [], [], []
+    for place, operation in enumerate(pattern.operations):
+        if operation.stage not in alike.stages:
+            continue
+        m = np.arange(operation.micro_batch, total, pattern.micro_batches_per_period, dtype=np.int64)
+        turn, replicas = turns.get(operation.stage, (0, 1))
+        m = m[m % replicas == turn]
+        period = m // pattern.micro_batches_per_period + operation.shift
+        starts.append(period * pattern.period_ns + operation.start_ns)
+        places.append(np.full(len(m), place))
+        found.append(np.stack((np.full(len(m), operation.kind), np.full(len(m), operation.stage), m), axis=1))
+    if not found:
+        return np.empty((0, 3), dtype=np.int32)
+    listed = np.concatenate(found).astype(np.int32)
+    return listed[np.lexsort((listed[:, 2], np.concatenate(places), np.concatenate(starts)))]
+
+
+def _with_steps(allocation: Allocation, operations: np.ndarray, rule: UpdateRule, every: tuple[int, ...]) -> np.ndarray:
+    """The operations of a row with the steps of its stages; incomplete rounds have none."""
+    steps = [_steps(allocation, operations, rule, s, every[s]) for s in np.unique(operations[:, 1]).tolist()]
+    position, stage, m = np.concatenate([np.empty((3, 0), dtype=np.int64), *steps], axis=1)
+    order = np.lexsort((m, stage, position))
+    rows = np.stack((np.full(len(m), STEP), stage, m), axis=1)[order]
+    return np.ascontiguousarray(np.insert(operations, position[order], rows, axis=0), dtype=np.int32)
+
+
+def _steps(allocation: Allocation, operations: np.ndarray, rule: UpdateRule, s: int, every: int) -> np.ndarray:
+    """(3, rounds): before which operation of the row stage ``s`` steps, its number, the round's last micro-batch.
+
+    That is the first operation behind the round's gradients that is a gradient, or a forward that uses a version
+    which the step makes.
+    """
+    rounds = np.arange(allocation.num_micro_batches // every)
+    kind, update_round = operations[:, 0], operations[:, 2] // every
+    own = operations[:, 1] == s
+    gradients = np.flatnonzero(own & (kind != FORWARD) & (kind != RECOMPUTE))
+    forwards = np.flatnonzero(own & (kind == FORWARD))
+    finished = np.full(len(rounds) + 1, -1)
+    finished[np.minimum(update_round[gradients], len(rounds))] = gradients
+    finished = finished[: len(rounds)]
+    behind = np.searchsorted(forwards, finished, side="right")
+    used = _versions_used(allocation, rule, s, update_round[forwards])
+    if used is not None:
+        behind = np.maximum(behind, np.searchsorted(np.maximum.accumulate(used), rounds, side="right"))
+    limit = len(operations)
+    following = np.append(gradients, limit)[np.searchsorted(gradients, finished, side="right")]
+    position = np.minimum(following, np.append(forwards, limit)[behind])
+    return np.stack((position, np.full(len(rounds), s), (rounds + 1) * every - 1))
+
+
+def _versions_used(allocation: Allocation, rule: UpdateRule, s: int, update_round: np.ndarray) -> np.ndarray | None:
+    """``version_used`` of many rounds; None where forwards use the newest."""
+    rounds = range(int(update_round.max(initial=0)) + 1)
+    used = [version_used(rule, group_of(allocation, s), each) for each in rounds]
+    versions = [each for each in used if each is not None]
+    return np.asarray(versions, dtype=np.int64)[update_round] if len(versions) == len(used) else None

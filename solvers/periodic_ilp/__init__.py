@@ -1,8 +1,0 @@
-"""The shortest pattern of an allocation as an integer linear program (MadPipe, section 4.3; ALGORITHMS 4.4).
-
-The program counts in periods, the pattern is timed in whole nanoseconds from what it decided (``path``).
-"""
-
-from penstock.solvers.periodic_ilp.solve import NODES, SOLVERS, Answer, solve
-
-__all__ = ["NODES", "SOLVERS", "Answer", "solve"]

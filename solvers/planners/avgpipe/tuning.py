@@ -1,0 +1,179 @@
+"""How AvgPipe sets its two degrees: from one profile, by trying all, or by one of two guidelines (sections 5.2, 7.3).
+
+``profile``: one run at many micro-batches and one pipeline, the predictor for all other settings, the best that fits.
+The run is the request's pipeline profile. Without one the profile is by *simulation*: one pipeline (1F1B) is judged
+with each number of micro-batches, because the judge knows their costs, and the predictor changes the number of
+pipelines only; the utilisation is the judge's, a whole processor. ``traverse``: every setting. ``max_num``: the
+smallest micro-batches, then as many pipelines as memory allows. ``max_size``: the largest micro-batches, then likewise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Literal
+
+from penstock.solvers.costs.memory import static_bytes, weight_bytes
+from penstock.solvers.costs.utilisation import utilisation_ppm
+from penstock.solvers.judge.shared_processor import parallel_pipelines, simulate_sharing
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.micro_batches import Batch
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders
+from penstock.solvers.planners.avgpipe.partition import Stages
+from penstock.solvers.planners.avgpipe.predictor import Degrees, Measured, Mode, Rank, choose, predict
+from penstock.solvers.schedules.advance_forward import advance_forward, in_flight
+
+Tuning = Literal["profile", "traverse", "max_num", "max_size"]
+MOST_OPERATIONS = 1_000_000
+"""Simulated at most to compare partitions: a second or two."""
+
+
+def best_partitions(problem: Problem, batches: tuple[Batch, ...], found: Sequence[Stages]) -> tuple[list[Stages], int]:
+    """For each number of stages the best partition, the best of all first; how many plans were simulated.
+
+    That is the one whose single pipeline is fastest with its best micro-batches, with no forwards in advance or as many
+    as are useful (P_B). Those that do not fit come last; ties go to the first. ``MOST_OPERATIONS`` are simulated.
+    """
+    if len(found) == 1:
+        return [found[0]], 0
+    simulations = operations = 0
+    timed: list[tuple[int, int]] = []
+    for place, stages in enumerate(found):
+        if operations > MOST_OPERATIONS:
+            break
+        operations += 4 * len(stages) * sum(batch.num_micro_batches for batch in batches)
+        tuner = Tuner(problem, batches, stages, 1)
+        times = [
+            tuner.time_ns(allocation, advance_forward(problem, allocation, delta=delta))
+            for allocation in tuner.single_pipelines()
+            for delta in dict.fromkeys((0, len(stages) - 1))
+        ]
+        timed.append((min((time for time in times if time is not None), default=2**62), place))
+        simulations += tuner.simulations
+    best: dict[int, Stages] = {}
+    for _time, place in sorted(timed):
+        best.setdefault(len(found[place]), found[place])
+    return list(best.values()), simulations
+
+
+@dataclass
+class Tuner:
+    """Settings of pipelines of these stages; ``batches`` ascend by micro-batches. Counts what it simulates."""
+
+    problem: Problem
+    batches: tuple[Batch, ...]
+    stages: Stages
+    most_pipelines: int
+    mode: Mode = "wall"
+    simulations: int = 0
+    _fits: dict[Allocation, bool] = field(default_factory=dict)
+
+    def settings(self, tuning: Tuning) -> Iterator[Degrees]:
+        """The setting that a tuning finds, or all, the most promising first. Always at least one, if none fits too."""
+        if tuning == "traverse":
+            yield from self._ranked((2**62,) * len(self.stages))
+            return
+        if tuning == "profile":
+            wanted = self._ranked(self._capacity_bytes())
+        else:
+            batch = self.batches[-1 if tuning == "max_num" else 0]
+            wanted = [Degrees(batch.num_micro_batches, n) for n in range(self.most_pipelines, 0, -1)]
+        fitting = (degrees for degrees in wanted if self.fits(self.allocation(degrees)))
+        yield next(fitting, Degrees(self.batches[-1].num_micro_batches, 1))
+
+    def allocation(self, degrees: Degrees) -> Allocation:
+        """Equal pipelines; they recompute where the request wants it, or where nothing else fits and it may be."""
+        plain = self._pipelines(degrees, recompute=False)
+        if self.problem.recompute == "never":
+            return plain
+        if self.problem.recompute == "auto" and self.fits(plain):
+            return plain
+        return self._pipelines(degrees, recompute=True)
+
+    def single_pipelines(self) -> Iterator[Allocation]:
+        """One pipeline with each number of micro-batches."""
+        return (self.allocation(Degrees(batch.num_micro_batches, 1)) for batch in self.batches)
+
+    def fits(self, allocation: Allocation) -> bool:
+        """Whether memory suffices for 1F1B, which takes least."""
+        if allocation not in self._fits:
+            orders = advance_forward(self.problem, allocation)
+            self._fits[allocation] = self.time_ns(allocation, orders) is not None
+        return self._fits[allocation]
+
+    def time_ns(self, allocation: Allocation, orders: Orders) -> int | None:
+        """Time per global batch by the judge; None where memory does not suffice."""
+        self.simulations += 1
+        timeline = simulate_sharing(self.problem, allocation, orders)
+        if any(use.memory.total > self.problem.capacity_bytes(d) for d, use in timeline.uses.items()):
+            return None
+        return timeline.time_per_global_batch_ns
+
+    def measured(self, batch: Batch) -> Measured:
+        """The request's run, or a simulated one with these micro-batches."""
+        run = self.problem.pipeline_run
+        if run is None:
+            return self._simulated(batch)
+        flying = self._flying(run.num_micro_batches)
+        ranks = tuple(
+            Rank(
+                rank.compute_ns,
+                rank.transfer_ns,
+                rank.utilisation_ppm,
+                rank.model_bytes + rank.optimizer_bytes,
+                rank.model_bytes,
+                rank.activation_bytes * held * run.num_pipelines,
+            )
+            for rank, held in zip(run.ranks, flying, strict=True)
+        )
+        return Measured(run.num_micro_batches, run.num_pipelines, ranks)
+
+    def _simulated(self, batch: Batch) -> Measured:
+        number = batch.num_micro_batches
+        allocation = self.allocation(Degrees(number, 1))
+        self.simulations += 1
+        timeline = simulate_sharing(self.problem, allocation, advance_forward(self.problem, allocation))
+        ranks = []
+        for k, stage in enumerate(allocation.stages):
+            sent = timeline.transfers
+            own = (sent.stage == k) | ((sent.stage == k - 1) & (sent.direction == 0))
+            own |= (sent.stage == k + 1) & (sent.direction == 1)
+            use = timeline.uses[stage.devices[0]]
+            ranks.append(
+                Rank(
+                    use.busy_ns,
+                    int((sent.end_ns - sent.start_ns)[own].sum()),
+                    (utilisation_ppm(self.problem, allocation, k, batch.most_rows),),
+                    static_bytes(self.problem, stage).total,
+                    2 * weight_bytes(self.problem, stage)[1],
+                    use.memory.activations + use.memory.buffers + use.memory.workspace,
+                )
+            )
+        return Measured(number, 1, tuple(ranks))
+
+    def _ranked(self, capacity_bytes: tuple[int, ...]) -> list[Degrees]:
+        """All settings that fit by the predictor, the fastest by it first."""
+        found = []
+        for batch in self.batches:
+            measured, number = self.measured(batch), batch.num_micro_batches
+            before = self._flying(measured.num_micro_batches)
+            growth = [Fraction(a, b) for a, b in zip(self._flying(number), before, strict=True)]
+            for pipelines in range(1, self.most_pipelines + 1):
+                degrees = Degrees(number, pipelines)
+                found.append((degrees, predict(measured, degrees, self.mode, growth)))
+        return choose(found, capacity_bytes)
+
+    def _flying(self, num_micro_batches: int) -> tuple[int, ...]:
+        """Micro-batches in flight under 1F1B."""
+        return in_flight(parallel_pipelines(self.stages, 1, num_micro_batches), 0)
+
+    def _capacity_bytes(self) -> tuple[int, ...]:
+        devices = [self.problem.devices[stage.devices[0]] for stage in self.stages]
+        headroom = self.problem.memory.headroom_bytes
+        return tuple(device.memory_bytes - headroom - device.context_bytes for device in devices)
+
+    def _pipelines(self, degrees: Degrees, recompute: bool) -> Allocation:
+        again = tuple(replace(stage, recompute=((stage.first, stage.last),)) for stage in self.stages)
+        return parallel_pipelines(again if recompute else self.stages, degrees.num_pipelines, degrees.num_micro_batches)

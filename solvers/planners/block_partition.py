@@ -1,0 +1,119 @@
+"""GPipe's block partition: the contiguous partition whose largest block is smallest (ALGORITHMS 7.2).
+
+Binary search on the largest block with a greedy test, O(L log total); among the optima the lexicographically
+smallest cut vector. The largest block is at most the mean plus the largest layer (Bárány and Grinberg).
+By time on devices of several kinds each stage counts with its own device's speed: a dynamic program, O(S L^2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.micro_batches import Batch
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.planners.hetpipe.partition_kernel import run_worker
+
+By = Literal["time", "layers", "parameters"]
+
+
+def block_partition(problem: Problem, batch: Batch, num_stages: int, *, by: By = "time") -> Allocation:
+    """``num_stages`` stages of nearly equal time, layers or parameters, one on each of the first devices.
+
+    Raises ``UnsupportedRequest`` where the chain has fewer blocks than stages, or the cluster fewer devices.
+    """
+    blocks = int(problem.cuttable.sum()) + 1
+    if not 1 <= num_stages <= min(blocks, problem.num_devices):
+        raise UnsupportedRequest(
+            f"{num_stages} stages need as many devices and separable blocks of layers; "
+            f"there are {problem.num_devices} devices and {blocks} blocks",
+            remedy=f"between 1 and {min(blocks, problem.num_devices)} stages",
+        )
+    kinds = [problem.devices[d].kind for d in range(num_stages)]
+    if by == "time" and len(set(kinds)) > 1:
+        bounds = smallest_largest_on([_layer_times(problem, batch, kind) for kind in kinds], problem.cuttable)
+    else:
+        bounds = smallest_largest(_weights(problem, batch, by), num_stages, problem.cuttable)
+    stages = tuple(Stage(i, j - 1, (s,)) for s, (i, j) in enumerate(pairwise(bounds)))
+    return single_pipeline(stages, batch.num_micro_batches)
+
+
+def smallest_largest(
+    weights: Sequence[int] | np.ndarray, blocks: int, cuttable: Sequence[bool] | np.ndarray
+) -> list[int]:
+    """Bounds ``0 = c_0 < … < c_blocks = L`` of contiguous blocks, the largest block as small as it can be.
+
+    ``cuttable[i]``: whether a block may end after element i. Ties go to the lexicographically smallest bounds.
+    """
+    prefix = np.concatenate(([0], np.cumsum(np.asarray(weights, dtype=np.int64))))
+    places = [0, *(i + 1 for i in range(len(weights) - 1) if cuttable[i]), len(weights)]
+    load = [int(prefix[p]) for p in places]
+    low, high = -(-load[-1] // blocks), load[-1]
+    while low < high:
+        middle = (low + high) // 2
+        if _blocks_needed(load, middle) <= blocks:
+            high = middle
+        else:
+            low = middle + 1
+    return [places[i] for i in _earliest(load, blocks, low)]
+
+
+def smallest_largest_on(weights: Sequence[np.ndarray], cuttable: Sequence[bool] | np.ndarray) -> list[int]:
+    """``smallest_largest`` where block s counts with ``weights[s]``, (L,) each.
+
+    Ties: each bound from the last one on is the earliest that leaves the blocks before it their smallest largest.
+    """
+    rows = {tuple(row.tolist()): row for row in weights}
+    kind_of = np.asarray([list(rows).index(tuple(row.tolist())) for row in weights])
+    places = np.asarray([0, *(np.flatnonzero(np.asarray(cuttable)) + 1), len(weights[0])])
+    loads = [np.concatenate(([0], np.cumsum(row)))[places] for row in rows.values()]
+    times = np.stack([load[None, :] - load[:, None] for load in loads])
+    count, free = len(weights), np.zeros_like(times)
+    hops = np.zeros((count + 1, len(places)), dtype=np.int64)
+    rooms, flights = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+    _value, before = run_worker(times, free, free, kind_of, rooms, flights, hops)
+    bounds = [len(places) - 1]
+    for s in range(count, 0, -1):
+        bounds.append(int(before[s, bounds[-1]]))
+    return [int(places[i]) for i in reversed(bounds)]
+
+
+def _blocks_needed(load: list[int], most: int) -> int:
+    """Fewest blocks of at most ``most``; more than there are elements when one element is larger."""
+    needed, start = 1, 0
+    for i in range(1, len(load)):
+        if load[i] - load[i - 1] > most:
+            return len(load)
+        if load[i] - load[start] > most:
+            needed, start = needed + 1, i - 1
+    return needed
+
+
+def _earliest(load: list[int], blocks: int, most: int) -> list[int]:
+    """The lexicographically smallest bounds with ``blocks`` non-empty blocks of at most ``most``."""
+    bounds = [len(load) - 1]
+    for left in range(blocks - 1, -1, -1):
+        end = bounds[-1]
+        start = end - 1
+        while start > left and load[end] - load[start - 1] <= most:
+            start -= 1
+        bounds.append(start if left else 0)
+    return bounds[::-1]
+
+
+def _weights(problem: Problem, batch: Batch, by: By) -> np.ndarray:
+    if by == "layers":
+        return np.ones(problem.num_layers, dtype=np.int64)
+    if by == "parameters":
+        return np.diff(problem.parameter_bytes)
+    return _layer_times(problem, batch, problem.devices[0].kind)
+
+
+def _layer_times(problem: Problem, batch: Batch, kind: str) -> np.ndarray:
+    costs = problem.costs(kind, batch.most_rows)
+    return np.asarray(np.diff(costs.forward_ns) + np.diff(costs.backward_ns), dtype=np.int64)

@@ -1,0 +1,5 @@
+"""Planners that give a device several parts of the model, or split backwards.
+
+May import: `solvers.model`, `solvers.costs`, `solvers.schedules`.
+Start reading at `planner.py`.
+"""

@@ -1,0 +1,147 @@
+"""Several parts of the model on each device: in a loop (interleaved 1F1B), in a V (zero bubble), both ways (Chimera).
+
+What counts is the work of a device, so the largest sum of a rank's parts is made small: from parts that are even by
+themselves, cuts move as long as that makes the busiest rank less busy. Ties: fewer nanoseconds on the ranks as busy
+as the busiest, the first cut, towards the front.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.model.allocation import Allocation, Pipeline, Stage, single_pipeline
+from penstock.solvers.model.micro_batches import Batch
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.slices import largest_slice
+from penstock.solvers.planners.block_partition import smallest_largest
+from penstock.solvers.planners.chunked.pinned_cuts import keeping_pins
+
+Places = Sequence[tuple[int, ...]]
+"""The devices of each rank, in replica order."""
+
+
+def in_a_loop(problem: Problem, batch: Batch, places: Places, chunks: int) -> Allocation:
+    """Part c p + r on rank r of p, ``chunks`` parts on each. Raises ``UnsupportedRequest`` for a short chain."""
+    return chunked(problem, batch, places, list(range(len(places))) * chunks)
+
+
+def in_a_v(problem: Problem, batch: Batch, places: Places) -> Allocation:
+    """Parts r and 2 p - 1 - r on rank r. Raises ``UnsupportedRequest`` for a chain of fewer than 2 p blocks."""
+    ranks = list(range(len(places)))
+    return chunked(problem, batch, places, ranks + ranks[::-1])
+
+
+def both_ways(problem: Problem, batch: Batch, places: Places, pairs: int) -> Allocation:
+    """Chimera's pipelines: ``pairs`` down the D ranks, each a D / pairs ranks further on, and as many back up.
+
+    All are cut alike; a rank holds parts as far from the turns as others do, whose sums are made even, and each
+    pipeline takes as many micro-batches, or one more. Raises ``UnsupportedRequest`` for an odd number of ranks or
+    one that 2 pairs do not divide, fewer micro-batches than pipelines, a short chain, and where no cut keeps the pins.
+    """
+    depth, number = len(places), batch.num_micro_batches
+    if depth % (2 * pairs) or number < 2 * pairs:
+        raise UnsupportedRequest(
+            f"{2 * pairs} pipelines, half in each direction, over {depth} ranks with {number} micro-batches: they have "
+            "to divide the ranks, and each takes a micro-batch at least",
+            remedy="an even number of ranks and pairs 1",
+        )
+    apart = depth // pairs
+    alike = [[d for k in range(depth) if _from_turn(k, apart) == c for d in places[k]] for c in range(apart // 2)]
+    loads = np.stack([_loads(problem, batch, tuple(devices), len(places[0])) for devices in alike])
+    bounds = even_sums(loads, _cuttable(problem, depth), [_from_turn(s, apart) for s in range(depth)])
+    pipelines, first = [], 0
+    for q in range(2 * pairs):
+        taken = number // (2 * pairs) + (q < number % (2 * pairs))
+        ranks = range(depth) if q % 2 == 0 else range(depth - 1, -1, -1)
+        held = [places[(rank + q // 2 * apart) % depth] for rank in ranks]
+        stages = tuple(Stage(i, j - 1, devices) for (i, j), devices in zip(pairwise(bounds), held, strict=True))
+        pipelines.append(Pipeline(stages, (first, first + taken - 1)))
+        first += taken
+    found = Allocation(tuple(pipelines), number)
+    if not problem.pins:
+        return found
+    return keeping_pins(problem, found, [_from_turn(s, apart) for s in range(depth)], 2 * pairs * len(places[0]))
+
+
+def _from_turn(place: int, apart: int) -> int:
+    """Ranks and stages with the same number meet: rank r holds stages r and D - 1 - r, and those D / pairs further."""
+    return min(place % apart, apart - 1 - place % apart)
+
+
+def chunked(problem: Problem, batch: Batch, places: Places, rank_of: Sequence[int]) -> Allocation:
+    """One part on each rank of ``rank_of``, in the order of the model, on devices that keep the pins.
+
+    With a target, whose ranks have an order of their own, devices stay where they are. Raises ``UnsupportedRequest``
+    where no cut keeps the pins, and for a short chain.
+    """
+    loads = np.stack([_loads(problem, batch, devices, len(devices)) for devices in places])
+    bounds = even_sums(loads, _cuttable(problem, len(rank_of)), rank_of)
+    stages = tuple(Stage(i, j - 1, places[r]) for r, (i, j) in zip(rank_of, pairwise(bounds), strict=True))
+    found = single_pipeline(stages, batch.num_micro_batches)
+    if not problem.pins or problem.within is not None:
+        return found
+    return keeping_pins(problem, found, rank_of, len(places[0]))
+
+
+def _cuttable(problem: Problem, parts: int) -> np.ndarray:
+    """Where the chain may be cut into so many parts. Raises ``UnsupportedRequest`` for a short chain."""
+    blocks = int(problem.cuttable.sum()) + 1
+    if parts > blocks:
+        raise UnsupportedRequest(
+            f"{parts} parts need as many separable blocks of layers; there are {blocks}",
+            remedy="fewer devices in a pipeline, or fewer parts on each",
+        )
+    return problem.cuttable
+
+
+def even_sums(loads: np.ndarray, cuttable: np.ndarray, rank_of: Sequence[int]) -> list[int]:
+    """Bounds of contiguous parts, part k on rank ``rank_of[k]``, that make the busiest rank's sum small.
+
+    ``loads`` (p, L + 1): prefix sums of the layers' times on each rank. Each step moves one cut to the next place
+    where a part may end; O(steps × parts), and every step lowers the pair (largest sum, sum of squares).
+    """
+    places = [0, *(int(i) + 1 for i in np.flatnonzero(cuttable)), loads.shape[1] - 1]
+    begin = smallest_largest(np.diff(loads[0]), len(rank_of), cuttable)
+    cuts = [places.index(bound) for bound in begin]
+    times = loads[:, places].tolist()
+    sums = [0] * len(loads)
+    for k, r in enumerate(rank_of):
+        sums[r] += times[r][cuts[k + 1]] - times[r][cuts[k]]
+    while (step := _best_step(times, rank_of, cuts, sums)) is not None:
+        k, sums = step[0], step[2]
+        cuts[k] += step[1]
+    return [places[cut] for cut in cuts]
+
+
+def _best_step(
+    times: list[list[int]], rank_of: Sequence[int], cuts: list[int], sums: list[int]
+) -> tuple[int, int, list[int]] | None:
+    """The cut, its direction and the new sums that help most; None where nothing helps."""
+    best, found = _score(sums), None
+    for k in range(1, len(cuts) - 1):
+        before, after = rank_of[k - 1], rank_of[k]
+        for way in (-1, 1):
+            cut = cuts[k] + way
+            if not cuts[k - 1] < cut < cuts[k + 1]:
+                continue
+            changed = sums.copy()
+            changed[before] += times[before][cut] - times[before][cuts[k]]
+            changed[after] -= times[after][cut] - times[after][cuts[k]]
+            if _score(changed) < best:
+                best, found = _score(changed), (k, way, changed)
+    return found
+
+
+def _score(sums: list[int]) -> tuple[int, int]:
+    return max(sums), sum(each * each for each in sums)
+
+
+def _loads(problem: Problem, batch: Batch, devices: tuple[int, ...], replicas: int) -> np.ndarray:
+    """Prefix sums of what a layer takes on the slowest of the devices, one of so many replicas; (L + 1,)."""
+    rows = largest_slice(batch.most_rows, replicas)
+    each = [problem.costs(kind, rows) for kind in sorted({problem.devices[d].kind for d in devices})]
+    return np.asarray(np.max([costs.forward_ns + costs.backward_ns for costs in each], axis=0), dtype=np.int64)

@@ -1,0 +1,154 @@
+"""Cuts of the model into parts of which a rank holds several, such that devices exist that may hold each rank's parts.
+
+Exchanging devices keeps pins only where the cut lets it: with two parts on each rank both of them have to lie in layers
+that the same devices may hold. CP-SAT chooses for each block of layers its part, and for each rank how many devices of
+every set that pins treat alike, so that the busiest rank has as little to do as can be. What it returns can be kept by
+exchanging devices (``pins.moved``), because only these sets count there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
+from ortools.sat.python import cp_model
+
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.model.allocation import Allocation, Pipeline
+from penstock.solvers.model.pins import moved
+from penstock.solvers.model.problem import Problem
+
+MOST_PAIRS = 20_000
+"""Blocks of layers times parts of cuts that are searched."""
+SEARCHED = 0.3
+"""Deterministic seconds of one search."""
+
+
+def keeping_pins(problem: Problem, allocation: Allocation, rank_of: Sequence[int], width: int) -> Allocation:
+    """The allocation on devices that keep the pins; cut anew where exchanging devices is not enough.
+
+    All pipelines are cut alike, stage s of each is of rank ``rank_of[s]``, and the stages of a rank lie on ``width``
+    devices together. Raises ``UnsupportedRequest`` where no such cut keeps the pins, or none was found.
+    """
+    found = moved(problem, allocation)
+    if found is None:
+        bounds = pinned_bounds(problem, tuple(rank_of), width)
+        found = None if bounds is None else moved(problem, _cut_at(allocation, bounds))
+    if found is None:
+        raise UnsupportedRequest(
+            f"no cut was found into {len(rank_of)} parts, some of them on the same devices, that keeps the pins "
+            f"({_named(problem)})",
+            remedy="fewer pinned layers, or a planner of one stage per device: 'dapple' or 'relax'",
+        )
+    return found
+
+
+def kept_or_as_it_is(problem: Problem, allocation: Allocation) -> Allocation:
+    """A line of stages on single devices, where there is a way so that the pins are kept with as many stages."""
+    if not problem.pins:
+        return allocation
+    try:
+        return keeping_pins(problem, allocation, range(len(allocation.stages)), 1)
+    except UnsupportedRequest:
+        return allocation
+
+
+def _named(problem: Problem) -> str:
+    said = [
+        f"layers {pin.first}–{pin.last} on {', '.join(sorted(problem.devices[d].name for d in pin.devices))}"
+        for pin in problem.pins
+    ]
+    return "; ".join(said[:3]) + (" …" if len(said) > 3 else "")
+
+
+def _cut_at(allocation: Allocation, bounds: Sequence[int]) -> Allocation:
+    """Every pipeline with these parts, recomputing whole where a stage recomputes."""
+    parts = [(first, stop - 1) for first, stop in pairwise(bounds)]
+    pipelines = []
+    for pipeline in allocation.pipelines:
+        stages = (
+            replace(stage, first=part[0], last=part[1], recompute=(part,) if stage.recompute else ())
+            for stage, part in zip(pipeline.stages, parts, strict=True)
+        )
+        pipelines.append(Pipeline(tuple(stages), pipeline.micro_batches))
+    return Allocation(tuple(pipelines), allocation.num_micro_batches)
+
+
+@lru_cache(maxsize=64)
+def pinned_bounds(problem: Problem, rank_of: tuple[int, ...], width: int) -> tuple[int, ...] | None:
+    """First layer of each part, and L; None where there is no such cut, or too much to search.
+
+    Times are those of one sample on the first device's kind.
+    """
+    edges = (0, *(int(at) + 1 for at in np.flatnonzero(problem.cuttable)), problem.num_layers)
+    if not len(rank_of) <= len(edges) - 1 <= MOST_PAIRS // len(rank_of):
+        return None
+    costs = problem.costs(problem.devices[0].kind, 1)
+    times = np.diff((costs.forward_ns + costs.backward_ns)[list(edges)]).tolist()
+    return _Cut(problem, edges, rank_of, width).solved(times)
+
+
+class _Cut:
+    """The model: ``held[b, k]``: block b is in part k; ``used[c, r]``: rank r has devices of set c."""
+
+    def __init__(self, problem: Problem, edges: tuple[int, ...], rank_of: tuple[int, ...], width: int) -> None:
+        self.model, self.rank_of, self.edges = cp_model.CpModel(), rank_of, edges
+        self.held = self._parts()
+        alike = Counter(tuple(d in pin.devices for pin in problem.pins) for d in range(problem.num_devices))
+        used = self._devices(alike, width)
+        for (block, part), held in self.held.items():
+            first, stop = edges[block], edges[block + 1]
+            touched = [p for p, pin in enumerate(problem.pins) if pin.first < stop and first <= pin.last]
+            for number, pinned in enumerate(alike):
+                if not all(pinned[p] for p in touched):
+                    self.model.add_implication(held, used[number, rank_of[part]].negated())
+
+    def _parts(self) -> dict[tuple[int, int], cp_model.IntVar]:
+        """Each block in one part, that of the block before or the next one; every part has blocks."""
+        blocks, parts = len(self.edges) - 1, len(self.rank_of)
+        held = {
+            (block, part): self.model.new_bool_var(f"held {block} {part}")
+            for block in range(blocks)
+            for part in range(max(0, parts - blocks + block), min(parts, block + 1))
+        }
+        for block in range(blocks):
+            self.model.add_exactly_one(held[block, part] for part in range(parts) if (block, part) in held)
+        for (block, part), own in held.items():
+            following = [held[pair] for pair in ((block + 1, part), (block + 1, part + 1)) if pair in held]
+            if block < blocks - 1:
+                self.model.add_bool_or(following).only_enforce_if(own)
+        return held
+
+    def _devices(self, alike: Counter[tuple[bool, ...]], width: int) -> dict[tuple[int, int], cp_model.IntVar]:
+        """As many devices to each rank, no set's more than there are."""
+        ranks = sorted(set(self.rank_of))
+        pairs = [(number, rank) for number in range(len(alike)) for rank in ranks]
+        used = {pair: self.model.new_bool_var(f"used {pair}") for pair in pairs}
+        taken = {pair: self.model.new_int_var(0, width, f"taken {pair}") for pair in pairs}
+        for pair in pairs:
+            self.model.add(taken[pair] <= width * used[pair])
+        for rank in ranks:
+            self.model.add(sum(taken[number, rank] for number in range(len(alike))) == width)
+        for number, size in enumerate(alike.values()):
+            self.model.add(sum(taken[number, rank] for rank in ranks) <= size)
+        return used
+
+    def solved(self, times: Sequence[int]) -> tuple[int, ...] | None:
+        """The cut with the least work of the busiest rank that was found."""
+        longest = self.model.new_int_var(0, sum(times), "longest")
+        for rank in set(self.rank_of):
+            own = [(block, held) for (block, part), held in self.held.items() if self.rank_of[part] == rank]
+            self.model.add(sum(times[block] * held for block, held in own) <= longest)
+        self.model.minimize(longest)
+        solver = cp_model.CpSolver()
+        solver.parameters.num_workers = 1
+        solver.parameters.max_deterministic_time = SEARCHED
+        if solver.solve(self.model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return None
+        part_of = [part for block, part in sorted(pair for pair in self.held if solver.value(self.held[pair]))]
+        firsts = [self.edges[part_of.index(part)] for part in range(len(self.rank_of))]
+        return (*firsts, self.edges[-1])

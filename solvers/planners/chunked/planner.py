@@ -1,0 +1,266 @@
+"""Several parts of the model on each device, or backwards in two parts.
+
+Planners ``interleaved``, ``zero-bubble`` and ``chimera`` try every depth, width, place and number of micro-batches that
+chain and cluster allow, the shortest expected first, and hand the judge whole orders. Recomputation is an
+operation of its own: of all stages where the request wants it, of those for which it is worth its time where memory
+asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import NamedTuple
+
+from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
+from penstock.solvers.bounds.feasibility import proof_of_infeasibility
+from penstock.solvers.costs.durations import all_reduce_ns, stage_costs, transfer
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.micro_batches import Batch, candidates
+from penstock.solvers.model.options import Option
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders
+from penstock.solvers.planners.chunked.cuts import Places, both_ways, chunked, in_a_loop, in_a_v
+from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.planners.wpipe.layouts import layouts
+from penstock.solvers.schedules.catalogue import ScheduleRow, tried_with
+from penstock.solvers.schedules.overtaking import found_overtaking, improved, room_of
+from penstock.solvers.schedules.support.chained import Chained
+from penstock.solvers.schedules.support.recomputed import recomputed, recomputing
+
+DEPTH = Option("depth", 0, "devices of a pipeline; 0 tries each depth that chain and cluster allow", low=0)
+CHUNKS = Option("chunks", 0, "parts of the model on each device; 0 tries 2 to 4", low=0)
+SHAPE = Option(
+    "shape",
+    "all",
+    "one part of the model on each device (line), or two, down the devices and back up (v)",
+    choices=("all", "line", "v"),
+)
+PAIRS = Option("pairs", 0, "pipelines in each direction; 0 tries every number that goes into the depth", low=0)
+INTERLEAVED = (DEPTH, CHUNKS)
+CHIMERA = (DEPTH, PAIRS)
+ZERO_BUBBLE = (DEPTH, SHAPE)
+MOST_CHUNKS = 4
+MAX_SHAPES = 24
+MAX_OPERATIONS = 60_000
+MAX_OVERTAKING = 3
+OVERTAKING_OPERATIONS = 8_000
+
+
+class Expected(NamedTuple):
+    """An allocation, and how long a step may take by the formulas for equal times."""
+
+    time_ns: int
+    allocation: Allocation
+
+
+def interleaved_proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
+    """Interleaved 1F1B, and breadth first, of the most promising shapes.
+
+    Raises ``UnsupportedRequest`` for fewer than two devices and for chains that are too short, ``InvalidDocument``
+    for a depth or a number of chunks that is not possible.
+    """
+    asked = CHUNKS.of(options)
+    if asked == 1:
+        raise InvalidDocument("option 'chunks' is 1, which is no interleaving", remedy="2 or more, or planner 'dapple'")
+    numbers = [asked] if asked else list(range(2, MOST_CHUNKS + 1))
+
+    def shapes(problem: Problem, batch: Batch, places: Places) -> Iterator[Allocation]:
+        for chunks in numbers:
+            with suppress(UnsupportedRequest):  # the chain is too short for so many parts
+                yield in_a_loop(problem, batch, places, chunks)
+
+    for allocation in _ranked(problem, DEPTH.of(options), shapes, least=min(numbers)):
+        for row in tried_with("interleaved", ("loop",)):
+            yield from _proposed(problem, allocation, row)
+
+
+def zero_bubble_proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
+    """The published orders of the most promising shapes, and for the first of each shape what ``overtaking`` finds.
+
+    Raises as ``interleaved_proposals``.
+    """
+    shape = SHAPE.of(options)
+
+    def shapes(problem: Problem, batch: Batch, places: Places) -> Iterator[Allocation]:
+        if shape != "v":
+            with suppress(UnsupportedRequest):  # the chain is too short
+                yield chunked(problem, batch, places, range(len(places)))
+        if shape != "line":
+            with suppress(UnsupportedRequest):
+                yield in_a_v(problem, batch, places)
+
+    left = {False: MAX_OVERTAKING, True: MAX_OVERTAKING}
+    for allocation in _ranked(problem, DEPTH.of(options), shapes, least=2 if shape == "v" else 1):
+        v_shaped = len({stage.devices for stage in allocation.stages}) < len(allocation.stages)
+        for row in tried_with("zero-bubble", ("v",) if v_shaped else ("line",)):
+            yield from _proposed(problem, allocation, row)
+        if left[v_shaped] and 3 * allocation.num_micro_batches * len(allocation.stages) <= OVERTAKING_OPERATIONS:
+            left[v_shaped] -= 1
+            yield from _overtaking(problem, allocation)
+
+
+def chimera_proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
+    """Pipelines in both directions over the same devices, of the most promising shapes.
+
+    Raises as ``interleaved_proposals``, and ``UnsupportedRequest`` where no depth goes with the number of pipelines.
+    """
+    asked = PAIRS.of(options)
+
+    def shapes(problem: Problem, batch: Batch, places: Places) -> Iterator[Allocation]:
+        for pairs in [asked] if asked else range(1, len(places) // 2 + 1):
+            with suppress(UnsupportedRequest):  # pairs that do not go into the depth, or too few micro-batches
+                yield both_ways(problem, batch, places, pairs)
+
+    found = _ranked(problem, DEPTH.of(options), shapes, least=1, step=2 * max(1, asked))
+    if not found:
+        raise UnsupportedRequest(
+            f"no depth and number of micro-batches feed {2 * max(1, asked)} pipelines, half in each direction",
+            remedy="pairs 1 and at least two micro-batches, or planner 'interleaved'",
+        )
+    for allocation in found:
+        for row in tried_with("chimera", ("both_ways",)):
+            with suppress(UnsupportedRequest):  # not for so many pipelines or micro-batches
+                orders = row.orders(problem, allocation)
+                if problem.recompute != "always":
+                    yield _fixed(problem, allocation, orders)
+                if problem.recompute != "never":
+                    yield _recomputing(problem, allocation, orders)
+
+
+def _ranked(
+    problem: Problem,
+    depth: int,
+    shapes: Callable[[Problem, Batch, Places], Iterator[Allocation]],
+    least: int,
+    step: int = 1,
+) -> list[Allocation]:
+    """Allocations of every depth, width, place and number of micro-batches, the shortest expected first.
+
+    ``MAX_SHAPES`` of them, of depths that are multiples of ``step``, and no more than ``MAX_OPERATIONS`` micro-batches
+    × stages after the first. Raises ``UnsupportedRequest`` where pins leave none of them.
+    """
+    found: dict[Allocation, int] = {}
+    for ranks in _depths(problem, depth, least, step):
+        width = problem.num_devices // ranks
+        for batch in _batches(problem, ranks, width):
+            for layout in layouts(problem, ranks, width):
+                for allocation in shapes(problem, batch, layout.places):
+                    found.setdefault(allocation, _expected_ns(problem, allocation, batch))
+    unpinned = [] if found or not problem.pins else _ranked(replace(problem, pins=()), depth, shapes, least, step)
+    if unpinned and proof_of_infeasibility(problem) is None:
+        raise UnsupportedRequest(
+            "no depth and number of parts lays the model out over the devices so that the pins are kept",
+            remedy="fewer pinned layers, or a planner of one stage per device: 'dapple' or 'relax'",
+        )
+    kept: list[Allocation] = []
+    spent = 0
+    for allocation in sorted(found, key=lambda each: found[each])[:MAX_SHAPES]:
+        spent += allocation.num_micro_batches * len(allocation.stages)
+        if kept and spent > MAX_OPERATIONS:
+            break
+        kept.append(allocation)
+    return kept
+
+
+def _depths(problem: Problem, asked: int, least: int, step: int) -> list[int]:
+    """Numbers of ranks, multiples of ``step``, ``least`` parts on each."""
+    blocks = int(problem.cuttable.sum()) + 1
+    most = min(problem.num_devices, blocks // least) // step * step
+    fewest = max(2, step)
+    if most < fewest:
+        raise UnsupportedRequest(
+            f"this planner needs {fewest} devices and {fewest * least} separable blocks of layers; there are "
+            f"{problem.num_devices} and {blocks}",
+            remedy="planner 'dapple' or 'dp'",
+        )
+    if asked and (not fewest <= asked <= most or asked % step):
+        multiples = f", multiples of {step}" if step > 1 else ""
+        raise InvalidDocument(
+            f"option 'depth' asks for {asked} devices in a pipeline; {problem.num_devices} devices and {blocks} "
+            f"separable blocks of layers allow {fewest} to {most}{multiples}",
+            remedy=f"between {fewest} and {most}{multiples}, or 0 for all of them",
+        )
+    every = range(fewest, most + 1, step)
+    return [asked] if asked else [ranks for ranks in every if _uses_all(problem, ranks, most, step)]
+
+
+def _uses_all(problem: Problem, ranks: int, most: int, step: int) -> bool:
+    """Whether more ranks would cost replicas: else they take its place."""
+    width = problem.num_devices // ranks
+    return ranks == most or problem.num_devices // (ranks + step) < width
+
+
+def _batches(problem: Problem, ranks: int, width: int) -> list[Batch]:
+    """Candidates that feed all replicas; where sizes are free, also with micro-batches in groups of ``ranks``."""
+    found = dict.fromkeys(candidates(problem, (width,)))
+    if not problem.micro_batch_sizes:
+        for batch in list(found):
+            number = -(-batch.num_micro_batches // ranks) * ranks
+            if number <= problem.global_batch_size:
+                whole = problem.global_batch_size
+                found.setdefault(Batch(number, -(-whole // number), whole // number))
+    return [batch for batch in found if batch.replicas_fed(problem.min_slice) >= width]
+
+
+def _expected_ns(problem: Problem, allocation: Allocation, batch: Batch) -> int:
+    """The busiest rank, p - 1 waits for a part, transfers there and back, the longest all-reduce.
+
+    Several pipelines fill each other's waits.
+    """
+    work: dict[tuple[int, ...], int] = {}
+    part, way, reduced = 0, 0, 0
+    for s, stage in enumerate(allocation.stages):
+        cost = stage_costs(problem, stage, batch.most_rows)
+        number = len(allocation.micro_batches(s))
+        work[stage.devices] = work.get(stage.devices, 0) + number * (cost.forward_ns + cost.backward_ns)
+        part = max(part, cost.forward_ns + cost.backward_ns)
+        for direction in (0, 1):
+            move = transfer(problem, allocation, s, batch.most_rows, direction)
+            way += move.duration_ns if move else 0
+        size = int(problem.trainable_bytes[stage.last + 1] - problem.trainable_bytes[stage.first])
+        reduced = max(reduced, all_reduce_ns(problem, size, stage.devices))
+    return max(work.values()) + ((len(work) - 1) * part + way) // len(allocation.pipelines) + reduced
+
+
+def _proposed(problem: Problem, allocation: Allocation, row: ScheduleRow) -> Iterator[Proposal]:
+    """The schedule's order, with recomputation where the request wants it or memory asks for it."""
+    with suppress(UnsupportedRequest):  # too few micro-batches, or none that go into groups
+        orders = row.orders(problem, allocation)
+        if problem.recompute != "always":
+            yield _fixed(problem, allocation, orders)
+        if problem.recompute == "always" or (problem.recompute == "auto" and not _fits(problem, allocation, orders)):
+            yield _recomputing(problem, allocation, orders)
+
+
+def _overtaking(problem: Problem, allocation: Allocation) -> Iterator[Proposal]:
+    found = [] if problem.recompute == "always" else found_overtaking(problem, allocation)[:MAX_OVERTAKING]
+    for each in found:
+        yield _fixed(problem, allocation, each.orders)
+    if problem.recompute == "always" or (
+        problem.recompute == "auto" and not any(_fits(problem, allocation, each.orders) for each in found)
+    ):
+        again = recomputing(allocation, found[0].orders if found else None)
+        chained = Chained(problem, again)
+        room = room_of(problem, again, chained.ranks)
+        for each in found_overtaking(problem, again)[:MAX_OVERTAKING]:
+            orders = recomputed(again, each.orders)
+            yield _fixed(problem, again, orders)
+            if chained.fits(orders, room):
+                yield _fixed(problem, again, improved(chained, [orders], room)[0].orders)
+
+
+def _fits(problem: Problem, allocation: Allocation, orders: Orders) -> bool:
+    chained = Chained(problem, allocation)
+    return chained.fits(orders, room_of(problem, allocation, chained.ranks))
+
+
+def _recomputing(problem: Problem, allocation: Allocation, orders: Orders) -> Proposal:
+    """The order with recomputation: of all stages where the request wants it, else where it is worth its time."""
+    again = recomputing(allocation, None if problem.recompute == "always" else orders)
+    return _fixed(problem, again, recomputed(again, orders))
+
+
+def _fixed(problem: Problem, allocation: Allocation, orders: Orders) -> Proposal:
+    return Proposal(allocation, (orders.name,), overlaps=(problem.rules.overlap_all_reduce,), fixed=orders)

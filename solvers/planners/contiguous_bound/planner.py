@@ -1,0 +1,164 @@
+"""``relax``: a lower bound on every plan of one contiguous pipeline, and the plans that it belongs to (BOUNDS part I).
+
+The number of micro-batches whose bound is lowest is looked into first, until its plan's own bound is reached; its
+plans are judged under the usual warm-ups. Then the others, while their bounds are below the best plan. What no search
+could rule out keeps its bound; the least of all bounds, and of the best plan's time, is what is proven. At last the
+plans with the least bounds are reordered, to come down to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.bounds.contiguous.devices_of_labels import allocations
+from penstock.solvers.bounds.contiguous.label_search import BatchSearch
+from penstock.solvers.bounds.contiguous.links import Links
+from penstock.solvers.bounds.coverage import class_bound, contiguous
+from penstock.solvers.improve.order import close
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.micro_batches import Batch, batches_tried, candidates
+from penstock.solvers.model.options import Option
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Bound
+from penstock.solvers.planners.block_partition import block_partition
+from penstock.solvers.planners.contiguous_bound.warm_ups import climb
+from penstock.solvers.planners.proposal import Proposal, unreachable
+from penstock.solvers.planners.trial import Trial, best_order
+
+EFFORT = Option("effort", 30, "labels times grid points of all searches together, in millions", low=1)
+OPTIONS = (EFFORT,)
+MILLION = 1_000_000
+FURTHER, SLOWER = 4, 8
+"""A search goes up to 1/4 above the bound that is known; with more devices than 32, up to ``SLOWER`` / devices."""
+NEVER_NS = 2**52
+"""No plan takes so long: 52 days."""
+MOST_DEVICES = 256
+PLANS = 8
+"""Plans that are reordered."""
+JUDGED, SHARED_JUDGED, LEAST_WARM_UPS = 240_000, 60_000, 20
+"""Of each, so many passes of a micro-batch through a stage are judged, in as many warm-ups or a few; fewer in the
+shared network, where judging takes longer."""
+LARGEST, ORDERS, OF_A_PLAN = 1024, 0.4, 0.2
+"""The job shop is asked about plans of so many passes, with so much effort for all and for each."""
+
+
+@dataclass
+class Relaxation:
+    """One search. ``value_ns`` is that of the best plan so far; ``effort`` is the most that searches may spend.
+
+    ``plans``: those that bounds belong to, each with its own.
+    """
+
+    problem: Problem
+    effort: int
+    value_ns: int = NEVER_NS
+    best: Trial | None = None
+    searches: list[BatchSearch] = field(default_factory=list)
+    plans: dict[Allocation, int] = field(default_factory=dict)
+
+    @property
+    def bound_ns(self) -> int:
+        """No plan in the model takes less."""
+        return min([self.value_ns, *(search.bound_ns for search in self.searches if not search.empty)])
+
+    @property
+    def bound(self) -> Bound:
+        """With what it covers: plans with one of the numbers of micro-batches that were searched."""
+        numbers = (search.batch.num_micro_batches for search in self.searches)
+        return class_bound(
+            self.problem, contiguous(self.problem, numbers), self.bound_ns, "label search over all plans"
+        )
+
+    def run(self) -> Iterator[None]:
+        """All searches, then better orders; comes up for air after every counted piece of work, to be left there."""
+        yield from self.prove()
+        yield from self._reorder()
+
+    def prove(self) -> Iterator[None]:
+        """All searches."""
+        self.searches = self.searches_of(batches_tried(self.problem))
+        while True:
+            spent = sum(search.steps for search in self.searches)
+            below = [s for s in self.searches if not s.closed and s.bound_ns < self.value_ns]
+            if not below or spent >= self.effort:
+                return
+            yield from self._look(min(below, key=lambda search: search.bound_ns))
+            yield
+
+    def searches_of(self, batches: Iterable[Batch]) -> list[BatchSearch]:
+        """A search for each number of micro-batches."""
+        links = Links(self.problem)
+        return [BatchSearch(self.problem, batch, links) for batch in batches]
+
+    def _look(self, search: BatchSearch) -> Iterator[None]:
+        further = max(FURTHER, self.problem.num_devices // SLOWER)
+        below_ns = min(self.value_ns, search.bound_ns + search.bound_ns // further + 1)
+        path = yield from search.step(below_ns)
+        for plan in () if path is None else allocations(self.problem, path, search.batch.num_micro_batches):
+            if unreachable(self.problem, plan) is None:
+                self.plans[plan] = search.own_bound_ns
+                self._take(best_order(self.problem, plan, self.value_ns).trial)
+
+    def _take(self, trial: Trial | None) -> None:
+        if trial is not None and trial.value_ns < self.value_ns:
+            self.best, self.value_ns = trial, trial.value_ns
+
+    def _reorder(self) -> Iterator[None]:
+        """The plans with the least bounds again: more warm-ups, then any order."""
+        plans = sorted(self.plans.items(), key=lambda each: each[1])[:PLANS]
+        for plan, bound_ns in plans:
+            start = best_order(self.problem, plan, NEVER_NS).trial if bound_ns < self.value_ns else None
+            if start is not None:
+                passes = SHARED_JUDGED if self.problem.rules.shared else JUDGED
+                most = max(LEAST_WARM_UPS, passes // _passes(plan))
+                self._take(climb(self.problem, start, bound_ns, most))
+                yield
+        effort = ORDERS
+        for plan, bound_ns in plans:
+            if _passes(plan) <= LARGEST and effort > 0 and self.bound_ns < self.value_ns and bound_ns < self.value_ns:
+                effort -= self._close(plan, min(effort, OF_A_PLAN))
+                yield
+
+    def _close(self, plan: Allocation, effort: float) -> float:
+        """Ask the job shop for an order of a plan that beats the best; the effort that it took."""
+        known = self.best.orders if self.best is not None and self.best.allocation == plan else None
+        overlap = self.problem.rules.overlap_all_reduce
+        found = close(self.problem, plan, known, overlap=overlap, value_ns=self.value_ns, effort=effort)
+        if found.schedule is not None:
+            self._take(Trial(found.value_ns, plan, found.schedule))
+        return found.spent
+
+
+def _passes(plan: Allocation) -> int:
+    """Of micro-batches through stages."""
+    return len(plan.stages) * plan.num_micro_batches
+
+
+def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
+    """Ever better plans, each with what is proven by then; the same again where only the bound rose.
+
+    While nothing fits, the most stages and the smallest micro-batches, for the judge to say what is lacking. Raises
+    ``UnsupportedRequest`` for more devices than it can search.
+    """
+    if problem.num_devices > MOST_DEVICES:
+        raise UnsupportedRequest(
+            f"planner 'relax' searches plans on at most {MOST_DEVICES} devices; there are {problem.num_devices}",
+            remedy="planner auto or spread",
+        )
+    relaxation = Relaxation(problem, EFFORT.of(options) * MILLION)
+    overlaps = (problem.rules.overlap_all_reduce,)
+    plain = [
+        Proposal(block_partition(problem, batch, stages, by="parameters"), ("early-backward",), "A", overlaps)
+        for batch in candidates(problem)[-1:]
+        for stages in [min(problem.num_devices, int(problem.cuttable.sum()) + 1)]
+    ]
+    yield from plain
+    for _piece in relaxation.run():
+        best = relaxation.best
+        if best is None:
+            yield from (proposal._replace(proven=relaxation.bound) for proposal in plain)
+        else:
+            names = (best.orders.name,)
+            yield Proposal(best.allocation, names, overlaps=overlaps, fixed=best.orders, proven=relaxation.bound)

@@ -1,0 +1,193 @@
+"""What the search's kernel costs and how: transfers between two sets of devices, all-reduces, stages and their memory.
+
+The numbers are those of ``costs.durations`` and ``costs.memory``; bytes become ns in float64, rounded up.
+"""
+
+# mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit
+
+from penstock.solvers.planners.dapple.kernel_arrays import Layers, Lines, Settings
+
+NO, PLAIN, RECOMPUTING = range(3)
+
+
+@njit(cache=True)
+def rounded_up(value: float) -> int:
+    """The smallest integer that is not below ``value``, a product or quotient in float64; never below the exact one."""
+    return math.ceil(value * (1.0 + 4.4e-16))
+
+
+@njit(cache=True)
+def devices_between(node_device: np.ndarray, low: np.ndarray, high: np.ndarray, out: np.ndarray) -> int:
+    """Writes the devices ``low[n]`` … ``high[n] - 1`` of every server to ``out``; how many there are."""
+    count = 0
+    for n in range(len(low)):
+        for i in range(low[n], high[n]):
+            out[count] = node_device[n, i]
+            count += 1
+    return count
+
+
+@njit(cache=True)
+def hop(
+    lines: Lines,
+    node_of: np.ndarray,
+    mode: int,
+    rows: int,
+    source: np.ndarray,
+    k: int,
+    target: np.ndarray,
+    k2: int,
+    load: np.ndarray,
+    touched: np.ndarray,
+) -> tuple[float, int]:
+    """One transfer between two sets: (ns per byte of a sample, latency in ns), or a negative rate without a way.
+
+    Mode 0: the row slices of all pairs, each resource carrying what passes (``costs``, mode nic); 1 spp, 2 madpipe,
+    3 dapple (ALGORITHMS 1.5).
+    """
+    if mode == 0:
+        return _hop_by_slices(lines, rows, source, k, target, k2, load, touched)
+    least, across = np.inf, np.inf
+    outside = 0
+    for a in range(k):
+        away = node_of[source[a]] != node_of[target[0]]
+        if away:
+            outside += 1
+        for b in range(k2):
+            if source[a] != target[b]:
+                route = lines.route_of[source[a], target[b]]
+                if route < 0:
+                    return -1.0, 0
+                least = min(least, lines.narrowest[route])
+                if away:
+                    across = min(across, lines.narrowest[route])
+    if mode == 1:
+        return 1e9 * rows / (least * k * k2), 0
+    if mode == 3:
+        one = True
+        for b in range(k2):
+            one = one and node_of[target[b]] == node_of[target[0]]
+        if one and outside > 0:
+            return 1e9 * rows * outside / (k * across), 0
+    return 1e9 * rows / least, 0
+
+
+@njit(cache=True)
+def _hop_by_slices(
+    lines: Lines,
+    rows: int,
+    source: np.ndarray,
+    k: int,
+    target: np.ndarray,
+    k2: int,
+    load: np.ndarray,
+    touched: np.ndarray,
+) -> tuple[float, int]:
+    count = 0
+    slowest = 0.0
+    lag = 0
+    a, b = 0, 0
+    low = 0
+    while a < k and b < k2:
+        end, end2 = rows * (a + 1) // k, rows * (b + 1) // k2
+        high = min(end, end2)
+        if high > low and source[a] != target[b]:
+            route = lines.route_of[source[a], target[b]]
+            if route < 0:
+                return -1.0, 0
+            lag = max(lag, lines.latency_ns[route])
+            for i in range(lines.start[route], lines.start[route + 1]):
+                r = lines.resource[i]
+                if load[r] == 0:
+                    touched[count] = r
+                    count += 1
+                load[r] += high - low
+        low = high
+        if end == high:
+            a += 1
+        if end2 == high:
+            b += 1
+    for i in range(count):
+        r = touched[i]
+        slowest = max(slowest, load[r] / lines.bandwidth[r])
+        load[r] = 0
+    return 1e9 * slowest, lag
+
+
+@njit(cache=True)
+def moved(rate: float, lag: int, size: int) -> int:
+    """ns of ``size`` bytes of a sample at a hop's rate."""
+    return 0 if size == 0 else lag + rounded_up(rate * size)
+
+
+@njit(cache=True)
+def reduced(rate: float, fixed: int, size: int, backward: int, bucket: int, overlap: bool) -> int:
+    """How long a stage's all-reduce outlasts its last backward; with overlap all but what that backward hides.
+
+    The first layers' bucket is ready only at the end, so one bucket always remains (ALGORITHMS 7.1).
+    """
+    if size == 0 or rate == 0.0:
+        return 0
+    buckets = (size + bucket - 1) // bucket
+    whole = rounded_up(rate * size) + fixed * buckets
+    if not overlap:
+        return whole
+    return max(whole - backward, rounded_up(rate * min(size, bucket)) + fixed)
+
+
+@njit(cache=True)
+def stage_times(
+    layers: Layers,
+    settings: Settings,
+    i: int,
+    j: int,
+    replicas: int,
+    mask: int,
+    room: int,
+    widest: np.ndarray,
+    flying: int,
+) -> tuple[int, int, int]:
+    """(forward, backward with recomputation, NO | PLAIN | RECOMPUTING) of layers [i, j) on a set's slowest kind.
+
+    ``widest[kind]``: the largest workspace of the layers. The memory test is ``micro_batches_that_fit >= flying``;
+    ``lenient`` leaves the buffers out of it.
+    """
+    share = layers.share_of[replicas]
+    forward, backward, stash, work, rebuilt = 0, 0, 0, 0, 0
+    for kind in range(len(widest)):
+        if (mask >> kind) & 1:
+            kept = layers.stash_bytes[kind, share, j] - layers.stash_bytes[kind, share, i]
+            forward = max(forward, layers.forward_ns[kind, share, j] - layers.forward_ns[kind, share, i])
+            backward = max(backward, layers.backward_ns[kind, share, j] - layers.backward_ns[kind, share, i])
+            stash = max(stash, kept)
+            work = max(work, widest[kind])
+            rebuilt = max(rebuilt, widest[kind] + kept)
+    held = layers.fixed_bytes[i, j]
+    states = layers.state_bytes[i, j]
+    held += (states + replicas - 1) // replicas if settings.sharded else states
+    received, kept_input = 0, 0
+    if i > 0 and not settings.buffers:
+        kept_input = layers.sent_bytes[i - 1] * layers.rows[share]
+    if settings.buffers and not settings.lenient:
+        rows = layers.rows[share]
+        if i > 0:
+            received = layers.sent_bytes[i - 1] * rows
+            held += received + layers.returned_bytes[i - 1] * rows
+        if j < len(layers.cut) - 1:
+            held += (layers.sent_bytes[j - 1] + layers.returned_bytes[j - 1]) * rows
+    if settings.recompute < 2 and held + work + flying * (stash + received) <= room:
+        return forward, backward, PLAIN
+    if settings.recompute == 0:
+        return forward, backward, NO
+    return (
+        forward,
+        backward + forward,
+        (RECOMPUTING if held + rebuilt + flying * (received + kept_input) <= room else NO),
+    )

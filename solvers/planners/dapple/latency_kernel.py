@@ -1,0 +1,87 @@
+"""DAPPLE's latency for the search's kernel: as four numbers that grow with a plan, or over arrays of stages.
+
+A prefix of stages is summed up by four numbers from which the latency (``allocators.dapple.latency``, corrected, over
+all pivots) of any completion follows: X = sum of the forwards; C = largest latency closed so far; R = largest start
+of a pivot's ending, less the backwards after it; P = largest all-reduce plus the backwards from its stage on. The
+latency rises with each of them, so domination is exact; X, C and P never fall along a plan, so pruning by them is.
+With formula (3) or the printed formula no such numbers exist, and the stages themselves are needed.
+"""
+
+# mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+INFINITE = 2**60
+X, C, R, P = range(4)
+Label = tuple[int, int, int, int]
+
+
+@njit(cache=True)
+def push(label: Label, forward: int, backward: int, reduce: int, load: int, may_pivot: bool) -> Label:
+    """The label (X, C, R, P) of a prefix with one stage more; ``load`` is its steady phase, (M - 1)(F + B)."""
+    x, c, r, p = label
+    c = max(c, r + reduce)
+    p = max(p, reduce) + backward
+    r -= backward
+    base = x + forward + load
+    if may_pivot:
+        c = max(c, base + p)
+        r = max(r, base)
+    return x + forward, c, r, p
+
+
+@njit(cache=True)
+def latency_of(
+    forward: np.ndarray,
+    backward: np.ndarray,
+    reduce: np.ndarray,
+    load: np.ndarray,
+    legal: np.ndarray,
+    count: int,
+    largest: bool,
+    printed: bool,
+) -> int:
+    """``latency.latency`` on arrays, for the pivot rules and formulas that have no label."""
+    if largest:
+        best = -INFINITE
+        for q in range(count):
+            if legal[q]:
+                best = max(best, _latency_at(forward, backward, reduce, load, count, q, printed))
+        return best
+    q = count - 1
+    for s in range(count - 2, -1, -1):
+        if legal[s]:
+            limit = load[q]
+            for a in range(s + 1, q):
+                limit += forward[a] + backward[a]
+            if load[s] > limit:
+                q = s
+    return _latency_at(forward, backward, reduce, load, count, q, printed)
+
+
+@njit(cache=True)
+def _latency_at(
+    forward: np.ndarray, backward: np.ndarray, reduce: np.ndarray, load: np.ndarray, count: int, q: int, printed: bool
+) -> int:
+    warmup = 0
+    for s in range(q + 1):
+        warmup += forward[s]
+    ending = -INFINITE
+    after = 0
+    if printed:
+        for s in range(q, count):
+            after -= backward[s]
+            ending = max(ending, reduce[s] + after)
+    else:
+        for s in range(q + 1, count):
+            ending = max(ending, reduce[s] + after)
+            after -= backward[s]
+    after = 0
+    for s in range(q, -1, -1):
+        after += backward[s]
+        if s < q or not printed:
+            ending = max(ending, reduce[s] + after)
+    return warmup + load[q] + ending

@@ -1,0 +1,172 @@
+"""DAPPLE: plans by memoised search, warm-up by P_A, P_B, their ratio or the judge, early backward (sections III-V)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from penstock.solvers.costs.memory import micro_batches_that_fit
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.micro_batches import Batch, candidates, dapple_replicas
+from penstock.solvers.model.options import Option
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.planners.block_partition import block_partition
+from penstock.solvers.planners.dapple.latency import Formula, Pivot
+from penstock.solvers.planners.dapple.latency_kernel import INFINITE
+from penstock.solvers.planners.dapple.placement import POLICIES
+from penstock.solvers.planners.dapple.search import Found, Rank, Rules, search, straight
+from penstock.solvers.planners.dapple.tables import Shape, shape
+from penstock.solvers.planners.proposal import Proposal
+
+POLICY = Option(
+    "policy",
+    "best",
+    "warm-up: P_A, P_B, by the ratio, or what the judge finds best",
+    choices=("A", "B", "acr", "best"),
+)
+PLACEMENT = Option[str]("placement", "all", "placement policies to try", choices=("all", *POLICIES))
+PIVOT = Option[Pivot]("pivot", "max", "latency over all pivots, or formula (3)'s pivot", choices=("max", "formula"))
+FORMULA = Option[Formula](
+    "formula",
+    "corrected",
+    "the ending as corrected (ALGORITHMS R-4), or as the paper prints it",
+    choices=("corrected", "paper_literal"),
+)
+STRICT = Option("strict", False, "a policy whose servers do not suffice gives no placement, as in the released planner")
+RANK = Option[Rank](
+    "rank",
+    "bound",
+    "which prefix a memo entry keeps: smallest bound of its completions, or latency with the rest as one stage",
+    choices=("bound", "latency"),
+)
+BEAM = Option("beam", 1, "prefixes kept per memo entry", low=1, high=256)
+MAX_STAGES = Option("max_stages", 0, "largest number of stages; 0: no limit", low=0)
+ALLOW_UNUSED = Option("allow_unused", True, "whether devices may be left over; the paper uses all")
+OPTIONS = (POLICY, PLACEMENT, PIVOT, FORMULA, STRICT, RANK, BEAM, MAX_STAGES, ALLOW_UNUSED)
+AT_ONCE = 2
+AFTERWARDS = 24
+TIGHT_BATCHES = 6
+WORTH_JUDGING = 8
+"""Plans up to 1/8 above the best latency known are of interest: that far the judge may turn the order round."""
+
+
+def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
+    """The best plans of every number of micro-batches as they are found, then the next best of all of them."""
+    policy = POLICY.of(options)
+    left: list[Found] = []
+    seen: set[Allocation] = set()
+    for plans in _searches(problem, options):
+        for found in plans[:AT_ONCE]:
+            seen.add(found.allocation)
+            yield _proposal(problem, found.allocation, policy)
+        left += plans[AT_ONCE:]
+    left.sort(key=lambda found: found.latency_ns)
+    for found in [found for found in left if found.allocation not in seen][:AFTERWARDS]:
+        yield _proposal(problem, found.allocation, policy)
+    if not seen:
+        yield from (_proposal(problem, allocation, policy) for allocation in _thinnest(problem, options))
+
+
+def _proposal(problem: Problem, allocation: Allocation, policy: str) -> Proposal:
+    return Proposal(allocation, ("early-backward",), policy, (problem.rules.overlap_all_reduce,))
+
+
+def _searches(problem: Problem, options: Mapping[str, object]) -> Iterator[list[Found]]:
+    """The search for every batch; where memory is short, again for given numbers of stages and what they hold.
+
+    When nothing fits by the memory estimate, once more without buffers in it.
+    """
+    placement, strict = PLACEMENT.of(options), STRICT.of(options)
+    policies = POLICIES if placement == "all" else tuple(p for p in POLICIES if p == placement)
+    base = shape(problem, policies, strict)
+    singles = shape(problem, policies, strict, (1,))
+    for lenient in (False, True):
+        rules = Rules(
+            policies,
+            PIVOT.of(options),
+            FORMULA.of(options),
+            strict,
+            RANK.of(options),
+            BEAM.of(options),
+            MAX_STAGES.of(options),
+            ALLOW_UNUSED.of(options),
+            lenient,
+        )
+        best_of: dict[Batch, Found] = {}
+        yield from _every_batch(problem, rules, base, singles, best_of)
+        if best_of:
+            yield from _by_stages(problem, rules, base, best_of)
+            return
+
+
+def _every_batch(
+    problem: Problem, rules: Rules, base: Shape, singles: Shape, best_of: dict[Batch, Found]
+) -> Iterator[list[Found]]:
+    """The plans of each batch, the most promising batch first; ``best_of`` gets each one's best."""
+    best = INFINITE
+    for batch in sorted(candidates(problem, dapple_replicas(problem)), key=lambda b: _work_ns(problem, b)):
+        plans = straight(problem, batch, _limited(rules, best), singles).plans
+        plans = tuple(p for p in plans if rules.allow_unused or len(p.allocation.stages) == problem.num_devices)
+        best = min([best, *(found.latency_ns for found in plans)])
+        plans += search(problem, batch, _limited(rules, best), base).plans
+        best = min([best, *(found.latency_ns for found in plans)])
+        if plans:
+            best_of[batch] = min(plans, key=lambda found: found.latency_ns)
+        yield _ascending(plans)
+
+
+def _by_stages(problem: Problem, rules: Rules, base: Shape, best_of: dict[Batch, Found]) -> Iterator[list[Found]]:
+    """Plans whose stages hold what P_A keeps in flight, where the plans found so far do not.
+
+    The number of stages has to be known for that: the search runs for the one found, its halves and doubles.
+    """
+    ranked = sorted(best_of.items(), key=lambda item: (item[1].latency_ns, item[0].num_micro_batches))[:TIGHT_BATCHES]
+    most = rules.max_stages or problem.num_devices
+    best = INFINITE
+    for batch, found in ranked:
+        if not _is_tight(problem, batch, found.allocation):
+            continue
+        length = len(found.allocation.stages)
+        totals = dict.fromkeys((length, length // 2, length * 2, length // 4, length * 4))
+        for total in (t for t in totals if 1 < t <= min(most, problem.num_layers, problem.num_devices)):
+            plans = search(problem, batch, replace(_limited(rules, best), total_stages=total), base).plans
+            best = min([best, *(plan.latency_ns for plan in plans)])
+            yield _ascending(plans)
+
+
+def _is_tight(problem: Problem, batch: Batch, allocation: Allocation) -> bool:
+    """Whether a stage cannot hold the micro-batches that P_A keeps in flight without recomputation."""
+    stages = allocation.stages
+    plain = [replace(stage, recompute=()) for stage in stages]
+    return any(
+        micro_batches_that_fit(problem, stage, batch.most_rows) < min(len(stages) - i, batch.num_micro_batches)
+        for i, stage in enumerate(plain)
+    )
+
+
+def _limited(rules: Rules, best_ns: int) -> Rules:
+    return replace(rules, limit_ns=min(INFINITE, best_ns + best_ns // WORTH_JUDGING))
+
+
+def _ascending(plans: Iterable[Found]) -> list[Found]:
+    return list(dict.fromkeys(sorted(plans, key=lambda found: found.latency_ns)))
+
+
+def _work_ns(problem: Problem, batch: Batch) -> tuple[int, int]:
+    """A batch's promise: its work spread evenly over the devices that it can feed, by the first device's kind."""
+    costs = problem.costs(problem.devices[0].kind, batch.most_rows)
+    work = int(costs.forward_ns[-1] + costs.backward_ns[-1]) * batch.num_micro_batches
+    longest = int((np.diff(costs.forward_ns) + np.diff(costs.backward_ns)).max())
+    fill = int(costs.forward_ns[-1] + costs.backward_ns[-1]) // max(1, min(batch.least_rows, problem.num_devices))
+    return work // problem.num_devices + fill + longest, batch.num_micro_batches
+
+
+def _thinnest(problem: Problem, options: Mapping[str, object]) -> Iterator[Allocation]:
+    """What needs least memory, for the judge to say what is lacking: the most stages, the smallest micro-batches."""
+    most = min(problem.num_devices, int(problem.cuttable.sum()) + 1)
+    stages = min(most, MAX_STAGES.of(options) or most)
+    for batch in candidates(problem)[-1:]:
+        yield block_partition(problem, batch, stages, by="parameters")
+        yield block_partition(problem, batch, stages)

@@ -1,0 +1,256 @@
+"""A problem, one number of micro-batches and the reachable placements as the kernel's arrays."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.costs.durations import UNREACHABLE_NS, all_reduce_ns
+from penstock.solvers.model.micro_batches import Batch
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.slices import largest_slice
+from penstock.solvers.planners.dapple.kernel_arrays import Layers, Lines, Places, SetCosts
+from penstock.solvers.planners.dapple.placement import Geometry, Policy, geometry
+from penstock.solvers.planners.dapple.wires import lines, server_classes
+
+MAX_TRANSITIONS = 30_000
+SERVER_VISITS = 240_000
+FEW_DEVICES = 16
+MAX_SET_KEYS = 4_000
+PROBE_BYTES = 2**40
+
+
+@dataclass(frozen=True, eq=False)
+class Shape:
+    """What does not depend on the micro-batches. ``restricted``: not every replica count or policy is searched."""
+
+    geometry: Geometry
+    places: Places
+    lines: Lines
+    placed: SetCosts
+    remaining: SetCosts
+    kinds: tuple[str, ...]
+    fixed_bytes: np.ndarray
+    state_bytes: np.ndarray
+    restricted: bool
+
+
+def shape(
+    problem: Problem, policies: tuple[Policy, ...], strict: bool, replicas: tuple[int, ...] = (), by_set: bool = True
+) -> Shape:
+    """Placements and network of a problem.
+
+    ``replicas``: the counts allowed (beyond ``FEW_DEVICES`` by append first only); none: all that stay searchable.
+    ``by_set``: the last stage's set is part of the memo key, as long as there are at most ``MAX_SET_KEYS`` of them;
+    otherwise the occupancy alone is the key. Raises ``UnsupportedRequest`` where no policy can place a first stage.
+    """
+    nodes = problem.nodes()
+    sizes = tuple(len(node) for node in nodes)
+    classes = server_classes(problem)
+    found, restricted = _placements(sizes, classes, strict, policies, replicas)
+    if len(found.source) == 0:
+        raise UnsupportedRequest(
+            f"strict placement by {' and '.join(policies)} has no servers for the first stage: none is used yet",
+            remedy="placement all, or strict false",
+        )
+    kinds = tuple(sorted({device.kind for device in problem.devices}))
+    before = found.states[found.source]
+    fixed, states = _static(problem)
+    whole = np.broadcast_to(np.asarray(sizes), found.states.shape)
+    return Shape(
+        geometry=found,
+        places=_places(problem, found, by_set and len(found.source) <= MAX_SET_KEYS),
+        lines=lines(problem),
+        placed=_sets(problem, kinds, classes, before, before + found.take),
+        remaining=_sets(problem, kinds, classes, found.states, whole),
+        kinds=kinds,
+        fixed_bytes=fixed,
+        state_bytes=states,
+        restricted=restricted,
+    )
+
+
+def _places(problem: Problem, found: Geometry, by_set: bool) -> Places:
+    nodes = problem.nodes()
+    sizes = [len(node) for node in nodes]
+    node_device = np.full((len(nodes), max(sizes)), -1, dtype=np.int64)
+    for n, node in enumerate(nodes):
+        node_device[n, : len(node)] = node
+    count = len(found.source) if by_set else len(found.states)
+    key_of = np.arange(count, dtype=np.int64) if by_set else found.target
+    state_of_key = np.append(found.target if by_set else np.arange(count), 0)
+    keys_of = np.argsort(state_of_key, kind="stable").astype(np.int64)
+    return Places(
+        states=found.states.astype(np.int64),
+        used=found.used,
+        first=found.first,
+        target=found.target,
+        replicas=found.replicas,
+        take=found.take.astype(np.int64),
+        order=found.order.astype(np.int64),
+        node_device=node_device,
+        node_size=np.asarray(sizes, dtype=np.int64),
+        node_of=np.asarray([device.node for device in problem.devices], dtype=np.int64),
+        by_used=np.argsort(found.used, kind="stable").astype(np.int64),
+        key_of=key_of,
+        keys_of=keys_of,
+        first_key=np.searchsorted(state_of_key[keys_of], np.arange(len(found.states) + 1)).astype(np.int64),
+    )
+
+
+def _placements(
+    sizes: tuple[int, ...],
+    classes: tuple[int, ...],
+    strict: bool,
+    policies: tuple[Policy, ...],
+    replicas: tuple[int, ...],
+) -> tuple[Geometry, bool]:
+    """All replica counts if that stays searchable; else those that divide or fill servers, or only fill them."""
+    total, largest = sum(sizes), max(sizes)
+    limit = max(2_500, min(MAX_TRANSITIONS, SERVER_VISITS // len(sizes)))
+    inside = [r for r in range(1, largest + 1) if largest % r == 0]
+    whole = tuple(sorted({*range(largest, total + 1, largest), total}))
+    doubled = tuple(sorted({total, *(largest * 2**e for e in range(total.bit_length()) if largest * 2**e <= total)}))
+    tries = [
+        (tuple(range(1, total + 1)), policies),
+        (tuple(sorted({*inside, *whole})), policies),
+        (tuple(sorted({*inside, *whole})), policies[:1]),
+        (whole, policies[:1]),
+        (doubled, policies[:1]),
+    ]
+    occupancies = math.comb(len(sizes) + largest, largest)
+    start = 0 if occupancies <= limit // 4 else 1 if occupancies <= limit else 3
+    if replicas:
+        filling: tuple[Policy, ...] = ("append",) if "append" in policies else policies[:1]
+        start, tries = 0, [(replicas, policies if total <= FEW_DEVICES else filling), (replicas, filling)]
+    for number, (counts, kept) in enumerate(tries[start:], start):
+        found = geometry(sizes, classes, counts, strict, kept, limit)
+        if found is not None:
+            return found, number > 0
+    found = geometry(sizes, classes, (total,), strict, policies[:1], limit)
+    assert found is not None
+    return found, True
+
+
+def _sets(
+    problem: Problem, kinds: tuple[str, ...], classes: tuple[int, ...], low: np.ndarray, high: np.ndarray
+) -> SetCosts:
+    """Costs of the sets that hold devices ``low[i, n]`` … ``high[i, n] - 1`` of server n."""
+    nodes = problem.nodes()
+    network = problem.network
+    plain = network.matrix_bytes_per_s is None and not any(network.has_own_nic)
+    room_of = [problem.capacity_bytes(d) - device.context_bytes for d, device in enumerate(problem.devices)]
+    bit_of = [1 << kinds.index(device.kind) for device in problem.devices]
+    reductions: dict[tuple[object, ...], tuple[float, int]] = {}
+    rows = []
+    for before, after in zip(low.tolist(), high.tolist(), strict=True):
+        devices = tuple(d for node, a, b in zip(nodes, before, after, strict=True) for d in node[a:b])
+        mark = _shape_of_set(classes, [b - a for a, b in zip(before, after, strict=True)]) if plain else devices
+        if mark not in reductions:
+            reductions[mark] = _reduction(problem, devices)
+        mask = 0
+        for device in devices:
+            mask |= bit_of[device]
+        rows.append((min((room_of[d] for d in devices), default=0), mask, *reductions[mark]))
+    room, masks, slope, fixed = zip(*rows, strict=True)
+    return SetCosts(
+        np.asarray(room, dtype=np.int64),
+        np.asarray(masks, dtype=np.int64),
+        np.asarray(slope, dtype=np.float64),
+        np.asarray(fixed, dtype=np.int64),
+    )
+
+
+def _shape_of_set(classes: tuple[int, ...], counts: list[int]) -> tuple[object, ...]:
+    """All that an all-reduce depends on: of each class the devices, the servers and the most devices of a server."""
+    groups: dict[int, list[int]] = {}
+    for kind, count in zip(classes, counts, strict=True):
+        if count:
+            groups.setdefault(kind, []).append(count)
+    return tuple((kind, sum(group), len(group), max(group)) for kind, group in sorted(groups.items()))
+
+
+def _reduction(problem: Problem, devices: tuple[int, ...]) -> tuple[float, int]:
+    """An all-reduce as ns per byte and ns per message, from two probes; infinite where the set is disconnected."""
+    if len(devices) < 2:
+        return 0.0, 0
+    much = all_reduce_ns(problem, PROBE_BYTES, devices)
+    if much >= UNREACHABLE_NS:
+        return np.inf, 0
+    little = all_reduce_ns(problem, 1, devices)
+    slope = (much - little) / (PROBE_BYTES - 1)
+    return slope, max(0, little - 1 - int(slope))
+
+
+def _static(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes of parameters with gradients, and of optimizer states, of layers [i, j), (L + 1, L + 1) each."""
+    parameters, trainable = problem.parameter_bytes, problem.trainable_bytes
+    fixed = parameters[None, :] - parameters[:, None]
+    moving = trainable[None, :] - trainable[:, None]
+    copies = np.zeros_like(fixed)
+    index = np.arange(problem.num_layers + 1)
+    for _name, layers, size in problem.shared_parameters:
+        below = np.searchsorted(np.asarray(sorted(layers)), index)
+        holds = below[None, :] > below[:, None]
+        first = (index[:, None] <= layers[0]) & (layers[0] < index[None, :])
+        copies += np.where(holds & ~first, size, 0)
+    rules = problem.memory
+    return fixed + copies + (moving + copies) * rules.gradient_factor, (moving + copies) * rules.state_factor
+
+
+def layers(problem: Problem, base: Shape, batch: Batch) -> Layers:
+    """Costs of the largest micro-batch, for the largest slice of every number of replicas."""
+    devices = problem.num_devices
+    shares = [largest_slice(batch.most_rows, r) for r in range(1, devices + 1)]
+    rows = sorted(set(shares))
+    share_of = np.asarray([0, *(rows.index(share) for share in shares)], dtype=np.int64)
+    costs = [[problem.costs(kind, share) for share in rows] for kind in base.kinds]
+
+    def stacked(name: str) -> np.ndarray:
+        return np.asarray([[getattr(each, name) for each in line] for line in costs], dtype=np.int64)
+
+    forward, backward, workspace = stacked("forward_ns"), stacked("backward_ns"), stacked("workspace_bytes")
+    work = np.diff(forward + backward, axis=2)
+    if problem.recompute == "always":
+        work = work + np.diff(forward, axis=2)
+    fed = max(1, min(devices, batch.replicas_fed(problem.min_slice)))
+    least = np.min([r * work[:, share_of[r]].min(axis=0) for r in range(1, fed + 1)], axis=0)
+    cut = np.ones(problem.num_layers + 1, dtype=np.bool_)
+    cut[1:-1] = problem.cuttable
+    widest_from = np.maximum.accumulate(workspace[:, :, ::-1], axis=2)[:, :, ::-1]
+    return Layers(
+        share_of=share_of,
+        rows=np.asarray(rows, dtype=np.int64),
+        forward_ns=forward,
+        backward_ns=backward,
+        stash_bytes=stacked("stash_bytes"),
+        workspace_bytes=workspace,
+        workspace_from=np.ascontiguousarray(widest_from),
+        least_stages=_least_stages(problem, base),
+        least_work_ns=np.append(np.cumsum(least[::-1])[::-1], 0).astype(np.int64),
+        trainable_bytes=np.array(problem.trainable_bytes, dtype=np.int64),
+        sent_bytes=np.array(problem.forward_bytes, dtype=np.int64),
+        returned_bytes=np.array(problem.backward_bytes, dtype=np.int64),
+        cut=cut,
+        fixed_bytes=base.fixed_bytes,
+        state_bytes=base.state_bytes,
+    )
+
+
+def _least_stages(problem: Problem, base: Shape) -> np.ndarray:
+    """Stages that the layers from each one on need at least, whatever runs: their fixed bytes on the roomiest device.
+
+    States are counted shared by all devices where the request shares them. More than there are layers: they never fit.
+    """
+    room = max(problem.capacity_bytes(d) - device.context_bytes for d, device in enumerate(problem.devices))
+    shared_by = problem.num_devices if problem.memory.shard_states else 1
+    held = base.fixed_bytes + base.state_bytes // shared_by
+    count = problem.num_layers
+    least = np.zeros(count + 1, dtype=np.int64)
+    for i in range(count - 1, -1, -1):
+        j = i + int(np.searchsorted(held[i, i + 1 :], room, side="right"))
+        least[i] = count + 1 if j == i else min(count + 1, 1 + least[j])
+    return least

@@ -1,0 +1,5 @@
+"""`exact`: the best plan of a small request, by enumeration and proof.
+
+May import: `solvers.model`, `solvers.costs`, `solvers.bounds`, `solvers.improve`.
+Start reading at `planner.py`.
+"""

@@ -1,0 +1,186 @@
+"""Every plan of a small request: partitions × replications × placements up to symmetry × micro-batch numbers.
+
+One contiguous pipeline, each stage on devices of its own that share every micro-batch by rows, devices left over or
+not. Devices of one node are alike when swapping them changes neither costs nor network, nodes likewise; of plans that
+differ only by such swaps one is listed (SOLVERS F calls its placements orbits). ``count`` knows how many there are
+before any is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations, combinations_with_replacement, product
+from math import comb, prod
+
+import numpy as np
+
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.micro_batches import Batch, candidates, dapple_replicas
+from penstock.solvers.model.problem import Problem
+
+Placement = tuple[tuple[int, ...], ...]
+"""The devices of each stage, ascending."""
+
+
+@dataclass(frozen=True, eq=False)
+class Space:
+    """The plans of a request, by number of micro-batches, number of stages, placement and cuts."""
+
+    problem: Problem
+    batches: tuple[Batch, ...]
+
+    @classmethod
+    def of(cls, problem: Problem) -> Space:
+        """With the numbers of micro-batches that the other planners try."""
+        return cls(problem, candidates(problem, dapple_replicas(problem)))
+
+    @cached_property
+    def cuts(self) -> tuple[int, ...]:
+        """Layers after which a stage may end."""
+        return tuple(np.flatnonzero(self.problem.cuttable).tolist())
+
+    @property
+    def most_stages(self) -> int:
+        """As many as there are devices, or blocks of layers."""
+        return min(self.problem.num_devices, len(self.cuts) + 1)
+
+    @cached_property
+    def nodes(self) -> tuple[tuple[Nest, ...], ...]:
+        """Nodes that are alike, each as its devices that are alike."""
+        return _alike_nodes(self.problem)
+
+    def count(self) -> int:
+        """How many plans there are, those included whose replicas the micro-batches do not feed."""
+        each = (comb(len(self.cuts), s - 1) * self._count_placements(s) for s in range(1, self.most_stages + 1))
+        return len(self.batches) * sum(each)
+
+    def _count_placements(self, stages: int) -> int:
+        """Orbits in which every stage has devices, by inclusion and exclusion over the stages that have none."""
+        return sum((-1) ** (stages - k) * comb(stages, k) * self._count_any(k) for k in range(stages + 1))
+
+    def _count_any(self, stages: int) -> int:
+        """Orbits of devices over ``stages`` stages or none: multisets of what a node holds, for each class of nodes."""
+        total = 1
+        for alike in self.nodes:
+            contents = prod(comb(len(devices) + stages, stages) for devices in alike[0])
+            total *= comb(contents + len(alike) - 1, len(alike))
+        return total
+
+    def placements(self, stages: int) -> Iterator[Placement]:
+        """One placement of each orbit, in a fixed order."""
+        for chosen in product(*(self._class_contents(alike, stages) for alike in self.nodes)):
+            groups: list[list[int]] = [[] for _ in range(stages)]
+            for alike, contents in zip(self.nodes, chosen, strict=True):
+                for nest, content in zip(alike, contents, strict=True):
+                    _deal(groups, nest, content)
+            if all(groups):
+                yield tuple(tuple(sorted(group)) for group in groups)
+
+    def _class_contents(self, alike: Sequence[Nest], stages: int) -> list[tuple[Content, ...]]:
+        kinds = [_shares(len(devices), stages) for devices in alike[0]]
+        return list(combinations_with_replacement(list(product(*kinds)), len(alike)))
+
+    def partitions(self, stages: int) -> np.ndarray:
+        """(n, stages + 1): layer 0, the first layer of each further stage, and L."""
+        inner = [tuple(cut + 1 for cut in each) for each in combinations(self.cuts, stages - 1)]
+        table = np.zeros((len(inner), stages + 1), dtype=np.int64)
+        table[:, -1] = self.problem.num_layers
+        if stages > 1:
+            table[:, 1:-1] = inner
+        return table
+
+    def orbit(self, groups: Placement) -> tuple[object, ...]:
+        """What groups of devices have in common with every other that swaps of alike devices and nodes make of them."""
+        contents = []
+        for alike in self.nodes:
+            held = [tuple(tuple(len(own.intersection(g)) for g in groups) for own in map(set, nest)) for nest in alike]
+            contents.append(tuple(sorted(held)))
+        return tuple(contents)
+
+    def allocation(self, batch: Batch, firsts: Sequence[int], placement: Placement) -> Allocation:
+        """The plan of one partition and placement."""
+        stages = tuple(Stage(int(firsts[s]), int(firsts[s + 1]) - 1, devices) for s, devices in enumerate(placement))
+        return single_pipeline(stages, batch.num_micro_batches)
+
+
+Nest = tuple[tuple[int, ...], ...]
+Content = tuple[tuple[int, ...], ...]
+
+
+def _shares(devices: int, stages: int) -> list[tuple[int, ...]]:
+    """Every way to give ``stages`` stages some of so many devices; what is left is unused."""
+    if stages == 0:
+        return [()]
+    return [(own, *rest) for own in range(devices, -1, -1) for rest in _shares(devices - own, stages - 1)]
+
+
+def _deal(groups: list[list[int]], nest: Nest, content: Content) -> None:
+    for devices, shares in zip(nest, content, strict=True):
+        start = 0
+        for stage, own in enumerate(shares):
+            groups[stage] += devices[start : start + own]
+            start += own
+
+
+def _alike_nodes(problem: Problem) -> tuple[tuple[Nest, ...], ...]:
+    """Classes of nodes; being alike is transitive, because swaps that change nothing can be combined."""
+    classes: list[list[Nest]] = []
+    for devices in problem.nodes():
+        nest = _alike_devices(problem, devices)
+        if not nest:
+            continue
+        for known in classes:
+            if _same_shape(nest, known[0]) and _swaps(problem, known[0], nest):
+                known.append(nest)
+                break
+        else:
+            classes.append([nest])
+    return tuple(tuple(each) for each in classes)
+
+
+def _alike_devices(problem: Problem, devices: Sequence[int]) -> Nest:
+    classes: list[list[int]] = []
+    for device in devices:
+        for known in classes:
+            if _swaps(problem, ((known[0],),), ((device,),)):
+                known.append(device)
+                break
+        else:
+            classes.append([device])
+    return tuple(tuple(each) for each in classes)
+
+
+def _same_shape(a: Nest, b: Nest) -> bool:
+    return [len(each) for each in a] == [len(each) for each in b]
+
+
+def _swaps(problem: Problem, a: Nest, b: Nest) -> bool:
+    """Whether swapping the devices of ``a`` and ``b`` leaves kinds, memory, pins and the network as they are."""
+    first, second = [d for each in a for d in each], [d for each in b for d in each]
+    for u, v in zip(first, second, strict=True):
+        x, y = problem.devices[u], problem.devices[v]
+        if (x.kind, x.memory_bytes, x.context_bytes) != (y.kind, y.memory_bytes, y.context_bytes):
+            return False
+        if any((u in pin.devices) != (v in pin.devices) for pin in problem.pins):
+            return False
+    network = problem.network
+    if network.matrix_bytes_per_s is not None:
+        order = np.arange(problem.num_devices)
+        order[first], order[second] = second, first
+        tables = [network.matrix_bytes_per_s, network.matrix_latency_ns]
+        return all(bool((t[np.ix_(order, order)] == t).all()) for t in tables if t is not None)
+    names = network.device_names
+    swap: dict[str, str] = {}
+    for u, v in zip(first, second, strict=True):
+        swap |= {names[u]: names[v], names[v]: names[u]}
+    one, other = network.node_of[first[0]], network.node_of[second[0]]
+    if one != other:
+        if network.insides[one] != network.insides[other]:
+            return False
+        hosts = network.node_names
+        swap |= {hosts[one]: hosts[other], hosts[other]: hosts[one]}
+    wires = sorted((sorted((c.a, c.b)), c[2:]) for c in network.cables)
+    moved = sorted((sorted((swap.get(c.a, c.a), swap.get(c.b, c.b))), c[2:]) for c in network.cables)
+    return wires == moved

@@ -1,0 +1,197 @@
+"""The joint optimum over partition, replication, placement and schedule: SOLVERS F.
+
+Every plan of a small space (``enumeration``) has a proven bound (BOUNDS section 2). By rising bound the usual orders
+are judged until no bound is below the best plan; then CP-SAT (ALGORITHMS 7.8) closes what is still open.
+
+Recomputation: a stage that holds all micro-batches whatever the order gains nothing by it; of the others every
+subset recomputes.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import combinations, count
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.solvers.bounds.schedule_bound import schedule_bound
+from penstock.solvers.costs.durations import boundary_bytes, stage_rows
+from penstock.solvers.costs.memory import activation_bytes, static_bytes, transient_bytes
+from penstock.solvers.improve.order import Closed, close
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.micro_batches import Batch
+from penstock.solvers.model.pins import broken_pin
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.planners.exact.chain_tables import WHOLE_BACKWARDS, ChainTables
+from penstock.solvers.planners.exact.enumeration import Placement, Space
+from penstock.solvers.planners.proposal import shortage_of, unreachable
+from penstock.solvers.planners.trial import Trial, best_order
+
+NEVER = 2**62
+EFFORT = 1.0
+"""For one plan (``closing``)."""
+PIECE = 64
+"""Plans between two breaths."""
+
+
+class Found(NamedTuple):
+    """An improvement, and what no plan of the space can be below by then."""
+
+    trial: Trial
+    bound_ns: int
+
+
+class Item(NamedTuple):
+    """A plan that may be better than the best: its bound, a number that breaks ties, and itself."""
+
+    bound_ns: int
+    number: int
+    allocation: Allocation
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Plans of one number of micro-batches and of stages: from ``start`` on, placement by placement."""
+
+    start: int
+    batch: Batch
+    partitions: np.ndarray
+    placements: list[Placement]
+
+
+@dataclass
+class Search:
+    """One search. ``effort`` is what is left for closing plans; ``open`` are bounds of plans not closed."""
+
+    space: Space
+    effort: float
+    best: Trial | None = None
+    open: list[int] = field(default_factory=list)
+
+    @property
+    def value_ns(self) -> int:
+        """Of the best plan."""
+        return NEVER if self.best is None else self.best.value_ns
+
+    def run(self) -> Iterator[Found | None]:
+        """Every improvement, and at last the best plan with all that could be proven.
+
+        Comes up for air, with None, after every counted piece of work, so that it can be left.
+        """
+        survivors: list[Item] = []
+        yield from self._judge_all(survivors)
+        survivors.sort()
+        yield from self._close_all(survivors)
+        if self.best is not None:
+            yield Found(self.best, min([self.best.value_ns, *self.open]))
+
+    def _judge_all(self, survivors: list[Item]) -> Iterator[Found | None]:
+        """Judge plans by rising bound; ``survivors`` gets those whose best order is above their bound."""
+        bounds, blocks = self._bounds()
+        ahead = np.argsort(bounds, kind="stable")
+        refined: list[Item] = []
+        at, number = 0, 0
+        for turn in count(1):
+            if turn % PIECE == 0:
+                yield None
+            following = int(bounds[ahead[at]]) if at < len(ahead) else NEVER
+            if min([following, *(item.bound_ns for item in refined[:1])]) >= self.value_ns:
+                return
+            if not refined or following < refined[0].bound_ns:
+                for allocation in self._variants(self._allocation(int(ahead[at]), blocks)):
+                    bound_ns = schedule_bound(self.space.problem, allocation, WHOLE_BACKWARDS).bound_ns
+                    heapq.heappush(refined, Item(max(following, bound_ns), number, allocation))
+                    number += 1
+                at += 1
+                continue
+            item = heapq.heappop(refined)
+            trial = self._judge(item.allocation)
+            if trial is None or trial.value_ns > item.bound_ns:
+                survivors.append(item)
+            if trial is not None:
+                rest = (each.bound_ns for each in (*refined[:1], *survivors))
+                yield Found(trial, min([trial.value_ns, following, *rest]))
+
+    def _judge(self, allocation: Allocation) -> Trial | None:
+        trial = best_order(self.space.problem, allocation, self.value_ns).trial
+        if trial is not None:
+            self.best = trial
+        return trial
+
+    def _bounds(self) -> tuple[np.ndarray, list[Block]]:
+        """The bound of every plan, and where to find the plan."""
+        space, blocks, parts, start = self.space, [], [], 0
+        partitions = [space.partitions(s) for s in range(1, space.most_stages + 1)]
+        placements = [list(space.placements(s)) for s in range(1, space.most_stages + 1)]
+        for batch in space.batches:
+            tables = ChainTables(space, batch)
+            most = batch.replicas_fed(space.problem.min_slice)
+            for cuts, all_places in zip(partitions, placements, strict=True):
+                fed = [places for places in all_places if max(map(len, places)) <= most]
+                blocks.append(Block(start, batch, cuts, fed))
+                parts.append(tables.bounds(cuts, fed).ravel())
+                start += parts[-1].size
+        return np.concatenate([np.zeros(0, dtype=np.int64), *parts]), blocks
+
+    def _allocation(self, index: int, blocks: list[Block]) -> Allocation:
+        block = blocks[bisect_right([b.start for b in blocks], index) - 1]
+        place, cut = divmod(index - block.start, len(block.partitions))
+        return self.space.allocation(block.batch, block.partitions[cut], block.placements[place])
+
+    def _variants(self, allocation: Allocation) -> Iterator[Allocation]:
+        """The plan with each stage recomputing that has a reason to, where its first micro-batch fits."""
+        problem, stages = self.space.problem, allocation.stages
+        if unreachable(problem, allocation) is not None or broken_pin(problem, allocation) is not None:
+            return
+        always = problem.recompute == "always"
+        free = [] if problem.recompute != "auto" else [s for s in stages if not surely_fits(problem, allocation, s)]
+        for number in range(len(free) + 1):
+            for chosen in combinations(free, number):
+                again = [replace(s, recompute=((s.first, s.last),)) if always or s in chosen else s for s in stages]
+                variant = single_pipeline(tuple(again), allocation.num_micro_batches)
+                if shortage_of(problem, variant, (1,) * len(stages)) is None:
+                    yield variant
+
+    def _close_all(self, survivors: list[Item]) -> Iterator[Found | None]:
+        """Ask CP-SAT for every plan that may still be better, the most promising first."""
+        for at, item in enumerate(survivors):
+            if item.bound_ns >= self.value_ns:
+                return
+            if self.effort <= 0:
+                self.open.append(item.bound_ns)
+                return
+            yield None
+            closed = self._close(item)
+            bound_ns = max(item.bound_ns, closed.bound.bound_ns)
+            if bound_ns < closed.value_ns:
+                self.open.append(bound_ns)
+            if closed.schedule is not None:
+                self.best = Trial(closed.value_ns, item.allocation, closed.schedule)
+                rest = (each.bound_ns for each in survivors[at + 1 :])
+                yield Found(self.best, min([closed.value_ns, *self.open, *rest]))
+
+    def _close(self, item: Item) -> Closed:
+        problem, effort = self.space.problem, min(EFFORT, self.effort)
+        overlap = problem.rules.overlap_all_reduce
+        closed = close(problem, item.allocation, None, overlap=overlap, value_ns=self.value_ns, effort=effort)
+        self.effort -= closed.spent
+        return closed
+
+
+def surely_fits(problem: Problem, allocation: Allocation, stage: Stage) -> bool:
+    """Whether a stage holds all micro-batches at once, with every buffer that can be waiting."""
+    rows = -(-problem.global_batch_size // allocation.num_micro_batches)
+    each = activation_bytes(problem, stage, rows)
+    if problem.memory.count_buffers:
+        share = stage_rows(stage, rows)
+        if stage.first > 0:
+            each += boundary_bytes(problem, stage.first - 1, share, 1)
+        if stage.last < problem.num_layers - 1:
+            each += sum(boundary_bytes(problem, stage.last, share, direction) for direction in (0, 1))
+    held = static_bytes(problem, stage).total + transient_bytes(problem, stage, rows)
+    held += allocation.num_micro_batches * each
+    return all(held + problem.devices[d].context_bytes <= problem.capacity_bytes(d) for d in stage.devices)

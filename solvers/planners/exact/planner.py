@@ -1,0 +1,55 @@
+"""``exact``: the best plan of a small request over partition, replication, placement and schedule, with its proof."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from penstock.schemas.coverage import Covers
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.bounds.coverage import class_bound, contiguous
+from penstock.solvers.model.options import Option
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.planners.block_partition import block_partition
+from penstock.solvers.planners.exact.enumeration import Space
+from penstock.solvers.planners.exact.joint import Found, Search
+from penstock.solvers.planners.proposal import Proposal
+
+CONFIGURATIONS = Option("max_configurations", 30_000, "partitions × placements × micro-batch numbers, at most", low=1)
+EFFORT = Option("effort", 5.0, "for closing plans by CP-SAT, all together; about seconds, but counted", low=0)
+OPTIONS = (CONFIGURATIONS, EFFORT)
+
+
+def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
+    """Ever better plans, each with the bound proven by then; the same again between pieces of work.
+
+    Where nothing fits, the most stages and the smallest micro-batches, for the judge to say what is lacking. Raises
+    ``UnsupportedRequest`` where there are too many plans to list.
+    """
+    space = Space.of(problem)
+    count, most = space.count(), CONFIGURATIONS.of(options)
+    if count > most:
+        raise UnsupportedRequest(
+            f"planner 'exact' lists all plans: {problem.num_layers} layers on {problem.num_devices} devices in "
+            f"{len(space.batches)} numbers of micro-batches make {count} partitions and placements; at most {most}",
+            remedy="planner auto; or fewer micro_batch_sizes, or a larger option max_configurations",
+        )
+    search = Search(space, EFFORT.of(options))
+    overlaps = (problem.rules.overlap_all_reduce,)
+    numbers = [batch.num_micro_batches for batch in space.batches]
+    covers = replace(contiguous(problem, numbers), replica_order=frozenset({"cluster"}))
+    latest: Proposal | None = None
+    for found in search.run():
+        latest = latest if found is None else _proposal(problem, found, covers, overlaps)
+        if latest is not None:
+            yield latest
+    if search.best is None:
+        for batch in space.batches[-1:]:
+            thinnest = block_partition(problem, batch, space.most_stages, by="parameters")
+            yield Proposal(thinnest, ("early-backward",), "A", overlaps)
+
+
+def _proposal(problem: Problem, found: Found, covers: Covers, overlaps: tuple[bool, ...]) -> Proposal:
+    bound = class_bound(problem, covers, found.bound_ns, "every plan's bound, and job shops by CP-SAT")
+    orders = found.trial.orders
+    return Proposal(found.trial.allocation, (orders.name,), overlaps=overlaps, fixed=orders, proven=bound)

@@ -1,0 +1,5 @@
+"""HetPipe: virtual workers with partitions of their own.
+
+May import: `solvers.model`, `solvers.costs`, `solvers.bounds`, `solvers.schedules`.
+Start reading at `planner.py`.
+"""

@@ -1,0 +1,316 @@
+"""HetPipe's virtual workers [1]_ (ALGORITHMS 7.9): pipelines without replicas, data parallel with each other.
+
+Every virtual worker partitions the chain for itself: the contiguous partition with the smallest largest load of a
+device, its computation and what it receives and sends, for the order of its devices that is best. Micro-batches go to
+the workers in proportion to their speed. Nothing is stale: gradients are reduced among all workers once per step (the
+synchronous variant that SPP compares with), so one weight version is enough, and position p of k keeps k - p
+micro-batches in flight.
+
+Devices are given to workers by policy (the paper's section 8): ``node`` takes neighbouring devices of as few nodes as
+possible, ``equal`` takes as many from every node, ``hybrid`` pairs the fastest nodes with the slowest and takes
+equally from each pair.
+
+.. [1] Park et al., HetPipe (USENIX ATC 2020), sections 4 to 6 and 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from math import factorial, prod
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from penstock.solvers.costs.durations import transfer_ns
+from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
+from penstock.solvers.model.micro_batches import Batch
+from penstock.solvers.model.pins import by_layers, last_ends
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.planners.hetpipe.partition_kernel import run_worker
+from penstock.solvers.planners.pipedream.layers import Layers
+from penstock.solvers.planners.pipedream.partition_kernel import NEVER
+
+Policy = Literal["node", "equal", "hybrid"]
+POLICIES: tuple[Policy, ...] = ("node", "equal", "hybrid")
+MAX_ORDERED = 8
+MAX_ORDERS = 2_520
+"""Orders of a worker's kinds that are all tried: eight devices of four kinds, two each."""
+
+
+Hold = Literal["all", "one", "any"]
+"""What a stage has to hold: all k - p micro-batches in flight, one (recomputing where the request allows), or not even
+that."""
+HOLDS: tuple[Hold, ...] = ("all", "one", "any")
+
+
+class Worker(NamedTuple):
+    """A virtual worker's stages, and the largest load of its devices per micro-batch."""
+
+    stages: tuple[Stage, ...]
+    load_ns: int
+
+
+def groupings(problem: Problem, policy: Policy) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """Every way of a policy to give all devices to two or more workers of one size, the largest workers first."""
+    nodes = [node for node in problem.nodes() if node]
+    if policy == "node":
+        yield from _neighbours(nodes)
+    elif policy == "equal":
+        yield from _spread(nodes, [nodes])
+    elif len(nodes) > 2 and len(nodes) % 2 == 0:
+        ranked = sorted(range(len(nodes)), key=lambda n: (_node_ns(problem, nodes[n]), n))
+        half = len(nodes) // 2
+        pairs = [[nodes[a], nodes[b]] for a, b in zip(ranked[:half], reversed(ranked[half:]), strict=True)]
+        yield from _spread(nodes, pairs)
+
+
+def groupings_for_pins(problem: Problem) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """Workers with equally many of the devices that each set of pins allows; none without pins."""
+    alike: dict[tuple[bool, ...], list[int]] = {}
+    for device in (device for node in problem.nodes() for device in node) if problem.pins else ():
+        alike.setdefault(sort_of(problem, device).pinned, []).append(device)
+    if alike:
+        sets = [tuple(own) for own in alike.values()]
+        yield from _spread(sets, [sets])
+
+
+def _neighbours(nodes: list[tuple[int, ...]]) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """Workers inside nodes, or of whole neighbouring nodes."""
+    row = [device for node in nodes for device in node]
+    for size in range(len(row) // 2, 0, -1):
+        if len(row) % size == 0 and _fills(nodes, size):
+            yield tuple(tuple(row[low : low + size]) for low in range(0, len(row), size))
+
+
+def _fills(nodes: list[tuple[int, ...]], size: int) -> bool:
+    """Whether cutting the row every ``size`` devices cuts at the end of each node, or only there."""
+    ends = np.cumsum([len(node) for node in nodes]).tolist()
+    return all(end % size == 0 for end in ends) or set(range(size, ends[-1] + 1, size)) <= set(ends)
+
+
+def _spread(nodes: list[tuple[int, ...]], parts: list[list[tuple[int, ...]]]) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """In each part the same number of workers, each with as many devices of every node of the part."""
+    most = min(len(node) for node in nodes)
+    for number in range(1, most + 1):
+        if number * len(parts) < 2 or any(len(node) % number for node in nodes):
+            continue
+        workers = [
+            tuple(d for node in part for d in node[w * len(node) // number : (w + 1) * len(node) // number])
+            for part in parts
+            for w in range(number)
+        ]
+        if len({len(worker) for worker in workers}) == 1:
+            yield tuple(workers)
+
+
+def _node_ns(problem: Problem, node: Sequence[int]) -> int:
+    """A sample's time on a node: what its slowest device takes, over its devices."""
+    times = [problem.costs(problem.devices[d].kind, 1) for d in node]
+    return max(int(each.forward_ns[-1] + each.backward_ns[-1]) for each in times) // len(node)
+
+
+class Sort(NamedTuple):
+    """A device's kind, and for each pin whether it is among the devices that may hold the layers."""
+
+    kind: str
+    pinned: tuple[bool, ...]
+
+
+def sort_of(problem: Problem, device: int) -> Sort:
+    """That of a device."""
+    return Sort(problem.devices[device].kind, tuple(device in pin.devices for pin in problem.pins))
+
+
+class Wire(NamedTuple):
+    """What connects two devices; a bandwidth of 0 is none."""
+
+    bandwidth_bytes_per_s: int
+    latency_out_ns: int
+    latency_back_ns: int
+
+
+class Position(NamedTuple):
+    """What the partition has to know of a device: its sort, its memory, and the wire to the next one of its worker."""
+
+    sort: Sort
+    room_bytes: int
+    wire: Wire | None
+
+
+class Partitions:
+    """Partitions of one request's virtual workers; those of workers that look alike are made once."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._layers = Layers(problem)
+        self._sorts = sorted({sort_of(problem, device) for device in range(problem.num_devices)})
+        self._known: dict[tuple[tuple[Position, ...], Batch, Hold], tuple[list[int], int] | None] = {}
+        self._costs: dict[tuple[Batch, bool], tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+        self._hops: dict[tuple[Wire, Batch], np.ndarray] = {}
+
+    def allocation(self, workers: Sequence[tuple[int, ...]], batch: Batch, hold: Hold) -> Allocation | None:
+        """Every worker as a pipeline with its share of the micro-batches; None where a worker cannot hold the model."""
+        if batch.num_micro_batches < len(workers):
+            return None
+        made = [self.worker(devices, batch, hold) for devices in workers]
+        found = [each for each in made if each is not None]
+        if len(found) < len(made):
+            return None
+        numbers = shares([each.load_ns for each in found], batch.num_micro_batches)
+        pipelines, first = [], 0
+        for each, number in zip(found, numbers, strict=True):
+            pipelines.append(Pipeline(each.stages, (first, first + number - 1)))
+            first += number
+        return Allocation(tuple(pipelines), batch.num_micro_batches)
+
+    def worker(self, devices: tuple[int, ...], batch: Batch, hold: Hold) -> Worker | None:
+        """The best partition over the best order of the devices; of equals the first order."""
+        best: Worker | None = None
+        again = self._recomputes(hold)
+        for order in orders(self._problem, devices):
+            used = order[: len(self._layers.places) - 1]
+            found = self._bounds(self._positions(used), batch, hold)
+            if found is not None and (best is None or found[1] < best.load_ns):
+                spans = [(low, high - 1) for low, high in pairwise(found[0])]
+                stages = tuple(
+                    Stage(*span, (device,), recompute=(span,) if again else ())
+                    for span, device in zip(spans, used, strict=True)
+                )
+                best = Worker(stages, found[1])
+        return best
+
+    def _recomputes(self, hold: Hold) -> bool:
+        rule = self._problem.recompute
+        return rule == "always" or (rule == "auto" and hold == "one")
+
+    def _positions(self, used: tuple[int, ...]) -> tuple[Position, ...]:
+        problem = self._problem
+        found = []
+        for device, after in zip(used, (*used[1:], None), strict=True):
+            own = problem.devices[device]
+            room = problem.capacity_bytes(device) - own.context_bytes
+            found.append(Position(sort_of(problem, device), room, None if after is None else self._wire(device, after)))
+        return tuple(found)
+
+    def _wire(self, u: int, v: int) -> Wire:
+        """Transfers between single devices take their narrowest bandwidth in every mode (``costs.transfer``)."""
+        network, rules = self._problem.network, self._problem.rules
+        out, back = network.route(u, v), network.route(v, u)
+        if out is None or back is None:
+            return Wire(0, 0, 0)
+        waits = rules.shared or rules.transfer == "nic"
+        bandwidth = min(network.bandwidth(u, v), network.bandwidth(v, u))
+        return Wire(bandwidth, out.latency_ns * waits, back.latency_ns * waits)
+
+    def _bounds(self, positions: tuple[Position, ...], batch: Batch, hold: Hold) -> tuple[list[int], int] | None:
+        """First layers of the stages and the end, and the largest load; None where a stage does not fit."""
+        mark = (positions, batch, hold)
+        if mark not in self._known:
+            self._known[mark] = self._find_bounds(positions, batch, hold)
+        return self._known[mark]
+
+    def _find_bounds(self, positions: tuple[Position, ...], batch: Batch, hold: Hold) -> tuple[list[int], int] | None:
+        places, count = self._layers.places, len(positions)
+        hops = np.zeros((count + 1, len(places)), dtype=np.int64)
+        for p, position in enumerate(positions[:-1], 1):
+            assert position.wire is not None
+            hops[p] = self._hop_ns(position.wire, batch)
+        value, before = run_worker(
+            *self._slices(batch, self._recomputes(hold)),
+            np.asarray([self._sorts.index(position.sort) for position in positions]),
+            np.asarray([NEVER if hold == "any" else position.room_bytes for position in positions]),
+            np.arange(count, 0, -1) if hold == "all" else np.ones(count, dtype=np.int64),
+            hops,
+        )
+        if value[count, -1] >= NEVER:
+            return None
+        chosen = [len(places) - 1]
+        for p in range(count, 0, -1):
+            chosen.append(int(before[p, chosen[-1]]))
+        return [int(places[i]) for i in reversed(chosen)], int(value[count, -1])
+
+    def _slices(self, batch: Batch, again: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Times, bytes held anyway and bytes per micro-batch, (C, n, n) by sort; NEVER where a pin is broken."""
+        if (batch, again) not in self._costs:
+            costs = [self._layers.costs((sort.kind,), batch, 1, False, again) for sort in self._sorts]
+            time, base, flight = (np.stack(column) for column in zip(*costs, strict=True))
+            time[np.stack([self._broken(sort) for sort in self._sorts])] = NEVER
+            self._costs[batch, again] = (time, base, flight)
+        return self._costs[batch, again]
+
+    def _broken(self, sort: Sort) -> np.ndarray:
+        """(n, n) where a stage between two places has layers that pins keep from devices of this sort."""
+        places, problem = self._layers.places, self._problem
+        alike = next(d for d in range(problem.num_devices) if sort_of(problem, d) == sort)
+        return np.asarray(places[None, :] > last_ends(problem, (alike,))[places][:, None])
+
+    def _hop_ns(self, wire: Wire, batch: Batch) -> np.ndarray:
+        """Both ways of a micro-batch over a wire at every place; NEVER where nothing connects."""
+        if (wire, batch) not in self._hops:
+            found = np.zeros(len(self._layers.places), dtype=np.int64)
+            for number, place in enumerate(self._layers.places.tolist()[1:-1], 1):
+                for per_sample, latency in (
+                    (self._problem.forward_bytes[place - 1], wire.latency_out_ns),
+                    (self._problem.backward_bytes[place - 1], wire.latency_back_ns),
+                ):
+                    if per_sample:
+                        sent = transfer_ns(int(per_sample) * batch.most_rows, wire.bandwidth_bytes_per_s) + latency
+                        found[number] = min(NEVER, int(found[number]) + sent)
+            self._hops[wire, batch] = found
+        return self._hops[wire, batch]
+
+
+def orders(problem: Problem, devices: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Orders of a worker's devices that differ in their sorts; too many: the fastest first, and the slowest first.
+
+    With pins also in the order of the layers that they name. Devices of one sort stay in their order.
+    """
+    by_sort: dict[Sort, list[int]] = {}
+    for device in devices:
+        by_sort.setdefault(sort_of(problem, device), []).append(device)
+    counts = tuple(len(own) for own in by_sort.values())
+    groups = list(by_sort.values())
+    if len(devices) <= MAX_ORDERED and _number_of_orders(counts) <= MAX_ORDERS:
+        return [_merged(groups, kinds) for kinds in _arrangements(counts)]
+    ranked = sorted(groups, key=lambda own: _node_ns(problem, own[:1]))
+    fastest = tuple(device for own in ranked for device in own)
+    found = [fastest, tuple(device for own in reversed(ranked) for device in own)]
+    if problem.pins:
+        found.append(by_layers(problem, devices))
+    return list(dict.fromkeys(found))
+
+
+def _number_of_orders(counts: tuple[int, ...]) -> int:
+    return factorial(sum(counts)) // prod(factorial(count) for count in counts)
+
+
+@lru_cache(maxsize=64)
+def _arrangements(counts: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """All sequences with ``counts[g]`` times group g, in lexicographic order."""
+    if sum(counts) == 0:
+        return ((),)
+    found: list[tuple[int, ...]] = []
+    for group, count in enumerate(counts):
+        if count:
+            fewer = (*counts[:group], count - 1, *counts[group + 1 :])
+            found += [(group, *rest) for rest in _arrangements(fewer)]
+    return tuple(found)
+
+
+def _merged(groups: list[list[int]], kinds: tuple[int, ...]) -> tuple[int, ...]:
+    turn = [iter(group) for group in groups]
+    return tuple(next(turn[kind]) for kind in kinds)
+
+
+def shares(loads_ns: Sequence[int], number: int) -> list[int]:
+    """Micro-batches of each worker: one each, then each to the worker that would be done with it first.
+
+    Of equals to the first. The largest number times load is as small as it can be.
+    """
+    found = [1] * len(loads_ns)
+    for _ in range(number - len(loads_ns)):
+        first = min(range(len(found)), key=lambda w: ((found[w] + 1) * loads_ns[w], w))
+        found[first] += 1
+    return found

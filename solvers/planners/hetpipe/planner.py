@@ -1,0 +1,118 @@
+"""HetPipe: virtual workers with partitions of their own, data parallel with each other, flushed (ALGORITHMS 7.9)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+
+from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
+from penstock.solvers.bounds.feasibility import proof_of_infeasibility
+from penstock.solvers.bounds.one_pipeline.confined import holders
+from penstock.solvers.costs.durations import all_reduce_ns, stage_costs
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.micro_batches import Batch, candidates
+from penstock.solvers.model.options import Option
+from penstock.solvers.model.pins import moved
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.slices import row_classes
+from penstock.solvers.planners.hetpipe.partitions import HOLDS, POLICIES, Partitions, groupings, groupings_for_pins
+from penstock.solvers.planners.proposal import Proposal
+
+WORKERS = Option[str](
+    "workers",
+    "best",
+    "how virtual workers are made of nodes: inside them, equally of all, or of fast and slow ones in pairs",
+    choices=("best", *POLICIES),
+)
+SIZE = Option("size", 0, "devices per virtual worker; 0 tries each", low=0)
+POLICY = Option("policy", "best", "warm-up: P_A, P_B, or what the judge finds best", choices=("best", "A", "B"))
+OPTIONS = (WORKERS, SIZE, POLICY)
+MAX_JUDGED = 48
+
+Grouping = tuple[tuple[int, ...], ...]
+
+
+def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
+    """Every grouping of the devices with every number of micro-batches, the shortest expected first.
+
+    Raises ``UnsupportedRequest`` for a cluster of one node, for fewer micro-batches than workers and for pins to a
+    single device, ``InvalidDocument`` for a size that no grouping has.
+    """
+    _refuse_pins(problem)
+    wanted = _groupings(problem, options)
+    batches = candidates(problem)
+    _refuse_few(wanted, batches)
+    # Beside partitions that keep the pins in each worker, those made without them, on devices exchanged among workers.
+    searches = [Partitions(each) for each in ([problem, replace(problem, pins=())] if problem.pins else [problem])]
+    plans: dict[Allocation, int] = {}
+    for hold in HOLDS:
+        for partitions, workers, batch in product(searches, wanted, batches):
+            allocation = partitions.allocation(workers, batch, hold)
+            kept = None if allocation is None else moved(problem, allocation)
+            if kept is not None:
+                plans.setdefault(kept, _expected_ns(problem, kept))
+        if plans:
+            break
+    ranked = sorted(plans, key=lambda allocation: plans[allocation])
+    overlaps = (problem.rules.overlap_all_reduce,)
+    for allocation in ranked[:MAX_JUDGED]:
+        yield Proposal(allocation, ("early-backward",), POLICY.of(options), overlaps)
+
+
+def _refuse_pins(problem: Problem) -> None:
+    """Every worker holds every layer, and no device is in two of them."""
+    for layer, own in enumerate(holders(problem)):
+        if len(own) < 2 and proof_of_infeasibility(problem) is None:
+            name = problem.devices[min(own)].name
+            raise UnsupportedRequest(
+                f"each of HetPipe's virtual workers holds all layers, but pins let only {name} hold layer {layer}",
+                remedy="pin it to two devices or more; planner 'pipedream' takes this request",
+            )
+
+
+def _refuse_few(wanted: list[Grouping], batches: Sequence[Batch]) -> None:
+    fewest = min(len(workers) for workers in wanted)
+    most = max((batch.num_micro_batches for batch in batches), default=fewest)
+    if most < fewest:
+        raise UnsupportedRequest(
+            f"HetPipe gives each of {fewest} or more virtual workers micro-batches of its own; the request allows at "
+            f"most {most} per global batch",
+            remedy="smaller micro_batch_sizes or a larger global batch; planner 'pipedream' takes this request",
+        )
+
+
+def _expected_ns(problem: Problem, allocation: Allocation) -> int:
+    """The slowest worker's step, and one all-reduce of everything among the workers."""
+    rows = row_classes(problem.global_batch_size, allocation.num_micro_batches)[0][0]
+    slowest = 0
+    for pipeline in allocation.pipelines:
+        costs = [stage_costs(problem, stage, rows) for stage in pipeline.stages]
+        each = [c.forward_ns + c.backward_ns + c.recompute_ns for c in costs]
+        first, last = pipeline.micro_batches
+        slowest = max(slowest, sum(each) + (last - first) * max(each))
+    workers = [pipeline.stages[0].devices[0] for pipeline in allocation.pipelines]
+    return slowest + all_reduce_ns(problem, int(problem.trainable_bytes[-1]), workers)
+
+
+def _groupings(problem: Problem, options: Mapping[str, object]) -> list[Grouping]:
+    nodes = [node for node in problem.nodes() if node]
+    if len(nodes) < 2:
+        raise UnsupportedRequest(
+            f"HetPipe makes virtual workers of several nodes; the cluster has one, of {len(nodes[0])} devices",
+            remedy="planner 'pipedream', which is what HetPipe amounts to on one node",
+        )
+    workers, size = WORKERS.of(options), SIZE.of(options)
+    chosen = POLICIES if workers == "best" else tuple(p for p in POLICIES if p == workers)
+    every = list(dict.fromkeys(grouping for policy in chosen for grouping in groupings(problem, policy)))
+    if workers == "best":
+        every = list(dict.fromkeys((*every, *groupings_for_pins(problem))))
+    found = [grouping for grouping in every if size in (0, len(grouping[0]))]
+    if not found:
+        sizes = sorted({len(grouping[0]) for grouping in every})
+        raise InvalidDocument(
+            f"no virtual workers of {size or 'one'} size can be made by {workers!r} of nodes with "
+            f"{', '.join(str(len(node)) for node in nodes)} devices",
+            remedy=f"size {', '.join(map(str, sizes))}" if sizes else "workers 'best'",
+        )
+    return found

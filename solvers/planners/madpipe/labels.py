@@ -1,0 +1,131 @@
+"""MadPipe's first phase without a grid: the smallest period of an allocation with a special processor (section 4.2).
+
+Algorithm 1 looks for the smallest max(DP(T̂), T̂). DP never grows with T̂, so that is the smallest T at which an
+allocation of period at most T exists with its memory counted at T̂ = T, which labels decide exactly
+(``kernels.madpipe_labels``); up from the least possible period in growing steps, then bisection.
+
+Differs from the paper: the special processor's memory is tightened and its stages are no neighbours, unless
+``tight`` is False. With the literal memory an exact search finds allocations that no schedule can keep
+(SOLVERS.md A). Where there are too many labels they are rounded up, which is safe: what is found fits, but
+something shorter may be missed, and ``exact`` says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from penstock.solvers.planners.madpipe.chain import Chain
+from penstock.solvers.planners.madpipe.contiguous import Found, Part, line_of
+from penstock.solvers.planners.madpipe.label_kernel import FOUND, SPECIAL, TOO_MANY, Rounding, special
+
+LABELS = 100_000
+"""More labels than this in one decision, and they are rounded."""
+MOST_LABELS = 2_000_000
+ROUNDED = (1, 500, 125, 32)
+"""Parts of the period and the memory to which labels are rounded up, tried in this order; 1: not at all."""
+LOOSER = (1.02, 1.05, 1.1, 1.2, 1.4)
+SHARES = (0.95, 0.9, 0.8)
+FEW_LABELS = 20_000
+"""Target periods above the smallest, and parts of the memory, at which ``portfolio`` searches besides; parts of the
+memory only if the first search was so small."""
+TOLERANCE = 10_000
+"""The search ends when the period is known to 1/TOLERANCE."""
+
+
+class Searched(NamedTuple):
+    """Allocations at the periods at which the search found one, the shortest period first; ``least_ns``: no
+    allocation has a shorter period (by this memory model); ``exact``: no label was rounded."""
+
+    found: tuple[Found, ...]
+    least_ns: int
+    exact: bool
+    labels: int
+
+
+class _Decisions:
+    """One decision after the other; rounding, once it was needed, stays."""
+
+    def __init__(self, chain: Chain, tight: bool) -> None:
+        self.chain = chain
+        self.tight = tight
+        self.level = 0
+        self.labels = 0
+        self.found: dict[tuple[Part, ...], Found] = {}
+
+    def at(self, period_ns: int) -> bool:
+        """Whether an allocation of this period was found; it is kept."""
+        while True:
+            last = self.level == len(ROUNDED) - 1
+            cap = MOST_LABELS if last else LABELS
+            status, labels, stages = special(line_of(self.chain), period_ns, self.tight, self._rounding(period_ns), cap)
+            self.labels = max(self.labels, labels)
+            if status != TOO_MANY or last:
+                break
+            self.level += 1
+        if status != FOUND:
+            return False
+        parts = tuple(Part(k, j, how % SPECIAL, how >= SPECIAL) for k, j, how in stages.tolist())
+        if parts not in self.found or self.found[parts].period_ns > period_ns:
+            self.found[parts] = Found(period_ns, parts)
+        return True
+
+    def _rounding(self, period_ns: int) -> Rounding:
+        parts = ROUNDED[self.level]
+        if parts == 1:
+            return Rounding(1, 1, 1)
+        return Rounding(
+            max(1, period_ns // parts), max(1, self.chain.available_bytes // parts), max(1, period_ns // parts)
+        )
+
+
+def special_optimum(
+    chain: Chain, *, below_ns: int | None = None, tight: bool = True, extra: tuple[float, ...] = ()
+) -> Searched:
+    """Allocations with a special processor, or contiguous ones, at the smallest period and at some above it.
+
+    ``below_ns``: only shorter periods are wanted, as a contiguous allocation of this one is known. ``extra``: periods
+    to decide besides, as multiples of the smallest found.
+    """
+    decide = _Decisions(chain, tight)
+    longest = chain.longest_period_ns() if below_ns is None else below_ns - below_ns // TOLERANCE - 1
+    low, step, high, feasible = chain.least_period_ns(), 0, longest, False
+    while not feasible and low <= longest:
+        high = min(low + step, longest)
+        feasible = decide.at(high)
+        if not feasible:
+            low, step = high + 1, max(1, 2 * step, low // 50)
+    while feasible and (high - low) * TOLERANCE > high:
+        middle = (low + high) // 2
+        if decide.at(middle):
+            high = middle
+        else:
+            low = middle + 1
+    for factor in extra if feasible else ():
+        period = int(high * factor)
+        if period <= longest:
+            decide.at(period)
+    ranked = sorted(decide.found.values(), key=lambda found: found.period_ns)
+    return Searched(tuple(ranked), low, decide.level == 0, decide.labels)
+
+
+def portfolio(chain: Chain, below_ns: int | None = None) -> Searched:
+    """Allocations worth a schedule: at the smallest period, at longer ones, and, if cheap, with memory left free.
+
+    What the special processor needs is only bounded from below, so an allocation that a schedule can really keep may
+    be one that promises less.
+    """
+    searches = [special_optimum(chain, below_ns=below_ns, extra=LOOSER)]
+    if searches[0].labels <= FEW_LABELS:
+        less = [replace(chain, available_bytes=int(chain.available_bytes * share)) for share in SHARES]
+        searches += [special_optimum(each, below_ns=below_ns, extra=LOOSER) for each in less]
+    distinct: dict[tuple[Part, ...], Found] = {}
+    for search in searches:
+        for found in search.found:
+            distinct.setdefault(found.parts, found)
+    return Searched(
+        tuple(sorted(distinct.values(), key=lambda found: found.period_ns)),
+        searches[0].least_ns,
+        all(search.exact for search in searches),
+        max(search.labels for search in searches),
+    )

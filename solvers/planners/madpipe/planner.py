@@ -1,0 +1,337 @@
+"""MadPipe: memory-aware allocations for periodic pipelines with two weight versions (sections 4.1 to 4.3).
+
+Every number of micro-batches and every uniform width (each stage on so many replicas, the paper's perspective) makes
+a chain of its own. On it: the exact contiguous optimum under 1F1B*, and allocations with a special processor at
+several target periods, whose patterns are placed from the inside out, and then by the periodic ILP of section 4.3
+where that may be shorter than what is known. (1F1B* is the ILP's optimum for contiguous ones.) The result is the
+best of all of them by the judge, hence never worse than the contiguous optimum. ``mode: paper`` has Algorithm 1's
+allocations only.
+
+.. [1] Beaumont, Eyraud-Dubois, Shilova, MadPipe: Memory Aware Dynamic Programming Algorithm for Pipelined Model
+   Parallelism (2022).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import NamedTuple
+
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.costs.durations import UNREACHABLE_NS, update_ns
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.micro_batches import Batch, candidates
+from penstock.solvers.model.options import Option
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Pattern
+from penstock.solvers.planners.block_partition import block_partition
+from penstock.solvers.planners.madpipe.chain import Chain, Group
+from penstock.solvers.planners.madpipe.contiguous import Found, contiguous_optimum, ladder, thinnest
+from penstock.solvers.planners.madpipe.labels import LOOSER, portfolio, special_optimum
+from penstock.solvers.planners.madpipe.paper import first_phase
+from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.schedules.periodic import inside_out, one_f_one_b_star
+from penstock.solvers.schedules.periodic.ilp import NODES, SOLVERS, solve
+from penstock.solvers.schedules.support.stage_line import ALL_BUFFERS, StageLine
+
+MODE = Option(
+    "mode",
+    "exact",
+    "contiguous optimum and exact label search; the contiguous optimum alone; or Algorithm 1 on the paper's grid",
+    choices=("exact", "contiguous", "paper"),
+)
+WIDTH = Option("width", 0, "replicas of every stage; 0 tries each number that divides the cluster", low=0)
+SOLVER = Option("solver", "highs", "of the periodic ILP", choices=SOLVERS)
+NODES_EACH = Option(
+    "nodes", NODES, "of the periodic ILP's search tree, for each allocation; 0: inside-out alone", low=0
+)
+OPTIONS = (MODE, WIDTH, SOLVER, NODES_EACH)
+PROMISING = 4
+ENOUGH_LABELS = 60_000
+"""Chains whose allocations with a special processor are searched, and after how many labels no further one is."""
+MAX_JUDGED = 24
+STEPS = 6
+MOST_SOLVED = 24
+MOST_STAGES = 24
+"""Allocations whose periodic ILP is solved, and its stages."""
+WORTH_SEARCHING = 4
+"""A chain is searched unless even evenly shared work takes 1/4 longer than the best found."""
+ROUNDED = "there were too many labels to keep them exact: they were rounded up, and shorter periods may be missed"
+
+
+class Setup(NamedTuple):
+    """One way to cut the batch and the cluster: a chain on processors of ``width`` devices."""
+
+    batch: Batch
+    groups: tuple[Group, ...]
+    chain: Chain
+
+    def time_ns(self, period_ns: int) -> int:
+        """A global batch at this period."""
+        return self.batch.num_micro_batches * period_ns
+
+
+class Plan(NamedTuple):
+    """An allocation with its pattern; what a global batch is expected to take."""
+
+    expected_ns: int
+    allocation: Allocation
+    pattern: Pattern
+    note: str = ""
+
+
+@dataclass
+class SecondPhase:
+    """The periodic ILPs of a run: which ones are worth solving, and how many are left.
+
+    ``best_ns``: what a global batch takes under the best plan that fits for certain, by the period of its pattern.
+    """
+
+    problem: Problem
+    solver: str
+    nodes: int
+    left: int = MOST_SOLVED
+    best_ns: int = UNREACHABLE_NS
+    any_solved: bool = False
+
+    def note(self, plans: Iterable[Plan]) -> Iterator[Plan]:
+        """The same plans, remembered."""
+        for plan in plans:
+            self.best_ns = min(self.best_ns, plan.expected_ns)
+            yield plan
+
+    def solved(self, setup: Setup, found: Iterable[Found], halves: int = ALL_BUFFERS) -> Iterator[Plan]:
+        """Shorter patterns than those known, the least loaded allocations first; the first one may be of any length.
+
+        Of contiguous allocations only that first one: no pattern is shorter than 1F1B*.
+        """
+        made = [allocated(setup, each) for each in found if self.nodes]
+        lines = [(StageLine.of(self.problem, allocation, halves), allocation) for allocation in made]
+        for line, allocation in sorted(lines, key=lambda pair: pair[0].load_bound_ns()):
+            rest_ns = self.best_ns - _updates_ns(self.problem, allocation)
+            below_ns = -(-rest_ns // setup.batch.num_micro_batches) if self.any_solved else None
+            known = below_ns is not None and (line.contiguous or line.load_bound_ns() >= below_ns)
+            if known or line.size > MOST_STAGES or not self.left:
+                continue
+            self.left -= 1
+            answer = solve(line, below_ns=below_ns, solver=self.solver, nodes=self.nodes, seed=self.problem.seed)
+            if answer.pattern is not None:
+                self.any_solved = True
+                plan = _plan(self.problem, setup, allocation, answer.pattern)
+                yield from self.note([plan]) if halves == ALL_BUFFERS else [plan]
+
+
+def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
+    """Contiguous plans of all chains, the best first; then special ones of the promising chains; then longer periods.
+
+    Raises ``UnsupportedRequest`` for several kinds of devices, and for a width that does not divide their number or
+    that no micro-batch feeds.
+    """
+    refuse_kinds(problem)
+    mode = MODE.of(options)
+    setups = _setups(problem, WIDTH.of(options))
+    second = SecondPhase(problem, SOLVER.of(options), NODES_EACH.of(options))
+    if mode == "paper":
+        plans = _paper_plans(problem, setups, second)
+    else:
+        plans = _plans(problem, setups, second, mode == "exact")
+    any_plan = False
+    for plan in plans:
+        any_plan = True
+        yield _proposal(problem, plan)
+    if not any_plan:
+        yield from (_proposal(problem, plan) for plan in _thinnest(problem, setups))
+
+
+def refuse_kinds(problem: Problem) -> None:
+    """MadPipe's processors are alike."""
+    kinds = sorted({device.kind for device in problem.devices})
+    if len(kinds) > 1:
+        raise UnsupportedRequest(
+            f"planner 'madpipe' needs processors of one kind; the cluster has {', '.join(kinds)}",
+            remedy="a cluster of one kind, or planner 'pipedream' (weight_stashing), which takes several",
+        )
+
+
+def widths(problem: Problem, asked: int) -> list[int]:
+    """Replicas of every stage to try. Raises ``UnsupportedRequest`` where stages would not be replicated alike."""
+    divisors = [w for w in range(1, problem.num_devices + 1) if problem.num_devices % w == 0]
+    if asked == 0:
+        return divisors
+    if asked not in divisors:
+        nearest = min(divisors, key=lambda w: (abs(w - asked), w))
+        raise UnsupportedRequest(
+            f"planner 'madpipe' replicates all stages alike; {problem.num_devices} devices cannot form processors "
+            f"of {asked}",
+            remedy=f"width {nearest}, or one of {', '.join(map(str, divisors))}",
+        )
+    return [asked]
+
+
+def groups_of(problem: Problem, width: int) -> tuple[Group, ...]:
+    """Processors of neighbouring devices, inside a node first."""
+    order = [device for node in problem.nodes() for device in node]
+    return tuple(tuple(order[i : i + width]) for i in range(0, len(order), width))
+
+
+def _setups(problem: Problem, asked: int) -> list[Setup]:
+    """Every chain that gives each replica ``min_slice`` rows, by the time of its work shared evenly."""
+    tried = widths(problem, asked)
+    made = [
+        Setup(batch, groups, Chain.of(problem, batch, groups))
+        for width in tried
+        for groups in [groups_of(problem, width)]
+        for batch in candidates(problem, tried)
+        if batch.replicas_fed(problem.min_slice) >= width
+    ]
+    if not made and asked:
+        raise UnsupportedRequest(
+            f"planner 'madpipe': no micro-batch gives {asked} replicas {problem.min_slice} samples each",
+            remedy=f"micro_batch_sizes [{asked * problem.min_slice}], or width 0",
+        )
+    return sorted(made, key=lambda setup: (setup.time_ns(setup.chain.least_period_ns()), len(setup.groups)))
+
+
+def _plans(problem: Problem, setups: list[Setup], second: SecondPhase, special: bool) -> Iterator[Plan]:
+    known = _contiguous(setups)
+    optima = [_made(problem, setup, [found])[0] for setup, found in known if found is not None]
+    yield from second.note(_by_promise(optima))
+    yield from _by_promise([_outwards(problem, plan) for plan in optima[:PROMISING]])
+    promising = [pair for pair in known if pair[1] is not None][:PROMISING]
+    for setup, contiguous in promising[:1]:
+        yield from second.solved(setup, [] if contiguous is None else [contiguous])
+    promising += [pair for pair in known if pair[1] is None][:PROMISING]
+    spent = 0
+    for setup, contiguous in promising if special else ():
+        if spent > ENOUGH_LABELS:
+            break
+        searched = portfolio(setup.chain, None if contiguous is None else contiguous.period_ns)
+        spent += searched.labels
+        note = "" if searched.exact else ROUNDED
+        plans = second.note(_by_promise(_made(problem, setup, list(searched.found))))
+        both = chain(plans, second.solved(setup, searched.found))
+        yield from (plan._replace(note=note) for plan in both)
+    for setup, contiguous in promising:
+        for halves, found in _with_fewer_buffers(problem, setup, contiguous, special):
+            yield from _by_promise(_made(problem, setup, found, halves))
+            yield from second.solved(setup, found, halves)
+    for setup, contiguous in promising:
+        if contiguous is not None:
+            yield from _by_promise(_made(problem, setup, ladder(setup.chain, contiguous.period_ns, STEPS)))
+
+
+def _contiguous(setups: list[Setup]) -> list[tuple[Setup, Found | None]]:
+    """Chains that may be worth it, each with its contiguous optimum, the best first, those without one last."""
+    best: int | None = None
+    known: list[tuple[Setup, Found | None]] = []
+    for setup in setups:
+        least = setup.time_ns(setup.chain.least_period_ns())
+        if best is not None and least > best + best // WORTH_SEARCHING:
+            break
+        found = contiguous_optimum(setup.chain)
+        known.append((setup, found))
+        if found is not None:
+            reached = setup.time_ns(found.period_ns)
+            best = reached if best is None else min(best, reached)
+    return sorted(known, key=lambda pair: 2**62 if pair[1] is None else pair[0].time_ns(pair[1].period_ns))
+
+
+def _with_fewer_buffers(
+    problem: Problem, setup: Setup, contiguous: Found | None, special: bool
+) -> Iterator[tuple[int, list[Found]]]:
+    """What may fit as its buffers are not all there at once, which the judge knows: shorter periods than so far.
+
+    The best allocation so far is among it, at the shortest period that fewer buffers let it have.
+    """
+    for halves in range(ALL_BUFFERS) if problem.memory.count_buffers else ():
+        roomier = Chain.of(problem, setup.batch, setup.groups, halves)
+        best = contiguous_optimum(roomier)
+        if best is None or (contiguous is not None and best.period_ns >= contiguous.period_ns):
+            continue
+        longest = None if contiguous is None else contiguous.period_ns
+        found = [best, *ladder(roomier, best.period_ns, STEPS, longest)]
+        if contiguous is None and (thin := thinnest(roomier)) is not None:
+            found.append(thin)
+        if contiguous is not None:
+            found.append(contiguous._replace(period_ns=best.period_ns))
+        if special:
+            found += special_optimum(roomier, below_ns=best.period_ns, extra=LOOSER).found
+        yield halves, found
+
+
+def _paper_plans(problem: Problem, setups: list[Setup], second: SecondPhase) -> Iterator[Plan]:
+    for setup in setups[:PROMISING]:
+        found = first_phase(setup.chain)
+        yield from second.note(_by_promise(_made(problem, setup, found)))
+        yield from second.solved(setup, found)
+
+
+def _by_promise(plans: list[Plan]) -> list[Plan]:
+    return sorted(plans, key=lambda plan: plan.expected_ns)[:MAX_JUDGED]
+
+
+def _made(problem: Problem, setup: Setup, found: list[Found], halves: int = ALL_BUFFERS) -> list[Plan]:
+    """The allocations with the shortest patterns that there are for them, memory counted as ``buffer_bytes`` says."""
+    plans = []
+    for each in found:
+        allocation = allocated(setup, each)
+        line = StageLine.of(problem, allocation, halves)
+        if line.contiguous:
+            period = one_f_one_b_star.minimal_period_ns(line)
+            wanted = min(each.period_ns, line.alone_ns())
+            pattern = None if period is None else one_f_one_b_star.pattern(line, max(period, wanted))
+        else:
+            pattern = inside_out.smallest(line)
+        if pattern is not None:
+            plans.append(_plan(problem, setup, allocation, pattern))
+    return plans
+
+
+def _plan(problem: Problem, setup: Setup, allocation: Allocation, pattern: Pattern) -> Plan:
+    return Plan(setup.time_ns(pattern.period_ns) + _updates_ns(problem, allocation), allocation, pattern)
+
+
+def _updates_ns(problem: Problem, allocation: Allocation) -> int:
+    return max(update_ns(problem, stage) for stage in allocation.stages)
+
+
+def _outwards(problem: Problem, plan: Plan) -> Plan:
+    """The same contiguous allocation under the inside-out pattern: as many in flight, transfers at other moments."""
+    pattern = inside_out.at_period(StageLine.of(problem, plan.allocation), plan.pattern.period_ns)
+    return plan if pattern is None else plan._replace(pattern=pattern)
+
+
+def allocated(setup: Setup, found: Found) -> Allocation:
+    """Stages on processors in the order in which the chain reaches them; the special one keeps its first place."""
+    cuts, again = setup.chain.cuts, setup.chain.again
+    stages: list[Stage] = []
+    special: Group | None = None
+    free = iter(setup.groups)
+    for part in found.parts:
+        first, last = cuts[part.first], cuts[part.after] - 1
+        group = special if part.special and special is not None else next(free)
+        if part.special:
+            special = group
+        stages.append(Stage(first, last, group, recompute=((first, last),) if again[part.variant] else ()))
+    return single_pipeline(tuple(stages), setup.batch.num_micro_batches)
+
+
+def _proposal(problem: Problem, plan: Plan) -> Proposal:
+    overlaps = (problem.rules.overlap_all_reduce,)
+    names = (plan.pattern.name,)
+    return Proposal(plan.allocation, names, "best", overlaps, "double_buffered", plan.pattern, note=plan.note)
+
+
+def _thinnest(problem: Problem, setups: list[Setup]) -> Iterator[Plan]:
+    """What needs least memory, for the judge to say what is lacking: the most stages, one micro-batch at a time."""
+    smallest = sorted(setups, key=lambda setup: (setup.batch.most_rows, -len(setup.groups)))
+    for batch, groups, _chain in smallest[:1]:
+        most = min(len(groups), int(problem.cuttable.sum()) + 1)
+        stages = []
+        for part, group in zip(block_partition(problem, batch, most, by="parameters").stages, groups, strict=False):
+            again = () if problem.recompute == "never" else ((part.first, part.last),)
+            stages.append(replace(part, devices=group, recompute=again))
+        allocation = single_pipeline(tuple(stages), batch.num_micro_batches)
+        line = StageLine.of(problem, allocation)
+        yield Plan(0, allocation, one_f_one_b_star.pattern(line, line.alone_ns()))

@@ -1,0 +1,11 @@
+"""All devices in one line: whatever hangs below one switch stands together, so stages cross few uplinks."""
+
+from __future__ import annotations
+
+from penstock.solvers.model.problem import Problem
+
+
+def line_of(problem: Problem) -> tuple[int, ...]:
+    """The devices node by node, nodes in the order of a walk through the network's tree."""
+    nodes = problem.nodes()
+    return tuple(device for node in problem.network.walk() for device in nodes[node])

@@ -1,0 +1,78 @@
+"""``spread``: one pipeline over thousands of devices, stages of any number of replicas along the network's tree.
+
+A partition for what a device is worth takes a fraction of a second for a thousand layers, however many devices there
+are (``allocators.spread``); those with the least estimates go to the judge first, under the usual warm-ups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import zip_longest
+from typing import NamedTuple
+
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.micro_batches import Batch, candidates, dapple_replicas
+from penstock.solvers.model.network import MAX_DENSE_DEVICES
+from penstock.solvers.model.options import Option
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.planners.block_partition import block_partition
+from penstock.solvers.planners.many_devices.device_line import line_of
+from penstock.solvers.planners.many_devices.partition import IDLE, Partitions
+from penstock.solvers.planners.many_devices.stage_costs import Pieces, replica_choices
+from penstock.solvers.planners.proposal import Proposal
+
+BATCHES = Option("batches", 6, "numbers of micro-batches that are looked into, the most promising first", low=1)
+OPTIONS = (BATCHES,)
+
+
+class _Found(NamedTuple):
+    estimate_ns: int
+    allocation: Allocation
+
+
+def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
+    """The first partition as soon as there is one, then the best estimate of each share of idling, the second best, …
+
+    Where nothing fits, the most stages and the smallest micro-batches, for the judge to say what is lacking.
+    """
+    line = line_of(problem)
+    found: dict[float, list[_Found]] = {idle: [] for idle in IDLE}
+    first = True
+    for batch in sorted(_batches(problem), key=lambda batch: _promise(problem, batch))[: BATCHES.of(options)]:
+        partitions = Partitions(Pieces(problem, batch, line))
+        for idle, own in found.items():
+            known = len(own)
+            for split in partitions.splits(idle):
+                own.append(_Found(split.estimate_ns, partitions.allocation(split)))
+                if first:
+                    yield _proposal(problem, own[0].allocation)
+                    first = False
+            if len(own) == known:
+                break  # what memory cannot hold at one share it mostly cannot at another
+    for turn in zip_longest(*(sorted(own, key=lambda each: each.estimate_ns) for own in found.values())):
+        for one in filter(None, turn):
+            yield _proposal(problem, one.allocation)
+    if first:
+        stages = min(problem.num_devices, int(problem.cuttable.sum()) + 1)
+        for batch in candidates(problem)[-1:]:
+            yield _proposal(problem, block_partition(problem, batch, stages, by="parameters"))
+
+
+def _proposal(problem: Problem, allocation: Allocation) -> Proposal:
+    policy = "best" if problem.num_devices <= MAX_DENSE_DEVICES else "near"
+    return Proposal(allocation, ("early-backward",), policy, (problem.rules.overlap_all_reduce,))
+
+
+def _batches(problem: Problem) -> tuple[Batch, ...]:
+    return tuple({*candidates(problem), *candidates(problem, dapple_replicas(problem))})
+
+
+def _promise(problem: Problem, batch: Batch) -> tuple[int, int]:
+    """The least work that slices leave, shared by all devices, and the way of a micro-batch in the smallest slices."""
+    replicas = replica_choices(problem, batch)
+    times = []
+    for count in replicas.tolist():
+        costs = problem.costs(problem.devices[0].kind, -(-batch.most_rows // count))
+        times.append(int(costs.forward_ns[-1] + costs.backward_ns[-1]))
+    work = min(count * time for count, time in zip(replicas.tolist(), times, strict=True))
+    return work * batch.num_micro_batches // problem.num_devices + times[-1], batch.num_micro_batches

@@ -1,0 +1,175 @@
+"""What stages cost for the partition: by number of replicas, for any run of layers, as differences of prefix sums.
+
+Times are those of ``costs.durations`` on the slowest kind of device; transfers and all-reduces are taken between
+neighbours on the line, as if nobody else used their links. The judge has the last word.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.solvers.costs.durations import UNREACHABLE_NS, all_reduce_ns
+from penstock.solvers.model.micro_batches import Batch
+from penstock.solvers.model.pins import devices_allowed
+from penstock.solvers.model.problem import Costs, Problem
+
+MOST_CHOICES = 24
+"""Numbers of replicas that are tried."""
+PROBE_BYTES = 2**40
+
+
+def replica_choices(problem: Problem, batch: Batch) -> np.ndarray:
+    """Ascending: of the replicas with equally large slices the fewest, thinned to ``MOST_CHOICES``."""
+    rows = batch.most_rows
+    most = max(1, min(problem.num_devices, batch.replicas_fed(problem.min_slice)))
+    slices = np.unique(-(-rows // np.arange(1, most + 1)))
+    found = np.unique(-(-rows // slices))
+    if len(found) <= MOST_CHOICES:
+        return np.asarray(found)
+    wanted = np.unique(np.geomspace(1, found[-1], MOST_CHOICES).round().astype(np.int64))
+    return np.unique(found[np.searchsorted(found, wanted)])
+
+
+class Band(NamedTuple):
+    """Of runs on one number of replicas, (L, W) each: a micro-batch's time, and of all-reduce and update, in ns.
+
+    ``fits``: whether memory holds the run; ``again``: whether it has to recompute for that; ``flying``: micro-batches
+    in flight that it then holds at most.
+    """
+
+    time_ns: np.ndarray
+    behind_ns: np.ndarray
+    fits: np.ndarray
+    again: np.ndarray
+    flying: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Pieces:
+    """Of one number of micro-batches. Arrays by choice of replicas (K,) and layer; times in ns of one micro-batch."""
+
+    problem: Problem
+    batch: Batch
+    line: tuple[int, ...]
+
+    def band(self, k: int, width: int, depth: np.ndarray) -> Band:
+        """Runs of up to ``width`` layers; ``depth`` (L,): stages from one that begins with a layer on.
+
+        As many micro-batches are in flight. Runs beyond the last layer do not fit, nor do those that pins allow fewer
+        devices than the choice has replicas.
+        """
+        problem, rule = self.problem, self.problem.recompute
+        starts = np.arange(problem.num_layers)[:, None]
+        ends = starts + np.arange(1, width + 1)
+        inside = ends <= problem.num_layers
+        ends = np.minimum(ends, problem.num_layers)
+        if problem.pins:
+            inside = inside & (devices_allowed(problem)[starts, ends] >= self.replicas[k])
+        flying = np.minimum(depth, self.batch.num_micro_batches)[:, None]
+        taken = self.input_bytes[k][:, None]
+        stash = self.stash_bytes[k][ends] - self.stash_bytes[k][starts]
+        parameters = problem.parameter_bytes[ends] - problem.parameter_bytes[starts]
+        room = self.room_bytes - np.ceil(parameters * self.weight_factors[k]) - self.workspace_bytes[k]
+        room = room - 4 * taken if problem.memory.count_buffers else room
+        most, most_again = _most(room, stash + taken), _most(room - stash, taken)
+        plain = inside & (most >= flying) & (rule != "always")
+        again = inside & (most_again >= flying) & ~plain & (rule != "never")
+        work = np.where(again, self.again_ns[k][ends], self.plain_ns[k][ends])
+        work -= np.where(again, self.again_ns[k][starts], self.plain_ns[k][starts])
+        size = problem.trainable_bytes[ends] - problem.trainable_bytes[starts]
+        rate, wait = (each[k] for each in self.reduction)
+        reduced = np.where(size > 0, size * rate + wait, 0) + problem.update_ns[ends] - problem.update_ns[starts]
+        return Band(work, reduced, plain | again, again, np.where(again, most_again, most))
+
+    @cached_property
+    def replicas(self) -> np.ndarray:
+        """(K,) ascending."""
+        return replica_choices(self.problem, self.batch)
+
+    @cached_property
+    def plain_ns(self) -> np.ndarray:
+        """(K, L + 1) prefix sums of forward and backward."""
+        return np.stack([_slowest(costs, "forward_ns") + _slowest(costs, "backward_ns") for costs in self._costs])
+
+    @cached_property
+    def again_ns(self) -> np.ndarray:
+        """The same with recomputation."""
+        return np.asarray(self.plain_ns + np.stack([_slowest(costs, "forward_ns") for costs in self._costs]))
+
+    @cached_property
+    def hop_ns(self) -> np.ndarray:
+        """(K, L): there and back over the cut before each layer, between a stage and its like; 0 before layer 0."""
+        per_sample = self.problem.forward_bytes + self.problem.backward_bytes
+        lanes = np.maximum(1, self.replicas // self._node_size)
+        time = per_sample[None, :] * self.batch.most_rows * 1e9 / (self._between * lanes[:, None])
+        return np.pad(np.ceil(time).astype(np.int64), ((0, 0), (1, 0)))
+
+    @cached_property
+    def reduction(self) -> tuple[np.ndarray, np.ndarray]:
+        """(K,) ns per byte and (K,) ns: an all-reduce over so many neighbours on the line."""
+        rates, waits = [], []
+        for count in self.replicas.tolist():
+            wait = min(UNREACHABLE_NS, all_reduce_ns(self.problem, 1, self.line[:count]))
+            waits.append(wait)
+            rates.append((all_reduce_ns(self.problem, PROBE_BYTES, self.line[:count]) - wait) / PROBE_BYTES)
+        return np.asarray(rates), np.asarray(waits)
+
+    @cached_property
+    def stash_bytes(self) -> np.ndarray:
+        """(K, L + 1) prefix sums of what a micro-batch in flight keeps alive on a replica."""
+        return np.stack([np.max([cost.stash_bytes for cost in costs], axis=0) for costs in self._costs])
+
+    @cached_property
+    def input_bytes(self) -> np.ndarray:
+        """(K, L): a stage's received input, by its first layer."""
+        slices = -(-self.batch.most_rows // self.replicas)
+        return np.pad(slices[:, None] * self.problem.forward_bytes[None, :], ((0, 0), (1, 0)))
+
+    @cached_property
+    def workspace_bytes(self) -> np.ndarray:
+        """(K,): the largest of any layer."""
+        return np.asarray([max(int(cost.workspace_bytes.max()) for cost in costs) for costs in self._costs])
+
+    @cached_property
+    def room_bytes(self) -> int:
+        """Of the smallest device, without its context."""
+        devices = self.problem.devices
+        return min(self.problem.capacity_bytes(d) - devices[d].context_bytes for d in self.line)
+
+    @cached_property
+    def weight_factors(self) -> np.ndarray:
+        """(K,): bytes that a replica holds for each byte of parameters."""
+        rules = self.problem.memory
+        states = rules.state_factor / (self.replicas if rules.shard_states else np.ones_like(self.replicas))
+        return np.asarray(1 + rules.gradient_factor + states)
+
+    @cached_property
+    def _costs(self) -> list[list[Costs]]:
+        kinds = sorted({device.kind for device in self.problem.devices})
+        slices = (-(-self.batch.most_rows // self.replicas)).tolist()
+        return [[self.problem.costs(kind, rows) for kind in kinds] for rows in slices]
+
+    @cached_property
+    def _node_size(self) -> int:
+        return max(len(node) for node in self.problem.nodes())
+
+    @cached_property
+    def _between(self) -> float:
+        """Bytes per second from one node to the next on the line, or within the only one."""
+        size = self._node_size if self._node_size < len(self.line) else 1
+        network = self.problem.network
+        return float(max(1, network.bandwidth(self.line[0], self.line[size]))) if len(self.line) > 1 else np.inf
+
+
+def _most(room: np.ndarray, each: np.ndarray) -> np.ndarray:
+    """Micro-batches of ``each`` bytes that there is room for; none where there is none at all."""
+    return np.where(room < 0, -1, room // np.maximum(1, each))
+
+
+def _slowest(costs: list[Costs], name: str) -> np.ndarray:
+    each = np.max([np.diff(getattr(cost, name)) for cost in costs], axis=0)
+    return np.concatenate(([0], np.cumsum(each)))

@@ -1,0 +1,121 @@
+"""Devices in a row: what stages of neighbouring ones have in memory, and what connects them, as arrays."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+import numpy as np
+
+from penstock.solvers.costs.durations import UNREACHABLE_NS, all_reduce_ns, transfer
+from penstock.solvers.model.allocation import Stage, single_pipeline
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.planners.dapple.wires import server_classes
+
+EVERY_COUNT = 32
+PROBE_BYTES = 2**40
+PROBE_ROWS = 5040
+"""Samples of a probed micro-batch: divided evenly by every small number of replicas."""
+
+Signature = tuple[tuple[int, int, int, int], ...]
+
+
+def replica_counts(problem: Problem) -> tuple[int, ...]:
+    """Every number of replicas on up to ``EVERY_COUNT`` devices; beyond, small ones, powers of two and whole nodes."""
+    total = problem.num_devices
+    if total <= EVERY_COUNT:
+        return tuple(range(1, total + 1))
+    largest = max(len(node) for node in problem.nodes())
+    doubled = [2**e for e in range(total.bit_length()) if 2**e <= total]
+    nodes = [largest * 2**e for e in range(total.bit_length()) if largest * 2**e <= total]
+    return tuple(sorted({1, 2, 3, 4, *doubled, *nodes, total - 1, total}))
+
+
+class DeviceRow:
+    """The devices in their order; arrays are by a stage's first position p and its number of replicas r (V, R).
+
+    ``kinds`` numbers an entry of ``kind_names``, -1 where the row ends before the stage; ``room_bytes`` is the smallest
+    device's. An all-reduce takes ``slope`` ns per byte and ``fixed`` ns, a transfer from the r' devices before p to the
+    r from p on likewise, (V, R, R) by r' and r; infinite where nothing connects them. ``keeping``: stages lie where the
+    pins allow it; else devices change places afterwards.
+    """
+
+    def __init__(self, problem: Problem, devices: tuple[int, ...], keeping: bool = False) -> None:
+        self._problem = problem
+        self.devices = devices
+        self.keeping = keeping
+        self.num_devices = len(devices)
+        self.replicas = np.asarray([r for r in replica_counts(problem) if r <= len(devices)], dtype=np.int64)
+        self._class_of = server_classes(problem)
+        self._index = {d: i for node in problem.nodes() for i, d in enumerate(node)}
+        self._reductions: dict[Signature, tuple[float, int]] = {}
+        self._hops: dict[tuple[Signature, int], tuple[float, int]] = {}
+        shape = (self.num_devices, len(self.replicas))
+        self.kind_names: list[tuple[str, ...]] = []
+        self.kinds = np.full(shape, -1, dtype=np.int64)
+        self.room_bytes, self.reduce_fixed = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+        self.reduce_slope = np.zeros(shape)
+        self.hop_slope = np.full((*shape, shape[1]), np.inf)
+        self.hop_fixed = np.zeros((*shape, shape[1]), dtype=np.int64)
+        for p in range(self.num_devices):
+            for r, count in enumerate(self.replicas.tolist()):
+                if p + count <= self.num_devices:
+                    self._enter(p, r, devices[p : p + count])
+
+    def _enter(self, p: int, r: int, stage: tuple[int, ...]) -> None:
+        problem = self._problem
+        kinds = tuple(sorted({problem.devices[d].kind for d in stage}))
+        if kinds not in self.kind_names:
+            self.kind_names.append(kinds)
+        self.kinds[p, r] = self.kind_names.index(kinds)
+        self.room_bytes[p, r] = min(problem.capacity_bytes(d) - problem.devices[d].context_bytes for d in stage)
+        self.reduce_slope[p, r], self.reduce_fixed[p, r] = self._reduction(stage)
+        for before, count in enumerate(self.replicas.tolist()):
+            if count <= p:
+                source = self.devices[p - count : p]
+                self.hop_slope[p, before, r], self.hop_fixed[p, before, r] = self._hop(source, stage)
+
+    def _signature(self, devices: tuple[int, ...]) -> Signature:
+        """What costs depend on: servers by class and in order of appearance, and which of their devices."""
+        labels: dict[int, int] = {}
+        runs = []
+        for node, group in groupby(devices, key=lambda d: self._problem.devices[d].node):
+            own = [self._index[d] for d in group]
+            runs.append((labels.setdefault(node, len(labels)), self._class_of[node], own[0], len(own)))
+        return tuple(runs)
+
+    def _reduction(self, devices: tuple[int, ...]) -> tuple[float, int]:
+        mark = self._signature(devices)
+        if mark not in self._reductions:
+            probes = [all_reduce_ns(self._problem, size, devices) for size in (1, PROBE_BYTES)]
+            self._reductions[mark] = _line(probes[0], probes[1], PROBE_BYTES)
+        return self._reductions[mark]
+
+    def _hop(self, source: tuple[int, ...], target: tuple[int, ...]) -> tuple[float, int]:
+        mark = (self._signature(source + target), len(source))
+        if mark not in self._hops:
+            self._hops[mark] = self._find_hop(source, target)
+        return self._hops[mark]
+
+    def _find_hop(self, source: tuple[int, ...], target: tuple[int, ...]) -> tuple[float, int]:
+        """Two probes over the widest cut of the chain, with few rows and with many."""
+        problem = self._problem
+        if problem.num_layers < 2 or int(problem.forward_bytes.max()) == 0:
+            return 0.0, 0
+        cut = int(problem.forward_bytes.argmax())
+        pair = (Stage(0, cut, source), Stage(cut + 1, problem.num_layers - 1, target))
+        allocation = single_pipeline(pair, 1)
+        few, many = (transfer(problem, allocation, 0, rows, 0) for rows in (PROBE_ROWS, 2 * PROBE_ROWS))
+        if few is None or many is None:
+            return 0.0, 0
+        if many.duration_ns >= UNREACHABLE_NS:
+            return np.inf, 0
+        slope = (many.duration_ns - few.duration_ns) / (many.bytes - few.bytes)
+        return slope, max(0, 2 * few.duration_ns - many.duration_ns)
+
+
+def _line(low: int, high: int, size: int) -> tuple[float, int]:
+    """ns per byte and ns of something that takes ``low`` for one byte and ``high`` for ``size``."""
+    if high >= UNREACHABLE_NS:
+        return np.inf, 0
+    slope = (high - low) / (size - 1) if size > 1 else 0.0
+    return slope, max(0, low - 1 - int(slope))

@@ -1,0 +1,142 @@
+"""PipeDream's dynamic program on the devices in a row, with what this request really costs.
+
+As the paper's (``hierarchy``), it minimises the largest load of a stage per micro-batch, transfers between stages
+included, over contiguous stages on contiguous devices. It differs from [1]_ where the paper simplifies: a stage's time
+is that of its slices on its slowest device, transfers and all-reduces take the routes between the very devices, an
+all-reduce is spread over the micro-batches of an update, and memory counts the micro-batches in flight (NOAM:
+ceil(devices from the stage on / replicas)) with the weight versions that the update rule keeps.
+
+O(L^2 V R + L V R^2) time for V devices and R replica counts.
+
+.. [1] Narayanan et al., PipeDream (SOSP 2019), section 3.1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.micro_batches import Batch
+from penstock.solvers.model.pins import last_ends
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.update_rules import UpdateRule
+from penstock.solvers.planners.pipedream.device_row import DeviceRow
+from penstock.solvers.planners.pipedream.hierarchy import Found
+from penstock.solvers.planners.pipedream.layers import Layers
+from penstock.solvers.planners.pipedream.partition_kernel import NEVER, run_placed
+
+NOWHERE = 2**60
+"""Bytes that no device has."""
+Mark = tuple[int, int, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is planned for. ``turns``: replicas take micro-batches in turn; ``recompute``: every stage recomputes.
+
+    ``lenient``: one micro-batch in flight has to fit, not NOAM's.
+    """
+
+    update_rule: UpdateRule = "synchronous"
+    turns: bool = False
+    recompute: bool = False
+    lenient: bool = False
+    straight: bool = False
+
+
+def placed(problem: Problem, row: DeviceRow, layers: Layers, batch: Batch, settings: Settings) -> list[Found]:
+    """The best plan for every number of devices from the front of the row and replicas of the last stage.
+
+    Ascending by value, then by devices used. Empty where nothing fits.
+    """
+    counts = row.replicas[:1] if settings.straight else row.replicas
+    fed = batch.most_rows if settings.turns else max(1, batch.replicas_fed(problem.min_slice))
+    kinds = row.kinds[:, : len(counts)]
+    usable = (kinds >= 0) & (settings.turns | (counts[None, :] <= fed))
+    sets, set_of = _sets(problem, row, counts, usable)
+    tables = [
+        layers.costs(row.kind_names[kind], batch, replicas, settings.turns, settings.recompute)
+        for kind, replicas, _ends in sets
+    ]
+    pinned = np.stack([_broken(layers, ends) for _kind, _replicas, ends in sets])
+    stashing = settings.update_rule == "weight_stashing"
+    every = np.full(len(counts), batch.num_micro_batches, dtype=np.int64)
+    if stashing:
+        every = counts if settings.turns else np.ones_like(counts)
+    versions = layers.trainable_bytes if stashing else 0
+    fixed = layers.trainable_bytes if settings.update_rule == "double_buffered" else 0
+    behind = row.num_devices - np.arange(row.num_devices)
+    flight = np.ones_like(kinds) if settings.lenient else -(-behind[:, None] // counts[None, :])
+    value, choice = run_placed(
+        np.stack([each.time_ns for each in tables]),
+        np.where(pinned, NOWHERE, np.stack([each.base_bytes + fixed - versions for each in tables])),
+        np.stack([each.flight_bytes + versions for each in tables]),
+        layers.trainable_bytes,
+        layers.update_ns,
+        counts,
+        set_of,
+        flight,
+        _first(row.room_bytes, counts),
+        _first(row.reduce_slope, counts),
+        _first(row.reduce_fixed, counts),
+        every,
+        settings.turns,
+        _first(row.hop_slope[:, : len(counts)], counts),
+        _first(row.hop_fixed[:, : len(counts)], counts),
+        layers.boundary_bytes * batch.most_rows,
+    )
+    ends = [(int(value[-1, q, r]), q, r) for q in range(1, row.num_devices + 1) for r in range(len(counts))]
+    return [
+        Found(_trace(row, layers, batch, settings, choice, q, r), best) for best, q, r in sorted(ends) if best < NEVER
+    ]
+
+
+def _first(table: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The entries of the first replica counts, laid out as the kernel was compiled for."""
+    return np.ascontiguousarray(table[..., : len(counts)])
+
+
+def _sets(problem: Problem, row: DeviceRow, counts: np.ndarray, usable: np.ndarray) -> tuple[list[Mark], np.ndarray]:
+    """The distinct (kinds, replicas, ends) of all stages, and which of them a first device and a replica count have.
+
+    ``ends``: the last end of a stage from each layer on that the pins allow (``pins.last_ends``); none: any.
+    """
+    known: dict[Mark, int] = {}
+    set_of = np.full(usable.shape, -1, dtype=np.int64)
+    for p, r in zip(*np.nonzero(usable), strict=True):
+        own = row.devices[p : p + int(counts[r])]
+        ends = tuple(last_ends(problem, own).tolist()) if row.keeping else ()
+        mark = (int(row.kinds[p, r]), int(counts[r]), ends)
+        set_of[p, r] = known.setdefault(mark, len(known))
+    return list(known), set_of
+
+
+def _broken(layers: Layers, ends: tuple[int, ...]) -> np.ndarray:
+    """(n, n) where a stage between two places has layers that pins keep from its devices."""
+    places = layers.places
+    last = np.asarray(ends)[places] if ends else np.full(len(places), places[-1])
+    return np.asarray(places[None, :] > last[:, None])
+
+
+def _trace(
+    row: DeviceRow, layers: Layers, batch: Batch, settings: Settings, choice: np.ndarray, q: int, r: int
+) -> Allocation:
+    stages: list[Stage] = []
+    j = len(layers.places) - 1
+    while r >= 0:
+        start, before = (int(v) for v in choice[j, q, r])
+        first, last = int(layers.places[start]), int(layers.places[j]) - 1
+        devices = row.devices[q - int(row.replicas[r]) : q]
+        stages.append(
+            Stage(
+                first,
+                last,
+                devices,
+                "round_robin" if settings.turns and len(devices) > 1 else "rows",
+                ((first, last),) if settings.recompute else (),
+            )
+        )
+        j, q, r = start, q - len(devices), before
+    return single_pipeline(tuple(reversed(stages)), batch.num_micro_batches)

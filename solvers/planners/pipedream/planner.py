@@ -1,0 +1,261 @@
+"""PipeDream: its partition, run without a flush (1F1B, weight stashing) or with one (P_A), as the request allows.
+
+Both of the papers that compare with it flush: DAPPLE section VI-F and SPP section V run its partition with P_A.
+
+.. [1] Narayanan et al., PipeDream (SOSP 2019), sections 3.1 to 3.3.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from math import lcm
+from typing import NamedTuple
+
+from penstock.solvers.costs.durations import stage_costs
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.micro_batches import Batch, candidates
+from penstock.solvers.model.options import Option
+from penstock.solvers.model.pins import broken_pin, by_layers, keep_pins
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.update_rules import UpdateRule
+from penstock.solvers.planners.block_partition import block_partition
+from penstock.solvers.planners.dapple.wires import server_classes
+from penstock.solvers.planners.pipedream.device_row import DeviceRow
+from penstock.solvers.planners.pipedream.hierarchy import Found, Rules, allocated, device_order
+from penstock.solvers.planners.pipedream.layers import Layers
+from penstock.solvers.planners.pipedream.placed import Settings, placed
+from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.schedules.periodic.eager import bytes_needed, eager, fitted_depth, noam, period_ns, stage_works
+
+MODE = Option(
+    "mode",
+    "best",
+    "partition by the paper's formula, by the released optimizer's, or by these and the real costs",
+    choices=("best", "paper", "released"),
+)
+STRAIGHT = Option("straight", False, "one device per stage only")
+DISPATCH = Option(
+    "dispatch",
+    "best",
+    "without a flush: replicas take whole micro-batches in turn (1F1B-RR), or rows of each",
+    choices=("best", "round_robin", "rows"),
+)
+POLICY = Option(
+    "policy",
+    "best",
+    "with a flush: warm-up by P_A, P_B, by the ratio, or what the judge finds best",
+    choices=("best", "A", "B", "acr"),
+)
+COMPRESSION = Option(
+    "compression", 0.0, "released: what boundary transfers are divided by; 0 leaves them out, as its default", low=0
+)
+OPTIONS = (MODE, STRAIGHT, DISPATCH, POLICY, COMPRESSION)
+AT_ONCE = 2
+AFTERWARDS = 16
+DEEPER = (2, 3, 4, 6)
+"""Depths to try, as halves of NOAM's."""
+LONGEST_TURN = 2_000
+"""Micro-batches after which all round-robin replicas begin anew; longer turns take too long to judge."""
+RULES: tuple[UpdateRule, ...] = ("weight_stashing", "synchronous")
+
+
+class _Plan(NamedTuple):
+    """A proposal with what a global batch is expected to take, by the planner's own estimate.
+
+    ``always``: judged whatever is expected of it, so that no mode finds a better flushed plan than ``best``.
+    """
+
+    expected_ns: int
+    proposal: Proposal
+    always: bool = False
+
+
+def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
+    """The best plans of each number of micro-batches for each update rule, then the next best of all of them."""
+    search = _Search(problem, options)
+    rules = [rule for rule in RULES if rule in problem.update_rules]
+    left: list[_Plan] = []
+    nothing = True
+    for batch in search.batches():
+        for rule in rules:
+            plans = sorted(search.plans(batch, rule), key=lambda plan: plan.expected_ns)
+            nothing = nothing and not plans
+            met: Counter[bool] = Counter()  # by whether they keep the pins: else devices have to change places
+            for plan in plans:
+                kept = broken_pin(problem, plan.proposal.allocation) is None
+                if met[kept] < AT_ONCE or plan.always:
+                    yield plan.proposal
+                else:
+                    left.append(plan)
+                met[kept] += 1
+    left.sort(key=lambda plan: plan.expected_ns)
+    yield from (plan.proposal for plan in left[:AFTERWARDS])
+    if nothing:
+        for rule in rules:
+            yield from (plan.proposal for plan in search.thinnest(rule))
+
+
+class _Search:
+    """The partitions of one request, by the modes and dispatches that were asked for."""
+
+    def __init__(self, problem: Problem, options: Mapping[str, object]) -> None:
+        self._problem = problem
+        self._mode, self._straight = MODE.of(options), STRAIGHT.of(options)
+        self._policy, self._compression = POLICY.of(options), COMPRESSION.of(options)
+        self._turns = {"best": (True, False), "round_robin": (True,), "rows": (False,)}[DISPATCH.of(options)]
+        order = device_order(problem)
+        uneven = len(set(server_classes(problem))) > 1
+        orders = ((order, order[::-1]) if uneven else (order,)) if self._mode == "best" else ()
+        self._rows = [DeviceRow(problem, devices) for devices in orders]
+        if problem.pins and orders:
+            self._rows += [
+                DeviceRow(problem, each, keeping=True) for each in dict.fromkeys((order, by_layers(problem, order)))
+            ]
+        self._layers = Layers(problem)
+
+    def batches(self) -> list[Batch]:
+        """Numbers of micro-batches, the one whose work spreads best over the devices first."""
+        problem = self._problem
+        widths = (1, problem.num_devices, *(len(node) for node in problem.nodes()))
+        everything = Stage(0, problem.num_layers - 1, (0,))
+
+        def spread(batch: Batch) -> tuple[int, int]:
+            costs = stage_costs(problem, everything, batch.most_rows)
+            turns = batch.num_micro_batches + problem.num_devices - 1
+            return turns * (costs.forward_ns + costs.backward_ns), batch.num_micro_batches
+
+        return sorted(candidates(problem, widths), key=spread)
+
+    def plans(self, batch: Batch, rule: UpdateRule) -> list[_Plan]:
+        """The best partitions of a step, each once, with their schedules."""
+        if rule == "synchronous":
+            formulas = {each.allocation for each in self._formulas(batch)}
+            found = self._partitions(batch, rule, False)
+            return [self._flushed(each)._replace(always=each.allocation in formulas) for each in found]
+        partitions = [found.allocation for turns in self._turns for found in self._partitions(batch, rule, turns)]
+        kept = dict.fromkeys(keep_pins(self._problem, allocation) for allocation in partitions)
+        return [plan for allocation in kept if allocation is not None for plan in self._stashing(allocation)]
+
+    def thinnest(self, rule: UpdateRule) -> list[_Plan]:
+        """What needs least memory, for the judge to say what is lacking."""
+        most = min(self._problem.num_devices, int(self._problem.cuttable.sum()) + 1)
+        found = []
+        for batch in candidates(self._problem)[-1:]:
+            for by in ("parameters", "time"):
+                allocation = block_partition(self._problem, batch, most, by=by)
+                if rule == "synchronous":
+                    found.append(self._flushed(Found(allocation, 0)))
+                else:
+                    found += self._stashing(allocation)
+        return found
+
+    def _partitions(self, batch: Batch, rule: UpdateRule, turns: bool) -> list[Found]:
+        formulas = self._formulas(batch)
+        if not turns:
+            fed = max(1, batch.replicas_fed(self._problem.min_slice))
+            formulas = [each for each in formulas if all(stage.replicas <= fed for stage in each.allocation.stages)]
+        found = [each._replace(allocation=_dispatched(each.allocation, turns)) for each in formulas]
+        for row in self._rows:
+            found += self._placed(row, batch, rule, turns)
+        longest = max(LONGEST_TURN, batch.num_micro_batches)
+        unique = {each.allocation: each for each in found if _turn(each.allocation) <= longest}
+        return list(unique.values())
+
+    def _formulas(self, batch: Batch) -> list[Found]:
+        """The hierarchical partitions. Asked for by name they may refuse the cluster, else they are left out."""
+        if self._mode == "best" and len({device.kind for device in self._problem.devices}) > 1:
+            return []
+        modes = ("paper", "released") if self._mode == "best" else (self._mode,)
+        rules = [Rules(mode == "released", self._straight, self._compression) for mode in modes]
+        found = [allocated(self._problem, batch, each) for each in rules]
+        return [each for each in found if each is not None]
+
+    def _placed(self, row: DeviceRow, batch: Batch, rule: UpdateRule, turns: bool) -> list[Found]:
+        """With NOAM's micro-batches in flight; where fewer allow a better partition, also that, and recomputation."""
+        again = self._problem.recompute == "always"
+        tight = Settings(rule, turns, again, False, self._straight)
+        loose = replace(tight, lenient=True)
+        first, second = (placed(self._problem, row, self._layers, batch, each)[:AT_ONCE] for each in (tight, loose))
+        if first and second[0].value_ns >= first[0].value_ns:
+            return first
+        found = first + second
+        if self._problem.recompute == "auto":
+            for each in (tight, loose):
+                recomputing = placed(self._problem, row, self._layers, batch, replace(each, recompute=True))
+                found += recomputing[:1]
+        return found
+
+    def _flushed(self, found: Found) -> _Plan:
+        allocation = found.allocation
+        rows = -(-self._problem.global_batch_size // allocation.num_micro_batches)
+        costs = [stage_costs(self._problem, stage, rows) for stage in allocation.stages]
+        through = sum(c.forward_ns + c.backward_ns for c in costs)
+        overlaps = (self._problem.rules.overlap_all_reduce,)
+        proposal = Proposal(allocation, ("early-backward",), self._policy, overlaps)
+        return _Plan((allocation.num_micro_batches - 1) * found.value_ns + through, proposal)
+
+    def _stashing(self, allocation: Allocation) -> list[_Plan]:
+        """The eager pattern; where memory does not hold NOAM's micro-batches, also with those stages recomputing."""
+        problem, rule = self._problem, RULES[0]
+        wanted = noam(allocation)
+        variants = [allocation]
+        if problem.recompute == "auto":
+            short = {s for s, depth in enumerate(wanted) if _needs(problem, allocation, s, depth) > 0}
+            variants.append(_recomputing(allocation, short))
+        elif problem.recompute == "always":
+            variants = [_recomputing(allocation, set(range(len(wanted))))]
+        overlaps = (problem.rules.overlap_all_reduce,)
+        plans = []
+        for variant in dict.fromkeys(variants):
+            for depth in _depths(problem, variant):
+                pattern = eager(problem, variant, update_rule=rule, depth=depth)
+                proposal = Proposal(variant, ("eager",), "best", overlaps, rule, pattern)
+                plans.append(_Plan(pattern.period_ns * variant.num_micro_batches, proposal))
+        return plans
+
+
+def _depths(problem: Problem, allocation: Allocation) -> list[tuple[int, ...]]:
+    """NOAM's depths or multiples of them, as memory allows: those with the shortest period.
+
+    Replicas that step together send their micro-batches in bursts, of which the period knows nothing: for them also the
+    deepest of these depths.
+    """
+    works = stage_works(problem, allocation, RULES[0])
+    base = noam(allocation)
+    fits = {fitted_depth(problem, allocation, RULES[0], [d * f // 2 for d in base]) for f in DEEPER}
+    ranked = sorted((period_ns(works, depth), depth) for depth in fits)
+    best = [depth for period, depth in ranked if period == ranked[0][0]]
+    bursts = any(stage.dispatch == "round_robin" and stage.replicas > 1 for stage in allocation.stages)
+    return list(dict.fromkeys((best[0], best[-1]))) if bursts else best[:1]
+
+
+def _needs(problem: Problem, allocation: Allocation, number: int, depth: int) -> int:
+    """Bytes that a stage's smallest device lacks for ``depth`` micro-batches in flight; 0 where they fit."""
+    devices = allocation.stages[number].devices
+    room = min(problem.capacity_bytes(d) - problem.devices[d].context_bytes for d in devices)
+    return max(0, bytes_needed(problem, allocation, RULES[0], number, depth) - room)
+
+
+def _turn(allocation: Allocation) -> int:
+    """Micro-batches after which all round-robin replicas, and the global batch, begin anew."""
+    turns = [stage.replicas for stage in allocation.stages if stage.dispatch == "round_robin"]
+    return lcm(allocation.num_micro_batches, *turns)
+
+
+def _dispatched(allocation: Allocation, turns: bool) -> Allocation:
+    if not turns:
+        return allocation
+    stages = tuple(
+        replace(stage, dispatch="round_robin") if stage.replicas > 1 else stage for stage in allocation.stages
+    )
+    return single_pipeline(stages, allocation.num_micro_batches)
+
+
+def _recomputing(allocation: Allocation, numbers: set[int]) -> Allocation:
+    stages = tuple(
+        replace(stage, recompute=((stage.first, stage.last),)) if s in numbers else stage
+        for s, stage in enumerate(allocation.stages)
+    )
+    return single_pipeline(stages, allocation.num_micro_batches)

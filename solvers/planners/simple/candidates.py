@@ -1,0 +1,249 @@
+"""The simplest plans of each update rule, candidates of every planner that makes such plans, with pins as without.
+
+A planner's search is followed by the most promising of the simplest plans: one stage on all devices, even stages of
+each number. Where there are pins, the most promising lines of stages that keep them come first of all. A planner that
+has found nothing by then goes through all lines that keep the pins and have room for one micro-batch, which a small
+request has listed (``allocators.simple_lines``): so it finds a plan wherever a line of stages on devices of their own
+fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from itertools import chain
+from math import lcm
+from typing import Literal, NamedTuple
+
+from penstock.schemas.errors import PenstockError
+from penstock.solvers.bounds.feasibility import proof_of_infeasibility
+from penstock.solvers.judge.shared_processor import parallel_pipelines
+from penstock.solvers.model.allocation import Allocation, single_pipeline
+from penstock.solvers.model.micro_batches import Batch, candidates, dapple_replicas
+from penstock.solvers.model.options import Options
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.update_rules import UpdateRule
+from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.planners.simple.lines import Line, folded_lines, kept_lines, largest_ns, simple_lines
+from penstock.solvers.schedules.advance_forward import advance_forward, in_flight
+from penstock.solvers.schedules.early_backward import early_backward
+from penstock.solvers.schedules.periodic import one_f_one_b_star
+from penstock.solvers.schedules.periodic.eager import eager, fitted_depth, noam
+from penstock.solvers.schedules.periodic.wpipe import wpipe
+from penstock.solvers.schedules.support.stage_line import StageLine
+
+MOST_LISTED = 4_000
+"""Lines of a request, over all its numbers of micro-batches, that are listed."""
+EFFORTS = ("effort",)
+"""Options that say how long to search."""
+PROMISING = 12
+"""Simple plans of an update rule that are judged whatever else is found; without pins at least one of each shape."""
+LONGEST_TURN = 2_000
+"""Micro-batches after which replicas in turn, and the global batch, begin anew; longer turns take too long to judge."""
+MOST_DEVICES = 256
+"""Of a request without pins whose simplest plans are judged."""
+
+Judged = Callable[[Problem, Allocation], Iterator[Proposal]]
+"""The proposals for a line of stages; a function that can be pickled, for workers."""
+
+
+@dataclass(frozen=True)
+class Simple:
+    """How a planner runs the simplest plans of an update rule.
+
+    ``lines``: one stage to a place, each on one device (``straight``), or two (``folded``). ``in_turn``: replicas may
+    take whole micro-batches in turn. ``unpinned``: without pins as well; else the planner's own search has them.
+    """
+
+    rule: UpdateRule
+    judged: Judged
+    lines: Literal["any", "straight", "folded"] = "any"
+    in_turn: bool = False
+    unpinned: bool = False
+
+
+class _Ranked(NamedTuple):
+    """An allocation; ``promise``: the time of its largest stage and of one way through, then of that stage alone."""
+
+    promise: tuple[int, int]
+    number: int
+    allocation: Allocation
+
+
+def unlimited(options: Options, values: Mapping[str, object]) -> bool:
+    """Whether no option limits a planner to some of its plans; all but those on effort may, where they are set."""
+    return all(values[each.name] == each.default for each in options if each.name not in EFFORTS)
+
+
+def first_plans(problem: Problem, simple: tuple[Simple, ...]) -> Iterator[Proposal]:
+    """With pins the most promising simple plans of each allowed rule."""
+    for each in _allowed(problem, simple) if problem.pins else ():
+        ranked = _ranked(problem, each)[:PROMISING]
+        yield from chain.from_iterable(each.judged(problem, plan.allocation) for plan in ranked)
+
+
+def simplest_plans(problem: Problem, simple: tuple[Simple, ...]) -> Iterator[Proposal]:
+    """Without pins the simplest plans of each allowed rule, flushed ones with P_A's micro-batches in flight."""
+    for each in _allowed(problem, simple) if not problem.pins and problem.num_devices <= MOST_DEVICES else ():
+        if each.unpinned:
+            for plan in _simplest(problem, each):
+                yield from (proposal._replace(policy="A") for proposal in each.judged(problem, plan.allocation))
+
+
+def last_plans(problem: Problem, simple: tuple[Simple, ...], wanted: Callable[[], bool]) -> Iterator[Proposal]:
+    """All simple plans of each allowed rule, while one is wanted."""
+    for each in _allowed(problem, simple):
+        if (problem.pins or each.unpinned) and wanted() and proof_of_infeasibility(problem) is None:
+            for plan in _ranked(problem, each):
+                if not wanted():
+                    return
+                yield from chain(each.judged(problem, plan.allocation), _leanest(problem, each, plan.allocation))
+
+
+def _leanest(problem: Problem, simple: Simple, allocation: Allocation) -> Iterator[Proposal]:
+    """Flushed plans with one micro-batch on its way through the line, so that no receive buffer waits beside another.
+
+    Under early backward; the proposals for other rules have it already, and straight lines are for orders of their own.
+    """
+    if simple.rule == "synchronous" and simple.lines == "any":
+        overlaps = (problem.rules.overlap_all_reduce,)
+        for variant in recomputing(problem, allocation):
+            orders = early_backward(problem, variant, warmup=(1,) * len(variant.stages))
+            yield Proposal(variant, (orders.name,), overlaps=overlaps, fixed=orders)
+
+
+def _allowed(problem: Problem, simple: tuple[Simple, ...]) -> Iterator[Simple]:
+    return (each for each in simple if each.rule in problem.update_rules)
+
+
+def _ranked(problem: Problem, simple: Simple) -> list[_Ranked]:
+    """Lines that keep the pins and may fit, the most promising first."""
+    return _every_line(problem, simple.lines, simple.in_turn)
+
+
+@lru_cache(maxsize=8)
+def _every_line(problem: Problem, lines: str, in_turn: bool) -> list[_Ranked]:
+    batches = candidates(problem, dapple_replicas(problem))
+    made = folded_lines if lines == "folded" else kept_lines
+    found: list[tuple[Batch, Line]] = []
+    for batch in batches:
+        replicas = 1 if lines == "straight" else _most_replicas(problem, batch, in_turn)
+        found += [(batch, line) for line in made(problem, batch, replicas, MOST_LISTED // len(batches))]
+    return _by_promise(problem, found)
+
+
+def _simplest(problem: Problem, simple: Simple) -> list[_Ranked]:
+    """Of each number and width of stages the most promising one, then the next best ones."""
+    found: list[tuple[Batch, Line]] = []
+    for batch in candidates(problem, dapple_replicas(problem)):
+        replicas = 1 if simple.lines == "straight" else _most_replicas(problem, batch, simple.in_turn)
+        found += [(batch, line) for line in simple_lines(problem, batch, replicas)]
+    ranked = _by_promise(problem, found)
+    best = {_shape(each): each for each in reversed(ranked)}
+    return sorted({*best.values(), *ranked[:PROMISING]}, key=lambda each: each[:2])
+
+
+def _shape(ranked: _Ranked) -> tuple[int, ...]:
+    return tuple(stage.replicas for stage in ranked.allocation.stages)
+
+
+def _most_replicas(problem: Problem, batch: Batch, in_turn: bool) -> int:
+    return problem.num_devices if in_turn else batch.replicas_fed(problem.min_slice)
+
+
+def _by_promise(problem: Problem, lines: list[tuple[Batch, Line]]) -> list[_Ranked]:
+    found: list[_Ranked] = []
+    for batch, line in lines:
+        largest, whole = largest_ns(problem, batch, line)
+        promise = (batch.num_micro_batches - 1) * largest + whole, largest
+        found.append(_Ranked(promise, len(found), single_pipeline(line, batch.num_micro_batches)))
+    return sorted(found, key=lambda each: each[:2])
+
+
+def flushed(*schedules: str) -> Judged:
+    """Synchronous plans under these schedules; the judge chooses what recomputes."""
+    return partial(_flushed, schedules)
+
+
+def _flushed(schedules: tuple[str, ...], problem: Problem, allocation: Allocation) -> Iterator[Proposal]:
+    yield Proposal(allocation, schedules, "best", (problem.rules.overlap_all_reduce,))
+
+
+def eagerly(rule: UpdateRule) -> Judged:
+    """1F1B without a flush: as many micro-batches in flight as NOAM and memory allow, and one."""
+    return partial(_eagerly, rule)
+
+
+def _eagerly(rule: UpdateRule, problem: Problem, allocation: Allocation) -> Iterator[Proposal]:
+    dealt = (each for line in dispatched(problem, allocation, rule) for each in recomputing(problem, line))
+    for variant in dealt:
+        wanted = (noam(variant), (1,) * len(variant.stages))
+        for depth in dict.fromkeys(fitted_depth(problem, variant, rule, each) for each in wanted):
+            try:
+                pattern = eager(problem, variant, update_rule=rule, depth=depth)
+            except PenstockError:  # too few micro-batches for so many stages: one in flight is among the depths
+                continue
+            yield Proposal(variant, ("eager",), "best", (problem.rules.overlap_all_reduce,), rule, pattern)
+
+
+def dispatched(problem: Problem, allocation: Allocation, rule: UpdateRule) -> Iterator[Allocation]:
+    """The line with replicas in turn, where each has a micro-batch of an update, and by rows, where these suffice."""
+    most, number = max(stage.replicas for stage in allocation.stages), allocation.num_micro_batches
+    turn = lcm(number, *(stage.replicas for stage in allocation.stages))
+    if most > 1 and turn <= max(LONGEST_TURN, number) and (rule == "weight_stashing" or most <= number):
+        yield in_turn(allocation)
+    if (problem.global_batch_size // allocation.num_micro_batches) // most >= problem.min_slice:
+        yield allocation
+
+
+def in_turn(allocation: Allocation) -> Allocation:
+    """The allocation with replicas that take whole micro-batches in turn."""
+    stages = (replace(s, dispatch="round_robin") if s.replicas > 1 else s for s in allocation.stages)
+    return single_pipeline(tuple(stages), allocation.num_micro_batches)
+
+
+def starred(problem: Problem, allocation: Allocation) -> Iterator[Proposal]:
+    """1F1B* with two weight versions, of the shortest period for which memory suffices."""
+    for variant in recomputing(problem, allocation):
+        line = StageLine.of(problem, variant)
+        period_ns = one_f_one_b_star.minimal_period_ns(line)
+        if period_ns is not None:
+            pattern = one_f_one_b_star.pattern(line, period_ns)
+            overlaps = (problem.rules.overlap_all_reduce,)
+            yield Proposal(variant, (pattern.name,), "best", overlaps, "double_buffered", pattern)
+
+
+def grouped(problem: Problem, allocation: Allocation) -> Iterator[Proposal]:
+    """WPipe's order, with the paper's warm-up."""
+    for variant in recomputing(problem, allocation):
+        try:
+            pattern = wpipe(problem, variant)
+        except PenstockError:  # fewer micro-batches than places
+            return
+        yield Proposal(variant, ("wpipe",), "best", (problem.rules.overlap_all_reduce,), "double_grouped", pattern)
+
+
+def averaged(problem: Problem, allocation: Allocation) -> Iterator[Proposal]:
+    """One pipeline that averages, with no other beside it: 1F1B, and one micro-batch to a stage.
+
+    It has as many stages as the measured pipeline, if there is one.
+    """
+    run = problem.pipeline_run
+    if run is not None and len(allocation.stages) != len(run.ranks):
+        return
+    for variant in recomputing(problem, allocation):
+        plan = parallel_pipelines(variant.stages, 1, variant.num_micro_batches)
+        overlaps = (problem.rules.overlap_all_reduce,)
+        for warmup in (in_flight(plan, 0), (1,) * len(plan.stages)):
+            orders = advance_forward(problem, plan, warmup=warmup)
+            yield Proposal(plan, ("advance-forward",), "best", overlaps, "elastic_averaging", orders)
+
+
+def recomputing(problem: Problem, allocation: Allocation) -> Iterator[Allocation]:
+    """The allocation without recomputation, and with every stage recomputing, as the request allows."""
+    if problem.recompute != "always":
+        yield allocation
+    if problem.recompute != "never":
+        stages = (replace(stage, recompute=((stage.first, stage.last),)) for stage in allocation.stages)
+        yield single_pipeline(tuple(stages), allocation.num_micro_batches)

@@ -1,0 +1,183 @@
+"""SPP: order the devices, partition for every number of stages, execute, keep the best (Algorithm 3; ALGORITHMS 3.4).
+
+Beyond the paper: every number of micro-batches that the request allows; both orders and their reversals
+(``orientation: best``), since the paper says of no cut which side comes first; devices may be left over; memory (O-2):
+what does not fit is partitioned again with stages that hold the micro-batches which P_A keeps in flight, from the last
+stage to the first, so that their number is known; and the judge chooses between SPP's order, DAPPLE's and GPipe's.
+The paper's own system: ``schedule pe``, options ``orientation id``, ``replicas all``, ``allow_unused false``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.solvers.judge.simulate import makespan_ns
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.micro_batches import Batch, candidates, dapple_replicas
+from penstock.solvers.model.options import Option
+from penstock.solvers.model.pins import broken_pin, by_layers
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.planners.block_partition import block_partition
+from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.planners.spp import guarantees
+from penstock.solvers.planners.spp.ordering import ORIENTATIONS, dense_bandwidths, device_order, graph_of
+from penstock.solvers.planners.spp.partition import powers, pruned_replicas
+from penstock.solvers.planners.spp.plans import Found, partitioned
+from penstock.solvers.planners.spp.prm_kernel import LONGEST_NS
+from penstock.solvers.planners.spp.tables import Windows, windows
+from penstock.solvers.schedules.early_backward import early_backward
+from penstock.solvers.schedules.pipeline_execution import unclamped
+
+ORIENTATION = Option(
+    "orientation",
+    "best",
+    "which side of a minimum cut comes first: that with the smallest device, the wider joint, or all of both",
+    choices=("id", "bandwidth", "best"),
+)
+REPLICAS = Option(
+    "replicas",
+    "pruned",
+    "replica counts of a stage: all, powers of two, or 1-8, multiples of 8 and 64, and whole nodes",
+    choices=("all", "pruned", "powers"),
+)
+MAX_STAGES = Option("max_stages", 0, "largest number of stages; 0: no limit", low=0)
+ALLOW_UNUSED = Option("allow_unused", True, "whether devices may be left over; the paper uses all")
+OPTIONS = (ORIENTATION, REPLICAS, MAX_STAGES, ALLOW_UNUSED)
+AT_ONCE = 3
+AFTERWARDS = 48
+
+
+def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
+    """The best plans of every number of micro-batches as they are found, then the next best of all of them."""
+    lines = list(_orders(problem, ORIENTATION.of(options)))
+    left: list[Found] = []
+    best = LONGEST_NS
+    said: Proposal | None = None
+    for batch in sorted(candidates(problem, dapple_replicas(problem)), key=lambda b: _promise(problem, b)):
+        plans = _plans(problem, lines, batch, options, best)
+        best = min([best, *(found.estimate_ns for found in plans if _limits(problem, found))])
+        said = said or _said(problem, plans, options)
+        for each in _by_pins(problem, plans):
+            for found in each[:AT_ONCE]:
+                yield from _proposed(problem, found.allocation, said)
+            left += each[AT_ONCE:]
+    for found in sorted(left, key=_rank)[:AFTERWARDS]:
+        yield from _proposed(problem, found.allocation, None)
+    if best == LONGEST_NS:
+        yield from (_proposal(problem, allocation) for allocation in _thinnest(problem))
+
+
+def _limits(problem: Problem, found: Found) -> bool:
+    """Whether slower plans are not worth finding: it fits, on devices that the pins allow."""
+    return found.fits and broken_pin(problem, found.allocation) is None
+
+
+def _by_pins(problem: Problem, plans: list[Found]) -> list[list[Found]]:
+    """Those that keep the pins, and those whose devices have to change places for it."""
+    kept = [found for found in plans if broken_pin(problem, found.allocation) is None]
+    return [kept, [found for found in plans if found not in kept]] if problem.pins else [plans]
+
+
+def _rank(found: Found) -> tuple[bool, int]:
+    return not found.fits, found.estimate_ns
+
+
+def _proposal(problem: Problem, allocation: Allocation) -> Proposal:
+    return Proposal(allocation, ("pe", "early-backward"), overlaps=(problem.rules.overlap_all_reduce,))
+
+
+def _proposed(problem: Problem, allocation: Allocation, said: Proposal | None) -> Iterator[Proposal]:
+    """A plan under SPP's and DAPPLE's orders, then under GPipe's."""
+    proposal = _proposal(problem, allocation)
+    yield proposal if said is None else proposal._replace(proven=said.proven, note=said.note)
+    if len(allocation.stages) > 1:
+        yield proposal._replace(schedules=("gpipe",))
+
+
+def _said(problem: Problem, plans: Sequence[Found], options: Mapping[str, object]) -> Proposal | None:
+    """What the theorems promise, when the request is in SPP's model and all of its partitions were searched.
+
+    T_SPP is the best plan in SPP's own order.
+    """
+    batch = guarantees.only_batch(problem)
+    whole = len(_replicas(problem, options)) == problem.num_devices and not MAX_STAGES.of(options)
+    if batch is None or not plans or not whole or problem.pins:
+        return None
+    unlimited = [early_backward(problem, a, warmup=unclamped(a)) for _, a, _ in plans]
+    values = [makespan_ns(problem, plan.allocation, orders) for plan, orders in zip(plans, unlimited, strict=True)]
+    value = min(values)
+    allocation = plans[values.index(value)].allocation
+    smallest = min(guarantees.slowest_ns(problem, found.allocation) for found in plans)
+    note = guarantees.promise(problem, batch, allocation, smallest)
+    return _proposal(problem, allocation)._replace(proven=guarantees.certified(problem, batch, value), note=note)
+
+
+def _orders(problem: Problem, orientation: str) -> Iterator[Windows]:
+    """The device orders to partition along, each once; orders on which nothing differs count as one.
+
+    With pins also the first one, and that of the layers which pins name, with stages that keep them.
+    """
+    graph = graph_of(problem)
+    names: tuple[Any, ...] = ORIENTATIONS if orientation == "best" else (orientation,)
+    orders = [device_order(graph, name) for name in names]
+    if orientation == "best":
+        orders += [order[::-1] for order in orders]
+    bandwidth = dense_bandwidths(problem)
+    seen: set[object] = set()
+    for order in orders:
+        key = _appearance(problem, bandwidth, order)
+        if key not in seen:
+            seen.add(key)
+            yield windows(problem, order)
+    if problem.pins:
+        yield from (
+            windows(problem, order, keeping=True) for order in dict.fromkeys((orders[0], by_layers(problem, orders[0])))
+        )
+
+
+def _appearance(problem: Problem, bandwidth: np.ndarray, order: tuple[int, ...]) -> tuple[object, ...]:
+    index = np.asarray(order)
+    devices = [problem.devices[d] for d in order]
+    nodes = {node: number for number, node in enumerate(dict.fromkeys(device.node for device in devices))}
+    facts = tuple((d.kind, d.memory_bytes, d.context_bytes, nodes[d.node]) for d in devices)
+    return bandwidth[np.ix_(index, index)].tobytes(), facts
+
+
+def _plans(
+    problem: Problem, lines: Iterable[Windows], batch: Batch, options: Mapping[str, object], best: int
+) -> list[Found]:
+    """Plans of every number of stages on every order, those that fit first, then the most promising."""
+    counts = _replicas(problem, options)
+    stages, unused = MAX_STAGES.of(options), ALLOW_UNUSED.of(options)
+    plans: dict[Allocation, Found] = {}
+    for line in lines:
+        for found in partitioned(problem, line, batch, counts, max_stages=stages, unused=unused, best_ns=best):
+            plans.setdefault(found.allocation, found)
+        best = min([best, *(found.estimate_ns for found in plans.values() if _limits(problem, found))])
+    return sorted(plans.values(), key=_rank)
+
+
+def _replicas(problem: Problem, options: Mapping[str, object]) -> tuple[int, ...]:
+    wanted = REPLICAS.of(options)
+    if wanted == "all":
+        return tuple(range(1, problem.num_devices + 1))
+    return powers(problem) if wanted == "powers" else pruned_replicas(problem)
+
+
+def _promise(problem: Problem, batch: Batch) -> tuple[int, int]:
+    """A batch's promise: its work shared evenly, and the way of one micro-batch through the longest layer's share."""
+    costs = problem.costs(problem.devices[0].kind, batch.most_rows)
+    whole = int(costs.forward_ns[-1] + costs.backward_ns[-1])
+    fill = whole // max(1, min(batch.least_rows, problem.num_devices))
+    return whole * batch.num_micro_batches // problem.num_devices + fill, batch.num_micro_batches
+
+
+def _thinnest(problem: Problem) -> Iterator[Allocation]:
+    """What needs least memory, for the judge to say what is lacking: the most stages, the smallest micro-batches."""
+    stages = min(problem.num_devices, int(problem.cuttable.sum()) + 1)
+    for batch in candidates(problem)[-1:]:
+        yield block_partition(problem, batch, stages, by="parameters")
+        yield block_partition(problem, batch, stages)

@@ -1,0 +1,5 @@
+"""`uniform`: the best plan that another trainer can express.
+
+May import: `solvers.model`, `solvers.costs`, `solvers.schedules`.
+Start reading at `planner.py`.
+"""

@@ -1,0 +1,357 @@
+"""``uniform``: the best plan that another trainer can express (``within.Within``).
+
+Every stage has as many replicas, ranks count through the devices stage after stage, all micro-batches are equal, and
+the order is one of the trainer's. Shapes (ranks, replicas, parts on each rank, micro-batches) are tried by what they
+take at least; each is cut so that the busiest rank has little to do, recomputes no more than memory asks for, and the
+best ones are cut anew as long as the judge finds that better. Where a shape has few cuts, all of them are judged, and
+where the cluster is small, so are all orders of its nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import combinations, pairwise, permutations, product
+from math import comb
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.costs.durations import all_reduce_ns
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.micro_batches import Batch, batch_of
+from penstock.solvers.model.options import Option
+from penstock.solvers.model.pins import broken_pin, centre, last_ends
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders
+from penstock.solvers.model.trainer_limits import Recomputing, Within
+from penstock.solvers.planners.block_partition import smallest_largest
+from penstock.solvers.planners.chunked.cuts import Places, chunked
+from penstock.solvers.planners.proposal import Proposal, shortage_of, unreachable
+from penstock.solvers.planners.trial import Outcome, Trial, judged
+from penstock.solvers.schedules.catalogue import schedule_row
+from penstock.solvers.schedules.trainer_orders import chunks_of, order_of, ranks_of_stages
+
+TRANSFORMER = Option(
+    "transformer",
+    "",
+    "with a target: which layers are the trainer's transformer layers, FIRST-LAST; else by their names",
+)
+OPTIONS = (TRANSFORMER,)
+SMALL = 4
+"""Devices of a cluster all of whose worlds are tried."""
+MOST_CHUNKS = 12
+MOST_BATCHES = 24
+LEAST_SHAPES, EFFORT = 16, 320
+"""Of each schedule, so many shapes are judged at least, and more until so many plans have been."""
+AS_A_PLAN = 2000
+"""Passes of a micro-batch through a stage that cost as much as a plan more."""
+EVERY = 150
+"""Cuts of a shape that are all judged."""
+MOVED, MOVES = 3, 90
+"""Of each schedule, the shapes that are cut anew, and the effort for each."""
+NEVER_NS = 2**52
+
+
+class Shape(NamedTuple):
+    """Rank r is on ``places[r]``; ``rank_of``: the rank of each part, ``chunks`` of them on each.
+
+    ``expected_ns``: what an even cut takes, more or less; no cut takes less than ``least_ns``.
+    """
+
+    expected_ns: int
+    least_ns: int
+    places: tuple[tuple[int, ...], ...]
+    chunks: int
+    rank_of: list[int]
+    batch: Batch
+
+
+def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
+    """Ever better plans of each schedule. Raises ``UnsupportedRequest`` without a target, and for codecs."""
+    if problem.within is None:
+        raise UnsupportedRequest(
+            "planner 'uniform' plans within what another trainer can express; the request names none",
+            remedy="target: megatron, torchtitan or deepspeed (--target), or planner 'auto'",
+        )
+    for name in problem.within.schedules:
+        search = Search(problem, problem.within, name)
+        yield from search.run()
+        if search.best is None and search.unpinned is not None:
+            yield search.proposal(search.unpinned)
+
+
+class Search:
+    """The plans of one schedule; ``best`` so far, and of every shape; ``nearest``: told ones that do not fit.
+
+    ``unpinned``: the last one that breaks a pin. Ranks are numbered through nodes, so devices cannot be exchanged.
+    """
+
+    def __init__(self, problem: Problem, within: Within, schedule: str) -> None:
+        self.problem, self.within, self.schedule = problem, within, schedule
+        self.row = schedule_row(schedule)
+        cuts = np.asarray(within.cuts, dtype=bool) & problem.cuttable
+        cuts.setflags(write=False)
+        self.cut = replace(problem, cuttable=cuts)
+        self.best: Trial | None = None
+        self.found: list[tuple[int, Shape, Trial]] = []
+        self.effort = 0.0
+        self.nearest = 0
+        self.unpinned: Allocation | None = None
+
+    def run(self) -> Iterator[Proposal]:
+        """The best plan after every shape; of one that does not fit, its nearest attempt."""
+        for number, shape in enumerate(sorted(self._shapes())):
+            if number >= LEAST_SHAPES and self.effort > EFFORT:
+                break
+            if self.best is None or shape.least_ns < self.best.value_ns:
+                yield from self._tried(shape, self._cuts(shape))
+        for _value, shape, trial in sorted(self.found, key=lambda each: each[0])[:MOVED]:
+            yield from self._moved(shape, trial)
+
+    def _tried(self, shape: Shape, allocations: Iterable[Allocation]) -> Iterator[Proposal]:
+        best: Trial | None = None
+        for allocation in allocations:
+            if broken_pin(self.problem, allocation) is not None:
+                self.unpinned = allocation
+                continue
+            if unreachable(self.problem, allocation) is not None:
+                yield self.proposal(allocation)
+                return
+            trial = self._fitted(allocation, NEVER_NS if best is None else best.value_ns)
+            if isinstance(trial, Allocation):
+                if self.best is None and self.nearest < LEAST_SHAPES:
+                    self.nearest += 1
+                    yield self.proposal(trial)
+            elif trial is not None:
+                best = trial
+        if best is not None:
+            self.found.append((best.value_ns, shape, best))
+            yield from self._better(best)
+
+    def _better(self, trial: Trial) -> Iterator[Proposal]:
+        if self.best is None or trial.value_ns < self.best.value_ns:
+            self.best = trial
+        yield self.proposal(self.best.allocation, self.best)
+
+    def proposal(self, allocation: Allocation, trial: Trial | None = None) -> Proposal:
+        """A plan as it was judged, or else in the schedule's usual order."""
+        orders = self._order(allocation) if trial is None else trial.orders
+        overlaps = (self.problem.rules.overlap_all_reduce,)
+        return Proposal(allocation, (orders.name,), overlaps=overlaps, fixed=orders)
+
+    def _fitted(self, allocation: Allocation, below_ns: int) -> Trial | Allocation | None:
+        """The plan with the least recomputation that fits, if it is quick enough; the leanest one where none fits.
+
+        More layers one by one take more time and less memory, so the first number that fits is searched by halves.
+        """
+        ways = [way for way in self.within.ways(allocation.stages) if self._allowed(way)]
+        tried = [recomputing(self.within, allocation, way) for way in ways]
+        single = [plan for way, plan in zip(ways, tried, strict=True) if way.method != "uniform"]
+        found: Trial | None = None
+        least, most = 0, len(single) - 1
+        while least <= most:
+            middle = least if found is None and least == 0 else (least + most) // 2
+            outcome = self._judged(single[middle], below_ns)
+            if outcome.trial is not None:
+                found, most = outcome.trial, middle - 1
+            elif outcome.lacking is None:  # too slow, and more recomputation would be slower
+                return found
+            else:
+                least = middle + 1
+        for plan in tried[len(single) :] if found is None else ():
+            outcome = self._judged(plan, below_ns)
+            if outcome.trial is not None or outcome.lacking is None:
+                return outcome.trial
+        return found or (tried[-1] if tried else None)
+
+    def _judged(self, plan: Allocation, below_ns: int) -> Outcome:
+        """The judge's opinion, which is spared where the micro-batches that are in flight for certain do not fit."""
+        count, number = len(plan.stages), plan.num_micro_batches
+        short = shortage_of(self.problem, plan, self.row.trained_in_flight(count, number))
+        if short is not None:
+            return Outcome(NEVER_NS, lacking=short.device)
+        self.effort += 1 + count * number / AS_A_PLAN
+        return judged(self.problem, plan, self._order(plan), below_ns)
+
+    def _order(self, plan: Allocation) -> Orders:
+        ranks = len({stage.devices for stage in plan.stages})
+        group = self.within.group(ranks, plan.num_micro_batches)
+        return order_of(self.problem, plan, self.schedule, group)
+
+    def _allowed(self, way: Recomputing) -> bool:
+        wish = self.problem.recompute
+        return wish == "auto" or way.method == ("none" if wish == "never" else "uniform")
+
+    def _shapes(self) -> Iterator[Shape]:
+        blocks = int(self.cut.cuttable.sum()) + 1
+        for world in worlds(self.problem):
+            for ranks in _divisors(len(world)):
+                if ranks > blocks or self.schedule not in self.within.runs(ranks):
+                    continue
+                replicas = len(world) // ranks
+                places = tuple(tuple(world[r * replicas : (r + 1) * replicas]) for r in range(ranks))
+                for batch in batches(self.problem, replicas):
+                    for chunks in self._chunks(ranks, blocks, batch.num_micro_batches):
+                        rank_of = ranks_of_stages(self.schedule, ranks, chunks)
+                        yield Shape(*self._times_ns(places, chunks, batch), places, chunks, rank_of, batch)
+
+    def _chunks(self, ranks: int, blocks: int, micro_batches: int) -> Iterable[int]:
+        found = chunks_of(self.schedule, min(MOST_CHUNKS, blocks // ranks))
+        if self.row.grouped and self.within.group(ranks, micro_batches) is None:
+            return ()
+        return found if ranks > 1 or 1 in found else ()
+
+    def _times_ns(self, places: Places, chunks: int, batch: Batch) -> tuple[int, int]:
+        """All layers' work shared evenly by the ranks: with filling, draining and the all-reduce, and without."""
+        rows = batch.most_rows // len(places[0])
+        kinds = {self.problem.devices[d].kind for devices in places for d in devices}
+        costs = [self.problem.costs(kind, rows) for kind in sorted(kinds)]
+        whole = int(np.min([np.diff(cost.forward_ns + cost.backward_ns) for cost in costs], axis=0).sum())
+        ranks, number = len(places), batch.num_micro_batches
+        filled = whole * (number * chunks + ranks - 1) // (ranks * chunks)
+        size = int(self.problem.trainable_bytes[-1]) // ranks
+        return filled + all_reduce_ns(self.problem, size, places[0]), whole * number // ranks
+
+    def _cuts(self, shape: Shape) -> Iterator[Allocation]:
+        """The even cut by time and by parameters, or all of them where they are few; one that keeps the pins."""
+        parts = len(shape.rank_of)
+        places = [int(i) for i in np.flatnonzero(self.cut.cuttable)]
+        if comb(len(places), parts - 1) <= EVERY:
+            for chosen in combinations(places, parts - 1):
+                yield self._allocation(shape, [0, *(i + 1 for i in chosen), self.problem.num_layers])
+            return
+        with suppress(UnsupportedRequest):  # the chain is too short
+            yield chunked(self.cut, shape.batch, shape.places, shape.rank_of)
+            sizes = np.diff(self.problem.parameter_bytes)
+            yield self._allocation(shape, smallest_largest(sizes, parts, self.cut.cuttable))
+        kept = self._kept_cut(shape) if self.problem.pins else None
+        if kept is not None:
+            yield self._allocation(shape, kept)
+
+    def _kept_cut(self, shape: Shape) -> list[int] | None:
+        """The cut with the shortest longest part of those whose parts the devices of their ranks may hold."""
+        edges = [0, *(int(i) + 1 for i in np.flatnonzero(self.cut.cuttable)), self.problem.num_layers]
+        costs = self.problem.costs(self.problem.devices[0].kind, 1)
+        upto = (costs.forward_ns + costs.backward_ns)[edges]
+        times = upto[None, :] - upto[:, None]
+        longest, before = np.where(np.arange(len(edges)) == 0, 0, NEVER_NS), []
+        for rank in shape.rank_of:
+            ends = last_ends(self.problem, shape.places[rank])[edges]
+            allowed = np.triu(np.asarray(edges)[None, :] <= ends[:, None], 1)
+            reached = np.where(allowed, np.maximum(times, longest[:, None]), NEVER_NS)
+            before.append(reached.argmin(axis=0))
+            longest = reached.min(axis=0)
+        if longest[-1] >= NEVER_NS:
+            return None
+        chosen = [len(edges) - 1]
+        for place in reversed(before):
+            chosen.append(int(place[chosen[-1]]))
+        return [edges[at] for at in reversed(chosen)]
+
+    def _allocation(self, shape: Shape, bounds: Sequence[int]) -> Allocation:
+        parts = zip(shape.rank_of, pairwise(bounds), strict=True)
+        stages = tuple(Stage(i, j - 1, shape.places[rank]) for rank, (i, j) in parts)
+        return single_pipeline(stages, shape.batch.num_micro_batches)
+
+    def _moved(self, shape: Shape, trial: Trial) -> Iterator[Proposal]:
+        """Cut anew: one cut, or neighbouring ones together, one place on or back, as long as that helps."""
+        places = [0, *(int(i) + 1 for i in np.flatnonzero(self.cut.cuttable)), self.problem.num_layers]
+        cuts = [places.index(stage.first) for stage in trial.allocation.stages] + [len(places) - 1]
+        enough = self.effort + MOVES
+        if comb(len(places) - 2, len(cuts) - 2) <= EVERY:
+            return
+        moved = True
+        while moved:
+            moved = False
+            for near in _neighbours(cuts):
+                if self.effort > enough:
+                    return
+                plan = self._allocation(shape, [places[cut] for cut in near])
+                if broken_pin(self.problem, plan) is not None:
+                    continue
+                other = self._fitted(plan, trial.value_ns)
+                if isinstance(other, Trial):
+                    cuts, trial, moved = near, other, True
+                    yield from self._better(other)
+                    break
+
+
+def recomputing(within: Within, allocation: Allocation, how: Recomputing) -> Allocation:
+    """The allocation with all stages recomputing that way."""
+    stages = tuple(replace(stage, recompute=within.segments(stage, how)) for stage in allocation.stages)
+    return single_pipeline(stages, allocation.num_micro_batches)
+
+
+def worlds(problem: Problem) -> list[tuple[int, ...]]:
+    """Devices in the order of ranks: of each node the first ones, in their order.
+
+    In a small cluster all of these; else whole nodes: all, some less, half, and so on; where nodes differ, also with
+    the quickest first and last; with pins in every order of a few nodes, else in that of the layers that they name.
+    """
+    nodes = problem.nodes()
+    if problem.num_devices <= SMALL:
+        found = []
+        for count in range(1, len(nodes) + 1):
+            for chosen in permutations(nodes, count):
+                for sizes in product(*(range(1, len(node) + 1) for node in chosen)):
+                    found.append(tuple(d for node, size in zip(chosen, sizes, strict=True) for d in node[:size]))
+        return found
+    if len(nodes) == 1:
+        return [nodes[0][:count] for count in _fewer(len(nodes[0]))]
+    orders = [nodes]
+    if len({device.kind for device in problem.devices}) > 1:
+        quick = tuple(sorted(nodes, key=lambda node: _forward_ns(problem, node)))
+        orders += [quick, quick[::-1]]
+    if problem.pins:
+        by_layers = tuple(sorted(nodes, key=lambda node: sum(centre(problem, device) for device in node) / len(node)))
+        orders += [by_layers] if len(nodes) > SMALL else [*permutations(nodes)]
+    found = [tuple(d for node in order[:count] for d in node) for order in orders for count in _fewer(len(nodes))]
+    return list(dict.fromkeys([*found, *(nodes[0][:count] for count in _fewer(len(nodes[0])))]))
+
+
+def _forward_ns(problem: Problem, node: Sequence[int]) -> int:
+    return max(int(problem.costs(problem.devices[d].kind, 1).forward_ns[-1]) for d in node)
+
+
+def _fewer(count: int) -> list[int]:
+    """All, up to three less, and halves."""
+    found = {number for number in range(count, count - 4, -1) if number > 0}
+    half = count // 2
+    while half:
+        found.add(half)
+        half //= 2
+    return sorted(found, reverse=True)
+
+
+def batches(problem: Problem, replicas: int) -> list[Batch]:
+    """Equal micro-batches of which each replica gets the same number of rows, ``min_slice`` at least."""
+    whole = problem.global_batch_size
+    if problem.micro_batch_sizes:
+        sizes = [size for size in problem.micro_batch_sizes if whole % size == 0]
+    else:
+        sizes = [rows * replicas for rows in _divisors(whole // replicas) if whole % replicas == 0]
+    fed = [size for size in sizes if size % replicas == 0 and size // replicas >= problem.min_slice]
+    if len(fed) > MOST_BATCHES:
+        fed = [fed[round(i * (len(fed) - 1) / (MOST_BATCHES - 1))] for i in range(MOST_BATCHES)]
+    return [batch_of(problem, size) for size in fed]
+
+
+def _divisors(number: int) -> list[int]:
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+def _neighbours(cuts: list[int]) -> Iterator[list[int]]:
+    """Runs of cuts, the short ones first, moved by one place."""
+    inner = len(cuts) - 2
+    for length in range(1, inner + 1):
+        for first in range(1, inner - length + 2):
+            for way in (-1, 1):
+                near = cuts.copy()
+                for at in range(first, first + length):
+                    near[at] += way
+                if all(a < b for a, b in pairwise(near)):
+                    yield near

@@ -1,0 +1,232 @@
+"""WPipe's search over recomputation × (d:w) × layouts × M (equation 3), and the paper's climb (section 3.4, R-26).
+
+Every point is cut into parts and priced by the throughput model; which of them are judged, and first, follows from
+that. ``mode="paper"`` changes d:w by one divisor at a time: with the time of model parallelism, four activations or
+gradients per micro-batch and link in WPipe and two in PipeDream-2BW, against the time of data parallelism, the
+all-reduce of S_m / d bytes over w devices, both per period and device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
+from penstock.solvers.costs.durations import all_reduce_ns, transfer_ns
+from penstock.solvers.model.micro_batches import Batch, batch_of, candidates
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.slices import largest_slice
+from penstock.solvers.planners.wpipe.cut_search import Found, polished, priced, rank
+from penstock.solvers.planners.wpipe.layouts import Layout, layouts
+from penstock.solvers.planners.wpipe.shape import UNLIMITED, Shape, cut, cut_places
+from penstock.solvers.planners.wpipe.throughput import Links
+from penstock.solvers.schedules.periodic.wpipe import WarmUp, least_micro_batches
+
+MAX_PAIRS = 16
+MAX_BATCHES = 6
+MAX_POLISHED = 4
+MAX_OPERATIONS = 4096
+"""M × parts of a period: without a flush more micro-batches save no idle time, but take the judge longer."""
+MOST_JUDGED = 2**16
+"""M × parts of a period whose unrolled run, a dozen periods and more, keeps within ``MAX_OPERATIONS`` of programs."""
+ANY_BATCH = Batch(0, 0, 0)
+WORTH_EVENING = 4
+"""Loads are evened where a device may run ahead by a quarter of a period."""
+WORTH_CUTTING = 8
+"""Shapes whose work alone takes 1/8 longer than the best promise so far are passed over."""
+
+
+class Wanted(NamedTuple):
+    """What a planner's options ask for. ``depth`` 0: any; ``by_group``: one group may recompute alone."""
+
+    groups: int
+    policies: tuple[WarmUp, ...]
+    layout: str = "all"
+    depth: int = 0
+    by_group: bool = True
+
+
+def exhaustive(problem: Problem, wanted: Wanted) -> list[Found]:
+    """Every configuration, the most promising of those that fit first, then the others by what they lack."""
+    found: list[Found] = []
+    for pair in pairs(problem, wanted):
+        fitting = [each.period_ns for each in found if each.missing_bytes <= 0]
+        limit_ns = min(fitting, default=UNLIMITED)
+        found += _configurations(problem, wanted, *pair, limit_ns + limit_ns // WORTH_CUTTING)
+    return _ranked(found, problem)
+
+
+def climb(problem: Problem, wanted: Wanted) -> list[Found]:
+    """The configurations of the d:w where the paper's rule comes to rest, or of the nearest deeper one that fits."""
+    every = [(d, w) for d, w in pairs(problem, wanted) if d * w == problem.num_devices]
+    every = sorted(pair for pair in every if _batches(problem, *pair, "A"))
+    if not every:
+        return []
+    at = resting_place(problem, wanted, every)
+    found: list[Found] = []
+    for depth, width in every[at:] + every[:at][::-1]:
+        found += _configurations(problem, wanted, depth, width)
+        if any(each.missing_bytes <= 0 for each in found):
+            break
+    return sorted(found, key=rank)
+
+
+def resting_place(problem: Problem, wanted: Wanted, every: list[tuple[int, int]]) -> int:
+    """Which d:w of ``every`` (by rising d) the climb ends at, beginning in the middle.
+
+    d:w falls while model parallelism takes longer, else rises; where it would turn back, the smaller larger of the
+    two times decides.
+    """
+    at = len(every) // 2
+    costs = [_parallelism_ns(problem, wanted, *pair) for pair in every]
+    falls = costs[at][0] > costs[at][1]
+    while 0 <= at + (-1 if falls else 1) < len(every):
+        after = at + (-1 if falls else 1)
+        if (costs[after][0] > costs[after][1]) != falls:
+            return min((at, after), key=lambda k: (max(costs[k]), k))
+        at = after
+    return at
+
+
+def pairs(problem: Problem, wanted: Wanted) -> list[tuple[int, int]]:
+    """(d, w) with d × w ≤ V: for each depth the largest width and the divisors of V, those that use most devices first.
+
+    Raises ``UnsupportedRequest`` where the chain has too few blocks for the groups or the named micro-batch sizes too
+    few micro-batches for the depth asked for, ``InvalidDocument`` for a depth that chain or cluster do not allow.
+    """
+    total, blocks = problem.num_devices, len(cut_places(problem)) - 1
+    deepest = min(total, blocks // wanted.groups)
+    if deepest == 0:
+        raise UnsupportedRequest(
+            "WPipe cuts the model into two groups, but its layers cannot be separated anywhere",
+            remedy="planner 'pipedream-2bw' or 'dp', which leave it whole",
+        )
+    if wanted.depth > deepest:
+        raise InvalidDocument(
+            f"option 'depth' asks for pipelines of {wanted.depth} devices; {total} devices and {blocks} separable "
+            f"blocks of layers allow {deepest}",
+            remedy=f"depth between 1 and {deepest}, or 0 for all of them",
+        )
+    _refuse_shallow_batches(problem, wanted)
+    found = []
+    for depth in [wanted.depth] if wanted.depth else range(1, deepest + 1):
+        most = total // depth
+        found += [(depth, w) for w in range(1, most + 1) if w == most or total % w == 0]
+    return sorted(found, key=lambda pair: (-pair[0] * pair[1], pair[0]))[:MAX_PAIRS]
+
+
+def _refuse_shallow_batches(problem: Problem, wanted: Wanted) -> None:
+    """Raise ``UnsupportedRequest`` where no named micro-batch size gives the depth asked for M ≥ N (ALGORITHMS 5.1)."""
+    if not wanted.depth or not problem.micro_batch_sizes:
+        return
+    most = max(batch_of(problem, size).num_micro_batches for size in problem.micro_batch_sizes)
+    if most < wanted.depth:
+        size = problem.global_batch_size // wanted.depth
+        raise UnsupportedRequest(
+            f"two weight versions need as many micro-batches per update as a pipeline has devices; depth "
+            f"{wanted.depth} needs {wanted.depth}, the micro-batch sizes give at most {most}",
+            remedy=f"depth {most}" + (f", or micro_batch_sizes [{size}] for {wanted.depth} or more" if size else ""),
+        )
+
+
+def _configurations(
+    problem: Problem, wanted: Wanted, depth: int, width: int, limit_ns: int = UNLIMITED
+) -> Iterator[Found]:
+    found = [(layout, Links(problem, layout.places)) for layout in layouts(problem, depth, width, wanted.layout)]
+    for policy in wanted.policies if depth > 1 else wanted.policies[:1]:
+        for batch in _short(_batches(problem, depth, width, policy), wanted.groups * depth):
+            if found and _work_ns(problem, batch, found[0][0]) > limit_ns:
+                continue
+            cuts: dict[object, tuple[int, ...]] = {}
+            for layout, links in found:
+                yield from _recomputing(problem, wanted, batch, policy, layout, links, cuts)
+
+
+def _recomputing(
+    problem: Problem,
+    wanted: Wanted,
+    batch: Batch,
+    policy: WarmUp,
+    layout: Layout,
+    links: Links,
+    cuts: dict[object, tuple[int, ...]],
+) -> Iterator[Found]:
+    """The least recomputation that fits; all that there is where none does. Alike places are cut once (``cuts``)."""
+    places = layout.places
+    alike = tuple(tuple(sorted({_like(problem, d) for d in devices})) for devices in places)
+    for recompute in _levels(problem, wanted):
+        shape = Shape(len(places), len(places[0]), batch, policy, recompute)
+        fits = False
+        for even in (False, True) if shape.slack * WORTH_EVENING >= batch.num_micro_batches else (False,):
+            if (shape, alike, even) not in cuts:
+                cuts[shape, alike, even] = cut(problem, shape, places, even=even)
+            found = priced(problem, shape, layout.name, places, cuts[shape, alike, even], links)
+            fits |= found.buffers_missing_bytes <= 0
+            yield found
+        if fits:
+            return
+
+
+def _levels(problem: Problem, wanted: Wanted) -> tuple[tuple[bool, ...], ...]:
+    """Which groups recompute: group 0 first, which holds most; the paper recomputes all or nothing."""
+    most = wanted.groups
+    some = range(most + 1) if wanted.by_group else (0, most)
+    every = tuple((True,) * n + (False,) * (most - n) for n in some)
+    return {"never": every[:1], "auto": every, "always": every[-1:]}[problem.recompute]
+
+
+def _short(batches: list[Batch], parts: int) -> list[Batch]:
+    """The steps with few operations, and of those that can be judged at all the one that needs least memory."""
+    possible = [b for b in batches if b.num_micro_batches * parts <= MOST_JUDGED]
+    return [b for b in possible if b.num_micro_batches * parts <= MAX_OPERATIONS or b == possible[-1]]
+
+
+def _work_ns(problem: Problem, batch: Batch, layout: Layout) -> int:
+    """All the work of a global batch spread evenly over the places, by the fastest kind."""
+    share = largest_slice(batch.most_rows, len(layout.places[0]))
+    kinds = sorted({problem.devices[d].kind for devices in layout.places for d in devices})
+    each = [problem.costs(kind, share) for kind in kinds]
+    whole = min(int(costs.forward_ns[-1] + costs.backward_ns[-1]) for costs in each)
+    return batch.num_micro_batches * whole // len(layout.places)
+
+
+def _like(problem: Problem, device: int) -> tuple[str, int]:
+    return problem.devices[device].kind, problem.capacity_bytes(device) - problem.devices[device].context_bytes
+
+
+def _batches(problem: Problem, depth: int, width: int, policy: WarmUp) -> list[Batch]:
+    """Numbers of micro-batches that feed the replicas and the depth; the least of them too."""
+    least = least_micro_batches(depth, policy)
+    every = set(candidates(problem, (width,)))
+    if not problem.micro_batch_sizes and problem.global_batch_size >= least:
+        every.add(batch_of(problem, problem.global_batch_size // least))
+    fed = sorted(b for b in every if b.num_micro_batches >= least and b.replicas_fed(problem.min_slice) >= width)
+    if problem.micro_batch_sizes or len(fed) <= MAX_BATCHES:
+        return fed
+    return [fed[round(i * (len(fed) - 1) / (MAX_BATCHES - 1))] for i in range(MAX_BATCHES)]
+
+
+def _ranked(found: list[Found], problem: Problem) -> list[Found]:
+    """By promise, the best of the first few kinds of shapes also with their cuts polished."""
+    found = sorted(found, key=rank)
+    kinds: dict[tuple[object, ...], Found] = {}
+    for each in found:
+        kinds.setdefault((each.shape._replace(batch=ANY_BATCH), each.layout), each)
+    better = [polished(problem, each) for each in list(kinds.values())[:MAX_POLISHED]]
+    return sorted({rank(each): each for each in found + better}.values(), key=rank)
+
+
+def _parallelism_ns(problem: Problem, wanted: Wanted, depth: int, width: int) -> tuple[int, int]:
+    """(T_mp, T_dp) of R-26 in layout A, with the smallest M and the mean boundary."""
+    places = layouts(problem, depth, width, "A")[0].places
+    batch = _batches(problem, depth, width, "A")[0]
+    network = problem.network
+    model_ns = 0
+    if depth > 1:
+        cuts = max(1, int(problem.cuttable.sum()))
+        mean = int((problem.forward_bytes * problem.cuttable).sum()) // cuts
+        narrowest = min(network.bandwidth(places[i][0], places[i + 1][0]) for i in range(depth - 1))
+        one_ns = transfer_ns(mean * -(-batch.most_rows // width), narrowest)
+        model_ns = batch.num_micro_batches * 2 * wanted.groups * one_ns
+    weights = -(-int(problem.trainable_bytes[-1]) // depth)
+    return model_ns, max(all_reduce_ns(problem, weights, devices) for devices in places)

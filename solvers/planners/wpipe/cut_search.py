@@ -1,0 +1,82 @@
+"""The most promising configurations with their cuts moved one place at a time, as long as their promise gets better.
+
+The parts come from times and bytes of layers alone; the throughput model knows all-reduces and transfers as well, and
+the memory estimate the tensors at the cuts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.planners.wpipe.shape import Places, Shape, allocation_of, cut_places, missing_bytes
+from penstock.solvers.planners.wpipe.throughput import Links, period_ns
+
+MAX_MOVES = 160
+
+
+class Found(NamedTuple):
+    """A configuration with its promise.
+
+    ``missing_bytes``: what its tightest place lacks for certain (at most 0: it may fit); ``buffers_missing_bytes``:
+    what it may lack with every buffer (at most 0: it fits).
+    """
+
+    period_ns: int
+    missing_bytes: int
+    buffers_missing_bytes: int
+    shape: Shape
+    layout: str
+    allocation: Allocation
+
+
+def priced(problem: Problem, shape: Shape, layout: str, places: Places, bounds: tuple[int, ...], links: Links) -> Found:
+    """A configuration with what it promises and needs."""
+    allocation = allocation_of(shape, bounds, places)
+    least, most = (max(missing_bytes(problem, shape, bounds, places, careful)) for careful in (False, True))
+    return Found(period_ns(problem, shape, allocation, links), least, most, shape, layout, allocation)
+
+
+def rank(found: Found) -> tuple[object, ...]:
+    """What fits before what does not, the faster before the slower; of equals fewer devices first, then by cuts."""
+    used = found.shape.depth * found.shape.width
+    starts = tuple(stage.first for stage in found.allocation.stages)
+    return max(0, found.missing_bytes), found.period_ns, used, found.shape, found.layout, starts
+
+
+def polished(problem: Problem, found: Found) -> Found:
+    """The configuration after the first better move, again and again, ``MAX_MOVES`` tried in all."""
+    stages = found.allocation.stages
+    places = tuple(stage.devices for stage in stages[: found.shape.depth])
+    links = Links(problem, places)
+    best, left = found, MAX_MOVES
+    moved = True
+    while moved and left > 0:
+        moved = False
+        for bounds in _moves(problem, best.allocation):
+            if left == 0:
+                break
+            left -= 1
+            other = priced(problem, best.shape, best.layout, places, bounds, links)
+            if _needs(other) < _needs(best):
+                best, moved = other, True
+                break
+    return best
+
+
+def _needs(found: Found) -> tuple[int, int, int]:
+    return max(0, found.missing_bytes), max(0, found.buffers_missing_bytes), found.period_ns
+
+
+def _moves(problem: Problem, allocation: Allocation) -> Iterator[tuple[int, ...]]:
+    """Every cut one place to the left or right, no part left empty."""
+    places = cut_places(problem)
+    number = {layers: k for k, layers in enumerate(places)}
+    bounds = [*(stage.first for stage in allocation.stages), problem.num_layers]
+    for p in range(1, len(bounds) - 1):
+        for step in (-1, 1):
+            place = places[number[bounds[p]] + step]
+            if bounds[p - 1] < place < bounds[p + 1]:
+                yield (*bounds[:p], place, *bounds[p + 1 :])

@@ -1,0 +1,237 @@
+"""Parts of the model for pipelines whose devices hold one part of each group (ALGORITHMS 5.2).
+
+With two groups a period lasts about M (x + y), x and y the longest part of either group: the devices run M slots of one
+group, then M of the other, and 1F1B keeps them in step. So x + y is what is made small: for each place where the halves
+may meet, the smallest longest part of either half by dynamic programming; where two parts that fall on one device do
+not fit together, x and y are raised until they do.
+
+Where the warm-up lets devices run ahead of each other by a good part of a period (small M, warm-up B), what counts is
+the load of a device, x_i + y_i: ``even_partition`` makes the largest of them small.
+
+One group is PipeDream-2BW's case: the smallest longest part. Pairs are found exactly with up to ``EXACT_PLACES`` places
+to cut; beyond that only the most promising meeting places, a few levels of x and a few ends of parts are followed, and
+of long chains places at even distances beside those of the halves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.solvers.planners.wpipe.partition_kernel import NEVER, pair_parts, shorten_longest
+
+EXACT_PLACES = 17
+MAX_MIDDLES = 4
+MAX_LEVELS = 4
+WIDTH = 4
+MAX_PLACES = 96
+PRECISION = 256
+"""Beyond ``EXACT_PLACES`` places the largest load is found to within one part in so many."""
+
+
+class Demand(NamedTuple):
+    """What a group's layers take on device i, as prefix sums over the P places to cut.
+
+    ``time_ns`` (N, P); ``bytes`` (C, N, P): at each of C moments at which memory is at its peak.
+    """
+
+    time_ns: np.ndarray
+    bytes: np.ndarray
+
+
+class Ends(NamedTuple):
+    """Of the first i devices' parts: ``longest_ns`` (N + 1, P) by where they end, ``before`` where the last begins."""
+
+    longest_ns: np.ndarray
+    before: np.ndarray
+
+    def bounds(self, end: int) -> list[int]:
+        """Places where the parts of all devices begin, and where the last ends."""
+        found = [end]
+        for i in range(len(self.before) - 1, 0, -1):
+            found.append(int(self.before[i, found[-1]]))
+        return found[::-1]
+
+
+def partition(demands: tuple[Demand, ...], room_bytes: np.ndarray) -> list[int] | None:
+    """Places between the parts, 0 and P - 1 included; part p is device p mod N's, of group p div N. None: none fits.
+
+    ``room_bytes`` (C, N): what the parts of a device may need together. Ties: groups as even as can be, the earliest
+    meeting place.
+    """
+    if len(demands) == 1:
+        ends = longest_parts(demands[0], room_bytes)
+        return ends.bounds(ends.longest_ns.shape[1] - 1) if ends.longest_ns[-1, -1] < NEVER else None
+    return _two_groups(demands[0], demands[1], room_bytes)
+
+
+def longest_parts(demand: Demand, room_bytes: np.ndarray) -> Ends:
+    """The smallest longest part of the first i devices up to every place; ``NEVER`` where no parts fit."""
+    count, places = demand.time_ns.shape
+    ends = Ends(np.empty((count + 1, places), dtype=np.int64), np.zeros((count + 1, places), dtype=np.int64))
+    shorten_longest(*(np.ascontiguousarray(each) for each in (*demand, room_bytes)), *ends)
+    return ends
+
+
+def _two_groups(first: Demand, second: Demand, room_bytes: np.ndarray) -> list[int] | None:
+    best_ns, best = NEVER, None
+    for half in _halves(first, second, room_bytes):
+        if half.x_ns + half.y_ns >= best_ns:
+            break
+        if _fits(first, second, room_bytes, half):
+            return half.upper + half.lower[1:]
+        found = _Pairing(first, second, room_bytes, half).raised(half.x_ns, half.y_ns, best_ns)
+        if found is not None:
+            best_ns, best = found
+    return best
+
+
+def even_partition(first: Demand, second: Demand, room_bytes: np.ndarray) -> list[int] | None:
+    """The places as in ``partition`` that make the largest load of a device small. None: none fits."""
+    loads = Demand(first.time_ns, np.concatenate((first.bytes, first.time_ns[None])))
+    others = Demand(second.time_ns, np.concatenate((second.bytes, second.time_ns[None])))
+    free = np.concatenate((room_bytes, np.full_like(room_bytes[:1], NEVER)))
+    best_ns, best = int(first.time_ns[:, -1].max()) + 1, None
+    for half in _halves(first, second, room_bytes):
+        found = _Pairing(loads, others, free, half).evened(best_ns)
+        if found is not None:
+            best_ns, best = found
+    return best
+
+
+class _Half(NamedTuple):
+    """The smallest longest parts, x and y, of both halves where they meet at a place, each half for itself."""
+
+    middle: int
+    x_ns: int
+    y_ns: int
+    upper: list[int]
+    lower: list[int]
+
+
+def _halves(first: Demand, second: Demand, room_bytes: np.ndarray) -> Iterator[_Half]:
+    """Every meeting place, or the most promising ones of a long chain: by x + y, then the most even."""
+    places = first.time_ns.shape[1]
+    ahead = longest_parts(first, room_bytes)
+    behind = longest_parts(_mirrored(second), room_bytes[:, ::-1])
+    x, y = ahead.longest_ns[-1], behind.longest_ns[-1][::-1]
+    middles = [k for k in range(places) if x[k] < NEVER and y[k] < NEVER]
+    middles.sort(key=lambda k: (int(x[k] + y[k]), abs(int(x[k] - y[k])), k))
+    for k in middles if places <= EXACT_PLACES else middles[:MAX_MIDDLES]:
+        lower = [places - 1 - place for place in behind.bounds(places - 1 - k)[::-1]]
+        yield _Half(k, int(x[k]), int(y[k]), ahead.bounds(k), lower)
+
+
+def _mirrored(demand: Demand) -> Demand:
+    """The same group from its last layer and last device on."""
+    time_ns = demand.time_ns[:, -1:] - demand.time_ns
+    size = demand.bytes[:, :, -1:] - demand.bytes
+    return Demand(time_ns[::-1, ::-1], size[:, ::-1, ::-1])
+
+
+def _fits(first: Demand, second: Demand, room_bytes: np.ndarray, half: _Half) -> bool:
+    devices = np.arange(len(half.upper) - 1)
+    held = first.bytes[:, devices, half.upper[1:]] - first.bytes[:, devices, half.upper[:-1]]
+    held = held + second.bytes[:, devices, half.lower[1:]] - second.bytes[:, devices, half.lower[:-1]]
+    return bool((held <= room_bytes).all())
+
+
+class _Pairing:
+    """Searches for parts that fit together in pairs, by bisection over what ``kernels.pairs`` decides."""
+
+    def __init__(self, first: Demand, second: Demand, room: np.ndarray, half: _Half) -> None:
+        kept = _kept_places(first.time_ns.shape[1], half)
+        self._kept = kept
+        self._middle = int(np.searchsorted(kept, half.middle))
+        self._exact = len(kept) <= EXACT_PLACES
+        self._width = len(kept) if self._exact else WIDTH
+        self._came_from = np.empty((len(half.upper), len(kept), len(kept)), dtype=np.int32)
+        self._arrays = tuple(np.ascontiguousarray(each[..., kept]) for each in (*first, *second))
+        self._room = room.copy()
+
+    def raised(self, x_ns: int, y_ns: int, limit_ns: int) -> tuple[int, list[int]] | None:
+        """The smallest sum of longest parts, at least these, below ``limit_ns`` that fit together, and the places."""
+        firsts, seconds = _lengths(self._arrays[0]), _lengths(self._arrays[2])
+        firsts = firsts[firsts >= x_ns]
+        if not self._exact and len(firsts) > MAX_LEVELS:
+            firsts = firsts[np.unique(np.linspace(0, len(firsts) - 1, MAX_LEVELS).astype(np.int64))]
+        best: tuple[int, list[int]] | None = None
+        for x in firsts.tolist():
+            low, high = np.searchsorted(seconds, [y_ns, limit_ns - x]).tolist()
+            if low == high:
+                break
+            if not self._possible(x, int(seconds[high - 1])):
+                continue
+            high -= 1
+            while low < high:
+                between = (low + high) // 2
+                if self._possible(x, int(seconds[between])):
+                    high = between
+                else:
+                    low = between + 1
+            self._possible(x, int(seconds[high]))
+            limit_ns = x + int(seconds[high])
+            best = limit_ns, self._trace()
+        return best
+
+    def evened(self, limit_ns: int) -> tuple[int, list[int]] | None:
+        """The smallest largest load below ``limit_ns``; loads are the last kind of what a device has room for."""
+        low, high = 0, limit_ns - 1
+        if not self._loaded(high):
+            return None
+        while low < high and (self._exact or (high - low) * PRECISION > high):
+            between = (low + high) // 2
+            if self._loaded(between):
+                high = between
+            else:
+                low = between + 1
+        self._loaded(high)
+        return high, self._trace()
+
+    def _loaded(self, load_ns: int) -> bool:
+        self._room[-1] = load_ns
+        return self._possible(load_ns, load_ns)
+
+    def _possible(self, x_ns: int, y_ns: int) -> bool:
+        first_ns, first_bytes, second_ns, second_bytes = self._arrays
+        return bool(
+            pair_parts(
+                first_ns,
+                second_ns,
+                first_bytes,
+                second_bytes,
+                self._room,
+                self._middle,
+                x_ns,
+                y_ns,
+                self._width,
+                self._came_from,
+            )
+        )
+
+    def _trace(self) -> list[int]:
+        """The places that the last search found, in the numbers of the whole chain."""
+        count, places = self._came_from.shape[0] - 1, self._came_from.shape[1]
+        a, b = self._middle, places - 1
+        upper, lower = [a], [b]
+        for i in range(count, 0, -1):
+            a, b = divmod(int(self._came_from[i, a, b]), places)
+            upper.append(a)
+            lower.append(b)
+        return [int(self._kept[k]) for k in upper[::-1] + lower[::-1][1:]]
+
+
+def _kept_places(places: int, half: _Half) -> np.ndarray:
+    """All places of a short chain; of a long one those of the halves, and ``MAX_PLACES`` at even distances."""
+    if places <= MAX_PLACES:
+        return np.arange(places)
+    evenly = np.linspace(0, places - 1, MAX_PLACES).astype(np.int64)
+    return np.unique(np.concatenate((evenly, half.upper, half.lower)))
+
+
+def _lengths(time_ns: np.ndarray) -> np.ndarray:
+    """Every length that a part may have on some device, ascending."""
+    rows = np.unique(time_ns, axis=0)
+    return np.unique(rows[:, None, :] - rows[:, :, None])

@@ -1,0 +1,94 @@
+"""Cutting a chain into parts whose longest is short, one or two for each device (``allocators.wpipe.partition``)."""
+
+# mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.solvers.compiled.decorators import loop
+
+NEVER = 2**62
+
+
+@loop
+def shorten_longest(
+    time_ns: np.ndarray, size_bytes: np.ndarray, room_bytes: np.ndarray, longest_ns: np.ndarray, before: np.ndarray
+) -> None:
+    """The smallest longest part of the first i devices' parts up to every place, and where the last of them begins.
+
+    ``time_ns`` (N, P), ``size_bytes`` (C, N, P): prefix sums; ``room_bytes`` (C, N). Fills ``longest_ns`` and
+    ``before`` (N + 1, P), ``NEVER`` where no parts fit. Ties: parts begin as late as they can.
+    """
+    count, places = time_ns.shape
+    kinds = room_bytes.shape[0]
+    for p in range(places):
+        longest_ns[0, p] = NEVER
+    longest_ns[0, 0] = 0
+    for i in range(count):
+        for p in range(places):
+            best = NEVER
+            for q in range(p - 1, -1, -1):
+                part = time_ns[i, p] - time_ns[i, q]
+                fits = part < best
+                for k in range(kinds):
+                    fits = fits and size_bytes[k, i, p] - size_bytes[k, i, q] <= room_bytes[k, i]
+                if not fits:
+                    break
+                if longest_ns[i, q] < best:
+                    best = max(longest_ns[i, q], part)
+                    before[i + 1, p] = q
+            longest_ns[i + 1, p] = best
+
+
+@loop
+def pair_parts(
+    first_ns: np.ndarray,
+    second_ns: np.ndarray,
+    first_bytes: np.ndarray,
+    second_bytes: np.ndarray,
+    room_bytes: np.ndarray,
+    middle: int,
+    most_first_ns: int,
+    most_second_ns: int,
+    width: int,
+    came_from: np.ndarray,
+) -> bool:
+    """Whether N devices can share places [0, middle) and [middle, P - 1], device i taking the i-th part of each.
+
+    ``first_ns``, ``second_ns`` (N, P): prefix sums of what the layers before each place take on each device;
+    ``first_bytes``, ``second_bytes`` (C, N, P) and ``room_bytes`` (C, N): C kinds of bytes that both parts of a device
+    share. State (a, b) after i devices: where their last parts end. ``came_from`` (N + 1, P, P), int32, gets the state
+    a P + b before each reached one, -1 elsewhere. ``width``: ends of the second part, the furthest, that are followed
+    for each end of the first; P makes the answer exact.
+    """
+    count, places = first_ns.shape
+    kinds = room_bytes.shape[0]
+    came_from[:] = -1
+    came_from[0, 0, middle] = 0
+    for i in range(count):
+        left = count - i - 1
+        for a in range(i, middle - left):
+            followed = 0
+            for b in range(places - left - 2, middle + i - 1, -1):
+                if came_from[i, a, b] < 0:
+                    continue
+                followed += 1
+                if followed > width:
+                    break
+                end = places - left - 1
+                for c in range(a + 1, middle - left + 1):
+                    if first_ns[i, c] - first_ns[i, a] > most_first_ns:
+                        break
+                    while end > b and second_ns[i, end] - second_ns[i, b] > most_second_ns:
+                        end -= 1
+                    for k in range(kinds):
+                        room = room_bytes[k, i] - first_bytes[k, i, c] + first_bytes[k, i, a]
+                        while end > b and second_bytes[k, i, end] - second_bytes[k, i, b] > room:
+                            end -= 1
+                    if end == b:
+                        break
+                    for d in range(end, max(b, end - width), -1):
+                        if came_from[i + 1, c, d] < 0:
+                            came_from[i + 1, c, d] = a * places + b
+    return bool(came_from[count, middle, places - 1] >= 0)

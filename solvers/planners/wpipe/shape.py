@@ -1,0 +1,175 @@
+"""One point of WPipe's search space (equation 3), and the allocation for it (ALGORITHMS 5.2, 5.3).
+
+Pipelines of ``depth`` devices, ``width`` of them side by side. With two groups it is WPipe's, device i holding the
+parts i and N + i; with one it is PipeDream-2BW's, a part per device.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.solvers.costs.durations import stage_costs
+from penstock.solvers.costs.memory import activation_bytes, static_bytes, transient_bytes, weight_bytes
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.micro_batches import Batch
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.slices import largest_slice
+from penstock.solvers.planners.wpipe.partition import Demand, even_partition, partition
+from penstock.solvers.schedules.periodic.wpipe import WarmUp, most_in_flight, warm_up
+
+Places = tuple[tuple[int, ...], ...]
+TIGHTENED = 3
+UNLIMITED = 2**60
+
+
+class Shape(NamedTuple):
+    """``recompute``: of each group, whether its stages keep their inputs only."""
+
+    depth: int
+    width: int
+    batch: Batch
+    policy: WarmUp
+    recompute: tuple[bool, ...]
+
+    @property
+    def groups(self) -> int:
+        """2 for WPipe, 1 for PipeDream-2BW."""
+        return len(self.recompute)
+
+    def ahead(self, place: int) -> int:
+        """K: micro-batches of one group that a device begins before its first backward."""
+        wanted = warm_up(self.depth, place, self.policy)
+        return wanted if self.groups == 2 else min(wanted, self.batch.num_micro_batches)
+
+    @property
+    def slack(self) -> int:
+        """Slots by which two groups' devices may run ahead of each other, at most a period's."""
+        return min(self.ahead(0) - self.depth + 1, self.batch.num_micro_batches) if self.groups == 2 else 0
+
+    def peaks(self, place: int) -> tuple[tuple[int, ...], ...]:
+        """Micro-batches of each group in flight at each of a device's peaks."""
+        if self.groups == 2:
+            return most_in_flight(self.depth, place, self.policy, self.batch.num_micro_batches)
+        return ((self.ahead(place),),)
+
+
+def weight_copies(group: int) -> int:
+    """Group 0 and PipeDream-2BW's only group keep two versions, group 1 one (ALGORITHMS 5.1)."""
+    return 2 if group == 0 else 1
+
+
+def cut(problem: Problem, shape: Shape, places: Places, *, even: bool = False) -> tuple[int, ...]:
+    """The layers between the fastest parts that fit by an estimate with every buffer, else by one without, else at all.
+
+    ``even``: of two groups, those that load the devices evenly. What the partition cannot know (the tensors at the
+    cuts, tied weights) is taken from the room of the devices that lack it, a few times over.
+    """
+    demands = _demands(problem, shape, places)
+    room = _room(problem, shape, places)
+    where = cut_places(problem)
+    for careful in () if _hopeless(demands, room) else (True, False):
+        left = room.copy()
+        for _ in range(TIGHTENED):
+            parts = even_partition(demands[0], demands[1], left) if even else partition(demands, left)
+            if parts is None:
+                break
+            bounds = tuple(where[part] for part in parts)
+            missing = missing_bytes(problem, shape, bounds, places, careful)
+            if max(missing) <= 0:
+                return bounds
+            left -= np.maximum(missing, 0)
+    parts = partition(demands, np.full_like(room, UNLIMITED))
+    assert parts is not None
+    return tuple(where[part] for part in parts)
+
+
+def _hopeless(demands: tuple[Demand, ...], room: np.ndarray) -> bool:
+    """Whether all devices together lack room for all layers, each in the group and on the device that need least."""
+    least = np.min([np.diff(demand.bytes, axis=2).min(axis=1) for demand in demands], axis=0)
+    return bool((least.sum(axis=1) > room.sum(axis=1)).any())
+
+
+def allocation_of(shape: Shape, bounds: tuple[int, ...], places: Places) -> Allocation:
+    """One pipeline, part p on the devices of place p mod N."""
+    stages = []
+    for part in range(shape.groups * shape.depth):
+        group, place = divmod(part, shape.depth)
+        first, last = bounds[part], bounds[part + 1] - 1
+        again = ((first, last),) if shape.recompute[group] else ()
+        stages.append(Stage(first, last, places[place], recompute=again))
+    return single_pipeline(tuple(stages), shape.batch.num_micro_batches)
+
+
+def cut_places(problem: Problem) -> list[int]:
+    """The numbers of layers before each place where parts may begin or end."""
+    return [0, *(np.flatnonzero(problem.cuttable) + 1).tolist(), problem.num_layers]
+
+
+def missing_bytes(
+    problem: Problem, shape: Shape, bounds: tuple[int, ...], places: Places, careful: bool
+) -> tuple[int, ...]:
+    """What each place lacks at its largest peak (R-25); below 0: what is left.
+
+    ``careful`` counts every buffer that may be there together, else those that certainly are.
+    """
+    stages = allocation_of(shape, bounds, places).stages
+    rows = shape.batch.most_rows
+    lacking = []
+    for place, devices in enumerate(places):
+        own = [stages[group * shape.depth + place] for group in range(shape.groups)]
+        held = sum(
+            static_bytes(problem, stage).total + (weight_copies(group) - 1) * weight_bytes(problem, stage)[1]
+            for group, stage in enumerate(own)
+        )
+        each = [activation_bytes(problem, stage, rows) for stage in own]
+        held += max(sum(n * size for n, size in zip(peak, each, strict=True)) for peak in shape.peaks(place))
+        if careful:
+            held += max(transient_bytes(problem, stage, rows) for stage in own)
+        else:
+            held += max(stage_costs(problem, stage, rows).workspace_bytes for stage in own)
+        lacking.append(held - _free_bytes(problem, devices))
+    return tuple(lacking)
+
+
+def _free_bytes(problem: Problem, devices: tuple[int, ...]) -> int:
+    return min(problem.capacity_bytes(d) - problem.devices[d].context_bytes for d in devices)
+
+
+def _room(problem: Problem, shape: Shape, places: Places) -> np.ndarray:
+    free = [_free_bytes(problem, devices) for devices in places]
+    return np.tile(np.asarray(free, dtype=np.int64), (len(shape.peaks(0)), 1))
+
+
+def _demands(problem: Problem, shape: Shape, places: Places) -> tuple[Demand, ...]:
+    """What the layers before each place to cut take on each device, its slowest kind's times."""
+    where = cut_places(problem)
+    share = largest_slice(shape.batch.most_rows, shape.width)
+    moments = len(shape.peaks(0))
+    made = []
+    for group in range(shape.groups):
+        again = shape.recompute[group]
+        static = _static(problem, shape, group)[where]
+        time_ns = np.zeros((shape.depth, len(where)), dtype=np.int64)
+        size = np.zeros((moments, shape.depth, len(where)), dtype=np.int64)
+        for place, devices in enumerate(places):
+            kinds = sorted({problem.devices[d].kind for d in devices})
+            each = [problem.costs(kind, share) for kind in kinds]
+            loads = [(1 + again) * costs.forward_ns + costs.backward_ns for costs in each]
+            time_ns[place] = max(loads, key=lambda load: int(load[-1]))[where]
+            stash = max((costs.stash_bytes for costs in each), key=lambda kept: int(kept[-1]))[where]
+            for moment, peak in enumerate(shape.peaks(place)):
+                size[moment, place] = static + (min(peak[group], 1) if again else peak[group]) * stash
+        made.append(Demand(time_ns, size))
+    return tuple(made)
+
+
+def _static(problem: Problem, shape: Shape, group: int) -> np.ndarray:
+    """Weights in all versions, gradients and optimizer states of the layers before each one."""
+    rules = problem.memory
+    states = problem.trainable_bytes * rules.state_factor
+    if rules.shard_states:
+        states = -(-states // shape.width)
+    copies = problem.trainable_bytes * (weight_copies(group) - 1)
+    return np.asarray(problem.parameter_bytes + copies + problem.trainable_bytes * rules.gradient_factor + states)

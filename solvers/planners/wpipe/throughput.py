@@ -1,0 +1,167 @@
+"""What a configuration promises: the throughput model of ALGORITHMS 5.4, by which proposals are ordered.
+
+A period of M micro-batches takes M slots of every group. A slot takes at least what each device does in it, and what
+every cycle asks for: a micro-batch's way from device i to device j and back, over the K_i - K_j + 1 slots that the
+warm-up leaves for it (with K = N - i nothing hides the transfers). The devices work in step but for the slots by which
+the warm-up lets them run ahead of each other, K - N + 1: for as many only the load of a device with both groups counts.
+What a group's all-reduce needs beyond the other group's slots, and the optimizer steps, come on top; shared links and
+channels bound the whole. With one group there is no other to hide behind: as gradients have one buffer, the next
+backward waits for the all-reduce of the last.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.solvers.costs.durations import (
+    StageCosts,
+    all_reduce_ns,
+    boundary_bytes,
+    ring_resources,
+    stage_costs,
+    update_ns,
+)
+from penstock.solvers.costs.durations import transfer as costed
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.planners.wpipe.shape import Places, Shape
+
+Loads = dict[tuple[str, int], int]
+
+
+class Way(NamedTuple):
+    """From a place to a neighbour: what any transfer takes, what ``bytes`` take besides, and on which resources."""
+
+    fixed_ns: int
+    scaled_ns: int
+    bytes: int
+    resources: tuple[int, ...]
+
+    def duration_ns(self, size_bytes: int) -> int:
+        """A transfer of so many bytes."""
+        return self.fixed_ns - (-self.scaled_ns * size_bytes // self.bytes) if size_bytes else 0
+
+
+class Links:
+    """The transfers between neighbouring places of a layout, and the rings of its replicas; each looked at once."""
+
+    def __init__(self, problem: Problem, places: Places) -> None:
+        self._problem = problem
+        self._places = places
+        self._ways: dict[tuple[int, int], Way | None] = {}
+        self._rings: dict[int, tuple[int, ...]] = {}
+
+    def way(self, source: int, target: int) -> Way | None:
+        """None where nothing has to travel."""
+        if (source, target) not in self._ways:
+            self._ways[source, target] = self._find(source, target)
+        return self._ways[source, target]
+
+    def ring(self, place: int) -> tuple[int, ...]:
+        """What the all-reduces of a place pass."""
+        if place not in self._rings:
+            shared = self._problem.rules.shared
+            self._rings[place] = ring_resources(self._problem, self._places[place]) if shared else ()
+        return self._rings[place]
+
+    def _find(self, source: int, target: int) -> Way | None:
+        problem, (sender, receiver) = self._problem, (self._places[source], self._places[target])
+        if sender == receiver or not problem.forward_bytes.any():
+            return None
+        cut = int(problem.forward_bytes.argmax())
+        stages = Stage(0, cut, sender), Stage(cut + 1, problem.num_layers - 1, receiver)
+        allocation = single_pipeline(stages, 1)
+        once, twice = (costed(problem, allocation, 0, rows * len(sender), 0) for rows in (1, 2))
+        assert once is not None
+        assert twice is not None
+        more_ns = twice.duration_ns - once.duration_ns
+        return Way(max(0, once.duration_ns - more_ns), more_ns, once.bytes, once.resources)
+
+
+def period_ns(problem: Problem, shape: Shape, allocation: Allocation, links: Links) -> int:
+    """Time per global batch, by the model."""
+    number = shape.batch.num_micro_batches
+    costs = [stage_costs(problem, stage, shape.batch.most_rows) for stage in allocation.stages]
+    loads: Loads = defaultdict(int)
+    hops = _hops(problem, shape, allocation, links, loads)
+    slots = [
+        _slot_ns(shape, costs[low : low + shape.depth], hops[low : low + shape.depth - 1])
+        for low in range(0, len(costs), shape.depth)
+    ]
+    loaded = max(sum(_busy_ns(cost) for cost in costs[place :: shape.depth]) for place in range(shape.depth))
+    total = (number - shape.slack) * sum(slots) + shape.slack * loaded
+    for group, slot_ns in enumerate(slots):
+        hidden_by = slots[1 - group] if shape.groups == 2 else slot_ns
+        total += _after_slots_ns(problem, shape, allocation, group, hidden_by, links, loads)
+    return max(total, max(loads.values(), default=0))
+
+
+def _hops(problem: Problem, shape: Shape, allocation: Allocation, links: Links, loads: Loads) -> list[int]:
+    """Transfers of a micro-batch to each next stage and back, together; each loads what it passes M times."""
+    rows, number = shape.batch.most_rows, shape.batch.num_micro_batches
+    hops = []
+    for s, stage in enumerate(allocation.stages[:-1]):
+        here, there = s % shape.depth, (s + 1) % shape.depth
+        both = 0
+        for direction, way in enumerate((links.way(here, there), links.way(there, here))):
+            if way is None:
+                continue
+            sent_ns = way.duration_ns(boundary_bytes(problem, stage.last, rows, direction))
+            both += sent_ns
+            for key in _passed(problem, s, direction, way.resources):
+                loads[key] += number * sent_ns
+        hops.append(both)
+    return hops
+
+
+def _passed(problem: Problem, edge: int, direction: int, resources: tuple[int, ...]) -> list[tuple[str, int]]:
+    if problem.rules.shared:
+        return [("link", resource) for resource in resources]
+    channels = {"half": [("channel", edge)], "full": [("channel", 2 * edge + direction)], "none": []}
+    return channels[problem.rules.channel]
+
+
+def _slot_ns(shape: Shape, costs: list[StageCosts], hops: list[int]) -> int:
+    """The slowest device, or the slowest cycle between two devices."""
+    alone = max(_busy_ns(cost) for cost in costs)
+    work = np.concatenate(([0], np.cumsum([cost.forward_ns + cost.backward_ns for cost in costs])))
+    way = np.concatenate(([0], np.cumsum(np.asarray(hops, dtype=np.int64))))
+    ahead = np.asarray([shape.ahead(i) for i in range(shape.depth)])
+    around = work[None, 1:] - work[:-1, None] + way[None, :] - way[:, None]
+    slots = np.maximum(ahead[:, None] - ahead[None, :] + 1, 1)
+    return max(alone, int(np.triu(-(-around // slots)).max()))
+
+
+def _busy_ns(cost: StageCosts) -> int:
+    return cost.forward_ns + cost.backward_ns + cost.recompute_ns
+
+
+def _after_slots_ns(
+    problem: Problem,
+    shape: Shape,
+    allocation: Allocation,
+    group: int,
+    hidden_by_ns: int,
+    links: Links,
+    loads: Loads,
+) -> int:
+    """What all-reduce and step of a group add to a period.
+
+    With two groups M - K + 1 slots of the other come before the next gradients; with one the forward between two
+    backwards, and the last backward itself, which readies the buckets.
+    """
+    longest = 0
+    number = shape.batch.num_micro_batches
+    for place in range(shape.depth):
+        stage = allocation.stages[group * shape.depth + place]
+        size = int(problem.trainable_bytes[stage.last + 1] - problem.trainable_bytes[stage.first])
+        reduce_ns = all_reduce_ns(problem, size, stage.devices)
+        if reduce_ns:
+            for resource in links.ring(place):
+                loads["link", resource] += reduce_ns
+        free_slots = max(0, number - shape.ahead(place) + 1) if shape.groups == 2 else 1
+        longest = max(longest, update_ns(problem, stage) + max(0, reduce_ns - free_slots * hidden_by_ns))
+    return longest

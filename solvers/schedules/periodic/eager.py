@@ -1,0 +1,253 @@
+"""``eager``: one forward and one backward in turn without a flush, PipeDream's 1F1B and 1F1B-RR [1]_ (ALGORITHMS 5.1).
+
+Stage s keeps ``depth[s]`` micro-batches in flight. Where its replicas work in turn that counts all of them, in whole
+turns: on each replica F_k is followed by B_{k - ahead}, ``ahead`` = depth - turns, which may not grow along the
+pipeline. PipeDream's depth is NOAM, ceil(machines from the stage on / machines of the stage) per replica, which is
+N - s for a straight pipeline.
+
+The pattern's period is the largest cycle ratio of what waits for what: a stage's own work, and for stages s <= t the
+way of a micro-batch from s to t and back over the micro-batches that s may have under way in the meantime. Its starts
+are the earliest ones for that period; transfers wait for nothing but their channel's load.
+
+.. [1] Narayanan et al., PipeDream (SOSP 2019), section 3.2, figure 8 and 3.3; PipeDream-2BW (ICML 2021), section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
+from penstock.schemas.program import BACKWARD, FORWARD
+from penstock.solvers.costs.durations import buckets, stage_costs, transfer, update_ns
+from penstock.solvers.costs.memory import activation_bytes, static_bytes, transient_bytes, weight_bytes
+from penstock.solvers.model.allocation import Allocation, Stage
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Pattern, PatternOperation
+from penstock.solvers.model.slices import row_classes
+from penstock.solvers.model.update_rules import UpdateRule, group_of, micro_batches_per_update, weight_copies
+from penstock.solvers.schedules.support.rows import refuse_shared_devices
+
+RULES: frozenset[UpdateRule] = frozenset({"weight_stashing", "double_buffered", "double_grouped"})
+
+
+class Work(NamedTuple):
+    """A stage's times per micro-batch, its slowest replica: ``step_ns`` is the share of a step and its reduction.
+
+    ``out_ns`` and ``back_ns`` are the transfers to and from the next stage, ``channel_ns`` what they load their
+    channel with; ``turns`` replicas work in turn.
+    """
+
+    forward_ns: int
+    backward_ns: int
+    step_ns: int
+    out_ns: int
+    back_ns: int
+    channel_ns: int
+    turns: int
+
+
+def eager(
+    problem: Problem,
+    allocation: Allocation,
+    *,
+    update_rule: UpdateRule = "weight_stashing",
+    depth: Sequence[int] | None = None,
+) -> Pattern:
+    """The pattern with ``depth[s]`` micro-batches of stage s in flight; None takes NOAM's, as far as memory allows.
+
+    Depths are rounded up to whole turns. Raises ``InvalidPlan`` for depths that deadlock (``ahead`` grows along the
+    pipeline), that ask two weight versions for a third, or that begin a micro-batch before the only version that it may
+    use; ``UnsupportedRequest`` for several pipelines, and for
+    devices that hold several stages.
+    """
+    if len(allocation.pipelines) > 1:
+        raise UnsupportedRequest(
+            f"schedule 'eager' runs one pipeline, the plan has {len(allocation.pipelines)}",
+            remedy="one pipeline with replicated stages, or schedule early-backward",
+        )
+    refuse_shared_devices(problem, allocation)
+    wanted = fitted_depth(problem, allocation, update_rule, noam(allocation)) if depth is None else tuple(depth)
+    _refuse(allocation, update_rule, wanted)
+    vector = tuple(_whole(stage, each) for stage, each in zip(allocation.stages, wanted, strict=True))
+    works = stage_works(problem, allocation, update_rule)
+    period = period_ns(works, vector)
+    operations = []
+    for number, (forward, backward) in enumerate(_earliest_starts(works, vector, period)):
+        for kind, start in ((FORWARD, forward), (BACKWARD, backward)):
+            operations.append(PatternOperation(kind, number, start % period, start // period))
+    return Pattern("eager", period, 1, tuple(operations))
+
+
+def noam(allocation: Allocation) -> tuple[int, ...]:
+    """PipeDream's micro-batches in flight (section 3.2): enough that every replica from the stage on has one."""
+    found: list[int] = []
+    after = 0
+    for stage in reversed(allocation.stages):
+        turns = _turns(stage)
+        after += turns
+        found.append(-(-after // turns) * turns)
+    return tuple(found[::-1])
+
+
+def fitted_depth(
+    problem: Problem, allocation: Allocation, update_rule: UpdateRule, wanted: Sequence[int]
+) -> tuple[int, ...]:
+    """``wanted`` in whole turns, clamped by the memory of stashes and weight versions; ``ahead`` never grows.
+
+    At least one micro-batch per replica stays: the judge has the last word. Two weight versions allow forwards to be a
+    global batch ahead (M >= in-flight - 1), a single one none.
+    """
+    found: list[int] = []
+    ahead = max(wanted) if update_rule == "weight_stashing" else allocation.num_micro_batches
+    for number, (stage, want) in enumerate(zip(allocation.stages, wanted, strict=True)):
+        turns = _turns(stage)
+        ahead = 0 if _has_one_version(allocation, update_rule, number) else ahead
+        rounds = min(want - 1, ahead) // turns
+        found.append(_held(problem, allocation, update_rule, number, (rounds + 1) * turns))
+        ahead = found[-1] - turns
+    return tuple(found)
+
+
+def bytes_needed(problem: Problem, allocation: Allocation, update_rule: UpdateRule, number: int, depth: int) -> int:
+    """What a device of a stage holds with ``depth`` micro-batches of it in flight, weight versions included."""
+    stage = allocation.stages[number]
+    rows = row_classes(problem.global_batch_size, allocation.num_micro_batches)[0][0]
+    trainable = weight_bytes(problem, stage)[1]
+    held = static_bytes(problem, stage).total + transient_bytes(problem, stage, rows)
+    held += (weight_copies(update_rule, allocation, number, depth) - 1) * trainable
+    return held + -(-depth // _turns(stage)) * activation_bytes(problem, stage, rows)
+
+
+def stage_works(problem: Problem, allocation: Allocation, update_rule: UpdateRule) -> tuple[Work, ...]:
+    """The times of every stage, for the largest micro-batch of the request."""
+    rows = row_classes(problem.global_batch_size, allocation.num_micro_batches)[0][0]
+    works = []
+    for number, stage in enumerate(allocation.stages):
+        costs = stage_costs(problem, stage, rows)
+        turns = _turns(stage)
+        every = micro_batches_per_update(update_rule, stage, allocation.num_micro_batches)
+        step = update_ns(problem, stage) + _exposed_ns(problem, stage, rows)
+        out, back, channel = _edge(problem, allocation, number, rows)
+        backward = max(1, costs.backward_ns + costs.recompute_ns)
+        works.append(Work(max(1, costs.forward_ns), backward, -(-step * turns // every), out, back, channel, turns))
+    return tuple(works)
+
+
+def period_ns(works: Sequence[Work], depth: Sequence[int]) -> int:
+    """Time per micro-batch of the steady state, where nothing but a channel's load keeps a transfer waiting."""
+    best = 1
+    for s, own in enumerate(works):
+        best = max(best, own.channel_ns, -(-(own.forward_ns + own.backward_ns + own.step_ns) // own.turns))
+        around = own.step_ns
+        for t in range(s, len(works)):
+            around += works[t].forward_ns + works[t].backward_ns
+            under_way = depth[s] - depth[t] + works[t].turns
+            best = max(best, -(-around // under_way))
+            around += works[t].out_ns + works[t].back_ns
+    return best
+
+
+def _earliest_starts(works: Sequence[Work], depth: Sequence[int], period: int) -> list[tuple[int, int]]:
+    """Starts of F and B of micro-batch 0 on every stage: longest paths, swept down and up until they stand still."""
+    count = len(works)
+    forward, backward = [0] * count, [0] * count
+    moved = True
+    while moved:
+        before = (*forward, *backward)
+        for s, work in enumerate(works):
+            if s > 0:
+                forward[s] = max(forward[s], forward[s - 1] + works[s - 1].forward_ns + works[s - 1].out_ns)
+            ahead = (depth[s] - work.turns) * period
+            backward[s] = max(backward[s], forward[s] + work.forward_ns + ahead)
+        for s in reversed(range(count)):
+            work = works[s]
+            if s < count - 1:
+                backward[s] = max(backward[s], backward[s + 1] + works[s + 1].backward_ns + work.back_ns)
+            forward[s] = max(forward[s], backward[s] + work.backward_ns + work.step_ns - depth[s] * period)
+        moved = before != (*forward, *backward)
+    return list(zip(forward, backward, strict=True))
+
+
+def _edge(problem: Problem, allocation: Allocation, number: int, rows: int) -> tuple[int, int, int]:
+    """Transfers of a micro-batch to and from the next stage, and what both load the busiest channel with."""
+    after = allocation.next(number)
+    if after is None:
+        return 0, 0, 0
+    ways = [transfer(problem, allocation, *each) for each in ((number, rows, 0), (after, rows, 1))]
+    out, back = (0 if way is None else way.duration_ns for way in ways)
+    if problem.rules.shared:
+        one, other = (set() if way is None else set(way.resources) for way in ways)
+        together = bool(one & other)
+    else:
+        together = problem.rules.channel == "half"
+    free = not problem.rules.shared and problem.rules.channel == "none"
+    return out, back, 0 if free else out + back if together else max(out, back)
+
+
+def _exposed_ns(problem: Problem, stage: Stage, rows: int) -> int:
+    """What remains of the stage's all-reduce when its last backward has ended."""
+    behind, longest = 0, 0
+    for bucket in reversed(buckets(problem, stage, rows)):
+        behind += bucket.duration_ns
+        longest = max(longest, behind - bucket.lead_ns)
+    return longest
+
+
+def _held(problem: Problem, allocation: Allocation, update_rule: UpdateRule, number: int, wanted: int) -> int:
+    stage = allocation.stages[number]
+    room = min(problem.capacity_bytes(d) - problem.devices[d].context_bytes for d in stage.devices)
+    depth = wanted
+    while depth > _turns(stage) and bytes_needed(problem, allocation, update_rule, number, depth) > room:
+        depth -= _turns(stage)
+    return depth
+
+
+def _turns(stage: Stage) -> int:
+    return stage.replicas if stage.dispatch == "round_robin" else 1
+
+
+def _refuse(allocation: Allocation, update_rule: UpdateRule, vector: tuple[int, ...]) -> None:
+    if update_rule not in RULES:
+        raise InvalidPlan(
+            f"schedule 'eager' is for {' and '.join(sorted(RULES))}, not for {update_rule!r}",
+            remedy="early-backward runs the same order with a flush",
+        )
+    if len(vector) != len(allocation.stages) or min(vector) < 1:
+        raise InvalidPlan(
+            f"depth {list(vector)} has to be {len(allocation.stages)} numbers of at least 1, one per stage"
+        )
+    whole = [_whole(stage, depth) for stage, depth in zip(allocation.stages, vector, strict=True)]
+    ahead = [depth - _turns(stage) for stage, depth in zip(allocation.stages, whole, strict=True)]
+    for number, (before, own) in enumerate(pairwise(ahead), 1):
+        if own > before:
+            raise InvalidPlan(
+                f"stage {number} keeps {whole[number]} micro-batches in flight, but stage {number - 1} sends too few "
+                "before it waits for a backward: a deadlock",
+                remedy=f"at most {before // _turns(allocation.stages[number]) + 1} per replica for stage {number}",
+            )
+    for number, own in enumerate(ahead):
+        if own > 0 and _has_one_version(allocation, update_rule, number):
+            raise InvalidPlan(
+                f"stage {number} keeps {whole[number]} micro-batches in flight, but of the second half of the stages "
+                "there is one weight version: a micro-batch may begin when the global batch before it has ended",
+                remedy=f"{_turns(allocation.stages[number])} for stage {number}",
+            )
+    most = allocation.num_micro_batches
+    if update_rule != "weight_stashing" and max(ahead) > most:
+        raise InvalidPlan(
+            f"{max(whole)} micro-batches in flight need a third weight version: with two, forwards may be as far ahead "
+            f"as a global batch is long, {most} micro-batches",
+            remedy=f"at least {max(ahead)} micro-batches per global batch, or fewer in flight",
+        )
+
+
+def _has_one_version(allocation: Allocation, update_rule: UpdateRule, number: int) -> bool:
+    """Whether all micro-batches of a global batch use the newest weights: one turn in flight is all there may be."""
+    return update_rule == "double_grouped" and group_of(allocation, number) == 1
+
+
+def _whole(stage: Stage, depth: int) -> int:
+    turns = _turns(stage)
+    return -(-depth // turns) * turns

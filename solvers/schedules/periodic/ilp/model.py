@@ -1,0 +1,146 @@
+"""The variables and constraints of a pattern: the n-form with triangle cuts (ALGORITHMS 4.4, SOLVERS B).
+
+Time is counted in periods: rho = T0 / T with T0 the largest load of a resource, every duration divided by T0. All
+constraints are then linear in rho, so the largest rho is found without bisection. Symbols as in ``path``; memory is
+counted when a forward starts, where it peaks, as a part of what a processor has beside its weights and buffers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import accumulate, combinations, pairwise
+from typing import Any
+
+import pulp
+from pulp.apis.coin_api import pulp_cbc_path
+
+from penstock.solvers.schedules.periodic.ilp.path import Step, rivals
+from penstock.solvers.schedules.periodic.ilp.silence import silence
+from penstock.solvers.schedules.support.stage_line import StageLine
+
+OPTIMAL = pulp.LpSolutionOptimal
+FOUND = pulp.LpSolutionIntegerFeasible
+IMPOSSIBLE = pulp.LpSolutionInfeasible
+GAP = 1e-7
+TOLERANCE = 1e-9
+"""Of rho, at which a pattern counts as the best; of constraints."""
+
+
+@dataclass(eq=False)
+class Model:
+    """The patterns of a line whose period is between ``least_ns`` and ``longest_ns``.
+
+    ``room_bytes`` of each processor is for micro-batches in flight, ``most[s]`` of which stage s may keep.
+    """
+
+    line: StageLine
+    path: tuple[Step, ...]
+    room_bytes: list[int]
+    most: list[int]
+    least_ns: int
+    longest_ns: int
+    lp: Any = field(default_factory=lambda: pulp.LpProblem("pattern", pulp.LpMaximize))
+    counts: dict[tuple[int, int], Any] = field(default_factory=dict)
+
+    def build(self) -> None:
+        """Make all variables and constraints."""
+        at = {(step.forward, step.stage): i for i, step in enumerate(self.path) if not step.move}
+        self.forward = [at[True, s] for s in range(self.line.size)]
+        self.backward = [at[False, s] for s in range(self.line.size)]
+        self.duration = [step.duration_ns / self.least_ns for step in self.path]
+        self.rho = self.lp.add_variable("rho", self.least_ns / self.longest_ns, 1)
+        self.lp += self.rho
+        self._starts()
+        for own in rivals(self.path):
+            self._one_at_a_time(own)
+            self._triangles(own)
+        self._memory()
+
+    def _starts(self) -> None:
+        """In path order; a wait of a period or more would only keep more in flight."""
+        first = self.lp.add_variable("s_0", 0, 0)
+        last = [self.lp.add_variable(f"s_{i}", 0, 2 * i) for i in range(1, len(self.path))]
+        self.start = [first, *last]
+        for i, j in pairwise(range(len(self.path))):
+            waits = self.start[j] - self.start[i] - self.duration[i] * self.rho
+            self.lp += waits >= 0
+            self.lp += waits <= 1
+
+    def _one_at_a_time(self, own: tuple[int, ...]) -> None:
+        """Operations of a resource, those of other micro-batches too: n_ij periods apart, and what is left of one."""
+        most = list(accumulate(self.most, min))
+        for i, j in combinations(own, 2):
+            around = most[min(self.path[i].stage, self.path[j].stage)] - 1
+            count = self.lp.add_variable(f"n_{i}_{j}", 0, min(around, 2 * (j - i)), cat="Integer")
+            self.counts[i, j] = count
+            apart = self.start[j] - self.start[i] - count
+            self.lp += apart >= self.duration[i] * self.rho
+            self.lp += apart + self.duration[j] * self.rho <= 1
+        self.lp += pulp.lpSum(self.duration[i] for i in own) * self.rho <= 1
+
+    def _triangles(self, own: tuple[int, ...]) -> None:
+        """The floors of two spans add up to that of the whole, or one less."""
+        for i, j, k in combinations(own, 3):
+            more = self.counts[i, k] - self.counts[i, j] - self.counts[j, k]
+            self.lp += more >= 0
+            self.lp += more <= 1
+
+    def _memory(self) -> None:
+        for number, room in enumerate(self.room_bytes):
+            held = [s for s in range(self.line.size) if self.line.processor[s] == number]
+            for now in held:
+                kept = [self.line.kept_bytes[s] / max(1, room) * self._in_flight(s, now) for s in held]
+                self.lp += pulp.lpSum(kept) <= 1
+
+    def _in_flight(self, s: int, now: int) -> Any:
+        """Micro-batches that stage s keeps as a forward of stage ``now`` starts: F started, B not ended."""
+        return self._count(self.forward[s], self.forward[now]) - self._count(self.backward[s], self.forward[now])
+
+    def _count(self, i: int, j: int) -> Any:
+        if i == j:
+            return 0
+        return self.counts[i, j] if i < j else -1 - self.counts[j, i]
+
+
+class HighsWithNodes(pulp.HiGHS):  # type: ignore[misc]
+    """HiGHS through PuLP, which has no word for its limit of nodes."""
+
+    def findSolutionValues(self, lp: Any) -> tuple[int, int]:  # noqa: N802
+        """Values of the variables, and what they are worth."""
+        if lp.solverModel.getModelStatus().name != "kSolutionLimit":
+            status, worth = super().findSolutionValues(lp)
+            return status, worth
+        for variable, value in zip(lp.variables(), lp.solverModel.getSolution().col_value, strict=True):
+            variable.varValue = value
+        if lp.solverModel.getInfo().primal_solution_status:
+            return pulp.LpStatusOptimal, FOUND
+        return pulp.LpStatusNotSolved, pulp.LpSolutionNoSolutionFound
+
+
+def ask(model: Model, solver: str, nodes: int, seed: int) -> tuple[int, float]:
+    """PuLP's ``sol_status`` and the largest rho that is still possible.
+
+    ``LpStatus`` says Optimal of whatever was found when a limit came; only ``sol_status`` tells. CBC keeps its bound
+    for itself unless it proves the optimum.
+    """
+    if solver == "highs":
+        options = {"mip_max_nodes": nodes, "random_seed": seed, "mip_rel_gap": GAP, "parallel": "off"}
+        options |= {"mip_feasibility_tolerance": TOLERANCE, "primal_feasibility_tolerance": TOLERANCE}
+        with silence():
+            model.lp.solve(HighsWithNodes(msg=False, threads=1, **options))
+    else:
+        limits = {"maxNodes": nodes, "gapRel": GAP, "threads": 1}
+        model.lp.solve(
+            pulp.COIN_CMD(
+                path=pulp_cbc_path,
+                msg=False,
+                options=[f"randomCbcSeed {seed}", f"primalTolerance {TOLERANCE}"],
+                **limits,
+            )
+        )
+    worth = int(model.lp.sol_status)
+    if worth == OPTIMAL:
+        return worth, float(model.rho.value())
+    if solver == "highs" and worth != IMPOSSIBLE:
+        return worth, min(1.0, abs(float(model.lp.solverModel.getInfo().mip_dual_bound)))
+    return worth, 1.0

@@ -1,0 +1,91 @@
+"""Asking a solver, and making a pattern in whole nanoseconds of its answer."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from penstock.solvers.model.schedule import Pattern
+from penstock.solvers.schedules.periodic.ilp.path import Counts, Step, path_of, rivals, timed
+from penstock.solvers.schedules.periodic.inside_out import Starts, fits
+from penstock.solvers.schedules.support.stage_line import StageLine, as_pattern
+
+NAME = "periodic-ilp"
+SOLVERS = ("highs", "cbc")
+NODES = 2000
+ROUNDING = 10**6
+"""The solvers' arithmetic is trusted to one part in so many."""
+
+
+class Answer(NamedTuple):
+    """No pattern has a period below ``bound_ns``, of those asked for.
+
+    ``pattern`` is the shortest found; None: there is none, if ``proven``, else none was found.
+    """
+
+    pattern: Pattern | None
+    bound_ns: int
+    proven: bool
+
+
+def solve(
+    line: StageLine, *, below_ns: int | None = None, solver: str = "highs", nodes: int = NODES, seed: int = 0
+) -> Answer:
+    """The pattern of the smallest period; ``below_ns``: only ones shorter by a millionth part are wanted.
+
+    ``Answer.proven`` holds to that part too. Within the model: a processor runs one operation at a time, a pair of
+    processors has one transfer at a time in either direction. ``nodes``: of the search tree, after which the best
+    pattern so far is the answer. The same question has the same answer: one thread, a seed, no clock.
+    """
+    path = path_of(line)
+    least = max(1, *(sum(path[i].duration_ns for i in own) for own in rivals(path)))
+    longest = line.alone_ns()
+    if below_ns is not None:
+        longest = min(longest, below_ns - 1 - below_ns // ROUNDING)
+    room, most = _room(line)
+    if longest < least or min(most) < 1:
+        return Answer(None, max(least, longest + 1), True)
+
+    from penstock.solvers.schedules.periodic.ilp.model import FOUND, IMPOSSIBLE, OPTIMAL, Model, ask
+
+    model = Model(line, path, room, most, least, longest)
+    model.build()
+    status, rho = ask(model, solver, nodes, seed % 2**31)
+    if status == IMPOSSIBLE:
+        return Answer(None, max(least, _rounded_down(longest + 1)), True)
+    bound = max(least, _rounded_down(least / rho))
+    pattern = None
+    if status in (OPTIMAL, FOUND):
+        counts = {pair: round(count.value()) for pair, count in model.counts.items()}
+        pattern = _pattern(line, path, counts, least)
+    if pattern is None or (below_ns is not None and pattern.period_ns >= below_ns):
+        return Answer(None, bound, False)
+    return Answer(pattern, min(bound, pattern.period_ns), status == OPTIMAL)
+
+
+def _rounded_down(bound_ns: float) -> int:
+    return int(bound_ns * (1 - 1 / ROUNDING))
+
+
+def _room(line: StageLine) -> tuple[list[int], list[int]]:
+    """Bytes of each processor for micro-batches in flight, and how many of them each stage may keep."""
+    room = list(line.available_bytes)
+    for number in range(len(room)):
+        held = [s for s in range(line.size) if line.processor[s] == number]
+        room[number] -= sum(line.fixed_bytes[s] for s in held) + max((line.work_bytes[s] for s in held), default=0)
+    most = []
+    for s, kept in enumerate(line.kept_bytes):
+        own = room[line.processor[s]]
+        most.append(min(line.most_in_flight, own // kept if kept else line.most_in_flight) if own >= 0 else 0)
+    return room, most
+
+
+def _pattern(line: StageLine, path: tuple[Step, ...], counts: Counts, least_ns: int) -> Pattern | None:
+    """None where the solver's rounding hid that the counts do not go together, or do not fit by a byte."""
+    found = timed(path, counts, least_ns)
+    if found is None:
+        return None
+    period, start = found
+    own = {(step.forward, step.stage): t for step, t in zip(path, start, strict=True) if not step.move}
+    early = min(start) // period * period
+    starts = Starts(*([own[forward, s] - early for s in range(line.size)] for forward in (True, False)))
+    return as_pattern(NAME, period, starts.forward_ns, starts.backward_ns) if fits(line, period, starts) else None

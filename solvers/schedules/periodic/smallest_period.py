@@ -1,0 +1,26 @@
+"""The pattern of the smallest period of any allocation, by the periodic ILP (MadPipe section 4.3; ALGORITHMS 4.4)."""
+
+from __future__ import annotations
+
+from penstock.schemas.errors import InvalidPlan
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Pattern
+from penstock.solvers.schedules.periodic.ilp import NODES, solve
+from penstock.solvers.schedules.support.stage_line import StageLine
+
+
+def periodic_ilp(problem: Problem, allocation: Allocation, *, solver: str = "highs", nodes: int = NODES) -> Pattern:
+    """The best pattern found within ``nodes`` of the search tree.
+
+    Raises ``InvalidPlan`` where none exists, or none was found.
+    """
+    answer = solve(StageLine.of(problem, allocation), solver=solver, nodes=nodes, seed=problem.seed)
+    if answer.pattern is not None:
+        return answer.pattern
+    if answer.proven:
+        raise InvalidPlan(
+            "no period lets every processor keep its micro-batches beside two versions of its weights",
+            remedy="recomputation, smaller micro-batches, or another allocation",
+        )
+    raise InvalidPlan(f"no pattern was found within {nodes} nodes", remedy="more nodes, or schedule inside-out")

@@ -1,0 +1,5 @@
+"""What several schedules are built from: rows, chunks, building blocks, list scheduling.
+
+May import: `solvers.model`, `solvers.costs`, `solvers.compiled`.
+Start reading at `rows.py`.
+"""

@@ -1,0 +1,62 @@
+"""One micro-batch's operations in a period that repeats: where each fits on its lane (``schedules.blocks``)."""
+
+# mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.solvers.compiled.decorators import compiled
+
+NOWHERE = -1
+"""Start of an operation that finds no room in the period."""
+
+
+class Chain(NamedTuple):
+    """Operations in the order in which they are placed, N of them, L lanes.
+
+    ``after`` (N,): the operation that each follows (-1: none), ``lag_ns`` how long after its end at the earliest;
+    ``lane``, ``duration_ns`` (N,).
+    """
+
+    after: np.ndarray
+    lag_ns: np.ndarray
+    lane: np.ndarray
+    duration_ns: np.ndarray
+
+
+@compiled
+def place(chain: Chain, period_ns: int, lanes: int) -> np.ndarray:
+    """The earliest start of each operation, no two of a lane at once modulo the period; (N,) int64.
+
+    O(N × operations of a lane, squared); from an operation without room on nothing is placed.
+    """
+    after, lag, lane, duration = chain
+    count = len(lane)
+    start = np.full(count, NOWHERE, dtype=np.int64)
+    held = np.zeros((lanes, count), dtype=np.int64)
+    size = np.zeros(lanes, dtype=np.int64)
+    for op in range(count):
+        t = lag[op]
+        if after[op] >= 0:
+            t += start[after[op]] + duration[after[op]]
+        last, own, k = t + period_ns, lane[op], 0
+        while k < size[own] and t < last:
+            other = held[own, k]
+            apart = (t - start[other]) % period_ns
+            if apart < duration[other]:
+                t += duration[other] - apart
+                k = 0
+            elif period_ns - apart < duration[op]:
+                t += period_ns - apart + duration[other]
+                k = 0
+            else:
+                k += 1
+        if t >= last or duration[op] > period_ns:
+            break
+        start[op] = t
+        held[own, size[own]] = op
+        size[own] += 1
+    return start

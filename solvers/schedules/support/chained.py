@@ -1,0 +1,229 @@
+"""The operations of one flushed step, who waits for whom and how long, and what each keeps: for list scheduling.
+
+Transfers are delays between operations. A micro-batch's stash and received input are kept from F to the end of its
+B, or W where the backward is split; what R rebuilds from R on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+
+from penstock.schemas.program import BACKWARD, FORWARD, INPUT, KINDS, RECOMPUTE, WEIGHT
+from penstock.solvers.costs.durations import stage_costs, transfer
+from penstock.solvers.costs.memory import activation_bytes
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.schedule import Orders
+from penstock.solvers.model.slices import row_classes
+from penstock.solvers.schedules.support.chunks import Ranks, ranks_of
+from penstock.solvers.schedules.support.overtaking_kernel import Lists, run_overtaking
+from penstock.solvers.schedules.support.ranked_kernel import Jobs, run_construct
+
+SHAKE = 0.15
+"""How much of its time an operation may gain or lose when orders are shaken."""
+Ranking = Sequence[tuple[int, int]]
+"""(kind, chunk of the rank), the preferred first."""
+
+
+class Chained:
+    """One pipeline's operations, numbered (stage × kinds + kind) × M + micro-batch.
+
+    Raises ``UnsupportedRequest`` where replicas do not share rows, or devices hold different sets of stages in part.
+    """
+
+    def __init__(self, problem: Problem, allocation: Allocation) -> None:
+        self.problem, self.allocation = problem, allocation
+        self.ranks: Ranks = ranks_of(allocation)
+        self._number = allocation.num_micro_batches
+        self._classes = row_classes(problem.global_batch_size, self._number)
+        self._counts = [count for _rows, count in self._classes]
+        self._arrays = cache(self._made)
+
+    def times(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of larger micro-batches: F, I and W of each stage, (3, S); ways to its forward and its gradient, (2, S)."""
+        rows, count = self._classes[0][0], len(self.allocation.stages)
+        each = [[self._spent(kind, s, rows, False)[0] for s in range(count)] for kind in (FORWARD, INPUT, WEIGHT)]
+        ways = np.zeros((2, count), dtype=np.int64)
+        for s in range(count):
+            for direction, other in enumerate((self.allocation.next(s), self.allocation.previous(s))):
+                move = transfer(self.problem, self.allocation, s, rows, direction)
+                if move is not None and other is not None:
+                    ways[direction, other] = move.duration_ns
+        return np.asarray(each, dtype=np.int64), ways
+
+    def taken_bytes(self, s: int) -> int:
+        """What a stage keeps of a micro-batch from its forward on, of the larger ones."""
+        return activation_bytes(self.problem, self.allocation.stages[s], self._classes[0][0])
+
+    def peak_bytes(self, orders: Orders) -> list[int]:
+        """The most that each rank keeps when it runs its row."""
+        lists, _codes = self.lists(orders, (), [0] * len(orders.rows))
+        found = []
+        for low, high in zip(lists.lane_start[:-1].tolist(), lists.lane_start[1:].tolist(), strict=True):
+            steps = np.stack((lists.taken[low:high], -lists.freed[low:high]), axis=1).ravel()
+            found.append(int(np.cumsum(steps).max(initial=0)))
+        return found
+
+    def fits(self, orders: Orders, room: Sequence[int]) -> bool:
+        """Whether every rank has the room for its row."""
+        return all(peak <= free for peak, free in zip(self.peak_bytes(orders), room, strict=True))
+
+    def overtaken(
+        self, orders: Orders, room: Sequence[int], movers: tuple[int, ...], patience: int
+    ) -> tuple[int, Orders]:
+        """How long the step takes, and its orders, when operations of the kinds ``movers`` overtake."""
+        lists, codes = self.lists(orders, movers, room)
+        start = run_overtaking(lists, patience)
+        return self._as_orders(codes, lists.lane, lists.duration_ns, start)
+
+    def shaken(
+        self, orders: Orders, room: Sequence[int], movers: tuple[int, ...], patience: int, rng: np.random.Generator
+    ) -> Orders:
+        """What overtakes when each duration and way is up to ``SHAKE`` longer or shorter: another list that can run."""
+        lists, codes = self.lists(orders, movers, room)
+        longer = 1 + SHAKE * (2 * rng.random(len(codes)) - 1), 1 + SHAKE * (2 * rng.random(lists.lag_ns.shape) - 1)
+        duration = (lists.duration_ns * longer[0]).astype(np.int64)
+        drawn = lists._replace(duration_ns=duration, lag_ns=(lists.lag_ns * longer[1]).astype(np.int64))
+        return self._as_orders(codes, lists.lane, duration, run_overtaking(drawn, patience))[1]
+
+    def constructed(
+        self, ranking: Ranking, room: Sequence[int], patience: int, *, even: bool = False, ways: bool = True
+    ) -> tuple[int, Orders] | None:
+        """Orders with split backwards that prefer the (kind, chunk) pairs in this order; None where room lacks.
+
+        ``even``: as if all operations took as long; ``ways``: as if transfers took their time, or none.
+        """
+        count, number = len(self.allocation.stages), self._number
+        lines = [s * len(KINDS) + FORWARD for s in range(count)]  # where times are 0, as operations need each other
+        lines += [s * len(KINDS) + kind for kind in (INPUT, WEIGHT) for s in reversed(range(count))]
+        present = frozenset((kind, s) for s in range(count) for kind in (FORWARD, INPUT, WEIGHT))
+        duration, taken, freed, behind, lag = self._arrays(present)
+        if even:
+            duration = np.where(duration > 0, duration.sum() // max(1, np.count_nonzero(duration)), 0)
+        lane = np.full(count * len(KINDS), -1, dtype=np.int64)
+        kept = np.zeros(count * len(KINDS), dtype=np.int64)
+        preferred = []
+        for r, chunks in enumerate(self.ranks.stages):
+            for place, s in enumerate(chunks):
+                lane[s * len(KINDS) : (s + 1) * len(KINDS)] = r
+                kept[s * len(KINDS) + FORWARD] = sum(self.taken_bytes(later) for later in chunks[place + 1 :])
+            preferred.append([chunks[chunk] * len(KINDS) + kind for kind, chunk in ranking])
+        waits = np.bincount(behind[behind >= 0], minlength=len(duration)).astype(np.int64)
+        jobs = Jobs(
+            duration_ns=duration,
+            taken=taken,
+            freed=freed,
+            behind=behind,
+            lag_ns=lag if ways else np.zeros_like(lag),
+            waits_for=waits,
+            lane=lane,
+            kept=kept,
+            ranking=np.asarray(preferred, dtype=np.int64),
+            room=np.asarray(room, dtype=np.int64),
+        )
+        start = run_construct(jobs, number, patience)
+        codes = np.concatenate([np.arange(line * number, (line + 1) * number) for line in lines])
+        if (start[codes] < 0).any():
+            return None
+        return self._as_orders(codes, lane[codes // number], duration[codes], start[codes])
+
+    def _as_orders(
+        self, codes: np.ndarray, lane: np.ndarray, duration: np.ndarray, start: np.ndarray
+    ) -> tuple[int, Orders]:
+        """The end of the last operation, and the operations of each lane as they start."""
+        order = np.lexsort((duration, start, lane))
+        stage_kind, m = np.divmod(codes[order], self._number)
+        s, kind = np.divmod(stage_kind, len(KINDS))
+        operations, ends = np.stack((kind, s, m), axis=1), np.cumsum(np.bincount(lane)).tolist()
+        rows = [operations[low:high] for low, high in pairwise([0, *ends])]
+        return int((start + duration).max()), self.ranks.orders("overtaking", rows)
+
+    def lists(self, orders: Orders, movers: tuple[int, ...], room: Sequence[int]) -> tuple[Lists, np.ndarray]:
+        """The rows as the kernel's lists, and each entry's number."""
+        parts = [row.operations.astype(np.int64) for row in orders.rows]
+        operations = np.concatenate(parts)
+        kinds = operations[:, 0]
+        codes = (operations[:, 1] * len(KINDS) + kinds) * self._number + operations[:, 2]
+        lines = np.flatnonzero(np.bincount(codes // self._number)).tolist()
+        present = frozenset((line % len(KINDS), line // len(KINDS)) for line in lines)
+        duration, taken, freed, behind, lag = self._arrays(present)
+        place = np.full(len(duration), -1, dtype=np.int64)
+        place[codes] = np.arange(len(codes))
+        after = behind[codes]
+        after = np.where(after >= 0, place[after], -1)
+        waits = np.bincount(after[after >= 0], minlength=len(codes)).astype(np.int64)
+        moves = np.zeros(len(KINDS), dtype=np.bool_)
+        moves[list(movers)] = True
+        made = Lists(
+            lane_start=np.concatenate(([0], np.cumsum([len(part) for part in parts]))).astype(np.int64),
+            lane=np.repeat(np.arange(len(parts)), [len(part) for part in parts]),
+            duration_ns=duration[codes],
+            taken=taken[codes],
+            freed=freed[codes],
+            behind=after,
+            lag_ns=lag[codes],
+            waits_for=waits,
+            movable=moves[kinds],
+            room=np.asarray(room, dtype=np.int64),
+        )
+        return made, codes
+
+    def _made(self, present: frozenset[tuple[int, int]]) -> tuple[np.ndarray, ...]:
+        """Durations, bytes taken and freed, the operations behind and their lags, by number; ``present``: (kind, s)."""
+        size = len(self.allocation.stages) * len(KINDS)
+        duration, taken, freed = (np.zeros((size, self._number), dtype=np.int64) for _ in range(3))
+        behind = np.full((size, self._number, 2), -1, dtype=np.int64)
+        lag = np.zeros((size, self._number, 2), dtype=np.int64)
+        for kind, s in present:
+            line = s * len(KINDS) + kind
+            apart = (RECOMPUTE, s) in present
+            spent = [self._spent(kind, s, rows, apart) for rows, _count in self._classes]
+            for array, column in zip((duration, taken, freed), zip(*spent, strict=True), strict=True):
+                array[line] = np.repeat(column, self._counts)
+            for k, (after, direction) in enumerate(self._behind(kind, s, present)):
+                behind[line, :, k] = after * self._number + np.arange(self._number)
+                if direction is not None:
+                    moves = [transfer(self.problem, self.allocation, s, rows, direction) for rows, _ in self._classes]
+                    lag[line, :, k] = np.repeat([move.duration_ns if move else 0 for move in moves], self._counts)
+        flat = size * self._number
+        return duration.ravel(), taken.ravel(), freed.ravel(), behind.reshape(flat, 2), lag.reshape(flat, 2)
+
+    def _spent(self, kind: int, s: int, rows: int, apart: bool) -> tuple[int, int, int]:
+        """Duration, bytes taken at the start and freed at the end of an operation."""
+        stage = self.allocation.stages[s]
+        cost, kept = stage_costs(self.problem, stage, rows), activation_bytes(self.problem, stage, rows)
+        plain = stage_costs(self.problem, replace(stage, recompute=()), rows)
+        again = plain.kept_bytes - cost.kept_bytes if apart else 0
+        with_again = 0 if apart else cost.recompute_ns
+        return {
+            FORWARD: (cost.forward_ns, kept, 0),
+            BACKWARD: (cost.backward_ns + with_again, 0, kept + again),
+            INPUT: (cost.backward_ns - cost.weight_ns + with_again, 0, 0),
+            WEIGHT: (cost.weight_ns, 0, kept + again),
+            RECOMPUTE: (cost.recompute_ns, again, 0),
+        }[kind]
+
+    def _behind(self, kind: int, s: int, present: frozenset[tuple[int, int]]) -> list[tuple[int, int | None]]:
+        """The (stage, kind) lines that wait for an operation, with the direction of the transfer between, if any."""
+        size = len(KINDS)
+        own = INPUT if (INPUT, s) in present else BACKWARD
+        found: list[tuple[int, int | None]] = []
+        if kind == FORWARD:
+            after = self.allocation.next(s)
+            found.append((s * size + own, None) if after is None else (after * size + FORWARD, 0))
+            if (RECOMPUTE, s) in present:
+                found.append((s * size + RECOMPUTE, None))
+        elif kind == RECOMPUTE:
+            found.append((s * size + own, None))
+        elif kind in (BACKWARD, INPUT):
+            before = self.allocation.previous(s)
+            if before is not None:
+                found.append((before * size + (INPUT if (INPUT, before) in present else BACKWARD), 1))
+            if kind == INPUT:
+                found.append((s * size + WEIGHT, None))
+        return found

@@ -1,0 +1,56 @@
+"""Recomputation as an operation of its own, which can run while a gradient is awaited (WPipe, figure 13).
+
+It is worth its time where two micro-batches or more of a stage wait for it. Where a micro-batch's gradient comes before
+the next forward, as on the last stage of 1F1B, none is awaited in which to hide it, and one stash is kept either way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.schedule import Orders, Row
+
+
+def recomputed(allocation: Allocation, orders: Orders) -> Orders:
+    """The orders with an R right before each B or I of the stages that recompute.
+
+    The R starts as soon as the device is free, the gradient or not: where the gradient is on its way, it costs nothing.
+    """
+    return replace(orders, rows=tuple(Row(row.devices, _with_again(allocation, row.operations)) for row in orders.rows))
+
+
+def recomputing(allocation: Allocation, orders: Orders | None) -> Allocation:
+    """The allocation with stages that recompute whole: where that is worth its time in these orders, or all of them."""
+    flying = _in_flight(allocation, orders) if orders is not None else None
+    wanted = [flying is None or flying[s] > 1 for s in range(len(allocation.stages))]
+    pipelines, number = [], 0
+    for pipeline in allocation.pipelines:
+        stages = []
+        for stage in pipeline.stages:
+            stages.append(replace(stage, recompute=((stage.first, stage.last),) if wanted[number] else ()))
+            number += 1
+        pipelines.append(replace(pipeline, stages=tuple(stages)))
+    return Allocation(tuple(pipelines), allocation.num_micro_batches)
+
+
+def _in_flight(allocation: Allocation, orders: Orders) -> list[int]:
+    """The most micro-batches of each stage between their forward and their recomputation, on one device."""
+    most = [0] * len(allocation.stages)
+    for row in orders.rows:
+        kinds, stages, _batches = row.operations.T
+        steps = (kinds == FORWARD).astype(np.int64) - np.isin(kinds, (BACKWARD, INPUT))
+        for s in np.unique(stages).tolist():
+            most[s] = max(most[s], int(np.cumsum(steps[stages == s]).max()))
+    return most
+
+
+def _with_again(allocation: Allocation, operations: np.ndarray) -> np.ndarray:
+    again = np.asarray([bool(stage.recompute) for stage in allocation.stages])
+    before = np.flatnonzero(np.isin(operations[:, 0], (BACKWARD, INPUT)) & again[operations[:, 1]])
+    inserted = operations[before].copy()
+    inserted[:, 0] = RECOMPUTE
+    return np.insert(operations, before, inserted, axis=0)

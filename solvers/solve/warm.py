@@ -1,0 +1,145 @@
+"""Compiles what numba compiles, by solving a toy: ``python -m penstock.solvers.solve.warm`` at set-up and image build.
+
+The compiled kernels are kept on disk (``NUMBA_CACHE_DIR``), so that no user waits for the compiler.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Literal, get_args
+
+import numpy as np
+
+from penstock.solvers.bounds import suffix
+from penstock.solvers.costs.durations import UNREACHABLE_NS
+from penstock.solvers.improve import tabu
+from penstock.solvers.improve.neighbourhood.batch import Catalogue
+from penstock.solvers.lowering import lower
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.network import Cable, Inside, Network
+from penstock.solvers.model.problem import Device, Measured, MemoryRules, NetworkRules, Problem
+from penstock.solvers.model.schedule import Orders
+from penstock.solvers.model.update_rules import UpdateRule
+from penstock.solvers.planners.catalogue import PLANNERS, Planner
+from penstock.solvers.planners.madpipe.chain import Chain
+from penstock.solvers.planners.madpipe.labels import special_optimum
+from penstock.solvers.planners.madpipe.paper import first_phase
+from penstock.solvers.planners.wpipe.partition import Demand, partition
+from penstock.solvers.solve.processors import available_processors
+
+PLANS = 12
+"""Of each planner, judged: enough to meet every kernel."""
+
+
+def warm(*, backwards: bool = False) -> float:
+    """Solve toys with every planner in each kind of network, lower and draw the plans; the seconds that it took."""
+    started = time.perf_counter()
+    networks: tuple[tuple[bool, Literal["half", "full"]], ...] = ((True, "half"), (False, "half"), (False, "full"))
+    toys: list[Callable[[], None]] = [_halves_too_large, _special_processor]
+    for shared, channel in networks:
+        problem = _toy(shared, channel)
+        asked = [row for row in PLANNERS.values() if row.proposals is None or not row.target]
+        toys += [partial(_planned, problem, row) for row in asked]
+        toys += [partial(_suffixes, problem), partial(_in_bulk, problem)]
+    for toy in reversed(toys) if backwards else toys:
+        toy()
+    return time.perf_counter() - started
+
+
+def _from_both_ends() -> None:
+    """Where there are processors for it, a second process begins with the last toys; they meet in the cache on disk."""
+    other = os.fork() if available_processors() > 1 else None
+    if other == 0:
+        warm(backwards=True)
+        return
+    seconds = warm()
+    if other is not None:
+        os.waitpid(other, 0)
+    sys.stderr.write(f"kernels are ready after {seconds:.1f} s\n")
+
+
+def _planned(problem: Problem, planner: Planner) -> None:
+    found = planner.solve(problem, max_plans=PLANS).best
+    if found is None:
+        return
+    if isinstance(found.schedule, Orders) and found.update_rule == "synchronous":
+        tabu.improve(problem, found.allocation, found.schedule, steps=2)
+    if isinstance(found.schedule, Orders) and len(found.allocation.pipelines) == 1:
+        lower(problem, found.allocation, found.schedule)
+    found.timeline.memory_curve(found.allocation.stages[0].devices[0])
+
+
+def _suffixes(problem: Problem) -> None:
+    suffix.prove(problem, _line(), UNREACHABLE_NS, 1000)
+
+
+def _in_bulk(problem: Problem) -> None:
+    in_bulk = Catalogue(problem, 4)
+    rows = in_bulk.rows([_line().stages])
+    in_bulk.makespans_ns(rows, in_bulk.limits(rows))
+    in_bulk.bounds_ns(rows)
+
+
+def _line() -> Allocation:
+    return single_pipeline((Stage(0, 0, (0,)), Stage(1, 2, (1,)), Stage(3, 3, (2,))), 4)
+
+
+def _special_processor() -> None:
+    """MadPipe's label search and grid: equal layers leave them nothing to search."""
+    chain = Chain.of_layers(
+        [1, 2, 1], [3, 4, 1], [1, 1, 1], [1, 1, 1, 1], bandwidth_bytes_per_s=10**10, memory_bytes=50, processors=2
+    )
+    special_optimum(chain)
+    first_phase(chain)
+
+
+def _toy(shared: bool, channel: Literal["half", "full"]) -> Problem:
+    """Four layers on two nodes of two devices."""
+    layers, devices = 4, 4
+    each = np.full(layers, 1000, dtype=np.int64)
+    prefix = np.arange(layers + 1, dtype=np.int64) * 1000
+    cuts = np.full(layers - 1, 100, dtype=np.int64)
+    names = tuple(f"node{d // 2}/{d % 2}" for d in range(devices))
+    inside = Inside("pairs", 10**10, 0, True)
+    nodes = ("node0", "node1")
+    return Problem(
+        layer_names=tuple(f"layer{i}" for i in range(layers)),
+        parameter_bytes=prefix,
+        trainable_bytes=prefix,
+        update_ns=prefix,
+        forward_bytes=cuts,
+        backward_bytes=cuts,
+        boundary_tensors=tuple((("x", 100, 100),) for _ in range(layers - 1)),
+        cuttable=np.ones(layers - 1, dtype=bool),
+        shared_parameters=(),
+        measured={"toy": (Measured(1, each, 2 * each, each, each, each),)},
+        linear=True,
+        kind_source={"toy": ("toy", 1.0)},
+        devices=tuple(Device(names[d], d // 2, "toy", 10**9, 0, None) for d in range(devices)),
+        network=Network(
+            names, nodes, tuple(d // 2 for d in range(devices)), (inside, inside), (Cable(*nodes, 10**9, 1000, True),)
+        ),
+        global_batch_size=8,
+        micro_batch_sizes=(1, 2),
+        min_slice=1,
+        memory=MemoryRules(1, 2, False, 0, True),
+        rules=NetworkRules(shared, channel, "nic" if shared else "spp", "hierarchical", 25_000_000, True),
+        recompute="auto",
+        expected_error=0.1,
+        update_rules=frozenset(get_args(UpdateRule)),
+    )
+
+
+def _halves_too_large() -> None:
+    """Two parts that each fit the device, but not together, in either place where they may meet."""
+    time_ns = np.arange(4, dtype=np.int64)[None, :]
+    demand = Demand(time_ns, 5 * time_ns[None, :, :])
+    partition((demand, demand), np.full((1, 1), 10, dtype=np.int64))
+
+
+if __name__ == "__main__":
+    _from_both_ends()

@@ -1,0 +1,158 @@
+"""One sentence for a result: what the plan is and how far from the bound, or why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.schemas.amounts import doubtful_memory, shortage
+from penstock.solvers.explanation.hints import hints
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.plan_shape import layers_need, micro_batches, shape
+from penstock.solvers.model.result import Bound, Candidate, Result, Shortage, Status
+from penstock.solvers.model.schedule import Orders
+from penstock.solvers.model.slices import row_classes
+from penstock.solvers.schedules.catalogue import SCHEDULES
+from penstock.solvers.schedules.early_backward import ACR_THRESHOLD, activation_communication_ratio
+from penstock.solvers.solve.session import Session
+from penstock.solvers.solve.tasks import MOST_LABELLED
+
+SHOWN = 8
+
+
+def why_found(session: Session, closely: bool = False) -> str:
+    """The best plan's shape, who found it, its activation communication ratio, and its distance from the bound.
+
+    ``closely``: also what binds it and what would help most (``explanation.hints``).
+    """
+    best = session.best
+    assert best is not None
+    parts = [f"{best.planner}: {_shape(session, best)}"]
+    if best.planner in session.notes:
+        parts.append(session.notes[best.planner])
+    if any(len(pipeline.stages) > 1 for pipeline in best.allocation.pipelines) and best.update_rule == "synchronous":
+        ratio = activation_communication_ratio(session.problem, best.allocation)
+        side = "at least" if ratio >= ACR_THRESHOLD else "below"
+        parts.append(
+            f"activation communication ratio {ratio:.3f}, {side} the {ACR_THRESHOLD} from which P_B is advised"
+        )
+    if session.codec_note:
+        parts.append(session.codec_note)
+    parts += [_distance(best, bound) for bound in session.shown_bounds if bound.bound_ns > 0]
+    if closely and not session.deadline.passed:
+        parts += hints(session.problem, best)
+    if session.unfinished:
+        parts.append(f"{_limit(session)} came before {', '.join(dict.fromkeys(session.unfinished))} had finished")
+    return "; ".join(parts)
+
+
+def _distance(best: Candidate, bound: Bound) -> str:
+    """How far the plan is above a bound, and which plans that bound covers."""
+    if best.value_ns <= bound.bound_ns + bound.tolerance_ns:
+        return f"it meets the lower bound on {bound.model}"
+    return f"{100 * (best.value_ns / bound.bound_ns - 1):.2f} % above the lower bound on {bound.model}"
+
+
+def _shape(session: Session, best: Candidate) -> str:
+    allocation = best.allocation
+    stages, beside = allocation.stages, ""
+    if best.update_rule == "elastic_averaging":
+        stages = allocation.pipelines[0].stages
+        number = len(allocation.pipelines)
+        beside = f"{number} pipelines on the same devices, each " if number > 1 else "one pipeline that averages, "
+    used = len({d for stage in stages for d in stage.devices})
+    whole = session.problem.num_devices
+    every = f"{used} devices" if used == whole else f"{used} of {whole} devices"
+    number = allocation.num_micro_batches
+    size = micro_batches(number, row_classes(session.problem.global_batch_size, number)[0][0])
+    again = sum(1 for stage in stages if stage.recompute)
+    recomputing = f", {again} of them recomputing" if again else ""
+    held = [[stage.devices for stage in pipeline.stages] for pipeline in allocation.pipelines]
+    if not beside and len(held) > 1:
+        return f"{shape(held)}{_cuts(allocation)}{recomputing}, {size}, {best.schedule.name}"
+    if len(stages) == 1:
+        overlap = "with" if best.overlap_all_reduce else "without"
+        kind = f"data parallel over {every} {overlap} all-reduce overlap" if used > 1 else "one device"
+        return f"{beside}{kind}{', recomputing' if again else ''}, {size}"
+    replicas = _listed([stage.replicas for stage in stages])
+    layers = _listed([stage.last - stage.first + 1 for stage in stages])
+    name = best.schedule.name
+    warmup = ""
+    if isinstance(best.schedule, Orders) and name in SCHEDULES and SCHEDULES[name].by_vector:
+        warmup = f" with K = {_listed(best.schedule.warmup[: len(stages)])}"
+    straight = "straight" if used == len(stages) else replicas
+    cut = f"{len(stages)} stages ({straight}, layers {layers}{recomputing}) on {every}"
+    return f"{beside}{cut}, {size}, {name}{warmup}"
+
+
+def _cuts(allocation: Allocation) -> str:
+    """The layers of each stage, of the first pipeline where all are cut alike; nothing where no model is cut."""
+    cuts = list(
+        dict.fromkeys(_listed([stage.last - stage.first + 1 for stage in p.stages]) for p in allocation.pipelines)
+    )
+    if all(len(pipeline.stages) == 1 for pipeline in allocation.pipelines):
+        return ""
+    more = f" and {len(cuts) - SHOWN} other cuts" if len(cuts) > SHOWN else ""
+    return f" (layers {' or '.join(cuts[:SHOWN])}{more})"
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    """``9:7``; of many numbers the first and the last ones."""
+    if len(numbers) <= 2 * SHOWN:
+        return ":".join(map(str, numbers))
+    return ":".join([*map(str, numbers[:SHOWN]), "…", *map(str, numbers[-SHOWN:])])
+
+
+def why_nothing(session: Session, result: Result) -> str:
+    """What proves that there is no plan, or what stood in the way; which stage lacks most where, what would help."""
+    if result.status is Status.TIME_LIMIT:
+        late = " and ".join(result.unfinished)
+        return f"{_limit(session)} came before {late} had found a plan{_quicker(session, result)}"
+    if session.refuted is not None:
+        said = f"there is no plan: {session.refuted.sentence}"
+    elif result.shortage is None:
+        return f"no plan was found: {_obstacle(session)}; it is not proven that none exists"
+    else:
+        said = "no plan was found that fits; it is not proven that none exists"
+    if session.shortage is not None:
+        said = f"{said}; {_lacking(session, session.shortage, result)}"
+    doubt = doubtful_memory(max(device.memory_bytes for device in session.problem.devices))
+    return f"{said}; {doubt}" if doubt and (session.refuted or session.shortage) else said
+
+
+def _obstacle(session: Session) -> str:
+    """What kept the last plan from being judged, where memory did not."""
+    if session.disconnected is not None:
+        return session.disconnected
+    if session.unpinned is not None:
+        return f"in the last one tried, {session.unpinned}"
+    if session.proposed and session.schedule != "auto":
+        return f"nothing that was proposed for this request goes with schedule {session.schedule!r}"
+    return "nothing was proposed for this request"
+
+
+def _lacking(session: Session, short: Shortage, result: Result) -> str:
+    """What the nearest plan lacks, and what would help."""
+    problem = session.problem
+    need = layers_need(short.first_layer, short.last_layer, problem.layer_names)
+    sentence = (
+        f"in the nearest one, {need} "
+        f"{shortage(short.needed_bytes, short.available_bytes, f'device {problem.devices[short.device].name!r}')}"
+    )
+    remedy = None if result.shortage is None else result.shortage.remedy
+    if remedy:
+        return f"{sentence}; this works: {remedy}"
+    if session.deadline.passed:
+        return f"{sentence}; the time limit came before a remedy was found"
+    return f"{sentence}; no remedy tried here works"
+
+
+def _quicker(session: Session, result: Result) -> str:
+    """Who would have been in time, where the others look at too much."""
+    many = session.problem.num_devices
+    if many <= MOST_LABELLED or "spread" in result.unfinished or "synchronous" not in session.problem.update_rules:
+        return ""
+    return f"; for as many as {many:,} devices there is planner spread, which auto asks first"
+
+
+def _limit(session: Session) -> str:
+    return "the time limit" if session.deadline.passed else f"the limit of {session.max_plans} plans"

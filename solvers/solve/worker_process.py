@@ -1,0 +1,82 @@
+"""A worker process of a solve: takes tasks from its parent and does them, until the parent ends it or dies.
+
+In: a task with its number, or the best time known. Out: ``(number, Found | Bound | Outcome | Crash)``. On Linux the
+kernel kills it when its parent's thread dies (``PR_SET_PDEATHSIG``); elsewhere it ends when it next reads or writes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import traceback
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import NamedTuple
+
+from penstock.solvers.model.result import Bound
+from penstock.solvers.solve.outcome import Found
+from penstock.solvers.solve.tasks import Setting
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Crash(NamedTuple):
+    """A fault of ours in a task."""
+
+    traceback: str
+
+
+def end_with(parent: int) -> None:
+    """Die with the process that started us, and leave Ctrl-C to it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+class PipeLink:
+    """A task's line over the pipe."""
+
+    def __init__(self, pipe: Connection, number: int, best_ns: int | None) -> None:
+        self._pipe, self._number, self._best_ns = pipe, number, best_ns
+
+    def best_ns(self) -> int | None:
+        """What the parent said last."""
+        while self._pipe.poll():
+            self._best_ns = self._pipe.recv()
+        return self._best_ns
+
+    def found(self, found: Found) -> None:
+        """Tell the parent."""
+        self._pipe.send((self._number, found))
+
+    def proven(self, bound: Bound) -> None:
+        """Tell the parent."""
+        self._pipe.send((self._number, bound))
+
+
+def serve(pipe: Connection, setting: Setting) -> None:
+    """Do what comes until the pipe is closed."""
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        while True:
+            message = pipe.recv()
+            if isinstance(message, int):
+                continue  # the best time of a task that has ended
+            number, task, best_ns = message
+            try:
+                answer = task.run(setting, PipeLink(pipe, number, best_ns))
+            except (EOFError, BrokenPipeError, ConnectionResetError):
+                return
+            except Exception:  # the parent raises it where somebody sees it
+                answer = Crash(traceback.format_exc())
+            pipe.send((number, answer))
+
+
+def main(descriptor: int, parent: int) -> None:
+    """Serve as a fresh interpreter; the setting comes first."""
+    end_with(parent)
+    with Connection(descriptor) as pipe:
+        serve(pipe, pipe.recv())

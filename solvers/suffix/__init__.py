@@ -1,5 +1,0 @@
-"""The shortest step of a given allocation by exact search on its suffixes (BOUNDS Part II): a proof, and an order."""
-
-from penstock.solvers.suffix.prove import EFFORT, Answer, judgeable, prove, takes
-
-__all__ = ["EFFORT", "Answer", "judgeable", "prove", "takes"]

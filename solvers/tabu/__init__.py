@@ -1,5 +1,0 @@
-"""Tabu search for a better order of a given plan's operations, timed by the judge (BOUNDS Part II, 3)."""
-
-from penstock.solvers.tabu.improve import Improvement, improve
-
-__all__ = ["Improvement", "improve"]
