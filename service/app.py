@@ -18,9 +18,10 @@ from types import FrameType
 import uvicorn
 from anyio.to_thread import run_sync
 from fastapi import FastAPI
+from starlette.middleware.gzip import GZipMiddleware
 
 from penstock.schemas.errors import Unreachable
-from penstock.service import logs, negotiation, openapi, problems
+from penstock.service import logs, openapi, problems
 from penstock.service.observing import Observing
 from penstock.service.routes import (
     agents,
@@ -44,6 +45,7 @@ from penstock.service.services import Service
 from penstock.service.settings import Settings
 
 GRACE_S = 5
+COMPRESS_FROM_BYTES = 1024
 
 log = logging.getLogger("penstock.service")
 
@@ -71,7 +73,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     app.state.service = service
     problems.install(app)
-    negotiation.install(app)
+    app.add_middleware(GZipMiddleware, minimum_size=COMPRESS_FROM_BYTES, compresslevel=4)
     answers.install(app, service)
     openapi.install(app)
     app.add_middleware(Observing, service=service)
@@ -143,7 +145,7 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to end; told a second time, end at once: children die with us, leases run out."""
+        """Begin a graceful shutdown; at the second signal, end at once: children die with us, leases run out."""
         if self._service.ending:
             os._exit(128 + sig)
         self._service.ending = True

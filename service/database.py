@@ -8,6 +8,7 @@ A database that does not answer is ``DatabaseAway`` (503), whatever the driver c
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,6 +63,8 @@ class Database:
         self.url = _parsed(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._may_upgrade = self.is_sqlite if upgrade is None else upgrade
+        self.committed = threading.Event()
+        """Set by each transaction of this process that wrote, so that `relay` looks at a SQLite file at once."""
         pool: dict[str, Any] = {"pool_size": connections, "max_overflow": 0, "pool_timeout": LOCK_WAIT_MS / 1000}
         if self.is_sqlite:
             refuse_shared_disk(Path(self.url.database or ""))
@@ -130,6 +133,7 @@ class Database:
             if alone and not self.is_sqlite:
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(WRITERS)))
             yield connection
+        self.committed.set()
 
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:

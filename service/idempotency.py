@@ -9,11 +9,11 @@ who does it for ``lease_s``, renewed while he is alive; one whose lease has run 
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import msgpack  # type: ignore[import-untyped]
 import sqlalchemy as sa
 
 from penstock.schemas.errors import Conflict, Fault
@@ -120,8 +120,8 @@ class Idempotency:
                 remedy="make a new key for each request; only a repetition has the key of the first one",
             )
         if row.status is not None:
-            headers, body = msgpack.unpackb(row.body)
-            return Kept(row.status, headers, body)
+            head, _, body = row.body.partition(b"\n")
+            return Kept(row.status, json.loads(head), body)
         if row.job_id is not None:
             return Made(row.job_id, doing)
         raise KeyInUse(
@@ -138,7 +138,7 @@ class Idempotency:
     def keep(self, doing: Doing, kept: Kept) -> None:
         """Keep what was answered, unless another process does the request now."""
         mine = sa.or_(idempotency.c.body == doing.token, idempotency.c.job_id.is_not(None))
-        body = msgpack.packb([kept.headers, kept.body])
+        body = json.dumps(kept.headers).encode() + b"\n" + kept.body
         with self._database.write() as connection:
             here = sa.and_(_row(doing.tenant, doing.key), _UNDER_WAY, mine)
             connection.execute(idempotency.update().where(here).values(status=kept.status, body=body))

@@ -1,6 +1,7 @@
 """Wakes the endpoints that wait: one asyncio notifier per process, no thread held while waiting.
 
-What other processes change arrives through `relay`.
+What a transaction changes is published by `relay`, whichever process committed it; what the database does not
+announce (an agent's assignments, a run's steps), by whoever changes it.
 """
 
 from __future__ import annotations

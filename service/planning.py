@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -47,12 +46,10 @@ def planner_versions() -> dict[str, str]:
 
 
 class Planning:
-    """Requests of all tenants and their jobs. ``nudge`` wakes the worker."""
+    """Requests of all tenants and their jobs."""
 
-    def __init__(
-        self, stores: Stores, queue: JobQueue, sizes: Sizes, *, max_solve_s: float, nudge: Callable[[], None]
-    ) -> None:
-        self._stores, self._queue, self._sizes, self._nudge = stores, queue, sizes, nudge
+    def __init__(self, stores: Stores, queue: JobQueue, sizes: Sizes, *, max_solve_s: float) -> None:
+        self._stores, self._queue, self._sizes = stores, queue, sizes
         self._max_solve_ms = int(max_solve_s * 1000)
 
     def of(self, tenant: str) -> TenantPlanning:
@@ -90,7 +87,6 @@ class Planning:
             note=wishes.note,
         )
         job_id, is_new = self._queue.enqueue(principal.tenant, job)
-        self._nudge()
         return Submitted(None, address, key, job_id, is_new)
 
     def _limit_ms(self, request: PlanRequest) -> int:

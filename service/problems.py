@@ -64,15 +64,6 @@ class WrongMediaType(Refusal):
     exit_code = 65
 
 
-class NotAcceptable(Refusal):
-    """A client that takes no form in which this could be answered."""
-
-    title = "There is no answer in that form"
-    code = "not-acceptable"
-    status = 406
-    exit_code = 65
-
-
 class TaskFailed(Exception):
     """A child process met an error; ``problem`` says which."""
 

@@ -103,9 +103,6 @@ class Settings(BaseSettings):
         default=200.0, ge=0, description="of each key, and of each address beyond loopback without one; 0: any number"
     )
     max_open_requests: int = Field(default=1000, ge=1, description="of each key: waits, streams and held syncs")
-    slow_client_s: float = Field(
-        default=60.0, gt=0, description="a client that sends or reads nothing for so long is dropped"
-    )
     max_layers: int = Field(default=50_000, ge=1, description="of a profile")
     max_devices: int = Field(default=65_536, ge=1, description="of a topology")
     max_micro_batches: int = Field(default=1_048_576, ge=1, description="of a global batch")

@@ -103,8 +103,8 @@ class Worker:
             elif (waker := self._wakers.get(job_id)) is not None:
                 _poke(waker)
 
-    def heard(self, topic: str | None) -> None:
-        """Look at what may have changed in the database; None: anything."""
+    def on_change(self, topic: str | None) -> None:
+        """Wake the threads that a change in the database concerns; None: anything may have changed."""
         if topic in (None, "jobs"):
             self.nudge()
         if topic is None:

@@ -113,9 +113,9 @@ def test_finishing_a_sweep_keeps_the_best_plans(client: Client):
 def sweeps(tmp_path: Path) -> Iterator[Callable[[], tuple[Sweeps, JobQueue, Leases]]]:
     database = Database(f"sqlite:///{tmp_path / 'sweeps.sqlite'}")
     database.create()
-    stores, queue = Stores(database), JobQueue(database, lambda topic: None)
-    planning = Planning(stores, queue, Sizes(Settings()), max_solve_s=60, nudge=lambda: None)
-    leases = Leases(database, lambda topic: None, lease_s=30, max_attempts=3)
+    stores, queue = Stores(database), JobQueue(database)
+    planning = Planning(stores, queue, Sizes(Settings()), max_solve_s=60)
+    leases = Leases(database, lease_s=30, max_attempts=3)
     yield lambda: (Sweeps(database, stores, planning, queue, max_cases=4), queue, leases)
     database.close()
 

@@ -37,10 +37,8 @@ class Floor:
     def __init__(self, url: str) -> None:
         self.database = Database(url)
         self.database.create()
-        self.queue = JobQueue(self.database, lambda topic: None)
-        self.planning = Planning(
-            Stores(self.database), self.queue, Sizes(Settings()), max_solve_s=60, nudge=lambda: None
-        )
+        self.queue = JobQueue(self.database)
+        self.planning = Planning(Stores(self.database), self.queue, Sizes(Settings()), max_solve_s=60)
         self.workers: list[WorkerProcess] = []
 
     def start(self, **settings: Any) -> WorkerProcess:
