@@ -8,6 +8,7 @@ worker's death ends its children; its own end hands the jobs back.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import select
 import socket
@@ -38,6 +39,8 @@ from penstock.service.workers import Attendance
 from penstock.solvers.processors import available_processors
 
 IDLE_POLL_S = 0.5
+REPORT_S = 0.25
+"""Between two reports of a solve: of plans and bounds that come faster, the newest ones are written."""
 AGAIN_S = 0.5
 """From a database that is away to the next try."""
 
@@ -206,6 +209,7 @@ class Worker:
             log.info("the solve has started after %.3f s", time.monotonic() - began)
             for message in self._messages(solve, child):
                 self._take(solve, message)
+            self._report(solve, at_once=True)
             if solve.stop == "hand back":
                 self._leases.hand_back(claim)
             status = end(child, self._settings.kill_grace_s if solve.stop != "lost" else 0.0)
@@ -237,7 +241,9 @@ class Worker:
             if solve.stop is not None:
                 yield from drain(solve.buffer, child)
                 return
-            timeout = max(0.0, min(next_beat, solve.deadline) - now)
+            self._report(solve)
+            wake_at = min(next_beat, solve.deadline, solve.next_report if solve.has_news else math.inf)
+            timeout = max(0.0, wake_at - time.monotonic())
             readable, _, _ = select.select([child.pipe, solve.wake], [], [], timeout)
             if solve.wake in readable:
                 solve.wake.recv(4096)
@@ -264,12 +270,9 @@ class Worker:
             case "incumbent":
                 plan = Plan.model_validate(message["plan"])
                 if value_ns(plan) < value_ns(solve.best):
-                    solve.best = plan
-                with suppress(DatabaseAway):
-                    self._leases.report(solve.claim, plan)
+                    solve.best = solve.unreported = plan
             case "progress":
-                with suppress(DatabaseAway):
-                    self._leases.progress(solve.claim, message["bound_ns"], message["working"])
+                solve.progress = message["bound_ns"], message["working"]
             case "result":
                 solve.result = ResultOut.model_validate(message["result"])
             case "error":
@@ -277,6 +280,21 @@ class Worker:
             case "crash":
                 log.error("the solver crashed\n%s", message["traceback"])
                 solve.problem = crashed("the planner met an error of its own; the service's log has the reason")
+        self._report(solve)
+
+    def _report(self, solve: Solve, *, at_once: bool = False) -> None:
+        """Write the newest plan and bound that are not written yet, unless others were a moment ago."""
+        now = time.monotonic()
+        if not solve.has_news or (now < solve.next_report and not at_once):
+            return
+        solve.next_report = now + REPORT_S
+        with suppress(DatabaseAway):
+            if solve.unreported is not None:
+                self._leases.report(solve.claim, solve.unreported)
+                solve.unreported = None
+            if solve.progress is not None:
+                self._leases.progress(solve.claim, *solve.progress)
+                solve.progress = None
 
     def _conclude(self, solve: Solve, status: int) -> None:
         seconds = time.monotonic() - solve.started
