@@ -21,7 +21,7 @@ from fastapi import FastAPI
 from starlette.middleware.gzip import GZipMiddleware
 
 from penstock.schemas.errors import Unreachable
-from penstock.service import logs, openapi, problems
+from penstock.service import compat, logs, openapi, problems
 from penstock.service.observing import Observing
 from penstock.service.routes import (
     agents,
@@ -29,6 +29,7 @@ from penstock.service.routes import (
     exports,
     health,
     imports,
+    jobs,
     layouts,
     pages,
     placements,
@@ -46,6 +47,24 @@ from penstock.service.settings import Settings
 
 GRACE_S = 5
 COMPRESS_FROM_BYTES = 1024
+ROUTES = (
+    jobs,
+    exports,
+    questions,
+    plans,
+    sweeps,
+    imports,
+    layouts,
+    placements,
+    documents,
+    runs,
+    agents,
+    health,
+    sessions,
+    pages,
+    reference,
+)
+"""Modules with a router, in the order in which they are asked: verbs of a plan come before the plan itself."""
 
 log = logging.getLogger("penstock.service")
 
@@ -77,23 +96,9 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     answers.install(app, service)
     openapi.install(app)
     app.add_middleware(Observing, service=service)
-    for routes in (
-        plans,
-        exports,
-        questions,
-        sweeps,
-        imports,
-        layouts,
-        placements,
-        documents,
-        runs,
-        agents,
-        health,
-        sessions,
-        pages,
-        reference,
-    ):
-        app.include_router(routes.router)
+    routers = [routes.router for routes in ROUTES]
+    for router in (compat.router_of(routers), *routers):
+        app.include_router(router)
     return app
 
 

@@ -170,7 +170,7 @@ class JobQueue:
         with self._database.write() as connection:
             state = self._row(connection, tenant, job_id, jobs.c.state)["state"]
             if state in ACTIVE:
-                raise Conflict(f"job {job_id!r} is {state}", remedy=f"POST /v1/plans/{job_id}/cancel first")
+                raise Conflict(f"job {job_id!r} is {state}", remedy=f"POST /v1/jobs/{job_id}:cancel first")
             connection.execute(answers.delete().where(answers.c.tenant == tenant, answers.c.job_id == job_id))
             connection.execute(jobs.delete().where(jobs.c.id == job_id))
 
@@ -179,7 +179,7 @@ class JobQueue:
         query = sa.select(*columns).where(jobs.c.id == job_id, jobs.c.tenant == tenant)
         row = connection.execute(query).mappings().first()
         if row is None:
-            raise NotFound(f"no job {job_id!r} here", remedy="GET /v1/plans lists the jobs")
+            raise NotFound(f"no job {job_id!r} here", remedy="GET /v1/jobs lists the jobs")
         return row
 
 

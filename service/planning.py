@@ -19,8 +19,8 @@ from penstock.service.tables import ACTIVE
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wishes:
-    """What somebody asks of a job, and not of its plan: these are no part of the request's address."""
+class JobOptions:
+    """Options of a job, and not of its plan: they are no part of the request's hash."""
 
     priority: int = 0
     tag: str | None = None
@@ -56,13 +56,13 @@ class Planning:
         """What one tenant has asked."""
         return TenantPlanning(self._stores.of(tenant), self._queue)
 
-    def submit(self, principal: Principal, request: PlanRequest, wishes: Wishes | None = None) -> Submitted:
+    def submit(self, principal: Principal, request: PlanRequest, options: JobOptions | None = None) -> Submitted:
         """Answer a request from the store, or see to it that a job is under way.
 
         Raises NotFound for an unknown hash, InvalidDocument and UnsupportedRequest for what nobody could answer,
         QuotaExceeded when too many of the key's jobs wait.
         """
-        store, wishes = self._stores.of(principal.tenant), wishes or Wishes()
+        store, options = self._stores.of(principal.tenant), options or JobOptions()
         if principal.scopes:
             self._sizes.check(request)
         inline = store.resolve(request)
@@ -79,12 +79,12 @@ class Planning:
             cache_key=key,
             limit_ms=self._limit_ms(request),
             planner=request.planner,
-            priority=wishes.priority,
-            tag=wishes.tag,
-            parent_id=wishes.parent_id,
+            priority=options.priority,
+            tag=options.tag,
+            parent_id=options.parent_id,
             key_id=principal.key_id,
             max_queued=principal.max_queued,
-            note=wishes.note,
+            note=options.note,
         )
         job_id, is_new = self._queue.enqueue(principal.tenant, job)
         return Submitted(None, address, key, job_id, is_new)
@@ -128,14 +128,14 @@ class TenantPlanning:
             raise Conflict(f"job {job.id!r} failed and has no plan: {job.error.detail}")
         raise Conflict(
             f"job {job.id!r} is {job.state} and has no final plan",
-            remedy=f"wait for it, or GET /v1/plans/{job.id}/incumbent for the best plan so far",
+            remedy=f"wait for it, or GET /v1/jobs/{job.id}/incumbent for the best plan so far",
         )
 
     def incumbent(self, job_id: str) -> Plan:
         """The best plan of a job so far. Raises NotFound, and Conflict while there is none."""
         plan = self._queue.incumbent(self._store.tenant, job_id)
         if plan is None:
-            raise Conflict(f"job {job_id!r} has no plan yet", remedy=f"watch /v1/plans/{job_id}/events")
+            raise Conflict(f"job {job_id!r} has no plan yet", remedy=f"watch /v1/jobs/{job_id}/events")
         return plan
 
     def plan_file(self, plan: PlanFile | str) -> PlanFile:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 TITLES = {
-    "plans": "Plans and their jobs",
+    "plans": "Plans",
+    "jobs": "Jobs",
     "questions": "Questions that keep nothing",
     "sweeps": "Sweeps",
     "documents": "Documents",

@@ -26,7 +26,7 @@ from penstock.service.planning import Planning
 from penstock.service.recovery import Recovery
 from penstock.service.relay import Relay
 from penstock.service.runs import Runs
-from penstock.service.security.door import Door
+from penstock.service.security.door import Authenticator
 from penstock.service.security.sizes import Sizes
 from penstock.service.settings import Settings
 from penstock.service.store import Stores
@@ -57,7 +57,7 @@ class Service:
         self.relay = Relay(self.database, self._on_change)
         self.stores = Stores(self.database)
         self.queue = JobQueue(self.database)
-        self.door = Door(self.database, settings)
+        self.authenticator = Authenticator(self.database, settings)
         self.forkserver = Forkserver(WARM if settings.warm_up else PRELOAD)
         leases = Leases(self.database, lease_s=settings.lease_s, max_attempts=settings.max_attempts)
         self.worker = Worker(self.database, leases, self.stores, self.forkserver, settings)

@@ -112,7 +112,7 @@ class SweepTables:
 
 def _out(row: Any, rows: tuple[SweepRow, ...]) -> SweepOut:
     here = f"/v1/sweeps/{row['id']}"
-    ways = {"cancel": f"{here}/cancel", "finish": f"{here}/finish"} if row["state"] == "running" else {}
+    ways = {"cancel": f"{here}:cancel", "finish": f"{here}:finish"} if row["state"] == "running" else {}
     return SweepOut(
         id=row["id"],
         state=row["state"],
@@ -122,5 +122,5 @@ def _out(row: Any, rows: tuple[SweepRow, ...]) -> SweepOut:
         cases=len(rows),
         ended=sum(one.state not in ACTIVE for one in rows),
         rows=rows,
-        links={"self": here, "jobs": f"/v1/plans?parent={row['id']}", **ways},
+        links={"self": here, "jobs": f"/v1/jobs?parent={row['id']}", **ways},
     )

@@ -19,7 +19,7 @@ from penstock.service.database import Database
 from penstock.service.idempotency import Note
 from penstock.service.job_rows import new_id
 from penstock.service.jobs import MIN_PRIORITY, RETRY_AFTER_S, JobQueue
-from penstock.service.planning import Planning, Wishes
+from penstock.service.planning import JobOptions, Planning
 from penstock.service.security.principals import Principal
 from penstock.service.store import Stores
 from penstock.service.sweep_tables import SweepTables
@@ -88,7 +88,7 @@ class Sweeps(SweepTables):
     def delete(self, tenant: str, sweep_id: str) -> None:
         """Forget a sweep that has ended, and its own jobs. Raises NotFound, and Conflict while it is under way."""
         if self.sweep(tenant, sweep_id).state == "running":
-            raise Conflict(f"sweep {sweep_id!r} is running", remedy=f"POST /v1/sweeps/{sweep_id}/cancel first")
+            raise Conflict(f"sweep {sweep_id!r} is running", remedy=f"POST /v1/sweeps/{sweep_id}:cancel first")
         for job_id in self._own_jobs(sweep_id, ("succeeded", "failed", "cancelled")):
             self._queue.delete(tenant, job_id)
         with self._database.write() as connection:
@@ -104,7 +104,8 @@ class Sweeps(SweepTables):
     def _ask(self, principal: Principal, case: Case, sweep_id: str) -> dict[str, Any]:
         """What is remembered of a case: its row so far, and the job that answers it."""
         try:
-            submitted = self._planning.submit(principal, case.request, Wishes(priority=PRIORITY, parent_id=sweep_id))
+            options = JobOptions(priority=PRIORITY, parent_id=sweep_id)
+            submitted = self._planning.submit(principal, case.request, options)
         except UnsupportedRequest as error:
             return {"row": refused(case, ProblemDetails.of(error)).model_dump(mode="json"), "job_id": None}
         job_id = submitted.job_id

@@ -99,7 +99,7 @@ class Worker:
         return all(thread.is_alive() for thread in self._threads)
 
     def nudge(self, job_id: str | None = None) -> None:
-        """Look at the queue, or at the wishes for one running job, now."""
+        """Look at the queue, or at what is asked of one running job, now."""
         with self._work:
             if job_id is None:
                 self._work.notify_all()

@@ -19,7 +19,7 @@ from penstock.service.problems import problems
 from penstock.service.routes.access import Access, Reader, Solver
 from penstock.service.routes.bodies import STREAM, json_response, reader, takes
 from penstock.service.routes.children import answered, streamed, told, wants_events
-from penstock.service.routes.plans import Asked, Id
+from penstock.service.routes.plans import Asked, Hash
 from penstock.service.samples import tiny_calibration, tiny_plan_file, tiny_request
 from penstock.service.services import Service
 
@@ -138,13 +138,12 @@ async def explain(
     return await _explained(request, service, file, how)
 
 
-@router.get("/plans/{id}/explain", responses={200: {"model": Explanation}, **problems(404, 409, 422)})
+@router.get("/plans/{hash}:explain", responses={200: {"model": Explanation}, **problems(404, 422)})
 async def explain_stored(
-    request: Request, id: Id, service: Access, caller: Reader, how: Annotated[How, Depends()]
+    request: Request, hash: Hash, service: Access, caller: Reader, how: Annotated[How, Depends()]
 ) -> Response:
-    """The same of a stored plan, or of the plan of a job."""
-    address = await run_sync(service.planning.of(caller.tenant).plan_hash, id)
-    return await _explained(request, service, await run_sync(service.stores.of(caller.tenant).plan_file, address), how)
+    """The same of a stored plan."""
+    return await _explained(request, service, await run_sync(service.stores.of(caller.tenant).plan_file, hash), how)
 
 
 @router.post(

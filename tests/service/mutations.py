@@ -27,7 +27,7 @@ SAMPLES: dict[str, Any] = {
     "/v1/topologies": tiny_topology(),
     "/v1/sweeps": tiny_sweep(),
     "/v1/runs": RUN_EXAMPLE,
-    "/v1/agents/mutant/sync": SYNC_EXAMPLE,
+    "/v1/agents/mutant:sync": SYNC_EXAMPLE,
 }
 WEIGHTS = {"/v1/plans:explain": 0.1}
 """Targets that start a process for each document are tried less often; all others have weight 1."""
