@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from penstock.schemas.jobs import ProblemDetails
+from penstock.service.naming import describe_names
 from penstock.service.problems import MEDIA_TYPE
 from penstock.service.routes.access import describe_keys
 from penstock.service.routes.bodies import BODY_MODELS
@@ -35,6 +36,7 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
             [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"
         )
         schema["components"]["schemas"] = extra["$defs"] | known
+        describe_names(schema["components"]["schemas"])
         for path in schema["paths"].values():
             for operation in path.values():
                 _describe_problems(operation)
