@@ -214,7 +214,6 @@ class Agents:
             "probe_address": request.probe_address,
             "last_seen_ms": now_ms(),
         }
-        changed: set[str] = set()
         with self._database.write() as connection:
             here = sa.and_(agents.c.tenant == tenant, agents.c.id == agent_id)
             row = connection.execute(sa.select(agents).where(here)).mappings().first()
@@ -223,21 +222,18 @@ class Agents:
                 new = {"tenant": tenant, "id": agent_id, "ack": 0, "state_version": now_ms()}
                 connection.execute(agents.insert().values(**new, **offer))
             elif row["incarnation"] != request.incarnation:
-                changed |= self._runs.lose_agent(connection, tenant, agent_id, "was started anew", replaced=True)
+                self._runs.lose_agent(connection, tenant, agent_id, "was started anew", replaced=True)
                 connection.execute(agents.update().where(here).values(ack=0, **offer))
             else:
                 ack = row["ack"]
                 connection.execute(agents.update().where(here).values(**offer))
             for event in request.events:
                 if event.sequence > ack:
-                    changed |= self._runs.take(connection, tenant, agent_id, event)
+                    self._runs.take(connection, tenant, agent_id, event)
                     ack = event.sequence
             if request.events:
                 connection.execute(agents.update().where(here).values(ack=ack))
-            reply = self._runs.reply(connection, tenant, agent_id)
-        for topic in changed:
-            self._notifier.publish(topic)
-        return reply
+            return self._runs.reply(connection, tenant, agent_id)
 
     def _reply(self, tenant: str, agent_id: str) -> SyncReply:
         with self._database.read() as connection:

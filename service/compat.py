@@ -55,7 +55,7 @@ def router_of(routers: Iterable[APIRouter]) -> APIRouter:
     """The old forms of the routes of some routers; it has to be included before them."""
     register_url_convertor("job", _JobId())
     every = every_route(route for router in routers for route in router.routes)
-    routes = {(method, one.path): one for one in every for method in one.methods}
+    routes = {(method, one.path): one for one in every for method in one.methods or ()}
     old = APIRouter(include_in_schema=False)
     for form in OLD_FORMS:
         new = routes[form.method, form.new_path]

@@ -1,7 +1,6 @@
 """Wakes the endpoints that wait: one asyncio notifier per process, no thread held while waiting.
 
-What a transaction changes is published by `relay`, whichever process committed it; what the database does not
-announce (an agent's assignments, a run's steps), by whoever changes it.
+What a transaction changes is published by `relay`, whichever process committed it.
 """
 
 from __future__ import annotations

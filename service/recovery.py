@@ -184,7 +184,6 @@ class Recovery:
     def _note(self, run_id: str, replans: list[dict[str, Any]]) -> None:
         with self._database.write() as connection:
             connection.execute(runs.update().where(runs.c.id == run_id).values(replans=replans))
-        self._notifier.publish(RECOVERY)
 
 
 def _free(present: list[AgentOut], busy: dict[Place, str]) -> set[str]:

@@ -67,7 +67,7 @@ class Service:
         self.programs = ProgramCache(self.stores)
         self.submissions = Submissions(self.stores, self.planning)
         self.idempotency = Idempotency(self.database, lease_s=settings.lease_s)
-        self.runs = Runs(self.database, self.notifier.publish)
+        self.runs = Runs(self.database)
         self.agents = Agents(
             self.database, self.notifier, self.runs, hold_s=settings.agent_hold_s, timeout_s=settings.agent_timeout_s
         )

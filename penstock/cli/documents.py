@@ -119,8 +119,10 @@ def post_document(screen: Screen, document: ModelProfile | ClusterTopology, serv
     from penstock.schemas.profile import ModelProfile
 
     with Client(server) as client:
-        is_profile = isinstance(document, ModelProfile)
-        kept = client.profiles.create(document) if is_profile else client.topologies.create(document)
+        if isinstance(document, ModelProfile):
+            kept = client.profiles.create(document)
+        else:
+            kept = client.topologies.create(document)
         screen.say(f"{server} keeps it as {kept.hash}")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
@@ -70,12 +70,12 @@ class AsyncConnection:
             if cursor is None:
                 return
 
-    async def events(self, model: type[E], path: str, after: int) -> AsyncIterator[E]:
+    async def events(self, model: type[E], path: str, after: int) -> AsyncGenerator[E, None]:
         """The events of a job or a run from number ``after`` on, until it has ended; survives a broken connection."""
         patience = Patience(self._patience_s)
         while True:
             send = Send("GET", path, headers={"Accept": STREAM, "Last-Event-ID": str(after)})
-            pause_s: float | None = 0.0
+            began_after = after
             try:
                 async with self._opened(send) as found:
                     if found.status_code == httpx.codes.NO_CONTENT:
@@ -93,6 +93,9 @@ class AsyncConnection:
                                 event = TypeAdapter(model).validate_json(sent.data)
                                 after, patience = event.sequence, Patience(self._patience_s)
                                 yield event
+                        pause_s = patience.next_pause() if after == began_after else 0.0
+                        if pause_s is None:
+                            raise unreachable(self._server, send, EOFError("each answer ends before the job does"))
             except httpx.TransportError as error:
                 pause_s = patience.after_error(send, error)
                 if pause_s is None:
@@ -101,7 +104,7 @@ class AsyncConnection:
         async for event in self._polled(model, path, after):
             yield event
 
-    async def streamed(self, send: Send) -> AsyncIterator[ServerSentEvent]:
+    async def streamed(self, send: Send) -> AsyncGenerator[ServerSentEvent, None]:
         """The events of one answer, without the one that ends it.
 
         Raises Unreachable where the connection breaks, PenstockError for a refusal, before the answer or within it.

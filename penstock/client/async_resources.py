@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -213,7 +213,7 @@ class AsyncJobs(OldList):
         send = Send("GET", "/v1/jobs", params={"limit": limit, "cursor": cursor, **only})
         return await self._connection.document(JobPage, send)
 
-    def events(self, id: str, after: int = 0) -> AsyncIterator[JobEvent]:
+    def events(self, id: str, after: int = 0) -> AsyncGenerator[JobEvent, None]:
         """A job's events from number ``after`` on, until it has ended; survives a broken connection."""
         return self._connection.events(JobEvent, f"/v1/jobs/{id}/events", after)
 
@@ -320,7 +320,7 @@ class AsyncRuns(OldList):
         send = Send("GET", "/v1/runs", params={"limit": limit, "cursor": cursor})
         return await self._connection.document(RunPage, send)
 
-    async def watch(self, id: str) -> AsyncIterator[RunOut]:
+    async def watch(self, id: str) -> AsyncGenerator[RunOut, None]:
         """A run each time that it has changed, until it has ended."""
         tag: str | None = None
         for count in itertools.count():
@@ -335,7 +335,7 @@ class AsyncRuns(OldList):
             if run.state in ENDED:
                 return
 
-    def events(self, id: str, after: int = 0) -> AsyncIterator[RunEvent]:
+    def events(self, id: str, after: int = 0) -> AsyncGenerator[RunEvent, None]:
         """The events of a run from number ``after`` on, until it has ended; survives a broken connection."""
         return self._connection.events(RunEvent, f"/v1/runs/{id}/events", after)
 

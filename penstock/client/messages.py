@@ -104,15 +104,16 @@ class Patience:
         if not (busy and send.again) and not (from_a_proxy and send.is_repeatable):
             return None
         wanted = found.headers.get("retry-after", "")
-        return self._next(float(wanted) if wanted.isdecimal() else None)
+        return self.next_pause(float(wanted) if wanted.isdecimal() else None)
 
     def after_error(self, send: Send, error: httpx.TransportError) -> float | None:
         """Seconds until the next try; None where it is not sent again."""
         was_not_sent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
         may = not isinstance(error, httpx.UnsupportedProtocol) and ((was_not_sent and send.again) or send.is_repeatable)
-        return self._next(None) if may else None
+        return self.next_pause() if may else None
 
-    def _next(self, wanted_s: float | None) -> float | None:
+    def next_pause(self, wanted_s: float | None = None) -> float | None:
+        """Seconds until the next try, twice as long each time unless others are wanted; None when it is over."""
         pause_s = self._pause_s if wanted_s is None else wanted_s
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
         return pause_s if time.monotonic() + pause_s <= self._until else None

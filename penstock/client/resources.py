@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -214,7 +214,7 @@ class Jobs(OldList):
         send = Send("GET", "/v1/jobs", params={"limit": limit, "cursor": cursor, **only})
         return self._connection.document(JobPage, send)
 
-    def events(self, id: str, after: int = 0) -> Iterator[JobEvent]:
+    def events(self, id: str, after: int = 0) -> Generator[JobEvent, None, None]:
         """A job's events from number ``after`` on, until it has ended; survives a broken connection."""
         return self._connection.events(JobEvent, f"/v1/jobs/{id}/events", after)
 
@@ -321,7 +321,7 @@ class Runs(OldList):
         send = Send("GET", "/v1/runs", params={"limit": limit, "cursor": cursor})
         return self._connection.document(RunPage, send)
 
-    def watch(self, id: str) -> Iterator[RunOut]:
+    def watch(self, id: str) -> Generator[RunOut, None, None]:
         """A run each time that it has changed, until it has ended."""
         tag: str | None = None
         for count in itertools.count():
@@ -336,7 +336,7 @@ class Runs(OldList):
             if run.state in ENDED:
                 return
 
-    def events(self, id: str, after: int = 0) -> Iterator[RunEvent]:
+    def events(self, id: str, after: int = 0) -> Generator[RunEvent, None, None]:
         """The events of a run from number ``after`` on, until it has ended; survives a broken connection."""
         return self._connection.events(RunEvent, f"/v1/runs/{id}/events", after)
 

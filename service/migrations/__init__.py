@@ -19,10 +19,10 @@ from penstock.service.tables import metadata
 if TYPE_CHECKING:
     from alembic.config import Config
 
-HEAD = "0002"
+HEAD = "0003"
 """The newest revision: the tables as ``service.tables`` describes them."""
 
-REVISIONS = ("0001", HEAD)
+REVISIONS = ("0001", "0002", HEAD)
 RELEASED = {2: "0001"}
 """The revision of what databases from before the revisions call their schema version."""
 

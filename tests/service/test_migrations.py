@@ -161,7 +161,7 @@ def test_nothing_is_lost_on_the_way_and_all_of_it_can_be_read(old: Database):
     claim = Leases(old, lease_s=30, max_attempts=3).claim("me")
     assert claim is not None
     assert (claim.job_id, claim.tenant) == (waiting["id"], DEFAULT_TENANT)
-    run = Runs(old, lambda topic: None).run(DEFAULT_TENANT, before["runs"][0]["id"])
+    run = Runs(old).run(DEFAULT_TENANT, before["runs"][0]["id"])
     assert run.losses == (3.5, 3.25)
     assert run.step_times_ns == (120, 130)
     assert run.checkpoint_step == 2
