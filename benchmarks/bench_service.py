@@ -253,10 +253,10 @@ async def _wait(http: httpx.AsyncClient, number: int, job: str) -> None:
         case _:
             body = {"incarnation": "one", "state_version": 0, "models": ["gpt"], "address": "127.0.0.1"}
             body["devices"] = [{"id": "cpu0", "kind": "cpu", "memory_bytes": 10**9}]
-            answer = await http.post(f"/v1/agents/waiter{number}/sync", json=body | {"hold": False})
+            answer = await http.post(f"/v1/agents/waiter{number}:sync", json=body | {"hold": False})
             body["state_version"] = answer.json()["state_version"]
             while True:
-                await http.post(f"/v1/agents/waiter{number}/sync", json=body)
+                await http.post(f"/v1/agents/waiter{number}:sync", json=body)
 
 
 def _open_requests(answer: httpx.Response) -> float:

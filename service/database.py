@@ -45,16 +45,16 @@ class DatabaseAway(Unreachable):
     title = "The database does not answer"
     code = "database-away"
     retry_after_s = 5
-    told = "the database does not answer"
-    """What clients of the service hear: addresses and names of the database are not theirs."""
+    public_detail = "the database does not answer"
+    """What clients of the service are sent, without addresses and names of the database."""
     may_pass = True
-    """Whether waiting may help; False where somebody has to mend something first."""
+    """Whether waiting may help; False where an operator has to repair something first."""
 
 
 class Database:
     """An engine and its transactions. ``url`` is of a SQLite file or a PostgreSQL server.
 
-    ``connections``: at most so many at a time; ``upgrade``: whether ``create`` may change the tables of an older
+    ``connections``: the most at a time; ``upgrade``: whether ``create`` may change the tables of an older
     Penstock, by default on SQLite only. Raises UnsupportedRequest for another kind of URL,
     and for a SQLite file on a disk that several hosts share.
     """
@@ -125,7 +125,7 @@ class Database:
 
     @contextmanager
     def write(self, *, alone: bool = True) -> Iterator[sa.Connection]:
-        """A transaction that writes, beside no other one; not ``alone``: on PostgreSQL, beside others of that kind.
+        """A transaction that writes, alone; not ``alone``: on PostgreSQL at the same time as others of that kind.
 
         Raises DatabaseAway, and InvalidDocument for a value that no column takes.
         """
@@ -137,7 +137,7 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:
-        """A transaction that only reads, from one state of the database, beside any writer. Raises DatabaseAway."""
+        """A transaction that only reads, from one state of the database, while others write. Raises DatabaseAway."""
         with self._clear_errors(), self._reader.connect() as connection:
             yield connection
 
@@ -171,7 +171,7 @@ class Database:
         reason = _first_line(error.orig)
         sign, remedy = next((pair for pair in _REMEDIES.items() if pair[0] in reason), ("", "ask again in a moment"))
         away = DatabaseAway(f"the database {self.name} does not answer: {reason}", remedy=remedy)
-        away.told += f": {sign}" if sign else ""
+        away.public_detail += f": {sign}" if sign else ""
         away.may_pass = not self.is_sqlite and not any(sign in reason for sign in _LASTING)
         raise away from error
 

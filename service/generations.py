@@ -80,9 +80,9 @@ def begin(
         programs = json.dumps(lowered.programs[rank]).encode()
         values = {"run_id": run_id, "rank": rank, "agent": spot.agent, "device": spot.device, "programs": programs}
         connection.execute(run_ranks.insert().values(done=False, **values))
-    told = {"generation": generation, "plan_hash": lowered.plan_hash, "agents": names}
-    connection.execute(run_generations.insert().values(run_id=run_id, began_ms=now_ms(), **told))
-    tell(connection, run_id, "state", state="preparing", **told)
+    values = {"generation": generation, "plan_hash": lowered.plan_hash, "agents": names}
+    connection.execute(run_generations.insert().values(run_id=run_id, began_ms=now_ms(), **values))
+    tell(connection, run_id, "state", state="preparing", **values)
     touch(connection, run_id)
 
 

@@ -2,9 +2,9 @@
 
 Only success is kept. A request that was refused, or that failed, is done anew when it is sent again.
 
-The transaction that makes something, a job, a sweep or a run, notes its id beside the key: from then on the thing is
+The transaction that makes something, a job, a sweep or a run, notes its id with the key: from then on the thing is
 never made again, wherever the process dies, and a repetition is answered with it. Before that, a request belongs to
-who does it for ``lease_s``, renewed while he is alive; one whose lease has run out was lost with its process.
+the process that does it for ``lease_s``, renewed while that is alive; one whose lease has run out was lost with it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Doing:
-    """A request that is to be done now. ``token`` tells it from whoever does the same request after it was lost."""
+    """A request that is to be done now; ``token`` distinguishes it from a later attempt, made after this was lost."""
 
     tenant: str
     key: str

@@ -29,7 +29,7 @@ def new_id() -> str:
 
 
 def tell(connection: sa.Connection, job_id: str, kind: str, data: dict[str, Any]) -> None:
-    """Add a line to a job's story. The transaction has changed the job's row, so nobody else adds one meanwhile."""
+    """Add an event to a job. The transaction has changed the job's row, so no other adds one meanwhile."""
     last = sa.select(sa.func.max(job_events.c.sequence)).where(job_events.c.job_id == job_id).scalar_subquery()
     sequence = sa.func.coalesce(last, 0) + 1
     connection.execute(

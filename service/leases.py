@@ -108,25 +108,25 @@ class Leases:
         error: ProblemDetails | None = None,
         keep: bool = False,
     ) -> bool:
-        """End a job; False when the lease was lost meanwhile, so that somebody else has it.
+        """End a job; False when the lease was lost meanwhile, so that another worker has it.
 
         With ``keep``, equal requests are answered by this job from now on.
         """
         values: dict[str, Any] = {"state": state, "finished_ms": now_ms(), **_NO_LEASE}
-        told: dict[str, Any] = {"state": state}
+        event: dict[str, Any] = {"state": state}
         if result is not None:
             values |= {"result": result.model_dump_json().encode(), "plan_hash": result.plan_hash}
-            told |= {"status": result.status, "plan_hash": result.plan_hash}
+            event |= {"status": result.status, "plan_hash": result.plan_hash}
             if result.plan is not None and result.plan.prediction is not None:
                 values["incumbent_ns"] = result.plan.prediction.time_per_global_batch_ns
             values["bound_ns"] = _request_bound(result.certificates)
         if error is not None:
             values["error"] = error.model_dump(exclude_none=True)
-            told["detail"] = error.detail
+            event["detail"] = error.detail
         with self._database.write() as connection:
             if not connection.execute(jobs.update().where(*_held(claim)).values(**values)).rowcount:
                 return False
-            tell(connection, claim.job_id, "state", told)
+            tell(connection, claim.job_id, "state", event)
             if keep:
                 _keep_answer(connection, claim)
         return True

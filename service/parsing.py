@@ -17,7 +17,7 @@ M = TypeVar("M", bound=BaseModel)
 LARGE_BYTES = 2**17
 """A body from this size on is read up to the first wrong entry of each of its lists.
 
-Each fault takes some hundred bytes until it is told, and its entry may have two.
+Each fault takes some hundred bytes until it is sent, and its entry may have two.
 """
 
 _REPEATING = frozenset({"list", "tuple", "set", "frozenset"})

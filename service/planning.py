@@ -59,7 +59,7 @@ class Planning:
     def submit(self, principal: Principal, request: PlanRequest, options: JobOptions | None = None) -> Submitted:
         """Answer a request from the store, or see to it that a job is under way.
 
-        Raises NotFound for an unknown hash, InvalidDocument and UnsupportedRequest for what nobody could answer,
+        Raises NotFound for an unknown hash, InvalidDocument and UnsupportedRequest for what no planner could answer,
         QuotaExceeded when too many of the key's jobs wait.
         """
         store, options = self._stores.of(principal.tenant), options or JobOptions()
@@ -143,7 +143,7 @@ class TenantPlanning:
         return self._store.plan_file(plan) if isinstance(plan, str) else plan
 
     def keep(self, file: PlanFile) -> str:
-        """Store somebody's own plan with its request; return its address. Raises InvalidDocument for another's."""
+        """Store a plan file; return the plan's hash. Raises InvalidDocument for a plan of another request."""
         address = file.request.content_hash()
         if file.plan.request_hash != address:
             raise InvalidDocument(f"the plan was made for request {file.plan.request_hash}, but comes with {address}")

@@ -116,7 +116,7 @@ async def _on_ours(request: Request, error: Exception) -> Response:
     request.state.problem = error.detail
     problem = ProblemDetails.of(error).model_copy(update={"instance": request.url.path})
     if isinstance(error, DatabaseAway):
-        problem = problem.model_copy(update={"detail": error.told})
+        problem = problem.model_copy(update={"detail": error.public_detail})
     return problem_response(problem, _headers_of(error))
 
 

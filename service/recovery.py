@@ -32,7 +32,7 @@ from penstock.service.planning import Planning
 from penstock.service.replanning import requests_for
 from penstock.service.run_rows import busy_places, row_of
 from penstock.service.runs import Runs
-from penstock.service.security.principals import nobody
+from penstock.service.security.principals import service_itself
 from penstock.service.tables import ACTIVE, now_ms, run_agents, run_generations, runs
 
 POLL_S = 0.5
@@ -152,7 +152,7 @@ class Recovery:
     ) -> None:
         """Ask for a plan for what is left, or see what came of it. ``replans``: a job's id, or why there was none."""
         replans = [dict(one) for one in row["replans"]]
-        principal = nobody(row["tenant"])
+        principal = service_itself(row["tenant"])
         while replans and "job" in replans[-1]:
             job = self._queue.job(principal.tenant, replans[-1]["job"])
             if job.state in ACTIVE:

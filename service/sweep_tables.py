@@ -53,7 +53,7 @@ class SweepTables:
         return [self.sweep(tenant, sweep_id).model_copy(update={"rows": ()}) for sweep_id in found]
 
     def settle_open(self) -> None:
-        """Write down the tables of all sweeps whose cases have ended, also of those that nobody looks at."""
+        """Store the tables of all sweeps whose cases have ended."""
         with self._database.read() as connection:
             query = sa.select(sweeps.c.tenant, sweeps.c.id).where(sweeps.c.state == "running")
             found = connection.execute(query).all()

@@ -1,6 +1,6 @@
 """Sweeps as they are asked: one request along many axes, as jobs of the queue.
 
-A case whose answer is known has no job of its own, and one that somebody else is asking already shares that job; so a
+A case whose answer is known has no job of its own, and one for which there is a job already shares it; so a
 sweep remembers which job answers which case.
 """
 
@@ -43,7 +43,7 @@ class Sweeps(SweepTables):
     def submit(self, principal: Principal, request: SweepRequest, note: Note | None = None) -> SweepOut:
         """Ask all cases. One that no planner takes is a row that says so; at least one has to be taken.
 
-        ``note`` is told the sweep's id in the transaction that keeps it.
+        ``note`` is called with the sweep's id in the transaction that keeps it.
         Raises InvalidDocument for too many cases or one that contradicts itself, NotFound for an unknown hash,
         QuotaExceeded when the key may not have so many jobs that wait.
         """

@@ -35,7 +35,7 @@ from penstock.service.settings import Settings
 from penstock.service.solve import Solve, tell_gap, value_ns
 from penstock.service.store import Stores
 from penstock.service.tasks import crashed, death, drain, end, lines, send
-from penstock.service.workers import Attendance
+from penstock.service.workers import WorkerRegistry
 from penstock.solvers.processors import available_processors
 
 IDLE_POLL_S = 0.5
@@ -66,7 +66,7 @@ class Worker:
         self._beat_s = settings.lease_s / 3
         self._processes = settings.solve_workers or max(1, available_processors() // max(1, settings.slots))
         self.owner = f"{socket.gethostname()}:{os.getpid()}:{new_id()[-6:]}"[-128:]
-        self._attendance = Attendance(database, self.owner, settings.slots, settings.lease_s)
+        self._registry = WorkerRegistry(database, self.owner, settings.slots, settings.lease_s)
         self._work = threading.Condition()
         self._ending = False
         self._is_away = False
@@ -123,16 +123,16 @@ class Worker:
         last = 0.0
         while not self._ending:
             try:
-                if self._attendance.beat() and time.monotonic() - last > 3600:
+                if self._registry.beat() and time.monotonic() - last > 3600:
                     last = time.monotonic()
                     do_hourly(self._database, self._settings)
             except DatabaseAway as away:
                 self._say_away(away)
             except Exception:
-                log.exception("the worker met an error beside its jobs; it goes on")
+                log.exception("the worker met an error outside its jobs; it goes on")
             self._rest(self._beat_s)
         with suppress(DatabaseAway):
-            self._attendance.leave()
+            self._registry.leave()
 
     def _rest(self, seconds: float) -> None:
         """Wait, at most until the end."""
@@ -328,7 +328,7 @@ class Worker:
         return self._finish(solve, "failed", error=solve.problem)
 
     def _finish(self, solve: Solve, state: Any, *, result: ResultOut | None = None, **more: Any) -> str:
-        """End the job, as soon as the database answers: as long as nobody has taken it, this answer is right."""
+        """End the job, as soon as the database answers: until another worker takes it, this answer is right."""
         while True:
             try:
                 if result is not None and result.plan is not None:

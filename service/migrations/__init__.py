@@ -55,7 +55,7 @@ def prepare(engine: sa.Engine, *, may_upgrade: bool) -> None:
 
 
 def upgrade(engine: sa.Engine) -> str | None:
-    """Bring a database to the newest revision, in one transaction, beside nobody else; the revision it had.
+    """Bring a database to the newest revision, in one transaction under a lock; the revision it had.
 
     Raises Conflict for one that a newer Penstock made, or that holds something else.
     """

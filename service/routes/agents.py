@@ -33,7 +33,7 @@ async def sync(
     request: Request,
     caller: NodeAgent,
     id: Annotated[str, Path(max_length=512)],
-    told: Annotated[SyncRequest, Depends(reader(SyncRequest))],
+    sent: Annotated[SyncRequest, Depends(reader(SyncRequest))],
     service: Access,
 ) -> Response:
     """An agent reports events and receives its assignments; held until those change (`schemas/agents.py`)."""
@@ -42,7 +42,7 @@ async def sync(
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    return json_response(await service.agents.sync(caller.tenant, id, told, hung_up))
+    return json_response(await service.agents.sync(caller.tenant, id, sent, hung_up))
 
 
 @router.get("/agents", response_model=list[AgentOut])

@@ -24,7 +24,7 @@ from penstock.service.routes.bodies import (
     tagged,
 )
 from penstock.service.routes.once import OnceRoute
-from penstock.service.routes.stories import After, tell_story
+from penstock.service.routes.stories import After, answer_events
 from penstock.service.services import Service
 from penstock.service.tables import ACTIVE
 
@@ -109,7 +109,7 @@ async def events(
         return EventPage(items=tuple(items), last=items[-1].sequence if items else after, done=done)
 
     start = after if last_event_id is None else last_event_id
-    return await tell_story(request, service, f"job:{id}", page, start, poll=poll)
+    return await answer_events(request, service, f"job:{id}", page, start, poll=poll)
 
 
 @router.get("/jobs/{id}/incumbent", responses={200: {"model": Plan}, 304: UNCHANGED, **problems(404, 409)})

@@ -66,7 +66,7 @@ def answers_again(path: str) -> Callable[[A], A]:
 
 
 def note_of(request: Request) -> Note | None:
-    """What has to be told, in the transaction that makes it, what was made; None for a request without a key."""
+    """What notes the id of what a request makes, in the same transaction; None for a request without a key."""
     doing: Doing | None = getattr(request.state, "doing", None)
     return None if doing is None else doing.note
 

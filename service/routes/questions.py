@@ -18,7 +18,7 @@ from penstock.service.asking import json_of, unless_gone
 from penstock.service.problems import problems
 from penstock.service.routes.access import Access, Reader, Solver
 from penstock.service.routes.bodies import STREAM, json_response, reader, takes
-from penstock.service.routes.children import answered, streamed, told, wants_events
+from penstock.service.routes.children import answered, messages_of, streamed, wants_events
 from penstock.service.routes.plans import Asked, Hash
 from penstock.service.samples import tiny_calibration, tiny_plan_file, tiny_request
 from penstock.service.services import Service
@@ -76,7 +76,7 @@ async def compare(
     caller: Solver,
     asked: Asked,
     service: Access,
-    planner: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006  (FastAPI reads it, nobody writes it)
+    planner: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006  (FastAPI reads it, nothing writes it)
     schedule: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006
 ) -> Response:
     """Each planner with each of its schedules, judged alike; `planner` and `schedule` narrow it down.
@@ -88,7 +88,7 @@ async def compare(
     task, limit_s = await run_sync(_comparison, service, caller.tenant, asked, planner, schedule)
     if wants_events(request):
         return streamed(service, task, limit_s, "row")
-    rows = await unless_gone(request.receive, lambda: told(service, task, limit_s, "row"))
+    rows = await unless_gone(request.receive, lambda: messages_of(service, task, limit_s, "row"))
     return json_response(json_of(rows))
 
 

@@ -18,7 +18,7 @@ from penstock.service.problems import problems
 from penstock.service.routes.access import Access, Principal, Reader, Runner
 from penstock.service.routes.bodies import json_response, prefer_wait_s, reader, tagged, takes
 from penstock.service.routes.once import OnceRoute, answers_again, note_of
-from penstock.service.routes.stories import After, tell_story
+from penstock.service.routes.stories import After, answer_events
 from penstock.service.run_rows import LIVE
 from penstock.service.samples import tiny_plan_file
 from penstock.service.services import Service
@@ -108,7 +108,7 @@ async def events(
         return RunEventPage(items=tuple(items), last=items[-1].sequence if items else after, done=done)
 
     start = after if last_event_id is None else last_event_id
-    return await tell_story(request, service, f"run:{id}", page, start, poll=poll)
+    return await answer_events(request, service, f"run:{id}", page, start, poll=poll)
 
 
 @router.get("/runs/{id}/logs", response_model=RankLog, responses=problems(404, 409, 422, 503))

@@ -1,8 +1,8 @@
 """Checks of every request and headers of every answer; plain ASGI, so that streams pass through untouched.
 
-Browsers send a session's cookie, and whatever reaches loopback, for any page that tells them to. So what changes
+Browsers send a session's cookie, and whatever reaches loopback, for any page that makes them. So what changes
 something must come from a page of the service itself (``Sec-Fetch-Site``, else ``Origin``), and a service that asks for
-no key answers only under names that nobody else can point at it.
+no key answers only to names that no other site can point at it.
 """
 
 from __future__ import annotations

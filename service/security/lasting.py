@@ -21,7 +21,7 @@ LOOK_S = 2.0
 """Between two looks at a key; with what the authenticator remembers of it, a stream ends within twice that."""
 
 LAST_WORDS = b": the key that opened this stream has ended\n\n"
-"""A comment, which clients skip; when they ask again, they are told by a 401."""
+"""A comment, which clients skip; when they ask again, they get a 401."""
 
 
 class Lasting:

@@ -188,7 +188,7 @@ def test_events_of_another_generation_or_run_are_ignored(
             {"rank": 1, "reason": "killed", "instruction": "1B3", "signal": 9, "last_lines": ["a", "b"]},
             r"rank 1 on agent 'node1' failed at 1B3: killed; its last lines: a \| b",
         ),
-        ("stopped", {}, r"agent 'node1' stopped its ranks although nobody had asked it to"),
+        ("stopped", {}, r"agent 'node1' stopped its ranks although it was not asked to"),
     ],
 )
 def test_a_failure_stops_everybody(

@@ -21,7 +21,7 @@ from penstock.service.leases import Claim, Leases
 from penstock.service.samples import tiny_request
 from penstock.service.settings import Settings
 from penstock.service.tables import answers, api_keys, job_events, jobs, now_ms
-from penstock.service.workers import Attendance
+from penstock.service.workers import WorkerRegistry
 
 RESULT = ResultOut(status="infeasible", why="too big", seconds=0.1)
 HASH = "sha256:" + "0" * 64
@@ -313,12 +313,12 @@ def test_the_best_plan_survives_its_worker_and_is_never_replaced_by_a_worse_one(
 
 
 def test_workers_say_that_they_live_and_the_eldest_does_what_is_common(database: Database):
-    first, second = (Attendance(database, name, 2, lease_s=30) for name in ("first", "second"))
+    first, second = (WorkerRegistry(database, name, 2, lease_s=30) for name in ("first", "second"))
     assert first.beat()
     assert not second.beat()
     first.leave()
     assert second.beat()
-    hasty = Attendance(database, "third", 1, lease_s=-1)
+    hasty = WorkerRegistry(database, "third", 1, lease_s=-1)
     assert not hasty.beat(), "whoever is silent for a lease is not alive"
 
 
