@@ -209,7 +209,7 @@ def queued_jobs(url: str) -> None:
 
 def idle_waiters(url: str) -> None:
     """Event streams, jobs that are waited for, and agents' calls, all of them held; then somebody asks for health."""
-    jobs = [job["id"] for job in httpx.get(f"{url}/v1/plans?state=queued&limit=50").json()["items"]]
+    jobs = [job["id"] for job in httpx.get(f"{url}/v1/jobs?state=queued&limit=50").json()["items"]]
 
     async def measure() -> list[float]:
         limits = httpx.Limits(max_connections=None)
@@ -245,18 +245,18 @@ def idle_waiters(url: str) -> None:
 async def _wait(http: httpx.AsyncClient, number: int, job: str) -> None:
     match number % 5:
         case 0 | 1:
-            async with http.stream("GET", f"/v1/plans/{job}/events") as story:
+            async with http.stream("GET", f"/v1/jobs/{job}/events") as story:
                 async for _ in story.aiter_lines():
                     pass
         case 2 | 3:
-            await http.get(f"/v1/plans/{job}", headers={"Prefer": "wait=300"})
+            await http.get(f"/v1/jobs/{job}", headers={"Prefer": "wait=300"})
         case _:
             body = {"incarnation": "one", "state_version": 0, "models": ["gpt"], "address": "127.0.0.1"}
             body["devices"] = [{"id": "cpu0", "kind": "cpu", "memory_bytes": 10**9}]
-            answer = await http.post(f"/v1/agents/waiter{number}/sync", json=body | {"hold": False})
+            answer = await http.post(f"/v1/agents/waiter{number}:sync", json=body | {"hold": False})
             body["state_version"] = answer.json()["state_version"]
             while True:
-                await http.post(f"/v1/agents/waiter{number}/sync", json=body)
+                await http.post(f"/v1/agents/waiter{number}:sync", json=body)
 
 
 def _open_requests(answer: httpx.Response) -> float:
@@ -315,7 +315,7 @@ def _take_over(http: httpx.Client, victim: Process) -> float:
 
 
 def _states(http: httpx.Client, job: str) -> Sequence[str]:
-    events = http.get(f"/v1/plans/{job}/events?poll=1&after=0").json()["items"]
+    events = http.get(f"/v1/jobs/{job}/events?poll=1&after=0").json()["items"]
     return [event["data"]["state"] for event in events if event["kind"] == "state"]
 
 

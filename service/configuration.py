@@ -23,7 +23,7 @@ NOT_OURS = ("AGENT_", "API_KEY", "DEBUG", "SETTINGS")
 
 MASK = "***"
 _RESEMBLANCE = 0.75
-"""From here on (``difflib``'s ratio) an unknown variable is a misspelt setting, not somebody else's variable."""
+"""From here on (``difflib``'s ratio) an unknown variable is taken for a misspelt setting, not for another program's."""
 
 
 def read_file(path: str | Path, known: Iterable[str]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """What the service logs: a line per request and per job, as JSON or for people, with the ids that belong together.
 
 Modules write with ``logging.getLogger("penstock.…")``; whoever works on something binds its ids with ``about``, and
-every line meanwhile carries them. Libraries are heard from warnings on. ``configure`` is for processes of our own.
+every line meanwhile carries them. Libraries log from warnings on. ``configure`` is for processes of our own.
 """
 
 from __future__ import annotations

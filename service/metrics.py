@@ -84,12 +84,14 @@ class DatabaseCollector(Collector):
             "penstock_queue_oldest_seconds", "Age of the job that waits longest", value=(oldest_ms or 0) / 1000
         )
         yield GaugeMetricFamily(
-            "penstock_workers_alive", "Workers that were heard of lately", value=found.get(("workers", ""), 0)
+            "penstock_workers_alive", "Workers with a recent heartbeat", value=found.get(("workers", ""), 0)
         )
         yield GaugeMetricFamily(
             "penstock_worker_slots", "Solves that they can do at a time", value=found.get(("slots", ""), 0) or 0
         )
-        yield GaugeMetricFamily("penstock_agents_alive", "Agents heard of lately", value=found.get(("agents", ""), 0))
+        yield GaugeMetricFamily(
+            "penstock_agents_alive", "Agents with a recent sync", value=found.get(("agents", ""), 0)
+        )
 
     def _query(self) -> sa.CompoundSelect[str, str, int]:
         alive = workers.c.seen_ms > now_ms() - self._silent_ms

@@ -1,4 +1,4 @@
-"""The parts of one service, put together from its settings; opened and closed with the app."""
+"""Dependency container: the parts of one service, made from its settings, opened and closed with the app."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from penstock.service.metrics import DatabaseCollector
 from penstock.service.runs.agents import Agents
 from penstock.service.runs.recovery import Recovery
 from penstock.service.runs.runs import Runs
-from penstock.service.security.door import Door
+from penstock.service.security.door import Authenticator
 from penstock.service.security.sizes import Sizes
 from penstock.service.settings import Settings
 from penstock.solvers.solve.processors import available_processors
@@ -54,22 +54,20 @@ class Service:
         self.children = CapacityLimiter(max(2, available_processors()))
         """How many children compare and explain at a time."""
         self.database = Database.of(settings)
-        self.relay = Relay(self.database, self._heard)
+        self.relay = Relay(self.database, self._on_change)
         self.stores = Stores(self.database)
-        self.queue = JobQueue(self.database, self._publish)
-        self.door = Door(self.database, settings)
+        self.queue = JobQueue(self.database)
+        self.authenticator = Authenticator(self.database, settings)
         self.forkserver = Forkserver(WARM if settings.warm_up else PRELOAD)
-        leases = Leases(self.database, self._publish, lease_s=settings.lease_s, max_attempts=settings.max_attempts)
+        leases = Leases(self.database, lease_s=settings.lease_s, max_attempts=settings.max_attempts)
         self.worker = Worker(self.database, leases, self.stores, self.forkserver, settings)
         self.sizes = Sizes(settings)
-        self.planning = Planning(
-            self.stores, self.queue, self.sizes, max_solve_s=settings.max_solve_s, nudge=self.worker.nudge
-        )
+        self.planning = Planning(self.stores, self.queue, self.sizes, max_solve_s=settings.max_solve_s)
         self.sweeps = Sweeps(self.database, self.stores, self.planning, self.queue, max_cases=settings.max_sweep_cases)
         self.programs = ProgramCache(self.stores)
         self.submissions = Submissions(self.stores, self.planning)
         self.idempotency = Idempotency(self.database, lease_s=settings.lease_s)
-        self.runs = Runs(self.database, self.notifier.publish)
+        self.runs = Runs(self.database)
         self.agents = Agents(
             self.database, self.notifier, self.runs, hold_s=settings.agent_hold_s, timeout_s=settings.agent_timeout_s
         )
@@ -111,20 +109,13 @@ class Service:
         await run_sync(self.relay.stop)
         self.database.close()
 
-    def _publish(self, topic: str) -> None:
-        kind, _, name = topic.partition(":")
-        if kind == "stop":
-            self.worker.nudge(name)
-        else:
-            self.notifier.publish(topic)
-
-    def _heard(self, topic: str | None) -> None:
-        """Another process, or this one, has changed something in the database; None: anything."""
+    def _on_change(self, topic: str | None) -> None:
+        """Wake what waits for a change that this process or another has committed; None: anything may have changed."""
         if topic is None:
             self.notifier.publish_all()
         else:
-            self._publish(topic)
-        self.worker.heard(topic)
+            self.notifier.publish(topic)
+        self.worker.on_change(topic)
 
 
 async def _kept_up(watch: Callable[[], Awaitable[None]]) -> None:

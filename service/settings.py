@@ -17,7 +17,7 @@ from penstock.service import configuration
 from penstock.solvers.solve.processors import available_processors
 
 SHORTEST_DAYS = 2
-"""A document that was stored within the last day is not marked again when somebody asks for it."""
+"""A document that was stored within the last day is not marked again when it is read."""
 
 
 class Settings(BaseSettings):
@@ -35,9 +35,7 @@ class Settings(BaseSettings):
     )
     host: str = Field(default="127.0.0.1", description="where to listen; anything but loopback can be reached")
     port: int = Field(default=8642, ge=0, le=65535, description="0: any free port")
-    allow_unauthenticated: bool = Field(
-        default=False, description="listen beyond loopback although nobody has to say who he is"
-    )
+    allow_unauthenticated: bool = Field(default=False, description="listen beyond loopback although no key is needed")
     slots: int = Field(
         default_factory=lambda: max(1, available_processors() // 2),
         ge=0,
@@ -48,7 +46,7 @@ class Settings(BaseSettings):
         default=0, ge=0, le=256, description="processes of one solve; 0: the processors divided by the slots"
     )
     solve_memory_bytes: int = Field(
-        default=0, ge=0, description="a process of a solve may take so much beyond what is loaded; 0: any amount"
+        default=0, ge=0, description="what a process of a solve may allocate beyond what is loaded; 0: any amount"
     )
     keep_jobs_days: float = Field(
         default=0.0,
@@ -63,7 +61,7 @@ class Settings(BaseSettings):
         default="penstock.planning.api:compare", description="module:function that compares planners"
     )
     lease_s: float = Field(default=30.0, gt=0, description="a worker that is silent for longer has lost its job")
-    max_attempts: int = Field(default=3, ge=1, description="a job fails when it was lost so often")
+    max_attempts: int = Field(default=3, ge=1, description="a job that was lost this often fails")
     max_solve_s: float = Field(default=3600.0, gt=0, description="longest limit, and that of a request that names none")
     solve_grace_s: float = Field(
         default=1.5, ge=0, description="from the request's limit until the child is terminated"
@@ -73,7 +71,7 @@ class Settings(BaseSettings):
     max_wait_s: float = Field(default=300.0, ge=0, description="longest `Prefer: wait`")
     agent_hold_s: float = Field(default=10.0, ge=0, description="longest time that a sync is held")
     agent_timeout_s: float = Field(
-        default=15.0, gt=0, description="an agent that is silent for longer, beside a held sync, is dead"
+        default=15.0, gt=0, description="an agent that is silent for longer, except during a held sync, is dead"
     )
     recovery_wait_s: float = Field(
         default=60.0, ge=0, description="how long a run waits for an agent to come back when none with a device is left"
@@ -87,18 +85,19 @@ class Settings(BaseSettings):
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least urgent lines")
     metrics_port: int = Field(
-        default=0, ge=0, le=65535, description="where `penstock worker` tells its metrics, on loopback; 0: nowhere"
+        default=0, ge=0, le=65535, description="where `penstock worker` serves its metrics, on loopback; 0: nowhere"
     )
     security: Literal["off", "keys"] = Field(
-        default="off", description="keys: everybody shows a key of `penstock keys`; off: nobody, on loopback only"
+        default="off", description="keys: every client needs a key of `penstock keys`; off: none does, on loopback only"
     )
     session_secret: SecretStr = Field(
         default_factory=lambda: SecretStr(secrets.token_hex(32)),
-        description="signs browsers' sessions; by default a new one each start, which signs everybody out",
+        description="signs browsers' sessions; by default a new one each start, which signs all users out",
     )
     session_s: float = Field(default=43200.0, gt=0, description="how long a browser stays signed in")
     allowed_hosts: tuple[str, ...] = Field(
-        default=(), description="names that a service on loopback without keys is called by, beside loopback's own"
+        default=(),
+        description="names that a service on loopback without keys answers to, in addition to its own",
     )
     metrics_on_loopback: bool = Field(
         default=False, description="/metrics needs no key from loopback; not behind a proxy on the same machine"
@@ -107,9 +106,6 @@ class Settings(BaseSettings):
         default=200.0, ge=0, description="of each key, and of each address beyond loopback without one; 0: any number"
     )
     max_open_requests: int = Field(default=1000, ge=1, description="of each key: waits, streams and held syncs")
-    slow_client_s: float = Field(
-        default=60.0, gt=0, description="a client that sends or reads nothing for so long is dropped"
-    )
     max_layers: int = Field(default=50_000, ge=1, description="of a profile")
     max_devices: int = Field(default=65_536, ge=1, description="of a topology")
     max_micro_batches: int = Field(default=1_048_576, ge=1, description="of a global batch")
@@ -154,7 +150,7 @@ class Settings(BaseSettings):
         return self.database if "://" in self.database else f"sqlite:///{Path(self.database).absolute()}"
 
     def refuse_open_doors(self) -> None:
-        """Raise UnsupportedRequest when the service would be open to other hosts without having been told so."""
+        """Raise UnsupportedRequest when the service would be open to other hosts although no setting allows it."""
         if self.security == "keys" or self.allow_unauthenticated or is_loopback(self.host):
             return
         raise UnsupportedRequest(

@@ -344,7 +344,7 @@ def test_an_agent_may_come_back_and_a_cancelled_run_leaves_no_rank(cluster, plan
     assert cluster.run_when(run, lambda run: run.steps_done >= 1).state == "running"
     everyone = cluster.ranks("host0") + cluster.ranks("host1")
     assert len(everyone) == 4
-    assert cluster.client.post(f"/v1/runs/{run}/cancel").json()["state"] == "cancelled"
+    assert cluster.client.post(f"/v1/runs/{run}:cancel").json()["state"] == "cancelled"
     assert psutil.wait_procs(everyone, LIMIT_S)[1] == []
 
 

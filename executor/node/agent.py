@@ -235,7 +235,7 @@ class Agent:
         )
 
     async def _post(self, client: httpx.AsyncClient, request: SyncRequest) -> SyncReply:
-        path = f"/v1/agents/{quote(self._settings.name, safe='')}/sync"
+        path = f"/v1/agents/{quote(self._settings.name, safe='')}:sync"
         body = request.model_dump_json().encode()
         answer = await client.post(path, content=body, headers={"content-type": "application/json"})
         if answer.status_code != httpx.codes.OK:

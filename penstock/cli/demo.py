@@ -90,7 +90,7 @@ def _demonstrate(story: Story, directory: Path, processes: Background) -> None:
     _show(story, file)
     run = _run(story, client, processes, file, check=True)
     _compare(story, file, run)
-    _leave_results(story, directory, file, client.trace(run.id))
+    _leave_results(story, directory, file, client.runs.trace(run.id))
     _two_ranks(story, client, processes)
     client.close()
 
@@ -153,19 +153,19 @@ def _plan(story: Story, client: Client, profile: ModelProfile, topology: Cluster
     batch = load_job(MODEL).batch_size
     story.tell(f"sending profile and topology, and asking the service for a plan with {stages} stages")
     request = PlanRequest(
-        profile=client.post(profile).hash,
-        topology=client.post(topology).hash,
+        profile=client.profiles.create(profile).hash,
+        topology=client.topologies.create(topology).hash,
         global_batch_size=batch,
         micro_batch_sizes=(batch // MICRO_BATCHES,),
         planner="gpipe",
         schedule="early-backward",
         options={"stages": stages},
     )
-    job = client.plan(request)
+    job = client.plans.create(request)
     if job.result is None or job.result.plan is None:
         raise RunFailed(f"the service found no plan: {job.result.why if job.result else job.state}")
     story.tell(f"{job.result.status} after {job.result.seconds:.2f} s: {job.result.why}")
-    return client.plan_file(job.id)
+    return client.plans.file(job.id)
 
 
 def _show(story: Story, file: PlanFile) -> None:
@@ -200,7 +200,7 @@ def _run(story: Story, client: Client, processes: Background, file: PlanFile, *,
             story.tell(f"  step {step + 1} of {run.steps}: loss {'unknown' if loss is None else f'{loss:.6f}'}")
         told = max(told, len(run.losses))
 
-    run = client.run(file, "gpt", steps=STEPS, check=check, on_change=tell)
+    run = client.runs.create(file, "gpt", steps=STEPS, check=check, on_change=tell)
     if run.state != "succeeded":
         raise RunFailed(f"the run was {run.state}")
     return run

@@ -116,9 +116,14 @@ def write_document(document: Document, target: str | None) -> None:
 def post_document(screen: Screen, document: ModelProfile | ClusterTopology, server: str) -> None:
     """Send a document to a service, and say by which hash requests may name it."""
     from penstock.client import Client
+    from penstock.schemas.profile import ModelProfile
 
     with Client(server) as client:
-        screen.say(f"{server} keeps it as {client.post(document).hash}")
+        if isinstance(document, ModelProfile):
+            kept = client.profiles.create(document)
+        else:
+            kept = client.topologies.create(document)
+        screen.say(f"{server} keeps it as {kept.hash}")
 
 
 def refuse_unwritable(target: str | None) -> None:

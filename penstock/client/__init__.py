@@ -1,9 +1,11 @@
-"""Clients of the service: ``Client("http://127.0.0.1:8642").plan(request)``, and ``AsyncClient`` with the same methods.
+"""Clients of the service: ``Client("http://127.0.0.1:8642").plans.create(request)``, and the awaited ``AsyncClient``.
 
-They need no extra. Every refusal of the service is raised as the error that it was there (``schemas.errors``).
+They need no extra. Every refusal of the service is raised as the error that it was there (``schemas.errors``). The
+modules without ``async_`` are made from those with it by ``scripts/make-client``.
 """
 
+from penstock.client.async_client import AsyncClient
+from penstock.client.client import Client
 from penstock.client.refusals import error_of
-from penstock.client.transports import AsyncClient, Client
 
 __all__ = ["AsyncClient", "Client", "error_of"]

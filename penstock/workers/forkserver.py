@@ -118,7 +118,7 @@ class Forkserver:
         raise Unreachable("no process can be started to solve in", remedy="look at the service's log and its memory")
 
     def end_loading(self) -> None:
-        """End a process that still imports, so that whoever waits for it is told at once; another one is let be."""
+        """End a process that still imports, so that those who wait for it return at once; do nothing to another one."""
         process = self._process
         if process is not None and not (self._is_ready or self._has_forked):
             self._is_over = True
@@ -179,7 +179,7 @@ def main(control_fd: int, preload: Sequence[str]) -> None:
     """Import, then fork on request until the service is gone."""
     control = socket.socket(fileno=control_fd)
     _load_ahead(preload)
-    with suppress(BrokenPipeError, ConnectionResetError):  # that the service has ended is heard below
+    with suppress(BrokenPipeError, ConnectionResetError):  # that the service has ended is noticed below
         control.send(READY)
     wake_read, wake_write = socket.socketpair()
     for end in (wake_read, wake_write):
@@ -196,7 +196,7 @@ def main(control_fd: int, preload: Sequence[str]) -> None:
                     wake_read.recv(4096)
                     _reap(running)
                 elif not _fork(control, running, (wake_read, wake_write)):
-                    signal.set_wakeup_fd(-1)  # it is closed before the last child's end is heard of
+                    signal.set_wakeup_fd(-1)  # it is closed before the last child's end is noticed
                     _kill(running)
                     return
 
@@ -204,8 +204,8 @@ def main(control_fd: int, preload: Sequence[str]) -> None:
 def _load_ahead(preload: Sequence[str]) -> None:
     """Import and warm up, which may take minutes; meanwhile the kernel ends this process with the service.
 
-    Standard input is a pipe that nobody writes to and that closes when the service ends in any way: the kernel answers
-    that with SIGKILL. Neither a thread nor a signal's handler would run inside the compiler.
+    Standard input is a pipe to which nothing is written and that closes when the service ends in any way: the kernel
+    answers that with SIGKILL. Neither a thread nor a signal's handler would run inside the compiler.
     """
     fcntl.fcntl(0, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
@@ -229,7 +229,7 @@ def _load(name: str) -> None:
         loaded = importlib.import_module(module)
         if function:
             getattr(loaded, function)()
-    except Exception:  # the first task meets the same error, and its client hears of it
+    except Exception:  # the first task meets the same error and reports it
         logging.getLogger("penstock.service").warning("%s cannot be loaded ahead", name, exc_info=True)
 
 

@@ -64,7 +64,7 @@ def run_task(
 
 
 def failure_of(message: dict[str, Any], task: dict[str, Any]) -> ProblemDetails | None:
-    """What went wrong, if a child's message tells of that; a crash's traceback goes to the log."""
+    """What went wrong, if a child's message says so; a crash's traceback goes to the log."""
     if message["kind"] == "error":
         return ProblemDetails.model_validate(message["problem"])
     if message["kind"] == "crash":

@@ -159,7 +159,7 @@ def refuse_unsound(file: PlanFile) -> None:
 
 
 def limit_memory(memory_bytes: int) -> None:
-    """Refuse this process more than so many bytes beyond what it holds now; 0: any number.
+    """Limit what this process may allocate beyond what it holds now; 0: no limit.
 
     Linux counts private writable memory here, not the address space, of which threads reserve far more than they use.
     """

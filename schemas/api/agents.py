@@ -1,4 +1,4 @@
-"""The one call between an agent and the service: ``POST /v1/agents/{id}/sync``.
+"""The one call between an agent and the service: ``POST /v1/agents/{id}:sync``.
 
 The service keeps one ``state_version`` per agent; it changes whenever the agent's assignments change. A reply always
 carries the complete list of assignments: a run that is no longer listed is forgotten by the agent (its ranks stopped,

@@ -8,6 +8,7 @@ A database that does not answer is ``DatabaseAway`` (503), whatever the driver c
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,16 +46,16 @@ class DatabaseAway(Unreachable):
     title = "The database does not answer"
     code = "database-away"
     retry_after_s = 5
-    told = "the database does not answer"
-    """What clients of the service hear: addresses and names of the database are not theirs."""
+    public_detail = "the database does not answer"
+    """What clients of the service are sent, without addresses and names of the database."""
     may_pass = True
-    """Whether waiting may help; False where somebody has to mend something first."""
+    """Whether waiting may help; False where an operator has to repair something first."""
 
 
 class Database:
     """An engine and its transactions. ``url`` is of a SQLite file or a PostgreSQL server.
 
-    ``connections``: at most so many at a time; ``upgrade``: whether ``create`` may change the tables of an older
+    ``connections``: the most at a time; ``upgrade``: whether ``create`` may change the tables of an older
     Penstock, by default on SQLite only. Raises UnsupportedRequest for another kind of URL,
     and for a SQLite file on a disk that several hosts share.
     """
@@ -63,6 +64,8 @@ class Database:
         self.url = _parsed(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._may_upgrade = self.is_sqlite if upgrade is None else upgrade
+        self.committed = threading.Event()
+        """Set by each transaction of this process that wrote, so that `relay` looks at a SQLite file at once."""
         pool: dict[str, Any] = {"pool_size": connections, "max_overflow": 0, "pool_timeout": LOCK_WAIT_MS / 1000}
         if self.is_sqlite:
             refuse_shared_disk(Path(self.url.database or ""))
@@ -123,7 +126,7 @@ class Database:
 
     @contextmanager
     def write(self, *, alone: bool = True) -> Iterator[sa.Connection]:
-        """A transaction that writes, beside no other one; not ``alone``: on PostgreSQL, beside others of that kind.
+        """A transaction that writes, alone; not ``alone``: on PostgreSQL at the same time as others of that kind.
 
         Raises DatabaseAway, and InvalidDocument for a value that no column takes.
         """
@@ -131,10 +134,11 @@ class Database:
             if alone and not self.is_sqlite:
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(WRITERS)))
             yield connection
+        self.committed.set()
 
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:
-        """A transaction that only reads, from one state of the database, beside any writer. Raises DatabaseAway."""
+        """A transaction that only reads, from one state of the database, while others write. Raises DatabaseAway."""
         with self._clear_errors(), self._reader.connect() as connection:
             yield connection
 
@@ -168,7 +172,7 @@ class Database:
         reason = _first_line(error.orig)
         sign, remedy = next((pair for pair in _REMEDIES.items() if pair[0] in reason), ("", "ask again in a moment"))
         away = DatabaseAway(f"the database {self.name} does not answer: {reason}", remedy=remedy)
-        away.told += f": {sign}" if sign else ""
+        away.public_detail += f": {sign}" if sign else ""
         away.may_pass = not self.is_sqlite and not any(sign in reason for sign in _LASTING)
         raise away from error
 

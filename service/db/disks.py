@@ -16,7 +16,7 @@ SHARED = frozenset(
 
 
 def refuse_shared_disk(file: Path, mounts: str | None = None) -> None:
-    """Raise UnsupportedRequest for a file on a file system that several hosts share; ``mounts`` as Linux tells them."""
+    """Raise UnsupportedRequest for a file on a file system that several hosts share; ``mounts`` as Linux lists them."""
     if mounts is None:
         mounts = MOUNTS.read_text(errors="replace") if MOUNTS.exists() else ""
     kind, where = _mount_of(file.absolute().parent.resolve(), mounts)

@@ -1,6 +1,6 @@
 """Wakes the endpoints that wait: one asyncio notifier per process, no thread held while waiting.
 
-What other processes change arrives through `relay`.
+What a transaction changes is published by `relay`, whichever process committed it.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ class Notifier:
         self.closed = False
 
     def close(self) -> None:
-        """Wake everybody for the last time: the service ends."""
+        """Wake every listener for the last time: the service shuts down."""
         self.closed = True
         self._wake_all()
 
     def publish(self, topic: str) -> None:
-        """Say from any thread that something about a topic has changed."""
+        """Wake the listeners of a topic, from any thread."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._wake, topic)
 
     def publish_all(self) -> None:
-        """Say from any thread that anything may have changed: what other processes did was not heard for a while."""
+        """Wake every listener, from any thread: changes may have been missed."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._wake_all)
 
@@ -71,7 +71,7 @@ class Listener:
         self._event = event
 
     def wake(self) -> None:
-        """End this waiter's wait, and nobody else's. For the loop's own thread."""
+        """End this waiter's wait. For the loop's own thread."""
         self._event.set()
 
     async def wait(self, timeout_s: float) -> bool:

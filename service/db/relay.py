@@ -1,7 +1,7 @@
-"""Hears what other processes have changed in the database, one thread and one connection for all who wait here.
+"""Changes in the database, whichever process made them: one thread and one connection for everything that waits here.
 
-PostgreSQL notifies (LISTEN); a SQLite file is looked at every 100 ms, by a pragma that reads a counter in shared memory
-and by one query where that has moved, however many wait.
+PostgreSQL notifies (LISTEN). A SQLite file is looked at after each commit of this process, and every 100 ms for those
+of others, by a pragma that reads a counter in shared memory and by one query where that has moved.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ log = logging.getLogger("penstock.service")
 
 
 class Relay:
-    """Calls ``heard`` with each topic that changed, in a thread of its own; None: anything may have changed."""
+    """Calls ``on_change`` with each topic that changed, in its own thread; None: anything may have changed."""
 
-    def __init__(self, database: Database, heard: Callable[[str | None], None]) -> None:
-        self._database, self._heard = database, heard
+    def __init__(self, database: Database, on_change: Callable[[str | None], None]) -> None:
+        self._database, self._on_change = database, on_change
         self._end = threading.Event()
         self._listens = threading.Event()
         self._thread = threading.Thread(target=self._run, name="relay", daemon=True)
@@ -39,18 +39,19 @@ class Relay:
     def stop(self) -> None:
         """End the thread; returns when it has."""
         self._end.set()
+        self._database.committed.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def _run(self) -> None:
-        listen = self._poll if self._database.is_sqlite else self._hear
+        listen = self._poll if self._database.is_sqlite else self._listen
         while not self._end.is_set():
             try:
                 with self._connection() as connection:
                     listen(connection)
             except Exception as error:
                 self._listens.clear()
-                log.warning("changes of other processes are not heard for a moment: %s", str(error).partition("\n")[0])
+                log.warning("changes in the database are not noticed for a moment: %s", str(error).partition("\n")[0])
                 self._end.wait(AGAIN_S)
 
     @contextmanager
@@ -68,7 +69,7 @@ class Relay:
 
     def _began(self) -> None:
         self._listens.set()
-        self._heard(None)
+        self._on_change(None)
 
     def _poll(self, connection: Any) -> None:
         """SQLite."""
@@ -76,21 +77,23 @@ class Relay:
         version = connection.execute("PRAGMA data_version").fetchone()
         last = connection.execute(newest).fetchone()[0]
         self._began()
-        while not self._end.wait(POLL_S):
+        while not self._end.is_set():
+            self._database.committed.wait(POLL_S)
+            self._database.committed.clear()
             if (now := connection.execute("PRAGMA data_version").fetchone()) == version:
                 continue
             version = now
             rows = connection.execute(f"SELECT id, topic FROM {CHANGES} WHERE id > ? ORDER BY id", (last,)).fetchall()
             if rows and rows[0][0] > last + 1:
-                self._heard(None)
+                self._on_change(None)
             for topic in dict.fromkeys(topic for _, topic in rows):
-                self._heard(topic)
+                self._on_change(topic)
             last = rows[-1][0] if rows else last
 
-    def _hear(self, connection: Any) -> None:
+    def _listen(self, connection: Any) -> None:
         """PostgreSQL."""
         connection.execute(f"LISTEN {CHANNEL}")
         self._began()
         while not self._end.is_set():
             for notice in connection.notifies(timeout=0.5, stop_after=1):
-                self._heard(notice.payload)
+                self._on_change(notice.payload)

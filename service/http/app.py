@@ -18,10 +18,11 @@ from types import FrameType
 import uvicorn
 from anyio.to_thread import run_sync
 from fastapi import FastAPI
+from starlette.middleware.gzip import GZipMiddleware
 
 from penstock.schemas.errors import Unreachable
-from penstock.service import logs
-from penstock.service.http import negotiation, openapi, problems
+from penstock.service import compat, logs
+from penstock.service.http import openapi, problems
 from penstock.service.http.observing import Observing
 from penstock.service.http.routes import (
     agents,
@@ -29,6 +30,7 @@ from penstock.service.http.routes import (
     exports,
     health,
     imports,
+    jobs,
     layouts,
     pages,
     placements,
@@ -45,6 +47,25 @@ from penstock.service.services import Service
 from penstock.service.settings import Settings
 
 GRACE_S = 5
+COMPRESS_FROM_BYTES = 1024
+ROUTES = (
+    jobs,
+    exports,
+    questions,
+    plans,
+    sweeps,
+    imports,
+    layouts,
+    placements,
+    documents,
+    runs,
+    agents,
+    health,
+    sessions,
+    pages,
+    reference,
+)
+"""Modules with a router, in the order in which they are asked: verbs of a plan come before the plan itself."""
 
 log = logging.getLogger("penstock.service")
 
@@ -72,27 +93,13 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     app.state.service = service
     problems.install(app)
-    negotiation.install(app)
+    app.add_middleware(GZipMiddleware, minimum_size=COMPRESS_FROM_BYTES, compresslevel=4)
     answers.install(app, service)
     openapi.install(app)
     app.add_middleware(Observing, service=service)
-    for routes in (
-        plans,
-        exports,
-        questions,
-        sweeps,
-        imports,
-        layouts,
-        placements,
-        documents,
-        runs,
-        agents,
-        health,
-        sessions,
-        pages,
-        reference,
-    ):
-        app.include_router(routes.router)
+    routers = [routes.router for routes in ROUTES]
+    for router in (compat.router_of(routers), *routers):
+        app.include_router(router)
     return app
 
 
@@ -144,7 +151,7 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to end; told a second time, end at once: children die with us, leases run out."""
+        """Begin a graceful shutdown; at the second signal, end at once: children die with us, leases run out."""
         if self._service.ending:
             os._exit(128 + sig)
         self._service.ending = True

@@ -95,9 +95,9 @@ def _torchtitan(release: str) -> Form:
     from penstock.layouts.exporting import layout_text
     from penstock.layouts.torchtitan import release_of
 
-    told = release_of(release)
-    kind = ("application/toml", "toml") if told == "0.2" else ("text/x-python", "py")
-    return Form(kind[0], f"torchtitan.{kind[1]}", "", lambda file: layout_text(file, "torchtitan", told).encode())
+    found = release_of(release)
+    kind = ("application/toml", "toml") if found == "0.2" else ("text/x-python", "py")
+    return Form(kind[0], f"torchtitan.{kind[1]}", "", lambda file: layout_text(file, "torchtitan", found).encode())
 
 
 FORMS: dict[str, Form] = {

@@ -2,18 +2,18 @@
 
 Only success is kept. A request that was refused, or that failed, is done anew when it is sent again.
 
-The transaction that makes something, a job, a sweep or a run, notes its id beside the key: from then on the thing is
+The transaction that makes something, a job, a sweep or a run, notes its id with the key: from then on the thing is
 never made again, wherever the process dies, and a repetition is answered with it. Before that, a request belongs to
-who does it for ``lease_s``, renewed while he is alive; one whose lease has run out was lost with its process.
+the process that does it for ``lease_s``, renewed while that is alive; one whose lease has run out was lost with it.
 """
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import msgpack  # type: ignore[import-untyped]
 import sqlalchemy as sa
 
 from penstock.schemas.errors import Conflict, Fault
@@ -64,7 +64,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Doing:
-    """A request that is to be done now. ``token`` tells it from whoever does the same request after it was lost."""
+    """A request that is to be done now; ``token`` distinguishes it from a later attempt, made after this was lost."""
 
     tenant: str
     key: str
@@ -120,8 +120,8 @@ class Idempotency:
                 remedy="make a new key for each request; only a repetition has the key of the first one",
             )
         if row.status is not None:
-            headers, body = msgpack.unpackb(row.body)
-            return Kept(row.status, headers, body)
+            head, _, body = row.body.partition(b"\n")
+            return Kept(row.status, json.loads(head), body)
         if row.job_id is not None:
             return Made(row.job_id, doing)
         raise KeyInUse(
@@ -138,7 +138,7 @@ class Idempotency:
     def keep(self, doing: Doing, kept: Kept) -> None:
         """Keep what was answered, unless another process does the request now."""
         mine = sa.or_(idempotency.c.body == doing.token, idempotency.c.job_id.is_not(None))
-        body = msgpack.packb([kept.headers, kept.body])
+        body = json.dumps(kept.headers).encode() + b"\n" + kept.body
         with self._database.write() as connection:
             here = sa.and_(_row(doing.tenant, doing.key), _UNDER_WAY, mine)
             connection.execute(idempotency.update().where(here).values(status=kept.status, body=body))

@@ -1,41 +1,26 @@
-"""Media types and content codings of bodies: JSON and MessagePack, gzip and deflate."""
+"""Media type and content codings of bodies: JSON, plain or compressed with gzip or deflate."""
 
 from __future__ import annotations
 
-import json
 import zlib
-from typing import Any
 
-import msgpack  # type: ignore[import-untyped]
-
-from penstock.schemas.document import doubled_keys
 from penstock.schemas.errors import InvalidDocument
 from penstock.service.http.problems import WrongMediaType
 
 JSON = "application/json"
-MSGPACK = "application/msgpack"
 
-_MSGPACK_NAMES = frozenset({MSGPACK, "application/x-msgpack", "application/vnd.msgpack"})
 _WINDOW_BITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 
 
-def kind_of(content_type: str) -> str:
-    """JSON or MSGPACK for the value of a Content-Type. Raises WrongMediaType."""
+def refuse_other_types(content_type: str) -> None:
+    """Raise WrongMediaType where the value of a Content-Type is not one of JSON."""
     given = content_type.partition(";")[0].strip().lower()
-    if given == JSON or given.endswith("+json"):
-        return JSON
-    if is_msgpack(given):
-        return MSGPACK
-    raise WrongMediaType(
-        f"the body is {given!r}; this endpoint takes {JSON} and {MSGPACK}",
-        remedy=f"send the header Content-Type: {JSON}",
-        headers={"Accept": f"{JSON}, {MSGPACK}"},
-    )
-
-
-def is_msgpack(name: str) -> bool:
-    """Whether a media type is one of the names of MessagePack."""
-    return name in _MSGPACK_NAMES
+    if given != JSON and not given.endswith("+json"):
+        raise WrongMediaType(
+            f"the body is {given!r}; this endpoint takes {JSON}",
+            remedy=f"send the header Content-Type: {JSON}",
+            headers={"Accept": JSON},
+        )
 
 
 class Unpacker:
@@ -74,29 +59,3 @@ def unpacker(content_encoding: str) -> Unpacker | None:
             headers={"Accept-Encoding": "gzip, deflate"},
         )
     return Unpacker(_WINDOW_BITS[coding])
-
-
-def json_of_msgpack(body: bytes) -> bytes:
-    """The JSON text of a MessagePack document. Raises InvalidDocument for what JSON does not have."""
-    try:
-        data = msgpack.unpackb(body, object_pairs_hook=_unique, ext_hook=_no_extension)
-        return json.dumps(data, allow_nan=False, separators=(",", ":")).encode()
-    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        reason = str(error) or type(error).__name__
-        raise InvalidDocument(f"the body is no MessagePack of a JSON document: {reason}") from None
-
-
-def msgpack_of_json(body: bytes) -> bytes:
-    """The MessagePack of a JSON text of ours."""
-    packed: bytes = msgpack.packb(json.loads(body))
-    return packed
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if doubled := doubled_keys(pairs):
-        raise ValueError(f"the keys {doubled} are given twice in one object")
-    return dict(pairs)
-
-
-def _no_extension(code: int, data: bytes) -> Any:
-    raise ValueError(f"extension type {code} has no place in a document")

@@ -1,4 +1,4 @@
-"""What is around every request: its id, its line in the log, its place in the metrics, and the refusal at the end.
+"""What surrounds every request: its id, its line in the log, its metrics, and the refusal during shutdown.
 
 Plain ASGI, so that streams and waits pass through untouched.
 """
@@ -33,7 +33,7 @@ _GIVEN_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
 _ASKING = frozenset({"GET", "HEAD", "OPTIONS"})
 _QUIET = frozenset({"/healthz", "/readyz", "/metrics"})
 _UNKNOWN = "(none)"
-"""The route of what was sent to no route: paths that somebody tries are no labels."""
+"""The route of requests that match none: their paths are not used as labels."""
 
 log = logging.getLogger("penstock.service.requests")
 
@@ -45,33 +45,33 @@ class Observing:
         self._app, self._service = app, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, and tell of it."""
+        """Answer one request, log it and count it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         given = Headers(scope=scope).get(HEADER, "")
         request_id = given if _GIVEN_ID.fullmatch(given) else new_id()
         scope.setdefault("state", {})
-        told = Told(send, request_id)
+        answer = Answer(send, request_id)
         began = time.perf_counter()
         metrics.http_active.inc()
         with about(request_id=request_id):
             try:
-                await self._answer(scope, receive, told)
+                await self._answer(scope, receive, answer)
             except ClientDisconnect:
-                pass  # whoever hangs up within his body is told nothing; the log has his request with status 499
+                pass  # the client hung up within its body: no answer, and status 499 in the log
             except Exception as error:
-                if told.has_begun:
+                if answer.has_begun:
                     raise
-                await (await on_anything(Request(scope), error))(scope, receive, told)
+                await (await on_anything(Request(scope), error))(scope, receive, answer)
             finally:
                 metrics.http_active.dec()
-                _tell(scope, told.status, time.perf_counter() - began)
+                _log(scope, answer.status, time.perf_counter() - began)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Told) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, send: Answer) -> None:
         if self._service.ending and scope["method"] not in _ASKING:
             problem = ProblemDetails.of(
-                Unreachable("the service is ending and takes nothing new", remedy="ask again in a moment")
+                Unreachable("the service is shutting down and takes nothing new", remedy="ask again in a moment")
             )
             refusal = problem_response(problem, {"Retry-After": str(RETRY_AFTER_S), "Connection": "close"})
             await refusal(scope, receive, send)
@@ -79,7 +79,7 @@ class Observing:
             await self._app(scope, receive, send)
 
 
-class Told:
+class Answer:
     """A ``send`` that adds the request's id and remembers the status."""
 
     def __init__(self, send: Send, request_id: str) -> None:
@@ -95,7 +95,7 @@ class Told:
         await self._send(message)
 
 
-def _tell(scope: Scope, status: int, seconds: float) -> None:
+def _log(scope: Scope, status: int, seconds: float) -> None:
     route = _route(scope)
     metrics.http_seconds.labels(scope["method"], route, str(status)).observe(seconds)
     state = scope["state"]

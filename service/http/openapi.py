@@ -14,6 +14,7 @@ from penstock.service.http.problems import MEDIA_TYPE
 from penstock.service.http.routes.access import describe_keys
 from penstock.service.http.routes.bodies import BODY_MODELS
 from penstock.service.http.routes.once import describe_idempotency
+from penstock.service.naming import describe_names
 
 ANY_PROBLEM = {
     "description": "any error: problem details (RFC 9457)",
@@ -35,18 +36,19 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
             [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"
         )
         schema["components"]["schemas"] = extra["$defs"] | known
+        describe_names(schema["components"]["schemas"])
         for path in schema["paths"].values():
             for operation in path.values():
-                _tell_of_problems(operation)
+                _describe_problems(operation)
         describe_idempotency(schema, app.routes)
-        if not app.state.service.door.is_open:
+        if not app.state.service.authenticator.is_open:
             describe_keys(schema, app.routes)
         app.openapi_schema = schema
     return app.openapi_schema
 
 
-def _tell_of_problems(operation: dict[str, Any]) -> None:
-    """Ours instead of FastAPI's own 422, and a word on all the others."""
+def _describe_problems(operation: dict[str, Any]) -> None:
+    """Put our 422 in place of FastAPI's own, and a default for all other errors."""
     responses = operation["responses"]
     if responses.get("422", {}).get("description") == "Validation Error":
         responses["422"] = ANY_PROBLEM | {"description": "the parameters are not valid"}

@@ -1,4 +1,4 @@
-"""JSON text that came from outside, as the document that it is to be."""
+"""Bodies of requests as documents; untrusted input, so in linear time."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import SchemaValidator
 
 from penstock.schemas.document import load_json, refusal
+from penstock.service.naming import with_documents
 
 M = TypeVar("M", bound=BaseModel)
 
 LARGE_BYTES = 2**17
 """A body from this size on is read up to the first wrong entry of each of its lists.
 
-Each fault takes some hundred bytes until it is told, and its entry may have two.
+Each fault takes some hundred bytes until it is sent, and its entry may have two.
 """
 
 _REPEATING = frozenset({"list", "tuple", "set", "frozenset"})
@@ -31,7 +32,7 @@ _PLAIN = frozenset({"metadata", "serialization", "default", "expected", "cls", "
 
 def parse(model: type[M], body: bytes) -> M:
     """A body as ``model``. Raises InvalidDocument with a fault per mistake, in time linear in the body."""
-    data = load_json(body)
+    data = with_documents(model, load_json(body))
     try:
         if len(body) < LARGE_BYTES:
             return model.model_validate(data, context={"units": False})

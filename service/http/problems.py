@@ -64,15 +64,6 @@ class WrongMediaType(Refusal):
     exit_code = 65
 
 
-class NotAcceptable(Refusal):
-    """A client that takes no form in which this could be answered."""
-
-    title = "There is no answer in that form"
-    code = "not-acceptable"
-    status = 406
-    exit_code = 65
-
-
 class TaskFailed(Exception):
     """A child process met an error; ``problem`` says which."""
 
@@ -125,7 +116,7 @@ async def _on_ours(request: Request, error: Exception) -> Response:
     request.state.problem = error.detail
     problem = ProblemDetails.of(error).model_copy(update={"instance": request.url.path})
     if isinstance(error, DatabaseAway):
-        problem = problem.model_copy(update={"detail": error.told})
+        problem = problem.model_copy(update={"detail": error.public_detail})
     return problem_response(problem, _headers_of(error))
 
 

@@ -32,7 +32,7 @@ def readiness(service: Service) -> dict[str, str | int]:
             living = connection.scalar(living_workers(service.settings.lease_s)) or 0 if revision == HEAD else 0
         faults += _of_database(revision, living)
     except DatabaseAway as away:
-        faults.append(Fault("/database", away.told, away.code))
+        faults.append(Fault("/database", away.public_detail, away.code))
     except Conflict as error:
         faults.append(Fault("/database", error.detail, error.code))
     if not service.worker.alive():
@@ -43,7 +43,7 @@ def readiness(service: Service) -> dict[str, str | int]:
 
 
 def living_workers(lease_s: float) -> sa.Select[int]:
-    """How many workers were heard of within a lease."""
+    """How many workers had a heartbeat within a lease."""
     alive = workers.c.seen_ms > now_ms() - int(lease_s * 1000)
     return sa.select(sa.func.count()).select_from(workers).where(alive, workers.c.slots > 0)
 

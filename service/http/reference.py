@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 TITLES = {
-    "plans": "Plans and their jobs",
+    "plans": "Plans",
+    "jobs": "Jobs",
     "questions": "Questions that keep nothing",
     "sweeps": "Sweeps",
     "documents": "Documents",
@@ -69,7 +70,7 @@ def _operation(method: str, path: str, operation: dict[str, Any], url: str) -> O
         words=operation.get("description") or operation.get("summary", ""),
         parameters=tuple(_parameters(operation)),
         body=_kind(content["schema"]) if "schema" in content else None,
-        answers=tuple((status, _answer(told)) for status, told in sorted(operation["responses"].items())),
+        answers=tuple((status, _answer(one)) for status, one in sorted(operation["responses"].items())),
         example=example,
         curl=_curl(method, path, url, example is not None),
     )
@@ -83,9 +84,9 @@ def _parameters(operation: dict[str, Any]) -> Iterator[Parameter]:
             yield Parameter(given["name"], given["in"], kind, given.get("required", False), words)
 
 
-def _answer(told: dict[str, Any]) -> str:
-    kinds = [_kind(content.get("schema", {})) or name for name, content in told.get("content", {}).items()]
-    return " – ".join(filter(None, (told.get("description", ""), ", ".join(dict.fromkeys(kinds)))))
+def _answer(response: dict[str, Any]) -> str:
+    kinds = [_kind(content.get("schema", {})) or name for name, content in response.get("content", {}).items()]
+    return " – ".join(filter(None, (response.get("description", ""), ", ".join(dict.fromkeys(kinds)))))
 
 
 def _kind(schema: dict[str, Any]) -> str:

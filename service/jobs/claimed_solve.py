@@ -23,10 +23,20 @@ class Solve:
     started: float
     renewed: float
     best: Plan | None = None
+    unreported: Plan | None = None
+    """The best plan while it is not written down."""
+    progress: tuple[int, list[str]] | None = None
+    """The newest bound, and the planners at work, while they are not written down."""
+    next_report: float = 0.0
     result: ResultOut | None = None
     problem: ProblemDetails | None = None
     stop: str | None = None
     buffer: bytearray = field(default_factory=bytearray)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether a plan or a bound is not written down."""
+        return self.unreported is not None or self.progress is not None
 
 
 def value_ns(plan: Plan | None) -> float:

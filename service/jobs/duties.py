@@ -1,4 +1,4 @@
-"""What one of all workers of a database does once an hour, for all of them."""
+"""What one worker of a database does once an hour, for all of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger("penstock.service")
 
 
 def do_hourly(database: Database, settings: Settings) -> None:
-    """Write down the tables of sweeps that have ended, and remove what ended ``keep_jobs_days`` ago."""
+    """Store the tables of sweeps that have ended, and remove what ended ``keep_jobs_days`` ago."""
     SweepTables(database).settle_open()
     if settings.keep_jobs_days and (gone := prune(database, settings.keep_jobs_days)):
         log.info("what ended more than %g days ago is gone: %s", settings.keep_jobs_days, gone)

@@ -29,7 +29,7 @@ def new_id() -> str:
 
 
 def tell(connection: sa.Connection, job_id: str, kind: str, data: dict[str, Any]) -> None:
-    """Add a line to a job's story. The transaction has changed the job's row, so nobody else adds one meanwhile."""
+    """Add an event to a job. The transaction has changed the job's row, so no other adds one meanwhile."""
     last = sa.select(sa.func.max(job_events.c.sequence)).where(job_events.c.job_id == job_id).scalar_subquery()
     sequence = sa.func.coalesce(last, 0) + 1
     connection.execute(
@@ -61,14 +61,15 @@ def job_out(row: Any) -> JobOut:
 
 
 def _links(row: Any) -> dict[str, str]:
-    here = f"/v1/plans/{row['id']}"
+    here = f"/v1/jobs/{row['id']}"
     links = {"self": here, "events": f"{here}/events"}
     if row["plan_hash"] is not None:
-        links |= {"plan": f"/v1/plans/{row['plan_hash']}", "plan_file": f"{here}/plan", "programs": f"{here}/programs"}
+        plan = f"/v1/plans/{row['plan_hash']}"
+        links |= {"plan": plan, "plan_file": f"{plan}/plan-file", "programs": f"{plan}/programs"}
     elif row["state"] in ACTIVE:
-        links |= {"cancel": f"{here}/cancel", "finish": f"{here}/finish"}
+        links |= {"cancel": f"{here}:cancel", "finish": f"{here}:finish"}
     if row["state"] in ("failed", "cancelled"):
-        links["retry"] = f"{here}/retry"
+        links["retry"] = f"{here}:retry"
     if row["incumbent_ns"] is not None:
         links["incumbent"] = f"{here}/incumbent"
     if row["parent_id"] is not None:

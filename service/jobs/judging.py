@@ -171,7 +171,7 @@ def _warm_up(forkserver: Forkserver, entry: str) -> None:
 
 
 def _keep_what_is_loaded() -> None:
-    """Collections look at it no more: each full one took a tenth of a second, in which nobody was answered."""
+    """Exempt what is loaded from garbage collection: each full one took a tenth of a second without answers."""
     gc.collect()
     gc.freeze()
 

@@ -6,7 +6,6 @@ Leases are ruled by the database's clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -38,12 +37,10 @@ class Claim:
 
 
 class Leases:
-    """The jobs of all tenants, for workers. ``publish`` is told the topic of every change."""
+    """The jobs of all tenants, for workers."""
 
-    def __init__(
-        self, database: Database, publish: Callable[[str], None], *, lease_s: float, max_attempts: int
-    ) -> None:
-        self._database, self._publish = database, publish
+    def __init__(self, database: Database, *, lease_s: float, max_attempts: int) -> None:
+        self._database = database
         self._lease_ms = int(lease_s * 1000)
         self._max_attempts = max_attempts
 
@@ -56,18 +53,15 @@ class Leases:
         if not self._anything_to_do():
             return None
         with self._database.write() as connection:
-            lost = self._take_back(connection)
+            self._take_back(connection)
             row = connection.execute(_next_job()).first()
             if row is not None:
                 lease = {"lease_owner": owner, "lease_until_ms": now_ms() + self._lease_ms}
                 values = {"state": "running", "attempt": row.attempt + 1, "started_ms": now_ms(), **lease}
                 connection.execute(jobs.update().where(jobs.c.id == row.id).values(**values))
                 tell(connection, row.id, "state", {"state": "running", "attempt": row.attempt + 1})
-        for job_id in lost:
-            self._publish(f"job:{job_id}")
         if row is None:
             return None
-        self._publish(f"job:{row.id}")
         if row.attempt == 0:
             metrics.wait_seconds.observe(max(0, row.waited_ms) / 1000)
         return Claim(row.id, row.tenant, row.attempt + 1, row.request_hash, row.cache_key, row.limit_ms, row.request_id)
@@ -92,17 +86,17 @@ class Leases:
         return None if body is None else Plan.model_validate_json(body)
 
     def report(self, claim: Claim, plan: Plan) -> None:
-        """Keep the best plan so far, and tell those who watch; one that is no better than the kept one is not told."""
+        """Keep the best plan so far, with an event; a plan that is no better than the kept one is dropped."""
         assert plan.prediction is not None
         value_ns = plan.prediction.time_per_global_batch_ns
-        # A bound above it was of plans of another kind; the one that holds for it is told next.
+        # Drop a bound above the new value: it was for another kind of plan; the solver reports the new one next.
         still = sa.case((jobs.c.bound_ns <= value_ns, jobs.c.bound_ns))
         values: dict[str, Any] = {"incumbent": plan.canonical_json(), "incumbent_ns": value_ns, "bound_ns": still}
         better = sa.or_(jobs.c.incumbent_ns.is_(None), jobs.c.incumbent_ns > value_ns)
         self._progress(claim, values, {"planner": plan.planner, "schedule": plan.schedule.name}, better)
 
     def progress(self, claim: Claim, bound_ns: int, working: list[str]) -> None:
-        """Tell those who watch of the bound for plans of the best one's kind, and of who is at work."""
+        """Add an event with the bound for plans of the best one's kind, and the planners at work."""
         self._progress(claim, {"bound_ns": bound_ns}, {"working": working})
 
     def finish(
@@ -114,28 +108,27 @@ class Leases:
         error: ProblemDetails | None = None,
         keep: bool = False,
     ) -> bool:
-        """End a job; False when the lease was lost meanwhile, so that somebody else has it.
+        """End a job; False when the lease was lost meanwhile, so that another worker has it.
 
         With ``keep``, equal requests are answered by this job from now on.
         """
         values: dict[str, Any] = {"state": state, "finished_ms": now_ms(), **_NO_LEASE}
-        told: dict[str, Any] = {"state": state}
+        event: dict[str, Any] = {"state": state}
         if result is not None:
             values |= {"result": result.model_dump_json().encode(), "plan_hash": result.plan_hash}
-            told |= {"status": result.status, "plan_hash": result.plan_hash}
+            event |= {"status": result.status, "plan_hash": result.plan_hash}
             if result.plan is not None and result.plan.prediction is not None:
                 values["incumbent_ns"] = result.plan.prediction.time_per_global_batch_ns
             values["bound_ns"] = _request_bound(result.certificates)
         if error is not None:
             values["error"] = error.model_dump(exclude_none=True)
-            told["detail"] = error.detail
+            event["detail"] = error.detail
         with self._database.write() as connection:
             if not connection.execute(jobs.update().where(*_held(claim)).values(**values)).rowcount:
                 return False
-            tell(connection, claim.job_id, "state", told)
+            tell(connection, claim.job_id, "state", event)
             if keep:
                 _keep_answer(connection, claim)
-        self._publish(f"job:{claim.job_id}")
         return True
 
     def hand_back(self, claim: Claim) -> None:
@@ -145,8 +138,6 @@ class Leases:
             values = _cancelled() if stop == "cancel" else {"state": "queued", **_NO_LEASE}
             if connection.execute(jobs.update().where(*_held(claim)).values(**values)).rowcount:
                 tell(connection, claim.job_id, "state", {"state": values["state"]})
-        self._publish(f"job:{claim.job_id}")
-        self._publish("jobs")
 
     def give_up(self, claim: Claim) -> None:
         """Give a job back because its process could not be kept alive; it fails when that happens too often."""
@@ -154,7 +145,6 @@ class Leases:
             row = connection.execute(sa.select(*_LOSABLE).where(*_held(claim))).first()
             if row is not None:
                 self._lose(connection, row)
-        self._publish(f"job:{claim.job_id}")
 
     def _anything_to_do(self) -> bool:
         """Asked without a lock: most of the time workers wait."""
@@ -162,11 +152,9 @@ class Leases:
         with self._database.read() as connection:
             return bool(connection.scalar(sa.select(sa.or_(sa.exists().where(due), sa.exists().where(_expired())))))
 
-    def _take_back(self, connection: sa.Connection) -> list[str]:
-        rows = connection.execute(sa.select(*_LOSABLE).where(_expired())).all()
-        for row in rows:
+    def _take_back(self, connection: sa.Connection) -> None:
+        for row in connection.execute(sa.select(*_LOSABLE).where(_expired())).all():
             self._lose(connection, row)
-        return [row.id for row in rows]
 
     def _lose(self, connection: sa.Connection, row: Any) -> None:
         """The first time a job is tried again at once, then after 2 s, 4 s, … a minute at most."""
@@ -192,7 +180,6 @@ class Leases:
             ).one()
             known = {"incumbent_ns": row.incumbent_ns, "bound_ns": row.bound_ns, "gap": _gap(*row)}
             tell(connection, claim.job_id, "progress", {**known, **data})
-        self._publish(f"job:{claim.job_id}")
 
 
 _NO_LEASE: dict[str, Any] = {"lease_owner": None, "lease_until_ms": None}

@@ -1,4 +1,4 @@
-"""The queue as those see it who ask: plan jobs of a tenant, their states and events, and what may be done with them.
+"""The queue as clients see it: plan jobs of a tenant, their states and events, and what may be done with them.
 
 Equal requests of one tenant that are still running share a job. Another tenant's job is not there at all. What
 workers do with the rows is in ``leases``.
@@ -6,7 +6,6 @@ workers do with the rows is in ``leases``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +29,7 @@ RETRY_AFTER_S = 5
 class NewJob:
     """What is queued. ``key_id`` asks for it and may have ``max_queued`` jobs that wait; higher priorities go first.
 
-    ``note`` is told, in the transaction that queues it, which job answers.
+    ``note`` is called with the id of the job that answers, in the transaction that queues it.
     """
 
     request_hash: str
@@ -47,10 +46,10 @@ class NewJob:
 
 
 class JobQueue:
-    """Jobs in the database. ``publish`` is told the topic of every change."""
+    """Jobs in the database, which announces every change of theirs itself (`tables.telling`)."""
 
-    def __init__(self, database: Database, publish: Callable[[str], None]) -> None:
-        self._database, self._publish = database, publish
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
     def enqueue(self, tenant: str, job: NewJob) -> tuple[str, bool]:
         """Add a job, unless an equal one is queued or running; return its id and whether it is new.
@@ -74,8 +73,6 @@ class JobQueue:
             _refuse_more(connection, job)
             connection.execute(jobs.insert().values(**_row(tenant, job_id, job)))
             tell(connection, job_id, "state", {"state": "queued"})
-        self._publish(f"job:{job_id}")
-        self._publish("jobs")
         return job_id, True
 
     def job(self, tenant: str, job_id: str, *, with_result: bool = True) -> JobOut:
@@ -144,8 +141,6 @@ class JobQueue:
                 connection.execute(jobs.update().where(jobs.c.id == job_id).values(stop=how))
             elif state != ("cancelled" if how == "cancel" else "succeeded"):
                 raise Conflict(f"job {job_id!r} has {state} already; it cannot {how} any more")
-        self._publish(f"job:{job_id}")
-        self._publish(f"stop:{job_id}")
         return self.job(tenant, job_id)
 
     def retry(self, tenant: str, job_id: str) -> JobOut:
@@ -165,8 +160,6 @@ class JobQueue:
             anew = dict.fromkeys(("not_before_ms", "finished_ms", "stop", "error", "result", "plan_hash"))
             connection.execute(jobs.update().where(jobs.c.id == job_id).values(state="queued", lost=0, **anew))
             tell(connection, job_id, "state", {"state": "queued"})
-        self._publish(f"job:{job_id}")
-        self._publish("jobs")
         return self.job(tenant, job_id)
 
     def delete(self, tenant: str, job_id: str) -> None:
@@ -177,7 +170,7 @@ class JobQueue:
         with self._database.write() as connection:
             state = self._row(connection, tenant, job_id, jobs.c.state)["state"]
             if state in ACTIVE:
-                raise Conflict(f"job {job_id!r} is {state}", remedy=f"POST /v1/plans/{job_id}/cancel first")
+                raise Conflict(f"job {job_id!r} is {state}", remedy=f"POST /v1/jobs/{job_id}:cancel first")
             connection.execute(answers.delete().where(answers.c.tenant == tenant, answers.c.job_id == job_id))
             connection.execute(jobs.delete().where(jobs.c.id == job_id))
 
@@ -186,7 +179,7 @@ class JobQueue:
         query = sa.select(*columns).where(jobs.c.id == job_id, jobs.c.tenant == tenant)
         row = connection.execute(query).mappings().first()
         if row is None:
-            raise NotFound(f"no job {job_id!r} here", remedy="GET /v1/plans lists the jobs")
+            raise NotFound(f"no job {job_id!r} here", remedy="GET /v1/jobs lists the jobs")
         return row
 
 

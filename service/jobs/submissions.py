@@ -15,7 +15,7 @@ from penstock.schemas.request import PlanRequest
 from penstock.service import metrics
 from penstock.service.db.store import Stores
 from penstock.service.http.parsing import parse
-from penstock.service.jobs.submit import Planning, Submitted, Wishes
+from penstock.service.jobs.submit import JobOptions, Planning, Submitted
 from penstock.service.security.principals import Principal
 
 REMEMBERED = 10_000
@@ -30,7 +30,7 @@ class Submissions:
         self._keys: OrderedDict[tuple[str, bytes], tuple[str, str]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def submit(self, principal: Principal, body: bytes, wishes: Wishes) -> Submitted:
+    def submit(self, principal: Principal, body: bytes, options: JobOptions) -> Submitted:
         """What becomes of a request that came as JSON text; raises as `Planning.submit`, and InvalidDocument."""
         known_by = principal.tenant, hashlib.sha256(body).digest()
         with self._lock:
@@ -39,7 +39,7 @@ class Submissions:
         if answer is not None:
             metrics.cache_answers.labels("hit").inc()
             return Submitted(answer, request_hash, key)
-        submitted = self._planning.submit(principal, parse(PlanRequest, body), wishes)
+        submitted = self._planning.submit(principal, parse(PlanRequest, body), options)
         self._remember(known_by, submitted)
         return submitted
 

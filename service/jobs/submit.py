@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -21,8 +20,8 @@ from penstock.service.security.sizes import Sizes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wishes:
-    """What somebody asks of a job, and not of its plan: these are no part of the request's address."""
+class JobOptions:
+    """Options of a job, and not of its plan: they are no part of the request's hash."""
 
     priority: int = 0
     tag: str | None = None
@@ -48,25 +47,23 @@ def planner_versions() -> dict[str, str]:
 
 
 class Planning:
-    """Requests of all tenants and their jobs. ``nudge`` wakes the worker."""
+    """Requests of all tenants and their jobs."""
 
-    def __init__(
-        self, stores: Stores, queue: JobQueue, sizes: Sizes, *, max_solve_s: float, nudge: Callable[[], None]
-    ) -> None:
-        self._stores, self._queue, self._sizes, self._nudge = stores, queue, sizes, nudge
+    def __init__(self, stores: Stores, queue: JobQueue, sizes: Sizes, *, max_solve_s: float) -> None:
+        self._stores, self._queue, self._sizes = stores, queue, sizes
         self._max_solve_ms = int(max_solve_s * 1000)
 
     def of(self, tenant: str) -> TenantPlanning:
         """What one tenant has asked."""
         return TenantPlanning(self._stores.of(tenant), self._queue)
 
-    def submit(self, principal: Principal, request: PlanRequest, wishes: Wishes | None = None) -> Submitted:
+    def submit(self, principal: Principal, request: PlanRequest, options: JobOptions | None = None) -> Submitted:
         """Answer a request from the store, or see to it that a job is under way.
 
-        Raises NotFound for an unknown hash, InvalidDocument and UnsupportedRequest for what nobody could answer,
+        Raises NotFound for an unknown hash, InvalidDocument and UnsupportedRequest for what no planner could answer,
         QuotaExceeded when too many of the key's jobs wait.
         """
-        store, wishes = self._stores.of(principal.tenant), wishes or Wishes()
+        store, options = self._stores.of(principal.tenant), options or JobOptions()
         if principal.scopes:
             self._sizes.check(request)
         inline = store.resolve(request)
@@ -83,15 +80,14 @@ class Planning:
             cache_key=key,
             limit_ms=self._limit_ms(request),
             planner=request.planner,
-            priority=wishes.priority,
-            tag=wishes.tag,
-            parent_id=wishes.parent_id,
+            priority=options.priority,
+            tag=options.tag,
+            parent_id=options.parent_id,
             key_id=principal.key_id,
             max_queued=principal.max_queued,
-            note=wishes.note,
+            note=options.note,
         )
         job_id, is_new = self._queue.enqueue(principal.tenant, job)
-        self._nudge()
         return Submitted(None, address, key, job_id, is_new)
 
     def _limit_ms(self, request: PlanRequest) -> int:
@@ -133,14 +129,14 @@ class TenantPlanning:
             raise Conflict(f"job {job.id!r} failed and has no plan: {job.error.detail}")
         raise Conflict(
             f"job {job.id!r} is {job.state} and has no final plan",
-            remedy=f"wait for it, or GET /v1/plans/{job.id}/incumbent for the best plan so far",
+            remedy=f"wait for it, or GET /v1/jobs/{job.id}/incumbent for the best plan so far",
         )
 
     def incumbent(self, job_id: str) -> Plan:
         """The best plan of a job so far. Raises NotFound, and Conflict while there is none."""
         plan = self._queue.incumbent(self._store.tenant, job_id)
         if plan is None:
-            raise Conflict(f"job {job_id!r} has no plan yet", remedy=f"watch /v1/plans/{job_id}/events")
+            raise Conflict(f"job {job_id!r} has no plan yet", remedy=f"watch /v1/jobs/{job_id}/events")
         return plan
 
     def plan_file(self, plan: PlanFile | str) -> PlanFile:
@@ -148,7 +144,7 @@ class TenantPlanning:
         return self._store.plan_file(plan) if isinstance(plan, str) else plan
 
     def keep(self, file: PlanFile) -> str:
-        """Store somebody's own plan with its request; return its address. Raises InvalidDocument for another's."""
+        """Store a plan file; return the plan's hash. Raises InvalidDocument for a plan of another request."""
         address = file.request.content_hash()
         if file.plan.request_hash != address:
             raise InvalidDocument(f"the plan was made for request {file.plan.request_hash}, but comes with {address}")

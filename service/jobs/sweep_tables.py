@@ -53,7 +53,7 @@ class SweepTables:
         return [self.sweep(tenant, sweep_id).model_copy(update={"rows": ()}) for sweep_id in found]
 
     def settle_open(self) -> None:
-        """Write down the tables of all sweeps whose cases have ended, also of those that nobody looks at."""
+        """Store the tables of all sweeps whose cases have ended."""
         with self._database.read() as connection:
             query = sa.select(sweeps.c.tenant, sweeps.c.id).where(sweeps.c.state == "running")
             found = connection.execute(query).all()
@@ -112,7 +112,7 @@ class SweepTables:
 
 def _out(row: Any, rows: tuple[SweepRow, ...]) -> SweepOut:
     here = f"/v1/sweeps/{row['id']}"
-    ways = {"cancel": f"{here}/cancel", "finish": f"{here}/finish"} if row["state"] == "running" else {}
+    ways = {"cancel": f"{here}:cancel", "finish": f"{here}:finish"} if row["state"] == "running" else {}
     return SweepOut(
         id=row["id"],
         state=row["state"],
@@ -122,5 +122,5 @@ def _out(row: Any, rows: tuple[SweepRow, ...]) -> SweepOut:
         cases=len(rows),
         ended=sum(one.state not in ACTIVE for one in rows),
         rows=rows,
-        links={"self": here, "jobs": f"/v1/plans?parent={row['id']}", **ways},
+        links={"self": here, "jobs": f"/v1/jobs?parent={row['id']}", **ways},
     )

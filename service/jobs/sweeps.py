@@ -1,6 +1,6 @@
 """Sweeps as they are asked: one request along many axes, as jobs of the queue.
 
-A case whose answer is known has no job of its own, and one that somebody else is asking already shares that job; so a
+A case whose answer is known has no job of its own, and one for which there is a job already shares it; so a
 sweep remembers which job answers which case.
 """
 
@@ -22,7 +22,7 @@ from penstock.service.db.tables import ACTIVE, jobs, now_ms, sweeps
 from penstock.service.http.idempotency import Note
 from penstock.service.jobs.job_rows import new_id
 from penstock.service.jobs.queue import MIN_PRIORITY, RETRY_AFTER_S, JobQueue
-from penstock.service.jobs.submit import Planning, Wishes
+from penstock.service.jobs.submit import JobOptions, Planning
 from penstock.service.jobs.sweep_tables import SweepTables
 from penstock.service.security.principals import Principal
 
@@ -43,7 +43,7 @@ class Sweeps(SweepTables):
     def submit(self, principal: Principal, request: SweepRequest, note: Note | None = None) -> SweepOut:
         """Ask all cases. One that no planner takes is a row that says so; at least one has to be taken.
 
-        ``note`` is told the sweep's id in the transaction that keeps it.
+        ``note`` is called with the sweep's id in the transaction that keeps it.
         Raises InvalidDocument for too many cases or one that contradicts itself, NotFound for an unknown hash,
         QuotaExceeded when the key may not have so many jobs that wait.
         """
@@ -88,7 +88,7 @@ class Sweeps(SweepTables):
     def delete(self, tenant: str, sweep_id: str) -> None:
         """Forget a sweep that has ended, and its own jobs. Raises NotFound, and Conflict while it is under way."""
         if self.sweep(tenant, sweep_id).state == "running":
-            raise Conflict(f"sweep {sweep_id!r} is running", remedy=f"POST /v1/sweeps/{sweep_id}/cancel first")
+            raise Conflict(f"sweep {sweep_id!r} is running", remedy=f"POST /v1/sweeps/{sweep_id}:cancel first")
         for job_id in self._own_jobs(sweep_id, ("succeeded", "failed", "cancelled")):
             self._queue.delete(tenant, job_id)
         with self._database.write() as connection:
@@ -104,7 +104,8 @@ class Sweeps(SweepTables):
     def _ask(self, principal: Principal, case: Case, sweep_id: str) -> dict[str, Any]:
         """What is remembered of a case: its row so far, and the job that answers it."""
         try:
-            submitted = self._planning.submit(principal, case.request, Wishes(priority=PRIORITY, parent_id=sweep_id))
+            options = JobOptions(priority=PRIORITY, parent_id=sweep_id)
+            submitted = self._planning.submit(principal, case.request, options)
         except UnsupportedRequest as error:
             return {"row": refused(case, ProblemDetails.of(error)).model_dump(mode="json"), "job_id": None}
         job_id = submitted.job_id

@@ -8,6 +8,7 @@ worker's death ends its children; its own end hands the jobs back.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import select
 import socket
@@ -28,7 +29,7 @@ from penstock.service.jobs.claimed_solve import Solve, tell_gap, value_ns
 from penstock.service.jobs.duties import do_hourly
 from penstock.service.jobs.job_rows import new_id
 from penstock.service.jobs.leases import Claim, Leases
-from penstock.service.jobs.worker_registry import Attendance
+from penstock.service.jobs.worker_registry import WorkerRegistry
 from penstock.service.logs import about
 from penstock.service.settings import Settings
 from penstock.solvers.solve.processors import available_processors
@@ -38,6 +39,8 @@ from penstock.workers.forkserver import Forkserver
 from penstock.workers.protocol import crashed, death, drain, end, lines, send
 
 IDLE_POLL_S = 0.5
+REPORT_S = 0.25
+"""Between two reports of a solve: of plans and bounds that come faster, the newest ones are written."""
 AGAIN_S = 0.5
 """From a database that is away to the next try."""
 
@@ -63,7 +66,7 @@ class Worker:
         self._beat_s = settings.lease_s / 3
         self._processes = settings.solve_workers or max(1, available_processors() // max(1, settings.slots))
         self.owner = f"{socket.gethostname()}:{os.getpid()}:{new_id()[-6:]}"[-128:]
-        self._attendance = Attendance(database, self.owner, settings.slots, settings.lease_s)
+        self._registry = WorkerRegistry(database, self.owner, settings.slots, settings.lease_s)
         self._work = threading.Condition()
         self._ending = False
         self._is_away = False
@@ -96,15 +99,15 @@ class Worker:
         return all(thread.is_alive() for thread in self._threads)
 
     def nudge(self, job_id: str | None = None) -> None:
-        """Look at the queue, or at the wishes for one running job, now."""
+        """Look at the queue, or at what is asked of one running job, now."""
         with self._work:
             if job_id is None:
                 self._work.notify_all()
             elif (waker := self._wakers.get(job_id)) is not None:
                 _poke(waker)
 
-    def heard(self, topic: str | None) -> None:
-        """Look at what may have changed in the database; None: anything."""
+    def on_change(self, topic: str | None) -> None:
+        """Wake the threads that a change in the database concerns; None: anything may have changed."""
         if topic in (None, "jobs"):
             self.nudge()
         if topic is None:
@@ -120,16 +123,16 @@ class Worker:
         last = 0.0
         while not self._ending:
             try:
-                if self._attendance.beat() and time.monotonic() - last > 3600:
+                if self._registry.beat() and time.monotonic() - last > 3600:
                     last = time.monotonic()
                     do_hourly(self._database, self._settings)
             except DatabaseAway as away:
                 self._say_away(away)
             except Exception:
-                log.exception("the worker met an error beside its jobs; it goes on")
+                log.exception("the worker met an error outside its jobs; it goes on")
             self._rest(self._beat_s)
         with suppress(DatabaseAway):
-            self._attendance.leave()
+            self._registry.leave()
 
     def _rest(self, seconds: float) -> None:
         """Wait, at most until the end."""
@@ -206,6 +209,7 @@ class Worker:
             log.info("the solve has started after %.3f s", time.monotonic() - began)
             for message in self._messages(solve, child):
                 self._take(solve, message)
+            self._report(solve, at_once=True)
             if solve.stop == "hand back":
                 self._leases.hand_back(claim)
             status = end(child, self._settings.kill_grace_s if solve.stop != "lost" else 0.0)
@@ -237,7 +241,9 @@ class Worker:
             if solve.stop is not None:
                 yield from drain(solve.buffer, child)
                 return
-            timeout = max(0.0, min(next_beat, solve.deadline) - now)
+            self._report(solve)
+            wake_at = min(next_beat, solve.deadline, solve.next_report if solve.has_news else math.inf)
+            timeout = max(0.0, wake_at - time.monotonic())
             readable, _, _ = select.select([child.pipe, solve.wake], [], [], timeout)
             if solve.wake in readable:
                 solve.wake.recv(4096)
@@ -264,12 +270,9 @@ class Worker:
             case "incumbent":
                 plan = Plan.model_validate(message["plan"])
                 if value_ns(plan) < value_ns(solve.best):
-                    solve.best = plan
-                with suppress(DatabaseAway):
-                    self._leases.report(solve.claim, plan)
+                    solve.best = solve.unreported = plan
             case "progress":
-                with suppress(DatabaseAway):
-                    self._leases.progress(solve.claim, message["bound_ns"], message["working"])
+                solve.progress = message["bound_ns"], message["working"]
             case "result":
                 solve.result = ResultOut.model_validate(message["result"])
             case "error":
@@ -277,6 +280,21 @@ class Worker:
             case "crash":
                 log.error("the solver crashed\n%s", message["traceback"])
                 solve.problem = crashed("the planner met an error of its own; the service's log has the reason")
+        self._report(solve)
+
+    def _report(self, solve: Solve, *, at_once: bool = False) -> None:
+        """Write the newest plan and bound that are not written yet, unless others were a moment ago."""
+        now = time.monotonic()
+        if not solve.has_news or (now < solve.next_report and not at_once):
+            return
+        solve.next_report = now + REPORT_S
+        with suppress(DatabaseAway):
+            if solve.unreported is not None:
+                self._leases.report(solve.claim, solve.unreported)
+                solve.unreported = None
+            if solve.progress is not None:
+                self._leases.progress(solve.claim, *solve.progress)
+                solve.progress = None
 
     def _conclude(self, solve: Solve, status: int) -> None:
         seconds = time.monotonic() - solve.started
@@ -310,7 +328,7 @@ class Worker:
         return self._finish(solve, "failed", error=solve.problem)
 
     def _finish(self, solve: Solve, state: Any, *, result: ResultOut | None = None, **more: Any) -> str:
-        """End the job, as soon as the database answers: as long as nobody has taken it, this answer is right."""
+        """End the job, as soon as the database answers: until another worker takes it, this answer is right."""
         while True:
             try:
                 if result is not None and result.plan is not None:

@@ -37,7 +37,7 @@ def work(settings: Settings) -> None:
     database.create(wait_s=settings.database_wait_s)
     forkserver = Forkserver(WARM if settings.warm_up else PRELOAD)
     worker = _worker(settings, database, forkserver)
-    relay = Relay(database, worker.heard)
+    relay = Relay(database, worker.on_change)
     ended = _until_told()
     _tell_metrics(settings.metrics_port)
     forkserver.start()
@@ -53,7 +53,7 @@ def work(settings: Settings) -> None:
 
 
 def _worker(settings: Settings, database: Database, forkserver: Forkserver) -> Worker:
-    leases = Leases(database, lambda topic: None, lease_s=settings.lease_s, max_attempts=settings.max_attempts)
+    leases = Leases(database, lease_s=settings.lease_s, max_attempts=settings.max_attempts)
     return Worker(database, leases, Stores(database), forkserver, settings)
 
 

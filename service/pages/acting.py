@@ -1,4 +1,4 @@
-"""What happens when somebody sends a form or presses a button, and what plans and their what-ifs show."""
+"""What forms and buttons do, and what plans and their what-ifs show."""
 
 from __future__ import annotations
 

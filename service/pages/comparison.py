@@ -1,4 +1,4 @@
-"""Tables of many plans: a sweep's cases, or jobs that somebody chose, with the front of the best."""
+"""Tables of many plans: a sweep's cases, or chosen jobs, with the front of the best."""
 
 from __future__ import annotations
 

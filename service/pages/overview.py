@@ -165,7 +165,7 @@ def _figures(run: RunOut) -> list[tuple[str, Any]]:
 
 
 def _thinned(values: tuple[float | None, ...]) -> list[list[Any]]:
-    """Every k-th step with its value, so that a page stays small; steps that nobody knows are left out."""
+    """Every k-th step with its value, so that a page stays small; unknown steps are left out."""
     every = -(-len(values) // MAX_POINTS) or 1
     return [[step, value] for step, value in enumerate(values) if value is not None and step % every == 0]
 

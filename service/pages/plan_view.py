@@ -43,7 +43,7 @@ _FLAGS = {
 
 
 def view(file: PlanFile, found: Judged, explained: Explanation, drawn: Picture) -> dict[str, Any]:
-    """All that the page of a judged plan shows beside its timeline."""
+    """What the page of a judged plan shows in addition to its timeline."""
     plan, allocation = found.judgement.plan, found.judgement.allocation
     assert plan.prediction is not None
     assert allocation is not None

@@ -131,11 +131,11 @@ class Sources:
             "file": file.model_dump(mode="json"),
             "how": {"what_if": list(what_ifs), "planner": None, "max_plans": 20, "layout": None},
         }
-        told: list[dict[str, Any]] = []
-        problem = run_task(self.service.forkserver, task, self.service.settings.max_solve_s, told.append)
+        messages: list[dict[str, Any]] = []
+        problem = run_task(self.service.forkserver, task, self.service.settings.max_solve_s, messages.append)
         if problem is not None:
             raise NotTried(problem.detail, remedy=problem.remedy)
-        return Explanation.model_validate(next(one["result"] for one in reversed(told) if "result" in one))
+        return Explanation.model_validate(next(one["result"] for one in reversed(messages) if "result" in one))
 
     def events(self, job_id: str) -> list[JobEvent]:
         """The begin of a job's story."""
@@ -196,7 +196,7 @@ class Sources:
         return self.service.agents.everybody(self.tenant)
 
     def living(self) -> ClusterTopology | None:
-        """What living agents offer, with the links that are known; None while nobody lives."""
+        """What living agents offer, with the links that are known; None without a living agent."""
         try:
             return living_topology(self.agents(), self.store.newest_topologies())
         except NotFound:

@@ -33,7 +33,7 @@ class Contact:
     """What this process has seen of an incarnation.
 
     ``held`` is its call that waits; ``gone``: its last connection ended without an answer; ``left``: it said goodbye;
-    ``wishes``: ends of logs that somebody waits for.
+    ``wishes``: ends of logs that a request waits for.
     """
 
     incarnation: str
@@ -82,8 +82,8 @@ class Agents:
         contact = self._meet(tenant, agent_id, request.incarnation)
         contact.calls += 1
         call = contact.calls
-        for told in request.log_tails:
-            self._hand_over(contact, told)
+        for tail in request.log_tails:
+            self._hand_over(contact, tail)
         with self._notifier.listen(topic_of(tenant, agent_id)) as listener:
             if request.leaving:
                 contact.left = True
@@ -125,14 +125,15 @@ class Agents:
     def _loss(self, tenant: str, agent_id: str, incarnation: str) -> str | None:
         """How an incarnation of an agent was lost, in words; None while it may be there."""
         contact = self._contacts.get((tenant, agent_id))
-        heard = self._started if contact is None else contact.last
+        last_sync = self._started if contact is None else contact.last
         if contact is not None and contact.incarnation != incarnation:
             return "was started anew"
         if contact is not None and contact.left:
             return "left"
         if contact is not None and contact.held is not None:
             return None
-        return f"was silent for more than {self._timeout_s:g} s" if time.monotonic() - heard > self._timeout_s else None
+        is_silent = time.monotonic() - last_sync > self._timeout_s
+        return f"was silent for more than {self._timeout_s:g} s" if is_silent else None
 
     async def watch(self) -> None:
         """End the generations of agents that have gone silent; for ever."""
@@ -141,13 +142,13 @@ class Agents:
             for tenant, agent_id, how in await run_sync(self._lost):
                 await run_sync(self._runs.agent_lost, tenant, agent_id, how)
 
-    def _hand_over(self, contact: Contact, told: LogTail) -> None:
-        wish = contact.wishes.pop(told.number, None)
+    def _hand_over(self, contact: Contact, tail: LogTail) -> None:
+        wish = contact.wishes.pop(tail.number, None)
         if wish is not None and not wish[1].done():
-            wish[1].set_result(told)
+            wish[1].set_result(tail)
 
     def everybody(self, tenant: str) -> list[AgentOut]:
-        """All agents of a tenant that were ever here, by name."""
+        """All agents of a tenant that have ever synced, by name."""
         with self._database.read() as connection:
             query = sa.select(agents).where(agents.c.tenant == tenant).order_by(agents.c.id)
             rows = connection.execute(query).mappings().all()
@@ -214,7 +215,6 @@ class Agents:
             "probe_address": request.probe_address,
             "last_seen_ms": now_ms(),
         }
-        changed: set[str] = set()
         with self._database.write() as connection:
             here = sa.and_(agents.c.tenant == tenant, agents.c.id == agent_id)
             row = connection.execute(sa.select(agents).where(here)).mappings().first()
@@ -223,21 +223,18 @@ class Agents:
                 new = {"tenant": tenant, "id": agent_id, "ack": 0, "state_version": now_ms()}
                 connection.execute(agents.insert().values(**new, **offer))
             elif row["incarnation"] != request.incarnation:
-                changed |= self._runs.lose_agent(connection, tenant, agent_id, "was started anew", replaced=True)
+                self._runs.lose_agent(connection, tenant, agent_id, "was started anew", replaced=True)
                 connection.execute(agents.update().where(here).values(ack=0, **offer))
             else:
                 ack = row["ack"]
                 connection.execute(agents.update().where(here).values(**offer))
             for event in request.events:
                 if event.sequence > ack:
-                    changed |= self._runs.take(connection, tenant, agent_id, event)
+                    self._runs.take(connection, tenant, agent_id, event)
                     ack = event.sequence
             if request.events:
                 connection.execute(agents.update().where(here).values(ack=ack))
-            reply = self._runs.reply(connection, tenant, agent_id)
-        for topic in changed:
-            self._notifier.publish(topic)
-        return reply
+            return self._runs.reply(connection, tenant, agent_id)
 
     def _reply(self, tenant: str, agent_id: str) -> SyncReply:
         with self._database.read() as connection:

@@ -62,7 +62,7 @@ def begin(
     places: Sequence[Place],
     lowered: Lowered,
     present: Sequence[AgentOut],
-) -> set[str]:
+) -> None:
     """Give each rank to its agent; the agent of rank 0 hosts the store."""
     incarnations = {agent.id: agent.incarnation for agent in present}
     names = sorted({spot.agent for spot in places})
@@ -80,40 +80,42 @@ def begin(
         programs = json.dumps(lowered.programs[rank]).encode()
         values = {"run_id": run_id, "rank": rank, "agent": spot.agent, "device": spot.device, "programs": programs}
         connection.execute(run_ranks.insert().values(done=False, **values))
-    told = {"generation": generation, "plan_hash": lowered.plan_hash, "agents": names}
-    connection.execute(run_generations.insert().values(run_id=run_id, began_ms=now_ms(), **told))
-    tell(connection, run_id, "state", state="preparing", **told)
-    return touch(connection, run_id)
+    values = {"generation": generation, "plan_hash": lowered.plan_hash, "agents": names}
+    connection.execute(run_generations.insert().values(run_id=run_id, began_ms=now_ms(), **values))
+    tell(connection, run_id, "state", state="preparing", **values)
+    touch(connection, run_id)
 
 
-def start_if_ready(connection: sa.Connection, run_id: str) -> set[str]:
+def start_if_ready(connection: sa.Connection, run_id: str) -> None:
     """Start the ranks once every agent is prepared and the store is there."""
     run = row_of(connection, run_id)
     mine = run_agents.c.run_id == run_id
     phases = set(connection.scalars(sa.select(run_agents.c.phase).where(mine)))
     if run["state"] != "preparing" or run["store_address"] is None or phases != {"prepared"}:
-        return set()
+        return
     connection.execute(run_agents.update().where(mine).values(phase="start"))
     connection.execute(runs.update().where(runs.c.id == run_id).values(state="running"))
     tell(connection, run_id, "state", state="running", generation=run["generation"])
-    return touch(connection, run_id)
+    touch(connection, run_id)
 
 
-def fail(connection: sa.Connection, run_id: str, error: RunFailed) -> set[str]:
+def fail(connection: sa.Connection, run_id: str, error: RunFailed) -> None:
     """End a generation by a death: the run waits for the next one, or fails when it has had all of its restarts."""
     run = row_of(connection, run_id)
     if not run["max_restarts"]:
-        return end(connection, run_id, "failed", error)
+        end(connection, run_id, "failed", error)
+        return
     if run["restarts"] >= run["max_restarts"]:
         spent = RunFailed(f"{error.detail} (this was the last of {run['max_restarts']} restarts)", remedy=error.remedy)
-        return end(connection, run_id, "failed", spent)
+        end(connection, run_id, "failed", spent)
+        return
     _end_generation(connection, run, "stop", error.detail)
     connection.execute(runs.update().where(runs.c.id == run_id).values(state="recovering", replans=[]))
     tell(connection, run_id, "state", state="recovering", generation=run["generation"], why=error.detail)
-    return touch(connection, run_id) | {RECOVERY}
+    touch(connection, run_id)
 
 
-def end(connection: sa.Connection, run_id: str, state: str, error: RunFailed | None = None) -> set[str]:
+def end(connection: sa.Connection, run_id: str, state: str, error: RunFailed | None = None) -> None:
     """End a run in ``state``; unless it succeeded, its agents have to stop what is left of it."""
     details = None if error is None else ProblemDetails.of(error).model_dump(exclude_none=True)
     run = row_of(connection, run_id)
@@ -124,7 +126,7 @@ def end(connection: sa.Connection, run_id: str, state: str, error: RunFailed | N
     )
     why = {} if error is None else {"why": error.detail}
     tell(connection, run_id, "state", state=state, generation=run["generation"], **why)
-    return touch(connection, run_id)
+    touch(connection, run_id)
 
 
 def _end_generation(connection: sa.Connection, run: Row, phase: str, why: str | None) -> None:
@@ -138,7 +140,7 @@ def _end_generation(connection: sa.Connection, run: Row, phase: str, why: str | 
     connection.execute(run_generations.update().where(this).values(ended_ms=now_ms(), why=why))
 
 
-def rank_done(connection: sa.Connection, run: Row, done: RankDone) -> set[str]:
+def rank_done(connection: sa.Connection, run: Row, done: RankDone) -> None:
     """A rank has trained all its steps; the last one ends the run."""
     run_id = run["id"]
     store_steps(connection, run_id, done.rank, done.first_step, done.losses or (), done.step_times_ns or ())
@@ -149,4 +151,5 @@ def rank_done(connection: sa.Connection, run: Row, done: RankDone) -> set[str]:
     if check is not None and (run["gradient_check"] is None or check > run["gradient_check"]):
         connection.execute(runs.update().where(runs.c.id == run_id).values(gradient_check=check))
     left = sa.select(sa.func.count()).where(run_ranks.c.run_id == run_id, sa.not_(run_ranks.c.done))
-    return set() if connection.scalar(left) else end(connection, run_id, "succeeded")
+    if not connection.scalar(left):
+        end(connection, run_id, "succeeded")

@@ -44,7 +44,7 @@ def place(devices: Sequence[str], agents: Iterable[AgentOut], model: str, busy: 
     if taken:
         raise Conflict(
             f"device {taken[0][0]!r} belongs to run {taken[0][1]!r}",
-            remedy=f"wait for it, or POST /v1/runs/{taken[0][1]}/cancel",
+            remedy=f"wait for it, or POST /v1/runs/{taken[0][1]}:cancel",
         )
     used = {spot.agent for spot in places}
     for agent in alive:

@@ -33,7 +33,7 @@ from penstock.service.runs.placement import ANY_MODEL, Place
 from penstock.service.runs.replanning import requests_for
 from penstock.service.runs.run_rows import busy_places, row_of
 from penstock.service.runs.runs import Runs
-from penstock.service.security.principals import nobody
+from penstock.service.security.principals import service_itself
 
 POLL_S = 0.5
 """Agents grow old and solves end without a word on the topic of recovering runs."""
@@ -152,7 +152,7 @@ class Recovery:
     ) -> None:
         """Ask for a plan for what is left, or see what came of it. ``replans``: a job's id, or why there was none."""
         replans = [dict(one) for one in row["replans"]]
-        principal = nobody(row["tenant"])
+        principal = service_itself(row["tenant"])
         while replans and "job" in replans[-1]:
             job = self._queue.job(principal.tenant, replans[-1]["job"])
             if job.state in ACTIVE:
@@ -184,7 +184,6 @@ class Recovery:
     def _note(self, run_id: str, replans: list[dict[str, Any]]) -> None:
         with self._database.write() as connection:
             connection.execute(runs.update().where(runs.c.id == run_id).values(replans=replans))
-        self._notifier.publish(RECOVERY)
 
 
 def _free(present: list[AgentOut], busy: dict[Place, str]) -> set[str]:

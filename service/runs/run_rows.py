@@ -50,14 +50,13 @@ def row_of(connection: sa.Connection, run_id: str, tenant: str | None = None) ->
     return row
 
 
-def touch(connection: sa.Connection, run_id: str, only: str | None = None) -> set[str]:
-    """Move the version of the run's agents; the topics to publish."""
+def touch(connection: sa.Connection, run_id: str, only: str | None = None) -> None:
+    """Move the version of what the run's agents shall do, which the database announces to them."""
     query = sa.select(run_agents.c.agent).where(run_agents.c.run_id == run_id)
     names = [only] if only is not None else list(connection.scalars(query))
     tenant = row_of(connection, run_id)["tenant"]
     theirs = sa.and_(agents.c.tenant == tenant, agents.c.id.in_(names))
     connection.execute(agents.update().where(theirs).values(state_version=agents.c.state_version + 1))
-    return {topic_of(tenant, name) for name in names} | {f"run:{run_id}"}
 
 
 def tell(connection: sa.Connection, run_id: str, kind: str, **data: Any) -> None:

@@ -2,12 +2,12 @@
 
 A run's state moves only in transactions that also move the version of each agent concerned, so that an agent either
 sees a change or does not have to. A death ends a *generation*; a run that may recover waits then, ``recovering``, until
-`recovery` begins the next one, and what the agents still say of the old one is not heard.
+`recovery` begins the next one, and what the agents still report of the old one is dropped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import sqlalchemy as sa
 from pydantic import ValidationError
@@ -34,7 +34,7 @@ from penstock.service.db.database import Database
 from penstock.service.db.tables import agents, now_ms, run_agents, run_ranks, run_traces, runs
 from penstock.service.http.idempotency import Note
 from penstock.service.jobs.queue import new_id
-from penstock.service.runs.generations import RECOVERY, Lowered, about, begin, end, fail, rank_done, start_if_ready
+from penstock.service.runs.generations import Lowered, about, begin, end, fail, rank_done, start_if_ready
 from penstock.service.runs.placement import place
 from penstock.service.runs.run_rows import (
     LIVE,
@@ -53,10 +53,10 @@ from penstock.service.runs.run_rows import (
 
 
 class Runs:
-    """Runs in the database. ``publish`` is told the topic of every change."""
+    """Runs in the database, which announces every change of theirs itself (`tables.telling`)."""
 
-    def __init__(self, database: Database, publish: Callable[[str], None]) -> None:
-        self._database, self._publish = database, publish
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
     # ---- for those who ask, each for a tenant --------------------------------------------------------------------
 
@@ -68,7 +68,7 @@ class Runs:
         present: Sequence[AgentOut],
         note: Note | None = None,
     ) -> RunOut:
-        """Begin a run; ``note`` is told its id in the same transaction.
+        """Begin a run; ``note`` is called with its id in the same transaction.
 
         Raises Conflict when devices or the model are not there.
         """
@@ -95,8 +95,7 @@ class Runs:
                     created_ms=now_ms(),
                 )
             )
-            changed = begin(connection, run_id, 1, places, lowered, present)
-        self._tell(changed)
+            begin(connection, run_id, 1, places, lowered, present)
         return self.run(tenant, run_id)
 
     def run(self, tenant: str, run_id: str) -> RunOut:
@@ -140,14 +139,12 @@ class Runs:
 
     def cancel(self, tenant: str, run_id: str) -> RunOut:
         """Stop a run; its ranks may save a checkpoint. Raises NotFound, and Conflict when it has ended otherwise."""
-        changed: set[str] = set()
         with self._database.write() as connection:
             state = row_of(connection, run_id, tenant)["state"]
             if state in LIVE:
-                changed = end(connection, run_id, "cancelled")
+                end(connection, run_id, "cancelled")
             elif state != "cancelled":
                 raise Conflict(f"run {run_id!r} has {state} already; it cannot be cancelled any more")
-        self._tell(changed)
         return self.run(tenant, run_id)
 
     def agent_of(self, tenant: str, run_id: str, rank: int, generation: int | None) -> tuple[str, int]:
@@ -187,19 +184,19 @@ class Runs:
             ack=agent["ack"],
         )
 
-    def take(self, connection: sa.Connection, tenant: str, agent_id: str, event: AgentEvent) -> set[str]:
-        """Store an event; what follows from it happens in the same transaction. Returns the topics that changed."""
+    def take(self, connection: sa.Connection, tenant: str, agent_id: str, event: AgentEvent) -> None:
+        """Store an event; what follows from it happens in the same transaction."""
         this = sa.and_(runs.c.id == event.run, runs.c.tenant == tenant)
         run = connection.execute(sa.select(runs).where(this)).mappings().first()
         mine = sa.and_(run_agents.c.run_id == event.run, run_agents.c.agent == agent_id)
         phase = connection.scalar(sa.select(run_agents.c.phase).where(mine))
         if run is None or phase is None or event.generation != run["generation"]:
-            return set()
-        changed, data = {f"run:{event.run}"}, _data(event)
+            return
+        data = _data(event)
         match event.kind, data:
             case "stopped", _ if WISHES.get(phase) == "stop":
                 connection.execute(run_agents.update().where(mine).values(phase="released"))
-                return changed | touch(connection, event.run, only=agent_id) | {RECOVERY}
+                touch(connection, event.run, only=agent_id)
             case _, Traced(rank_trace=trace):
                 store_trace(connection, event.run, trace)
             case "checkpoint", Checkpointed(step=step):
@@ -209,15 +206,10 @@ class Runs:
                 tell(connection, event.run, event.kind, generation=event.generation, **data.model_dump())
             case _, Progress(rank=rank, step=step, losses=losses, times_ns=times_ns):
                 store_steps(connection, event.run, rank, step, losses, times_ns)
-            case _ if run["state"] not in ("preparing", "running"):
-                return set()
-            case _:
-                return changed | self._advance(connection, agent_id, run, event, data)
-        return changed
+            case _ if run["state"] in ("preparing", "running"):
+                self._advance(connection, agent_id, run, event, data)
 
-    def _advance(
-        self, connection: sa.Connection, agent_id: str, run: Row, event: AgentEvent, data: EventData
-    ) -> set[str]:
+    def _advance(self, connection: sa.Connection, agent_id: str, run: Row, event: AgentEvent, data: EventData) -> None:
         """What an event makes of a run that is being prepared or trained."""
         run_id = event.run
         mine = sa.and_(run_agents.c.run_id == run_id, run_agents.c.agent == agent_id)
@@ -225,48 +217,44 @@ class Runs:
             case "prepared", _:
                 waiting = sa.and_(mine, run_agents.c.phase == "prepare")
                 connection.execute(run_agents.update().where(waiting).values(phase="prepared"))
-                return start_if_ready(connection, run_id)
+                start_if_ready(connection, run_id)
             case _, StoreReady(address=address):
                 connection.execute(runs.update().where(runs.c.id == run_id).values(store_address=address))
-                return start_if_ready(connection, run_id)
+                start_if_ready(connection, run_id)
             case _, RankDone() as done:
-                return rank_done(connection, run, done)
+                rank_done(connection, run, done)
             case _, Refused(reason=reason):
                 error = RunFailed(f"agent {agent_id!r} refused the run: {reason}")
                 if run["generation"] == 1:
-                    return end(connection, run_id, "failed", error)
-                return fail(connection, run_id, error)
+                    end(connection, run_id, "failed", error)
+                else:
+                    fail(connection, run_id, error)
             case _, RankFailed() as failed:
-                return fail(connection, run_id, _rank_failed(agent_id, failed))
+                fail(connection, run_id, _rank_failed(agent_id, failed))
             case "stopped", _:
-                gone = f"agent {agent_id!r} stopped its ranks although nobody had asked it to"
-                return fail(connection, run_id, RunFailed(gone))
-        return set()
+                gone = f"agent {agent_id!r} stopped its ranks although it was not asked to"
+                fail(connection, run_id, RunFailed(gone))
 
     def agent_lost(self, tenant: str, agent_id: str, how: str) -> None:
         """End the generations that an agent takes part in: it is gone."""
         with self._database.write() as connection:
-            changed = self.lose_agent(connection, tenant, agent_id, how)
-        self._tell(changed)
+            self.lose_agent(connection, tenant, agent_id, how)
 
     def lose_agent(
         self, connection: sa.Connection, tenant: str, agent_id: str, how: str, *, replaced: bool = False
-    ) -> set[str]:
-        """End the generations of an agent's incarnation; when it was replaced, nobody will say that they stopped."""
+    ) -> None:
+        """End the generations of an agent's incarnation; a ``replaced`` one will not report that they stopped."""
         mine = sa.and_(runs.c.tenant == tenant, run_agents.c.agent == agent_id, run_agents.c.phase != "released")
         held = sa.select(run_agents.c.run_id).join(runs, runs.c.id == run_agents.c.run_id).where(mine)
-        changed: set[str] = set()
         for run_id in connection.scalars(held).all():
             if row_of(connection, run_id)["state"] in ("preparing", "running"):
                 error = RunFailed(
                     f"agent {agent_id!r} {how} while it held ranks of this run",
                     remedy=f"look at the log of `penstock agent` on {agent_id!r}, then start the run again",
                 )
-                changed |= fail(connection, run_id, error)
+                fail(connection, run_id, error)
             if replaced:
                 self.release(connection, run_id, agent_id)
-                changed.add(RECOVERY)
-        return changed
 
     def release(self, connection: sa.Connection, run_id: str, agent_id: str) -> None:
         """Take it that an agent holds nothing of a run any more."""
@@ -282,26 +270,19 @@ class Runs:
             if row["state"] != "recovering":
                 return
             places = place(lowered.devices, present, row["model"], busy_places(connection, row["tenant"], but=run_id))
-            changed = touch(connection, run_id)
+            touch(connection, run_id)
             for table in (run_agents, run_ranks, run_traces):
                 connection.execute(table.delete().where(table.c.run_id == run_id))
             generation = row["generation"] + 1
             values = about(lowered) | {"generation": generation, "restarts": row["restarts"] + 1}
             connection.execute(runs.update().where(runs.c.id == run_id).values(**values))
-            changed |= begin(connection, run_id, generation, places, lowered, present)
-            changed |= touch(connection, run_id)
-        self._tell(changed)
+            begin(connection, run_id, generation, places, lowered, present)
 
     def give_up(self, run_id: str, error: RunFailed) -> None:
         """End a run that cannot recover."""
         with self._database.write() as connection:
-            live = row_of(connection, run_id)["state"] in LIVE
-            changed = end(connection, run_id, "failed", error) if live else set()
-        self._tell(changed)
-
-    def _tell(self, topics: set[str]) -> None:
-        for topic in topics:
-            self._publish(topic)
+            if row_of(connection, run_id)["state"] in LIVE:
+                end(connection, run_id, "failed", error)
 
 
 def _data(event: AgentEvent) -> EventData:

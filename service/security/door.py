@@ -1,4 +1,4 @@
-"""From what a request shows to who it is: a key in ``Authorization``, or a browser's session."""
+"""The authenticator: who makes a request, by the key in ``Authorization`` or a browser's session."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ HOW = "send the header `Authorization: Bearer psk_…` (PENSTOCK_API_KEY for cli
 MAKE_ONE = "make one with `penstock keys create`"
 
 
-class Door:
-    """Knows who asks, and how much he may ask for. For one event loop."""
+class Authenticator:
+    """Authenticates requests and counts them against the limits of their keys. For one event loop."""
 
     def __init__(self, database: Database, settings: Settings) -> None:
         self.is_open = settings.security == "off"
@@ -41,7 +41,7 @@ class Door:
         self._open_requests = OpenRequests(settings.max_open_requests)
 
     async def principal(self, request: Request) -> Principal:
-        """Who makes a request, counted as his. Raises Unauthenticated and QuotaExceeded."""
+        """Who makes a request, which counts against the limits of its key. Raises Unauthenticated and QuotaExceeded."""
         state = request.state
         if not hasattr(state, "principal"):
             principal = EVERYBODY if self.is_open else _of(await self._key(request))
@@ -54,10 +54,10 @@ class Door:
         return found
 
     async def key(self, text: str, address: str) -> Key:
-        """The key that is shown as text by somebody at an address. Raises Unauthenticated and QuotaExceeded."""
+        """The key of a text sent from an address. Raises Unauthenticated and QuotaExceeded."""
         shown = SHOWN.fullmatch(text)
         if shown is None:
-            raise self._wrong_key(address, "what was sent as a key is none: it has not the form psk_<id>_<secret>", HOW)
+            raise self._wrong_key(address, "what was sent as a key has not the form psk_<id>_<secret>", HOW)
         key = await self._find(shown[1])
         if key is None or not key.has_secret(shown[2]):
             raise self._wrong_key(address, f"no key {shown[1]!r} with this secret is known here", MAKE_ONE)

@@ -1,13 +1,12 @@
-"""What every request passes and every answer carries, whoever asks; plain ASGI, so that streams pass through untouched.
+"""Checks of every request and headers of every answer; plain ASGI, so that streams pass through untouched.
 
-Browsers send a session's cookie, and whatever reaches loopback, for any page that tells them to. So what changes
+Browsers send a session's cookie, and whatever reaches loopback, for any page that makes them. So what changes
 something must come from a page of the service itself (``Sec-Fetch-Site``, else ``Origin``), and a service that asks for
-no key answers only under names that nobody else can point at it.
+no key answers only to names that no other site can point at it.
 """
 
 from __future__ import annotations
 
-import asyncio
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -44,21 +43,11 @@ class LongHead(Refusal):
     exit_code = 1
 
 
-class SlowBody(Refusal):
-    """A body that does not arrive."""
-
-    title = "The body did not arrive in time"
-    code = "request-timeout"
-    status = 408
-    exit_code = 1
-
-
 class Guard:
     """Middleware around the whole app."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
-        self._slow_s = settings.slow_client_s
         is_private = settings.security == "off" and is_loopback(settings.host)
         self._hosts = {name.lower() for name in settings.allowed_hosts} if is_private else None
 
@@ -80,7 +69,7 @@ class Guard:
             await problem_response(problem)(scope, receive, with_headers)
             return
         try:
-            await self._app(scope, self._patient(receive), with_headers)
+            await self._app(scope, receive, with_headers)
         finally:
             if "leave" in state:
                 state["leave"]()
@@ -107,28 +96,6 @@ class Guard:
     def _is_known(self, host: str) -> bool:
         name = (urlsplit(f"//{host}").hostname or "") if host else "localhost"
         return is_loopback(name) or name in (self._hosts or ())
-
-    def _patient(self, receive: Receive) -> Receive:
-        """``receive`` that waits for the next part of a body only so long."""
-        whole = False
-
-        async def within_time() -> Message:
-            nonlocal whole
-            if whole:
-                return await receive()
-            try:
-                async with asyncio.timeout(self._slow_s):
-                    message = await receive()
-            except TimeoutError:
-                raise SlowBody(
-                    f"nothing more of the body has come for {self._slow_s:g} s",
-                    remedy="send it again, on a better connection or in smaller parts",
-                    headers={"Connection": "close"},
-                ) from None
-            whole = not message.get("more_body", False)
-            return message
-
-        return within_time
 
 
 def _add_headers(scope: Scope, headers: MutableHeaders) -> None:

@@ -72,7 +72,7 @@ class Keys:
         max_running: int | None = None,
         max_queued: int | None = None,
     ) -> tuple[Key, str]:
-        """A new key, and its text, which nobody can tell again. Raises InvalidDocument."""
+        """A new key, and its text, which is shown only now. Raises InvalidDocument."""
         _check(tenant, name, scopes)
         values = {"tenant": tenant, "name": name, "scopes": sorted(set(scopes))}
         limits = {"max_running": max_running, "max_queued": max_queued}
@@ -121,7 +121,7 @@ class Keys:
             return _one(connection, key_id)
 
     def look_up(self, key_id: str) -> Key | None:
-        """A key that was shown, noted as used; a database that cannot be written keeps nobody out."""
+        """A key that was shown, noted as used; a database that cannot be written locks no key out."""
         query = sa.select(api_keys, now_ms().label("now")).where(api_keys.c.id == key_id)
         with self._database.read() as connection:
             row = connection.execute(query).mappings().first()
@@ -134,7 +134,7 @@ class Keys:
 
 
 def unheeded(database: Database) -> str | None:
-    """What to say where nobody is asked for a key although some were made; None where there are none."""
+    """A warning where no key is needed although some were made; None where there are none."""
     if not (number := Keys(database).number_valid()):
         return None
     some = "1 key" if number == 1 else f"{number} keys"

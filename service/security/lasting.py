@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from penstock.service.services import Service
 
 LOOK_S = 2.0
-"""Between two looks at a key; with what the door remembers of it, a stream ends within twice that."""
+"""Between two looks at a key; with what the authenticator remembers of it, a stream ends within twice that."""
 
 LAST_WORDS = b": the key that opened this stream has ended\n\n"
-"""A comment, which clients skip; when they ask again, they are told by a 401."""
+"""A comment, which clients skip; when they ask again, they get a 401."""
 
 
 class Lasting:
     """Middleware; knows the streams that each key has opened."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
-        self._app, self._door = app, service.door
+        self._app, self._authenticator = app, service.authenticator
         self._streams: dict[str, set[CancelScope]] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
 
@@ -74,7 +74,7 @@ class Lasting:
             self._watches.pop(key_id).cancel()
 
     async def _watch(self, key_id: str) -> None:
-        while await self._door.is_valid(key_id):
+        while await self._authenticator.is_valid(key_id):
             await asyncio.sleep(LOOK_S)
         for stream in tuple(self._streams[key_id]):
             stream.cancel()

@@ -21,7 +21,7 @@ OPENS: dict[str, frozenset[str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Whoever makes a request. ``key_id`` is None where nobody has to show a key.
+    """Who makes a request. ``key_id`` is None where no key is needed.
 
     ``max_running`` and ``max_queued`` limit the jobs of the key; None: they are not limited.
     """
@@ -33,7 +33,7 @@ class Principal:
     max_queued: int | None = None
 
 
-def nobody(tenant: str) -> Principal:
+def service_itself(tenant: str) -> Principal:
     """The service itself, working for a tenant: it has no key and no limits."""
     return Principal(tenant, None, frozenset())
 

@@ -82,7 +82,7 @@ class OpenRequests:
         if self._open[subject] >= self._most:
             raise QuotaExceeded(
                 f"{self._most} requests of this key are open already",
-                remedy="end streams and waits that nobody needs any more",
+                remedy="end streams and waits that are not needed any more",
             )
         self._open[subject] += 1
 

@@ -101,7 +101,7 @@ class ScriptedService:
         request = SyncRequest.model_validate_json(body)
         with self._news:
             self.requests.append(request)
-            assert path == "/v1/agents/node/sync"
+            assert path == "/v1/agents/node:sync"
             if self.answer_with is not None:
                 self._news.notify_all()
                 return self.answer_with

@@ -46,10 +46,10 @@ from penstock.schemas.plan import PlanFile
 from penstock.service.http.samples import tiny_plan_file
 
 client, file = Client(sys.argv[1]), PlanFile.parse(tiny_plan_file())
-assert client.verify(file).valid
+assert client.plans.verify(file).valid
 while sum(agent.alive for agent in client.agents()) < 2:
     time.sleep(0.1)
-print(client.run(file, "toy", steps=4, check=True).model_dump_json())
+print(client.runs.create(file, "toy", steps=4, check=True).model_dump_json())
 client.close()
 """
 

@@ -76,7 +76,7 @@ def http(client: Client) -> httpx.Client:
 @pytest.fixture
 def planned(client: Client) -> Any:
     """The tiny request's finished job."""
-    return client.plan(PlanRequest.parse(tiny_request()))
+    return client.plans.create(PlanRequest.parse(tiny_request()))
 
 
 @pytest.fixture(scope="session")

@@ -49,7 +49,7 @@ async def service(directory: Path, url: str, **settings: Any) -> AsyncIterator[h
         for node in ("node0", "node1"):
             device = {"id": f"{node}/0", "kind": "cpu", "memory_bytes": 4 * 10**9}
             body = SYNC_EXAMPLE | {"incarnation": node, "devices": [device], "models": ["gpt"]}
-            assert (await client.post(f"/v1/agents/{node}/sync", json=body)).is_success
+            assert (await client.post(f"/v1/agents/{node}:sync", json=body)).is_success
         yield client
 
 

@@ -40,7 +40,7 @@ class Agent:
             "events": [event.model_dump() for event in self.events],
             "hold": hold,
         }
-        return self.http.post(f"/v1/agents/{self.name}/sync", json=body | changes)
+        return self.http.post(f"/v1/agents/{self.name}:sync", json=body | changes)
 
     def tell(self, kind: str, run: str, generation: int = 1, **data: Any) -> None:
         """Note an event for the next call."""

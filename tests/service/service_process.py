@@ -43,7 +43,7 @@ class Server(LoggedProcess):
     def load_judge(self) -> None:
         """Have the judge and the lowering loaded, so that no agent grows old meanwhile."""
         with pytest.raises(Conflict, match="no living agent"):
-            self.client.run(PlanFile.parse(tiny_plan_file()), "gpt")
+            self.client.runs.create(PlanFile.parse(tiny_plan_file()), "gpt")
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Send a signal; the exit code."""

@@ -74,14 +74,14 @@ def start(client: Client, agents: list[Agent], tiny: PlanFile) -> Any:
     started: list[str] = []
 
     def begin(**more: Any) -> RunOut:
-        run = client.run(tiny, "gpt", wait=False, **more)
+        run = client.runs.create(tiny, "gpt", wait=False, **more)
         started.append(run.id)
         return run
 
     yield begin
     for run_id in started:
-        if client.run_state(run_id).state in ("preparing", "running"):
-            client.cancel_run(run_id)
+        if client.runs.get(run_id).state in ("preparing", "running"):
+            client.runs.cancel(run_id)
 
 
 def test_a_run_from_prepare_to_done(client: Client, agents: list[Agent], start: Callable[..., RunOut]):
@@ -100,17 +100,17 @@ def test_a_run_from_prepare_to_done(client: Client, agents: list[Agent], start: 
     agents[1].tell("prepared", run.id)
     for agent in agents:
         agent.sync()
-    assert client.run_state(run.id).state == "preparing", "the store is not there yet"
+    assert client.runs.get(run.id).state == "preparing", "the store is not there yet"
     agents[0].tell("store_ready", run.id, address="127.0.0.1:4321")
     agents[0].sync()
-    assert client.run_state(run.id).state == "running"
+    assert client.runs.get(run.id).state == "running"
     for agent in agents:
         one = agent.assignment(run.id)
         assert one is not None
         assert (one.phase, one.store_address) == ("start", "127.0.0.1:4321")
     agents[1].tell("progress", run.id, rank=1, step=0, losses=[2.5], times_ns=[900])
     agents[1].sync()
-    assert client.run_state(run.id).steps_done == 1
+    assert client.runs.get(run.id).steps_done == 1
     for rank, agent in enumerate(agents):
         agent.tell("trace", run.id, rank_trace={"rank": rank, **TRACE})
         losses = [None] * 3 if rank == 0 else [2.5, 2.25, 2.0]
@@ -118,20 +118,20 @@ def test_a_run_from_prepare_to_done(client: Client, agents: list[Agent], start: 
         agent.tell("rank_done", run.id, rank=rank, losses=losses, step_times_ns=times, gradient_check=rank / 1e9)
         agent.sync()
         assert agent.assignment(run.id) is None or rank == 0
-    done = client.run_state(run.id)
+    done = client.runs.get(run.id)
     assert (done.state, done.steps_done, done.losses) == ("succeeded", 3, (2.5, 2.25, 2.0))
     assert done.step_times_ns == (1000, 501, 600)
     assert done.measured_time_per_global_batch_ns == 550
     assert done.gradient_check == 1e-9
     assert done.error is None
-    trace = client.trace(run.id)
+    trace = client.runs.trace(run.id)
     assert [rank.rank for rank in trace.ranks] == [0, 1]
     assert trace.plan_file is not None
     assert trace.plan_file.plan.content_hash() == trace.plan_hash
     assert trace.measured_times_per_global_batch_ns == (501, 600)
     assert trace.predicted_time_per_global_batch_ns == done.predicted_time_per_global_batch_ns > 0
     with pytest.raises(Conflict, match="has succeeded already"):
-        client.cancel_run(run.id)
+        client.runs.cancel(run.id)
 
 
 def test_a_held_sync_is_answered_by_a_change(client: Client, agents: list[Agent], start: Callable[..., RunOut]):
@@ -166,7 +166,7 @@ def test_events_are_stored_once_and_acknowledged(client: Client, agents: list[Ag
     assert agents[0].sync().ack == agents[0].sequence
     agents[0].events = twice
     assert agents[0].sync().ack == agents[0].sequence
-    assert client.run_state(run.id).losses == (1.0,)
+    assert client.runs.get(run.id).losses == (1.0,)
 
 
 def test_events_of_another_generation_or_run_are_ignored(
@@ -176,7 +176,7 @@ def test_events_of_another_generation_or_run_are_ignored(
     agents[0].tell("rank_failed", run.id, generation=7, rank=0, reason="from the past")
     agents[0].tell("rank_failed", "no-such-run", rank=0, reason="from elsewhere")
     assert agents[0].sync().ack == agents[0].sequence
-    assert client.run_state(run.id).state == "preparing"
+    assert client.runs.get(run.id).state == "preparing"
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_events_of_another_generation_or_run_are_ignored(
             {"rank": 1, "reason": "killed", "instruction": "1B3", "signal": 9, "last_lines": ["a", "b"]},
             r"rank 1 on agent 'node1' failed at 1B3: killed; its last lines: a \| b",
         ),
-        ("stopped", {}, r"agent 'node1' stopped its ranks although nobody had asked it to"),
+        ("stopped", {}, r"agent 'node1' stopped its ranks although it was not asked to"),
     ],
 )
 def test_a_failure_stops_everybody(
@@ -198,7 +198,7 @@ def test_a_failure_stops_everybody(
     prepare(agents, run.id)
     agents[1].tell(kind, run.id, **data)
     agents[1].sync()
-    failed = client.run_state(run.id)
+    failed = client.runs.get(run.id)
     assert failed.state == "failed"
     assert failed.error is not None
     assert re.fullmatch(expected, failed.error.detail)
@@ -213,8 +213,8 @@ def test_a_failure_stops_everybody(
 
 def test_cancelling_stops_everybody(client: Client, agents: list[Agent], start: Callable[..., RunOut]):
     run = start()
-    assert client.cancel_run(run.id).state == "cancelled"
-    assert client.cancel_run(run.id).state == "cancelled"
+    assert client.runs.cancel(run.id).state == "cancelled"
+    assert client.runs.cancel(run.id).state == "cancelled"
     one = agents[0].assignment(run.id)
     assert one is not None
     assert one.phase == "stop"
@@ -237,7 +237,7 @@ def test_a_name_is_free_when_its_agent_has_left_and_its_runs_fail(
     agents[0].sync(leaving=True)
     agents[0] = make_agent(url, "node0")
     agents[0].sync()
-    failed = client.run_state(run.id)
+    failed = client.runs.get(run.id)
     assert failed.state == "failed"
     assert failed.error is not None
     assert re.search(r"agent 'node0' (was started anew|left) while it held ranks of this run", failed.error.detail)
@@ -253,7 +253,7 @@ def test_a_name_is_free_when_the_held_call_breaks_off(
     agents[0].sync()
     with pytest.raises(httpx.ReadTimeout):
         agents[0].http.post(
-            "/v1/agents/node0/sync",
+            "/v1/agents/node0:sync",
             json={
                 "incarnation": agents[0].incarnation,
                 "state_version": agents[0].version,
@@ -279,7 +279,7 @@ def test_a_silent_agent_fails_its_runs(
     for agent in agents:
         agent.sync()
     with pytest.raises(RunFailed, match=r"agent 'node[01]' was silent for more than 0.5 s while it held ranks"):
-        server.client.run(tiny, "gpt")
+        server.client.runs.create(tiny, "gpt")
 
 
 def test_a_run_survives_a_restart_of_the_service(
@@ -290,7 +290,7 @@ def test_a_run_survives_a_restart_of_the_service(
     agents = [make_agent(server.url, name) for name in ("node0", "node1")]
     for agent in agents:
         agent.sync()
-    run = server.client.run(tiny, "gpt", wait=False)
+    run = server.client.runs.create(tiny, "gpt", wait=False)
     prepare(agents, run.id)
     assert server.stop() == 0
     server = start_server()
@@ -299,38 +299,38 @@ def test_a_run_survives_a_restart_of_the_service(
         agent.http = httpx.Client(base_url=server.url)
         agent.tell("rank_done", run.id, rank=rank, losses=[1.0], step_times_ns=[5])
         agent.sync()
-    assert server.client.run_state(run.id).state == "succeeded"
+    assert server.client.runs.get(run.id).state == "succeeded"
 
 
 def test_missing_devices_and_models_are_named(client: Client, url: str, agents: list[Agent], tiny: PlanFile):
     with pytest.raises(Conflict, match=r"agent 'node0' has no model 'llama'.*it has 'gpt'"):
-        client.run(tiny, "llama")
+        client.runs.create(tiny, "llama")
     agents[1].sync(leaving=True)
     with pytest.raises(Conflict, match=r"no living agent offers 'node1/0'"):
-        client.run(tiny, "gpt")
+        client.runs.create(tiny, "gpt")
     agents[1].sync()
 
 
 def test_a_device_belongs_to_one_run(client: Client, start: Callable[..., RunOut], tiny: PlanFile):
     run = start()
     with pytest.raises(Conflict, match=f"device 'node0/0' belongs to run '{run.id}'"):
-        client.run(tiny, "gpt")
+        client.runs.create(tiny, "gpt")
 
 
 def test_a_stored_plan_can_be_run_by_its_hash(
     client: Client, agents: list[Agent], start: Callable[..., RunOut], tiny: PlanFile
 ):
     run = start()
-    client.cancel_run(run.id)
-    again = client.run(run.plan_hash, "gpt", wait=False)
+    client.runs.cancel(run.id)
+    again = client.runs.create(run.plan_hash, "gpt", wait=False)
     assert again.plan_hash == run.plan_hash
-    client.cancel_run(again.id)
+    client.runs.cancel(again.id)
     with pytest.raises(NotFound, match="no plan is stored under"):
-        client.run("sha256:" + "0" * 64, "gpt")
+        client.runs.create("sha256:" + "0" * 64, "gpt")
 
 
 def test_a_run_nobody_knows(client: Client):
-    for call in (client.run_state, client.cancel_run, client.trace):
+    for call in (client.runs.get, client.runs.cancel, client.runs.trace):
         with pytest.raises(NotFound, match="no run 'nobody'"):
             call("nobody")
 

@@ -27,14 +27,14 @@ TRAINERS = {"megatron", "torchtitan", "deepspeed", "ranges"}
 
 @pytest.mark.parametrize("to", sorted(FORMS.keys() - TRAINERS))
 def test_a_plan_in_every_form(http: httpx.Client, planned: Any, to: str):
-    answer = http.get(f"/v1/plans/{planned.result.plan_hash}/export", params={"to": to})
+    answer = http.get(f"/v1/plans/{planned.result.plan_hash}:export", params={"to": to})
     assert answer.status_code == 200
     assert answer.headers["content-type"].partition(";")[0] == FORMS[to].media_type
     assert answer.headers["content-disposition"].startswith('attachment; filename="plan-')
-    assert http.get(f"/v1/plans/{planned.id}/export", params={"to": to}).content == answer.content
+    assert http.get(f"/v1/plans/{planned.result.plan_hash}:export", params={"to": to}).content == answer.content
     looks_right = {
         "plan": lambda: PlanFile.parse_json(answer.content).plan == planned.result.plan,
-        "program": lambda: answer.json() == http.get(f"/v1/plans/{planned.id}/programs").json(),
+        "program": lambda: answer.json() == http.get(f"/v1/plans/{planned.result.plan_hash}/programs").json(),
         "chrome-trace": lambda: any(event["ph"] == "X" for event in answer.json()["traceEvents"]),
         "csv": lambda: len(answer.text.splitlines()) == len(planned.result.plan.schedule.rows),
         "svg": lambda: ET.fromstring(answer.text).tag.endswith("svg"),
@@ -44,75 +44,75 @@ def test_a_plan_in_every_form(http: httpx.Client, planned: Any, to: str):
 
 
 def test_forms_that_are_not_there(http: httpx.Client, planned: Any):
-    assert http.get(f"/v1/plans/{planned.id}/export", params={"to": "png"}).status_code == 422
-    assert http.get(f"/v1/plans/{UNKNOWN}/export", params={"to": "svg"}).status_code == 404
+    assert http.get(f"/v1/plans/{planned.result.plan_hash}:export", params={"to": "png"}).status_code == 422
+    assert http.get(f"/v1/plans/{UNKNOWN}:export", params={"to": "svg"}).status_code == 404
 
 
 def test_a_stored_plan_is_explained_like_one_of_ones_own(client: Client, planned: Any):
-    stored = client.explain(planned.id, what_if=["bandwidth=2"])
-    assert stored == client.explain(client.plan_file(planned.id), what_if=["bandwidth=2"])
+    stored = client.plans.explain(planned.id, what_if=["bandwidth=2"])
+    assert stored == client.plans.explain(client.plans.file(planned.id), what_if=["bandwidth=2"])
     assert "bandwidth=2" in {row.name for row in stored.what_ifs}
     with pytest.raises(NotFound):
-        client.explain(UNKNOWN)
+        client.plans.explain(UNKNOWN)
 
 
 def test_the_best_plan_of_an_ended_job_is_its_plan(client: Client, planned: Any):
-    assert client.plan_file(planned.id, best=True) == client.plan_file(planned.id)
+    assert client.jobs.plan_file(planned.id, best=True) == client.plans.file(planned.id)
 
 
 def test_jobs_are_found_by_tag_profile_planner_and_state(client: Client):
     request = PlanRequest.parse(tiny_request() | {"global_batch_size": 36, "planner": "gpipe"})
-    job = client.plan(request, tag="weekly", priority=3)
+    job = client.plans.create(request, tag="weekly", priority=3)
     assert isinstance(request.profile, ModelProfile)
     wanted = {"tag": "weekly", "planner": "gpipe", "state": "succeeded", "profile": request.profile.content_hash()}
     for name, value in wanted.items():
-        assert job.id in {each.id for each in client.jobs(limit=200, **{name: value}).items}, name  # type: ignore[arg-type]
-    assert client.jobs(tag="monthly").items == ()
-    assert client.jobs(profile=UNKNOWN).items == ()
+        assert job.id in {each.id for each in client.jobs.page(limit=200, **{name: value}).items}, name  # type: ignore[arg-type]
+    assert client.jobs.page(tag="monthly").items == ()
+    assert client.jobs.page(profile=UNKNOWN).items == ()
 
 
 def test_a_job_is_deleted_and_its_plan_stays(client: Client, http: httpx.Client):
     request = PlanRequest.parse(tiny_request() | {"global_batch_size": 52})
-    job = client.plan(request)
+    job = client.plans.create(request)
     assert job.result is not None
-    client.delete(job.id)
+    client.jobs.delete(job.id)
     with pytest.raises(NotFound):
-        client.job(job.id)
+        client.jobs.get(job.id)
     assert http.get(f"/v1/plans/{job.result.plan_hash}").status_code == 200
-    assert not client.plan(request).cached, "its answer went with it, though its body is remembered"
+    assert not client.plans.create(request).cached, "its answer went with it, though its body is remembered"
 
 
 def test_only_what_has_failed_or_was_cancelled_is_tried_again(client: Client, planned: Any):
     with pytest.raises(Conflict, match="succeeded"):
-        client.retry(planned.id)
+        client.jobs.retry(planned.id)
     with pytest.raises(NotFound):
-        client.retry("nobody")
+        client.jobs.retry("nobody")
 
 
 def test_documents_in_pages(client: Client, http: httpx.Client):
     for number in range(3):
-        client.post(ModelProfile.parse(tiny_profile() | {"name": f"tiny {number}"}))
-    first = client.profiles(limit=2)
+        client.profiles.create(ModelProfile.parse(tiny_profile() | {"name": f"tiny {number}"}))
+    first = client.profiles.page(limit=2)
     assert [item.name for item in first.items] == ["tiny 2", "tiny 1"]
-    second = client.profiles(limit=200, cursor=first.next_cursor)
+    second = client.profiles.page(limit=200, cursor=first.next_cursor)
     assert "tiny 0" in {item.name for item in second.items}
     assert not {item.hash for item in first.items} & {item.hash for item in second.items}
-    assert client.profile(first.items[0].hash).name == "tiny 2"
+    assert client.profiles.get(first.items[0].hash).name == "tiny 2"
     tag = http.get("/v1/profiles").headers["etag"]
     assert http.get("/v1/profiles", headers={"If-None-Match": tag}).status_code == 304
 
 
 def test_a_sweep_from_its_begin_to_its_end(client: Client):
     heard: list[int] = []
-    sweep = client.sweep(SweepRequest.parse(tiny_sweep()), on_change=lambda now: heard.append(now.ended))
+    sweep = client.sweeps.create(SweepRequest.parse(tiny_sweep()), on_change=lambda now: heard.append(now.ended))
     assert (sweep.state, sweep.cases, len(sweep.rows)) == ("succeeded", 4, 4)
     assert any(row.pareto for row in sweep.rows)
     assert heard == sorted(heard)
-    assert sweep.id in {each.id for each in client.sweeps().items}
-    assert client.sweep_state(sweep.id) == sweep
-    client.delete_sweep(sweep.id)
+    assert sweep.id in {each.id for each in client.sweeps.page().items}
+    assert client.sweeps.get(sweep.id) == sweep
+    client.sweeps.delete(sweep.id)
     with pytest.raises(NotFound):
-        client.sweep_state(sweep.id)
+        client.sweeps.get(sweep.id)
 
 
 def test_rows_of_a_comparison_come_one_by_one(client: Client, http: httpx.Client):
@@ -122,7 +122,7 @@ def test_rows_of_a_comparison_come_one_by_one(client: Client, http: httpx.Client
     events = [dict(line.split(": ", 1) for line in one.splitlines()) for one in answer.text.strip().split("\n\n")]
     assert [event["event"] for event in events] == ["row"] * (len(events) - 1) + ["end"]
     rows = [PlanComparison.model_validate_json(event["data"]) for event in events[:-1]]
-    whole = client.compare(PlanRequest.parse(tiny_request()), planners=["dp", "gpipe"])
+    whole = client.plans.compare(PlanRequest.parse(tiny_request()), planners=["dp", "gpipe"])
     assert [(row.planner, row.schedule, row.iteration_ns) for row in rows] == [
         (row.planner, row.schedule, row.iteration_ns) for row in whole
     ]

@@ -15,7 +15,7 @@ def test_plan_waits_and_tells_the_story(client: Client):
     heard: list[JobEvent] = []
     client.wait_until_ready()
     request = PlanRequest.parse(tiny_request() | {"global_batch_size": 40})
-    job = client.plan(request, on_event=heard.append)
+    job = client.plans.create(request, on_event=heard.append)
     assert job.result is not None
     assert [event.sequence for event in heard] == list(range(1, len(heard) + 1))
     assert heard[0].data == {"state": "queued"}
@@ -30,14 +30,14 @@ def test_plan_waits_and_tells_the_story(client: Client):
 
 def test_a_known_plan_has_no_story_to_tell(client: Client):
     request = PlanRequest.parse(tiny_request() | {"global_batch_size": 44})
-    first = client.plan(request)
+    first = client.plans.create(request)
     heard: list[JobEvent] = []
-    again = client.plan(request, on_event=heard.append)
+    again = client.plans.create(request, on_event=heard.append)
     assert (again.cached, again.result, heard) == (True, first.result, [])
 
 
 def test_refusals_are_raised(client: Client):
     with pytest.raises(UnsupportedRequest, match="no planner 'nobody'"):
-        client.plan(PlanRequest.parse(tiny_request() | {"planner": "nobody"}))
+        client.plans.create(PlanRequest.parse(tiny_request() | {"planner": "nobody"}))
     with pytest.raises(NotFound, match="no job 'x'"):
-        client.job("x")
+        client.jobs.get("x")

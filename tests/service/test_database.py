@@ -23,7 +23,7 @@ HASH = "sha256:" + "0" * 64
 
 
 def add_job(database: Database, key: str) -> str:
-    queue = JobQueue(database, lambda topic: None)
+    queue = JobQueue(database)
     return queue.enqueue(DEFAULT_TENANT, NewJob(request_hash=HASH, cache_key=key, limit_ms=1000))[0]
 
 
@@ -88,13 +88,13 @@ def test_changes_of_other_processes_are_heard(database: Database, engine_url: st
     job_id = add_job(other, "told")
     heard.wait_for("jobs")
     heard.wait_for(f"job:{job_id}")
-    claim = Leases(other, lambda topic: None, lease_s=30, max_attempts=2).claim("me")
+    claim = Leases(other, lease_s=30, max_attempts=2).claim("me")
     assert claim is not None
-    JobQueue(other, lambda topic: None).stop(DEFAULT_TENANT, job_id, "finish")
+    JobQueue(other).stop(DEFAULT_TENANT, job_id, "finish")
     heard.wait_for(f"stop:{job_id}")
     with other.write() as connection:
         connection.execute(jobs.update().values(lease_until_ms=1))
-    Leases(other, lambda topic: None, lease_s=30, max_attempts=2).claim("me")
+    Leases(other, lease_s=30, max_attempts=2).claim("me")
     heard.wait_for("jobs", 2)
     relay.stop()
     other.close()
@@ -149,7 +149,7 @@ def test_a_server_that_was_killed_is_away_and_comes_back(mortal: Cluster):
         starting.result(60)
     job_id = add_job(database, "after")
     heard.wait_for(None, 2)
-    JobQueue(database, lambda topic: None).stop(DEFAULT_TENANT, job_id, "cancel")
+    JobQueue(database).stop(DEFAULT_TENANT, job_id, "cancel")
     heard.wait_for(f"job:{job_id}")
     relay.stop()
     database.close()

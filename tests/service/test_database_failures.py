@@ -81,13 +81,13 @@ def test_postgresql_is_a_standby_for_a_while_then_away_for_a_while(postgres: Clu
         postgres.stop()
         (postgres.home / "data" / "standby.signal").touch()
         postgres.start()
-        until(lambda: httpx.get(f"{server.url}/v1/plans/{first['id']}").status_code == 200)
+        until(lambda: httpx.get(f"{server.url}/v1/jobs/{first['id']}").status_code == 200)
         refused(httpx.post(f"{server.url}/v1/profiles", json=profile(2)), "read-only", "recovery")
         postgres._execute("SELECT pg_promote()")
         until(lambda: httpx.post(f"{server.url}/v1/profiles", json=profile(2)).status_code < 300)
         accepted = httpx.post(f"{server.url}/v1/plans", json=tiny_request() | {"seed": 2, "planner": "gpipe"})
         postgres.stop(signal.SIGKILL)
-        refused(httpx.get(f"{server.url}/v1/plans/{first['id']}", timeout=30), "does not answer")
+        refused(httpx.get(f"{server.url}/v1/jobs/{first['id']}", timeout=30), "does not answer")
         refused(httpx.post(f"{server.url}/v1/plans", json=tiny_request() | {"seed": 3}, timeout=30), "does not answer")
         not_ready = httpx.get(f"{server.url}/readyz", timeout=30)
         assert (not_ready.status_code, not_ready.json()["errors"][0]["pointer"]) == (503, "/database")
@@ -96,10 +96,10 @@ def test_postgresql_is_a_standby_for_a_while_then_away_for_a_while(postgres: Clu
         quiet(server, since)
         postgres.start()
         until(lambda: httpx.get(f"{server.url}/readyz").status_code == 200)
-        job = server.client.job(accepted.json()["id"], wait_s=20)
+        job = server.client.jobs.get(accepted.json()["id"], wait_s=20)
         assert job.state == "succeeded", "an accepted job outlives its database's death"
         assert solved(server.url, 3)["state"] == "succeeded"
-        assert httpx.get(f"{server.url}/v1/plans/{first['id']}").json() == first
+        assert httpx.get(f"{server.url}/v1/jobs/{first['id']}").json() == first
     finally:
         assert server.stop() == 0
 
@@ -112,7 +112,7 @@ def test_a_sqlite_file_that_is_read_only(tmp_path: Path):
     server = Server(f"sqlite:///file:{path}?mode=ro&uri=true", slots=0)
     try:
         refused(httpx.post(f"{server.url}/v1/profiles", json=profile(1)), "readonly")
-        assert httpx.get(f"{server.url}/v1/plans/{first['id']}").json() == first
+        assert httpx.get(f"{server.url}/v1/jobs/{first['id']}").json() == first
         quiet(server, 0)
     finally:
         assert server.stop() == 0
@@ -146,7 +146,7 @@ def test_a_disk_that_is_full_for_a_while(small_disk: tuple[Server, Path]):
         accepted.append(answer.json()["hash"])
         assert number < 2000
     refused(answer, "full")
-    assert httpx.get(f"{server.url}/v1/plans/{first['id']}").json() == first
+    assert httpx.get(f"{server.url}/v1/jobs/{first['id']}").json() == first
     assert httpx.get(f"{server.url}/healthz").status_code == 200
     quiet(server, since + number)
     (disk / "filler").unlink()

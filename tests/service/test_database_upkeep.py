@@ -53,7 +53,7 @@ def filled(database: Database) -> Database:
 
 def add_job(database: Database, key: str) -> None:
     job = NewJob(request_hash="sha256:" + "0" * 64, cache_key=key, limit_ms=1000)
-    JobQueue(database, lambda topic: None).enqueue(DEFAULT_TENANT, job)
+    JobQueue(database).enqueue(DEFAULT_TENANT, job)
 
 
 @contextmanager

@@ -30,7 +30,7 @@ def hanging_job(server: Any, pids_file: Path) -> tuple[str, list[psutil.Process]
     """A job that is being solved, and the processes that solve it."""
     answer = httpx.post(f"{server.url}/v1/plans", json=tiny_request() | {"seed": HANG, "planner": "gpipe"}, timeout=60)
     job_id = answer.json()["id"]
-    events = f"{server.url}/v1/plans/{job_id}/events?poll=1&after="
+    events = f"{server.url}/v1/jobs/{job_id}/events?poll=1&after="
     while not any(event["kind"] == "progress" for event in httpx.get(f"{events}0", timeout=60).json()["items"]):
         time.sleep(0.05)
     return job_id, [psutil.Process(int(pid)) for pid in pids_file.read_text().split()]
@@ -44,7 +44,7 @@ def test_told_once_it_ends_in_order(start: Callable[..., Any], tmp_path: Path):
         assert http.get("/readyz").status_code == 200
         wait = {"Prefer": "wait=300"}
         waiter = threading.Thread(
-            target=lambda: waited.append(httpx.get(f"{server.url}/v1/plans/{job_id}", headers=wait, timeout=60))
+            target=lambda: waited.append(httpx.get(f"{server.url}/v1/jobs/{job_id}", headers=wait, timeout=60))
         )
         waiter.start()
         while http.get("/metrics").text.find("penstock_http_requests_active 2.0") < 0:
@@ -64,7 +64,7 @@ def test_told_once_it_ends_in_order(start: Callable[..., Any], tmp_path: Path):
     assert psutil.wait_procs(solver, 10)[1] == []
     assert "Traceback" not in server.text
     again = start(slots=0)
-    job = again.client.job(job_id)
+    job = again.client.jobs.get(job_id)
     assert (job.state, job.attempt) == ("queued", 1)
     assert job.incumbent_ns is not None
 

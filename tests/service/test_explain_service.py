@@ -23,7 +23,7 @@ def file() -> PlanFile:
 
 def test_the_service_says_what_the_python_api_says(client: Client, file: PlanFile) -> None:
     client.wait_until_ready()
-    found = client.explain(file, what_if=["bandwidth=2", "devices=+1"], cuts=["block1"], micro_batches=2)
+    found = client.plans.explain(file, what_if=["bandwidth=2", "devices=+1"], cuts=["block1"], micro_batches=2)
     layout = penstock.Layout(("block1",), num_micro_batches=2)
     assert found == penstock.explain(file, what_if=["bandwidth=2", "devices=+1"], layout=layout)
     assert [row.name for row in found.what_ifs] == ["", "bandwidth=2", "devices=+1"]
@@ -49,7 +49,7 @@ def test_what_cannot_be_explained_is_refused(
     client: Client, file: PlanFile, how: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error) as caught:
-        client.explain(file, **how)
+        client.plans.explain(file, **how)
     assert words in str(caught.value)
 
 

@@ -1,4 +1,4 @@
-"""``GET /v1/plans/{id}/export``: schedulers' jobs over HTTP, as one file or as an archive."""
+"""``GET /v1/plans/{hash}:export``: schedulers' jobs over HTTP, as one file or as an archive."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ JOB = {"model": "m:job", "steps": "3"}
 
 def test_one_file_comes_as_it_is(http: httpx.Client, planned: Any) -> None:
     query = {"to": "jobset", "image": "i", "environment": ["A=1", "B=2"], **JOB}
-    answer = http.get(f"/v1/plans/{planned.id}/export", params=query)
+    answer = http.get(f"/v1/plans/{planned.result.plan_hash}:export", params=query)
     assert answer.status_code == 200
     assert answer.headers["content-type"].partition(";")[0] == "application/yaml"
     assert answer.headers["content-disposition"] == 'attachment; filename="job.yaml"'
@@ -38,16 +38,16 @@ def test_one_file_comes_as_it_is(http: httpx.Client, planned: Any) -> None:
 def test_several_files_come_as_an_archive_that_is_always_the_same(
     http: httpx.Client, client: Client, planned: Any
 ) -> None:
-    answer = http.get(f"/v1/plans/{planned.id}/export", params={"to": "sbatch", **JOB})
+    answer = http.get(f"/v1/plans/{planned.result.plan_hash}:export", params={"to": "sbatch", **JOB})
     assert answer.headers["content-type"] == "application/zip"
     assert answer.headers["content-disposition"].endswith('.sbatch.zip"')
     settings = LaunchSettings.parse(JOB)
-    assert client.export(planned.id, "sbatch", settings) == answer.content
+    assert client.plans.export(planned.id, "sbatch", settings) == answer.content
     with zipfile.ZipFile(io.BytesIO(answer.content)) as archive:
         found = {
             entry.filename: (archive.read(entry).decode(), entry.external_attr >> 16) for entry in archive.infolist()
         }
-    made = make(client.plan_file(planned.id), "sbatch", settings)
+    made = make(client.plans.file(planned.id), "sbatch", settings)
     assert {name: text for name, (text, _) in found.items()} == {each.name: each.text for each in made}
     assert stat.S_IMODE(found["job.sbatch"][1]) == 0o755
 
@@ -61,26 +61,30 @@ def test_several_files_come_as_an_archive_that_is_always_the_same(
     ],
 )
 def test_bad_parameters_are_named(http: httpx.Client, planned: Any, query: dict[str, str], pointer: str) -> None:
-    answer = http.get(f"/v1/plans/{planned.id}/export", params=query)
+    answer = http.get(f"/v1/plans/{planned.result.plan_hash}:export", params=query)
     assert answer.status_code == 422
     assert [fault["pointer"] for fault in answer.json()["errors"]] == [pointer]
 
 
 def test_the_clients_error_is_the_services(client: Client, planned: Any) -> None:
     with pytest.raises(InvalidDocument, match="sbatch needs `model` and `steps`") as told:
-        client.export(planned.id, "sbatch")
+        client.plans.export(planned.id, "sbatch")
     assert told.value.remedy == "--set model=… --set steps=…; over HTTP &model=…&steps=… in the query"
 
 
 def test_a_plan_for_nodes_that_are_gone(client: Client, planned: Any) -> None:
     there = ClusterTopology.parse(tiny_topology())
-    assert client.export(planned.id, "hostfile", against=client.post(there).hash) == b"node0\nnode1\n"
+    assert (
+        client.plans.export(planned.id, "hostfile", against=client.topologies.create(there).hash) == b"node0\nnode1\n"
+    )
     assert there.uniform is not None
-    fewer = client.post(there.model_copy(update={"uniform": there.uniform.model_copy(update={"nodes": 1})})).hash
+    fewer = client.topologies.create(
+        there.model_copy(update={"uniform": there.uniform.model_copy(update={"nodes": 1})})
+    ).hash
     with pytest.raises(Conflict, match="there is no node 'node1'"):
-        client.export(planned.id, "hostfile", against=fewer)
+        client.plans.export(planned.id, "hostfile", against=fewer)
     with pytest.raises(NotFound):
-        client.export(planned.id, "hostfile", against="sha256:" + "7" * 64)
+        client.plans.export(planned.id, "hostfile", against="sha256:" + "7" * 64)
 
 
 def test_the_command_line_asks_a_service(http: httpx.Client, planned: Any, tmp_path: Path) -> None:

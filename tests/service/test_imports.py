@@ -24,11 +24,11 @@ OPTIONS = ImportOptions(devices=("H100",), devices_per_node=8, only="n[0-2]")
 
 
 def test_an_import_is_kept_under_its_hash(client: Client, http: httpx.Client) -> None:
-    found = client.import_topology([SOURCE], OPTIONS)
+    found = client.topologies.import_([SOURCE], OPTIONS)
     assert found.hash == found.topology.content_hash()
-    assert client.topology(found.hash) == found.topology
+    assert client.topologies.get(found.hash) == found.topology
     assert [(group.nodes, group.why) for group in found.left_out] == [("n3", "it was not asked for")]
-    apart = client.import_topology([SOURCE], OPTIONS.model_copy(update={"name": "not kept"}), store=False)
+    apart = client.topologies.import_([SOURCE], OPTIONS.model_copy(update={"name": "not kept"}), store=False)
     assert apart.hash is None
     assert http.get(f"/v1/topologies/{apart.topology.content_hash()}").status_code == 404
     assert http.post(PATH, json=tiny_import()).json()["topology"]["name"] == "tiny-slurm"
@@ -41,7 +41,7 @@ def test_living_agents_are_a_source(
     for player in players:
         player.sync()
     options = ImportOptions(fabric="bus", fabric_bytes_per_s=10**9, nic_bytes_per_s=10**8)
-    found = client.import_topology([SOURCE], options, agents=True)
+    found = client.topologies.import_([SOURCE], options, agents=True)
     assert [node.name for node in found.topology.nodes] == ["n0", "n1"]
     assert {device.kind for node in found.topology.nodes for device in node.devices} == {"cpu"}
     assert [(group.nodes, group.why) for group in found.left_out] == [("n[2-3]", "no source says which devices it has")]
@@ -82,7 +82,7 @@ def test_bad_input_is_a_problem_and_no_error(
 
 def test_the_client_raises_what_the_service_refuses(client: Client) -> None:
     with pytest.raises(InvalidDocument, match="the number of devices"):
-        client.import_topology([SOURCE])
+        client.topologies.import_([SOURCE])
 
 
 def test_the_command_has_a_service_do_it(
@@ -95,4 +95,4 @@ def test_the_command_has_a_service_do_it(
     shown = capsys.readouterr().out
     address = f"sha256:{shown.rpartition('sha256:')[2].strip()}"
     assert json.loads(made.read_text())["name"] == "cluster"
-    assert shared_server.client.topology(address).name == "cluster"
+    assert shared_server.client.topologies.get(address).name == "cluster"

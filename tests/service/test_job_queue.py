@@ -20,7 +20,7 @@ from penstock.service.http.samples import tiny_request
 from penstock.service.jobs.duties import do_hourly
 from penstock.service.jobs.leases import Claim, Leases
 from penstock.service.jobs.queue import JobQueue, NewJob, new_id
-from penstock.service.jobs.worker_registry import Attendance
+from penstock.service.jobs.worker_registry import WorkerRegistry
 from penstock.service.settings import Settings
 
 RESULT = ResultOut(status="infeasible", why="too big", seconds=0.1)
@@ -28,31 +28,20 @@ HASH = "sha256:" + "0" * 64
 OURS, THEIRS = "ours", "theirs"
 
 
-class Told(list[str]):
-    """The topics that were published."""
-
-    __call__ = list.append
+@pytest.fixture
+def queue(database: Database) -> JobQueue:
+    return JobQueue(database)
 
 
 @pytest.fixture
-def told() -> Told:
-    return Told()
-
-
-@pytest.fixture
-def queue(database: Database, told: Told) -> JobQueue:
-    return JobQueue(database, told)
-
-
-@pytest.fixture
-def leases(database: Database, told: Told) -> Leases:
-    return Leases(database, told, lease_s=30, max_attempts=2)
+def leases(database: Database) -> Leases:
+    return Leases(database, lease_s=30, max_attempts=2)
 
 
 @pytest.fixture
 def losing(database: Database) -> Leases:
     """Leases that are over as soon as they begin."""
-    return Leases(database, lambda topic: None, lease_s=-1, max_attempts=3)
+    return Leases(database, lease_s=-1, max_attempts=3)
 
 
 def job(key: str, **more: object) -> NewJob:
@@ -138,7 +127,7 @@ def test_equal_requests_share_a_job_while_it_is_active(queue: JobQueue, leases: 
     assert queue.enqueue(THEIRS, job("same")) == (theirs, False)
 
 
-def test_a_finished_job_tells_its_story(queue: JobQueue, leases: Leases, told: Told):
+def test_a_finished_job_tells_its_story(queue: JobQueue, leases: Leases):
     job_id = add(queue, "a", planner="dp", tag="night", parent_id="sweep")
     leases.finish(claim(leases), "succeeded", result=RESULT)
     found = queue.job(OURS, job_id)
@@ -150,7 +139,6 @@ def test_a_finished_job_tells_its_story(queue: JobQueue, leases: Leases, told: T
         (3, "succeeded"),
     ]
     assert [event.sequence for event in queue.events(OURS, job_id, 2)] == [3]
-    assert told.count(f"job:{job_id}") == 3
 
 
 def test_another_tenants_job_is_not_there(queue: JobQueue, leases: Leases):
@@ -203,7 +191,7 @@ def test_a_job_that_is_lost_again_waits_and_then_fails(database: Database, queue
 
 
 def test_the_wait_before_another_try_is_a_minute_at_most(database: Database, queue: JobQueue):
-    stubborn = Leases(database, lambda topic: None, lease_s=-1, max_attempts=100)
+    stubborn = Leases(database, lease_s=-1, max_attempts=100)
     add(queue, "a")
     claim(stubborn)
     with database.write() as connection:
@@ -325,12 +313,12 @@ def test_the_best_plan_survives_its_worker_and_is_never_replaced_by_a_worse_one(
 
 
 def test_workers_say_that_they_live_and_the_eldest_does_what_is_common(database: Database):
-    first, second = (Attendance(database, name, 2, lease_s=30) for name in ("first", "second"))
+    first, second = (WorkerRegistry(database, name, 2, lease_s=30) for name in ("first", "second"))
     assert first.beat()
     assert not second.beat()
     first.leave()
     assert second.beat()
-    hasty = Attendance(database, "third", 1, lease_s=-1)
+    hasty = WorkerRegistry(database, "third", 1, lease_s=-1)
     assert not hasty.beat(), "whoever is silent for a lease is not alive"
 
 
@@ -338,7 +326,7 @@ CLAIM_ALL = """
 import sys
 from penstock.service.db.database import Database
 from penstock.service.jobs.leases import Leases
-leases = Leases(Database(sys.argv[1]), lambda topic: None, lease_s=30, max_attempts=2)
+leases = Leases(Database(sys.argv[1]), lease_s=30, max_attempts=2)
 sys.stdin.readline()
 while (claim := leases.claim(sys.argv[2])) is not None:
     print(claim.job_id, claim.attempt)

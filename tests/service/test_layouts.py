@@ -22,12 +22,13 @@ PATH = "/v1/layouts:import"
 
 def test_a_layout_is_judged_beside_the_best(client: Client, http: httpx.Client) -> None:
     asked = LayoutRequest.parse(tiny_layout() | {"compare": True})
-    found = client.import_layout(asked)
+    found = client.layouts.import_(asked)
     assert (found.fits, found.faults) == (True, ())
     assert [rival.choice for rival in found.rivals] == ["within what deepspeed can express", "without limits"]
     assert found.plan.prediction is not None
     assert all(rival.time_ns <= found.plan.prediction.time_per_global_batch_ns for rival in found.rivals)  # type: ignore[operator]
-    profile, topology = (client.post(document) for document in (asked.request.profile, asked.request.topology))  # type: ignore[arg-type]
+    profile = client.profiles.create(asked.request.profile)  # type: ignore[arg-type]
+    topology = client.topologies.create(asked.request.topology)  # type: ignore[arg-type]
     by_hash = tiny_layout() | {"request": tiny_request() | {"profile": profile.hash, "topology": topology.hash}}
     assert http.post(PATH, json=by_hash).json()["plan"] == found.plan.model_dump(mode="json")
 
@@ -53,8 +54,8 @@ def test_bad_layouts_are_told(http: httpx.Client, changes: dict[str, object], wo
 
 
 def test_releases_and_what_a_file_has_no_place_for(client: Client, http: httpx.Client) -> None:
-    job = client.plan(PlanRequest.parse(tiny_request() | {"target": "torchtitan", "recompute": "always"}))
-    path = f"/v1/plans/{job.id}/export"
+    job = client.plans.create(PlanRequest.parse(tiny_request() | {"target": "torchtitan", "recompute": "always"}))
+    path = f"/v1/plans/{job.result.plan_hash}:export"
     for release, kind, ending in (("0.3", "text/x-python", "py"), ("0.2.2", "application/toml", "toml")):
         answer = http.get(path, params={"to": "torchtitan", "release": release})
         assert answer.headers["content-type"].partition(";")[0] == kind
@@ -71,11 +72,11 @@ def test_releases_and_what_a_file_has_no_place_for(client: Client, http: httpx.C
 
 
 def test_plans_are_exported_for_trainers_that_can_express_them(client: Client) -> None:
-    job = client.plan(PlanRequest.parse(tiny_request() | {"target": "deepspeed"}))
-    assert b"PARTS = [0, " in client.export(job.id, "deepspeed")
-    assert json.loads(client.export(job.id, "ranges"))["layers"][0][0] == 0
+    job = client.plans.create(PlanRequest.parse(tiny_request() | {"target": "deepspeed"}))
+    assert b"PARTS = [0, " in client.plans.export(job.id, "deepspeed")
+    assert json.loads(client.plans.export(job.id, "ranges"))["layers"][0][0] == 0
     with pytest.raises(UnsupportedRequest, match="do not say which"):
-        client.export(job.id, "megatron")
+        client.plans.export(job.id, "megatron")
 
 
 def test_the_command_asks_a_service(shared_server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -86,16 +86,16 @@ def test_the_newest_that_was_measured_and_names_everybody_counts() -> None:
 def test_over_http(client: Client) -> None:
     url = str(client._http.base_url)
     with pytest.raises(NotFound, match="alive"):
-        client.agents_topology()
+        client.topologies.of_agents()
     agents = [Agent(url, name) for name in ("living0", "living1")]
     try:
         for one in agents:
             one.sync()
-        assert client.agents_topology().links == ()
-        client.post(measured(("living0", "living1"), {(0, 1): 123}))
-        found = client.agents_topology()
+        assert client.topologies.of_agents().links == ()
+        client.topologies.create(measured(("living0", "living1"), {(0, 1): 123}))
+        found = client.topologies.of_agents()
         assert {link.bandwidth_bytes_per_s for link in found.links} == {123}
-        assert client.post(found).hash == found.content_hash()
+        assert client.topologies.create(found).hash == found.content_hash()
     finally:
         for one in agents:
             one.sync(leaving=True)
@@ -130,7 +130,7 @@ def test_agents_are_peers_of_each_other(
         time.sleep(0.1)
     target = tmp_path / "topology.json"
     assert main(["probe", "--agents", server.url, "--seconds", "0.2", "-o", str(target)]) == 0
-    found = server.client.agents_topology()
+    found = server.client.topologies.of_agents()
     assert found.links_from == "measured"
     assert [node.name for node in found.nodes] == ["node0", "node1"]
     assert found.nodes[0].fabric is not None

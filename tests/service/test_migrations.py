@@ -152,16 +152,16 @@ def test_nothing_is_lost_on_the_way_and_all_of_it_can_be_read(old: Database):
     assert store.answer(answer["cache_key"]) == answer["body"]
     finished, waiting, cancelled = before["jobs"]
     assert store.plan_file(finished["plan_hash"]).plan.request_hash == finished["request_hash"]
-    queue = JobQueue(old, lambda topic: None)
+    queue = JobQueue(old)
     job = queue.job(DEFAULT_TENANT, finished["id"])
     assert job.result is not None
     assert job.result.plan_hash == finished["plan_hash"]
     events = queue.events(DEFAULT_TENANT, cancelled["id"], 0)
     assert [event.data["state"] for event in events] == ["queued", "cancelled"]
-    claim = Leases(old, lambda topic: None, lease_s=30, max_attempts=3).claim("me")
+    claim = Leases(old, lease_s=30, max_attempts=3).claim("me")
     assert claim is not None
     assert (claim.job_id, claim.tenant) == (waiting["id"], DEFAULT_TENANT)
-    run = Runs(old, lambda topic: None).run(DEFAULT_TENANT, before["runs"][0]["id"])
+    run = Runs(old).run(DEFAULT_TENANT, before["runs"][0]["id"])
     assert run.losses == (3.5, 3.25)
     assert run.step_times_ns == (120, 130)
     assert run.checkpoint_step == 2

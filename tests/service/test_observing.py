@@ -39,13 +39,13 @@ def lines_of(server: Server, request_id: str, last: str = "route") -> list[dict[
 
 
 def test_a_request_has_one_line_with_what_belongs_to_it(server: Server):
-    answer = httpx.get(f"{server.url}/v1/plans/nothing", headers={"X-Request-ID": "from-a-proxy"})
+    answer = httpx.get(f"{server.url}/v1/jobs/nothing", headers={"X-Request-ID": "from-a-proxy"})
     assert answer.headers["X-Request-ID"] == answer.json()["request_id"] == "from-a-proxy"
     [line] = lines_of(server, "from-a-proxy")
     assert {name: line[name] for name in ("method", "path", "route", "status", "level", "tenant")} == {
         "method": "GET",
-        "path": "/v1/plans/nothing",
-        "route": "/v1/plans/{id}",
+        "path": "/v1/jobs/nothing",
+        "route": "/v1/jobs/{id}",
         "status": 404,
         "level": "info",
         "tenant": "default",
@@ -78,7 +78,7 @@ def test_a_job_s_lines_name_the_request_that_made_it(server: Server):
 
 def test_no_secret_is_logged(server: Server):
     secret = "psk_abc_c2VjcmV0c2VjcmV0"
-    httpx.get(f"{server.url}/v1/plans/{secret}?token={secret}", headers={"Authorization": f"Bearer {secret}"})
+    httpx.get(f"{server.url}/v1/jobs/{secret}?token={secret}", headers={"Authorization": f"Bearer {secret}"})
     lines_of(server, httpx.get(f"{server.url}/version").headers["X-Request-ID"])
     assert "c2VjcmV0" not in server.text
     assert "psk_***" in server.text

@@ -45,7 +45,7 @@ def http(shared_server: Server) -> Iterator[httpx.Client]:
 @pytest.fixture(scope="module")
 def planned(shared_server: Server) -> JobOut:
     """A job whose plan is there."""
-    return shared_server.client.plan(PlanRequest.parse(tiny_request() | {"planner": "dp"}))
+    return shared_server.client.plans.create(PlanRequest.parse(tiny_request() | {"planner": "dp"}))
 
 
 def read(http: httpx.Client, address: str) -> Page:
@@ -64,7 +64,7 @@ def send(http: httpx.Client, action: str, fields: Any) -> httpx.Response:
 
 def ended(http: httpx.Client, job_id: str) -> JobOut:
     """A job once it has ended."""
-    answer = http.get(f"/v1/plans/{job_id.rpartition('/')[2]}", headers={"Prefer": "wait=100"})
+    answer = http.get(f"/v1/jobs/{job_id.rpartition('/')[2]}", headers={"Prefer": "wait=100"})
     return JobOut.model_validate_json(answer.raise_for_status().content)
 
 
@@ -132,7 +132,7 @@ def test_plan_again_begins_with_the_same_request(http: httpx.Client, client: Cli
         **request_more,
     }
     request = PlanRequest.parse(tiny_request() | more)
-    job = client.plan(request)
+    job = client.plans.create(request)
     assert job.result is not None
     found = form(read(http, f"/plan?from={job.id}"), "/plan")
     same = send(http, "/plan", body_of(found))
@@ -196,7 +196,7 @@ def test_buttons_of_a_job(http: httpx.Client, planned: JobOut):
 
 def test_what_a_document_holds_is_never_markup(http: httpx.Client, client: Client):
     profile: Any = tiny_profile() | {"name": "</title></script><script>alert(1)</script><b onclick=alert(2)>"}
-    job = client.plan(PlanRequest.parse(tiny_request() | {"profile": profile, "planner": "dp"}))
+    job = client.plans.create(PlanRequest.parse(tiny_request() | {"profile": profile, "planner": "dp"}))
     for address in (
         "/",
         "/jobs",
@@ -208,7 +208,7 @@ def test_what_a_document_holds_is_never_markup(http: httpx.Client, client: Clien
         page = read(http, address)
         assert "b" not in page.tags
         assert page.inline == []
-    plain = client.plan(PlanRequest.parse(tiny_request() | {"planner": "dp"}))
+    plain = client.plans.create(PlanRequest.parse(tiny_request() | {"planner": "dp"}))
     tags = [Page(http.get(f"/plans/{one.id}/report").raise_for_status().text).tags for one in (job, plain)]
     assert tags[0].count("script") == tags[1].count("script") > 0
     assert "b" not in tags[0]

@@ -32,7 +32,7 @@ def shared_server(own_server: Server) -> Server:
 @pytest.fixture(scope="module")
 def planned(shared_server: Server) -> JobOut:
     """A job whose plan is there."""
-    return shared_server.client.plan(PlanRequest.parse(tiny_request() | {"planner": "dp"}))
+    return shared_server.client.plans.create(PlanRequest.parse(tiny_request() | {"planner": "dp"}))
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def test_a_comparison_fills_in(browser: Browser, shared_server: Server):
 
 
 def test_a_run_as_it_trains(browser: Browser, shared_server: Server, agents: list[Agent], client: Client):
-    run = client.run(PlanFile.parse(tiny_plan_file()), "gpt", wait=False, steps=4, trace_steps=1)
+    run = client.runs.create(PlanFile.parse(tiny_plan_file()), "gpt", wait=False, steps=4, trace_steps=1)
     prepare(agents, run.id)
     with watched(browser, shared_server) as page:
         page.goto("/agents")

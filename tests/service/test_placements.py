@@ -30,16 +30,16 @@ GATE = "penstock.dev/placement"
 
 def test_the_service_places_as_python_does(client: Client) -> None:
     asked = PlacementRequest.parse(tiny_placement())
-    found = client.place(asked)
+    found = client.placements.create(asked)
     assert found == answer(asked)
     assert found.choices[0].hostlist
-    by_hash = tiny_placement() | {"topology": client.post(ClusterTopology.parse(tiny_topology())).hash}
-    by_hash["jobs"][0]["profile"] = client.post(ModelProfile.parse(tiny_profile())).hash
-    assert client.place(PlacementRequest.parse(by_hash)) == found
+    by_hash = tiny_placement() | {"topology": client.topologies.create(ClusterTopology.parse(tiny_topology())).hash}
+    by_hash["jobs"][0]["profile"] = client.profiles.create(ModelProfile.parse(tiny_profile())).hash
+    assert client.placements.create(PlacementRequest.parse(by_hash)) == found
 
     async def elsewhere() -> Any:
         async with AsyncClient(str(client._http.base_url)) as other:
-            return await other.place(asked)
+            return await other.placements.create(asked)
 
     assert asyncio.run(elsewhere()) == found
 
@@ -47,14 +47,14 @@ def test_the_service_places_as_python_does(client: Client) -> None:
 def test_a_placement_tells_how_far_it_is(client: Client, http: httpx.Client) -> None:
     asked = PlacementRequest.parse(tiny_placement())
     heard: list[PlacementProgress] = []
-    found = client.place(asked, on_progress=heard.append)
+    found = client.placements.create(asked, on_progress=heard.append)
     assert found == answer(asked)
     settled = [progress.settled for progress in heard]
     assert settled == sorted(settled)
     assert 0 < settled[-1] <= heard[-1].considered
     assert heard[-1].time_per_global_batch_ns == found.choices[0].time_per_global_batch_ns
     with pytest.raises(InvalidDocument, match="'free' names 1 node that the topology"):
-        client.place(asked.model_copy(update={"free": ("node9",)}), on_progress=heard.append)
+        client.placements.create(asked.model_copy(update={"free": ("node9",)}), on_progress=heard.append)
     events = http.post("/v1/placements", json=tiny_placement(), headers={"Accept": "text/event-stream"})
     assert events.headers["content-type"].startswith("text/event-stream")
     names = [line.removeprefix("event: ") for line in events.text.splitlines() if line.startswith("event: ")]
@@ -200,7 +200,7 @@ def controller_of(client: Client) -> Iterator[Any]:
     """Makes a controller for an API server, which it starts."""
     module = runpy.run_path(str(EXAMPLE / "controller.py"))
     uniform = tiny_topology()["uniform"] | {"nodes": 4}
-    topology = client.post(ClusterTopology.parse(tiny_topology() | {"uniform": uniform}).expanded()).hash
+    topology = client.topologies.create(ClusterTopology.parse(tiny_topology() | {"uniform": uniform}).expanded()).hash
     running: list[tuple[Kubernetes, threading.Thread, httpx.Client]] = []
 
     def make(pods: list[dict[str, Any]], nodes: list[dict[str, Any]]) -> Any:
@@ -220,7 +220,7 @@ def controller_of(client: Client) -> Iterator[Any]:
 
 
 def test_gated_pods_of_kubernetes_go_to_nodes_that_the_service_chooses(client: Client, controller_of: Any) -> None:
-    profile = client.post(ModelProfile.parse(tiny_profile())).hash
+    profile = client.profiles.create(ModelProfile.parse(tiny_profile())).hash
     first, second = _pods("first", profile, 2, "2026-01-01"), _pods("second", profile, 2, "2026-01-02")
     control = [{"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}]
     nodes = [
@@ -252,7 +252,7 @@ def test_gated_pods_of_kubernetes_go_to_nodes_that_the_service_chooses(client: C
 
 
 def test_a_decision_is_carried_out_for_its_own_job_and_on_free_nodes_only(client: Client, controller_of: Any) -> None:
-    profile = client.post(ModelProfile.parse(tiny_profile())).hash
+    profile = client.profiles.create(ModelProfile.parse(tiny_profile())).hash
     pods = _pods("train", profile, 2, "2026-01-01")
     nodes = [_node("node0"), _node("node1")]
     server, controller = controller_of(pods, nodes)
@@ -275,7 +275,7 @@ def test_a_decision_is_carried_out_for_its_own_job_and_on_free_nodes_only(client
 def test_a_job_of_kubernetes_that_is_not_complete_or_not_well_described_waits(
     client: Client, controller_of: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    profile = client.post(ModelProfile.parse(tiny_profile())).hash
+    profile = client.profiles.create(ModelProfile.parse(tiny_profile())).hash
     incomplete = _pods("incomplete", profile, 2, "2026-01-01")[:1]
     wordy = _pods("wordy", profile, 1, "2026-01-02", **{"penstock.dev/global-batch-size": "many"})
     unknown = _pods("unknown", "sha256:" + "0" * 64, 1, "2026-01-03")

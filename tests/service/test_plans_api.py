@@ -55,7 +55,7 @@ def test_a_new_request_is_a_job_and_a_known_one_an_answer(http: httpx.Client):
     body = tiny_request() | {"global_batch_size": 24}
     first = http.post("/v1/plans", json=body)
     assert first.status_code == 202
-    assert first.headers["location"] == f"/v1/plans/{first.json()['id']}"
+    assert first.headers["location"] == f"/v1/jobs/{first.json()['id']}"
     done = http.get(first.headers["location"], headers={"Prefer": "wait=60"}).json()
     assert (done["state"], done["cached"]) == ("succeeded", False)
     assert done["result"]["status"] in ("optimal", "feasible")
@@ -73,8 +73,8 @@ def test_prefer_wait_answers_with_the_result(http: httpx.Client):
 
 
 def test_hashes_stand_for_the_documents(client: Client, http: httpx.Client, planned: Any):
-    profile = client.post(ModelProfile.parse(tiny_profile()))
-    topology = client.post(ClusterTopology.parse(tiny_topology()))
+    profile = client.profiles.create(ModelProfile.parse(tiny_profile()))
+    topology = client.topologies.create(ClusterTopology.parse(tiny_topology()))
     answer = http.post("/v1/plans", json=tiny_request() | {"profile": profile.hash, "topology": topology.hash})
     assert answer.status_code == 200
     assert answer.json()["result"]["plan_hash"] == planned.result.plan_hash
@@ -98,44 +98,44 @@ def test_a_plan_is_immutable_under_its_hash(http: httpx.Client, planned: Any):
     assert answer.headers["etag"] == f'"{address}"'
     assert "immutable" in answer.headers["cache-control"]
     assert http.get(f"/v1/plans/{address}", headers={"If-None-Match": f'"{address}"'}).status_code == 304
-    file = PlanFile.parse_json(http.get(f"/v1/plans/{planned.id}/plan").content)
+    file = PlanFile.parse_json(http.get(f"/v1/jobs/{planned.id}/plan-file").content)
     assert file == PlanFile(plan=planned.result.plan, request=PlanRequest.parse(tiny_request()))
-    assert http.get(f"/v1/plans/{address}/plan").content == http.get(f"/v1/plans/{planned.id}/plan").content
+    assert http.get(f"/v1/plans/{address}/plan-file").content == http.get(f"/v1/jobs/{planned.id}/plan-file").content
 
 
 def test_programs_of_all_ranks_and_of_one(client: Client, http: httpx.Client, planned: Any):
-    programs = client.programs(planned.id)
+    programs = client.plans.programs(planned.id)
     assert [Program.from_json(program).rank for program in programs] == list(range(len(programs)))
     assert http.get(f"/v1/plans/{planned.result.plan_hash}/programs/0").json() == programs[0]
-    missing = http.get(f"/v1/plans/{planned.id}/programs/99")
+    missing = http.get(f"/v1/plans/{planned.result.plan_hash}/programs/99")
     assert missing.status_code == 404
     assert f"its ranks are 0…{len(programs) - 1}" in missing.json()["detail"]
 
 
 def test_events_as_a_stream_and_as_pages(http: httpx.Client, planned: Any):
-    page = http.get(f"/v1/plans/{planned.id}/events", params={"poll": 1}).json()
+    page = http.get(f"/v1/jobs/{planned.id}/events", params={"poll": 1}).json()
     assert page["done"]
     assert page["items"][0]["data"] == {"state": "queued"}
     assert page["items"][-1]["data"]["state"] == "succeeded"
     kinds = [event["kind"] for event in page["items"]]
     assert "progress" in kinds
-    streamed = http.get(f"/v1/plans/{planned.id}/events")
+    streamed = http.get(f"/v1/jobs/{planned.id}/events")
     assert streamed.headers["content-type"].startswith("text/event-stream")
     events = [dict(line.split(": ", 1) for line in one.splitlines()) for one in streamed.text.strip().split("\n\n")]
     assert [json.loads(event["data"]) for event in events] == page["items"]
     assert [event["event"] for event in events] == kinds
     last = events[-2]["id"]
-    resumed = http.get(f"/v1/plans/{planned.id}/events", headers={"Last-Event-ID": last})
+    resumed = http.get(f"/v1/jobs/{planned.id}/events", headers={"Last-Event-ID": last})
     assert resumed.text.count("data: ") == 1
-    assert http.get(f"/v1/plans/{planned.id}/events", params={"after": page["last"]}).status_code == 204
+    assert http.get(f"/v1/jobs/{planned.id}/events", params={"after": page["last"]}).status_code == 204
 
 
 def test_jobs_in_pages(client: Client, planned: Any):
-    client.plan(PlanRequest.parse(tiny_request() | {"global_batch_size": 12}))
-    first = client.jobs(limit=1)
+    client.plans.create(PlanRequest.parse(tiny_request() | {"global_batch_size": 12}))
+    first = client.jobs.page(limit=1)
     assert first.next_cursor is not None
     assert first.items[0].result is None
-    second = client.jobs(limit=200, cursor=first.next_cursor)
+    second = client.jobs.page(limit=200, cursor=first.next_cursor)
     assert planned.id in {job.id for job in second.items}
     assert second.next_cursor is None
 
@@ -143,7 +143,7 @@ def test_jobs_in_pages(client: Client, planned: Any):
 def test_infeasible_is_a_result(client: Client):
     topology = tiny_topology()
     topology["uniform"]["memory_bytes"] = 50_000_000
-    job = client.plan(PlanRequest.parse(tiny_request() | {"topology": topology}))
+    job = client.plans.create(PlanRequest.parse(tiny_request() | {"topology": topology}))
     assert job.state == "succeeded"
     assert job.result is not None
     assert (job.result.status, job.result.plan) == ("infeasible", None)
@@ -153,8 +153,8 @@ def test_infeasible_is_a_result(client: Client):
 
 def test_a_plan_of_ones_own_is_judged(client: Client):
     file = PlanFile.parse(tiny_plan_file())
-    assert client.verify(file).valid
-    simulation = client.simulate(file)
+    assert client.plans.verify(file).valid
+    simulation = client.plans.simulate(file)
     assert simulation.valid
     assert simulation.plan.prediction is not None
     # 4 micro-batches of 4 samples: each stage computes 4 * 2 * (2 + 4) ms per micro-batch; by hand.
@@ -164,7 +164,7 @@ def test_a_plan_of_ones_own_is_judged(client: Client):
 def test_a_plan_with_faults_is_described_not_refused(client: Client, http: httpx.Client):
     data = tiny_plan_file()
     data["plan"]["schedule"]["rows"][0]["text"] = "F0 F1 B0 F2 B1 F3 B3"
-    verdict = client.verify(PlanFile.parse(data))
+    verdict = client.plans.verify(PlanFile.parse(data))
     assert not verdict.valid
     assert verdict.sentences
     answer = http.post("/v1/plans:simulate", json=data)
@@ -173,13 +173,13 @@ def test_a_plan_with_faults_is_described_not_refused(client: Client, http: httpx
 
 
 def test_validate_says_whether_an_answer_is_known(client: Client, planned: Any):
-    known = client.validate(PlanRequest.parse(tiny_request()))
+    known = client.plans.validate(PlanRequest.parse(tiny_request()))
     assert (known.request_hash, known.cached) == (planned.request_hash, True)
-    assert not client.validate(PlanRequest.parse(tiny_request() | {"global_batch_size": 28})).cached
+    assert not client.plans.validate(PlanRequest.parse(tiny_request() | {"global_batch_size": 28})).cached
 
 
 def test_compare_judges_planners_alike(client: Client):
-    rows = client.compare(PlanRequest.parse(tiny_request()), planners=["dp", "gpipe"])
+    rows = client.plans.compare(PlanRequest.parse(tiny_request()), planners=["dp", "gpipe"])
     assert [(row.planner, row.schedule) for row in rows][:2] == [("dp", "early-backward"), ("dp", "gpipe")]
     assert {row.planner for row in rows} == {"dp", "gpipe"}
     assert all(row.iteration_ns and row.bound_ns and row.iteration_ns >= row.bound_ns for row in rows)
@@ -187,7 +187,7 @@ def test_compare_judges_planners_alike(client: Client):
 
 def test_compare_says_which_planner_cannot_take_the_request(client: Client):
     request = PlanRequest.parse(tiny_request() | {"update_rules": ["elastic_averaging"]})
-    rows = client.compare(request, planners=["dp"])
+    rows = client.plans.compare(request, planners=["dp"])
     assert [row.status for row in rows] == ["unsupported"]
     assert "synchronous" in rows[0].why
 

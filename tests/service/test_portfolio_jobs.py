@@ -38,14 +38,14 @@ def until(count: int, server: Any) -> list[psutil.Process]:
 def test_events_tell_plans_bounds_and_gaps(start_server: Callable[..., Any]) -> None:
     server = start_server(slots=1, solve_workers=2)
     client: Client = server.client
-    job = client.plan(large_request(termination={"time_limit_ns": 4_000_000_000}), wait=False)
-    progress = [event.data for event in client.events(job.id) if event.kind == "progress"]
+    job = client.plans.create(large_request(termination={"time_limit_ns": 4_000_000_000}), wait=False)
+    progress = [event.data for event in client.jobs.events(job.id) if event.kind == "progress"]
     assert {"planner", "working"} <= {key for data in progress for key in data}
     for data in progress:
         if data["incumbent_ns"] and data["bound_ns"]:
             assert data["gap"] == data["incumbent_ns"] / data["bound_ns"] - 1
     assert any(data["gap"] is not None for data in progress)
-    ended = client.job(job.id, wait_s=30)
+    ended = client.jobs.get(job.id, wait_s=30)
     assert ended.state == "succeeded"
     assert ended.result is not None
     assert ended.result.plan is not None
@@ -55,19 +55,19 @@ def test_events_tell_plans_bounds_and_gaps(start_server: Callable[..., Any]) -> 
 def test_a_solve_that_is_killed_leaves_no_workers(start_server: Callable[..., Any]) -> None:
     server = start_server(slots=1, solve_workers=2, max_attempts=1)
     client: Client = server.client
-    job = client.plan(large_request(termination={"time_limit_ns": 60_000_000_000}), wait=False)
+    job = client.plans.create(large_request(termination={"time_limit_ns": 60_000_000_000}), wait=False)
     family = until(3, server)
     solve = next(process for process in family if process.ppid() == psutil.Process(family[0].pid).ppid())
     solve.send_signal(signal.SIGKILL)
     assert psutil.wait_procs(family, 10)[1] == []
-    assert client.job(job.id, wait_s=30).state == "failed"
+    assert client.jobs.get(job.id, wait_s=30).state == "failed"
 
 
 def test_a_job_that_is_cancelled_leaves_no_workers(start_server: Callable[..., Any]) -> None:
     server = start_server(slots=1, solve_workers=2, kill_grace_s=0.2)
     client: Client = server.client
-    job = client.plan(large_request(termination={"time_limit_ns": 60_000_000_000}), wait=False)
+    job = client.plans.create(large_request(termination={"time_limit_ns": 60_000_000_000}), wait=False)
     family = until(3, server)
-    client.cancel(job.id)
-    assert client.job(job.id, wait_s=30).state == "cancelled"
+    client.jobs.cancel(job.id)
+    assert client.jobs.get(job.id, wait_s=30).state == "cancelled"
     assert psutil.wait_procs(family, 10)[1] == []

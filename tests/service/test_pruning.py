@@ -31,8 +31,8 @@ def ended_job(database: Database, file: PlanFile, key: str) -> tuple[str, str]:
     request_hash = file.request.content_hash()
     store.put_request(file.request, request_hash)
     plan_hash = store.put(file.plan)
-    queue = JobQueue(database, lambda topic: None)
-    leases = Leases(database, lambda topic: None, lease_s=30, max_attempts=2)
+    queue = JobQueue(database)
+    leases = Leases(database, lease_s=30, max_attempts=2)
     job_id, _ = queue.enqueue(DEFAULT_TENANT, NewJob(request_hash=request_hash, cache_key=key, limit_ms=1000))
     claim = leases.claim("me")
     assert claim is not None
@@ -78,7 +78,7 @@ def test_what_is_over_and_named_by_nothing_goes(database: Database, store: Store
     assert kept(database) == {"plan": 1, "plan request": 1, "profile": 1, "topology": 1}
     assert store.answer("one") is None
     assert store.answer("two") is not None
-    JobQueue(database, lambda topic: None).job(DEFAULT_TENANT, young)
+    JobQueue(database).job(DEFAULT_TENANT, young)
     assert not prune(database, 90)
     age(database, 60)
     assert prune(database, 90).documents == 3
@@ -91,9 +91,7 @@ def test_a_running_job_keeps_what_it_was_asked_with(database: Database, store: S
     file = file_with_seed(1)
     address = file.request.content_hash()
     store.put_request(file.request, address)
-    JobQueue(database, lambda topic: None).enqueue(
-        DEFAULT_TENANT, NewJob(request_hash=address, cache_key="k", limit_ms=1000)
-    )
+    JobQueue(database).enqueue(DEFAULT_TENANT, NewJob(request_hash=address, cache_key="k", limit_ms=1000))
     age(database, 100)
     assert not prune(database, 90)
     assert store.request(address) == file.request

@@ -93,7 +93,9 @@ def begin(server: Server, nodes: list[Node], *, max_restarts: int = 3) -> str:
     for node in nodes:
         node.sync()
     file = PlanFile.parse(tiny_plan_file())
-    run = server.client.run(file, "gpt", steps=6, options=OPTIONS, max_restarts=max_restarts, check=True, wait=False).id
+    run = server.client.runs.create(
+        file, "gpt", steps=6, options=OPTIONS, max_restarts=max_restarts, check=True, wait=False
+    ).id
     prepare(list(nodes), run)
     for node in nodes:
         assert node.wait_for(run, "start", 1).options == OPTIONS
@@ -110,7 +112,7 @@ def stop(nodes: list[Node], run: str, generation: int = 1) -> None:
 
 def ended(client: Client, run: str) -> RunOut:
     """The run, once it has ended."""
-    return list(client.watch_run(run))[-1]
+    return list(client.runs.watch(run))[-1]
 
 
 def test_a_rank_that_dies_costs_a_generation(server: Server, nodes: list[Node]):
@@ -120,7 +122,7 @@ def test_a_rank_that_dies_costs_a_generation(server: Server, nodes: list[Node]):
     nodes[1].tell("rank_failed", run, rank=1, reason="killed", signal=9)
     for node in nodes:
         node.sync()
-    assert server.client.run_state(run).state == "recovering"
+    assert server.client.runs.get(run).state == "recovering"
     stop(nodes, run)
     for node in nodes:
         again = node.wait_for(run, "prepare", 2)
@@ -133,13 +135,13 @@ def test_a_rank_that_dies_costs_a_generation(server: Server, nodes: list[Node]):
     nodes[1].tell("rank_done", run, 2, rank=1, first_step=2)
     for node in nodes:
         node.sync()
-    done = server.client.run_state(run)
+    done = server.client.runs.get(run)
     assert (done.state, done.error, done.restarts, done.checkpoint_step) == ("succeeded", None, 1, 2)
     assert done.losses == (4.0, 3.0, 2.5, 2.0, 1.5, 1.0)
     first, second = done.generations
     assert (first.generation, first.why) == (1, "rank 1 on agent 'node1' failed: killed")
     assert (second.generation, second.why, second.agents) == (2, None, ("node0", "node1"))
-    story = server.client.run_events(run)
+    story = server.client.runs.event_page(run)
     assert story.done
     assert [event.data["state"] for event in story.items if event.kind == "state"] == [
         *("preparing", "running", "recovering"),
@@ -160,7 +162,7 @@ def test_the_last_restart_is_the_last(server: Server, nodes: list[Node]):
     prepare(list(nodes), run, 2)
     nodes[0].tell("rank_failed", run, 2, rank=0, reason="killed again")
     nodes[0].sync()
-    failed = server.client.run_state(run)
+    failed = server.client.runs.get(run)
     assert failed.state == "failed"
     assert failed.error is not None
     assert failed.error.detail == "rank 0 on agent 'node0' failed: killed again (this was the last of 1 restarts)"
@@ -178,10 +180,10 @@ def test_a_dead_node_is_planned_around(server: Server, nodes: list[Node]):
     prepare(nodes[:1], run, 2)
     nodes[0].tell("rank_done", run, 2, rank=0, first_step=0, losses=[1.0] * 6)
     nodes[0].sync()
-    done = server.client.run_state(run)
+    done = server.client.runs.get(run)
     assert (done.state, done.generation, done.agents) == ("succeeded", 2, ("node0",))
     assert done.plan_hash != done.generations[0].plan_hash
-    smaller = server.client.plan_file(done.plan_hash)
+    smaller = server.client.plans.file(done.plan_hash)
     assert smaller.plan.global_batch_size == PlanFile.parse(tiny_plan_file()).plan.global_batch_size
 
 
@@ -201,7 +203,7 @@ def test_a_leaving_agent_is_planned_around_at_once_and_back_in_the_next_generati
     stop(nodes[:1], run, 2)
     for node in nodes:
         assert node.wait_for(run, "prepare", 3).world_size == 2
-    assert server.client.cancel_run(run).state == "cancelled"
+    assert server.client.runs.cancel(run).state == "cancelled"
     for node in nodes:
         assert node.wait_for(run, "stop", 3).save, "ranks may save when the run is cancelled"
         node.tell("stopped", run, 3)
@@ -228,7 +230,7 @@ def test_a_service_that_is_killed_goes_on_recovering(start_server: Callable[...,
     for agent in agents:
         agent.sync()
     file = PlanFile.parse(tiny_plan_file())
-    run = server.client.run(file, "gpt", steps=6, options=OPTIONS, max_restarts=3, wait=False).id
+    run = server.client.runs.create(file, "gpt", steps=6, options=OPTIONS, max_restarts=3, wait=False).id
     prepare(agents, run)
     agents[0].tell("rank_failed", run, rank=0, reason="killed")
     agents[0].sync()
@@ -243,7 +245,7 @@ def test_a_service_that_is_killed_goes_on_recovering(start_server: Callable[...,
         agent.tell("stopped", run)
         agent.sync()
     until = time.monotonic() + LIMIT_S
-    while server.client.run_state(run).generation == 1:
+    while server.client.runs.get(run).generation == 1:
         assert time.monotonic() < until
         for agent in agents:
             agent.sync()
@@ -259,7 +261,7 @@ def test_the_end_of_a_log_is_fetched_from_the_agent(server: Server, nodes: list[
         nodes[1].sync(leaving=True)
     wishes: list[Any] = []
     logs: list[Any] = []
-    asking = threading.Thread(target=lambda: logs.append(server.client.rank_log(run, 0)))
+    asking = threading.Thread(target=lambda: logs.append(server.client.runs.log(run, 0)))
     asking.start()
     while not wishes:
         wishes = list(nodes[0].sync().log_wishes)
@@ -269,14 +271,14 @@ def test_the_end_of_a_log_is_fetched_from_the_agent(server: Server, nodes: list[
     asking.join(LIMIT_S)
     assert (logs[0].agent, logs[0].path, logs[0].text) == ("node0", "/logs/rank-0.log", "epoch 1\n")
     with pytest.raises(NotFound, match="has no rank 7; its ranks are 0…1"):
-        server.client.rank_log(run, 7)
+        server.client.runs.log(run, 7)
     with pytest.raises(NotFound, match="has no generation 5"):
-        server.client.rank_log(run, 0, generation=5)
+        server.client.runs.log(run, 0, generation=5)
     with pytest.raises(Conflict, match="agent 'node1' is not there to send the log of rank 1"):
-        server.client.rank_log(run, 1)
-    server.client.cancel_run(run)
+        server.client.runs.log(run, 1)
+    server.client.runs.cancel(run)
 
 
 def test_recovery_without_checkpoints_is_refused(client: Client):
     with pytest.raises((InvalidDocument, ValueError), match="a run recovers from its checkpoints"):
-        client.run(PlanFile.parse(tiny_plan_file()), "gpt", max_restarts=1)
+        client.runs.create(PlanFile.parse(tiny_plan_file()), "gpt", max_restarts=1)

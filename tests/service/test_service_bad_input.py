@@ -130,7 +130,7 @@ def test_a_disconnected_topology_is_refused(http: httpx.Client):
         pytest.param(b'"text"', "valid dictionary", id="text"),
     ],
 )
-@pytest.mark.parametrize("path", ["/v1/plans", "/v1/plans:verify", "/v1/runs", "/v1/profiles", "/v1/agents/a/sync"])
+@pytest.mark.parametrize("path", ["/v1/plans", "/v1/plans:verify", "/v1/runs", "/v1/profiles", "/v1/agents/a:sync"])
 def test_a_body_that_is_no_document(http: httpx.Client, path: str, body: bytes, words: str):
     answer = http.post(path, content=body, headers=JSON)
     assert answer.status_code == 422
@@ -150,23 +150,23 @@ def test_a_body_of_another_type(http: httpx.Client):
         ("POST", "/v1/plans", tiny_request() | {"profile": UNKNOWN}, 404, "POST the profile to /v1/profiles first"),
         ("POST", "/v1/plans", tiny_request() | {"topology": UNKNOWN}, 404, "POST the topology to /v1/topologies first"),
         ("GET", f"/v1/plans/{UNKNOWN}", None, 404, "POST a request to /v1/plans first"),
-        ("GET", f"/v1/plans/{UNKNOWN}/plan", None, 404, "no plan is stored"),
+        ("GET", f"/v1/plans/{UNKNOWN}/plan-file", None, 404, "no plan is stored"),
         ("GET", f"/v1/plans/{UNKNOWN}/programs/0", None, 404, "no plan is stored"),
         ("GET", f"/v1/profiles/{UNKNOWN}", None, 404, "POST the profile"),
         ("GET", "/v1/topologies/x", None, 404, "POST the topology"),
-        ("GET", "/v1/plans/nobody", None, 404, "no job 'nobody'"),
-        ("GET", "/v1/plans/%00%ff%f0", None, 404, "no job"),
-        ("GET", "/v1/plans/nobody/events", None, 404, "no job 'nobody'"),
-        ("GET", "/v1/plans/nobody/incumbent", None, 404, "no job 'nobody'"),
-        ("POST", "/v1/plans/nobody/cancel", None, 404, "no job 'nobody'"),
-        ("POST", "/v1/plans/nobody/finish", None, 404, "no job 'nobody'"),
-        ("GET", "/v1/plans?limit=0", None, 422, "/query/limit"),
-        ("GET", "/v1/plans?state=lost", None, 422, "/query/state"),
-        ("GET", "/v1/plans/nobody/programs/-1", None, 422, "/path/rank"),
-        ("GET", "/v1/plans/nobody/events?after=99999999999999999999", None, 422, "/query/after"),
+        ("GET", "/v1/jobs/nobody", None, 404, "no job 'nobody'"),
+        ("GET", "/v1/jobs/%00%ff%f0", None, 404, "no job"),
+        ("GET", "/v1/jobs/nobody/events", None, 404, "no job 'nobody'"),
+        ("GET", "/v1/jobs/nobody/incumbent", None, 404, "no job 'nobody'"),
+        ("POST", "/v1/jobs/nobody:cancel", None, 404, "no job 'nobody'"),
+        ("POST", "/v1/jobs/nobody:finish", None, 404, "no job 'nobody'"),
+        ("GET", "/v1/jobs?limit=0", None, 422, "/query/limit"),
+        ("GET", "/v1/jobs?state=lost", None, 422, "/query/state"),
+        ("GET", f"/v1/plans/{UNKNOWN}/programs/-1", None, 422, "/path/rank"),
+        ("GET", "/v1/jobs/nobody/events?after=99999999999999999999", None, 422, "/query/after"),
         ("GET", "/v2/plans", None, 404, "there is nothing at /v2/plans"),
         ("DELETE", "/v1/plans", None, 405, "takes GET and POST, not DELETE"),
-        ("PUT", "/v1/plans/x/cancel", None, 405, "takes POST, not PUT"),
+        ("PUT", "/v1/jobs/x:cancel", None, 405, "takes POST, not PUT"),
     ],
 )
 def test_what_is_not_there(http: httpx.Client, method: str, path: str, body: Any, status: int, words: str):

@@ -36,29 +36,29 @@ def server(cluster: Cluster) -> Iterator[Server]:
 
 
 def test_a_plan_and_its_story(server: Server):
-    job = server.client.plan(PlanRequest.parse(tiny_request()), wait=True)
+    job = server.client.plans.create(PlanRequest.parse(tiny_request()), wait=True)
     assert job.state == "succeeded"
-    told = [event.data["state"] for event in server.client.events(job.id) if event.kind == "state"]
+    told = [event.data["state"] for event in server.client.jobs.events(job.id) if event.kind == "state"]
     assert told == ["queued", "running", "succeeded"]
-    assert server.client.plan(PlanRequest.parse(tiny_request()), wait=True).cached
-    assert server.client.plan_file(job.id).plan == job.result.plan  # type: ignore[union-attr]
+    assert server.client.plans.create(PlanRequest.parse(tiny_request()), wait=True).cached
+    assert server.client.plans.file(job.id).plan == job.result.plan  # type: ignore[union-attr]
 
 
 def test_a_run_of_two_agents(server: Server):
     agents = [Agent(server.url, "node0"), Agent(server.url, "node1")]
     for agent in agents:
         agent.sync()
-    run = server.client.run(PlanFile.parse(tiny_plan_file()), "gpt", steps=2, wait=False)
+    run = server.client.runs.create(PlanFile.parse(tiny_plan_file()), "gpt", steps=2, wait=False)
     prepare(agents, run.id)
-    assert server.client.run_state(run.id).state == "running"
+    assert server.client.runs.get(run.id).state == "running"
     for rank, agent in enumerate(agents):
         losses = [2.5, float("1e-3")] if rank else [None, None]
         steps = {"rank": rank, "first_step": 0, "losses": losses, "step_times_ns": [10, 20 + rank]}
         agent.tell("rank_done", run.id, peak_memory_bytes=5, **steps)
         agent.sync()
-    done = server.client.run_state(run.id)
+    done = server.client.runs.get(run.id)
     assert (done.state, done.losses, done.step_times_ns) == ("succeeded", (2.5, 0.001), (10, 21))
-    assert [event.data["state"] for event in server.client.run_events(run.id).items] == [
+    assert [event.data["state"] for event in server.client.runs.event_page(run.id).items] == [
         "preparing",
         "running",
         "succeeded",
@@ -70,14 +70,14 @@ def test_a_run_of_two_agents(server: Server):
 
 def test_a_database_that_dies_is_a_503_until_it_is_back(server: Server, cluster: Cluster):
     with httpx.Client(base_url=server.url, timeout=60) as http:
-        assert http.get("/v1/plans").status_code == 200
+        assert http.get("/v1/jobs").status_code == 200
         cluster.kill()
-        for answer in (http.get("/v1/plans"), http.post("/v1/plans", json=tiny_request() | {"seed": 5})):
+        for answer in (http.get("/v1/jobs"), http.post("/v1/plans", json=tiny_request() | {"seed": 5})):
             assert answer.status_code == 503
             assert int(answer.headers["Retry-After"]) >= 1
             assert answer.json()["code"] == "database-away"
         assert http.get("/healthz").status_code == 200
         cluster.start()
-        assert http.get("/v1/plans").status_code == 200
-        job = server.client.plan(PlanRequest.parse(tiny_request() | {"seed": 6}), wait=True)
+        assert http.get("/v1/jobs").status_code == 200
+        job = server.client.plans.create(PlanRequest.parse(tiny_request() | {"seed": 6}), wait=True)
         assert job.state == "succeeded"

@@ -57,8 +57,8 @@ def request(seed: int, **changes: Any) -> PlanRequest:
 
 def with_incumbent(client: Client, seed: int, **changes: Any) -> JobOut:
     """Ask, and return once the job has reported a plan."""
-    job = client.plan(request(seed, **changes), wait=False)
-    next(event for event in client.events(job.id) if event.kind == "progress")
+    job = client.plans.create(request(seed, **changes), wait=False)
+    next(event for event in client.jobs.events(job.id) if event.kind == "progress")
     return job
 
 
@@ -71,42 +71,42 @@ def test_cancel_kills_a_solver_that_is_deaf_to_sigterm(misbehaving: Server):
     client = misbehaving.client
     job = with_incumbent(client, HANG)
     alive = processes(misbehaving.pids_file)
-    client.cancel(job.id)
-    assert client.job(job.id, wait_s=20).state == "cancelled"
+    client.jobs.cancel(job.id)
+    assert client.jobs.get(job.id, wait_s=20).state == "cancelled"
     assert psutil.wait_procs(alive, 10)[1] == []
     with pytest.raises(Conflict, match="has cancelled already; it cannot finish"):
-        client.finish(job.id)
+        client.jobs.finish(job.id)
 
 
 def test_finish_keeps_the_best_plan_so_far(misbehaving: Server):
     client = misbehaving.client
     job = with_incumbent(client, HANG)
     with pytest.raises(Conflict, match="is running and has no final plan"):
-        client.plan_file(job.id)
-    best = client.incumbent(job.id)
-    client.finish(job.id)
-    ended = client.job(job.id, wait_s=20)
+        client.plans.file(job.id)
+    best = client.jobs.incumbent(job.id)
+    client.jobs.finish(job.id)
+    ended = client.jobs.get(job.id, wait_s=20)
     assert ended.state == "succeeded"
     assert ended.result is not None
     assert (ended.result.status, ended.result.plan) == ("feasible", best)
     assert "it was asked to finish; this is the best plan until then" in ended.result.why
-    assert client.verify(client.plan_file(job.id)).valid
+    assert client.plans.verify(client.plans.file(job.id)).valid
 
 
 def test_a_solver_past_its_limit_is_ended_and_its_best_plan_kept(misbehaving: Server):
     client = misbehaving.client
     for limit_s in (2, 8, 32):  # the first in which it gets as far as its plan
         ended = request(HANG, termination={"time_limit_ns": limit_s * 1_000_000_000})
-        job = client.plan(ended)
+        job = client.plans.create(ended)
         assert job.result is not None
         if job.result.status == "feasible":
             break
     assert f"its limit of {limit_s} s was over" in job.result.why
     assert job.result.plan is not None
     assert psutil.wait_procs(processes_that_live(misbehaving.pids_file), 10)[1] == []
-    again = client.plan(ended, wait=False)
+    again = client.plans.create(ended, wait=False)
     assert not again.cached, "what was cut off is no answer to keep"
-    client.cancel(again.id)
+    client.jobs.cancel(again.id)
 
 
 def processes_that_live(pids_file: Path) -> list[psutil.Process]:
@@ -116,11 +116,11 @@ def processes_that_live(pids_file: Path) -> list[psutil.Process]:
 
 def test_a_limit_without_a_plan(misbehaving: Server):
     client = misbehaving.client
-    job = client.plan(request(HANG_WITHOUT_PLAN, termination={"time_limit_ns": 1_000_000_000}))
+    job = client.plans.create(request(HANG_WITHOUT_PLAN, termination={"time_limit_ns": 1_000_000_000}))
     assert job.result is not None
     assert (job.result.status, job.result.plan) == ("time_limit", None)
     with pytest.raises(Conflict, match=r"ended without a plan \(time_limit\)"):
-        client.plan_file(job.id)
+        client.plans.file(job.id)
 
 
 @pytest.mark.parametrize(
@@ -135,17 +135,17 @@ def test_a_limit_without_a_plan(misbehaving: Server):
 def test_a_solver_that_fails(misbehaving: Server, seed: int, kind: type[PenstockError], expected: str):
     client = misbehaving.client
     with pytest.raises(kind, match=expected):
-        client.plan(request(seed))
-    job = client.jobs(limit=1).items[0]
+        client.plans.create(request(seed))
+    job = client.jobs.page(limit=1).items[0]
     assert job.state == "failed"
     if seed == DIE:
-        assert client.incumbent(job.id).prediction is not None
+        assert client.jobs.incumbent(job.id).prediction is not None
 
 
 def test_a_crash_is_in_the_log_alone(start: Callable[..., Any]):
     server = start()
     with pytest.raises(PenstockError) as caught:
-        server.client.plan(request(CRASH))
+        server.client.plans.create(request(CRASH))
     assert server.stop() == 0
     assert "ZeroDivisionError: secret detail" in server.text
     assert "secret detail" not in str(caught.value)
@@ -160,8 +160,8 @@ def test_a_killed_service_takes_its_solver_along_and_finds_its_job_again(start: 
     server.stop(signal.SIGKILL)
     assert psutil.wait_procs([solver, forkserver], 10)[1] == []
     client = start(lease_s=1).client
-    assert client.incumbent(job.id).prediction is not None
-    ended = client.job(job.id, wait_s=60)
+    assert client.jobs.incumbent(job.id).prediction is not None
+    ended = client.jobs.get(job.id, wait_s=60)
     assert (ended.state, ended.attempt) == ("succeeded", 2)
 
 
@@ -169,16 +169,16 @@ def test_a_service_that_is_told_to_end_hands_its_job_back(start: Callable[..., A
     server = start()
     job = with_incumbent(server.client, HANG_FIRST_TIME)
     alive = processes(pids_file)
-    with httpx.stream("GET", f"{server.url}/v1/plans/{job.id}/events", timeout=60) as story:
+    with httpx.stream("GET", f"{server.url}/v1/jobs/{job.id}/events", timeout=60) as story:
         lines = story.iter_lines()
         assert next(lines) == "event: state"
         assert server.stop(signal.SIGTERM) == 0
         assert "event: progress" in list(lines)
     assert psutil.wait_procs(alive, 10)[1] == []
     client = start().client
-    ended = client.job(job.id, wait_s=60)
+    ended = client.jobs.get(job.id, wait_s=60)
     assert (ended.state, ended.attempt) == ("succeeded", 2)
-    states = [event.data["state"] for event in client.events(job.id) if event.kind == "state"]
+    states = [event.data["state"] for event in client.jobs.events(job.id) if event.kind == "state"]
     assert states == ["queued", "running", "queued", "running", "succeeded"]
 
 
@@ -188,7 +188,7 @@ def test_a_killed_forkserver_is_started_again(start: Callable[..., Any], pids_fi
     forkserver = processes(pids_file)[0].parent()
     assert forkserver is not None
     forkserver.kill()
-    ended = client.job(job.id, wait_s=60)
+    ended = client.jobs.get(job.id, wait_s=60)
     assert (ended.state, ended.attempt) == ("succeeded", 2)
 
 
@@ -205,10 +205,10 @@ def test_a_child_that_is_given_no_task_ends_in_silence(capfd: pytest.CaptureFixt
 def test_equal_requests_at_once_are_one_job(misbehaving: Server):
     client = misbehaving.client
     job = with_incumbent(client, HANG)
-    assert client.plan(request(HANG), wait=False).id == job.id
-    other = client.plan(request(HANG_WITHOUT_PLAN), wait=False)
+    assert client.plans.create(request(HANG), wait=False).id == job.id
+    other = client.plans.create(request(HANG_WITHOUT_PLAN), wait=False)
     assert other.id != job.id
     for one in (job, other):
-        client.cancel(one.id)
-        assert client.job(one.id, wait_s=20).state == "cancelled"
-    assert [event.data.get("state") for event in client.events(job.id)] == ["queued", "running", None, "cancelled"]
+        client.jobs.cancel(one.id)
+        assert client.jobs.get(one.id, wait_s=20).state == "cancelled"
+    assert [event.data.get("state") for event in client.jobs.events(job.id)] == ["queued", "running", None, "cancelled"]

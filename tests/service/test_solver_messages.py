@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 import json
+import socket
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from penstock.planning.api import solve as solve_request
+from penstock.schemas.plan import Plan
+from penstock.schemas.request import PlanRequest
+from penstock.service.http.samples import tiny_request
+from penstock.service.jobs import worker
+from penstock.service.jobs.claimed_solve import Solve
+from penstock.service.jobs.leases import Claim
+from penstock.service.jobs.worker import REPORT_S, Worker
+from penstock.service.settings import Settings
 from penstock.workers.protocol import lines
 
 
@@ -25,3 +37,47 @@ def test_only_the_last_of_incumbents_that_came_together() -> None:
     kinds = ["incumbent", "incumbent", "bound", "incumbent", "incumbent"]
     text = b"".join(json.dumps({"kind": kind, "number": n}).encode() + b"\n" for n, kind in enumerate(kinds))
     assert [message["number"] for message in lines(bytearray(), text)] == [1, 2, 4]
+
+
+class Reports:
+    """Leases that only remember what is reported."""
+
+    def __init__(self) -> None:
+        self.all: list[Any] = []
+
+    def report(self, claim: Claim, plan: Plan) -> None:
+        assert plan.prediction is not None
+        self.all.append(plan.prediction.time_per_global_batch_ns)
+
+    def progress(self, claim: Claim, bound_ns: int, working: list[str]) -> None:
+        self.all.append((bound_ns, working))
+
+
+def test_reports_of_a_fast_solver_are_limited_and_the_last_one_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of plans and bounds that come within a moment the newest are written: when it is over, or at the end."""
+    now, reports = [100.0], Reports()
+    monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        works = Worker(None, reports, None, None, Settings(slots=0))  # type: ignore[arg-type]
+        claim = Claim("job", "tenant", 1, "hash", "key", 1000)
+        solve = Solve(claim, PlanRequest.parse(tiny_request()), ours, 1000.0, 0.0, 0.0)
+        found = solve_request(PlanRequest.parse(tiny_request())).plan
+        assert found is not None
+        plan = found.model_dump(mode="json") | {"certificates": []}
+
+        def find(value_ns: int) -> None:
+            plan["prediction"]["time_per_global_batch_ns"] = value_ns
+            works._take(solve, {"kind": "incumbent", "plan": plan})
+            works._take(solve, {"kind": "progress", "bound_ns": 1, "working": [str(value_ns)]})
+
+        for value_ns in (90, 80, 70, 75):
+            find(value_ns)
+        assert reports.all == [90]
+        now[0] += REPORT_S
+        works._report(solve)
+        assert reports.all == [90, 70, (1, ["75"])]
+        find(60)
+        works._report(solve, at_once=True)
+        assert reports.all == [90, 70, (1, ["75"]), 60, (1, ["60"])]
+        assert not solve.has_news

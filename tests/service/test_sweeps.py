@@ -54,7 +54,7 @@ def request(seed: int = 0, **over: Any) -> SweepRequest:
 
 def ended(client: Client, sweep_id: str) -> SweepOut:
     until = time.monotonic() + PATIENCE_S
-    while (found := client.sweep_state(sweep_id)).state == "running":
+    while (found := client.sweeps.get(sweep_id)).state == "running":
         assert time.monotonic() < until
         time.sleep(0.1)
     return found
@@ -62,7 +62,7 @@ def ended(client: Client, sweep_id: str) -> SweepOut:
 
 def test_a_sweep_gives_the_table_that_the_library_gives(server: Server, client: Client):
     asked = request(planners=["dp", "gpipe", "nobody"], global_batch_sizes=[8, 16])
-    found = client.sweep(asked)
+    found = client.sweeps.create(asked)
     assert (found.state, found.cases, found.ended) == ("succeeded", 6, 6)
     expected = swept(asked)
     assert [row.model_copy(update={"job_id": None, "seconds": None}) for row in found.rows] == [
@@ -71,39 +71,39 @@ def test_a_sweep_gives_the_table_that_the_library_gives(server: Server, client: 
     jobs = JobPage.model_validate_json(httpx.get(server.url + found.links["jobs"]).content).items
     assert {job.id for job in jobs} == {row.job_id for row in found.rows if row.state == "succeeded"}
     assert all(job.priority < 0 for job in jobs)
-    again = client.sweep(asked)
+    again = client.sweeps.create(asked)
     assert [row.job_id for row in again.rows] == [row.job_id for row in found.rows], "their answers are known"
     assert again.state == "succeeded"
-    client.delete_sweep(found.id)
+    client.sweeps.delete(found.id)
     with pytest.raises(NotFound, match=found.id):
-        client.sweep_state(found.id)
-    assert client.sweep_state(again.id) == again, "a table that was written down needs no job any more"
+        client.sweeps.get(found.id)
+    assert client.sweeps.get(again.id) == again, "a table that was written down needs no job any more"
 
 
 def test_cancelling_a_sweep_leaves_what_others_have_asked(client: Client):
-    theirs = client.plan(PlanRequest.parse(tiny_request() | {"planner": "dp", "seed": HANG}), wait=False)
-    running = client.sweep(request(HANG, global_batch_sizes=[8, 16]), wait=False)
+    theirs = client.plans.create(PlanRequest.parse(tiny_request() | {"planner": "dp", "seed": HANG}), wait=False)
+    running = client.sweeps.create(request(HANG, global_batch_sizes=[8, 16]), wait=False)
     assert running.rows[1].job_id == theirs.id, "equal requests share a job"
     with pytest.raises(Conflict, match="is running"):
-        client.delete_sweep(running.id)
-    client.stop_sweep(running.id)
-    client.job(str(running.rows[0].job_id), wait_s=20)
-    now = client.sweep_state(running.id)
+        client.sweeps.delete(running.id)
+    client.sweeps.cancel(running.id)
+    client.jobs.get(str(running.rows[0].job_id), wait_s=20)
+    now = client.sweeps.get(running.id)
     assert (now.state, now.ended) == ("running", 1)
-    client.cancel(theirs.id)
+    client.jobs.cancel(theirs.id)
     over = ended(client, running.id)
     assert [row.state for row in over.rows] == ["cancelled", "cancelled"]
     assert over.state == "cancelled"
     with pytest.raises(Conflict, match="has cancelled already"):
-        client.stop_sweep(running.id)
-    assert running.id in [one.id for one in client.sweeps().items]
+        client.sweeps.cancel(running.id)
+    assert running.id in [one.id for one in client.sweeps.page().items]
 
 
 def test_finishing_a_sweep_keeps_the_best_plans(client: Client):
-    running = client.sweep(request(HANG, global_batch_sizes=[4, 8]), wait=False)
+    running = client.sweeps.create(request(HANG, global_batch_sizes=[4, 8]), wait=False)
     for row in running.rows:
-        next(event for event in client.events(str(row.job_id)) if event.kind == "progress")
-    client.stop_sweep(running.id, "finish")
+        next(event for event in client.jobs.events(str(row.job_id)) if event.kind == "progress")
+    client.sweeps.finish(running.id)
     over = ended(client, running.id)
     assert [(row.state, row.status) for row in over.rows] == [("succeeded", "feasible")] * 2
     assert any(row.pareto for row in over.rows)
@@ -113,9 +113,9 @@ def test_finishing_a_sweep_keeps_the_best_plans(client: Client):
 def sweeps(tmp_path: Path) -> Iterator[Callable[[], tuple[Sweeps, JobQueue, Leases]]]:
     database = Database(f"sqlite:///{tmp_path / 'sweeps.sqlite'}")
     database.create()
-    stores, queue = Stores(database), JobQueue(database, lambda topic: None)
-    planning = Planning(stores, queue, Sizes(Settings()), max_solve_s=60, nudge=lambda: None)
-    leases = Leases(database, lambda topic: None, lease_s=30, max_attempts=3)
+    stores, queue = Stores(database), JobQueue(database)
+    planning = Planning(stores, queue, Sizes(Settings()), max_solve_s=60)
+    leases = Leases(database, lease_s=30, max_attempts=3)
     yield lambda: (Sweeps(database, stores, planning, queue, max_cases=4), queue, leases)
     database.close()
 

@@ -68,7 +68,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
 def test_a_client_that_trusts_the_certificate_is_served(secured: Secured):
     assert secured.server.url.startswith("https://")
     with secured.client("read") as client:
-        assert client.jobs().items == ()
+        assert client.jobs.page().items == ()
 
 
 def test_one_that_does_not_is_told_why(secured: Secured):
@@ -76,7 +76,7 @@ def test_one_that_does_not_is_told_why(secured: Secured):
         Client(secured.server.url, key=secured.key("read"), patience_s=0) as client,
         pytest.raises(Unreachable, match="certificate verify failed"),
     ):
-        client.jobs()
+        client.jobs.page()
 
 
 def test_plain_http_gets_nothing(secured: Secured):

@@ -85,7 +85,7 @@ class Stream:
     def _read(self) -> None:
         with (
             self._house.http(self._key) as http,
-            http.stream("GET", f"/v1/plans/{self._house.job}/events") as answer,
+            http.stream("GET", f"/v1/jobs/{self._house.job}/events") as answer,
         ):
             for line in answer.iter_lines():
                 self.text += line + "\n"
@@ -102,7 +102,7 @@ def test_a_key_that_ends_ends_its_streams_and_no_others(house: House):
         assert stream.text.rstrip().endswith(": the key that opened this stream has ended")
     assert streams[3].thread.is_alive()
     with house.http(revoked) as http:
-        assert http.get(f"/v1/plans/{house.job}/events").status_code == 401
+        assert http.get(f"/v1/jobs/{house.job}/events").status_code == 401
     house.keys.revoke(lasting.split("_")[1])
     streams[3].thread.join(LIMIT_S)
     assert not streams[3].thread.is_alive()
@@ -172,7 +172,7 @@ async def _refused(directory: Path, scope: str) -> None:
     assert read == []
     assert len(refused) > 20
     assert len(opened) == 1 if scope == "agent" else {method for method, _ in opened} == {"GET"}
-    assert scope != "agent" or opened == [("POST", "/v1/agents/{id}/sync")]
+    assert scope != "agent" or opened == [("POST", "/v1/agents/{id}:sync")]
 
 
 def test_an_import_with_a_key_is_done_once(tmp_path: Path):

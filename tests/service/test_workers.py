@@ -37,10 +37,8 @@ class Floor:
     def __init__(self, url: str) -> None:
         self.database = Database(url)
         self.database.create()
-        self.queue = JobQueue(self.database, lambda topic: None)
-        self.planning = Planning(
-            Stores(self.database), self.queue, Sizes(Settings()), max_solve_s=60, nudge=lambda: None
-        )
+        self.queue = JobQueue(self.database)
+        self.planning = Planning(Stores(self.database), self.queue, Sizes(Settings()), max_solve_s=60)
         self.workers: list[WorkerProcess] = []
 
     def start(self, **settings: Any) -> WorkerProcess:
@@ -162,20 +160,20 @@ def test_a_service_without_a_worker_and_solvers_without_memory(
     worker = WorkerProcess(str(tmp_path / "service.sqlite"), solve_memory_bytes=256 * 2**20, lease_s=30)
     client = server.client
     try:
-        done = client.plan(PlanRequest.parse(tiny_request() | {"planner": "dp"}))
+        done = client.plans.create(PlanRequest.parse(tiny_request() | {"planner": "dp"}))
         assert done.result is not None
         assert done.result.plan is not None
         for seed, reason in ((EAT, "its limit of 256 MiB"), (BE_KILLED, "killed by SIGKILL, and not by the service")):
             with pytest.raises(PenstockError, match=reason):
-                client.plan(PlanRequest.parse(tiny_request() | {"seed": seed}))
-            failed = client.jobs(limit=1).items[0]
+                client.plans.create(PlanRequest.parse(tiny_request() | {"seed": seed}))
+            failed = client.jobs.page(limit=1).items[0]
             assert failed.error is not None
             assert failed.error.code == "out-of-memory"
-            assert client.incumbent(failed.id).prediction is not None
-        job = client.plan(PlanRequest.parse(tiny_request() | {"seed": HANG_FIRST_TIME}), wait=False)
-        next(event for event in client.events(job.id) if event.kind == "progress")
-        client.finish(job.id)  # long before the next heartbeat, which is 10 s away
-        finished = client.job(job.id, wait_s=20)
+            assert client.jobs.incumbent(failed.id).prediction is not None
+        job = client.plans.create(PlanRequest.parse(tiny_request() | {"seed": HANG_FIRST_TIME}), wait=False)
+        next(event for event in client.jobs.events(job.id) if event.kind == "progress")
+        client.jobs.finish(job.id)  # long before the next heartbeat, which is 10 s away
+        finished = client.jobs.get(job.id, wait_s=20)
         assert finished.result is not None
         assert finished.result.status == "feasible"
     finally:

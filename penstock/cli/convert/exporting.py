@@ -174,8 +174,8 @@ def _made_there(server: str, plan: str, to: str, launch: LaunchSettings, against
     refuse_file(plan)
     with connect(server) as client:
         if against is not None:
-            _refuse_absent(client.plan_file(plan), against)
-        return unpacked(to, client.export(plan, to, launch), launch)
+            _refuse_absent(client.plans.file(plan), against)
+        return unpacked(to, client.plans.export(plan, to, launch), launch)
 
 
 def _refuse_absent(file: PlanFile, against: str) -> None:

@@ -112,7 +112,7 @@ def import_topology(
 def _imported(sources: Sequence[ImportSource], options: ImportOptions, server: str | None) -> TopologyImported:
     if server is not None:
         with connect(server) as client:
-            return client.import_topology(sources, options)
+            return client.topologies.import_(sources, options)
     from penstock.importers.cluster import formats
 
     return formats.import_topology(sources, options)
@@ -180,7 +180,7 @@ def _sources(files: list[str], formats: list[str], node: str | None, agents: str
     ]
     if agents is not None:
         with connect(agents) as client:
-            found = client.agents_topology()
+            found = client.topologies.of_agents()
         sources.append(ImportSource(text=found.text(), format="agents", name=f"the agents of {agents}"))
     if not sources:
         raise typer.BadParameter("there is nothing to read; give files, - or --agents", param_hint="FILE")

@@ -104,7 +104,7 @@ def import_layout(
     else:
         refuse_here(workers=workers)
         with connect(server) as client:
-            found = client.import_layout(asked)
+            found = client.layouts.import_(asked)
     _write(found, output, best)
     if as_json:
         print_json(found.model_dump(mode="json", exclude={"request"}, exclude_none=True))

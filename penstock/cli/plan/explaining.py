@@ -55,7 +55,7 @@ def explained_there(
     count = given.pop("num_micro_batches", None)
     with connect(server) as client:
         asked = plan_there(client, plan) if is_file(plan) else plan
-        return client.explain(
+        return client.plans.explain(
             asked, what_if=what_if, planner=planner, max_plans=max_plans, micro_batches=count, **given
         )
 

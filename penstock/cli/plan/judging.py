@@ -47,7 +47,7 @@ def verify(
 def _verdict(plan: str, server: str | None) -> Verdict:
     if server is not None:
         with connect(server) as client:
-            return client.verify(plan_there(client, plan))
+            return client.plans.verify(plan_there(client, plan))
     file = read_plan(plan)
     from penstock.planning import api
     from penstock.schemas.api.jobs import Verdict
@@ -90,7 +90,7 @@ def _simulate_there(server: str, plan: str, as_json: bool) -> None:
 
     with connect(server) as client:
         file = plan_there(client, plan)
-        found = client.simulate(file)
+        found = client.plans.simulate(file)
     if as_json:
         print_json(found.plan.prediction)
     else:

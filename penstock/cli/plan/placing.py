@@ -125,7 +125,7 @@ def _placed(asked: PlacementRequest, server: str | None, screen: Screen) -> Plac
     if server is not None:
         screen.progress(f"{server} places {len(asked.jobs)} job{'s' if len(asked.jobs) > 1 else ''}")
         with connect(server) as client:
-            return client.place(asked, on_progress=tell)
+            return client.placements.create(asked, on_progress=tell)
     planning.one_thread()
     tell_of_the_compiler()
     from penstock.placing import answer

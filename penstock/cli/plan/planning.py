@@ -174,7 +174,7 @@ def _solved_by(server: str, asked: PlanRequest, screen: Screen) -> tuple[ResultO
         job = solved_there(client, asked, screen)
         if job.result is None:
             raise Conflict(f"job {job.id} was {job.state}", remedy=f"penstock jobs retry {job.id} --server {server}")
-        return job.result, None if job.result.plan is None else client.plan_file(job.id)
+        return job.result, None if job.result.plan is None else client.plans.file(job.id)
 
 
 def compare(
@@ -235,7 +235,7 @@ def _rows(
         return
     refuse_here(workers=workers)
     with connect(server) as client:
-        yield from client.compare(asked, planners, schedules)
+        yield from client.plans.compare(asked, planners, schedules)
 
 
 def _row_line(row: PlanComparison, rows: Sequence[PlanComparison]) -> str:

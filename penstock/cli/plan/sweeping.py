@@ -116,7 +116,7 @@ def _rows_here(asked: SweepRequest, screen: Screen, where: str) -> Sequence[Swee
 
 def _rows_there(server: str, asked: SweepRequest, screen: Screen) -> Sequence[SweepRow]:
     with connect(server) as client:
-        found = client.sweep(asked, on_change=lambda now: screen.progress(f"{now.ended} of {now.cases} cases"))
+        found = client.sweeps.create(asked, on_change=lambda now: screen.progress(f"{now.ended} of {now.cases} cases"))
     return found.rows
 
 

@@ -35,11 +35,11 @@ def run_there(
         file = plan_there(client, plan)
         asked = file if is_file(plan) else file.plan.content_hash()
         told = Told(screen)
-        run = client.run(asked, model, options=options, max_restarts=restarts, on_change=told, **more)
+        run = client.runs.create(asked, model, options=options, max_restarts=restarts, on_change=told, **more)
         screen.done()
         if run.state != "succeeded":
             raise RunFailed(f"run {run.id} was {run.state}")
-        return file, run, client.trace(run.id) if traced else None
+        return file, run, client.runs.trace(run.id) if traced else None
 
 
 class Told:

@@ -37,7 +37,7 @@ def list_jobs(
 ) -> None:
     """List jobs, the newest first."""
     with connect(server) as client:
-        found = client.jobs(limit=limit, state=state, tag=tag, planner=planner)  # type: ignore[arg-type]
+        found = client.jobs.page(limit=limit, state=state, tag=tag, planner=planner)  # type: ignore[arg-type]
     if as_json:
         print_json(found.model_dump(mode="json"))
         return
@@ -60,37 +60,37 @@ def list_jobs(
 def show(job: Id, server: TheServer = LOCAL, as_json: AsJson = False) -> None:
     """Show a job: its state, its best plan and bound, or why there is none."""
     with connect(server) as client:
-        _tell(client, client.job(job), as_json)
+        _tell(client, client.jobs.get(job), as_json)
 
 
 def watch(job: Id, server: TheServer = LOCAL, as_json: AsJson = False) -> None:
     """Follow a job to its end, with its incumbent, bound and gap."""
     with connect(server) as client:
-        _tell(client, watched(client, client.job(job), _screen(as_json)), as_json)
+        _tell(client, watched(client, client.jobs.get(job), _screen(as_json)), as_json)
 
 
 def cancel(job: Id, server: TheServer = LOCAL, as_json: AsJson = False) -> None:
     """Stop a job and drop what it has found."""
     with connect(server) as client:
-        _tell(client, client.cancel(job), as_json)
+        _tell(client, client.jobs.cancel(job), as_json)
 
 
 def finish(job: Id, server: TheServer = LOCAL, as_json: AsJson = False) -> None:
     """Stop a job; its best plan so far becomes its result."""
     with connect(server) as client:
-        _tell(client, client.finish(job), as_json)
+        _tell(client, client.jobs.finish(job), as_json)
 
 
 def retry(job: Id, server: TheServer = LOCAL, as_json: AsJson = False) -> None:
     """Start a job again that has failed or was cancelled."""
     with connect(server) as client:
-        _tell(client, client.retry(job), as_json)
+        _tell(client, client.jobs.retry(job), as_json)
 
 
 def delete(job: Id, server: TheServer = LOCAL) -> None:
     """Delete a job that has ended; a stored plan stays under its hash."""
     with connect(server) as client:
-        client.delete(job)
+        client.jobs.delete(job)
 
 
 def _screen(as_json: bool) -> Screen:
@@ -110,7 +110,7 @@ def _tell(client: Client, job: JobOut, as_json: bool) -> None:
     if job.error is not None:
         screen.say(f"  {job.error.detail}")
     if job.result is not None and job.result.plan is not None:
-        show_answer(screen, client.plan_file(job.id).request, job.result)
+        show_answer(screen, client.plans.file(job.id).request, job.result)
     elif job.result is not None:
         screen.say(f"  {job.result.why}")
 

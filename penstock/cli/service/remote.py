@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from penstock.schemas.request import PlanRequest
 
 WAIT_S = 20
+PATIENCE_S = 5.0
+"""How long a command tries again while the service is busy or away: somebody waits at a terminal."""
 ENDED = ("succeeded", "failed", "cancelled")
 
 Server = Annotated[
@@ -32,7 +34,7 @@ def connect(server: str) -> Client:
     """A client, to be closed."""
     from penstock.client import Client
 
-    return Client(server)
+    return Client(server, patience_s=PATIENCE_S)
 
 
 def is_file(source: str) -> bool:
@@ -42,14 +44,14 @@ def is_file(source: str) -> bool:
 
 def plan_there(client: Client, source: str) -> PlanFile:
     """The plan file of that name, or what the service keeps under a hash or has found for a job."""
-    return read_plan(source) if is_file(source) else client.plan_file(source)
+    return read_plan(source) if is_file(source) else client.plans.file(source)
 
 
 def export_there(server: str, source: str, to: Any) -> bytes:
     """A stored plan in another form. Raises typer.BadParameter for a file, which the service does not keep."""
     refuse_file(source)
     with connect(server) as client:
-        return client.export(source, to)
+        return client.plans.export(source, to)
 
 
 def refuse_file(source: str) -> None:
@@ -69,7 +71,7 @@ def refuse_here(**options: object) -> None:
 
 def solved_there(client: Client, request: PlanRequest, screen: Screen) -> JobOut:
     """Ask for a plan, and tell how it goes on. Raises the error that the job met."""
-    return watched(client, client.plan(request, wait=False), screen)
+    return watched(client, client.plans.create(request, wait=False), screen)
 
 
 def watched(client: Client, job: JobOut, screen: Screen) -> JobOut:
@@ -78,10 +80,10 @@ def watched(client: Client, job: JobOut, screen: Screen) -> JobOut:
 
     progress = Progress(screen)
     try:
-        for event in client.events(job.id) if job.state not in ENDED else ():
+        for event in client.jobs.events(job.id) if job.state not in ENDED else ():
             progress(event)
         while job.state not in ENDED:
-            job = client.job(job.id, wait_s=WAIT_S)
+            job = client.jobs.get(job.id, wait_s=WAIT_S)
     except KeyboardInterrupt:
         screen.done()
         print(f"penstock: job {job.id} goes on; `penstock jobs watch` or `cancel` it", file=sys.stderr)

@@ -121,7 +121,7 @@ class Load(threading.Thread):
             self._take(answer)
 
     def _look(self, http: httpx.Client, job_id: str) -> None:
-        answer = self._answer(http, "GET", f"/v1/plans/{job_id}")
+        answer = self._answer(http, "GET", f"/v1/jobs/{job_id}")
         if answer is not None:
             self._take(answer)
 
@@ -139,7 +139,7 @@ class Load(threading.Thread):
 
     def _read_story(self, http: httpx.Client, job_id: str) -> bool:
         """The events so far; those that were read before must be the same, and their order that of a job."""
-        page = self._answer(http, "GET", f"/v1/plans/{job_id}/events?poll=1&after=0")
+        page = self._answer(http, "GET", f"/v1/jobs/{job_id}/events?poll=1&after=0")
         if page is None:
             return False
         job, story = self.jobs[job_id], page["items"]

@@ -155,8 +155,8 @@ class Soak:
             time.sleep(0.1)
         options = RunOptions(checkpoint_directory=str(self._checkpoints), checkpoint_every=CHECKPOINT_EVERY)
         file = PlanFile.parse(tiny_plan_file())
-        _patiently(lambda: client.verify(file))  # which loads, and may compile, the judge
-        run = client.run(
+        _patiently(lambda: client.plans.verify(file))  # which loads, and may compile, the judge
+        run = client.runs.create(
             file,
             "toy",
             steps=STEPS,
@@ -213,7 +213,7 @@ class Soak:
         while True:
             self._return(now=False)
             self._cluster.processes.refuse_dead()
-            state = _patiently(lambda: client.run_state(run))
+            state = _patiently(lambda: client.runs.get(run))
             if state.error is not None or state.state in ("succeeded", "cancelled"):
                 raise RunFailed(f"after {what}: the run {state.state}: {state.error and state.error.detail}")
             goal = goal or state.steps_done + 2 * CHECKPOINT_EVERY
@@ -231,13 +231,13 @@ class Soak:
         """Cancel: the ranks save and end; then all steps up to the newest checkpoint have their losses."""
         self._return(now=True)
         self._refuse_lost_checkpoints()
-        _patiently(lambda: client.cancel_run(run))
+        _patiently(lambda: client.runs.cancel(run))
         until = time.monotonic() + LIMIT_S
         while self._ranks():
             if time.monotonic() > until:
                 raise RunFailed(f"ranks are left {LIMIT_S:g} s after the run was cancelled")
             time.sleep(0.1)
-        return _patiently(lambda: client.run_state(run))
+        return _patiently(lambda: client.runs.get(run))
 
     # What has to be
 

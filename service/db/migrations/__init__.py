@@ -19,10 +19,10 @@ from penstock.service.db.tables import metadata
 if TYPE_CHECKING:
     from alembic.config import Config
 
-HEAD = "0002"
+HEAD = "0003"
 """The newest revision: the tables as ``service.tables`` describes them."""
 
-REVISIONS = ("0001", HEAD)
+REVISIONS = ("0001", "0002", HEAD)
 RELEASED = {2: "0001"}
 """The revision of what databases from before the revisions call their schema version."""
 
@@ -55,7 +55,7 @@ def prepare(engine: sa.Engine, *, may_upgrade: bool) -> None:
 
 
 def upgrade(engine: sa.Engine) -> str | None:
-    """Bring a database to the newest revision, in one transaction, beside nobody else; the revision it had.
+    """Bring a database to the newest revision, in one transaction under a lock; the revision it had.
 
     Raises Conflict for one that a newer Penstock made, or that holds something else.
     """

@@ -14,7 +14,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import FunctionElement
 
 DEFAULT_TENANT = "default"
-"""Whose everything is while nobody has to say who he is, and what was there before tenants were."""
+"""The tenant of requests without keys, and of what was stored before there were tenants."""
 
 NAMING = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",

@@ -1,6 +1,6 @@
-"""What the database itself tells of its changes, so that other processes hear them: triggers that name topics.
+"""How the database announces its changes to every process: triggers that name topics.
 
-A topic is told by the transaction that changes something, so a process killed right after its commit has told it too.
+A topic is announced by the transaction that changes something, so by a process killed right after its commit too.
 PostgreSQL sends notifications on ``CHANNEL``; on SQLite they are rows of ``changes``, of which the last ones stay.
 """
 
@@ -21,7 +21,7 @@ KEPT = 1000
 
 
 class Telling(NamedTuple):
-    """``topic``, an SQL expression over the row ``NEW``, is told ``after`` such a change of ``table``."""
+    """``topic``, an SQL expression over the row ``NEW``, is announced ``after`` such a change of ``table``."""
 
     table: str
     after: str
@@ -41,14 +41,26 @@ TELLINGS = (
     Telling("job_events", "INSERT", "'job:' || NEW.job_id"),
     Telling("run_events", "INSERT", "'run:' || NEW.run_id"),
     Telling("sweeps", "UPDATE OF state", "'sweep:' || NEW.id"),
+    Telling("runs", "UPDATE", "'run:' || NEW.id"),
+    Telling("runs", "UPDATE OF state", "'recovery'", "NEW.state = 'recovering'"),
+    Telling("runs", "UPDATE OF replans", "'recovery'", "NEW.state = 'recovering'"),
+    Telling("run_ranks", "UPDATE", "'run:' || NEW.run_id"),
+    Telling("run_steps", "INSERT", "'run:' || NEW.run_id"),
+    Telling("run_agents", "UPDATE OF phase", "'recovery'", "NEW.phase = 'released'"),
+    Telling("agents", "UPDATE OF state_version", "'agent:' || NEW.tenant || '/' || NEW.id"),
 )
 
 
 def statements(dialect: str, tellings: Sequence[Telling] = TELLINGS) -> list[str]:
+    """What makes the triggers on an engine, and the table that they write to."""
+    first = [f"CREATE TABLE {CHANGES} (id INTEGER PRIMARY KEY AUTOINCREMENT, topic TEXT NOT NULL)"]
+    return (first if dialect == "sqlite" else []) + triggers(dialect, tellings)
+
+
+def triggers(dialect: str, tellings: Sequence[Telling]) -> list[str]:
     """What makes the triggers on an engine."""
     make = _sqlite if dialect == "sqlite" else _postgresql
-    first = [f"CREATE TABLE {CHANGES} (id INTEGER PRIMARY KEY AUTOINCREMENT, topic TEXT NOT NULL)"]
-    return (first if dialect == "sqlite" else []) + [statement for one in tellings for statement in make(one)]
+    return [statement for one in tellings for statement in make(one)]
 
 
 def _sqlite(one: Telling) -> list[str]:

@@ -1,1 +1,1 @@
-"""What keeps a database in order: checks, backups, and the removal of what nobody needs any more."""
+"""What keeps a database in order: checks, backups, and the removal of what is not needed any more."""

@@ -25,7 +25,7 @@ STARTS = {True: b"SQLite format 3\0", False: b"PGDMP"}
 """How a backup begins: of SQLite, of PostgreSQL."""
 
 ALIVE_MS = 60_000
-"""A worker that was heard of within this time may still write."""
+"""A worker with a heartbeat within this time may still write."""
 
 
 def backup(database: Database, file: Path) -> int:
@@ -129,7 +129,7 @@ def _refuse_in_use(database: Database, replace: bool) -> None:
 
 @contextmanager
 def _whole(file: Path) -> Iterator[Path]:
-    """A name beside ``file`` to write to; it becomes ``file`` once all of it is on disk, and nothing otherwise."""
+    """A name next to ``file`` to write to; it becomes ``file`` once all of it is on disk, and nothing otherwise."""
     new = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
         new.touch(mode=0o600)

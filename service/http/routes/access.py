@@ -36,7 +36,7 @@ class Needs:
 
     async def __call__(self, request: Request) -> Principal:
         """Who asks. Raises Unauthenticated, Forbidden, QuotaExceeded."""
-        principal = await service_of(request).door.principal(request)
+        principal = await service_of(request).authenticator.principal(request)
         require(principal, self.scope)
         return principal
 

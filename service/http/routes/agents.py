@@ -24,7 +24,7 @@ SYNC_EXAMPLE = {
 
 
 @router.post(
-    "/agents/{id}/sync",
+    "/agents/{id}:sync",
     response_model=SyncReply,
     responses=problems(409, 413, 415, 422),
     openapi_extra=takes(SyncRequest, SYNC_EXAMPLE),
@@ -33,19 +33,19 @@ async def sync(
     request: Request,
     caller: NodeAgent,
     id: Annotated[str, Path(max_length=512)],
-    told: Annotated[SyncRequest, Depends(reader(SyncRequest))],
+    sent: Annotated[SyncRequest, Depends(reader(SyncRequest))],
     service: Access,
 ) -> Response:
-    """An agent tells what happened and hears what it shall do; held until that changes (`schemas/api/agents.py`)."""
+    """An agent reports events and receives its assignments; held until those change (`schemas/api/agents.py`)."""
 
     async def hung_up() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    return json_response(await service.agents.sync(caller.tenant, id, told, hung_up))
+    return json_response(await service.agents.sync(caller.tenant, id, sent, hung_up))
 
 
 @router.get("/agents", response_model=list[AgentOut])
 def list_agents(service: Access, caller: Reader) -> list[AgentOut]:
-    """All agents that were ever here."""
+    """All agents that have ever reported here."""
     return service.agents.everybody(caller.tenant)

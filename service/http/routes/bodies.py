@@ -1,7 +1,6 @@
 """How bodies come in and go out: documents parsed off the event loop, JSON that is stored as it is sent.
 
-A body may come as JSON or MessagePack, plain or compressed. It is turned into plain JSON at the door, within the limit
-on what comes out, so that nothing behind it knows of more than one form (`negotiation` does the same for answers).
+A compressed body is unpacked piece by piece, within the limit on what comes out.
 """
 
 from __future__ import annotations
@@ -58,19 +57,18 @@ def takes(model: type[BaseModel], example: Any) -> dict[str, Any]:
     """The part of a route's OpenAPI description that says what its body is."""
     BODY_MODELS[model.__name__] = model
     schema = {"$ref": f"#/components/schemas/{model.__name__}"}
-    content = {media.JSON: {"schema": schema, "example": example}, media.MSGPACK: {"schema": schema}}
-    return {"requestBody": {"required": True, "content": content}}
+    return {"requestBody": {"required": True, "content": {media.JSON: {"schema": schema, "example": example}}}}
 
 
 async def body_of(request: Request) -> bytes:
-    """The body as JSON text, whatever it came as; read once and kept with the request.
+    """The body as JSON text, unpacked; read once and kept with the request.
 
-    Raises WrongMediaType, TooLarge, and InvalidDocument for MessagePack or compressed data that cannot be read.
+    Raises WrongMediaType, TooLarge, and InvalidDocument for compressed data that cannot be read.
     """
     if not hasattr(request.state, "body"):
-        kind = media.kind_of(request.headers.get("content-type", media.JSON))
-        packed = await _received(request, media.unpacker(request.headers.get("content-encoding", "identity")))
-        request.state.body = packed if kind == media.JSON else await run_sync(media.json_of_msgpack, packed)
+        media.refuse_other_types(request.headers.get("content-type", media.JSON))
+        unpacker = media.unpacker(request.headers.get("content-encoding", "identity"))
+        request.state.body = await _received(request, unpacker)
     body: bytes = request.state.body
     return body
 

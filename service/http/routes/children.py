@@ -1,4 +1,4 @@
-"""Answers that a child process works out, while the client waits; whoever hangs up ends it."""
+"""Answers that a child process works out, while the client waits; a client that hangs up ends it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from penstock.service.jobs.direct_tasks import json_of, messages, unless_gone
 from penstock.service.services import Service
 
 
-async def told(service: Service, task: dict[str, Any], limit_s: float, kind: str) -> list[Any]:
-    """What a child said of one kind."""
+async def messages_of(service: Service, task: dict[str, Any], limit_s: float, kind: str) -> list[Any]:
+    """The messages of one kind that a child sends."""
     async with service.children, aclosing(messages(service.forkserver, task, limit_s)) as said:
         return [message[kind] async for message in said if message["kind"] == kind]
 
@@ -47,7 +47,9 @@ async def _events(
 
 async def result_of(request: Request, service: Service, task: dict[str, Any]) -> Any:
     """The result of a child, as plain data. Raises ClientDisconnect when the client has hung up."""
-    found = await unless_gone(request.receive, lambda: told(service, task, service.settings.max_solve_s, "result"))
+    found = await unless_gone(
+        request.receive, lambda: messages_of(service, task, service.settings.max_solve_s, "result")
+    )
     if found is None:
         raise ClientDisconnect
     return found[-1]

@@ -1,9 +1,9 @@
-"""``/v1/plans/{id}/…``: a plan with its request, its programs, and its other forms."""
+"""``/v1/plans/{hash}/…``: the programs of a stored plan, and its other forms."""
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated
 from urllib.parse import quote
 
 from anyio.to_thread import run_sync
@@ -12,13 +12,12 @@ from pydantic import Field
 
 from penstock.manifests.against import of_topology, refuse_absent
 from penstock.schemas.launch import LaunchSettings
-from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.quantities import MAX_WIRE_INTEGER, ContentHash
 from penstock.service.http.exports import EXPORTS, FORMS, MEDIA_TYPES, one_file, written
 from penstock.service.http.problems import problems
 from penstock.service.http.routes.access import Access, Reader
-from penstock.service.http.routes.bodies import UNCHANGED, immutable, tagged
-from penstock.service.http.routes.plans import Id
+from penstock.service.http.routes.bodies import UNCHANGED, immutable
+from penstock.service.http.routes.plans import Hash
 
 router = APIRouter(prefix="/v1", tags=["plans"])
 
@@ -40,59 +39,37 @@ class ExportAsked(LaunchSettings):
 Rank = Annotated[int, Path(ge=0, le=MAX_WIRE_INTEGER)]
 
 
-@router.get("/plans/{id}/plan", responses={200: {"model": PlanFile}, 304: UNCHANGED, **problems(404, 409, 422)})
-def plan_file(request: Request, id: Id, service: Access, caller: Reader, best: Literal["0", "1"] = "0") -> Response:
-    """The final plan with its request inline: it can be judged, run and explained alone.
-
-    With `best=1` a job that still runs gives its best plan so far.
-    """
-    planning, store = service.planning.of(caller.tenant), service.stores.of(caller.tenant)
-    if best == "1" and planning.is_open(id):
-        return tagged(request, store.file_of(planning.incumbent(id)).canonical_json())
-    address = planning.plan_hash(id)
-    return immutable(request, store.plan_file_body(address), address)
-
-
-@router.get("/plans/{id}/incumbent", responses={200: {"model": Plan}, 304: UNCHANGED, **problems(404, 409)})
-def incumbent(request: Request, id: Id, service: Access, caller: Reader) -> Response:
-    """The best plan of a job so far."""
-    return tagged(request, service.planning.of(caller.tenant).incumbent(id).canonical_json())
-
-
-@router.get("/plans/{id}/programs", responses={304: UNCHANGED, **problems(404, 409, 422)})
-async def programs(request: Request, id: Id, service: Access, caller: Reader) -> Response:
+@router.get("/plans/{hash}/programs", responses={304: UNCHANGED, **problems(404, 422)})
+async def programs(request: Request, hash: Hash, service: Access, caller: Reader) -> Response:
     """The programs of all ranks, lowered from the plan."""
-    address = await run_sync(service.planning.of(caller.tenant).plan_hash, id)
-    found = await run_sync(service.programs.all, caller.tenant, address, limiter=service.heavy)
-    return immutable(request, b"[" + b",".join(found) + b"]", address)
+    found = await run_sync(service.programs.all, caller.tenant, hash, limiter=service.heavy)
+    return immutable(request, b"[" + b",".join(found) + b"]", hash)
 
 
-@router.get("/plans/{id}/programs/{rank}", responses={304: UNCHANGED, **problems(404, 409, 422)})
-async def program(request: Request, id: Id, rank: Rank, service: Access, caller: Reader) -> Response:
+@router.get("/plans/{hash}/programs/{rank}", responses={304: UNCHANGED, **problems(404, 422)})
+async def program(request: Request, hash: Hash, rank: Rank, service: Access, caller: Reader) -> Response:
     """The program of one rank."""
-    address = await run_sync(service.planning.of(caller.tenant).plan_hash, id)
-    found = await run_sync(service.programs.one, caller.tenant, address, rank, limiter=service.heavy)
-    return immutable(request, found, address)
+    found = await run_sync(service.programs.one, caller.tenant, hash, rank, limiter=service.heavy)
+    return immutable(request, found, hash)
 
 
 @router.get(
-    "/plans/{id}/export",
+    "/plans/{hash}:export",
     responses={
         200: {"content": {media_type: {} for media_type in sorted(TYPES)}, "description": "a file"},
         **problems(404, 409, 422),
     },
     response_class=Response,
 )
-async def export(id: Id, asked: Annotated[ExportAsked, Query()], service: Access, caller: Reader) -> Response:
+async def export(hash: Hash, asked: Annotated[ExportAsked, Query()], service: Access, caller: Reader) -> Response:
     """The plan in another form, as a file: `chrome-trace` for Perfetto, `csv` for PyTorch, `svg`, `report`, …
 
     For schedulers (`sbatch`, `trainjob`, `jobset`, …) the other parameters say how its ranks are launched; a form of
     several files comes as a zip archive. With `against` a plan for nodes that are gone is a 409 that names them. The
     header `Penstock-Notes` (percent-encoded UTF-8) says what of the plan a file has no place for.
     """
-    address = await run_sync(service.planning.of(caller.tenant).plan_hash, id)
     store = service.stores.of(caller.tenant)
-    file = await run_sync(store.plan_file, address)
+    file = await run_sync(store.plan_file, hash)
     if asked.against is not None:
         now = await run_sync(store.topology, asked.against)
         await run_sync(refuse_absent, file, of_topology(now, f"the topology {asked.against}"))

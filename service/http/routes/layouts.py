@@ -1,4 +1,4 @@
-"""``/v1/layouts:import``: another trainer's layout as a plan, judged, and the best plans beside it."""
+"""``/v1/layouts:import``: another trainer's layout as a plan, judged and compared with the best plans."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ from penstock.schemas.errors import Fault
 from penstock.service.db.database import DatabaseAway
 from penstock.service.http.idempotency import LONGEST_KEY, Doing, Kept, Made, Note, WrongKey
 from penstock.service.http.problems import problems
-from penstock.service.http.routes.access import scope_of, service_of
+from penstock.service.http.routes.access import every_route, scope_of, service_of
 from penstock.service.http.routes.bodies import body_of
 from penstock.service.security.door import require
 from penstock.service.security.principals import Principal
@@ -48,7 +48,7 @@ class OnceRoute(APIRoute):
             key = request.headers.get(HEADER)
             if key is None or request.method != "POST":
                 return await handle(request)
-            principal = await service_of(request).door.principal(request)
+            principal = await service_of(request).authenticator.principal(request)
             _refuse_scope(self, principal)
             return await _once(handle, request, principal, _checked(key))
 
@@ -66,18 +66,18 @@ def answers_again(path: str) -> Callable[[A], A]:
 
 
 def note_of(request: Request) -> Note | None:
-    """What has to be told, in the transaction that makes it, what was made; None for a request without a key."""
+    """What notes the id of what a request makes, in the same transaction; None for a request without a key."""
     doing: Doing | None = getattr(request.state, "doing", None)
     return None if doing is None else doing.note
 
 
-def describe_idempotency(schema: dict[str, Any], routes: Sequence[Any]) -> None:
+def describe_idempotency(schema: dict[str, Any], routes: Iterable[Any]) -> None:
     """Add the header to the POSTs of an OpenAPI document that heed it."""
-    told = "a name of yours for this request: sent again within a day, it is answered as it was, and not done again"
+    words = "a name of yours for this request: sent again within a day, it is answered as it was, and not done again"
     pattern = {"type": "string", "minLength": 1, "maxLength": LONGEST_KEY, "pattern": "^[!-~]+$"}
-    header = {"name": HEADER, "in": "header", "required": False, "description": told, "schema": pattern}
-    for route in routes:
-        if isinstance(route, OnceRoute) and "POST" in (route.methods or ()):
+    header = {"name": HEADER, "in": "header", "required": False, "description": words, "schema": pattern}
+    for route in every_route(routes):
+        if isinstance(route, OnceRoute) and "POST" in (route.methods or ()) and route.include_in_schema:
             operation = schema["paths"][route.path_format]["post"]
             operation.setdefault("parameters", []).append(header)
             operation["responses"].setdefault("409", problems(409)[409])

@@ -16,8 +16,8 @@ from penstock.schemas.request import PlanRequest
 from penstock.service.http.problems import problems
 from penstock.service.http.routes.access import Access, Reader, Solver
 from penstock.service.http.routes.bodies import STREAM, json_response, reader, takes
-from penstock.service.http.routes.children import answered, streamed, told, wants_events
-from penstock.service.http.routes.plans import Asked, Id
+from penstock.service.http.routes.children import answered, messages_of, streamed, wants_events
+from penstock.service.http.routes.plans import Asked, Hash
 from penstock.service.http.samples import tiny_calibration, tiny_plan_file, tiny_request
 from penstock.service.jobs import judging
 from penstock.service.jobs.direct_tasks import json_of, unless_gone
@@ -76,7 +76,7 @@ async def compare(
     caller: Solver,
     asked: Asked,
     service: Access,
-    planner: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006  (FastAPI reads it, nobody writes it)
+    planner: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006  (FastAPI reads it, nothing writes it)
     schedule: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006
 ) -> Response:
     """Each planner with each of its schedules, judged alike; `planner` and `schedule` narrow it down.
@@ -88,7 +88,7 @@ async def compare(
     task, limit_s = await run_sync(_comparison, service, caller.tenant, asked, planner, schedule)
     if wants_events(request):
         return streamed(service, task, limit_s, "row")
-    rows = await unless_gone(request.receive, lambda: told(service, task, limit_s, "row"))
+    rows = await unless_gone(request.receive, lambda: messages_of(service, task, limit_s, "row"))
     return json_response(json_of(rows))
 
 
@@ -138,13 +138,12 @@ async def explain(
     return await _explained(request, service, file, how)
 
 
-@router.get("/plans/{id}/explain", responses={200: {"model": Explanation}, **problems(404, 409, 422)})
+@router.get("/plans/{hash}:explain", responses={200: {"model": Explanation}, **problems(404, 422)})
 async def explain_stored(
-    request: Request, id: Id, service: Access, caller: Reader, how: Annotated[How, Depends()]
+    request: Request, hash: Hash, service: Access, caller: Reader, how: Annotated[How, Depends()]
 ) -> Response:
-    """The same of a stored plan, or of the plan of a job."""
-    address = await run_sync(service.planning.of(caller.tenant).plan_hash, id)
-    return await _explained(request, service, await run_sync(service.stores.of(caller.tenant).plan_file, address), how)
+    """The same of a stored plan."""
+    return await _explained(request, service, await run_sync(service.stores.of(caller.tenant).plan_file, hash), how)
 
 
 @router.post(

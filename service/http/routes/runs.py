@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Literal
+from typing import Annotated
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
@@ -17,7 +17,7 @@ from penstock.service.http.problems import problems
 from penstock.service.http.routes.access import Access, Principal, Reader, Runner
 from penstock.service.http.routes.bodies import json_response, prefer_wait_s, reader, tagged, takes
 from penstock.service.http.routes.once import OnceRoute, answers_again, note_of
-from penstock.service.http.routes.stories import After, tell_story
+from penstock.service.http.routes.stories import After, answer_events
 from penstock.service.http.samples import tiny_plan_file
 from penstock.service.jobs import judging
 from penstock.service.runs.run_rows import LIVE
@@ -77,7 +77,7 @@ async def get(request: Request, id: str, service: Access, caller: Reader) -> Res
                 return answer
 
 
-@router.post("/runs/{id}/cancel", response_model=RunOut, responses=problems(404, 409))
+@router.post("/runs/{id}:cancel", response_model=RunOut, responses=problems(404, 409))
 def cancel(id: str, service: Access, caller: Runner) -> Response:
     """Stop a run on all its agents."""
     return json_response(service.runs.cancel(caller.tenant, id))
@@ -97,18 +97,18 @@ async def events(
     id: str,
     service: Access,
     caller: Reader,
-    poll: Literal["0", "1"] = "0",
+    poll: bool = False,
     after: After = 0,
     last_event_id: Annotated[int | None, Header(ge=0, le=MAX_WIRE_INTEGER)] = None,
 ) -> Response:
-    """A run's story as server-sent events, resumed after `Last-Event-ID`; with `poll=1` as JSON, held by `Prefer`."""
+    """A run's events as server-sent events, resumed after `Last-Event-ID`; with `poll` as JSON, held by `Prefer`."""
 
     def page(after: int) -> RunEventPage:
         items, done = service.runs.events(caller.tenant, id, after)
         return RunEventPage(items=tuple(items), last=items[-1].sequence if items else after, done=done)
 
     start = after if last_event_id is None else last_event_id
-    return await tell_story(request, service, f"run:{id}", page, start, poll=poll == "1")
+    return await answer_events(request, service, f"run:{id}", page, start, poll=poll)
 
 
 @router.get("/runs/{id}/logs", response_model=RankLog, responses=problems(404, 409, 422, 503))

@@ -1,4 +1,4 @@
-"""Browsers sign in with a key and out again; in between a cookie stands for it that no script can read."""
+"""Browsers sign in with a key and out again; in between they send a cookie that no script can read."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ async def sign_in(request: Request, given: Form, service: Access) -> Response:
     target = _local(given.get("next", "/"))
     address = request.client.host if request.client is not None else ""
     try:
-        key = await service.door.key(given.get("key", "").strip(), address)
+        key = await service.authenticator.key(given.get("key", "").strip(), address)
     except PenstockError as error:
         return page(request, "sign_in.html", error.status, next=target, error=error)
     answer = RedirectResponse(target, 303, {"Cache-Control": "no-store"})
     answer.set_cookie(
         COOKIE,
-        service.door.sessions.token(key),
-        max_age=service.door.sessions.lifetime_s,
+        service.authenticator.sessions.token(key),
+        max_age=service.authenticator.sessions.lifetime_s,
         secure=request.url.scheme == "https",
         httponly=True,
         samesite="strict",

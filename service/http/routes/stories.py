@@ -1,4 +1,4 @@
-"""Stories of jobs and runs: their events as server-sent events, or as JSON that is held until there is one."""
+"""Events of jobs and runs: as server-sent events, or as JSON that is held until there is one."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from penstock.service.services import Service
 
 HEARTBEAT_S = 15.0
 BEATS = 8
-"""Heartbeats after which a stream looks even though nothing was told: a thousand that wait cost next to nothing."""
+"""Heartbeats after which a stream looks although no change was announced: a thousand that wait cost next to nothing."""
 
 After = Annotated[int, Query(ge=0, le=MAX_WIRE_INTEGER)]
 Page = Callable[[int], Any]
 """The events after a number, with ``items``, ``last`` and ``done``."""
 
 
-async def tell_story(request: Request, service: Service, topic: str, page: Page, after: int, *, poll: bool) -> Response:
+async def answer_events(
+    request: Request, service: Service, topic: str, page: Page, after: int, *, poll: bool
+) -> Response:
     """The events after ``after``: streamed to their end, or with ``poll`` the next ones, held by ``Prefer``."""
     found = await run_sync(page, after)
     if not poll:

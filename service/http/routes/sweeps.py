@@ -57,13 +57,13 @@ def get(request: Request, id: Id, service: Access, caller: Reader) -> Response:
     return tagged(request, service.sweeps.sweep(caller.tenant, id).model_dump_json().encode())
 
 
-@router.post("/sweeps/{id}/cancel", response_model=SweepOut, responses=problems(404, 409))
+@router.post("/sweeps/{id}:cancel", response_model=SweepOut, responses=problems(404, 409))
 def cancel(id: Id, service: Access, caller: Solver) -> Response:
     """Stop all cases of a sweep and drop what they have found."""
     return json_response(service.sweeps.stop(caller.tenant, id, "cancel"))
 
 
-@router.post("/sweeps/{id}/finish", response_model=SweepOut, responses=problems(404, 409))
+@router.post("/sweeps/{id}:finish", response_model=SweepOut, responses=problems(404, 409))
 def finish(id: Id, service: Access, caller: Solver) -> Response:
     """Stop all cases of a sweep; each keeps its best plan so far."""
     return json_response(service.sweeps.stop(caller.tenant, id, "finish"))

@@ -74,7 +74,7 @@ setInterval(() => {
   schedule();
 }, 500);
 
-const source = new EventSource(`/v1/plans/${encodeURIComponent(page.dataset.job)}/events`);
+const source = new EventSource(`/v1/jobs/${encodeURIComponent(page.dataset.job)}/events`);
 for (const kind of ["state", "progress", "log"]) {
   source.addEventListener(kind, (message) => {
     const event = JSON.parse(message.data);

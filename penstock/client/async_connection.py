@@ -1,0 +1,163 @@
+"""Sends requests and reads their answers: documents, streams of events, lists of pages."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
+
+import anyio
+import httpx
+from httpx_sse import EventSource, ServerSentEvent
+from pydantic import TypeAdapter
+
+from penstock.client.messages import STREAM, WAIT_S, Patience, Send, read, unreachable
+from penstock.client.refusals import error_of, refusal
+from penstock.schemas.api.jobs import ProblemDetails
+from penstock.schemas.errors import PenstockError
+
+READY_AGAIN_S = 0.1
+
+
+class Numbered(Protocol):
+    """An event of a job or a run."""
+
+    @property
+    def sequence(self) -> int: ...
+
+
+T = TypeVar("T")
+E = TypeVar("E", bound=Numbered)
+
+
+class AsyncConnection:
+    """One service, asked again while it is busy or away, for ``patience_s`` at most."""
+
+    def __init__(self, http: httpx.AsyncClient, server: str, patience_s: float) -> None:
+        self._http, self._server, self._patience_s = http, server, patience_s
+
+    async def answer(self, send: Send) -> httpx.Response:
+        """The service's answer. Raises Unreachable when nothing answers, and PenstockError for a refusal."""
+        patience = Patience(self._patience_s)
+        while True:
+            try:
+                found = await self._http.send(send.request(self._http))
+                pause_s = patience.after(send, found)
+            except httpx.TransportError as error:
+                pause_s = patience.after_error(send, error)
+                if pause_s is None:
+                    raise unreachable(self._server, send, error) from None
+            else:
+                if found.is_error and pause_s is None:
+                    raise refusal(found)
+                if pause_s is None:
+                    return found
+            await anyio.sleep(pause_s)
+
+    async def document(self, model: type[T], send: Send) -> T:
+        """The service's answer as ``model``. Raises Unreachable for something else."""
+        return read(self._server, model, send, await self.answer(send))
+
+    async def pages(self, model: type[Any], path: str, params: Mapping[str, Any]) -> AsyncIterator[Any]:
+        """The items of a list, over all of its pages."""
+        cursor: str | None = None
+        while True:
+            page = await self.document(model, Send("GET", path, params={**params, "cursor": cursor}))
+            for item in page.items:
+                yield item
+            cursor = page.next_cursor
+            if cursor is None:
+                return
+
+    async def events(self, model: type[E], path: str, after: int) -> AsyncGenerator[E, None]:
+        """The events of a job or a run from number ``after`` on, until it has ended; survives a broken connection."""
+        patience = Patience(self._patience_s)
+        while True:
+            send = Send("GET", path, headers={"Accept": STREAM, "Last-Event-ID": str(after)})
+            began_after = after
+            try:
+                async with self._opened(send) as found:
+                    if found.status_code == httpx.codes.NO_CONTENT:
+                        return
+                    if found.is_error:
+                        pause_s = patience.after(send, found)
+                        if pause_s is None:
+                            await found.aread()
+                            raise refusal(found)
+                    elif not found.headers.get("content-type", "").startswith(STREAM):
+                        break  # something in between does not let streams through
+                    else:
+                        async for sent in EventSource(found).aiter_sse():
+                            if sent.data:
+                                event = TypeAdapter(model).validate_json(sent.data)
+                                after, patience = event.sequence, Patience(self._patience_s)
+                                yield event
+                        pause_s = patience.next_pause() if after == began_after else 0.0
+                        if pause_s is None:
+                            raise unreachable(self._server, send, EOFError("each answer ends before the job does"))
+            except httpx.TransportError as error:
+                pause_s = patience.after_error(send, error)
+                if pause_s is None:
+                    raise unreachable(self._server, send, error) from None
+            await anyio.sleep(pause_s)
+        async for event in self._polled(model, path, after):
+            yield event
+
+    async def streamed(self, send: Send) -> AsyncGenerator[ServerSentEvent, None]:
+        """The events of one answer, without the one that ends it.
+
+        Raises Unreachable where the connection breaks, PenstockError for a refusal, before the answer or within it.
+        """
+        patience = Patience(self._patience_s)
+        stream = replace(send, headers={**send.headers, "Accept": STREAM})
+        while True:
+            try:
+                async with self._opened(stream) as found:
+                    pause_s = patience.after(send, found)
+                    if pause_s is None:
+                        if found.is_error:
+                            await found.aread()
+                            raise refusal(found)
+                        async for event in EventSource(found).aiter_sse():
+                            if event.event == "end":
+                                return
+                            if event.event == "problem":
+                                raise error_of(ProblemDetails.model_validate_json(event.data))
+                            yield event
+                        raise unreachable(self._server, send, EOFError("the answer has no end"))
+            except httpx.TransportError as error:
+                raise unreachable(self._server, send, error) from None
+            await anyio.sleep(pause_s)
+
+    async def until_ready(self, timeout_s: float) -> None:
+        """Return once the service is ready. Raises Unreachable, or the service's reason, when it is not in time."""
+        send = Send("GET", "/readyz", again=False)
+        patience = Patience(timeout_s)
+        while True:
+            try:
+                await self.answer(send)
+                return
+            except PenstockError:
+                if patience.is_over:
+                    raise
+            await anyio.sleep(READY_AGAIN_S)
+
+    async def _polled(self, model: type[E], path: str, after: int) -> AsyncIterator[E]:
+        """The same events, asked for page by page."""
+        done = False
+        while not done:
+            send = Send("GET", path, params={"poll": 1, "after": after}, wait_s=WAIT_S)
+            page = (await self.answer(send)).json()
+            for each in page["items"]:
+                yield TypeAdapter(model).validate_python(each)
+            after, done = page["last"], page["done"] and not page["items"]
+
+    @asynccontextmanager
+    async def _opened(self, send: Send) -> AsyncIterator[httpx.Response]:
+        """An answer whose body is read as it comes."""
+        found = await self._http.send(send.request(self._http), stream=True)
+        try:
+            yield found
+        finally:
+            await found.aclose()

@@ -1,0 +1,96 @@
+"""Shipped models and clusters by name in requests: ``model`` in place of ``profile``, ``cluster`` of ``topology``.
+
+``over.clusters`` of a sweep adds to ``over.topologies``. Requests are kept, hashed and answered with the documents that
+the names stand for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pydantic import BaseModel
+
+from penstock.examples import catalogue
+from penstock.schemas.api.layouts import LayoutRequest
+from penstock.schemas.api.placement import PlacementRequest
+from penstock.schemas.api.sweep import SweepRequest
+from penstock.schemas.document import Document
+from penstock.schemas.errors import Fault, InvalidDocument, PenstockError
+from penstock.schemas.request import PlanRequest
+
+NAMES: dict[str, tuple[str, Callable[[str], Document]]] = {
+    "model": ("profile", catalogue.profile),
+    "cluster": ("topology", catalogue.cluster),
+}
+"""The field that may hold a name, with the field of the document and what finds that."""
+
+DESCRIBED = {"PlanRequest": ("model", "cluster"), "PlacementJob": ("model",), "PlacementRequest": ("cluster",)}
+"""Schemas of the OpenAPI document that take names, with the fields."""
+
+
+def with_documents(model: type[BaseModel], data: Any) -> Any:
+    """``data`` with documents in place of names, where a request of type ``model`` takes them.
+
+    Raises InvalidDocument with a fault for each name that is not known, and where both name and document are given.
+    """
+    faults: list[Fault] = []
+    for place, pointer in _places(model, data):
+        for name, (field, find) in NAMES.items():
+            if name not in place:
+                continue
+            given = place.pop(name)
+            if field in place:
+                faults.append(Fault(f"{pointer}/{name}", f"give either {name!r} or {field!r}, not both", "given-twice"))
+            elif (document := _found(find, given, f"{pointer}/{name}", faults)) is not None:
+                place[field] = document
+    if model is SweepRequest and isinstance(data, dict) and isinstance(over := data.get("over"), dict):
+        names = over.pop("clusters", [])
+        names = names if isinstance(names, list) else [names]
+        found = [_found(catalogue.cluster, one, f"/over/clusters/{i}", faults) for i, one in enumerate(names)]
+        if found:
+            given = over.get("topologies", [])
+            over["topologies"] = [*(given if isinstance(given, list) else [given]), *found]
+    if faults:
+        raise InvalidDocument("; ".join(fault.detail for fault in faults), faults=tuple(faults))
+    return data
+
+
+def describe_names(schemas: dict[str, Any]) -> None:
+    """Add the fields that take names to the schemas of an OpenAPI document."""
+    examples = {"model": ["gpt2-small", "llama-3-8b"], "cluster": ["2x8xH100", "16xA100"]}
+    for schema_name, names in DESCRIBED.items():
+        schema = schemas[schema_name]
+        for name in names:
+            field = NAMES[name][0]
+            words = f"a shipped {name} by name, in place of `{field}`"
+            schema["properties"][name] = {"type": "string", "description": words, "examples": examples[name]}
+            schema["required"] = [one for one in schema["required"] if one != field]
+            either = {"oneOf": [{"required": [field]}, {"required": [name]}]}
+            schema.setdefault("allOf", []).append(either)
+    words = "shipped clusters by name, in addition to `topologies`"
+    schemas["Axes"]["properties"]["clusters"] = {"type": "array", "items": {"type": "string"}, "description": words}
+
+
+def _places(model: type[BaseModel], data: Any) -> Iterator[tuple[dict[str, Any], str]]:
+    """Where names may be, with their pointers."""
+    if not isinstance(data, dict):
+        return
+    if model in (PlanRequest, PlacementRequest):
+        yield data, ""
+    if model in (SweepRequest, LayoutRequest) and isinstance(inner := data.get("request"), dict):
+        yield inner, "/request"
+    if model is PlacementRequest and isinstance(jobs := data.get("jobs"), list):
+        yield from ((job, f"/jobs/{number}") for number, job in enumerate(jobs) if isinstance(job, dict))
+
+
+def _found(find: Callable[[str], Document], name: Any, pointer: str, faults: list[Fault]) -> Document | None:
+    if not isinstance(name, str):
+        faults.append(Fault(pointer, f"{pointer} is a name, not {name!r:.100}", "not-a-name"))
+        return None
+    try:
+        return find(name)
+    except PenstockError as error:
+        nearest = f"; the nearest: {error.remedy}" if error.remedy else ""
+        faults.append(Fault(pointer, f"{error.detail}{nearest}", "unknown-name"))
+        return None

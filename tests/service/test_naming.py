@@ -1,0 +1,99 @@
+"""Shipped models and clusters by name in requests over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from in_process import in_process
+from jsonschema import Draft202012Validator
+
+from penstock.examples import catalogue
+from penstock.schemas.api.layouts import LayoutRequest
+from penstock.schemas.api.placement import PlacementRequest
+from penstock.schemas.api.sweep import SweepRequest
+from penstock.schemas.errors import InvalidDocument
+from penstock.schemas.request import PlanRequest
+from penstock.service.http.samples import tiny_layout, tiny_placement, tiny_sweep
+from penstock.service.naming import with_documents
+
+NAMED = {"model": "gpt2-small", "cluster": "2x4xV100", "global_batch_size": 64}
+
+
+def _inline() -> dict[str, Any]:
+    profile, topology = catalogue.profile("gpt2-small"), catalogue.cluster("2x4xV100")
+    documents = {"profile": profile.model_dump(mode="json"), "topology": topology.model_dump(mode="json")}
+    return {**documents, "global_batch_size": 64}
+
+
+def ask(directory: Path, path: str, body: Any) -> httpx.Response:
+    async def asked() -> httpx.Response:
+        async with in_process(directory) as http:
+            return await http.post(path, json=body)
+
+    return asyncio.run(asked())
+
+
+def test_a_request_by_name_is_the_request_with_the_documents(tmp_path: Path):
+    named, inline = (ask(tmp_path, "/v1/plans:validate", body) for body in (NAMED, _inline()))
+    assert (named.status_code, inline.status_code) == (200, 200), named.text
+    assert named.json() == inline.json()
+    assert ask(tmp_path, "/v1/plans", NAMED).status_code == 202
+
+
+@pytest.mark.parametrize(
+    ("change", "pointer", "words"),
+    [
+        ({"model": "gpt2-smal"}, "/model", "gpt2-small"),
+        ({"cluster": "2x4xV99"}, "/cluster", "V100"),
+        ({"cluster": 5}, "/cluster", "is a name, not 5"),
+        ({"profile": "sha256:" + "0" * 64}, "/model", "give either 'model' or 'profile', not both"),
+    ],
+)
+def test_names_that_are_refused(tmp_path: Path, change: dict[str, Any], pointer: str, words: str):
+    answer = ask(tmp_path, "/v1/plans:validate", NAMED | change)
+    assert answer.status_code == 422
+    (fault,) = answer.json()["errors"]
+    assert fault["pointer"] == pointer
+    assert words in fault["detail"]
+
+
+def test_names_wherever_documents_are_taken():
+    profile, topology = catalogue.profile("gpt2-small"), catalogue.cluster("2x4xV100")
+    sweep = {**tiny_sweep(), "request": dict(NAMED), "over": {"clusters": ["2x4xV100", "16xA100"]}}
+    swept = SweepRequest.parse(with_documents(SweepRequest, sweep))
+    assert (swept.request.profile, swept.request.topology) == (profile, topology)
+    assert swept.over.topologies == (topology, catalogue.cluster("16xA100"))
+    layout = LayoutRequest.parse(with_documents(LayoutRequest, {**tiny_layout(), "request": dict(NAMED)}))
+    assert layout.request.profile == profile
+    placement = tiny_placement()
+    del placement["topology"], placement["jobs"][0]["profile"]
+    placement["jobs"][0]["model"] = "gpt2-small"
+    placed = PlacementRequest.parse(with_documents(PlacementRequest, placement | {"cluster": "2x4xV100"}))
+    assert (placed.topology, placed.jobs[0].profile) == (topology, profile)
+    with pytest.raises(InvalidDocument, match="no cluster 'here'") as caught:
+        with_documents(SweepRequest, {"request": dict(NAMED), "over": {"clusters": ["here"]}})
+    assert caught.value.faults[0].pointer == "/over/clusters/0"
+
+
+@pytest.mark.parametrize("data", [[], None, {"request": []}, {"jobs": {}}, {"over": []}, {"over": {"topologies": 1}}])
+@pytest.mark.parametrize("model", [PlanRequest, SweepRequest, LayoutRequest, PlacementRequest])
+def test_what_is_no_request_is_left_to_the_schema(model: Any, data: Any):
+    assert with_documents(model, data) == data
+
+
+def test_names_are_documented(tmp_path: Path):
+    async def openapi() -> Any:
+        async with in_process(tmp_path) as http:
+            return (await http.get("/openapi.json")).json()
+
+    document = asyncio.run(openapi())
+    schema = {"$ref": "#/components/schemas/PlanRequest", "components": document["components"]}
+    validator = Draft202012Validator(schema)
+    assert validator.is_valid(NAMED)
+    assert validator.is_valid(_inline())
+    assert not validator.is_valid(NAMED | _inline())
+    assert not validator.is_valid({"model": "gpt2-small", "global_batch_size": 64})
