@@ -14,12 +14,12 @@ Find = Callable[[str], Any]
 """Of a fixture by its name."""
 
 ELSEWHERE = {
-    "scripts/demo": "tests/cli/test_demo.py runs it",
+    "scripts/demo": "tests/scripts/test_demo.py runs it",
     "scripts/setup": "it made what this runs in",
     "scripts/test": "it is what runs this",
     "scripts/images": "needs root, debootstrap and a network",
     "scripts/bench-papers": "benchmarks are no tests",
-    "scripts/gpu-check": "needs a GPU; tests/cli/test_gpu_check.py",
+    "scripts/gpu-check": "needs a GPU; tests/scripts/test_gpu_check.py",
     "python": "benchmarks are no tests; the controller needs Kubernetes: tests/service/test_placements.py",
     "source": "a shell's own",
     "docker": "needs an engine; tests/docker checks the files",

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from penstock.cli.soak.processes import Processes, command_of, marked, refuse_orphans
 from penstock.schemas.errors import RunFailed, Unreachable
+from soaking.processes import Processes, command_of, marked, refuse_orphans
 
 if TYPE_CHECKING:
     from penstock.client import Client

@@ -1,4 +1,4 @@
-"""The main job from end to end, on this machine's CPU: ``scripts/demo``, or ``python -m penstock.cli.demo``.
+"""The main job from end to end, on this machine's CPU: run by ``scripts/demo``.
 
 A service and two agents with two CPU devices each; a small GPT measured on them; profile and topology POSTed; a plan
 of four stages with its bound; the plan run through the agents on four ranks and compared with a single process.
@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.cli.background import Background, background
+from background import Background, background
+
 from penstock.schemas.errors import PenstockError, RunFailed, Unreachable
 
 if TYPE_CHECKING:
