@@ -106,7 +106,7 @@ def _start(story: Story, directory: Path, processes: Background) -> Client:
     server = processes.wait_for("service", r"listening on (http://[^\s\"]+)", START_LIMIT_S)
     for name in ("host0", "host1"):
         story.tell(f"starting agent {name} with two CPU devices for {server}")
-        options = ["--server", server, "--name", name, "--cpu-devices", "2", "--model", f"gpt={MODEL}"]
+        options = ["--server", server, "--name", name, "--cpu-devices", "2", "--job", f"gpt={MODEL}"]
         processes.start(name, [*command, "agent", *options, "--directory", str(directory)])
     client = Client(server)
     _wait_for_agents(client, processes)

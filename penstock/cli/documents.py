@@ -65,7 +65,7 @@ def _shipped(kind: str, name: str) -> str | None:
     from penstock.examples import catalogue
 
     if kind == "profile" and name in catalogue.model_names():
-        return f"--model {name}: a profile of that name is shipped"
+        return f"--example {name}: a profile of that name is shipped"
     if kind == "topology":
         with suppress(PenstockError):
             catalogue.cluster(name)
