@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -153,10 +152,10 @@ def compare(
     from penstock.cli.show import Screen, show_comparison
 
     screen = Screen.of(quiet=as_json)
-    rows, started = [], time.monotonic()
+    rows = []
     for row in _rows(asked, planner or (), schedule or (), choice.workers, server):
         rows.append(row)
-        screen.progress(f"{time.monotonic() - started:.1f} s: {_row_line(row, rows)}")
+        screen.progress(_row_line(row, rows))
     screen.done()
     if as_json:
         print(json.dumps([row.model_dump(mode="json") for row in rows], indent=1))
@@ -201,11 +200,10 @@ def one_thread() -> None:
 
 
 class Reporter:
-    """A line of progress: the best plan's time and whose it is, the bound, the gap, who is at work."""
+    """Lines of progress: the best plan's time and planner, the bound, the gap, and the planners at work."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
-        self._started = time.monotonic()
         self.best: Plan | None = None
 
     def incumbent(self, plan: Plan) -> None:
@@ -222,4 +220,4 @@ class Reporter:
         bound = f"bound {duration(progress.bound.bound_ns)}"
         gap = "" if progress.gap is None else f", gap {percent(progress.gap)}"
         working = f"; {', '.join(progress.working)}" if progress.working else ""
-        self._screen.progress(f"{time.monotonic() - self._started:.1f} s: {best}, {bound}{gap}{working}")
+        self._screen.progress(f"{best}, {bound}{gap}{working}")
