@@ -1,4 +1,4 @@
-"""``penstock calibrate`` and ``penstock export chrome``: what ranks measured, as costs and beside the prediction."""
+"""``penstock calibrate`` and ``penstock export chrome``: what ranks measured, as costs and next to the prediction."""
 
 from __future__ import annotations
 

@@ -78,8 +78,8 @@ def backup(file: BackupFile, database: Database = None, as_json: AsJson = False)
 
     with _opened(database) as opened:
         size = backups.backup(opened, file)
-    told = {"database": opened.name, "file": str(file), "size_bytes": size}
-    _say(told, f"{opened.name} is in {file} now ({_size(size)})", as_json)
+    shown = {"database": opened.name, "file": str(file), "size_bytes": size}
+    _say(shown, f"{opened.name} is in {file} now ({_size(size)})", as_json)
 
 
 def restore(
@@ -107,8 +107,8 @@ def restore(
     with _opened(database, may_be_new=True) as opened:
         revision = backups.restore(opened, file, replace=replace)
     hint = "" if revision == HEAD else f", this Penstock works with {HEAD}: run `penstock db upgrade`"
-    told = {"database": opened.name, "file": str(file), "revision": revision}
-    _say(told, f"{opened.name} holds what {file} held, at revision {revision}{hint}", as_json)
+    shown = {"database": opened.name, "file": str(file), "revision": revision}
+    _say(shown, f"{opened.name} holds what {file} held, at revision {revision}{hint}", as_json)
 
 
 def prune(
@@ -171,5 +171,5 @@ def _size(size_bytes: int) -> str:
     return f"{size_bytes / 1e6:,.1f} MB" if size_bytes < 1e9 else f"{size_bytes / 1e9:,.1f} GB"
 
 
-def _say(told: dict[str, Any], words: str, as_json: bool) -> None:
-    print(json.dumps(told, indent=1) if as_json else words)
+def _say(shown: dict[str, Any], words: str, as_json: bool) -> None:
+    print(json.dumps(shown, indent=1) if as_json else words)

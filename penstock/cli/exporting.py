@@ -296,7 +296,7 @@ def read_settings(path: str | None, assignments: list[str], options: dict[str, A
 
 
 def save(files: tuple[Written, ...], to: str, output: str | None) -> list[Path]:
-    """Write files where they are asked for; their paths, none for standard output.
+    """Write files and return their paths, none for standard output.
 
     Raises typer.BadParameter where several files would have to go to one, OSError where they cannot be written.
     """
@@ -343,6 +343,6 @@ def model_elsewhere(to: str, launch: LaunchSettings, folder: Path) -> str | None
         return None
     own, other = shlex.quote(str(Path.cwd())), shlex.quote(str(folder))
     return (
-        f"note: ranks look for {module} beside the script, and it lies here: --directory {own}, if the nodes have it "
+        f"note: ranks look for {module} next to the script, but it is here: --directory {own}, if the nodes have it "
         f"there too, or copy it to {other}"
     )

@@ -217,7 +217,7 @@ def report(
     Example: penstock report plan.json -o report.html
     """
     if output is None:
-        output = _beside(plan, server)
+        output = _page_of(plan, server)
         print(f"writing {output}", file=sys.stderr)
     refuse_unwritable(output)
     if server is not None:
@@ -231,8 +231,8 @@ def report(
         Path(output).write_text(text, encoding="utf-8")
 
 
-def _beside(plan: str, server: str | None) -> str:
-    """Where the report of a plan file goes when nobody says: to the file of its name in the current directory."""
+def _page_of(plan: str, server: str | None) -> str:
+    """The file that a report is written to without ``-o``: the plan's name with .html, in the current directory."""
     if plan == STANDARD or server is not None:
         raise typer.BadParameter("say where the report goes: -o report.html", param_hint="-o")
     return Path(plan).with_suffix(".html").name

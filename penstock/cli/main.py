@@ -148,7 +148,7 @@ def _is_pipe() -> bool:
 
 
 def _reader_has_left() -> bool:
-    """Whether nobody reads standard output, which was a pipe, any more, as after ``| head``; the rest is dropped."""
+    """Whether the reader of standard output, a pipe, has closed it, as ``| head`` does; the rest is dropped."""
     if not _is_pipe():
         return True  # rich has put the null device in its place already
     poll = select.poll()

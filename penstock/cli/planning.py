@@ -119,7 +119,7 @@ def _solved_here(
 
 
 def _solved_by(server: str, asked: PlanRequest, screen: Screen) -> tuple[ResultOut, PlanFile | None]:
-    """Raises Conflict for a job that somebody has cancelled."""
+    """Raises Conflict for a job that was cancelled."""
     from penstock.schemas.errors import Conflict
 
     with connect(server) as client:

@@ -133,7 +133,7 @@ def _peers_of_agents(url: str) -> list[str]:
 
 
 def _serve(address: str, name: str, cpu_devices: int, fabric: str | None) -> None:
-    """Be a peer in this process until it is interrupted or told to end."""
+    """Be a peer in this process until it is interrupted or terminated."""
     from penstock.executor.links.link_peer import Host, Peer
     from penstock.executor.node.devices import discover
 

@@ -195,7 +195,7 @@ class Files:
             read_plan(self._plan)
 
     def write(self, bundle: JobBundle, outcome: Outcome) -> None:
-        """Write what was asked for; nothing where this is not rank 0."""
+        """Write the files that options name; nothing where this is not rank 0."""
         if outcome.report is None:
             return
         if self._report is not None:

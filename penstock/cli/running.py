@@ -127,11 +127,11 @@ def run(
             directory=directory,
         )
         more = {"steps": steps, "seed": seed, "check": check, "trace_steps": measured.trace_steps if traced else 0}
-        file, told, document = run_there(server, screen, plan, job, options, restarts=restarts, traced=traced, **more)
+        file, ended, document = run_there(server, screen, plan, job, options, restarts=restarts, traced=traced, **more)
         _write_traces(file, document, trace, chrome_trace)
         if as_json:
-            print_json(told)
-        for line in measured_lines(file.plan, told.step_times_ns, told.losses, told.gradient_check):
+            print_json(ended)
+        for line in measured_lines(file.plan, ended.step_times_ns, ended.losses, ended.gradient_check):
             screen.say(line)
         return
     refuse_no_reference(job)
@@ -297,7 +297,7 @@ def _document(file: PlanFile, report: RunReport) -> Trace:
 
 
 def _write_traces(file: PlanFile, document: Trace | None, trace: str | None, chrome_trace: str | None) -> None:
-    """The trace, and the same beside the prediction for Perfetto."""
+    """The trace, and for Perfetto the trace next to the prediction."""
     if document is None:
         return
     write_document(document, trace)

@@ -34,15 +34,15 @@ def run_there(
     with connect(server) as client:
         file = plan_there(client, plan)
         asked = file if is_file(plan) else file.plan.content_hash()
-        told = Told(screen)
-        run = client.run(asked, model, options=options, max_restarts=restarts, on_change=told, **more)
+        progress = RunProgress(screen)
+        run = client.run(asked, model, options=options, max_restarts=restarts, on_change=progress, **more)
         screen.done()
         if run.state != "succeeded":
             raise RunFailed(f"run {run.id} was {run.state}")
         return file, run, client.trace(run.id) if traced else None
 
 
-class Told:
+class RunProgress:
     """Tells what is new of a run: its state on a line that stays, its steps on a line that is replaced."""
 
     def __init__(self, screen: Screen) -> None:

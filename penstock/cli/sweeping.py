@@ -196,7 +196,7 @@ def show_rows(screen: Screen, rows: Sequence[SweepRow]) -> None:
 
 
 def _asked(row: SweepRow, *, with_rule: bool) -> str:
-    """The planner, and the schedule where one was asked for: ``auto``, ``dapple with pe``."""
+    """The planner, and the schedule where the case names one: ``auto``, ``dapple with pe``."""
     words = row.planner if row.schedule == "auto" else f"{row.planner} with {row.schedule}"
     return f"{words}, {' or '.join(row.update_rules).replace('_', ' ')}" if with_rule else words
 

@@ -62,7 +62,7 @@ class Training:
         typer.Option(help="Largest norm of the whole gradient, such as 1.0 (default: gradients are not clipped)."),
     ] = None
     evaluate_every: Annotated[
-        int, typer.Option(min=0, help="Evaluate the model after every so many steps, such as 100; 0 means never.")
+        int, typer.Option(min=0, help="Number of steps between evaluations, such as 100; 0 means none.")
     ] = 0
     staleness: Annotated[
         int,
