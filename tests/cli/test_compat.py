@@ -13,6 +13,8 @@ from penstock.cli import compat
 from penstock.cli.compat import OLD_OPTIONS, Old, current
 from penstock.cli.main import app, main
 
+FLAGS = ("--exit-zero", "--memory", "--allow-any-model")
+
 
 def words_of(old: Old) -> list[str]:
     return [*old.command.split(), *(["plan.json"] if old.command == "export" else [])]
@@ -24,6 +26,14 @@ def test_an_old_option_is_replaced_with_a_note(old: Old, capsys: pytest.CaptureF
     assert current([*words, old.option, "-h"]) == [*words, *([old.now] if old.now else []), "-h"]
     assert old.note in capsys.readouterr().err
     assert current([*words, f"{old.option}=x"]) == [*words, *([f"{old.now}=x"] if old.now else [])]
+
+
+@pytest.mark.parametrize("old", OLD_OPTIONS, ids=lambda old: f"{old.command} {old.option}")
+def test_the_command_runs_with_it(old: Old, capsys: pytest.CaptureFixture[str]) -> None:
+    """``--help`` comes after all options are read, and ends with 64 for one that is not known."""
+    value = [] if old.option in FLAGS else ["5" if "seconds" in old.option or "-s" in old.option else "x"]
+    assert main([*words_of(old), old.option, *value, "--help"]) == 0
+    assert old.note in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("old", OLD_OPTIONS, ids=lambda old: f"{old.command} {old.option}")
