@@ -277,7 +277,8 @@ def large_profile(url: str) -> None:
 
 def workers(directory: Path) -> None:
     """A worker with everything loaded starts jobs; then it is killed in the middle of one, and another takes over."""
-    settings = {"lease_s": LEASE_S, "solve_entry": "penstock.cli.soak.solver:solve"}
+    settings = {"lease_s": LEASE_S, "solve_entry": "soaking.solver:solve"}
+    os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parent.parent / "scripts")
     with service(directory, slots=0, **settings) as url, httpx.Client(base_url=url, timeout=120) as http:
         first = Process(directory, "worker", "--slots", "1", **settings)
         try:

@@ -183,7 +183,7 @@ def try_agent(engine: Engine, image: str, check: Sequence[str]) -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     loopback = {"PENSTOCK_HOST": "127.0.0.1", "PENSTOCK_PORT": str(port), "PENSTOCK_SECURITY": "off"}
-    agent = ("penstock", "agent", "--server", url, "--name", "trial", "--cpu-devices", "2", "--model", "toy=toy:job")
+    agent = ("penstock", "agent", "--server", url, "--name", "trial", "--cpu-devices", "2", "--job", "toy=toy:job")
     with engine.container("penstock-service") as of_service, engine.container(image) as inside:
         with told_to_end(engine.popen(of_service("penstock", "serve", **loopback))) as service:
             until("the service answers", service, lambda: asked(f"{url}/healthz"))

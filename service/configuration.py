@@ -18,7 +18,7 @@ from penstock.schemas.errors import Fault, InvalidDocument
 
 PREFIX = "PENSTOCK_"
 FILE_VARIABLE = PREFIX + "SETTINGS"
-NOT_OURS = ("AGENT_", "API_KEY", "DEBUG", "SETTINGS")
+NOT_OURS = ("AGENT_", "API_KEY", "DEBUG", "SERVER", "SETTINGS")
 """How ``PENSTOCK_…`` variables begin that are read elsewhere."""
 
 MASK = "***"

@@ -10,7 +10,7 @@ from hypothesis import settings
 
 __all__ = ["browser"]
 
-LONGEST = ("cli/test_soak.py", "slurm/test_slurm.py", "test_end_to_end.py")
+LONGEST = ("scripts/test_soak.py", "slurm/test_slurm.py", "test_end_to_end.py")
 SHORTEST = "solvers"
 """A folder of many short files, which fill what is left at the end."""
 

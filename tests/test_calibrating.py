@@ -260,7 +260,7 @@ def test_the_command_writes_profile_and_topology(tmp_path: Path, capsys: pytest.
     WRONG.write(wrong)
     trace.write(traces)
     known.write(plan)
-    assert main(["calibrate", wrong, traces, "-o", profile_out, "--topology", topology_out]) == 0
+    assert main(["calibrate", wrong, traces, "-o", profile_out, "--output-topology", topology_out]) == 0
     said = capsys.readouterr().out
     assert "before" in said
     assert "expected error" in said
@@ -268,7 +268,7 @@ def test_the_command_writes_profile_and_topology(tmp_path: Path, capsys: pytest.
     assert main(["calibrate", wrong, traces, "-o", profile_out, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["runs"][0]["before_ns"] != told["runs"][0]["after_ns"]
-    assert main(["calibrate", wrong, traces, "-o", profile_out, "--topology", topology_out]) == 0
+    assert main(["calibrate", wrong, traces, "-o", profile_out, "--output-topology", topology_out]) == 0
     capsys.readouterr()
     asked = CalibrationRequest.parse({"profile": WRONG, "traces": [trace]})
     assert answer(asked) == found.out()

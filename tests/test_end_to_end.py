@@ -100,7 +100,7 @@ class Cluster:
         )
 
     def start_agent(self, name: str) -> None:
-        options = ["--server", self.url, "--name", name, "--cpu-devices", "2", "--model", "toy=training:job"]
+        options = ["--server", self.url, "--name", name, "--cpu-devices", "2", "--job", "toy=training:job"]
         self._start(name, rf"({self.url}) answers", "agent", *options, "--directory", str(self.project))
 
     def _start(self, name: str, pattern: str, *arguments: str) -> str:
@@ -192,8 +192,8 @@ def cluster(tmp_path_factory):
 def request_for_a_plan(cluster):
     """The measured profile of the job, and a topology of the agents' devices."""
     path = cluster.directory / "profile.json"
-    options = ["--model", "training:job", "--directory", str(cluster.project), "--device-kind", "cpu"]
-    size = ["--micro-batch-size", str(BATCH // MICRO_BATCHES), "--seconds", "0.2"]
+    options = ["--job", "training:job", "--directory", str(cluster.project), "--device-kind", "cpu"]
+    size = ["--micro-batch-size", str(BATCH // MICRO_BATCHES), "--measure-for", "0.2"]
     subprocess.run(
         [*COMMAND, "profile", *options, *size, "--device", "cpu", "-o", str(path)], check=True, cwd=cluster.directory
     )
@@ -282,7 +282,7 @@ def test_a_plan_without_a_flush_trains_in_segments_between_checkpoints(cluster, 
 def test_run_by_the_command_line_through_the_service(cluster, plan, capsys):
     cluster.gate.unlink(missing_ok=True)
     trace = cluster.directory / "trace.json"
-    command = ["run", plan, "--model", "toy", "--steps", "2", "--server", cluster.url]
+    command = ["run", plan, "--job", "toy", "--steps", "2", "--server", cluster.url]
     assert main([*command, "--trace", str(trace)]) == 0
     out = capsys.readouterr().out
     for words in ("on host0, host1: succeeded", "measured", "predicted"):

@@ -1,18 +1,34 @@
-"""The README's code runs; links of README and guides lead somewhere, and files that they name exist.
+"""README's code and every command of its table run; links of README and guides lead somewhere, files they name exist.
 
-Their commands and other snippets: ``tests/docs``.
+Other commands and snippets: ``tests/docs``.
 """
 
 from __future__ import annotations
 
 import re
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
 
+from penstock.cli.main import main
+
 ROOT = Path(__file__).parents[1]
 GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/tutorials").glob("*.md"))]
 NAMED = [path.name for path in GUIDES]
+NOT_RUN = {
+    "scripts/gpu-check": ("needs a GPU", "tests/scripts/test_gpu_check.py"),
+    "penstock serve": ("runs until it is stopped", "tests/docs/test_every_command.py"),
+    "penstock worker": ("runs until it is stopped", "tests/docs/test_every_command.py"),
+    "penstock agent --server http://127.0.0.1:8642 --job mytrain=examples.mytrain:job --cpu-devices 2": (
+        "needs a service, and runs until it is stopped",
+        "tests/docs/test_every_command.py",
+    ),
+    "scripts/images": ("needs root, debootstrap and a network", "tests/docker/test_deployments.py"),
+    "kubectl apply -k docker/kubernetes": ("needs a cluster", "tests/docker/test_deployments.py"),
+}
+"""Commands of the table that are not run here: why, and the test that covers them."""
 
 
 def _blocks(path: Path, language: str) -> list[str]:
@@ -28,6 +44,38 @@ def test_readme_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert "per global batch" in out
     assert "forward" in out, "the timeline's legend"
     assert (tmp_path / "plan.json").is_file()
+
+
+def _table() -> list[str]:
+    """The commands of README's table, in order."""
+    rows = re.findall(r"^\|[^|]*\|([^|]*)\|[^|]*\|$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    return [command for cell in rows for command in re.findall(r"`([^`]+)`", cell)]
+
+
+@pytest.mark.timeout(600)
+def test_the_commands_of_the_table_run_as_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From top to bottom, in a directory that has the examples of a clone."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("PENSTOCK_DATABASE", str(tmp_path / "penstock.sqlite"))
+    run = [command for command in _table() if command not in NOT_RUN]
+    assert len(run) >= 13
+    for command in run:
+        program, *words = shlex.split(command)
+        assert program == "penstock", command
+        assert main(words) == 0, command
+    for made in ("profile.json", "plan.json", "plan.html", "cluster.json", "job/job.sbatch", "saved", "better.json"):
+        assert (tmp_path / made).exists(), made
+
+
+def test_commands_that_are_not_run_are_of_the_table_and_covered_elsewhere() -> None:
+    assert NOT_RUN.keys() <= set(_table())
+    for _, test in NOT_RUN.values():
+        assert (ROOT / test).is_file(), test
+    for command in NOT_RUN:
+        if command.startswith("scripts/"):
+            assert (ROOT / command).is_file(), command
 
 
 def test_the_first_screen_has_what_a_stranger_needs() -> None:

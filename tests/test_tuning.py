@@ -17,7 +17,7 @@ from penstock.schemas.plan import PlanFile
 def profile(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = str(tmp_path_factory.mktemp("tune") / "p.json")
     sizes = ["--micro-batch-size", "4", "--micro-batch-size", "8"]
-    assert main(["profile", "--model", "examples.gpt:tiny", "--analytic", "V100", *sizes, "-o", path]) == 0
+    assert main(["profile", "--job", "examples.gpt:tiny", "--analytic", "V100", *sizes, "-o", path]) == 0
     return path
 
 
@@ -68,7 +68,7 @@ def test_the_command_runs_each_setting_on_ranks(
 ) -> None:
     plan, best = str(tmp_path / "plan.json"), str(tmp_path / "best.json")
     planned(profile, [8]).write(plan)
-    assert main(["tune", plan, "--model", "examples.gpt:tiny", "--batches", "1", "-o", best]) == 0
+    assert main(["tune", plan, "--job", "examples.gpt:tiny", "--batches", "1", "-o", best]) == 0
     out = capsys.readouterr().out
     assert out.count("per global batch, judged") == 2
     assert "chosen by profile" in out

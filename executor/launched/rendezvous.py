@@ -78,7 +78,7 @@ class Meeting:
                 f"{launch.processes - len(missing)} of {launch.processes} processes have come to {self.address} in "
                 f"{self._wait_s:g} s; by the launcher's count there is none of the number "
                 f"{', '.join(map(str, missing[:_SHOWN]))}{' and more' if len(missing) > _SHOWN else ''}",
-                remedy="look at what those say; --wait-s waits longer for slow starts",
+                remedy="look at what those say; --start-timeout waits longer for slow starts",
             ) from None
         return [Presence(**json.loads(self._store.get(key))) for key in keys], self._store.get("name").decode()
 

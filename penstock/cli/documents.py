@@ -37,7 +37,7 @@ TAKEN_BY = {
 
 
 def read_document(kind: type[AnyDocument], source: str) -> AnyDocument:
-    """Read and validate. Raises InvalidDocument; one of another kind is told which option takes it."""
+    """Read and validate. Raises InvalidDocument, and for a document of another kind WrongDocument with its option."""
     try:
         return _read(kind, source)
     except WrongDocument as error:
@@ -65,7 +65,7 @@ def _shipped(kind: str, name: str) -> str | None:
     from penstock.examples import catalogue
 
     if kind == "profile" and name in catalogue.model_names():
-        return f"--model {name}: a profile of that name is shipped"
+        return f"--example {name}: a profile of that name is shipped"
     if kind == "topology":
         with suppress(PenstockError):
             catalogue.cluster(name)
@@ -74,7 +74,7 @@ def _shipped(kind: str, name: str) -> str | None:
 
 
 def read_plan(source: str) -> PlanFile:
-    """Read a plan file. A bare plan is told that its request is missing."""
+    """Read a plan file. Raises WrongDocument for a bare plan, whose request is missing."""
     from penstock.schemas.plan import PlanFile
 
     return read_document(PlanFile, source)

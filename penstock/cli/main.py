@@ -1,7 +1,7 @@
 """The command ``penstock``: its commands, and the one place where an error becomes a message and an exit code.
 
-Exit codes: ``plan`` gives 0 optimal, 2 feasible, 3 infeasible, 4 no plan found; every other command 0 or 1.
-64 is wrong usage, 65 a refused document, 70 an internal error, 130 an interrupt.
+Exit codes: 0 done, 1 failed; 2 under ``plan --require-optimal`` a plan that is not proven optimal; 3 proven
+infeasible; 4 no plan found; 64 wrong usage, 65 a refused document, 70 an internal error, 130 an interrupt.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli import compat, panels
 from penstock.cli.convert import exporting, importing, layouts, schedules
 from penstock.cli.measure import calibrating, probing, profiling, tuning
 from penstock.cli.plan import judging, placing, planning, sweeping
@@ -36,31 +37,31 @@ EXTRAS = {
 
 app = typer.Typer(
     name="penstock",
-    help="Plan pipeline-parallel training, prove how good the plan is, and run it.",
+    help="Plan distributed training, prove how good the plan is, and run it.",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(importing.group, name="import")
-app.add_typer(exporting.group, name="export")
 planning.register(app)
 placing.register(app)
+sweeping.register(app)
 judging.register(app)
 profiling.register(app, importing.group)
 probing.register(app)
-running.register(app)
-rank.register(app)
 calibrating.register(app, exporting.group)
 tuning.register(app)
-schedules.register(importing.group, exporting.group)
+running.register(app)
+rank.register(app)
 serving.register(app)
-doctor.register(app)
 jobs.register(app)
-sweeping.register(app)
-layouts.register(importing.group)
 keys.register(app)
 database.register(app)
+doctor.register(app)
+layouts.register(importing.group)
+schedules.register(importing.group, exporting.group)
+app.add_typer(importing.group, name="import", rich_help_panel=panels.CONVERT)
+app.add_typer(exporting.group, name="export", rich_help_panel=panels.CONVERT)
 
 
 def _print_version(asked: bool) -> None:
@@ -85,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     piped = _is_pipe()
     try:
-        code = app(args=given, prog_name="penstock", standalone_mode=False)
+        code = app(args=compat.current(given), prog_name="penstock", standalone_mode=False)
         sys.stdout.flush()
         if code == INTERRUPTED:
             return _say("interrupted", INTERRUPTED)
@@ -130,7 +131,7 @@ def _is_pipe() -> bool:
 
 
 def _reader_has_left() -> bool:
-    """Whether nobody reads standard output, which was a pipe, any more, as after ``| head``; the rest is dropped."""
+    """Whether the reader of standard output, a pipe, has closed it, as ``| head`` does; the rest is dropped."""
     if not _is_pipe():
         return True  # rich has put the null device in its place already
     poll = select.poll()

@@ -6,8 +6,9 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
+from time import monotonic
 from typing import TYPE_CHECKING, TextIO
 
 from rich.box import SIMPLE_HEAD
@@ -29,14 +30,24 @@ PLAIN_WIDTH = 110
 MAX_STAGES = 40
 
 
+PROGRESS_S = 4.0
+"""Seconds between two lines of progress that do not go to a terminal."""
+
+
 @dataclass
 class Screen:
-    """Where a command speaks: answers to standard output unless quiet, progress to a terminal's standard error."""
+    """What a command prints: answers to standard output unless quiet, progress to standard error.
+
+    ``live``: standard error is a terminal, on which one line of progress is replaced by the next.
+    """
 
     out: Console
     quiet: bool
     live: bool
     _open: bool = False
+    _started: float = field(default_factory=lambda: monotonic())
+    _last_line: float = 0.0
+    """Seconds after the start."""
 
     @classmethod
     def of(cls, *, quiet: bool = False, file: TextIO | None = None) -> Screen:
@@ -61,10 +72,15 @@ class Screen:
             self.out.print(table, soft_wrap=False)
 
     def progress(self, text: str) -> None:
-        """What is going on; each replaces the last."""
+        """The time that has passed and what is going on: every time on a terminal, elsewhere every few seconds."""
+        passed = monotonic() - self._started
+        line = f"{passed:.1f} s: {text}"
         if self.live:
-            print(f"\r\x1b[2K{text[: self.out.width - 1]}", end="", file=sys.stderr, flush=True)
+            print(f"\r\x1b[2K{line[: self.out.width - 1]}", end="", file=sys.stderr, flush=True)
             self._open = True
+        elif passed - self._last_line >= PROGRESS_S:
+            self._last_line = passed
+            print(f"penstock: {line}", file=sys.stderr, flush=True)
 
     def done(self) -> None:
         """Remove the line of progress."""

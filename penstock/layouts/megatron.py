@@ -169,7 +169,7 @@ def _compared(flags: Flags, given: Reading) -> tuple[str, ...]:
         raise flags.wrong(
             names[size],
             f"--{names[size]} is {said[size]}; {words}",
-            "a profile of this model: penstock profile, or another --model",
+            "a profile of this model: penstock profile, or another --example",
         )
     return unknown_sentence([f"--{names[size]} {said[size]}" for size in found.unknown])
 

@@ -93,7 +93,7 @@ class Job:
         """The options of ``penstock rank`` after bundle and directory, as words."""
         settings = self.settings
         assert settings.model is not None
-        words = ["--model", settings.model]
+        words = ["--job", settings.model]
         for flag, value in (
             ("--steps", settings.steps),
             ("--seed", settings.seed),

@@ -84,7 +84,7 @@ def command(request: PlanRequest) -> str:
     """The command line that asks the same; of a request that has no flags for all it says, with the request's file."""
     model, cluster = _shipped(request.profile), _shipped(request.topology)
     given = request.model_dump(exclude_defaults=True, exclude={"profile", "topology", "schema_version"})
-    words = ["--model", model or "", "--cluster", cluster or ""]
+    words = ["--example", model or "", "--cluster", cluster or ""]
     for name, flag in _FLAGS.items():
         values = given.pop(name, ())
         for value in values if isinstance(values, tuple) else (values,):

@@ -51,7 +51,7 @@ def place(devices: Sequence[str], agents: Iterable[AgentOut], model: str, busy: 
         if agent.id in used and model not in agent.models and ANY_MODEL not in agent.models:
             raise Conflict(
                 f"agent {agent.id!r} has no model {model!r} in its configuration; it has {_some(sorted(agent.models))}",
-                remedy=f"start it with --models {model}=module:attribute, or name one that it has",
+                remedy=f"start it with --job {model}=module:attribute, or name one that it has",
             )
     return places
 

@@ -34,6 +34,12 @@ def commands(group: Any, path: tuple[str, ...] = ("penstock",)) -> Iterator[tupl
             yield (*path, name), command
 
 
+def first_sentence(command: Any) -> str:
+    """What ``--help`` says first, without its full stop."""
+    text: str = " ".join(command.help.partition("\n\n")[0].split())
+    return text.removesuffix(".")
+
+
 COMMANDS = dict(commands(get_command(app)))
 
 
@@ -41,7 +47,7 @@ def test_the_page_has_every_command_with_an_example_that_it_takes() -> None:
     rows = {tuple(name.split()): (line, example) for name, line, example in ROW.findall(PAGE.read_text("utf-8"))}
     assert rows.keys() == COMMANDS.keys()
     for name, (line, example) in rows.items():
-        assert len(line) < 80
+        assert line == first_sentence(COMMANDS[name]), "the page says what --help says"
         words = shlex.split(example)
         assert tuple(words[: len(name)]) == name
         known = {
@@ -75,10 +81,11 @@ def asking(topology: str, *more: str) -> tuple[str, ...]:
 GOOD, OTHER = asking("one", "--planner", "dp"), asking("two", "--planner", "model-parallel")
 CODES = [
     pytest.param(GOOD, 0, id="optimal"),
-    pytest.param(OTHER, 2, id="feasible"),
-    pytest.param((*OTHER, "--exit-zero"), 0, id="feasible-exit-zero"),
+    pytest.param((*GOOD, "--require-optimal"), 0, id="optimal-and-required"),
+    pytest.param(OTHER, 0, id="feasible"),
+    pytest.param((*OTHER, "--require-optimal"), 2, id="feasible-and-optimal-required"),
     pytest.param(asking("small", "--planner", "dp"), 3, id="infeasible"),
-    pytest.param(asking("small", "--planner", "dp", "--exit-zero"), 3, id="infeasible-exit-zero"),
+    pytest.param(asking("small", "--planner", "dp", "--require-optimal"), 3, id="infeasible-and-optimal-required"),
     pytest.param(asking("two", "--planner", "dapple", "--time-limit", "0"), 4, id="limit"),
     pytest.param(("compare", *GOOD[1:]), 0, id="compare"),
     pytest.param(("verify", "plan.json"), 0, id="good-plan"),
@@ -122,7 +129,7 @@ def test_what_nobody_expects(met: BaseException, code: int, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [
-        ("penstock plan --model gpt2-", {"gpt2-small", "gpt2-xl"}),
+        ("penstock plan --example gpt2-", {"gpt2-small", "gpt2-xl"}),
         ("penstock compare --planner pipe", {"pipedream", "pipedream-2bw"}),
         ("penstock plan --schedule gp", {"gpipe"}),
         ("penstock plan --cluster 1x8xH", {"1x8xH100"}),

@@ -16,7 +16,7 @@ from penstock.schemas.plan import PlanFile
 from penstock.service.http.exports import EXPORTS, FORMS
 from penstock.service.http.samples import tiny_plan_file
 
-JOB = ["--model", "m:job", "--steps", "3"]
+JOB = ["--job", "m:job", "--steps", "3"]
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_help_lists_every_form_with_a_line(capsys: pytest.CaptureFixture[str]) -
     ("words", "line"),
     [
         (["chrome-trace", "two.json"], "`penstock export two.json --to chrome-trace`"),
-        (["sbatch", "two.json", "--model", "m:job"], "`penstock export two.json --model m:job --to sbatch`"),
+        (["sbatch", "two.json", "--job", "m:job"], "`penstock export two.json --job m:job --to sbatch`"),
         (["svg"], "`penstock export PLAN --to svg`"),
     ],
 )
@@ -89,7 +89,7 @@ def test_settings_of_a_file_of_set_and_of_options(plan: str, tmp_path: Path) -> 
     [
         pytest.param(["--to", "jobst"], 64, "did you mean jobset?", id="form"),
         pytest.param([], 64, "Missing option '--to'", id="no form"),
-        pytest.param(["--to", "svg", "--model", "m:a"], 65, "model would have no effect on svg", id="idle"),
+        pytest.param(["--to", "svg", "--job", "m:a"], 65, "model would have no effect on svg", id="idle"),
         pytest.param(["--to", "jobset"], 65, "jobset needs `model` and `steps` and `image`", id="missing"),
         pytest.param(["--to", "jobset", "--set", "quue=x"], 64, "did you mean queue?", id="unknown setting"),
         pytest.param(["--to", "jobset", "--set", "queue"], 64, "'queue' is no KEY=VALUE", id="no value"),
@@ -98,7 +98,7 @@ def test_settings_of_a_file_of_set_and_of_options(plan: str, tmp_path: Path) -> 
         pytest.param(
             ["--to", "sbatch", "--nodes", "any", "--against", "x"],
             64,
-            "speaks of the plan's own nodes",
+            "checks the plan's own nodes",
             id="against any",
         ),
         pytest.param(["--to", "hostfile", "--server", "http://127.0.0.1:9"], 64, "not a file", id="a file there"),
@@ -178,7 +178,7 @@ def test_a_model_with_other_layers_is_refused_or_said_not_to_be_compared(
     plan: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    command = ["export", plan, "--to", "sbatch", "--model", "mine:job", "--steps", "3", "-o", "made"]
+    command = ["export", plan, "--to", "sbatch", "--job", "mine:job", "--steps", "3", "-o", "made"]
     assert main(command) == 0
     assert "were not compared with the plan's (there is no module 'mine' here)" in capsys.readouterr().err
     (tmp_path / "made" / "job.sbatch").unlink()

@@ -16,7 +16,7 @@ from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.topology import ClusterTopology
 
 TREE = "SwitchName=a Nodes=n[0-1]\nSwitchName=b Nodes=n[2-3]\nSwitchName=top Switches=a,b\n"
-DEVICES = ["--device", "H100", "--devices-per-node", "8"]
+DEVICES = ["--device-kind", "H100", "--devices-per-node", "8"]
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ def test_peers_make_a_topology(tmp_path: Path, capsys: pytest.CaptureFixture[str
     target = tmp_path / "topology.json"
     with ExitStack() as stack:
         addresses = [stack.enter_context(peer(name)) for name in ("a", "b")]
-        assert main(["probe", *addresses, "--seconds", "0.2", "-o", str(target)]) == 0
+        assert main(["probe", *addresses, "--measure-for", "0.2", "-o", str(target)]) == 0
     found = ClusterTopology.read(target)
     assert [node.name for node in found.nodes] == ["a", "b"]
     assert found.links_from == "measured"

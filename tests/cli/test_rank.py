@@ -60,7 +60,7 @@ def test_what_cannot_be_is_refused_at_once(
 ) -> None:
     for name in LAUNCHERS:
         monkeypatch.delenv(name, raising=False)
-    assert main(["rank", str(job), "--model", "mine:job", "--steps", "3", *flags]) == code
+    assert main(["rank", str(job), "--job", "mine:job", "--steps", "3", *flags]) == code
     assert words in capsys.readouterr().err
 
 
@@ -78,7 +78,7 @@ def test_a_bundle_that_is_none(
     path = tmp_path / "job.json"
     if text is not None:
         path.write_text(text)
-    assert main(["rank", str(path), "--model", "mine:job", "--steps", "3"]) == 65
+    assert main(["rank", str(path), "--job", "mine:job", "--steps", "3"]) == 65
     assert words in capsys.readouterr().err
 
 

@@ -35,7 +35,7 @@ REFUSED = [
 def test_flags_that_cannot_be_are_refused(
     flags: list[str], code: int, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["run", "no-such-plan.json", "--model", "mine:job", *flags]) == code
+    assert main(["run", "no-such-plan.json", "--job", "mine:job", *flags]) == code
     assert words in capsys.readouterr().err
 
 

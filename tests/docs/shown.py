@@ -14,12 +14,12 @@ Find = Callable[[str], Any]
 """Of a fixture by its name."""
 
 ELSEWHERE = {
-    "scripts/demo": "tests/cli/test_demo.py runs it",
+    "scripts/demo": "tests/scripts/test_demo.py runs it",
     "scripts/setup": "it made what this runs in",
     "scripts/test": "it is what runs this",
     "scripts/images": "needs root, debootstrap and a network",
     "scripts/bench-papers": "benchmarks are no tests",
-    "scripts/gpu-check": "needs a GPU; tests/cli/test_gpu_check.py",
+    "scripts/gpu-check": "needs a GPU; tests/scripts/test_gpu_check.py",
     "python": "benchmarks are no tests; the controller needs Kubernetes: tests/service/test_placements.py",
     "source": "a shell's own",
     "docker": "needs an engine; tests/docker checks the files",
@@ -40,24 +40,24 @@ ELSEWHERE = {
 
 MEASURED = "each process loads torch; profiling.md measures, on two devices"
 TRAINED = "each rank loads torch; running.md trains the same plan"
-ADDED = "penstock plan --model gpt2-small --cluster 1x4xV100"
+ADDED = "penstock plan --example gpt2-small --cluster 1x4xV100"
 ADDS = "tests/docs/test_adding_pages.py runs it with what the page adds"
 
 NOT_RUN = {
-    "penstock rank job.json --model mytrain:job --steps 1000 --report report.json": "a launcher starts it: tests/slurm",
-    "penstock run plan.json --model mytrain:job --device cuda --check": "needs a GPU; tests/executor",
-    "penstock profile --model mytrain:job -o profile.json": MEASURED,
-    "penstock profile --model mymodel:job --device cpu -o profile.json": MEASURED,
-    "penstock profile --model mytrain:job --micro-batch-size 4 --concurrency 2 -o profile.json": MEASURED,
-    "penstock profile --model mytrain:job --micro-batch-size 1 --micro-batch-size 4 -o profile.json": MEASURED,
-    "penstock profile --model mytrain:job --device cpu --concurrency 4 -o profile.json": MEASURED,
-    "penstock run plan.json --model mytrain:job --steps 20 --check": TRAINED,
-    "penstock run plan.json --model mytrain:job --check": TRAINED,
-    "penstock run plan.json --model mymodel:job --check": TRAINED,
-    "penstock run plan.json --model mytrain:job --steps 20 --trace trace.json --chrome-trace both.json": TRAINED,
-    "penstock run plan.json --model mytrain:job --steps 2 --memory": "tests/executor/test_memory_use.py",
-    "penstock tune plan.json --model mytrain:job --batches 3 -o tuned.json": "calibrating.md has it, on fewer samples",
-    "penstock import layout train.sh --from megatron --model llama-3-8b --cluster 2x8xH100": "other-trainers.md has it",
+    "penstock rank job.json --job mytrain:job --steps 1000 --report report.json": "a launcher starts it: tests/slurm",
+    "penstock run plan.json --job mytrain:job --device cuda --check": "needs a GPU; tests/executor",
+    "penstock profile --job mymodel:job --device cpu -o profile.json": MEASURED,
+    "penstock profile --job mytrain:job --micro-batch-size 4 --concurrency 2 -o profile.json": MEASURED,
+    "penstock profile --job mytrain:job --micro-batch-size 1 --micro-batch-size 4 -o profile.json": MEASURED,
+    "penstock profile --job mytrain:job --device cpu --concurrency 4 -o profile.json": MEASURED,
+    "penstock run plan.json --job mytrain:job --steps 20 --check": TRAINED,
+    "penstock run plan.json --job mymodel:job --check": TRAINED,
+    "penstock run plan.json --job mytrain:job --steps 20 --trace trace.json --chrome-trace both.json": TRAINED,
+    "penstock run plan.json --job mytrain:job --steps 2 --measure-memory": "tests/executor/test_memory_use.py",
+    "penstock tune plan.json --job mytrain:job --batches 3 -o tuned.json": "calibrating.md has it, on fewer samples",
+    "penstock import layout train.sh --from megatron --example llama-3-8b --cluster 2x8xH100": (
+        "other-trainers.md has it"
+    ),
     f"{ADDED} -b 32 --micro-batch-size 2 --schedule two-more -o two-more.json": ADDS,
     "penstock verify two-more.json": ADDS,
     "penstock simulate two-more.json --chrome-trace two-more-trace.json": ADDS,
@@ -65,7 +65,6 @@ NOT_RUN = {
     f"{ADDED} -b 16 --micro-batch-size 4 --planner equal --set stages=4 -o equal.json": ADDS,
     f"{ADDED} -b 16 --micro-batch-size 4 --planner equal --schedule gpipe -o equal.json": ADDS,
     "penstock verify equal.json": ADDS,
-    "penstock run … --checkpoint DIR --checkpoint-every 50 --restarts 3": "running.md has it in full",
 }
 """Commands of ours that are only parsed, and why."""
 
@@ -87,7 +86,6 @@ HERE: dict[str, str | Callable[[Find, str], str]] = {
     "--to hostfile --against nodes.txt": "--to hostfile --against nodes-of-plan.txt",
     "psk_…": f"psk_{'0' * 12}_{'0' * 64}",
     "plan.json --cuts 12,24,36": "large.json --cuts 12,24,36",
-    "plan.json --what-if bandwidth=2 --cuts 12,24,36": "large.json --what-if bandwidth=2 --cuts 12,24,36 --planner dp",
     "plan … --planner avgpipe": "plan -p p.json -t cluster.yaml -b 256 --planner avgpipe",
     "restore FILE": "restore before-upgrade.backup",
     " JOB ": lambda find, line: f" {find('jobs')(line.split()[2])} ",
@@ -105,22 +103,21 @@ def key() -> str:
 
 
 SMALLER = {
-    "plan --model llama-3-70b --cluster 8x8xH100": "plan --model gpt2-small --cluster 2x8xH100 --planner gpipe",
-    "penstock plan --model bert-48 --cluster dapple-config-a --global-batch-size 64": "{} --planner dapple",
-    "penstock compare --model bert-48 --cluster dapple-config-a --global-batch-size 64": "{} --planner gpipe",
-    "penstock compare --model gpt2-small --cluster 2x4xV100 -b 64 --update-rule all": "{} --planner wpipe",
-    "penstock plan --model gpt2-small --cluster 2x4xV100 -b 64": "{} --planner gpipe",
-    "penstock plan --model gpt2-small --cluster 2x4xV100 --global-batch-size 64": "{} --planner gpipe",
-    "penstock sweep --model gpt2-small --cluster 1x8xV100 --cluster 2x8xV100 -b 64 -b 128": (
-        "penstock sweep --model gpt2-small --cluster 1x8xV100 --cluster 2x8xV100 -b 64 --planner gpipe"
+    "plan --example llama-3-70b --cluster 8x8xH100": "plan --example gpt2-small --cluster 2x8xH100 --planner gpipe",
+    "penstock plan --example bert-48 --cluster dapple-config-a --global-batch-size 64": "{} --planner dapple",
+    "penstock compare --example bert-48 --cluster dapple-config-a --global-batch-size 64": "{} --planner gpipe",
+    "penstock compare --example gpt2-small --cluster 2x4xV100 -b 64 --update-rule all": "{} --planner wpipe",
+    "penstock plan --example gpt2-small --cluster 2x4xV100 -b 64": "{} --planner gpipe",
+    "penstock plan --example gpt2-small --cluster 2x4xV100 --global-batch-size 64": "{} --planner gpipe",
+    "penstock sweep --example gpt2-small --cluster 1x8xV100 --cluster 2x8xV100 -b 64 -b 128": (
+        "penstock sweep --example gpt2-small --cluster 1x8xV100 --cluster 2x8xV100 -b 64 --planner gpipe"
     ),
     "--max-plans 20 -o today.json --best best.json": "--alone -o today.json",
-    "plan --model gpt2-xl --cluster 1x4xV100 --global-batch-size 32": (
-        "plan --model gpt2-small --cluster 1x4xV100 -b 16 --micro-batch-size 4 --max-plans 5"
+    "plan --example gpt2-xl --cluster 1x4xV100 --global-batch-size 32": (
+        "plan --example gpt2-small --cluster 1x4xV100 -b 16 --micro-batch-size 4 --max-plans 5"
     ),
     "-b 64 --target megatron --max-plans 10": "-b 16 --micro-batch-size 4 --target megatron --max-plans 5",
-    "penstock place --model gpt2-small --cluster 4x4xV100 -b 64": "{} --planner gpipe",
-    "place -p profile.json -t cluster.json -b 256 --nodes-from nodes.txt --explain": "{} --planner gpipe",
+    "penstock place --example gpt2-small --cluster 4x4xV100 -b 64": "{} --planner gpipe",
     "--global-batch-size 256": "{} --planner gpipe",
     " --planner auto": "",
     "-b 64 --planner avgpipe --update-rule elastic_averaging": "-b 1 --planner avgpipe --update-rule elastic_averaging",
@@ -132,14 +129,14 @@ SMALLER = {
     "--checkpoint-every 50": "--checkpoint-every 2",
     "--micro-batch-size 2 --micro-batch-size 4 --concurrency 2": "--micro-batch-size 4 --concurrency 2",
     "--precision bf16 --post": "--precision bf16 --micro-batch-size 4 --post",
-    "penstock profile --model": "penstock profile --seconds 0.1 --model",
+    "penstock profile --job": "penstock profile --measure-for 0.1 --job",
     "penstock profile --pipeline plan.json --batches 20": "penstock profile --pipeline plan.json --batches 2",
-    "penstock probe": "penstock probe --seconds 0.1",
+    "penstock probe": "penstock probe --measure-for 0.1",
 }
 """The beginning or a word of a line, and the same with less to do; ``{}`` is what was found."""
 
 CODES: dict[str, tuple[int, ...]] = {}
-"""How a command ends, where the page promises something else than 0 (of ``plan`` also 2)."""
+"""How a command ends, where the page promises something else than 0."""
 
 PYTHON_ELSEWHERE = {
     'penstock.plan("bert-48", "dapple-config-a"': "tests/test_readme.py runs it",

@@ -87,7 +87,7 @@ def test_two_hosts_train_what_one_process_trains(hosts: TwoHosts, tmp_path: Path
     url = wait_for(tmp_path / "service.log", r"listening on (http://[^\s\"]+)")
     for host, address in enumerate(hosts.addresses):
         agent = [*PENSTOCK, "agent", "--server", url, "--name", f"node{host}", "--cpu-devices", "1"]
-        agent += ["--model", "toy=toy_job:job", "--directory", str(tmp_path), "--interface", address]
+        agent += ["--job", "toy=toy_job:job", "--directory", str(tmp_path), "--interface", address]
         with (tmp_path / f"node{host}.log").open("wb") as log:
             hosts.start(host, agent, stdout=log, stderr=log)
     run = json.loads(hosts.run(0, [sys.executable, "-P", "-c", CLIENT, url], LIMIT_S))
@@ -105,7 +105,7 @@ def test_the_probe_finds_what_the_wire_is(hosts: TwoHosts, tmp_path: Path, capsy
             hosts.start(host, peer, stdout=subprocess.DEVNULL, stderr=log)
         wait_for(tmp_path / f"peer{host}.log", r"(listen)")
         peers.append(f"{address}:8745")
-    found = ClusterTopology.parse(json.loads(hosts.run(0, [*PENSTOCK, "probe", *peers, "--seconds", "2"], LIMIT_S)))
+    found = ClusterTopology.parse(json.loads(hosts.run(0, [*PENSTOCK, "probe", *peers, "--measure-for", "2"], LIMIT_S)))
     if found.matrix is not None:
         ways = found.matrix.latency_ns or ((0, 0), (0, 0))
         bandwidths = [found.matrix.bandwidth_bytes_per_s[i][1 - i] for i in (0, 1)]

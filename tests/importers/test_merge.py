@@ -150,7 +150,7 @@ def test_what_the_table_assumes_is_told() -> None:
 
 def test_a_sites_own_name_of_a_product_is_asked_for() -> None:
     text = nodes("n1", "n2", gres="gpu:big:4", tres="gres/gpu=4")
-    assert refused(text).remedy == "--device 'big=H100'"
+    assert refused(text).remedy == "--device-kind 'big=H100'"
     assert {device.kind for device in imported(text, devices=("BIG=H200",)).topology.nodes[0].devices} == {"H200"}
     assert {device.kind for device in imported(text, devices=("H200",)).topology.nodes[0].devices} == {"H200"}
 
@@ -275,7 +275,7 @@ def test_nodes_without_devices_known_down_in_parts_or_elsewhere_are_left_out() -
 
 def test_where_no_node_has_a_device_an_option_says_what_trains() -> None:
     idle, runs = (record(name, state, "(null)", "billing=1") for name, state in (("n1", "IDLE"), ("n2", "MIXED")))
-    assert refused(idle + runs).remedy == "--devices-per-node 2 --device cpu, if it is processors that train"
+    assert refused(idle + runs).remedy == "--devices-per-node 2 --device-kind cpu, if it is processors that train"
     options = {"devices": ("cpu",), "memory_bytes": GIB, "fabric": "bus", "fabric_bytes_per_s": GB}
     found = imported(idle + runs, devices_per_node=2, nic_bytes_per_s=GB, **options)
     assert [device.id for node in found.topology.nodes for device in node.devices] == ["n1/0", "n1/1", "n2/0", "n2/1"]

@@ -100,7 +100,7 @@ def test_ranks_get_their_places_and_the_first_that_fails_ends_the_others(script:
     launch = json.loads(files({"b": 1, "a": 2}, command=command, environment=["OWN=x y"])["launch.json"])
     assert script.meeting_place(None)[1] > 0
     script.run_node(launch, 1, "{}", ("10.0.0.1", 1234))
-    options = "--node a --model m:job --steps 3"
+    options = "--node a --job m:job --steps 3"
     assert (tmp_path / "1").read_text() == f"1 0 2 3 10.0.0.1 1234 x y rank {options}\n"
     assert (tmp_path / "2").read_text() == f"2 1 2 3 10.0.0.1 1234 x y rank {options}\n"
     launch["options"].append("fail")

@@ -14,7 +14,7 @@ from penstock.cli.main import main
 from penstock.placing import answer
 from penstock.schemas.api.placement import PlacementRequest
 
-ASK = ("place", "--model", "gpt2-small", "--cluster", "3x2xV100", "-b", "8", "--planner", "gpipe", "--max-plans", "4")
+ASK = ("place", "--example", "gpt2-small", "--cluster", "3x2xV100", "-b", "8", "--planner", "gpipe", "--max-plans", "4")
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -67,7 +67,7 @@ def test_what_a_scheduler_prints_says_what_is_free(capsys: pytest.CaptureFixture
         (("--time-limit", "0"), 64, "0.0 is no time"),
         (("--deadline", "nan"), 64, "nan is no time"),
         (("--nodes-from", sys.executable), 65, "is of no known format, and does not say what is free"),
-        (("--request", __file__), 64, "leave --model, --cluster, --global-batch-size, --planner, --max-plans out"),
+        (("--request", __file__), 64, "leave --example, --cluster, --global-batch-size, --planner, --max-plans out"),
     ],
 )
 def test_what_cannot_be_asked(

@@ -88,7 +88,7 @@ def test_a_plan_for_nodes_that_are_gone(client: Client, planned: Any) -> None:
 
 
 def test_the_command_line_asks_a_service(http: httpx.Client, planned: Any, tmp_path: Path) -> None:
-    command = ["export", planned.id, "--server", str(http.base_url), "--model", "m:job", "--steps", "3"]
+    command = ["export", planned.id, "--server", str(http.base_url), "--job", "m:job", "--steps", "3"]
     assert main([*command, "--to", "sbatch", "-o", str(tmp_path / "job")]) == 0
     assert (tmp_path / "job" / "job.sbatch").stat().st_mode & 0o111
     assert main([*command, "--to", "jobset", "--image", "i", "-o", str(tmp_path)]) == 0

@@ -90,7 +90,7 @@ def test_the_command_has_a_service_do_it(
 ) -> None:
     file, made = tmp_path / "topology.conf", tmp_path / "cluster.json"
     file.write_text(TREE)
-    said = ["--device", "H100", "--devices-per-node", "8", "--server", shared_server.url]
+    said = ["--device-kind", "H100", "--devices-per-node", "8", "--server", shared_server.url]
     assert main(["import", "topology", str(file), *said, "-o", str(made)]) == 0
     shown = capsys.readouterr().out
     address = f"sha256:{shown.rpartition('sha256:')[2].strip()}"

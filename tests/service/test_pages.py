@@ -238,7 +238,7 @@ def test_the_same_in_python_and_on_the_command_line(
     call = text[text.index("import penstock") :]
     exec(call[: call.index('answer.save("plan.json")') + len('answer.save("plan.json")')], {})
     assert [request.content_hash() for request in asked] == [job.request_hash]
-    words = "penstock plan --model gpt2-small --cluster 1x4xV100 -b 16 --planner dp --recompute always"
+    words = "penstock plan --example gpt2-small --cluster 1x4xV100 -b 16 --planner dp --recompute always"
     assert f"{words} --set overlap=no --time-limit 60 -o plan.json" in text
     request = http.get(f"/plans/{job.id}/request").content
     assert PlanRequest.parse_json(request).content_hash() == job.request_hash

@@ -96,7 +96,7 @@ def test_browsers_are_told_to_stay_with_tls(secured: Secured):
 def agent(secured: Secured, project: Path, token: str, *, ca: bool = True) -> subprocess.Popen[str]:
     """A real agent process with one CPU device."""
     command = [sys.executable, "-m", "penstock.cli.main", "agent", "--server", secured.server.url, "--name", "node0"]
-    command += ["--cpu-devices", "1", "--model", "toy=toy:job", "--directory", str(project)]
+    command += ["--cpu-devices", "1", "--job", "toy=toy:job", "--directory", str(project)]
     command += ["--ca", str(secured.ca)] if ca else []
     environment = os.environ | {"PENSTOCK_AGENT_TOKEN": token}
     return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)

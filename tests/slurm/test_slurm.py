@@ -27,7 +27,18 @@ from penstock.schemas.trace import Trace
 
 STEPS = 6
 LAYERS, WIDTH, BATCH = 8, 12, 16
-DEVICES = ("--device", "cpu", "--memory", "1GiB", "--fabric", "bus", "--fabric-bandwidth", "2GB/s", "--nic", "10Gbit/s")
+DEVICES = (
+    "--device-kind",
+    "cpu",
+    "--memory",
+    "1GiB",
+    "--fabric",
+    "bus",
+    "--fabric-bandwidth",
+    "2GB/s",
+    "--nic",
+    "10Gbit/s",
+)
 PENSTOCK = f"{sys.executable} -P -m penstock.cli.main"
 HERE = ("--directory", str(Path(__file__).parent), "--set", f"command={PENSTOCK}")
 ROOT = Path(__file__).parents[2]
@@ -148,7 +159,7 @@ def nodes_of(plan: Path) -> list[str]:
 def exported(plan: Path, to: str, folder: Path, **settings: Any) -> Path:
     """The script of a plan, beside its bundle."""
     given = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-    asked = ["--model", "toy:job", "--steps", str(STEPS), *HERE, *given]
+    asked = ["--job", "toy:job", "--steps", str(STEPS), *HERE, *given]
     assert main(["export", str(plan), "--to", to, *asked, "-o", str(folder)]) == 0
     (script,) = [*folder.glob("*.sbatch"), *folder.glob("torchrun.sh")][:1]
     return script
@@ -200,7 +211,7 @@ def test_other_nodes_are_refused_with_what_can_be_done(narrow: Path, slurm: Slur
     bundle = exported(narrow, "sbatch", folder).with_name("job.json")
     script = folder / "elsewhere.sh"
     prolog = ROOT / "examples" / "schedulers" / "slurm" / "task-prolog.sh"
-    command = f"srun --task-prolog={prolog} {PENSTOCK} rank {bundle} --model toy:job {shlex.join(HERE[:2])} --steps 1"
+    command = f"srun --task-prolog={prolog} {PENSTOCK} rank {bundle} --job toy:job {shlex.join(HERE[:2])} --steps 1"
     script.write_text(f"#!/bin/bash\n{command}\n")
     where = ["--nodes=1", "--ntasks-per-node=1", "--nodelist=n2", f"--output={folder}/elsewhere.log"]
     assert slurm.finished(slurm.submit(script, *where)) == 65

@@ -21,7 +21,7 @@ from penstock.service.http.samples import tiny_profile
 
 EXAMPLES = Path(penstock.__file__).parents[1] / "examples/schedulers/slurm"
 DEVICES = (
-    "--device",
+    "--device-kind",
     "V100",
     "--memory",
     "16GiB",

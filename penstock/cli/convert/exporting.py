@@ -6,13 +6,16 @@ import shlex
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 from typer.core import TyperGroup
 
 from penstock.cli.documents import STANDARD, read_plan, read_raw, refuse_unwritable
+from penstock.cli.groups import grouped
+from penstock.cli.options import LAUNCH, OUTPUT
 from penstock.cli.service.remote import Server, connect, refuse_file
 
 if TYPE_CHECKING:
@@ -65,67 +68,128 @@ def _refuse_form_first(args: list[str]) -> None:
 
 group = typer.Typer(
     cls=ExportGroup,
-    help="Write what other tools and schedulers read: penstock export PLAN --to FORM.",
+    help="Convert a plan into what other tools and schedulers read: penstock export PLAN --to FORM.",
     no_args_is_help=True,
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """How the job trains, wherever a scheduler runs it."""
+
+    PANEL: ClassVar[str] = LAUNCH
+
+    job: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:ATTRIBUTE", help="Training job that ranks import, such as mytrain:job."),
+    ] = None
+    steps: Annotated[int | None, typer.Option(help="Step at which training ends, such as 1000.")] = None
+    directory: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Directory of the training project on the nodes, such as /srv/training."),
+    ] = None
+    image: Annotated[
+        str | None, typer.Option(help="Container image with Penstock and the job, such as registry/train:1.")
+    ] = None
+    name: Annotated[
+        str | None, typer.Option(help="Name of the job, made legal for its target (default: the model's).")
+    ] = None
+    nodes: Annotated[
+        str | None,
+        typer.Option(metavar="named|any", help="Whether the job needs the plan's own nodes or any like them."),
+    ] = None
+    checkpoint: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Directory for checkpoints, from which the job also resumes.")
+    ] = None
+    checkpoint_every: Annotated[
+        int | None, typer.Option("--checkpoint-every", help="Steps between checkpoints, such as 500.")
+    ] = None
+    evaluate_every: Annotated[
+        int | None, typer.Option("--evaluate-every", help="Steps between evaluations, such as 1000.")
+    ] = None
+    env: Annotated[
+        list[str] | None,
+        typer.Option("--env", metavar="NAME=VALUE", help="Environment variable of the ranks. Repeatable."),
+    ] = None
+
+
 @group.command(DEFAULT)
+@grouped
 def export(
-    plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file, or - ; with --server a hash or a job.")],
-    to: Annotated[str, typer.Option("--to", metavar="FORM", help="`penstock export --help` lists them all.")],
+    *,
+    plan: Annotated[
+        str,
+        typer.Argument(
+            metavar="PLAN", help="Plan file, or - for standard input; with --server the hash or the job of a plan."
+        ),
+    ],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="FORM",
+            help="Form to write, such as sbatch or torchrun; `penstock export --help` lists them all.",
+            rich_help_panel=OUTPUT,
+        ),
+    ],
     output: Annotated[
         str | None,
-        typer.Option("--output", "-o", help="A file, or a folder where the form has several; - is standard output."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE|DIR",
+            help="File that is written, or the directory where the form has several; - is standard output (the default "
+            "for one file).",
+            rich_help_panel=OUTPUT,
+        ),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="What is trained, as module:attribute.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Train up to this step.")] = None,
-    directory: Annotated[str | None, typer.Option(help="Where the training project lies on the nodes.")] = None,
-    image: Annotated[str | None, typer.Option(help="Container image with penstock and the model.")] = None,
-    name: Annotated[str | None, typer.Option(help="Of the job; made legal for its target.")] = None,
-    nodes: Annotated[
-        str | None, typer.Option(metavar="named|any", help="The plan's own nodes, or any in their places.")
-    ] = None,
-    checkpoint: Annotated[str | None, typer.Option(metavar="DIR", help="Write checkpoints here, and resume.")] = None,
-    checkpoint_every: Annotated[int | None, typer.Option("--checkpoint-every", help="Steps between them.")] = None,
-    evaluate_every: Annotated[int | None, typer.Option("--evaluate-every", help="Steps between evaluations.")] = None,
-    env: Annotated[list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="May be repeated.")] = None,
-    settings: Annotated[
+    launch: Launch,
+    assignments: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any other setting (docs/exporting.md); may be repeated."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Other launch setting, such as partition=gpu (docs/exporting.md lists them). Repeatable.",
+            rich_help_panel=LAUNCH,
+        ),
     ] = None,
     settings_file: Annotated[
-        str | None, typer.Option("--settings", metavar="FILE", help="Settings as JSON or YAML; options win.")
+        str | None,
+        typer.Option(
+            "--settings",
+            metavar="FILE",
+            help="Launch settings as a JSON or YAML file; options override them.",
+            rich_help_panel=LAUNCH,
+        ),
     ] = None,
     against: Annotated[
         str | None,
-        typer.Option(help="Refuse a plan for nodes that this does not have: a topology, scontrol's or kubectl's text."),
+        typer.Option(
+            metavar="FILE",
+            help="Topology file, or what scontrol or kubectl print: refuse a plan for nodes that it does not have.",
+            rich_help_panel=LAUNCH,
+        ),
     ] = None,
     server: Server = None,
 ) -> None:
-    """Write a plan in another form, or as the job that a scheduler takes."""
+    """Convert a plan into another form, or into the job that a scheduler takes.
+
+    Example: penstock export plan.json --to sbatch --job mytrain:job --steps 1000 -o job
+    """
     from penstock.cli.show import Screen
 
-    launch = read_settings(
-        settings_file,
-        settings or [],
-        {
-            "model": model,
-            "steps": steps,
-            "directory": directory,
-            "image": image,
-            "name": name,
-            "nodes": nodes,
-            "checkpoint": checkpoint,
-            "checkpoint_every": checkpoint_every,
-            "evaluate_every": evaluate_every,
-            "environment": env or None,
-        },
-    )
+    given = {name: value for name, value in vars(launch).items() if name not in ("job", "env")}
+    given |= {"model": launch.job, "environment": launch.env or None}
+    settings = read_settings(settings_file, assignments or [], given)
     known_form(to)
-    if against is not None and launch.nodes == "any":
-        raise typer.BadParameter("speaks of the plan's own nodes; leave it out, or --nodes any", param_hint="--against")
-    files = _made_here(plan, to, launch, against) if server is None else _made_there(server, plan, to, launch, against)
+    if against is not None and settings.nodes == "any":
+        raise typer.BadParameter(
+            "checks the plan's own nodes, and --nodes any asks for none of them", param_hint="--against"
+        )
+    if server is None:
+        files = _made_here(plan, to, settings, against)
+    else:
+        files = _made_there(server, plan, to, settings, against)
     paths = save(files, to, output)
     say_notes([note for each in files for note in each.notes])
     if paths:
@@ -133,7 +197,7 @@ def export(
         screen.say(f"written: {', '.join(map(str, paths))}")
         if advice := next_step(to, paths):
             screen.say(f"next: {advice}")
-        if warning := model_elsewhere(to, launch, paths[0].parent):
+        if warning := model_elsewhere(to, settings, paths[0].parent):
             screen.say(warning)
 
 
@@ -232,7 +296,7 @@ def read_settings(path: str | None, assignments: list[str], options: dict[str, A
 
 
 def save(files: tuple[Written, ...], to: str, output: str | None) -> list[Path]:
-    """Write files where they are asked for; their paths, none for standard output.
+    """Write files and return their paths, none for standard output.
 
     Raises typer.BadParameter where several files would have to go to one, OSError where they cannot be written.
     """
@@ -279,6 +343,6 @@ def model_elsewhere(to: str, launch: LaunchSettings, folder: Path) -> str | None
         return None
     own, other = shlex.quote(str(Path.cwd())), shlex.quote(str(folder))
     return (
-        f"note: ranks look for {module} beside the script, and it lies here: --directory {own}, if the nodes have it "
+        f"note: ranks look for {module} next to the script, but it is here: --directory {own}, if the nodes have it "
         f"there too, or copy it to {other}"
     )

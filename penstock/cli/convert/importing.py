@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 import typer
 
 from penstock.cli.documents import STANDARD, post_document, print_json, refuse_unwritable, write_document
-from penstock.cli.service.remote import Server, connect
+from penstock.cli.groups import grouped
+from penstock.cli.options import OUTPUT, Document
+from penstock.cli.service.remote import Post, Server, connect
 
 if TYPE_CHECKING:
     from penstock.cli.show import Screen
@@ -21,84 +24,160 @@ MOST_SHOWN = 20
 LONGEST_SHOWN = 200
 _KIND = re.compile(r"([^\s=]+)\s*=\s*([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*x\s*([^\s=]+)")
 
-group = typer.Typer(help="Read what other tools write.", no_args_is_help=True)
+group = typer.Typer(help="Convert what other tools write into profiles, topologies and plans.", no_args_is_help=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """What is read."""
+
+    PANEL: ClassVar[str] = "Sources"
+
+    formats: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--from",
+            metavar="FORMAT",
+            help="Format of each file in their order, or one for all, such as slurm-nodes (default: recognised). "
+            "Repeatable.",
+        ),
+    ] = None
+    agents: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Service whose living agents are a source, too, such as http://planner:8642."),
+    ] = None
+    node: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NODES",
+            help="Nodes that a text without node names (nvidia-smi, NCCL) is about, as a hostlist: gpu[001-004].",
+        ),
+    ] = None
+    topology_name: Annotated[
+        str | None,
+        typer.Option(
+            "--topology-name",
+            metavar="NAME",
+            help="Which topology to read of a topology.yaml that has several (default: the one it marks as default).",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """What no source says."""
+
+    PANEL: ClassVar[str] = "What the sources do not say"
+
+    device_kind: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--device-kind",
+            metavar="KIND",
+            help="Kind of the devices: H100, or PRODUCT=H100 for what a source calls PRODUCT. Repeatable.",
+        ),
+    ] = None
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=SPEEDxKIND",
+            help="Kind that profiles lack, costed from one that they have: GB200=2.5xH100. Repeatable.",
+        ),
+    ] = None
+    devices_per_node: Annotated[int | None, typer.Option(min=1, help="Devices of each node, such as 8.")] = None
+    memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory of each device, such as 80GiB.")] = None
+    fabric: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ports|pairs|bus", help="What joins the devices of a node: ports (NVSwitch), pairs or a bus."
+        ),
+    ] = None
+    fabric_bandwidth: Annotated[
+        str | None,
+        typer.Option(metavar="BANDWIDTH", help="Bandwidth of a device into that fabric, such as 450GB/s."),
+    ] = None
+    nic: Annotated[
+        str | None,
+        typer.Option(metavar="BANDWIDTH", help="Bandwidth of all network cards of a node together: 3200Gbit/s."),
+    ] = None
+    latency: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Latency of the link from a node to its switch, such as 10us.")
+    ] = None
+    oversubscription: Annotated[
+        float,
+        typer.Option(min=1, help="Bandwidth below a switch divided by that of its link upwards, such as 2 for 2:1."),
+    ] = 1
+    nvlink_blocks: Annotated[
+        bool, typer.Option("--nvlink-blocks", help="Take each block of Slurm's block topology for an NVLink domain.")
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """Which nodes the topology gets."""
+
+    PANEL: ClassVar[str] = "Nodes"
+
+    only: Annotated[
+        str | None, typer.Option(metavar="NODES", help="Nodes to keep, as a hostlist such as gpu[001-064].")
+    ] = None
+    only_free: Annotated[bool, typer.Option("--only-free", help="Keep only nodes on which nothing runs.")] = False
 
 
 @group.command("topology")
+@grouped
 def import_topology(
+    *,
     files: Annotated[
-        list[str] | None, typer.Argument(metavar="[FILE]…", help="What tools printed; - is standard input.")
-    ] = None,
-    formats: Annotated[
         list[str] | None,
-        typer.Option("--from", help="Each file's format, in their order, or one for all; else it is recognised."),
+        typer.Argument(metavar="[FILE]…", help="Files with what the tools printed; - is standard input."),
     ] = None,
-    agents: Annotated[
-        str | None, typer.Option(metavar="URL", help="The living agents of this service are a source, too.")
+    sources: Sources,
+    known: Known,
+    kept: Kept,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the topology (default: that of the file).", rich_help_panel=OUTPUT)
     ] = None,
-    node: Annotated[
-        str | None, typer.Option(help="Hostlist of the nodes that a text without names (nvidia-smi, NCCL) is about.")
-    ] = None,
-    name: Annotated[str | None, typer.Option(help="What the topology is called.")] = None,
-    device: Annotated[
-        list[str] | None, typer.Option(help="What devices are: H100; or PRODUCT=H100 for a source's own name.")
-    ] = None,
-    kind: Annotated[
-        list[str] | None,
-        typer.Option(help="A kind that profiles lack, costed from one that they have: GB200=2.5xH100."),
-    ] = None,
-    devices_per_node: Annotated[int | None, typer.Option(min=1, help="Where no source counts them.")] = None,
-    memory: Annotated[str | None, typer.Option(help="Of each device: 80GiB.")] = None,
-    fabric: Annotated[
-        str | None, typer.Option(help="What joins the devices of a node: ports (NVSwitch), pairs or bus.")
-    ] = None,
-    fabric_bandwidth: Annotated[str | None, typer.Option(help="Of it, in one direction: 450GB/s.")] = None,
-    nic: Annotated[str | None, typer.Option(help="All network cards of a node together: 3200Gbit/s.")] = None,
-    latency: Annotated[str | None, typer.Option(help="Of a node's link to its switch: 10us.")] = None,
-    oversubscription: Annotated[
-        float, typer.Option(min=1, help="Bandwidth below a switch over that of its link upwards, where none is said.")
-    ] = 1,
-    topology: Annotated[
-        str | None, typer.Option(help="Which topology of a topology.yaml with several; else its default.")
-    ] = None,
-    nvlink_blocks: Annotated[
-        bool, typer.Option("--nvlink-blocks", help="Each block of Slurm's block topology is an NVLink domain.")
-    ] = False,
-    only: Annotated[str | None, typer.Option(help="Hostlist: these nodes, and no others.")] = None,
-    only_free: Annotated[bool, typer.Option("--only-free", help="Only nodes on which nothing runs.")] = False,
-    output: Annotated[
-        str, typer.Option("--output", "-o", help="Where the topology goes; - is standard output.")
-    ] = STANDARD,
+    output: Document = STANDARD,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print topology, assumptions and what was left out as JSON.")
+        bool,
+        typer.Option(
+            "--json",
+            help="Print the topology, the assumptions and what was left out as JSON.",
+            rich_help_panel=OUTPUT,
+        ),
     ] = False,
+    post: Post = None,
     server: Server = None,
-    post: Annotated[str | None, typer.Option(help="Also send the topology to this service, http://host:port.")] = None,
 ) -> None:
     """Make one topology of what Slurm, Kubernetes, drivers and fabric tools print.
 
-    Says what was found, what was assumed, and which nodes were left out; asks for what nobody says. With --server the
-    service does it, and keeps the topology.
+    Prints what was found, what was assumed and which nodes were left out, and
+    names the option for what no source says. With --server the service does it,
+    and keeps the topology.
+
+    Example: penstock import topology topology.conf nodes.txt -o cluster.json
     """
     refuse_unwritable(output)
-    given = {
-        "name": name or (Path(output).stem if output != STANDARD else "imported"),
-        "devices": tuple(device or ()),
-        "kinds": tuple(map(_kind, kind or ())),
-        "devices_per_node": devices_per_node,
-        "memory_bytes": _read("--memory", memory, "bytes"),
-        "fabric": fabric,
-        "fabric_bytes_per_s": _read("--fabric-bandwidth", fabric_bandwidth, "bytes_per_s"),
-        "nic_bytes_per_s": _read("--nic", nic, "bytes_per_s"),
-        "latency_ns": _read("--latency", latency, "time_ns"),
-        "oversubscription": oversubscription,
-        "topology": topology,
-        "nvlink_blocks": nvlink_blocks,
-        "only": only,
-        "only_free": only_free,
-    }
-    options, sources = _options(given), _sources(files or [], formats or [], node, agents)
-    imported = _imported(sources, options, server)
+    options = _options(
+        {
+            "name": name or (Path(output).stem if output != STANDARD else "imported"),
+            "devices": tuple(known.device_kind or ()),
+            "kinds": tuple(map(_kind, known.kind or ())),
+            "devices_per_node": known.devices_per_node,
+            "memory_bytes": _read("--memory", known.memory, "bytes"),
+            "fabric": known.fabric,
+            "fabric_bytes_per_s": _read("--fabric-bandwidth", known.fabric_bandwidth, "bytes_per_s"),
+            "nic_bytes_per_s": _read("--nic", known.nic, "bytes_per_s"),
+            "latency_ns": _read("--latency", known.latency, "time_ns"),
+            "oversubscription": known.oversubscription,
+            "topology": sources.topology_name,
+            "nvlink_blocks": known.nvlink_blocks,
+            "only": kept.only,
+            "only_free": kept.only_free,
+        }
+    )
+    imported = _imported(_sources(files or [], sources), options, server)
     if as_json:
         print_json(imported)
     if output != STANDARD or not as_json:
@@ -127,7 +206,13 @@ def _options(given: dict[str, Any]) -> ImportOptions:
         return ImportOptions.model_validate(given)
     except ValidationError as error:
         first = error.errors()[0]
-        names = {"fabric_bytes_per_s": "fabric-bandwidth", "memory_bytes": "memory", "nic_bytes_per_s": "nic"}
+        names = {
+            "fabric_bytes_per_s": "fabric-bandwidth",
+            "memory_bytes": "memory",
+            "nic_bytes_per_s": "nic",
+            "devices": "device-kind",
+            "topology": "topology-name",
+        }
         field = str(first["loc"][0])
         hint = "--" + names.get(field, field.replace("_", "-"))
         raise typer.BadParameter(f"{first['msg'][:1].lower()}{first['msg'][1:]}", param_hint=hint) from None
@@ -154,10 +239,11 @@ def _kind(text: str) -> dict[str, str | float]:
     return {"name": match[1], "speed": float(match[2]), "scale_from": match[3]}
 
 
-def _sources(files: list[str], formats: list[str], node: str | None, agents: str | None) -> list[ImportSource]:
+def _sources(files: list[str], options: Sources) -> list[ImportSource]:
     from penstock.importers.topology import decoded, text_of
     from penstock.schemas.api.topology_import import Format, ImportSource
 
+    formats, agents = options.formats or [], options.agents
     for name in formats:
         if name not in get_args(Format):
             raise typer.BadParameter(f"{name!r} is none of {', '.join(get_args(Format))}", param_hint="--from")
@@ -174,7 +260,7 @@ def _sources(files: list[str], formats: list[str], node: str | None, agents: str
             text=decoded(sys.stdin.buffer.read()) if file == STANDARD else text_of(Path(file)),
             format=name,  # type: ignore[arg-type]
             name="standard input" if file == STANDARD else file,
-            nodes=node,
+            nodes=options.node,
         )
         for file, name in zip(files, each, strict=True)
     ]

@@ -1,89 +1,130 @@
-"""``penstock import layout``: what Megatron, torchtitan or DeepSpeed runs today, judged, and the best beside it."""
+"""``penstock import layout``: what Megatron, torchtitan or DeepSpeed runs today, compared with the best plan."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
 from penstock.cli.documents import STANDARD, print_json, refuse_unwritable, write_document
-from penstock.cli.plan.asking import request_of
-from penstock.cli.plan.planning import (
+from penstock.cli.groups import grouped
+from penstock.cli.options import (
+    OUTPUT,
     AsJson,
-    Batch,
-    Cluster,
-    Gap,
-    MaxPlans,
-    Model,
-    Network,
-    Optimizer,
-    Profile,
-    Recompute,
+    Costs,
+    Limits,
+    Question,
     Request,
     Settings,
-    TimeLimit,
-    Topology,
     Workers,
-    one_thread,
+    given,
 )
+from penstock.cli.plan.asking import request_of
+from penstock.cli.plan.planning import one_thread
 from penstock.cli.service.remote import Server, connect, refuse_here
+from penstock.schemas.errors import InvalidDocument, InvalidPlan
 
 if TYPE_CHECKING:
     from penstock.cli.show import Screen
     from penstock.schemas.api.layouts import LayoutImported, LayoutRequest, Rival
 
 
+LAYOUT = "Layout"
+DOES_NOT_FIT = 3
+NOT_JUDGED = InvalidDocument.exit_code
+"""The exit code of a layout that is read and cannot be simulated, as of one that cannot be read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Missing:
+    """What the layout itself may leave open."""
+
+    PANEL: ClassVar[str] = LAYOUT
+
+    micro_batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Samples of a micro-batch on each replica, where FILE does not say.")
+    ] = None
+    pipeline_parallel_size: Annotated[
+        int | None,
+        typer.Option(min=1, help="Pipeline ranks, where FILE does not say (default: one for each stage)."),
+    ] = None
+    nodes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NODES",
+            help="Nodes that the job runs on, as a hostlist in the order of its ranks, such as gpu[001-004] "
+            "(default: all of the cluster).",
+        ),
+    ] = None
+    devices_per_node: Annotated[
+        int | None, typer.Option(min=1, help="Number of devices that the job uses on each node (default: all).")
+    ] = None
+
+
 def register(importing: typer.Typer) -> None:
     """Add this module's command."""
-    importing.command("layout")(import_layout)
+    importing.command("layout")(grouped(import_layout))
 
 
 def import_layout(
-    context: typer.Context,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="Flags, settings or layout; - is standard input.")],
-    format: Annotated[str, typer.Option("--from", help="megatron, torchtitan, deepspeed or ranges.")],
-    profile: Profile = None,
-    topology: Topology = None,
-    global_batch_size: Batch = None,
-    model: Model = None,
-    cluster: Cluster = None,
-    request: Request = None,
-    micro_batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Samples of a micro-batch on each replica, where FILE does not say.")
-    ] = None,
-    pipeline_parallel_size: Annotated[
-        int | None, typer.Option(min=1, help="Pipeline ranks, where FILE does not say; else one for each stage.")
-    ] = None,
-    nodes: Annotated[
-        str, typer.Option(help="Hostlist of the nodes that the job runs on, as its ranks count them; else all.")
-    ] = "",
-    devices_per_node: Annotated[
-        int | None, typer.Option(min=1, help="The first so many devices of each node; else all.")
-    ] = None,
+    *,
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE",
+            help="What the trainer reads: Megatron's script or layout string, torchtitan's TOML, DeepSpeed's parts, or "
+            "ranges of layers; - is standard input.",
+        ),
+    ],
+    format: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="megatron|torchtitan|deepspeed|ranges",
+            help="Trainer that FILE is for; ranges: plain ranges of layers.",
+            rich_help_panel=LAYOUT,
+        ),
+    ],
+    missing: Missing,
     compare: Annotated[
         bool,
-        typer.Option("--compare/--alone", help="Also find the best plan within the trainer's limits, and without."),
+        typer.Option(
+            "--compare/--alone",
+            help="Also find the best plans within the trainer's limits and without, or judge the layout alone.",
+            rich_help_panel=LAYOUT,
+        ),
     ] = True,
-    recompute: Recompute = None,
-    network: Network = None,
-    optimizer: Optimizer = None,
-    time_limit: TimeLimit = None,
-    gap: Gap = None,
-    max_plans: MaxPlans = None,
+    question: Question,
+    request: Request = None,
+    costs: Costs,
     set_option: Settings = None,
+    limits: Limits,
     workers: Workers = None,
-    output: Annotated[str | None, typer.Option("--output", "-o", help="Where the layout's plan goes.")] = None,
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", help="File that the layout is written to as a plan.", rich_help_panel=OUTPUT),
+    ] = None,
     best: Annotated[
-        str | None, typer.Option(help="Where the best plan within the trainer's limits goes, for export.")
+        str | None,
+        typer.Option(
+            help="File that the best plan within the trainer's limits is written to, for export.",
+            rich_help_panel=OUTPUT,
+        ),
     ] = None,
     as_json: AsJson = False,
     server: Server = None,
 ) -> None:
-    """Judge what another trainer runs: how good it is, what would be best in the same trainer, and what without limits.
+    """Judge the layout that another trainer runs today, and show how much faster the best plan is.
 
-    FILE: Megatron's flags or its layout string; torchtitan's TOML; DeepSpeed's parts; or plain ranges of layers.
+    Exits with 3 for a layout that does not fit into memory, and with 65 for one
+    that Penstock cannot judge.
+
+    Example:
+    penstock import layout train.sh --from megatron --example llama-3-8b --cluster 2x8xH100
     """
     for target in (output, best):
         refuse_unwritable(target)
@@ -91,34 +132,54 @@ def import_layout(
         raise typer.BadParameter("standard output can hold one of them; write the plan to a file", param_hint="-o")
     if best is not None and not compare:
         raise typer.BadParameter("--alone finds no best plan", param_hint="--best")
-    asked = _request(context.params, file)
+    options = given(question, costs, limits, missing, request=request, set_option=set_option)
+    asked = _request(options, file, format, compare=compare)
     from penstock.cli.show import Screen
 
     screen = Screen.of(quiet=as_json or STANDARD in (output, best))
-    if server is None:
-        one_thread()
-        from penstock.layouts.importing import import_layout as imported
-
-        found = imported(asked, workers=workers, on_progress=screen.progress)
+    try:
+        found = _judged_here(asked, screen, workers) if server is None else _judged_by(server, asked, workers)
+    except InvalidPlan as error:
         screen.done()
+<<<<<<< 97f17f8d4af01c3c4463b0d7fccc8fff645305d2
     else:
         refuse_here(workers=workers)
         with connect(server) as client:
             found = client.layouts.import_(asked)
+=======
+        print(f"penstock: {error}", file=sys.stderr)
+        raise typer.Exit(NOT_JUDGED) from None
+>>>>>>> 97ca6f2ebdd50df94b3f0859d90afd089616b352
     _write(found, output, best)
     if as_json:
         print_json(found.model_dump(mode="json", exclude={"request"}, exclude_none=True))
     show_layout(screen, found)
     for target in filter(None, (output, best)):
         screen.say(f"written to {target}")
+    if not found.fits:
+        raise typer.Exit(DOES_NOT_FIT)
 
 
-def _request(options: dict[str, Any], file: str) -> LayoutRequest:
-    """The question; the layout's own batch is asked for where no option gives one."""
+def _judged_here(asked: LayoutRequest, screen: Screen, workers: int | None) -> LayoutImported:
+    one_thread()
+    from penstock.layouts.importing import import_layout as imported
+
+    found = imported(asked, workers=workers, on_progress=screen.progress)
+    screen.done()
+    return found
+
+
+def _judged_by(server: str, asked: LayoutRequest, workers: int | None) -> LayoutImported:
+    refuse_here(workers=workers)
+    with connect(server) as client:
+        return client.import_layout(asked)
+
+
+def _request(options: Mapping[str, Any], file: str, format: str, *, compare: bool) -> LayoutRequest:
+    """The request; its batch is the layout's own where no option gives one."""
     from penstock.layouts.importing import batch_said
     from penstock.schemas.api.layouts import LayoutRequest
     from penstock.schemas.document import unreadable
-    from penstock.schemas.errors import InvalidDocument
 
     try:
         text = sys.stdin.read() if file == STANDARD else Path(file).read_text(encoding="utf-8")
@@ -130,21 +191,19 @@ def _request(options: dict[str, Any], file: str) -> LayoutRequest:
         )
     own = options["global_batch_size"]
     if own is None and options["request"] is None:
-        own = batch_said(options["format"], text)
-    absent = dict.fromkeys(("planner", "schedule", "codec", "update_rule", "pin", "pipeline_profile", "seed", "target"))
-    given = {**absent, **options, "micro_batch_size": None, "global_batch_size": own}
+        own = batch_said(format, text)
     return LayoutRequest.parse(
         {
             "schema_version": 1,
-            "format": options["format"],
+            "format": format,
             "layout": text,
             "source": "standard input" if file == STANDARD else Path(file).name,
-            "request": request_of(given),
+            "request": request_of({**options, "micro_batch_size": None, "global_batch_size": own}),
             "micro_batch_size": options["micro_batch_size"],
             "pipeline_parallel_size": options["pipeline_parallel_size"],
-            "nodes": options["nodes"],
+            "nodes": options["nodes"] or "",
             "devices_per_node": options["devices_per_node"],
-            "compare": options["compare"],
+            "compare": compare,
         }
     )
 
@@ -180,7 +239,7 @@ def show_layout(screen: Screen, found: LayoutImported) -> None:
         screen.say(f"  {rival.comparison.ours.stages}")
         for sentence in _on_its_class(rival):
             screen.say(f"  {sentence}")
-        screen.say(f"  the layout beside it: {rival.comparison.sentence}")
+        screen.say(f"  compared with the layout: {rival.comparison.sentence}")
 
 
 def _on_its_class(rival: Rival) -> list[str]:

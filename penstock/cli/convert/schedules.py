@@ -10,10 +10,11 @@ import typer
 
 from penstock.cli.convert.exporting import say_notes
 from penstock.cli.documents import STANDARD, read_plan, refuse_unwritable, write_document
+from penstock.cli.options import MODEL, Document, PlanPath
 from penstock.cli.service.remote import Server, export_there
 
 ELSEWHERE = "a schedule has no place for replicas and recomputation; those of the plan: penstock export PLAN --to plan"
-"""Of a plan that a service keeps."""
+"""The note for a plan that a service keeps."""
 
 
 def register(importing: typer.Typer, exporting: typer.Typer) -> None:
@@ -23,15 +24,23 @@ def register(importing: typer.Typer, exporting: typer.Typer) -> None:
 
 
 def import_schedule(
-    file: Annotated[str, typer.Argument(metavar="CSV", help="A compute-only schedule, or - for standard input.")],
-    plan: Annotated[str, typer.Option("--plan", help="A plan file: its stages and devices are taken.")],
-    output: Annotated[
-        str, typer.Option("--output", "-o", help="Where the plan goes; - is standard output.")
-    ] = STANDARD,
+    file: Annotated[str, typer.Argument(metavar="CSV", help="Compute-only schedule of PyTorch; - is standard input.")],
+    plan: Annotated[
+        str,
+        typer.Option(
+            "--plan",
+            metavar="PLAN",
+            help="Plan file whose stages and devices are taken.",
+            rich_help_panel=MODEL,
+        ),
+    ],
+    output: Document = STANDARD,
 ) -> None:
-    """Put PyTorch's schedule in the place of a plan's own, and say how it fares against it.
+    """Replace a plan's order by PyTorch's schedule CSV, and compare the two.
 
-    What comes out is a plan like any other, for verify, simulate, report and run.
+    The result is a plan like any other, for verify, simulate, report and run.
+
+    Example: penstock import schedule rows.csv --plan plan.json -o other.json
     """
     from penstock.schemas.document import unreadable
     from penstock.schemas.errors import InvalidDocument
@@ -59,12 +68,11 @@ def import_schedule(
     screen.say(f"written to {output}")
 
 
-def export_schedule(
-    plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file, or - ; with --server a hash or a job.")],
-    output: Annotated[str, typer.Option("--output", "-o", help="The CSV file; - is standard output.")] = STANDARD,
-    server: Server = None,
-) -> None:
-    """Write a plan's order for PyTorch's ``_PipelineScheduleRuntime`` or torchtitan."""
+def export_schedule(plan: PlanPath, output: Document = STANDARD, server: Server = None) -> None:
+    """Write a plan's order as the schedule CSV of PyTorch and torchtitan.
+
+    Example: penstock export schedule plan.json -o rows.csv
+    """
     refuse_unwritable(output)
     text, notes = _csv(plan) if server is None else (export_there(server, plan, "csv").decode(), (ELSEWHERE,))
     if output == STANDARD:

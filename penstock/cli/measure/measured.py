@@ -1,4 +1,4 @@
-"""What a run has measured, in lines beside the prediction, and as figures."""
+"""What a run has measured: lines that compare it with the prediction, and figures."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def measured_lines(
 
 
 def memory_lines(plan: Plan, report: RunReport) -> list[str]:
-    """Each device's measured peak beside the predicted one, which also holds what no tensor does (the context)."""
+    """Each device's measured peak and the predicted one, without the context, which no tensor holds."""
     from penstock.report.words import amount
 
     device_of = {trace["rank"]: trace["device"] for trace in report.rank_traces}

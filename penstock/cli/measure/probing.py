@@ -9,43 +9,92 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.documents import STANDARD, post_document, refuse_unwritable, write_document
+from penstock.cli.durations import METAVAR, between, duration_ns, seconds
+from penstock.cli.options import MEASUREMENT, Document
+from penstock.cli.panels import MEASURE
+from penstock.cli.service.remote import Post
 
 if TYPE_CHECKING:
     from penstock.cli.show import Screen
     from penstock.schemas.topology import ClusterTopology, Fabric
 
+PEERS = "Peers"
+
 
 def register(app: typer.Typer) -> None:
     """Add this module's command."""
-    app.command("probe")(probe)
+    app.command("probe", rich_help_panel=MEASURE)(probe)
 
 
 def probe(
     peers: Annotated[
-        list[str] | None, typer.Argument(metavar="[HOST:PORT]…", help="Peers whose links are measured pair by pair.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[HOST:PORT]…", help="Addresses of peers (`penstock probe --serve`), measured pair by pair."
+        ),
     ] = None,
     agents: Annotated[
-        str | None, typer.Option(metavar="URL", help="The living agents of this service are the peers; it is told.")
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Service whose living agents are the peers, such as http://planner:8642; it also gets the topology.",
+            rich_help_panel=PEERS,
+        ),
     ] = None,
-    serve: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Be such a peer, until interrupted.")] = None,
+    serve: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Address to be such a peer at until interrupted: 0.0.0.0:8745.",
+            rich_help_panel=PEERS,
+        ),
+    ] = None,
     name: Annotated[
-        str | None, typer.Option(help="What this host is called; the host's own name when left out.")
+        str | None, typer.Option(help="Name of this host in the topology (default: its own).", rich_help_panel=PEERS)
     ] = None,
     fabric: Annotated[
-        str | None, typer.Option(help="Bandwidth between this host's devices ('12 GB/s') instead of measuring it.")
+        str | None,
+        typer.Option(
+            metavar="BANDWIDTH",
+            help="Bandwidth between the devices of this host, such as '12 GB/s' (default: measured).",
+            rich_help_panel=PEERS,
+        ),
     ] = None,
-    output: Annotated[
-        str, typer.Option("--output", "-o", help="Where the topology goes; - is standard output.")
-    ] = STANDARD,
-    post: Annotated[str | None, typer.Option(help="Also send the topology to this service, http://host:port.")] = None,
-    seconds: Annotated[float, typer.Option(min=0.1, max=60, help="Measuring time per direction of a link.")] = 3.0,
-    cpu_devices: Annotated[int, typer.Option(min=0, help="CPU devices that this host offers; 0: its GPUs.")] = 2,
-    nodes: Annotated[int, typer.Option(min=1, help="Without peers: hosts to speak for, all like this one.")] = 1,
-    node_names: Annotated[str, typer.Option(help="Without peers: what node i is called, by str.format.")] = "node{}",
+    cpu_devices: Annotated[
+        int,
+        typer.Option(min=0, help="CPU devices that this host offers; 0 offers its GPUs.", rich_help_panel=MEASUREMENT),
+    ] = 2,
+    nodes: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Without peers: nodes of the topology, all taken to be like this one.",
+            rich_help_panel=MEASUREMENT,
+        ),
+    ] = 1,
+    node_names: Annotated[
+        str,
+        typer.Option(help="Without peers: names of the nodes, in which {} is the number.", rich_help_panel=MEASUREMENT),
+    ] = "node{}",
+    measure_for: Annotated[
+        int,
+        typer.Option(
+            "--measure-for",
+            parser=between("100ms", "60s"),
+            metavar=METAVAR,
+            show_default="3s",
+            help="Time that each direction of a link is measured for: 500ms, 10s.",
+            rich_help_panel=MEASUREMENT,
+        ),
+    ] = duration_ns("3s"),
+    output: Document = STANDARD,
+    post: Post = None,
 ) -> None:
-    """Measure links: between processes of this machine, or between hosts where `penstock probe --serve` runs.
+    """Measure the links between processes of this machine, or between hosts, and write a topology.
 
-    Writes a topology. With peers, this machine is itself part of it only where it is one of them.
+    With peers, this machine is part of the topology only if it is one of them.
+
+    Example: penstock probe 10.0.0.1:8745 10.0.0.2:8745 -o topology.json
     """
     if serve is not None:
         if peers:
@@ -58,7 +107,11 @@ def probe(
         peers, post = _peers_of_agents(agents), post or agents
     refuse_unwritable(output)
     screen = _screen()
-    topology = _of_peers(screen, peers, seconds) if peers else _of_processes(screen, cpu_devices, nodes, node_names)
+    topology = (
+        _of_peers(screen, peers, seconds(measure_for))
+        if peers
+        else _of_processes(screen, cpu_devices, nodes, node_names)
+    )
     screen.done()
     write_document(topology, output)
     if post is not None:
@@ -80,7 +133,7 @@ def _peers_of_agents(url: str) -> list[str]:
 
 
 def _serve(address: str, name: str, cpu_devices: int, fabric: str | None) -> None:
-    """Be a peer in this process until it is interrupted or told to end."""
+    """Be a peer in this process until it is interrupted or terminated."""
     from penstock.executor.links.link_peer import Host, Peer
     from penstock.executor.node.devices import discover
 
@@ -110,13 +163,13 @@ def _inside(devices: int, cpu_devices: int, given: str | None) -> Fabric | None:
     return measure_links(devices - devices % 2).fabric()
 
 
-def _of_peers(screen: Screen, peers: list[str], seconds: float) -> ClusterTopology:
+def _of_peers(screen: Screen, peers: list[str], time_s: float) -> ClusterTopology:
     from penstock.executor.links.link_peer import measure_pairs, who, with_fabric
     from penstock.executor.links.measured_topology import topology_of_hosts
     from penstock.report.words import duration
 
-    hosts = [with_fabric(address, who(address), seconds=seconds) for address in peers]
-    links = measure_pairs(peers, seconds=seconds, progress=screen.progress)
+    hosts = [with_fabric(address, who(address), seconds=time_s) for address in peers]
+    links = measure_pairs(peers, seconds=time_s, progress=screen.progress)
     for (a, b), link in sorted(links.items()):
         carried = f"{link.bandwidth_bytes_per_s / 1e6:.4g} MB/s"
         screen.say(f"{hosts[a].name} → {hosts[b].name}: {carried}, {duration(link.latency_ns)} late")

@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.documents import STANDARD, post_document, read_plan, refuse_unwritable, write_document
+from penstock.cli.durations import duration_ns, seconds
+from penstock.cli.options import MEASUREMENT, MODEL, RUN, Directory, Document, Job, MeasureFor
+from penstock.cli.panels import MEASURE
+from penstock.cli.service.remote import Post
 
 if TYPE_CHECKING:
     from penstock.cli.show import Screen
@@ -16,25 +20,37 @@ if TYPE_CHECKING:
 
 MAX_DEFAULT_SIZE = 8
 
-Output = Annotated[str, typer.Option("--output", "-o", help="Where the document goes; - is standard output.")]
-
 
 def register(app: typer.Typer, importing: typer.Typer) -> None:
     """Add this module's commands."""
     importing.command("profile")(import_profile)
-    app.command("profile")(profile)
+    app.command("profile", rich_help_panel=MEASURE)(profile)
 
 
 def import_profile(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A profile text, or - for standard input.")],
-    output: Output = STANDARD,
-    name: Annotated[str | None, typer.Option(help="The model's name; the file's name when left out.")] = None,
-    micro_batch_size: Annotated[
-        int | None, typer.Option("--micro-batch-size", help="Samples that the text's times stand for.")
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="Profile text of PipeDream or DAPPLE; - is standard input.")
+    ],
+    output: Document = STANDARD,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the model (default: the file's name).", rich_help_panel=MODEL)
     ] = None,
-    device_kind: Annotated[str, typer.Option(help="The device on which it was measured.")] = "V100",
+    micro_batch_size: Annotated[
+        int | None,
+        typer.Option(
+            "--micro-batch-size",
+            help="Samples that the times in the text are for (default: as the file's name has it, such as _pbs64).",
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
+    device_kind: Annotated[
+        str, typer.Option(help="Kind of device that the times were measured on.", rich_help_panel=MODEL)
+    ] = "V100",
 ) -> None:
-    """Read the profile text of PipeDream or DAPPLE into a profile."""
+    """Convert a profile text of PipeDream or DAPPLE into a profile.
+
+    Example: penstock import profile graph.txt --micro-batch-size 64 -o profile.json
+    """
     from penstock.importers.pipedream import read_profile
     from penstock.schemas.document import unreadable
     from penstock.schemas.errors import InvalidDocument
@@ -57,32 +73,86 @@ def import_profile(
 
 
 def profile(
-    model: Annotated[str, typer.Option(help="The job, as module:attribute (examples.gpt:job).")],
-    output: Output = STANDARD,
+    *,
+    job: Job,
+    directory: Directory = None,
     analytic: Annotated[
-        list[str] | None, typer.Option(help="Compute for this kind of device instead of measuring; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            metavar="KIND",
+            help="Compute the costs for this kind of device, such as H100, instead of measuring. Repeatable.",
+            rich_help_panel=MEASUREMENT,
+        ),
     ] = None,
     micro_batch_size: Annotated[
-        list[int] | None, typer.Option("--micro-batch-size", help="Samples; may be repeated. Powers of two by default.")
+        list[int] | None,
+        typer.Option(
+            "--micro-batch-size",
+            help="Samples of a micro-batch to measure (default: 1, 2, 4 and 8). Repeatable.",
+            rich_help_panel=MEASUREMENT,
+        ),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; the GPU where there is one.")] = None,
-    device_kind: Annotated[str | None, typer.Option(help="What the profile calls this device.")] = None,
-    concurrency: Annotated[int, typer.Option(min=1, help="Devices of this host that are busy at once.")] = 1,
-    directory: Annotated[str | None, typer.Option(help="Where the training project lies.")] = None,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Measuring time per size.")] = 4.0,
-    dtype: Annotated[str, typer.Option(help="fp32, bf16 or fp16; for --analytic.")] = "fp32",
-    precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16 (autocast), as the run will train.")] = "fp32",
-    post: Annotated[str | None, typer.Option(help="Also send the profile to this service, http://host:port.")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar="cpu|cuda",
+            help="Device that the model is measured on (default: cuda where there is a GPU).",
+            rich_help_panel=RUN,
+        ),
+    ] = None,
+    device_kind: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND",
+            help="Name of this device's kind in the profile, such as A100 (default: what the driver calls it).",
+            rich_help_panel=MEASUREMENT,
+        ),
+    ] = None,
+    concurrency: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Devices of this host that compute at the same time, as in the run.",
+            rich_help_panel=MEASUREMENT,
+        ),
+    ] = 1,
+    measure_for: MeasureFor = duration_ns("4s"),
+    dtype: Annotated[
+        str,
+        typer.Option(
+            metavar="fp32|bf16|fp16", help="Width of the parameters for --analytic.", rich_help_panel=MEASUREMENT
+        ),
+    ] = "fp32",
+    precision: Annotated[
+        str,
+        typer.Option(
+            metavar="fp32|bf16|fp16",
+            help="Precision of the computation by autocast, as the run will train.",
+            rich_help_panel=MEASUREMENT,
+        ),
+    ] = "fp32",
     pipeline: Annotated[
-        str | None, typer.Option(metavar="PLAN", help="Run this plan, and write AvgPipe's profile of its ranks.")
+        str | None,
+        typer.Option(
+            metavar="PLAN",
+            help="Plan file to run instead, for the profile of its ranks that planner avgpipe tunes with.",
+            rich_help_panel=MEASUREMENT,
+        ),
     ] = None,
-    batches: Annotated[int, typer.Option(min=1, help="Global batches of --pipeline.")] = 20,
+    batches: Annotated[
+        int, typer.Option(min=1, help="Global batches that --pipeline runs.", rich_help_panel=MEASUREMENT)
+    ] = 20,
+    output: Document = STANDARD,
+    post: Post = None,
 ) -> None:
-    """Measure a PyTorch model on this machine, or compute its costs for a device that is not at hand."""
+    """Measure what each layer of a PyTorch model costs, or compute it for a device that is not at hand.
+
+    Example: penstock profile --job mytrain:job -o profile.json
+    """
     if pipeline is not None:
         if analytic or post is not None:
             raise typer.BadParameter("--pipeline runs a plan here; leave out --analytic and --post")
-        _pipeline(pipeline, model, batches, directory, output)
+        _pipeline(pipeline, job, batches, directory, output)
         return
     import torch
 
@@ -93,19 +163,19 @@ def profile(
     refuse_unwritable(output)
     screen = _screen(output)
     where = Path.cwd() if directory is None else Path(directory)
-    job = load_job(model, where)
-    sizes = micro_batch_size or [size for size in (1, 2, 4, MAX_DEFAULT_SIZE) if size <= job.batch_size]
+    loaded = load_job(job, where)
+    sizes = micro_batch_size or [size for size in (1, 2, 4, MAX_DEFAULT_SIZE) if size <= loaded.batch_size]
     if analytic:
-        found = analytic_profile(job, analytic, sizes, dtype, progress=screen.progress)  # type: ignore[arg-type]
+        found = analytic_profile(loaded, analytic, sizes, dtype, progress=screen.progress)  # type: ignore[arg-type]
     else:
         found = measure_profile(
-            model,
+            job,
             device or ("cuda" if torch.cuda.is_available() else "cpu"),
             sizes,
             concurrency,
             directory=where,
             device_kind=device_kind,
-            seconds=seconds,
+            seconds=seconds(measure_for),
             precision=precision,
             progress=screen.progress,
         )

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.documents import print_json, read_plan, refuse_unwritable, write_document
+from penstock.cli.options import MEASUREMENT, OUTPUT, AsJson, Directory, Job
+from penstock.cli.panels import MEASURE
 
 if TYPE_CHECKING:
     from penstock.planning.tune import Setting, Tried
@@ -19,21 +21,35 @@ WARMUP_STEPS = 1
 
 def register(app: typer.Typer) -> None:
     """Add this module's command."""
-    app.command("tune")(tune)
+    app.command("tune", rich_help_panel=MEASURE)(tune)
 
 
 def tune(
-    plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan of planner avgpipe, or - for standard input.")],
-    model: Annotated[str, typer.Option(help="The job, as module:attribute (examples.gpt:job).")],
-    batches: Annotated[int, typer.Option(min=1, help="Iterations that each setting is timed for.")] = 3,
-    max_pipelines: Annotated[int, typer.Option(min=1, help="Most parallel pipelines.")] = 2,
-    directory: Annotated[str | None, typer.Option(help="Where the training project lies.")] = None,
+    plan: Annotated[str, typer.Argument(metavar="PLAN", help="Plan file of planner avgpipe; - is standard input.")],
+    job: Job,
+    batches: Annotated[
+        int, typer.Option(min=1, help="Iterations that each setting is timed for.", rich_help_panel=MEASUREMENT)
+    ] = 3,
+    max_pipelines: Annotated[
+        int, typer.Option(min=1, help="Largest number of parallel pipelines to try.", rich_help_panel=MEASUREMENT)
+    ] = 2,
+    directory: Directory = None,
     output: Annotated[
-        str | None, typer.Option("--output", "-o", help="Write the plan with the fastest setting here.")
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="File that the plan with the fastest setting is written to.",
+            rich_help_panel=OUTPUT,
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print every setting and its times as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Run every number of micro-batches and of pipelines that fits, beside what the judge and the profile say."""
+    """Run every setting of AvgPipe's micro-batches and pipelines that fits, and keep the fastest.
+
+    Example: penstock tune plan.json --job mytrain:job --batches 3 -o tuned.json
+    """
     refuse_unwritable(output)
     file = read_plan(plan)
     from penstock.cli.show import Screen
@@ -44,7 +60,7 @@ def tune(
     where = Path.cwd() if directory is None else Path(directory)
     screen.say(f"{len(found)} settings, {batches} iterations each")
     tried = []
-    for one in traverse(found, lambda own: _iteration_ns(own, model, where, batches)):
+    for one in traverse(found, lambda own: _iteration_ns(own, job, where, batches)):
         tried.append(one)
         screen.say(_line(one, found))
     best = fastest(tried).setting
@@ -65,14 +81,14 @@ def _figures(one: Tried) -> dict[str, Any]:
     }
 
 
-def _iteration_ns(file: PlanFile, model: str, directory: Path, batches: int) -> int:
+def _iteration_ns(file: PlanFile, job: str, directory: Path, batches: int) -> int:
     from penstock.cli.measure.measured import median_time_ns
     from penstock.executor.run.local import run_locally
     from penstock.planning import api
 
     steps = WARMUP_STEPS + batches
     median = median_time_ns(
-        run_locally(api.programs(file), model, directory=directory, steps=steps, seed=0).step_times_ns
+        run_locally(api.programs(file), job, directory=directory, steps=steps, seed=0).step_times_ns
     )
     assert median is not None
     return median

@@ -1,4 +1,4 @@
-"""The plan request that the command line asks: a request file's fields, documents by file or name, and options."""
+"""The plan request of a command line: a request file's fields, documents by file or name, and options."""
 
 from __future__ import annotations
 
@@ -15,26 +15,25 @@ from penstock.schemas.errors import WrongDocument
 if TYPE_CHECKING:
     from penstock.schemas.request import PlanRequest
 
-SOURCES = (("profile", "profile", "model"), ("topology", "topology", "cluster"))
-"""A document's field, and the two options that give it: by file, and by name."""
+SOURCES = (("profile", "example"), ("topology", "cluster"))
+"""The two options that give a document: by file, which is the request's field, too, and by name."""
 
 
 def request_of(options: Mapping[str, Any]) -> PlanRequest:
-    """The request of ``plan``'s or ``compare``'s options, as typer parsed them (None: not given).
+    """The request of a command's options (None or absent: not given).
 
     Raises typer.BadParameter for what is missing or contradicts itself, InvalidDocument for what does not validate.
     """
-    if [options[name] for name in ("request", "profile", "topology")].count(STANDARD) > 1:
+    if [options.get(name) for name in ("request", "profile", "topology")].count(STANDARD) > 1:
         raise typer.BadParameter("standard input can be read once; only one of the files may be -")
-    for _, file, name in SOURCES:
+    for file, name in SOURCES:
         if options[file] is not None and options[name] is not None:
             raise typer.BadParameter(f"give either --{file} or --{name}, not both")
-    data = _request_file(options["request"]) if options["request"] is not None else {}
+    origin = options.get("request")
+    data = _request_file(origin) if origin is not None else {}
     fields = _fields(options)
     missing = [
-        f"--{file} or --{name}"
-        for field, file, name in SOURCES
-        if not (options[file] or options[name] or field in data)
+        f"--{file} or --{name}" for file, name in SOURCES if not (options[file] or options[name] or file in data)
     ]
     if "global_batch_size" not in fields and "global_batch_size" not in data:
         missing.append("--global-batch-size")
@@ -42,7 +41,7 @@ def request_of(options: Mapping[str, Any]) -> PlanRequest:
         raise typer.BadParameter(f"missing {', '.join(missing)}")
     from penstock.schemas.request import PlanRequest
 
-    return PlanRequest.parse(_merged(data, fields | _documents(options)), units=True, origin=options["request"] or "")
+    return PlanRequest.parse(_merged(data, fields | _documents(options)), units=True, origin=origin or "")
 
 
 def _request_file(source: str) -> dict[str, Any]:
@@ -62,23 +61,20 @@ def _request_file(source: str) -> dict[str, Any]:
 
 def _fields(options: Mapping[str, Any]) -> dict[str, Any]:
     """The request's fields that options give."""
-    limit = options["time_limit"]
-    if limit is not None and not 0 <= limit < 1e6:
-        raise typer.BadParameter(f"{limit} is no time limit; give seconds, 0 or more", param_hint="--time-limit")
-    same = ("global_batch_size", "planner", "schedule", "recompute", "codec", "seed")
-    fields = {name: options[name] for name in same} | {"target": options.get("target")}
-    fields["micro_batch_sizes"] = options["micro_batch_size"] or None
-    fields["update_rules"] = _rules(options["update_rule"])
-    fields["pins"] = [_pin(text) for text in options["pin"] or ()] or None
+    same = ("global_batch_size", "planner", "schedule", "recompute", "codec", "seed", "target")
+    fields = {name: options.get(name) for name in same}
+    fields["micro_batch_sizes"] = options.get("micro_batch_size") or None
+    fields["update_rules"] = _rules(options.get("update_rule"))
+    fields["pins"] = [_pin(text) for text in options.get("pin") or ()] or None
     parts = {
         "network": {"sharing": options["network"]},
         "memory": {"optimizer": options["optimizer"]},
         "termination": {
-            "time_limit_ns": None if limit is None else round(limit * 1e9),
+            "time_limit_ns": options["time_limit"],
             "gap": options["gap"],
             "max_plans": options["max_plans"],
         },
-        "options": dict(_option(text) for text in options["set_option"] or ()),
+        "options": dict(_option(text) for text in options.get("set_option") or ()),
     }
     for part, values in parts.items():
         fields[part] = {name: value for name, value in values.items() if value is not None} or None
@@ -120,9 +116,9 @@ def _documents(options: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if options["profile"] is not None:
         found["profile"] = read_document(ModelProfile, options["profile"])
-    elif options["model"] is not None:
-        found["profile"] = catalogue.profile(options["model"])
-    if options["pipeline_profile"] is not None:
+    elif options["example"] is not None:
+        found["profile"] = catalogue.profile(options["example"])
+    if options.get("pipeline_profile") is not None:
         found["pipeline_profile"] = read_document(PipelineProfile, options["pipeline_profile"])
     if options["topology"] is not None:
         found["topology"] = read_document(ClusterTopology, options["topology"])

@@ -90,7 +90,7 @@ def _number(text: str) -> int:
 
 
 def show_explanation(screen: Screen, found: wire.Explanation) -> None:
-    """All of it, the sentences first; of a layout that was asked for, the comparison alone."""
+    """Print the whole explanation, the sentences first; where another layout was given, only the comparison."""
     if found.layout is not None:
         _show_layout(screen, found.layout)
         if found.what_ifs:

@@ -1,14 +1,18 @@
-"""``penstock verify``, ``simulate``, ``explain`` and ``report``: what the judge says of a plan of anybody's."""
+"""``penstock verify``, ``simulate``, ``explain`` and ``report``: the judge's view of any plan."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
 from penstock.cli.documents import STANDARD, print_json, read_document, read_plan, refuse_unwritable
+from penstock.cli.groups import grouped
+from penstock.cli.options import OUTPUT, AsJson, PlanPath
+from penstock.cli.panels import PLAN
 from penstock.cli.service.remote import Server, connect, export_there, plan_there, refuse_here
 
 if TYPE_CHECKING:
@@ -17,24 +21,20 @@ if TYPE_CHECKING:
     from penstock.schemas.plan import PlanFile
     from penstock.solvers.model.timeline import Timeline
 
-PlanPath = Annotated[
-    str,
-    typer.Argument(metavar="PLAN", help="A plan file, or - for standard input; with --server also a hash or a job."),
-]
+WHAT_IF = "What if"
 
 
 def register(app: typer.Typer) -> None:
     """Add this module's commands."""
     for command in (verify, simulate, explain, report):
-        app.command(command.__name__)(command)
+        app.command(command.__name__, rich_help_panel=PLAN)(grouped(command))
 
 
-def verify(
-    plan: PlanPath,
-    server: Server = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
-) -> None:
-    """Check a plan from the problem alone. Silent when it is good; a sentence per fault, and 1, when it is not."""
+def verify(*, plan: PlanPath, as_json: AsJson = False, server: Server = None) -> None:
+    """Check a plan from the problem alone: print one line per fault and exit 1; print nothing if valid.
+
+    Example: penstock verify plan.json
+    """
     found = _verdict(plan, server)
     if as_json:
         print_json(found)
@@ -57,14 +57,26 @@ def _verdict(plan: str, server: str | None) -> Verdict:
 
 
 def simulate(
+    *,
     plan: PlanPath,
     chrome_trace: Annotated[
-        str | None, typer.Option("--chrome-trace", help="Write the timeline for chrome://tracing or Perfetto.")
+        str | None,
+        typer.Option(
+            "--chrome-trace",
+            metavar="FILE",
+            help="JSON file for the timeline, for chrome://tracing or Perfetto.",
+            rich_help_panel=OUTPUT,
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the prediction as JSON.")] = False,
+    as_json: AsJson = False,
     server: Server = None,
 ) -> None:
-    """Run a plan through the judge: time, idle time, memory, timeline (which is drawn without --server only)."""
+    """Simulate a plan, and show its time, idle time, memory and timeline.
+
+    With --server the timeline is not drawn.
+
+    Example: penstock simulate plan.json --chrome-trace plan-trace.json
+    """
     if server is not None:
         refuse_here(chrome_trace=chrome_trace)
         _simulate_there(server, plan, as_json)
@@ -98,48 +110,78 @@ def _simulate_there(server: str, plan: str, as_json: bool) -> None:
     _say(found.sentences)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Another layout, compared with the plan's."""
+
+    PANEL: ClassVar[str] = "Compare with another layout"
+
+    cuts: Annotated[
+        str | None,
+        typer.Option(metavar="LAYERS", help="Layers, by number or name, at which its later stages begin: 12,24,36."),
+    ] = None
+    replicas: Annotated[
+        str | None,
+        typer.Option(metavar="COUNTS", help="Number of devices of each stage: 2,2,2,2 (default: shared out evenly)."),
+    ] = None
+    devices: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DEVICES",
+            help="Devices of each stage, a semicolon between stages: 'a/0,a/1;b/0' (default: chosen).",
+        ),
+    ] = None
+    schedule: Annotated[str | None, typer.Option(help="Schedule, such as gpipe (default: the plan's).")] = None
+    micro_batches: Annotated[
+        int | None, typer.Option("--micro-batches", help="Number of micro-batches, such as 16 (default: the plan's).")
+    ] = None
+
+
 def explain(
+    *,
     plan: PlanPath,
     what_if: Annotated[
         list[str] | None,
         typer.Option(
             "--what-if",
-            help="A change to try: bandwidth=2, latency=0, memory=1/2, devices=+8, micro-batches=2, recompute=here, "
-            "speed=2; may be repeated. 'default' is the usual table, 'none' is none.",
+            metavar="CHANGE",
+            help="Change to try: bandwidth=2, latency=0, memory=1/2, devices=+8, micro-batches=2, recompute=here or "
+            "speed=2; 'default' is the usual table, 'none' no change. Repeatable.",
+            rich_help_panel=WHAT_IF,
         ),
     ] = None,
     planner: Annotated[
-        str | None, typer.Option(help="Plan anew for every change; without it only where the plan itself cannot tell.")
+        str | None,
+        typer.Option(
+            help="Planner that plans anew for every change, such as dapple (default: auto, and only where the plan "
+            "itself does not show the effect).",
+            rich_help_panel=WHAT_IF,
+        ),
     ] = None,
-    max_plans: Annotated[int, typer.Option("--max-plans", help="Plans that are judged for a change.")] = 20,
-    cuts: Annotated[
-        str | None, typer.Option(help="Why not this layout: where its stages begin, by layer number or name: 12,24,36.")
-    ] = None,
-    replicas: Annotated[str | None, typer.Option(help="Devices of each stage of that layout: 2,2,2,2.")] = None,
-    devices: Annotated[
-        str | None, typer.Option(help="The devices themselves, a semicolon between stages: a/0,a/1;b/0.")
-    ] = None,
-    schedule: Annotated[str | None, typer.Option(help="The schedule of that layout; else the plan's.")] = None,
-    micro_batches: Annotated[
-        int | None, typer.Option("--micro-batches", help="The micro-batches of that layout; else the plan's.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the explanation as JSON.")] = False,
+    max_plans: Annotated[
+        int, typer.Option("--max-plans", help="Plans that are judged for a change.", rich_help_panel=WHAT_IF)
+    ] = 20,
+    layout: Layout,
+    as_json: AsJson = False,
     server: Server = None,
 ) -> None:
-    """Say what a plan's time is made of, what binds it, what would help, and why not another layout."""
+    """Show what a plan's time consists of, what limits it, what would help, and how another layout compares.
+
+    Example: penstock explain plan.json --what-if bandwidth=2 --cuts 12,24,36
+    """
     from penstock.cli.plan.explaining import USUAL, explained_here, explained_there, layout_fields, show_explanation
     from penstock.cli.show import Screen
 
     screen = Screen.of(quiet=as_json)
-    layout = layout_fields(cuts, replicas, devices, schedule, micro_batches)
-    asked = [text for text in what_if or [USUAL if layout is None else "none"] if text != "none"]
+    other = layout_fields(layout.cuts, layout.replicas, layout.devices, layout.schedule, layout.micro_batches)
+    asked = [text for text in what_if or [USUAL if other is None else "none"] if text != "none"]
     try:
         if server is None:
             file = read_plan(plan)
-            found = explained_here(file, asked, planner, max_plans, layout, screen.progress)
+            found = explained_here(file, asked, planner, max_plans, other, screen.progress)
         else:
             screen.progress(f"{server} explains")
-            found = explained_there(server, plan, asked, planner, max_plans, layout)
+            found = explained_there(server, plan, asked, planner, max_plans, other)
     finally:
         screen.done()
     if as_json:
@@ -149,22 +191,33 @@ def explain(
 
 
 def report(
+    *,
     plan: PlanPath,
     output: Annotated[
         str | None,
         typer.Option(
             "--output",
             "-o",
-            help="The HTML file, or SVG where it ends with .svg; - is HTML to standard output. For plan.json it is "
-            "plan.html.",
+            metavar="FILE",
+            help="HTML file that is written, or SVG where the name ends with .svg; - is HTML on standard output "
+            "(default: plan.html for plan.json).",
+            rich_help_panel=OUTPUT,
         ),
     ] = None,
-    trace: Annotated[str | None, typer.Option(help="A trace of a run, shown beside the prediction.")] = None,
+    trace: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Trace of a run, shown next to the prediction.", rich_help_panel=OUTPUT),
+    ] = None,
     server: Server = None,
 ) -> None:
-    """Write one HTML file with timeline, memory, stages and bounds that needs no network, or its timeline as SVG."""
+    """Write a plan's timeline, memory, stages and bounds as one HTML file, or its timeline as SVG.
+
+    The file needs no network.
+
+    Example: penstock report plan.json -o report.html
+    """
     if output is None:
-        output = _beside(plan, server)
+        output = _page_of(plan, server)
         print(f"writing {output}", file=sys.stderr)
     refuse_unwritable(output)
     if server is not None:
@@ -178,8 +231,8 @@ def report(
         Path(output).write_text(text, encoding="utf-8")
 
 
-def _beside(plan: str, server: str | None) -> str:
-    """Where the report of a plan file goes when nobody says: to the file of its name in the current directory."""
+def _page_of(plan: str, server: str | None) -> str:
+    """The file that a report is written to without ``-o``: the plan's name with .html, in the current directory."""
     if plan == STANDARD or server is not None:
         raise typer.BadParameter("say where the report goes: -o report.html", param_hint="-o")
     return Path(plan).with_suffix(".html").name

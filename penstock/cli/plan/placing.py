@@ -1,17 +1,36 @@
-"""``penstock place``: which of the free nodes a job should get, how many, and with what plan."""
+"""``penstock place``: which of the free nodes a job should get, how many, and with which plan."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
 from penstock.cli.documents import STANDARD, print_json, read_document, refuse_unwritable, write_document
+from penstock.cli.durations import METAVAR, between
+from penstock.cli.groups import grouped
 from penstock.cli.kernels import tell_of_the_compiler
-from penstock.cli.plan import planning
+from penstock.cli.options import (
+    LONGEST,
+    MODEL,
+    OUTPUT,
+    AsJson,
+    Limits,
+    Output,
+    Planner,
+    Question,
+    Schedule,
+    Seed,
+    Settings,
+    Training,
+    given,
+)
+from penstock.cli.panels import PLAN
 from penstock.cli.plan.asking import request_of
+from penstock.cli.plan.planning import one_thread
 from penstock.cli.service.remote import Server, connect
 
 if TYPE_CHECKING:
@@ -21,73 +40,132 @@ if TYPE_CHECKING:
 
 INFEASIBLE, NONE_FOUND = 3, 4
 
-SAYING_WHERE = ("free", "busy", "nodes_from", "objective", "time_limit")
-BESIDE_REQUEST = {"request", *SAYING_WHERE, "output", "explain", "hostlist", "as_json", "server"}
-"""Options that go with ``--request``; what the others say stands in its jobs."""
+NODES = "Nodes"
+WITH_REQUEST = ("free", "busy", "nodes_from", "objective", "time_limit")
+"""Options that go with ``--request``; the request itself holds what the others say."""
 
-Free = Annotated[
-    list[str] | None,
-    typer.Option(help="Free nodes: a hostlist (gpu[001-128]) or a device (gpu001/3); repeatable. Else all are free."),
-]
-Busy = Annotated[list[str] | None, typer.Option(help="What is not free, instead of --free.")]
-NodesFrom = Annotated[
-    str | None,
-    typer.Option(
-        "--nodes-from",
-        help="What is free, as `scontrol show nodes` or `kubectl get nodes -o json` print it; - is standard input.",
-    ),
-]
+
+@dataclass(frozen=True, kw_only=True)
+class Nodes:
+    """Which nodes are free, and how many a job may get."""
+
+    PANEL: ClassVar[str] = NODES
+
+    free: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NODES",
+            help="Free nodes as a hostlist (gpu[001-128]) or a free device (gpu001/3); default: all. Repeatable.",
+        ),
+    ] = None
+    busy: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NODES", help="Nodes or devices that are not free, instead of --free. Repeatable."),
+    ] = None
+    nodes_from: Annotated[
+        str | None,
+        typer.Option(
+            "--nodes-from",
+            metavar="FILE",
+            help="File with what `scontrol show nodes` or `kubectl get nodes -o json` prints, which says what is free; "
+            "- is standard input.",
+        ),
+    ] = None
+    nodes: Annotated[
+        str | None, typer.Option(metavar="COUNT", help="How many nodes: 16, 4-16, or 4- for 4 and more (default: any).")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """What the best set of nodes is."""
+
+    PANEL: ClassVar[str] = "Goal"
+
+    objective: Annotated[
+        str | None,
+        typer.Option(
+            metavar="throughput|throughput_per_device|fastest_within_budget",
+            help="What the chosen nodes are best at (default: throughput).",
+        ),
+    ] = None
+    max_devices: Annotated[int | None, typer.Option(help="Budget of devices, such as 64 (default: none).")] = None
+    max_price: Annotated[
+        float | None,
+        typer.Option(help="Budget of money per hour, where the topology has prices, such as 98.50 (default: none)."),
+    ] = None
+    deadline: Annotated[
+        int | None,
+        typer.Option(
+            parser=between("1ns", LONGEST),
+            metavar=METAVAR,
+            help="Budget of time for one global batch: 2.5s, 800ms (default: none).",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitsOfAll(Limits):
+    """When the whole search ends."""
+
+    time_limit: Annotated[
+        int | None,
+        typer.Option(
+            "--time-limit",
+            parser=between("1ns", LONGEST),
+            metavar=METAVAR,
+            help="Stop the whole search after this time: 30s, 5min (default: no limit, but large sets of nodes get "
+            "regular layouts only).",
+        ),
+    ] = None
 
 
 def register(app: typer.Typer) -> None:
     """Add this module's command."""
-    app.command("place")(place)
+    app.command("place", rich_help_panel=PLAN)(grouped(place))
 
 
 def place(
-    context: typer.Context,
-    profile: planning.Profile = None,
-    topology: planning.Topology = None,
-    global_batch_size: planning.Batch = None,
-    model: planning.Model = None,
-    cluster: planning.Cluster = None,
+    *,
+    question: Question,
     request: Annotated[
-        str | None, typer.Option(help="A placement request, for several jobs; no other options but these below.")
+        str | None,
+        typer.Option(
+            help="Placement request file (JSON or YAML), for several jobs; besides it only the nodes, --objective and "
+            "--time-limit may be given.",
+            rich_help_panel=MODEL,
+        ),
     ] = None,
-    free: Free = None,
-    busy: Busy = None,
-    nodes_from: NodesFrom = None,
-    nodes: Annotated[str | None, typer.Option(help="How many nodes: 16, 4-16, or 4- for 4 and more.")] = None,
-    objective: Annotated[
-        str | None, typer.Option(help="throughput, throughput_per_device or fastest_within_budget.")
-    ] = None,
-    max_devices: Annotated[int | None, typer.Option(help="Budget: devices.")] = None,
-    max_price: Annotated[float | None, typer.Option(help="Budget: per hour, where devices have prices.")] = None,
-    deadline: Annotated[float | None, typer.Option(help="Budget: seconds that a global batch may take.")] = None,
-    planner: Annotated[str | None, typer.Option(help="Who plans the sets that can win.")] = None,
-    schedule: Annotated[str | None, typer.Option(help="The schedule of the plans.")] = None,
-    update_rule: planning.Rules = None,
-    micro_batch_size: planning.MicroBatch = None,
-    recompute: planning.Recompute = None,
-    codec: planning.Codec = None,
-    network: planning.Network = None,
-    optimizer: planning.Optimizer = None,
-    time_limit: Annotated[
-        float | None, typer.Option(help="Seconds for all of it; without them large sets get regular layouts only.")
-    ] = None,
-    gap: planning.Gap = None,
-    max_plans: planning.MaxPlans = None,
-    seed: planning.Seed = None,
-    set_option: planning.Settings = None,
-    output: Annotated[str | None, typer.Option("--output", "-o", help="Write the plan of a single job here.")] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Why, and what each further node would bring.")] = False,
-    hostlist: Annotated[bool, typer.Option("--hostlist", help="Print only the nodes, a hostlist per job.")] = False,
-    as_json: planning.AsJson = False,
+    nodes: Nodes,
+    goal: Goal,
+    planner: Planner = None,
+    schedule: Schedule = None,
+    set_option: Settings = None,
+    training: Training,
+    limits: LimitsOfAll,
+    seed: Seed = None,
+    output: Output = None,
+    explain: Annotated[
+        bool,
+        typer.Option("--explain", help="Show why, and what each further node would bring.", rich_help_panel=OUTPUT),
+    ] = False,
+    hostlist: Annotated[
+        bool,
+        typer.Option("--hostlist", help="Print only the chosen nodes, a hostlist per job.", rich_help_panel=OUTPUT),
+    ] = False,
+    as_json: AsJson = False,
     server: Server = None,
 ) -> None:
-    """Choose free nodes for a job, and how many, with the plan for them. 3: there is no set of nodes that it fits."""
+    """Choose which of the free nodes a job should get, and plan for them.
+
+    Exits with 3 when it is proven that a job fits on no set of nodes, 4 when no
+    set was found for one.
+
+    Example: penstock place --example gpt2-small --cluster 4x4xV100 -b 64 --nodes 1-2 --explain
+    """
     refuse_unwritable(output)
-    asked = _request(context.params)
+    single = {"planner": planner, "schedule": schedule, "set_option": set_option, "seed": seed}
+    asked = _request(request, given(question, nodes, goal, training, limits, **single))
     if output is not None and len(asked.jobs) > 1:
         raise typer.BadParameter(f"-o takes one plan, and the request has {len(asked.jobs)} jobs; use --json")
     from penstock.cli.show import Screen
@@ -125,36 +203,40 @@ def _placed(asked: PlacementRequest, server: str | None, screen: Screen) -> Plac
     if server is not None:
         screen.progress(f"{server} places {len(asked.jobs)} job{'s' if len(asked.jobs) > 1 else ''}")
         with connect(server) as client:
+<<<<<<< 97f17f8d4af01c3c4463b0d7fccc8fff645305d2
             return client.placements.create(asked, on_progress=tell)
     planning.one_thread()
+=======
+            return client.place(asked, on_progress=tell)
+    one_thread()
+>>>>>>> 97ca6f2ebdd50df94b3f0859d90afd089616b352
     tell_of_the_compiler()
     from penstock.placing import answer
 
     return answer(asked, tell)
 
 
-def _request(options: Mapping[str, Any]) -> PlacementRequest:
+def _request(request: str | None, options: Mapping[str, Any]) -> PlacementRequest:
     from penstock.schemas.api.placement import PlacementRequest
 
-    if options["request"] is not None:
-        given = [name for name, value in options.items() if name not in BESIDE_REQUEST and value not in (None, [], ())]
-        if given:
-            names = ", ".join("--" + name.replace("_", "-") for name in given)
+    if request is not None:
+        more = [name for name, value in options.items() if name not in WITH_REQUEST and value not in (None, [], ())]
+        if more:
+            names = ", ".join("--" + name.replace("_", "-") for name in more)
             raise typer.BadParameter(f"--request holds topology and jobs; leave {names} out")
-        asked = read_document(PlacementRequest, options["request"])
+        asked = read_document(PlacementRequest, request)
         if isinstance(asked.topology, str) and (options["nodes_from"] is not None):
             raise typer.BadParameter("--nodes-from needs the topology itself, not its hash")
         return _changed(asked, options)
-    missing = {"request": None, "pin": None, "pipeline_profile": None, "time_limit": None}
-    plain = request_of({**options, **missing})
-    from penstock.schemas.request import Training
+    plain = request_of({**options, "time_limit": None})
+    from penstock.schemas.request import Training as TrainingFields
 
-    job = {name: getattr(plain, name) for name in Training.model_fields}
+    job = {name: getattr(plain, name) for name in TrainingFields.model_fields}
     job |= {"name": "job", "profile": plain.profile, "nodes": _range(options["nodes"])}
     budget = {
         "devices": options["max_devices"],
         "price_per_hour": options["max_price"],
-        "time_per_global_batch_ns": _ns(options["deadline"], "--deadline"),
+        "time_per_global_batch_ns": options["deadline"],
     }
     if any(value is not None for value in budget.values()):
         job["budget"] = budget
@@ -165,7 +247,7 @@ def _request(options: Mapping[str, Any]) -> PlacementRequest:
 
 
 def _changed(asked: PlacementRequest, options: Mapping[str, Any]) -> PlacementRequest:
-    """With what the options say of the nodes, and of the time there is."""
+    """The request with what the options say of the nodes and of the time limit."""
     from penstock.schemas.api.placement import PlacementRequest
 
     where = [name for name in ("free", "busy", "nodes_from") if options[name]]
@@ -177,16 +259,10 @@ def _changed(asked: PlacementRequest, options: Mapping[str, Any]) -> PlacementRe
     if options["nodes_from"] is not None:
         fields["free"] = _free_of(options["nodes_from"], fields["topology"])
     if options["time_limit"] is not None:
-        fields["time_limit_ns"] = _ns(options["time_limit"], "--time-limit")
+        fields["time_limit_ns"] = options["time_limit"]
     if options["objective"] is not None:
         fields["objective"] = options["objective"]
     return PlacementRequest.parse(fields)
-
-
-def _ns(seconds: float | None, option: str) -> int | None:
-    if seconds is not None and not 1e-9 <= seconds < 1e6:
-        raise typer.BadParameter(f"{seconds} is no time; give seconds, more than 0", param_hint=option)
-    return None if seconds is None else round(seconds * 1e9)
 
 
 def _range(text: str | None) -> dict[str, int]:

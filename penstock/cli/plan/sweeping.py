@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock.cli import completion
 from penstock.cli.documents import print_json, read_document
+from penstock.cli.groups import grouped
 from penstock.cli.kernels import tell_of_the_compiler
-from penstock.cli.plan import planning
+from penstock.cli.options import (
+    MODEL,
+    SEARCH,
+    AsJson,
+    Limits,
+    Model,
+    Planners,
+    Request,
+    Schedules,
+    Seed,
+    Training,
+    given,
+)
+from penstock.cli.panels import PLAN
 from penstock.cli.plan.asking import request_of
+from penstock.cli.plan.planning import one_thread
 from penstock.cli.service.remote import Server, connect, refuse_here
 
 if TYPE_CHECKING:
@@ -22,44 +37,60 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add this module's command."""
-    app.command("sweep")(sweep)
+    app.command("sweep", rich_help_panel=PLAN)(grouped(sweep))
 
 
 def sweep(
-    context: typer.Context,
-    profile: planning.Profile = None,
-    topology: Annotated[list[str] | None, typer.Option("--topology", "-t", help="A topology file; repeatable.")] = None,
-    global_batch_size: Annotated[
-        list[int] | None, typer.Option("--global-batch-size", "-b", help="Samples per step; repeatable.")
+    *,
+    model: Model,
+    topology: Annotated[
+        list[str] | None,
+        typer.Option("--topology", "-t", help="Topology file (JSON or YAML). Repeatable.", rich_help_panel=MODEL),
     ] = None,
-    model: planning.Model = None,
     cluster: Annotated[
         list[str] | None,
-        typer.Option(help="A shipped topology, or NODESxDEVICESxKIND; repeatable.", autocompletion=completion.clusters),
+        typer.Option(
+            help="Cluster by name instead of --topology: a shipped one or NODESxDEVICESxKIND (2x8xH100). Repeatable.",
+            autocompletion=completion.clusters,
+            rich_help_panel=MODEL,
+        ),
     ] = None,
-    request: planning.Request = None,
-    planner: planning.Planners = None,
-    schedule: planning.Schedules = None,
-    update_rule: Annotated[
-        list[str] | None, typer.Option("--update-rule", help="One of them in each case; repeatable.")
+    global_batch_size: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--global-batch-size",
+            "-b",
+            help="Samples that one training step consumes, such as 256. Repeatable.",
+            rich_help_panel=MODEL,
+        ),
     ] = None,
-    micro_batch_size: planning.MicroBatch = None,
-    recompute: planning.Recompute = None,
-    codec: planning.Codec = None,
-    network: planning.Network = None,
-    optimizer: planning.Optimizer = None,
-    time_limit: planning.TimeLimit = None,
-    gap: planning.Gap = None,
-    max_plans: planning.MaxPlans = None,
-    seed: planning.Seed = None,
+    request: Request = None,
+    planner: Planners = None,
+    schedule: Schedules = None,
+    training: Training,
+    limits: Limits,
+    seed: Seed = None,
     executor: Annotated[
-        str | None, typer.Option(help="Where cases are solved: local:PROCESSES, or a Dask scheduler, dask://host:port.")
+        str | None,
+        typer.Option(
+            metavar="WHERE",
+            help="Where cases are solved: local:PROCESSES, such as local:4, or a Dask scheduler, dask://host:port "
+            "(default: local, a process per processor).",
+            rich_help_panel=SEARCH,
+        ),
     ] = None,
-    as_json: planning.AsJson = False,
+    as_json: AsJson = False,
     server: Server = None,
 ) -> None:
-    """Ask one request for every combination of what is repeated, and mark the answers that no other one beats."""
-    asked = _sweep_of(context.params)
+    """Plan for every combination of the repeated options, and mark the answers on the Pareto front.
+
+    --topology, --cluster, --global-batch-size, --planner, --schedule and
+    --update-rule may be repeated; each update rule is a case of its own.
+
+    Example: penstock sweep --example gpt2-small --cluster 1x8xV100 --cluster 2x8xV100 -b 64 -b 128
+    """
+    options = given(model, training, limits, topology=topology, cluster=cluster, global_batch_size=global_batch_size)
+    asked = _sweep_of(options, request, planner, schedule, seed)
     from penstock.cli.show import Screen
 
     screen = Screen.of(quiet=as_json)
@@ -74,7 +105,13 @@ def sweep(
     show_rows(screen, rows)
 
 
-def _sweep_of(options: dict[str, Any]) -> SweepRequest:
+def _sweep_of(
+    options: Mapping[str, Any],
+    request_file: str | None,
+    planners: Sequence[str] | None,
+    schedules: Sequence[str] | None,
+    seed: int | None,
+) -> SweepRequest:
     """The first of each axis makes the request; an axis with several values is swept over."""
     from penstock.examples import catalogue
     from penstock.schemas.api.sweep import SweepRequest
@@ -83,22 +120,21 @@ def _sweep_of(options: dict[str, Any]) -> SweepRequest:
     first = {name: (options[name] or [None])[0] for name in ("topology", "cluster", "global_batch_size")}
     if options["topology"] and options["cluster"]:
         first["cluster"] = None
-    single = {"planner": None, "schedule": None, "pin": None, "set_option": None, "pipeline_profile": None}
-    request = request_of({**options, **first, **single, "update_rule": options["update_rule"]})
+    request = request_of({**options, **first, "request": request_file, "seed": seed})
     topologies: list[ClusterTopology] = [read_document(ClusterTopology, each) for each in options["topology"] or ()]
     topologies += [catalogue.cluster(each) for each in options["cluster"] or ()]
     over = {
         "topologies": topologies if len(topologies) > 1 else (),
         "global_batch_sizes": options["global_batch_size"] or (),
-        "planners": options["planner"] or (),
-        "schedules": options["schedule"] or (),
+        "planners": planners or (),
+        "schedules": schedules or (),
         "update_rules": request.update_rules if options["update_rule"] else (),
     }
     return SweepRequest.parse({"request": request, "over": over})
 
 
 def _rows_here(asked: SweepRequest, screen: Screen, where: str) -> Sequence[SweepRow]:
-    planning.one_thread()
+    one_thread()
     tell_of_the_compiler()
     from penstock.planning.sweep import sweep as swept
     from penstock.scale_out import executor_of
@@ -160,7 +196,7 @@ def show_rows(screen: Screen, rows: Sequence[SweepRow]) -> None:
 
 
 def _asked(row: SweepRow, *, with_rule: bool) -> str:
-    """The planner, and the schedule where one was asked for: ``auto``, ``dapple with pe``."""
+    """The planner, and the schedule where the case names one: ``auto``, ``dapple with pe``."""
     words = row.planner if row.schedule == "auto" else f"{row.planner} with {row.schedule}"
     return f"{words}, {' or '.join(row.update_rules).replace('_', ' ')}" if with_rule else words
 

@@ -26,7 +26,7 @@ def refuse_no_reference(model: str) -> None:
 
 
 def unlike(file: PlanFile, model: str, directory: str | None, *, elsewhere: bool = False) -> str | None:
-    """What to say of a model beside the plan; None where its layers are the plan's.
+    """How a model differs from the plan's, in a sentence; None where its layers are the same.
 
     It is imported in a process of its own, from ``directory`` or the current one. ``elsewhere``: ranks take it from
     another place, an image, so one of the name that lies here and differs is a warning. Raises ModelMismatch otherwise.

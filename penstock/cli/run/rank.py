@@ -13,21 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli import panels
 from penstock.cli.documents import read_plan, refuse_unwritable
+from penstock.cli.durations import METAVAR, between, duration_ns, seconds
+from penstock.cli.groups import grouped
+from penstock.cli.options import LAUNCH, LONGEST, MEASUREMENT, OUTPUT, RUN, TRAINING, Directory, Job, given
 from penstock.cli.run.running import refuse_combinations
 from penstock.cli.run.training_options import (
-    AdvanceForward,
-    Check,
-    CheckpointEvery,
-    ClipNorm,
-    Directory,
-    EvaluateEvery,
-    KeepCheckpoints,
-    Precision,
-    Precisions,
-    Resumes,
-    Staleness,
-    TraceSteps,
+    Checkpoints,
+    Measured,
+    Training,
     Transport,
     Transports,
     from_the_root,
@@ -42,7 +37,7 @@ _PROGRESS_S = 1.0
 """Lines of progress are at least so far apart: they go to a log."""
 
 
-class Kind(StrEnum):
+class Device(StrEnum):
     """Values of ``--device``."""
 
     AUTO = "auto"
@@ -52,54 +47,97 @@ class Kind(StrEnum):
 
 def register(app: typer.Typer) -> None:
     """Add this module's command."""
-    app.command("rank")(rank)
+    app.command("rank", rich_help_panel=panels.RUN)(grouped(rank))
 
 
 def rank(
-    context: typer.Context,
+    *,
     bundle: Annotated[
-        str, typer.Argument(metavar="BUNDLE", help="What `penstock export PLAN --to bundle` has written.")
+        str, typer.Argument(metavar="BUNDLE", help="Job bundle that `penstock export PLAN --to bundle` wrote.")
     ],
-    model: Annotated[str, typer.Option(help="The job, as module:attribute.")],
-    steps: Annotated[int, typer.Option(min=1, help="Train up to this step.")],
+    job: Job,
+    steps: Annotated[int, typer.Option(min=1, help="Step at which training ends, such as 1000.", rich_help_panel=RUN)],
     directory: Directory = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Of parameters and data; else the bundle's.")] = None,
-    report: Annotated[str | None, typer.Option(help="Rank 0 writes losses, times and places to this file.")] = None,
+    report: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="JSON file in which rank 0 reports losses, times and where each rank ran.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    node: Annotated[
+        str | None,
+        typer.Option(help="Name of this node in the plan (default: the launcher's name).", rich_help_panel=LAUNCH),
+    ] = None,
     any_nodes: Annotated[
-        bool, typer.Option("--any-nodes", help="Nodes that the plan does not name stand in for those it does.")
+        bool,
+        typer.Option(
+            "--any-nodes", help="Let nodes that the plan does not name replace those it does.", rich_help_panel=LAUNCH
+        ),
     ] = False,
-    node: Annotated[str | None, typer.Option(help="What the plan calls this node; else the launcher's name.")] = None,
-    device: Annotated[Kind, typer.Option(help="auto: by the kind of the plan's devices.")] = Kind.AUTO,
+    device: Annotated[
+        Device,
+        typer.Option(
+            help="Device that this rank computes on; auto takes the kind of the plan's devices.", rich_help_panel=RUN
+        ),
+    ] = Device.AUTO,
     transport: Transports = Transport.AUTO,
-    precision: Precisions = Precision.FP32,
-    clip_norm: ClipNorm = None,
-    checkpoint: Annotated[str | None, typer.Option(metavar="DIR", help="Write checkpoints here; all see it.")] = None,
-    checkpoint_every: CheckpointEvery = 0,
-    keep_checkpoints: KeepCheckpoints = 2,
-    resume: Resumes = None,
-    evaluate_every: EvaluateEvery = 0,
-    metrics: Annotated[str | None, typer.Option(help="Rank 0 appends a JSON line per step to this file.")] = None,
-    tensorboard: Annotated[str | None, typer.Option(metavar="DIR", help="Rank 0 writes event files here.")] = None,
-    staleness: Staleness = 0,
-    advance_forward: AdvanceForward = False,
-    check: Check = False,
-    trace: Annotated[str | None, typer.Option(help="Rank 0 writes what all ranks measured.")] = None,
-    trace_steps: TraceSteps = 1,
-    plan: Annotated[str | None, typer.Option(help="The plan file, to go into the trace: calibrate wants it.")] = None,
-    wait_s: Annotated[float, typer.Option(min=1, help="For the slowest process to start.")] = 300.0,
-    timeout_s: Annotated[float, typer.Option(min=1, help="A peer silent for longer is taken for dead.")] = 60.0,
+    start_timeout: Annotated[
+        int,
+        typer.Option(
+            parser=between("1s", LONGEST),
+            metavar=METAVAR,
+            show_default="5min",
+            help="How long to wait for the slowest process to start.",
+            rich_help_panel=LAUNCH,
+        ),
+    ] = duration_ns("5min"),
+    peer_timeout: Annotated[
+        int,
+        typer.Option(
+            parser=between("1s", LONGEST),
+            metavar=METAVAR,
+            show_default="60s",
+            help="How long a peer may be silent before it is taken for dead.",
+            rich_help_panel=LAUNCH,
+        ),
+    ] = duration_ns("60s"),
+    training: Training,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Seed of the initial parameters and of the data (default: the bundle's).",
+            rich_help_panel=TRAINING,
+        ),
+    ] = None,
+    checkpoints: Checkpoints,
+    measured: Measured,
+    plan: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PLAN",
+            help="Plan file to put into the trace, for `penstock calibrate`; needs --trace.",
+            rich_help_panel=MEASUREMENT,
+        ),
+    ] = None,
 ) -> None:
-    """Be one rank of a plan, among those that srun or torchrun has started: one process per device.
+    """Be one rank of a plan among those that srun or torchrun started, one process per device.
 
-    A process finds its stage by its node's name and its number there; the launcher's order of ranks does not matter.
+    A process finds its stage by the name of its node and by its number there;
+    the launcher's order of ranks does not matter.
+
+    Example: srun penstock rank job.json --job mytrain:job --steps 1000
     """
+    trace, check = measured.trace, measured.check
     from penstock.schemas.errors import UnsupportedRequest
 
-    options = run_options(context.params, from_the_root)
+    options = run_options(given(training, checkpoints, measured), from_the_root)
     refuse_combinations(options, check=check, restarts=0)
     if plan is not None and trace is None:
-        raise UnsupportedRequest("--plan goes into the trace, and none is written", remedy="add --trace FILE")
-    job, digest = _read(bundle)
+        raise UnsupportedRequest("--plan goes into the trace, and there is none", remedy="add --trace FILE")
+    work, digest = _read(bundle)
     project = Path.cwd() if directory is None else Path(directory)
     if not project.is_dir():
         raise UnsupportedRequest(f"--directory {directory!r} is no directory on this node")
@@ -113,23 +151,23 @@ def rank(
     from penstock.executor.launched.process import Orders, Process
 
     orders = Orders(
-        model=model,
+        model=job,
         directory=str(project.resolve()),
         steps=steps,
-        seed=job.seed if seed is None else seed,
+        seed=work.seed if seed is None else seed,
         options=options,
         device=device.value,
         transport=transport.value,
         check=check,
-        trace_steps=trace_steps if trace is not None else 0,
+        trace_steps=measured.trace_steps if trace is not None else 0,
         any_nodes=any_nodes,
-        wait_s=wait_s,
-        timeout_s=timeout_s,
+        wait_s=seconds(start_timeout),
+        timeout_s=seconds(peer_timeout),
     )
     os.chdir(project)
-    process = Process(job, digest, launch, orders, tell=Log(job, steps), on_first=files.refuse_unwritable)
+    process = Process(work, digest, launch, orders, tell=Log(work, steps), on_first=files.refuse_unwritable)
     outcome = process.run()
-    files.write(job, outcome)
+    files.write(work, outcome)
     _end(outcome.code)
 
 
@@ -157,7 +195,7 @@ class Files:
             read_plan(self._plan)
 
     def write(self, bundle: JobBundle, outcome: Outcome) -> None:
-        """Write what was asked for; nothing where this is not rank 0."""
+        """Write the files that options name; nothing where this is not rank 0."""
         if outcome.report is None:
             return
         if self._report is not None:

@@ -11,22 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from penstock.cli import panels
 from penstock.cli.documents import print_json, read_plan, refuse_unwritable, write_document
+from penstock.cli.groups import grouped
 from penstock.cli.measure.measured import figures, measured_lines, memory_lines
+from penstock.cli.options import CHECKPOINTS, MEASUREMENT, RUN, AsJson, Directory, given
 from penstock.cli.run.model_fit import refuse_no_reference
 from penstock.cli.run.training_options import (
-    AdvanceForward,
-    Check,
-    CheckpointEvery,
-    ClipNorm,
-    Directory,
-    EvaluateEvery,
-    KeepCheckpoints,
-    Precision,
-    Precisions,
-    Resumes,
-    Staleness,
-    TraceSteps,
+    Checkpoints,
+    Measured,
+    Seed,
+    Training,
     Transport,
     Transports,
     from_the_root,
@@ -46,70 +41,108 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add this module's command."""
-    app.command("run")(run)
+    app.command("run", rich_help_panel=panels.RUN)(grouped(run))
 
 
 def run(
-    context: typer.Context,
-    plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file, or - ; with --server a hash or a job.")],
-    model: Annotated[str, typer.Option(help="The job, as module:attribute; with --server its key on the agents.")],
-    steps: Annotated[int, typer.Option(min=1, help="Train up to this step.")] = 5,
-    check: Check = False,
-    trace: Annotated[str | None, typer.Option(help="Write what the ranks measured.")] = None,
-    chrome_trace: Annotated[str | None, typer.Option("--chrome-trace", help="Both, for Perfetto.")] = None,
-    trace_steps: TraceSteps = 1,
+    *,
+    plan: Annotated[
+        str,
+        typer.Argument(
+            metavar="PLAN", help="Plan file, or - for standard input; with --server also the hash or the job of a plan."
+        ),
+    ],
+    job: Annotated[
+        str,
+        typer.Option(
+            metavar="MODULE:ATTRIBUTE",
+            help="Training job to import, such as mytrain:job; with --server the key that agents know it by.",
+            rich_help_panel=RUN,
+        ),
+    ],
+    steps: Annotated[int, typer.Option(min=1, help="Step at which training ends.", rich_help_panel=RUN)] = 5,
     directory: Directory = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of parameters and data.")] = 0,
-    precision: Precisions = Precision.FP32,
-    clip_norm: ClipNorm = None,
-    checkpoint: Annotated[str | None, typer.Option(metavar="DIR", help="Write checkpoints here.")] = None,
-    checkpoint_every: CheckpointEvery = 0,
-    keep_checkpoints: KeepCheckpoints = 2,
-    resume: Resumes = None,
-    restarts: Annotated[int, typer.Option(min=0, help="Restart dead ranks so often, from the newest one.")] = 0,
-    evaluate_every: EvaluateEvery = 0,
-    metrics: Annotated[str | None, typer.Option(help="Append a JSON line per step to this file.")] = None,
-    tensorboard: Annotated[str | None, typer.Option(metavar="DIR", help="Write TensorBoard's event files.")] = None,
-    staleness: Staleness = 0,
-    advance_forward: AdvanceForward = False,
-    device: Annotated[str, typer.Option(help="cpu; cuda: ranks take this machine's GPUs in turn; or cuda:0.")] = "cpu",
+    device: Annotated[
+        str,
+        typer.Option(
+            metavar="cpu|cuda|cuda:N",
+            help="Device that ranks compute on; cuda gives them this machine's GPUs in turn.",
+            rich_help_panel=RUN,
+        ),
+    ] = "cpu",
     transport: Transports = Transport.AUTO,
-    memory: Annotated[bool, typer.Option("--memory", help="Count the ranks' tensors; slows them down.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print losses, times and the check as JSON.")] = False,
+    restarts: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="How often dead ranks are restarted from the newest checkpoint, such as 3; needs --checkpoint.",
+            rich_help_panel=CHECKPOINTS,
+        ),
+    ] = 0,
+    training: Training,
+    seed: Seed = 0,
+    checkpoints: Checkpoints,
+    measured: Measured,
+    chrome_trace: Annotated[
+        str | None,
+        typer.Option(
+            "--chrome-trace",
+            metavar="FILE",
+            help="JSON file with the predicted and the measured timeline, for chrome://tracing or Perfetto.",
+            rich_help_panel=MEASUREMENT,
+        ),
+    ] = None,
+    measure_memory: Annotated[
+        bool,
+        typer.Option(
+            "--measure-memory",
+            help="Count the tensors of each rank and compare the peak with the prediction; training is slower.",
+            rich_help_panel=MEASUREMENT,
+        ),
+    ] = False,
+    as_json: AsJson = False,
     server: Server = None,
 ) -> None:
-    """Train with a plan: one process per rank, on this machine; with --server on the agents of a service."""
+    """Train with a plan on this machine, one process per rank, or on the agents of a service.
+
+    Example: penstock run plan.json --job mytrain:job --steps 20 --check
+    """
+    trace, check, metrics = measured.trace, measured.check, measured.metrics
     for target in (trace, chrome_trace, *([metrics] if server is None else [])):
         refuse_unwritable(target)
     from penstock.cli.show import Screen
     from penstock.schemas.errors import RunFailed
 
-    options = run_options(context.params, from_the_root if server is None else lambda path: path)
+    flags = given(training, checkpoints, measured)
+    options = run_options(flags, from_the_root if server is None else lambda path: path)
     screen = Screen.of(quiet=as_json)
     traced = trace is not None or chrome_trace is not None
     if server is not None:
         from penstock.cli.run.running_there import run_there
 
         refuse_here(
-            device=device != "cpu", transport=transport is not Transport.AUTO, memory=memory, directory=directory
+            device=device != "cpu",
+            transport=transport is not Transport.AUTO,
+            measure_memory=measure_memory,
+            directory=directory,
         )
-        more = {"steps": steps, "seed": seed, "check": check, "trace_steps": trace_steps if traced else 0}
-        file, told, document = run_there(server, screen, plan, model, options, restarts=restarts, traced=traced, **more)
+        more = {"steps": steps, "seed": seed, "check": check, "trace_steps": measured.trace_steps if traced else 0}
+        file, ended, document = run_there(server, screen, plan, job, options, restarts=restarts, traced=traced, **more)
         _write_traces(file, document, trace, chrome_trace)
         if as_json:
-            print_json(told)
-        for line in measured_lines(file.plan, told.step_times_ns, told.losses, told.gradient_check):
+            print_json(ended)
+        for line in measured_lines(file.plan, ended.step_times_ns, ended.losses, ended.gradient_check):
             screen.say(line)
         return
-    refuse_no_reference(model)
-    refuse_combinations(options, check=check, restarts=restarts, memory=memory)
+    refuse_no_reference(job)
+    refuse_combinations(options, check=check, restarts=restarts, memory=measure_memory)
     file = read_plan(plan)
     if (note := other_devices(file, device)) is not None:
         print(note, file=sys.stderr)
     report = _train(
         screen,
         file,
-        model,
+        job,
         options,
         restarts=restarts,
         steps=steps,
@@ -117,8 +150,8 @@ def run(
         check=check,
         devices=_devices(device),
         transport=transport.value,
-        trace_steps=trace_steps if memory or traced else 0,
-        count_memory=memory,
+        trace_steps=measured.trace_steps if measure_memory or traced else 0,
+        count_memory=measure_memory,
         directory=Path.cwd() if directory is None else Path(directory),
     )
     screen.done()
@@ -129,7 +162,7 @@ def run(
         print_json(figures(file.plan, report))
     for line in measured_lines(file.plan, report.step_times_ns, report.losses, report.gradient_check):
         screen.say(line)
-    for line in memory_lines(file.plan, report) if memory else ():
+    for line in memory_lines(file.plan, report) if measure_memory else ():
         screen.say(line)
     if report.check_passed is False:
         raise RunFailed(
@@ -139,7 +172,7 @@ def run(
 
 
 def refuse_combinations(options: RunOptions, *, check: bool, restarts: int, memory: bool = False) -> None:
-    """Raise UnsupportedRequest for flags that do not go together, before anything is started."""
+    """Raise UnsupportedRequest for options that contradict each other, before anything is started."""
     from penstock.schemas.errors import MissingExtra, UnsupportedRequest
 
     if restarts and options.checkpoint_directory is None:
@@ -150,7 +183,9 @@ def refuse_combinations(options: RunOptions, *, check: bool, restarts: int, memo
             remedy="leave out --check, or --resume and --restarts",
         )
     if check and memory:
-        raise UnsupportedRequest("--memory would count what --check trains beside the plan", remedy="one at a time")
+        raise UnsupportedRequest(
+            "--measure-memory would count what --check trains, too", remedy="run them one after the other"
+        )
     if options.tensorboard_directory is not None and find_spec("tensorboard") is None:
         raise MissingExtra(
             "TensorBoard's event files need the package tensorboard", remedy="pip install 'penstock[tensorboard]'"
@@ -262,7 +297,7 @@ def _document(file: PlanFile, report: RunReport) -> Trace:
 
 
 def _write_traces(file: PlanFile, document: Trace | None, trace: str | None, chrome_trace: str | None) -> None:
-    """The trace, and the same beside the prediction for Perfetto."""
+    """The trace, and for Perfetto the trace next to the prediction."""
     if document is None:
         return
     write_document(document, trace)

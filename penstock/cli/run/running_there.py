@@ -34,15 +34,20 @@ def run_there(
     with connect(server) as client:
         file = plan_there(client, plan)
         asked = file if is_file(plan) else file.plan.content_hash()
+<<<<<<< 97f17f8d4af01c3c4463b0d7fccc8fff645305d2
         told = Told(screen)
         run = client.runs.create(asked, model, options=options, max_restarts=restarts, on_change=told, **more)
+=======
+        progress = RunProgress(screen)
+        run = client.run(asked, model, options=options, max_restarts=restarts, on_change=progress, **more)
+>>>>>>> 97ca6f2ebdd50df94b3f0859d90afd089616b352
         screen.done()
         if run.state != "succeeded":
             raise RunFailed(f"run {run.id} was {run.state}")
         return file, run, client.runs.trace(run.id) if traced else None
 
 
-class Told:
+class RunProgress:
     """Tells what is new of a run: its state on a line that stays, its steps on a line that is replaced."""
 
     def __init__(self, screen: Screen) -> None:

@@ -1,13 +1,16 @@
-"""Flags that say how ranks train, whoever starts them: the same for ``penstock run`` and ``penstock rank``."""
+"""How ranks train, whoever starts them: options of both ``penstock run`` and ``penstock rank``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
+
+from penstock.cli.options import CHECKPOINTS, LAUNCH, MEASUREMENT, TRAINING
 
 if TYPE_CHECKING:
     from penstock.schemas.api.run_options import RunOptions
@@ -37,24 +40,87 @@ class Resume(StrEnum):
     AUTO = "auto"
 
 
-Directory = Annotated[str | None, typer.Option(help="Where the training project lies.")]
-Check = Annotated[bool, typer.Option("--check", help="Compare loss and gradients with a single process.")]
-TraceSteps = Annotated[int, typer.Option("--trace-steps", min=1, help="How many of the last steps.")]
-Transports = Annotated[Transport, typer.Option(help="What ranks send over; auto: by device.")]
-Precisions = Annotated[Precision, typer.Option(help="Of the computation; fp16 scales the loss.")]
-ClipNorm = Annotated[float | None, typer.Option(help="Largest norm of the whole gradient.")]
-CheckpointEvery = Annotated[int, typer.Option(min=0, help="Steps between them; 0: at the end.")]
-KeepCheckpoints = Annotated[int, typer.Option(min=1, help="How many of them are kept.")]
-Resumes = Annotated[Resume | None, typer.Option(help="From the newest one; auto: or anew if there is none.")]
-EvaluateEvery = Annotated[int, typer.Option(min=0, help="Steps between evaluations; 0: none.")]
-Staleness = Annotated[int, typer.Option(min=0, max=1, help="Elastic averaging: age of the reference.")]
-AdvanceForward = Annotated[
-    bool, typer.Option("--advance-forward", help="Search while training how far forwards run ahead.")
+Seed = Annotated[
+    int, typer.Option(min=0, help="Seed of the initial parameters and of the data.", rich_help_panel=TRAINING)
+]
+Transports = Annotated[
+    Transport, typer.Option(help="What ranks send tensors over; auto chooses by device.", rich_help_panel=LAUNCH)
 ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How ranks compute."""
+
+    PANEL: ClassVar[str] = TRAINING
+
+    precision: Annotated[
+        Precision, typer.Option(help="Precision of the computation by autocast; fp16 also scales the loss.")
+    ] = Precision.FP32
+    clip_norm: Annotated[
+        float | None,
+        typer.Option(help="Largest norm of the whole gradient, such as 1.0 (default: gradients are not clipped)."),
+    ] = None
+    evaluate_every: Annotated[
+        int, typer.Option(min=0, help="Number of steps between evaluations, such as 100; 0 means none.")
+    ] = 0
+    staleness: Annotated[
+        int,
+        typer.Option(min=0, max=1, help="Age in steps of the reference weights under elastic averaging: 0 or 1."),
+    ] = 0
+    advance_forward: Annotated[
+        bool,
+        typer.Option("--advance-forward", help="Find out while training how many forwards should run in advance."),
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoints:
+    """What is saved, and where training resumes."""
+
+    PANEL: ClassVar[str] = CHECKPOINTS
+
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Directory for checkpoints, which all nodes see (default: none is written)."),
+    ] = None
+    checkpoint_every: Annotated[
+        int, typer.Option(min=0, help="Steps between checkpoints, such as 50; 0 writes one at the end.")
+    ] = 0
+    keep_checkpoints: Annotated[int, typer.Option(min=1, help="Number of checkpoints that are kept.")] = 2
+    resume: Annotated[
+        Resume | None,
+        typer.Option(
+            help="Resume from the newest checkpoint; auto starts anew where there is none (default: start anew)."
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What is compared and written down."""
+
+    PANEL: ClassVar[str] = MEASUREMENT
+
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare loss and gradients of the first step with those of one process.")
+    ] = False
+    trace: Annotated[
+        str | None, typer.Option(metavar="FILE", help="JSON file for the trace: when each rank ran each instruction.")
+    ] = None
+    trace_steps: Annotated[
+        int, typer.Option("--trace-steps", min=1, help="Number of steps, the last ones, that --trace records.")
+    ] = 1
+    metrics: Annotated[
+        str | None, typer.Option(metavar="FILE", help="JSON Lines file to which rank 0 appends a line per step.")
+    ] = None
+    tensorboard: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Directory in which rank 0 writes TensorBoard's event files.")
+    ] = None
+
+
 def run_options(flags: Mapping[str, Any], place: Callable[[str | None], str | None]) -> RunOptions:
-    """What a command's flags say of training; ``place``: a path as ranks are told it. Raises InvalidDocument."""
+    """The training options of a command; ``place`` makes a path one that ranks can open. Raises InvalidDocument."""
     from penstock.schemas.api.run_options import RunOptions
 
     same = ("clip_norm", "checkpoint_every", "keep_checkpoints", "evaluate_every", "staleness", "advance_forward")
@@ -72,5 +138,5 @@ def run_options(flags: Mapping[str, Any], place: Callable[[str | None], str | No
 
 
 def from_the_root(path: str | None) -> str | None:
-    """Ranks run in the project's directory, so what they read or write has to be said from the root."""
+    """The absolute path: ranks run in the project's directory, not in the current one."""
     return None if path is None else str(Path(path).absolute())

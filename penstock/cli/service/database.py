@@ -11,33 +11,39 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.durations import METAVAR
+from penstock.cli.options import AsJson, Database
+from penstock.cli.panels import SERVICE
 from penstock.cli.service.keys import seconds_of
 from penstock.schemas.errors import NotFound
 
 if TYPE_CHECKING:
-    from penstock.service.db.database import Database
+    from penstock.service.db.database import Database as Service
     from penstock.service.db.upkeep.checking import Condition
 
 DAY_S = 86400
 
-Url = Annotated[str | None, typer.Option(help="A file, or a URL; by default that of the service's settings.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-BackupFile = Annotated[Path, typer.Argument(dir_okay=False, help="The backup.")]
+BackupFile = Annotated[Path, typer.Argument(metavar="FILE", dir_okay=False, help="File of the backup.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add this module's commands."""
-    database = typer.Typer(help="Upgrade, check, back up and restore the service's database.", no_args_is_help=True)
+    database = typer.Typer(
+        help="Upgrade, check, back up, restore and prune the service's database.", no_args_is_help=True
+    )
     database.command("upgrade")(upgrade)
     database.command("check")(check)
     database.command("backup")(backup)
     database.command("restore")(restore)
     database.command("prune")(prune)
-    app.add_typer(database, name="db")
+    app.add_typer(database, name="db", rich_help_panel=SERVICE)
 
 
-def upgrade(database: Url = None, as_json: AsJson = False) -> None:
-    """Bring the tables to this Penstock's revision, or make them; take a backup first, there is no way back."""
+def upgrade(database: Database = None, as_json: AsJson = False) -> None:
+    """Upgrade a database to this version of Penstock, or create it; take a backup first.
+
+    Example: penstock db upgrade --database penstock.sqlite
+    """
     from penstock.service.db import migrations
 
     with _opened(database, may_be_new=True) as opened:
@@ -50,8 +56,11 @@ def upgrade(database: Url = None, as_json: AsJson = False) -> None:
     )
 
 
-def check(database: Url = None, as_json: AsJson = False) -> int:
-    """Look whether it can be reached and written, is at the newest revision, and whole; 1 when it is not."""
+def check(database: Database = None, as_json: AsJson = False) -> int:
+    """Check that a database can be written, is up to date and whole, and exit 1 when it is not.
+
+    Example: penstock db check --database penstock.sqlite
+    """
     from penstock.service.db.upkeep import checking
 
     with _opened(database) as opened:
@@ -60,23 +69,36 @@ def check(database: Url = None, as_json: AsJson = False) -> int:
     return 1 if found.faults else 0
 
 
-def backup(file: BackupFile, database: Url = None, as_json: AsJson = False) -> None:
-    """Copy the database into a new file, as it is at one moment; services may go on working."""
+def backup(file: BackupFile, database: Database = None, as_json: AsJson = False) -> None:
+    """Copy a database into a new file, as it is at one moment, while services use it.
+
+    Example: penstock db backup saved.sqlite --database penstock.sqlite
+    """
     from penstock.service.db.upkeep import backups
 
     with _opened(database) as opened:
         size = backups.backup(opened, file)
-    told = {"database": opened.name, "file": str(file), "size_bytes": size}
-    _say(told, f"{opened.name} is in {file} now ({_size(size)})", as_json)
+    shown = {"database": opened.name, "file": str(file), "size_bytes": size}
+    _say(shown, f"{opened.name} is in {file} now ({_size(size)})", as_json)
 
 
 def restore(
     file: BackupFile,
-    database: Url = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Throw away what the database holds.")] = False,
+    database: Database = None,
+    replace: Annotated[
+        bool,
+        typer.Option(
+            "--replace",
+            help="Delete what the database holds; stop services and workers first.",
+            rich_help_panel=SERVICE,
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Fill a new database from a backup; services and workers have to be stopped to replace one."""
+    """Fill a database from a backup.
+
+    Example: penstock db restore saved.sqlite --database penstock.sqlite --replace
+    """
     from penstock.service.db.migrations import HEAD
     from penstock.service.db.upkeep import backups
 
@@ -85,21 +107,31 @@ def restore(
     with _opened(database, may_be_new=True) as opened:
         revision = backups.restore(opened, file, replace=replace)
     hint = "" if revision == HEAD else f", this Penstock works with {HEAD}: run `penstock db upgrade`"
-    told = {"database": opened.name, "file": str(file), "revision": revision}
-    _say(told, f"{opened.name} holds what {file} held, at revision {revision}{hint}", as_json)
+    shown = {"database": opened.name, "file": str(file), "revision": revision}
+    _say(shown, f"{opened.name} holds what {file} held, at revision {revision}{hint}", as_json)
 
 
 def prune(
-    older_than: Annotated[str, typer.Option(help="What ended longer ago goes: 90d, 2d at least.")],
-    database: Url = None,
+    older_than: Annotated[
+        str,
+        typer.Option(
+            metavar=METAVAR,
+            help="Time since when a job has to have ended to be removed: 90d; at least 2d.",
+            rich_help_panel=SERVICE,
+        ),
+    ],
+    database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remove ended jobs, their answers, sweeps, and the documents that nothing names any more."""
+    """Remove jobs and sweeps that ended long ago, their answers, and documents that nothing names any more.
+
+    Example: penstock db prune --older-than 90d
+    """
     from penstock.service.db.upkeep.pruning import prune as prune_now
 
     age_s = seconds_of(older_than, "--older-than")
     if age_s is None:
-        raise typer.BadParameter("never removes nothing; give 90d", param_hint="--older-than")
+        raise typer.BadParameter("never would remove nothing; give 90d", param_hint="--older-than")
     with _opened(database) as opened:
         opened.create()
         gone = asdict(prune_now(opened, age_s / DAY_S))
@@ -107,12 +139,12 @@ def prune(
 
 
 @contextmanager
-def _opened(given: str | None, *, may_be_new: bool = False) -> Iterator[Database]:
-    from penstock.service.db.database import Database
+def _opened(given: str | None, *, may_be_new: bool = False) -> Iterator[Service]:
+    from penstock.service.db.database import Database as Service
     from penstock.service.settings import Settings
 
     settings = Settings.load(**({} if given is None else {"database": given}))
-    opened = Database.of(settings)
+    opened = Service.of(settings)
     try:
         if opened.is_sqlite and not may_be_new and not Path(opened.url.database or "").is_file():
             raise NotFound(
@@ -139,5 +171,5 @@ def _size(size_bytes: int) -> str:
     return f"{size_bytes / 1e6:,.1f} MB" if size_bytes < 1e9 else f"{size_bytes / 1e9:,.1f} GB"
 
 
-def _say(told: dict[str, Any], words: str, as_json: bool) -> None:
-    print(json.dumps(told, indent=1) if as_json else words)
+def _say(shown: dict[str, Any], words: str, as_json: bool) -> None:
+    print(json.dumps(shown, indent=1) if as_json else words)

@@ -1,4 +1,4 @@
-"""``penstock doctor``: what this machine, and a service if one is named, lack to work, and what to do about it."""
+"""``penstock doctor``: what this machine and a service lack, and what to do about it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import typer
 
 from penstock.cli import kernels
+from penstock.cli.options import AsJson, Database, SettingsFile
+from penstock.cli.panels import SERVICE
+from penstock.cli.service.remote import Server
 from penstock.schemas.errors import PenstockError
 
 if TYPE_CHECKING:
@@ -53,16 +56,18 @@ class Check(NamedTuple):
 
 def register(app: typer.Typer) -> None:
     """Add this module's command."""
-    app.command("doctor")(doctor)
+    app.command("doctor", rich_help_panel=SERVICE)(doctor)
 
 
 def doctor(
-    server: Annotated[str | None, typer.Option(help="A service to look at too: http://host:port.")] = None,
-    database: Annotated[str | None, typer.Option(help="An SQLite file, or a SQLAlchemy URL.")] = None,
-    settings: Annotated[Path | None, typer.Option(help="The service's TOML file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False,
+    server: Server = None, database: Database = None, settings: SettingsFile = None, as_json: AsJson = False
 ) -> None:
-    """Look for what is missing here, and on a service: a line per check with its remedy; 1 when one fails."""
+    """Check what is missing on this machine and on a service, and exit 1 when a check fails.
+
+    Prints one line per check, with what to do about it.
+
+    Example: penstock doctor --server http://planner:8642
+    """
     checks = [*_of_python(), *_of_machine()]
     if all(find_spec(name) is not None for name in EXTRAS["service"]):
         checks += _of_service(settings, {} if database is None else {"database": database})

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.documents import print_json
+from penstock.cli.options import AsJson
+from penstock.cli.panels import SERVICE
 from penstock.cli.service.remote import LOCAL, TheServer, connect, progress_line, watched
 
 if TYPE_CHECKING:
@@ -14,8 +16,9 @@ if TYPE_CHECKING:
     from penstock.client import Client
     from penstock.schemas.api.jobs import JobOut
 
-Id = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, as `penstock jobs list` has it.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
+FILTER = "Filter"
+
+Id = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job, as `penstock jobs list` prints it.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -24,18 +27,35 @@ def register(app: typer.Typer) -> None:
     jobs.command("list")(list_jobs)
     for command in (show, watch, cancel, finish, retry, delete):
         jobs.command(command.__name__)(command)
-    app.add_typer(jobs, name="jobs")
+    app.add_typer(jobs, name="jobs", rich_help_panel=SERVICE)
 
 
 def list_jobs(
-    server: TheServer = LOCAL,
-    state: Annotated[str | None, typer.Option(help="queued, running, succeeded, failed or cancelled.")] = None,
-    tag: Annotated[str | None, typer.Option(help="Only those with this tag.")] = None,
-    planner: Annotated[str | None, typer.Option(help="Only those that asked for this planner.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=500, help="How many, the newest first.")] = 50,
+    state: Annotated[
+        str | None,
+        typer.Option(
+            metavar="queued|running|succeeded|failed|cancelled",
+            help="State of the jobs to list (default: any).",
+            rich_help_panel=FILTER,
+        ),
+    ] = None,
+    tag: Annotated[
+        str | None, typer.Option(help="Tag of the jobs to list (default: any).", rich_help_panel=FILTER)
+    ] = None,
+    planner: Annotated[
+        str | None,
+        typer.Option(help="Planner that the jobs asked for, such as dapple (default: any).", rich_help_panel=FILTER),
+    ] = None,
+    limit: Annotated[
+        int, typer.Option(min=1, max=500, help="Largest number of jobs to list.", rich_help_panel=FILTER)
+    ] = 50,
     as_json: AsJson = False,
+    server: TheServer = LOCAL,
 ) -> None:
-    """List jobs, the newest first."""
+    """List plan jobs, the newest first.
+
+    Example: penstock jobs list --server http://planner:8642 --state running
+    """
     with connect(server) as client:
         found = client.jobs.page(limit=limit, state=state, tag=tag, planner=planner)  # type: ignore[arg-type]
     if as_json:
@@ -57,38 +77,56 @@ def list_jobs(
         screen.say(f"there are more; --limit shows up to 500 (now {limit})")
 
 
-def show(job: Id, server: TheServer = LOCAL, as_json: AsJson = False) -> None:
-    """Show a job: its state, its best plan and bound, or why there is none."""
+def show(job: Id, as_json: AsJson = False, server: TheServer = LOCAL) -> None:
+    """Show a job's state, its best plan and bound, or why there is none.
+
+    Example: penstock jobs show JOB --server http://planner:8642
+    """
     with connect(server) as client:
         _tell(client, client.jobs.get(job), as_json)
 
 
-def watch(job: Id, server: TheServer = LOCAL, as_json: AsJson = False) -> None:
-    """Follow a job to its end, with its incumbent, bound and gap."""
+def watch(job: Id, as_json: AsJson = False, server: TheServer = LOCAL) -> None:
+    """Follow a job to its end, with its incumbent, bound and gap.
+
+    Example: penstock jobs watch JOB --server http://planner:8642
+    """
     with connect(server) as client:
         _tell(client, watched(client, client.jobs.get(job), _screen(as_json)), as_json)
 
 
-def cancel(job: Id, server: TheServer = LOCAL, as_json: AsJson = False) -> None:
-    """Stop a job and drop what it has found."""
+def cancel(job: Id, as_json: AsJson = False, server: TheServer = LOCAL) -> None:
+    """Stop a job, and drop what it has found.
+
+    Example: penstock jobs cancel JOB --server http://planner:8642
+    """
     with connect(server) as client:
         _tell(client, client.jobs.cancel(job), as_json)
 
 
-def finish(job: Id, server: TheServer = LOCAL, as_json: AsJson = False) -> None:
-    """Stop a job; its best plan so far becomes its result."""
+def finish(job: Id, as_json: AsJson = False, server: TheServer = LOCAL) -> None:
+    """Stop a job, and make its best plan so far its result.
+
+    Example: penstock jobs finish JOB --server http://planner:8642
+    """
     with connect(server) as client:
         _tell(client, client.jobs.finish(job), as_json)
 
 
-def retry(job: Id, server: TheServer = LOCAL, as_json: AsJson = False) -> None:
-    """Start a job again that has failed or was cancelled."""
+def retry(job: Id, as_json: AsJson = False, server: TheServer = LOCAL) -> None:
+    """Start a job again that failed or was cancelled.
+
+    Example: penstock jobs retry JOB --server http://planner:8642
+    """
     with connect(server) as client:
         _tell(client, client.jobs.retry(job), as_json)
 
 
 def delete(job: Id, server: TheServer = LOCAL) -> None:
-    """Delete a job that has ended; a stored plan stays under its hash."""
+    """Delete a job that has ended; its plan stays under its hash.
+
+    Example: penstock jobs delete JOB --server http://planner:8642
+    """
     with connect(server) as client:
         client.jobs.delete(job)
 

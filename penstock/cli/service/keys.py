@@ -1,26 +1,25 @@
-"""``penstock keys``: who may ask the service, straight in its database."""
+"""``penstock keys``: the keys of a service, in its database."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.durations import METAVAR, duration_ns, seconds
+from penstock.cli.options import AsJson, Database
+from penstock.cli.panels import SERVICE
+
 if TYPE_CHECKING:
     from penstock.service.security.keys import Key, Keys
 
-UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 LONGEST_S = 100 * 366 * 86400
+KEYS = "Keys"
 
-Url = Annotated[
-    str | None, typer.Option(help="The service's database: a file, or a URL; by default that of the settings.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Id = Annotated[str, typer.Argument(help="The key's id, as `penstock keys list` has it.")]
+Id = Annotated[str, typer.Argument(metavar="KEY", help="Id of the key, as `penstock keys list` prints it.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -30,22 +29,47 @@ def register(app: typer.Typer) -> None:
     keys.command("list")(list_keys)
     keys.command("rotate")(rotate)
     keys.command("revoke")(revoke)
-    app.add_typer(keys, name="keys")
+    app.add_typer(keys, name="keys", rich_help_panel=SERVICE)
 
 
 def create(
-    name: Annotated[str, typer.Option(help="Who or what will use it.")],
+    name: Annotated[str, typer.Option(help="Name of the person or program that will use it.", rich_help_panel=KEYS)],
     scope: Annotated[
-        list[str], typer.Option(help="What it opens: read, solve, run, agent, admin; may be given several times.")
+        list[str],
+        typer.Option(
+            metavar="read|solve|run|agent|admin", help="What the key allows. Repeatable.", rich_help_panel=KEYS
+        ),
     ],
-    tenant: Annotated[str, typer.Option(help="Whose plans, runs and agents it sees.")] = "default",
-    expires: Annotated[str, typer.Option(help="After how long it ends: 90d, 12h, 30m; or never.")] = "90d",
-    max_running: Annotated[int | None, typer.Option(min=1, help="Most jobs of it at a time.")] = None,
-    max_queued: Annotated[int | None, typer.Option(min=0, help="Most jobs of it that wait.")] = None,
-    database: Url = None,
+    tenant: Annotated[
+        str, typer.Option(help="Tenant whose plans, runs and agents the key sees.", rich_help_panel=KEYS)
+    ] = "default",
+    expires: Annotated[
+        str,
+        typer.Option(
+            metavar=METAVAR, help="Time after which the key ends: 90d, 12h, 30min; or never.", rich_help_panel=KEYS
+        ),
+    ] = "90d",
+    max_running: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Largest number of jobs of this key that run at the same time (default: no limit).",
+            rich_help_panel=KEYS,
+        ),
+    ] = None,
+    max_queued: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Largest number of jobs of this key that wait (default: no limit).", rich_help_panel=KEYS
+        ),
+    ] = None,
+    database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a key, and print it: nobody can tell it again."""
+    """Make a key and print it, once: it cannot be shown again.
+
+    Example: penstock keys create --name ci --scope solve --scope read
+    """
     lifetime_s = seconds_of(expires, "--expires")
     with _opened(database) as keys:
         key, text = keys.create(
@@ -55,11 +79,16 @@ def create(
 
 
 def list_keys(
-    tenant: Annotated[str | None, typer.Option(help="Only this tenant's.")] = None,
-    database: Url = None,
+    tenant: Annotated[
+        str | None, typer.Option(help="Tenant whose keys are listed (default: all).", rich_help_panel=KEYS)
+    ] = None,
+    database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the keys, without their secrets."""
+    """List the keys, without their secrets.
+
+    Example: penstock keys list --json
+    """
     with _opened(database) as keys:
         found = keys.listed(tenant)
     if as_json:
@@ -70,21 +99,30 @@ def list_keys(
 
 def rotate(
     id: Id,
-    overlap: Annotated[str, typer.Option(help="How long the old key stays valid.")] = "1h",
-    database: Url = None,
+    overlap: Annotated[
+        str,
+        typer.Option(metavar=METAVAR, help="Time for which the old key stays valid: 1h, 1d, 0s.", rich_help_panel=KEYS),
+    ] = "1h",
+    database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make another key for the same, with a new id and secret; the old one ends after the overlap."""
+    """Replace a key by a new one; the old one ends after the overlap.
+
+    Example: penstock keys rotate KEY --overlap 1d
+    """
     overlap_s = seconds_of(overlap, "--overlap")
     if overlap_s is None:
-        raise typer.BadParameter("an overlap ends; give 0s, 1h, 2d", param_hint="--overlap")
+        raise typer.BadParameter("an overlap has an end; give 0s, 1h or 2d", param_hint="--overlap")
     with _opened(database) as keys:
         key, text = keys.rotate(id, overlap_s)
     _print_new(key, text, as_json)
 
 
-def revoke(id: Id, database: Url = None, as_json: AsJson = False) -> None:
-    """End a key; services notice within seconds."""
+def revoke(id: Id, database: Database = None, as_json: AsJson = False) -> None:
+    """End a key; services notice within seconds.
+
+    Example: penstock keys revoke KEY
+    """
     with _opened(database) as keys:
         key = keys.revoke(id)
     print(json.dumps(_plain(key), indent=1) if as_json else f"key {key.id} ({key.name} of {key.tenant}) is revoked")
@@ -94,23 +132,23 @@ def seconds_of(text: str, option: str) -> float | None:
     """A duration such as ``90d``; None for ``never``. Raises typer.BadParameter."""
     if text == "never":
         return None
-    parts = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
-    if parts is None:
-        raise typer.BadParameter(f"{text!r} is no duration; give 30m, 12h, 90d or never", param_hint=option)
-    seconds = int(parts[1]) * UNITS_S[parts[2]]
-    if seconds > LONGEST_S:
+    try:
+        found = seconds(duration_ns(text))
+    except typer.BadParameter as error:
+        raise typer.BadParameter(f"{error.message}, or never", param_hint=option) from None
+    if found > LONGEST_S:
         raise typer.BadParameter(f"{text!r} is longer than a hundred years; give never", param_hint=option)
-    return float(seconds)
+    return found
 
 
 @contextmanager
 def _opened(database: str | None) -> Iterator[Keys]:
-    from penstock.service.db.database import Database
+    from penstock.service.db.database import Database as Service
     from penstock.service.security.keys import Keys
     from penstock.service.settings import Settings
 
     settings = Settings.load(**({} if database is None else {"database": database}))
-    opened = Database.of(settings)
+    opened = Service.of(settings)
     try:
         opened.create()
         yield Keys(opened)

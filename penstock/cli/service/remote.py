@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.documents import STANDARD, read_plan
+from penstock.cli.options import OUTPUT, SERVICE
 
 if TYPE_CHECKING:
     from penstock.cli.show import Screen
@@ -22,12 +23,41 @@ PATIENCE_S = 5.0
 """How long a command tries again while the service is busy or away: somebody waits at a terminal."""
 ENDED = ("succeeded", "failed", "cancelled")
 
+VARIABLE = "PENSTOCK_SERVER"
+"""Of the environment: what ``--server`` is where it is not given; ``--server ''`` is this machine again."""
+
 Server = Annotated[
     str | None,
-    typer.Option("--server", help="Ask this service, http://host:port, instead of this machine (PENSTOCK_API_KEY)."),
+    typer.Option(
+        "--server",
+        metavar="URL",
+        envvar=VARIABLE,
+        callback=lambda given: given or None,
+        help="Service that does the work instead of this machine, such as http://planner:8642; its key is read from "
+        "PENSTOCK_API_KEY.",
+        rich_help_panel=SERVICE,
+    ),
 ]
-TheServer = Annotated[str, typer.Option("--server", help="The service, http://host:port; its key is PENSTOCK_API_KEY.")]
 LOCAL = "http://127.0.0.1:8642"
+TheServer = Annotated[
+    str,
+    typer.Option(
+        "--server",
+        metavar="URL",
+        envvar=VARIABLE,
+        callback=lambda given: given or LOCAL,
+        help="Service to ask, such as http://planner:8642; its key is read from PENSTOCK_API_KEY.",
+        rich_help_panel=SERVICE,
+    ),
+]
+Post = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Service that also gets the document, such as http://planner:8642.",
+        rich_help_panel=OUTPUT,
+    ),
+]
 
 
 def connect(server: str) -> Client:
@@ -66,7 +96,10 @@ def refuse_here(**options: object) -> None:
     """Raise typer.BadParameter for options that only this machine can follow."""
     for name, value in options.items():
         if value:
-            raise typer.BadParameter("is of this machine; leave it out, or --server", param_hint=_flag(name))
+            raise typer.BadParameter(
+                f"works on this machine only; leave it out, or ask no service (--server '', or no {VARIABLE})",
+                param_hint=_flag(name),
+            )
 
 
 def solved_there(client: Client, request: PlanRequest, screen: Screen) -> JobOut:

@@ -105,7 +105,7 @@ def _known(device: DeviceFacts, reading: Reading) -> Known | None:
     meant = options.meant(product)
     read = recognise(meant or product) if meant or product else None
     if read is None and meant is None:
-        asked = f"--device '{product}=H100'" if product else "--device H100"
+        asked = f"--device-kind '{product}=H100'" if product else "--device-kind H100"
         what = f"what {product!r} is" if product else "what the devices are"
         reading.missing.append((what, f"{asked} (options.devices)"))
         return None

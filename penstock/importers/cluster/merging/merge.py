@@ -158,7 +158,7 @@ def _refuse_more(devices: int, most: int | None) -> None:
 def _refuse_nothing(notes: Notes) -> None:
     faults = tuple(Fault(group.nodes, group.why, "left-out") for group in notes.left_out())
     no_device = all(group.why == NO_DEVICE for group in notes.left_out())
-    remedy = "--devices-per-node 2 --device cpu, if it is processors that train" if no_device else None
+    remedy = "--devices-per-node 2 --device-kind cpu, if it is processors that train" if no_device else None
     raise InvalidDocument(
         "no node is left for the topology", faults=faults, remedy=remedy or "see why each was left out"
     )

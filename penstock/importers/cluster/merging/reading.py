@@ -55,7 +55,7 @@ class Options:
             elif sign or (self.usual is not None and self.usual != text):
                 raise InvalidDocument(
                     f"the devices {text!r} are neither one kind nor PRODUCT=KIND",
-                    remedy="--device H100, or --device big=H100 --device small=A10 where sources have such names",
+                    remedy="--device-kind H100, or for a source's names --device-kind big=H100 --device-kind small=A10",
                 )
             else:
                 self.usual = text.strip()

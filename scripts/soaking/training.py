@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from penstock.cli.soak.processes import Processes, command_of, marked, refuse_orphans
 from penstock.schemas.errors import RunFailed, Unreachable
+from soaking.processes import Processes, command_of, marked, refuse_orphans
 
 if TYPE_CHECKING:
     from penstock.client import Client
@@ -93,7 +93,7 @@ class Cluster:
             command += ["serve", "--port", str(self.port), "--database", str(self.directory / "soak.sqlite")]
         else:
             command += ["agent", "--server", self.url, "--name", name, "--cpu-devices", "1"]
-            command += ["--model", "toy=soak_job:job", "--directory", str(self.directory)]
+            command += ["--job", "toy=soak_job:job", "--directory", str(self.directory)]
         self.processes.start(name, command, SETTINGS if name == "service" else {})
         if name == "service" and not self.port:
             self.port = self._port()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from gpu_check import Machine, Skipped, checks, main, run_check
 
-from penstock.cli.gpu_check import Machine, Skipped, checks, main, run_check
 from penstock.schemas.errors import RunFailed, UnsupportedRequest
 
 HERE = Machine("cpu", 0)

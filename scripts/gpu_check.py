@@ -1,4 +1,4 @@
-"""What works on this machine's GPUs: ``scripts/gpu-check``, or ``python -m penstock.cli.gpu_check``.
+"""What works on this machine's GPUs: run by ``scripts/gpu-check``.
 
 One table of checks with what was measured. Without a GPU each check says so and runs its CPU form where it has one;
 NCCL needs two GPUs. Ends with 1 when something that was run went wrong.

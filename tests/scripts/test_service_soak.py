@@ -7,19 +7,21 @@ import sys
 from pathlib import Path
 
 import pytest
+from scripts_path import environment
 
 LIMIT_S = 600
 
 
 @pytest.mark.timeout(LIMIT_S)
 def test_six_deaths_cost_no_job_and_no_answer(tmp_path: Path):
-    command = [sys.executable, "-P", "-m", "penstock.cli.soak", "service", "--kills", "6", "--seed", "97"]
+    command = [sys.executable, "-m", "soaking", "service", "--kills", "6", "--seed", "97"]
     done = subprocess.run(
         [*command, "--most-at-once", "10", "--directory", str(tmp_path)],
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
         check=False,
+        env=environment(),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "no job lost, none with two answers, events in order, no orphan" in done.stdout

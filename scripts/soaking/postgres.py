@@ -13,8 +13,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from penstock.cli.soak.processes import Processes
 from penstock.schemas.errors import MissingExtra, RunFailed, Unreachable
+from soaking.processes import Processes
 
 NAME = "database"
 _USER = "nobody"

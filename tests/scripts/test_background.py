@@ -9,15 +9,16 @@ from pathlib import Path
 
 import psutil
 import pytest
+from background import background
+from scripts_path import environment
 
-from penstock.cli.background import background
 from penstock.schemas.errors import RunFailed
 
 SLEEPER = [sys.executable, "-c", "import time; print('up 42', flush=True); time.sleep(600)"]
 PARENT = f"""
 import sys, time
 from pathlib import Path
-from penstock.cli.background import background
+from background import background
 with background(Path(sys.argv[1])) as processes:
     for name in ("one", "two"):
         processes.start(name, {SLEEPER!r})
@@ -37,6 +38,7 @@ def _parent(directory: Path) -> tuple[subprocess.Popen[str], list[psutil.Process
         [sys.executable, "-P", "-c", PARENT, str(directory)],
         stdout=subprocess.PIPE,
         text=True,
+        env=environment(),
         preexec_fn=heed_interrupts,
     )
     assert parent.stdout is not None

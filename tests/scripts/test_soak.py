@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from scripts_path import environment
 
 from penstock.executor.checkpoints.checkpoint import newest
 
@@ -15,9 +16,14 @@ LIMIT_S = 900
 
 @pytest.mark.timeout(LIMIT_S)
 def test_six_deaths_cost_no_checkpoint_and_leave_the_losses_as_they_are(tmp_path: Path):
-    command = [sys.executable, "-P", "-m", "penstock.cli.soak", "--kills", "6", "--seed", "4", "--most-at-once", "10"]
+    command = [sys.executable, "-m", "soaking", "--kills", "6", "--seed", "4", "--most-at-once", "10"]
     done = subprocess.run(
-        [*command, "--directory", str(tmp_path)], capture_output=True, text=True, timeout=LIMIT_S, check=False
+        [*command, "--directory", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+        env=environment(),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "no hang, no orphan, no lost checkpoint, the same losses" in done.stdout

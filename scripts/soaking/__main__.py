@@ -10,8 +10,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.cli.soak import service, training
 from penstock.schemas.errors import PenstockError
+from soaking import service, training
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

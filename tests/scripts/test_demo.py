@@ -10,14 +10,14 @@ from pathlib import Path
 
 import psutil
 import pytest
-
-from penstock.cli.demo import main
+from demo import main
+from scripts_path import SCRIPTS
 
 
 def test_an_interrupt_leaves_nothing_running(tmp_path: Path) -> None:
     """Interrupted while it measures, with service, agents and measuring processes alive."""
     demo = subprocess.Popen(
-        [sys.executable, "-P", "-u", "-m", "penstock.cli.demo", str(tmp_path)],
+        [sys.executable, "-u", str(SCRIPTS / "demo.py"), str(tmp_path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -1,4 +1,4 @@
-"""The main job from end to end, on this machine's CPU: ``scripts/demo``, or ``python -m penstock.cli.demo``.
+"""The main job from end to end, on this machine's CPU: run by ``scripts/demo``.
 
 A service and two agents with two CPU devices each; a small GPT measured on them; profile and topology POSTed; a plan
 of four stages with its bound; the plan run through the agents on four ranks and compared with a single process.
@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.cli.background import Background, background
+from background import Background, background
+
 from penstock.schemas.errors import PenstockError, RunFailed, Unreachable
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def _start(story: Story, directory: Path, processes: Background) -> Client:
     server = processes.wait_for("service", r"listening on (http://[^\s\"]+)", START_LIMIT_S)
     for name in ("host0", "host1"):
         story.tell(f"starting agent {name} with two CPU devices for {server}")
-        options = ["--server", server, "--name", name, "--cpu-devices", "2", "--model", f"gpt={MODEL}"]
+        options = ["--server", server, "--name", name, "--cpu-devices", "2", "--job", f"gpt={MODEL}"]
         processes.start(name, [*command, "agent", *options, "--directory", str(directory)])
     client = Client(server)
     _wait_for_agents(client, processes)

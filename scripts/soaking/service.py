@@ -18,16 +18,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from penstock.cli.soak import postgres
-from penstock.cli.soak.load import PATIENCE_S, Load
-from penstock.cli.soak.processes import Processes, command_of, marked, parent_of, refuse_orphans
 from penstock.schemas.errors import RunFailed
+from soaking import postgres
+from soaking.load import PATIENCE_S, Load
+from soaking.processes import Processes, command_of, marked, parent_of, refuse_orphans
 
 SERVICES = ("service0", "service1")
 WORKERS = ("worker0", "worker1")
 SETTINGS = {
     "PENSTOCK_WARM_UP": "false",
-    "PENSTOCK_SOLVE_ENTRY": "penstock.cli.soak.solver:solve",
+    "PENSTOCK_SOLVE_ENTRY": "soaking.solver:solve",
+    "PYTHONPATH": os.pathsep.join(filter(None, (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")))),
     "PENSTOCK_SOLVE_WORKERS": "1",
     "PENSTOCK_LEASE_S": "2",
     "PENSTOCK_MAX_ATTEMPTS": "1000",

@@ -1,0 +1,317 @@
+"""Options that several commands have, in the groups that their help shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import typer
+
+from penstock.cli import completion
+from penstock.cli.durations import METAVAR, between
+
+MODEL = "Model and cluster"
+TRAINING = "Training"
+PLANNER = "Planner"
+SEARCH = "Search"
+OUTPUT = "Output"
+SERVICE = "Service"
+RUN = "Run"
+CHECKPOINTS = "Checkpoints"
+MEASUREMENT = "Measurement"
+LAUNCH = "Launch"
+
+LONGEST = "11d"
+"""The longest search, run or wait that an option can ask for."""
+
+Topology = Annotated[
+    str | None, typer.Option("--topology", "-t", help="Topology file (JSON or YAML); - is standard input.")
+]
+Cluster = Annotated[
+    str | None,
+    typer.Option(
+        help="Cluster by name instead of --topology: a shipped one (dapple-config-a) or NODESxDEVICESxKIND (2x8xH100).",
+        autocompletion=completion.clusters,
+    ),
+]
+Batch = Annotated[
+    int | None, typer.Option("--global-batch-size", "-b", help="Samples that one training step consumes, such as 256.")
+]
+Request = Annotated[
+    str | None,
+    typer.Option("--request", help="Plan request file (JSON or YAML); other options override its fields.",
+                 rich_help_panel=MODEL),
+]  # fmt: skip
+Planner = Annotated[
+    str | None,
+    typer.Option(
+        help="Planner to ask, such as dapple or gpipe (default: auto, which asks all that apply).",
+        autocompletion=completion.planners,
+        rich_help_panel=PLANNER,
+    ),
+]
+Schedule = Annotated[
+    str | None,
+    typer.Option(
+        help="Schedule that the plan has to use, such as early-backward (1F1B) or zb-v (default: auto, the fastest).",
+        autocompletion=completion.schedules,
+        rich_help_panel=PLANNER,
+    ),
+]
+Planners = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Planner to ask, such as dapple (default: all that apply). Repeatable.",
+        autocompletion=completion.planners,
+        rich_help_panel=PLANNER,
+    ),
+]
+Schedules = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Schedule to use, such as gpipe (default: what each planner chooses). Repeatable.",
+        autocompletion=completion.schedules,
+        rich_help_panel=PLANNER,
+    ),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="OPTION=VALUE",
+        help="Option of the planner, such as stages=4 (docs/planners.md lists them). Repeatable.",
+        rich_help_panel=PLANNER,
+    ),
+]
+Seed = Annotated[int | None, typer.Option(help="Seed of every random choice (default: 0).", rich_help_panel=SEARCH)]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Processes that search a large request (default: one per processor). The plan does not depend on it.",
+        rich_help_panel=SEARCH,
+    ),
+]
+Database = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE|URL",
+        help="Database of the service: an SQLite file, or a URL such as postgresql://planner/penstock (default: as in "
+        "the settings).",
+        rich_help_panel=SERVICE,
+    ),
+]
+SettingsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--settings",
+        metavar="FILE",
+        help="TOML file with settings (docs/settings.md lists them); variables PENSTOCK_… and options override it.",
+        rich_help_panel=SERVICE,
+    ),
+]
+Output = Annotated[
+    str | None,
+    typer.Option("--output", "-o", help="File that the plan is written to; - is standard output.",
+                 rich_help_panel=OUTPUT),
+]  # fmt: skip
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.", rich_help_panel=OUTPUT)
+]
+PlanPath = Annotated[
+    str,
+    typer.Argument(
+        metavar="PLAN", help="Plan file, or - for standard input; with --server also the hash or the job of a plan."
+    ),
+]
+Document = Annotated[
+    str,
+    typer.Option(
+        "--output", "-o", metavar="FILE", help="File that is written; - is standard output.", rich_help_panel=OUTPUT
+    ),
+]
+MeasureFor = Annotated[
+    int,
+    typer.Option(
+        "--measure-for",
+        parser=between("100ms", "1h"),
+        metavar=METAVAR,
+        show_default="4s",
+        help="Time that one measurement takes: 500ms, 10s.",
+        rich_help_panel=MEASUREMENT,
+    ),
+]
+Job = Annotated[
+    str,
+    typer.Option(
+        "--job",
+        metavar="MODULE:ATTRIBUTE",
+        help="Training job to import, such as mytrain:job or examples.gpt:job.",
+        rich_help_panel=RUN,
+    ),
+]
+Directory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR",
+        help="Directory of the training project, from which the job is imported (default: the current one).",
+        rich_help_panel=RUN,
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """The model's costs, by file or by name."""
+
+    PANEL: ClassVar[str] = MODEL
+
+    profile: Annotated[
+        str | None, typer.Option("--profile", "-p", help="Profile file of the model (JSON); - is standard input.")
+    ] = None
+    example: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Shipped model instead of --profile, such as gpt2-small or bert-48.",
+            autocompletion=completion.models,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question(Model):
+    """What is to be planned: one model on one cluster."""
+
+    topology: Topology = None
+    cluster: Cluster = None
+    global_batch_size: Batch = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """How memory and transfers are counted."""
+
+    PANEL: ClassVar[str] = TRAINING
+
+    recompute: Annotated[
+        str | None,
+        typer.Option(
+            metavar="never|auto|always",
+            help="Recompute activations in the backward pass (default: auto, where memory asks for it).",
+        ),
+    ] = None
+    network: Annotated[
+        str | None,
+        typer.Option(
+            metavar="shared|private",
+            help="Whether transfers compete for links or each has a channel of its own, as in the papers "
+            "(default: shared).",
+        ),
+    ] = None
+    optimizer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="sgd|momentum|adam", help="Optimizer whose states the devices have to hold (default: adam)."
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(Costs):
+    """How the model is trained."""
+
+    micro_batch_size: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--micro-batch-size",
+            help="Candidate for the samples of a micro-batch (default: powers of two that the profile covers). "
+            "Repeatable.",
+        ),
+    ] = None
+    update_rule: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--update-rule",
+            help="Update rule that plans may have: synchronous, weight_stashing, double_buffered, double_grouped, "
+            "elastic_averaging, or all (default: synchronous). Repeatable.",
+        ),
+    ] = None
+    codec: Annotated[
+        str | None,
+        typer.Option(
+            metavar="auto",
+            help="Send fp32 tensors as fp16 where that saves time; it changes numbers slightly (default: never).",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """When a search ends."""
+
+    PANEL: ClassVar[str] = SEARCH
+
+    time_limit: Annotated[
+        int | None,
+        typer.Option(
+            "--time-limit",
+            parser=between("0s", LONGEST),
+            metavar=METAVAR,
+            help="Stop after this time with the best plan so far: 30s, 5min (default: search to the end).",
+        ),
+    ] = None
+    gap: Annotated[
+        float | None,
+        typer.Option(help="Stop at a plan within this share of the proven bound, such as 0.02 (default: 0)."),
+    ] = None
+    max_plans: Annotated[
+        int | None,
+        typer.Option(
+            help="Plans that each planner may judge, a limit that gives the same answer on every machine "
+            "(default: no limit)."
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What plans may be, beyond the model and the cluster."""
+
+    PANEL: ClassVar[str] = PLANNER
+
+    target: Annotated[
+        str | None,
+        typer.Option(
+            metavar="megatron|torchtitan|deepspeed",
+            help="Plan only what this trainer can express (default: no trainer's limits).",
+        ),
+    ] = None
+    pin: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--pin",
+            metavar="LAYERS=DEVICES",
+            help="Devices that alone may hold these layers: 0-6=node0/0 or 7=node1/0,node1/1. Repeatable.",
+        ),
+    ] = None
+    pipeline_profile: Annotated[
+        str | None,
+        typer.Option(
+            "--pipeline-profile",
+            help="File that `penstock profile --pipeline` wrote, for planner avgpipe's choice of degrees.",
+        ),
+    ] = None
+    set_option: Settings = None
+    seed: Seed = None
+    workers: Workers = None
+
+
+def given(*groups: object, **more: Any) -> Mapping[str, Any]:
+    """The values of options by name."""
+    found: dict[str, Any] = {}
+    for group in groups:
+        found |= vars(group)
+    return found | more
