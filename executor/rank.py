@@ -103,7 +103,7 @@ class Rank:
         self._peak = peak_of(device, counts_tensors=given.get("count_memory", False))
         store = self._connect()
         timeout_s = self._timeout_s
-        kind = agree_on_transport(given.get("transport", AUTO), device)
+        kind = agree_on_transport(given.get("transport", AUTO), device, self.programs)
         groups = process_groups(program.groups, timeout_s, device if kind == "nccl" else None)
         transport = make_transport(kind, program, device, timeout_s)
         checkpoints = self._open_checkpoints(job)

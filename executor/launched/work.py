@@ -119,6 +119,7 @@ class Process:
         """Meet, train, report. Raises what goes wrong before the others are met; later failures are outcomes."""
         orders = self._orders
         self._bundle.refuse_options(orders.options)
+        self._bundle.refuse_transport(orders.transport)
         if not orders.options.resume:
             self._bundle.segments(0, 0, orders.steps, orders.options)
         self._meeting = meeting = Meeting(self._launch, orders.wait_s)
@@ -148,14 +149,14 @@ class Process:
         return self._ranks[self._launch.process]
 
     def _assignment(self, name: str) -> dict[str, Any]:
-        orders, part = self._orders, self._bundle.ranks[self.rank]
+        orders = self._orders
         boundaries = self._bundle.boundaries
         return {
             "rank": self.rank,
             "world_size": len(self._bundle.ranks),
             "store": self._meeting.address,
             "prefix": name,
-            "programs": list(part.programs),
+            "programs": self._bundle.programs(self.rank),
             "job": orders.model,
             "directory": orders.directory,
             "steps": orders.steps,
