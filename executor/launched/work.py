@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed import DistError
 
 from penstock.executor.checkpoints.farewell import ToldToEnd
+from penstock.executor.devices import number_by_bus, place_among, visible_numbers
 from penstock.executor.interpreter import InstructionFailed
 from penstock.executor.launched.launch import Launch
 from penstock.executor.launched.meeting import Meeting, bind_to
@@ -298,11 +299,10 @@ def device_of(bundle: JobBundle, rank: int, wanted: str) -> str:
         wanted = "cpu" if part.device_kind == "cpu" else "cuda"
     if wanted != "cuda":
         return wanted
-    visible = torch.cuda.device_count()
+    number_by_bus()
+    numbers = visible_numbers() or range(torch.cuda.device_count())
     used = list(dict.fromkeys(bundle.ranks[other].index for other in bundle.nodes()[part.node]))
-    if visible > len(used) and part.index.isdecimal():
-        return f"cuda:{int(part.index)}"
-    return f"cuda:{used.index(part.index) if visible > 1 else 0}"
+    return f"cuda:{place_among(part.index, used, numbers)}"
 
 
 def _where(event: Mapping[str, Any]) -> str:

@@ -81,8 +81,8 @@ def _peers_of_agents(url: str) -> list[str]:
 
 def _serve(address: str, name: str, cpu_devices: int, fabric: str | None) -> None:
     """Be a peer in this process until it is interrupted or told to end."""
+    from penstock.executor.devices import discover
     from penstock.executor.links.link_peer import Host, Peer
-    from penstock.executor.node.devices import discover
 
     devices = tuple(device.offer for device in discover(name, cpu_devices=cpu_devices))
     inside = _inside(len(devices), cpu_devices, fabric)
@@ -124,8 +124,8 @@ def _of_peers(screen: Screen, peers: list[str], seconds: float) -> ClusterTopolo
 
 
 def _of_processes(screen: Screen, cpu_devices: int, nodes: int, node_names: str) -> ClusterTopology:
+    from penstock.executor.devices import machine_memory_bytes
     from penstock.executor.links.link_probe import measure_links, measured_cluster
-    from penstock.executor.node.devices import machine_memory_bytes
 
     if cpu_devices < 2:
         raise typer.BadParameter(

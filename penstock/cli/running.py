@@ -226,10 +226,14 @@ def _devices(wanted: str) -> list[str]:
     """Torch's names of the devices that ranks get in turn."""
     if wanted != "cuda":
         return [wanted]
-    from penstock.executor.node.devices import ask_nvidia_smi, parse_nvidia_smi
+    from penstock.executor.devices import torch_names, visible_gpus
 
-    count = len(parse_nvidia_smi("here", ask_nvidia_smi()))
-    return [f"cuda:{number}" for number in range(count)] or ["cuda:0"]
+    names = torch_names(visible_gpus())
+    if not names:  # without nvidia-smi torch has to be asked; a rank says why it cannot open cuda:0
+        import torch
+
+        names = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    return names or ["cuda:0"]
 
 
 def _wish(transport: str, devices: Sequence[str]) -> Wish:
