@@ -16,13 +16,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from penstock.executor.mark import read_mark, write_mark
 from penstock.executor.node.store import join_address, listen
 from penstock.executor.rank_process import RankProcess
 from penstock.executor.work import Work
@@ -166,7 +166,7 @@ def _socket() -> Iterator[socket.socket]:
 def _start(assignment: dict[str, Any], scratch: Path, server: socket.socket) -> RankProcess:
     rank = assignment["rank"]
     mark = scratch / f"mark-{rank}"
-    mark.write_bytes(array("q", (0, -1)).tobytes())
+    write_mark(mark)
     assignment["mark"] = str(mark)
     descriptors: tuple[int, ...] = ()
     if rank == 0:
@@ -272,7 +272,7 @@ def _still_there(run: _Run) -> list[str]:
 
 def _last_instruction(run: _Run, process: RankProcess) -> str:
     """Which instruction of which step the rank was at, from its event or from its mark."""
-    index, step = array("q", process.mark.read_bytes())
+    index, step = read_mark(process.mark)
     if process.failed is not None:
         index, step = process.failed["index"], process.failed["step"]
         if process.failed["instruction"] is not None:

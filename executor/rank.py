@@ -28,7 +28,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-import mmap
 import os
 import signal
 import sys
@@ -49,9 +48,10 @@ from penstock.executor.checkpoints.farewell import Farewell, ToldToEnd
 from penstock.executor.children import die_with
 from penstock.executor.clocks import CommonClock, Reading, read_clock
 from penstock.executor.gpu import open_device
-from penstock.executor.interpreter import InstructionFailed, Interpreter, Mark
+from penstock.executor.interpreter import InstructionFailed, Interpreter
 from penstock.executor.job import Job, load_job
 from penstock.executor.job_fit import checked_chain, refuse_missing_parts, refuse_other_boundaries
+from penstock.executor.mark import Mark, open_mark
 from penstock.executor.metrics import Metrics
 from penstock.executor.peak import peak_of
 from penstock.executor.stage.precision import Training
@@ -82,7 +82,7 @@ class Rank:
     def __init__(self, assignment: Mapping[str, Any], say: Any) -> None:
         self.assignment = assignment
         self.say = say
-        self.mark: Mark = _open_mark(assignment.get("mark"))
+        self.mark: Mark = open_mark(assignment.get("mark"))
         self.options = RunOptions.parse(assignment.get("options") or {})
         self._trainer: Trainer | None = None
         self._clock: Reading | None = None
@@ -300,13 +300,6 @@ def _place(failed: InstructionFailed | None) -> str:
     layer = None if failed.layer is None else f"in layer {failed.layer!r}"
     found = [part for part in (layer, failed.line) if part is not None]
     return f" ({', '.join(found)})" if found else ""
-
-
-def _open_mark(path: str | None) -> Mark:
-    if path is None:
-        return [0, -1]
-    with Path(path).open("r+b") as file:
-        return memoryview(mmap.mmap(file.fileno(), 16)).cast("q")
 
 
 def _host() -> str:

@@ -19,8 +19,9 @@ from penstock.executor.actions import StepResult
 from penstock.executor.check import Check
 from penstock.executor.checkpoints.checkpoint_store import CheckpointFailed, Checkpoints
 from penstock.executor.checkpoints.farewell import Farewell, ToldToEnd
-from penstock.executor.interpreter import Interpreter, Mark
+from penstock.executor.interpreter import Interpreter
 from penstock.executor.ladder import Ladder
+from penstock.executor.mark import Mark
 from penstock.executor.metrics import Metrics
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.program import Program

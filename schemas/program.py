@@ -55,7 +55,6 @@ WORDS = (
     "WAIT_REDUCE",
     "STEP",
     "LOAD",
-    "PASS",
     "FREE",
     "VERSION",
     "NORM",
@@ -69,6 +68,7 @@ WORDS = (
 ROW_PERIOD, PROGRAM_PERIOD = 64, 1024
 _ROW_TOKEN = re.compile(f"({NUMBER})?([FBIWR])({NUMBER})(?::({NUMBER}))?")
 _RANKS_TOKEN = re.compile(f"({NUMBER})(?::({NUMBER}))?")
+_PASS = re.compile(f"{NUMBER}PASS{NUMBER}")
 _PROGRAM_TOKEN = re.compile(f"({NUMBER})({'|'.join(WORDS)})({NUMBER})(?::({NUMBER}))?(?:@({NUMBER}))?")
 
 
@@ -93,8 +93,7 @@ class Instruction(NamedTuple):
     | AVG_PUSH | start sending bucket k's update Δ to the reference model |
 
     For the buckets' and the ties' instructions ``micro_batch`` is k, for VERSION it is d, for STEP, NORM and WAIT_NORM
-    it is 0. LOAD (the batch's inputs), PASS (a tensor forwarded, not used) and FREE (let go of a micro-batch) are for
-    programs written by hand.
+    it is 0. LOAD (the batch's inputs) and FREE (let go of a micro-batch) are for programs written by hand.
 
     Without VERSION a forward uses the newest weights; a backward always uses those of its forward. All versions are
     equal before the first update ever; a program's first forwards find the versions that the program before it left.
@@ -373,6 +372,8 @@ def print_instructions(instructions: Sequence[Instruction]) -> str:
 
 def parse_instructions(text: str) -> list[Instruction]:
     """Instructions in order. Raises InvalidDocument as ``parse_row`` does."""
+    if (old := _PASS.search(text)) is not None:
+        raise fault(text, old.start(), f"{old[0]!r} is an old instruction that no rank has ever run; leave it out")
     numbers: dict[tuple[str, int, int], int] = {}
 
     def key(match: re.Match[str]) -> int:

@@ -6,6 +6,8 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from penstock.schemas.program import KINDS, LOOK_AHEAD, WORDS
+
 
 def _digest_of_kernels() -> str:
     """Numba notices a change of the file of a function, but not of those whose code and constants it took in."""
@@ -13,6 +15,7 @@ def _digest_of_kernels() -> str:
     known = hashlib.sha256()
     for path in sorted([*(folder / "kernels").glob("*.py"), folder / "tables.py"]):
         known.update(path.read_bytes())
+    known.update(repr((KINDS, LOOK_AHEAD, WORDS)).encode())
     return known.hexdigest()[:12]
 
 

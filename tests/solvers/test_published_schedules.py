@@ -36,7 +36,7 @@ from penstock.solvers.schedules.zero_bubble import zb_h1, zb_h2
 from penstock.solvers.simulate import makespan_ns, simulate
 from penstock.solvers.timeline import Timeline
 from penstock.solvers.verify import verify
-from penstock.torch_csv import from_csv, to_csv
+from penstock.torch_csv import onto, to_csv
 
 Generator = Callable[[Problem, Allocation], Orders]
 TIMES = [(10, 10, 10), (20, 25, 15), (40, 50, 30), (20, 30, 10)]
@@ -299,14 +299,14 @@ def test_torchs_csv_takes_them_and_gives_them_back(generator: Generator) -> None
     problem, allocation = made.get(generator, vee(4, 8))
     orders = generator(problem, allocation)
     written = to_csv(allocation, orders)
-    found = from_csv(written, devices=range(4))
+    _, found = onto(written, allocation)
     for row, other in zip(orders.rows, found.rows, strict=True):
         assert row.devices == other.devices
         assert np.array_equal(row.operations, other.operations)
     span = simulate(problem, allocation, orders).time_per_global_batch_ns
     assert simulate(problem, allocation, found).time_per_global_batch_ns == span
     with pytest.raises(InvalidDocument, match="1FOO3"):
-        from_csv(written.replace("1F3", "1FOO3", 1), devices=range(4))
+        onto(written.replace("1F3", "1FOO3", 1), allocation)
 
 
 def again(delay: int, recompute: bool) -> tuple[Problem, Allocation]:
