@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -132,26 +132,28 @@ def run_locally(
         "options": run.options.model_dump(mode="json"),
         "plan_hash": plan_hash,
         "transport": transport,
+        "count_memory": count_memory,
+        "boundaries": boundaries,
+        **({} if timeout_s is None else {"timeout_s": timeout_s}),
     }
-    if count_memory:
-        common["count_memory"] = True
-    if boundaries is not None:
-        common["boundaries"] = boundaries
-    if timeout_s is not None:
-        common["timeout_s"] = timeout_s
     with tempfile.TemporaryDirectory(prefix="penstock-run-") as scratch, _socket() as server:
         common["store"] = join_address(_LOOPBACK, server.getsockname()[1])
         try:
-            for rank in range(run.work.num_ranks):
-                place = {"rank": rank, "device": devices[rank % len(devices)]}
-                assignment = {**common, **place, **run.work.assignment(rank)}
-                run.processes.append(_start(assignment, Path(scratch), server))
+            _start_all(run, common, devices, Path(scratch), server)
             server.close()
             if on_started is not None:
                 on_started([process.popen.pid for process in run.processes])
             return _follow(run, on_progress)
         finally:
             _end(run.processes)
+
+
+def _start_all(
+    run: _Run, common: Mapping[str, Any], devices: Sequence[str], scratch: Path, server: socket.socket
+) -> None:
+    for rank in range(run.work.num_ranks):
+        place = {"rank": rank, "device": devices[rank % len(devices)]}
+        run.processes.append(_start({**common, **place, **run.work.assignment(rank)}, scratch, server))
 
 
 @contextmanager
