@@ -45,7 +45,7 @@ from penstock.executor.chain import Chain, TensorShape
 from penstock.executor.check import Check, CheckReport
 from penstock.executor.checkpoints.checkpoint import About
 from penstock.executor.checkpoints.checkpoint_store import Checkpoints
-from penstock.executor.checkpoints.farewell import Farewell, ToldToEnd
+from penstock.executor.checkpoints.farewell import GracefulShutdown, ShutdownRequested
 from penstock.executor.children import die_with
 from penstock.executor.clocks import CommonClock, Reading, read_clock
 from penstock.executor.gpu import open_device
@@ -143,7 +143,7 @@ class Rank:
     ) -> Trainer:
         """Run the course to its end; what the trainer has found is reported by the caller."""
         metrics = self._open_metrics(course, interpreter)
-        farewell = None if checkpoints is None else Farewell()
+        shutdown = None if checkpoints is None else GracefulShutdown()
         self._trainer = trainer = Trainer(
             interpreter,
             course,
@@ -152,9 +152,9 @@ class Rank:
             checkpoints=checkpoints,
             metrics=metrics,
             check=check,
-            farewell=farewell,
+            shutdown=shutdown,
         )
-        with contextlib.nullcontext() if farewell is None else farewell.listening():
+        with contextlib.nullcontext() if shutdown is None else shutdown.on_sigterm():
             trainer.train()
         if metrics is not None:
             metrics.close()
@@ -352,8 +352,8 @@ def main(stdin: TextIO, events: TextIO) -> int:
     rank = Rank(json.loads(line), say)
     try:
         rank.run()
-    except ToldToEnd as told:
-        say({"kind": "left", "rank": rank.assignment["rank"], "step": told.step})
+    except ShutdownRequested as ended:
+        say({"kind": "left", "rank": rank.assignment["rank"], "step": ended.step})
     except Exception as error:
         say(rank.failure(error))
         os._exit(1)

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from penstock.executor.actions import StepResult
 from penstock.executor.check import Check
 from penstock.executor.checkpoints.checkpoint_store import CheckpointFailed, Checkpoints
-from penstock.executor.checkpoints.farewell import Farewell, ToldToEnd
+from penstock.executor.checkpoints.farewell import GracefulShutdown, ShutdownRequested
 from penstock.executor.interpreter import Interpreter
 from penstock.executor.ladder import Ladder
 from penstock.executor.mark import Mark
@@ -61,7 +61,7 @@ class Trainer:
     """Trains a course, and keeps what is reported of it: losses, times and traces of this rank.
 
     ``step``: the step that is being trained; ``done``: steps that are. ``checkpoints``: None where none are written.
-    ``check``: keeps the gradients of the first steps. ``farewell``: asked after each step, where there are checkpoints.
+    ``check``: keeps the gradients of the first steps. ``shutdown``: asked after each step, where there are checkpoints.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Trainer:
         checkpoints: Checkpoints | None = None,
         metrics: Metrics | None = None,
         check: Check | None = None,
-        farewell: Farewell | None = None,
+        shutdown: GracefulShutdown | None = None,
     ) -> None:
         self.interpreter = interpreter
         self.course = course
@@ -87,24 +87,24 @@ class Trainer:
         self._checkpoints = checkpoints
         self._metrics = metrics
         self._check = check
-        self._farewell = farewell
+        self._shutdown = shutdown
         self._is_first_rank = interpreter.program.rank == 0
         self._ladder = self._make_ladder()
 
     def train(self) -> None:
         """Train the course to its end.
 
-        Raises InstructionFailed, CheckpointFailed for the last checkpoint, and ToldToEnd after one that was asked for.
+        Raises InstructionFailed, CheckpointFailed for the last checkpoint, and ShutdownRequested after SIGTERM.
         """
         segments = self.course.segments
         for k, length in enumerate(self.course.lengths()):
             if segments is None:
                 for _ in range(length):
                     self._single_step()
-                    self._leave_if_told()
+                    self._end_if_requested()
             else:
                 self._flushed(segments[k], length)
-                self._leave_if_told()
+                self._end_if_requested()
             self._halt()
 
     @property
@@ -132,7 +132,7 @@ class Trainer:
             self._climb(self._ladder, time_ns)
 
     def _flushed(self, program: int, length: int) -> None:
-        """Several steps by one program; they are told as their losses become known."""
+        """Several steps by one program; they are reported as their losses become known."""
         interpreter, first = self.interpreter, self.step
         interpreter.use(program)
         if interpreter.program.batches != length:
@@ -176,9 +176,9 @@ class Trainer:
         if ladder.settled:
             return
         before = ladder.rung
-        told = torch.tensor([time_ns], dtype=torch.int64)
-        dist.broadcast(told, src=0)
-        rung = ladder.after_step(int(told.item()))
+        agreed_ns = torch.tensor([time_ns], dtype=torch.int64)
+        dist.broadcast(agreed_ns, src=0)
+        rung = ladder.after_step(int(agreed_ns.item()))
         if rung != before:
             self.interpreter.use(rung)
             if self._is_first_rank:
@@ -194,13 +194,13 @@ class Trainer:
         if self._checkpoints is not None and (at_end or due):
             self._save(self._checkpoints, at_end)
 
-    def _leave_if_told(self) -> None:
-        """Save and end, where somebody was told to and there is something left to train."""
-        if self._farewell is None or self._checkpoints is None or self.done == self.course.steps:
+    def _end_if_requested(self) -> None:
+        """Save and end where SIGTERM has reached any rank and steps are left to train."""
+        if self._shutdown is None or self._checkpoints is None or self.done == self.course.steps:
             return
-        if self._farewell.agreed():
+        if self._shutdown.is_requested():
             self._save(self._checkpoints, at_end=True)
-            raise ToldToEnd(self.done)
+            raise ShutdownRequested(self.done)
 
     def _evaluate(self) -> None:
         interpreter = self.interpreter

@@ -26,7 +26,7 @@ def run_unattended(
 ) -> RunReport:
     """``run_locally`` with the work that is left after the checkpoint that ``options`` say to go on from.
 
-    When ranks fail (RunFailed), they are started again up to ``restarts`` times, and ``on_progress`` is told
+    When ranks fail (RunFailed), they are started again up to ``restarts`` times, and ``on_progress`` gets
     ``restart {attempt, reason}``. The report has the losses of all steps since the start.
     Raises InvalidDocument for restarts without a checkpoint directory.
     """

@@ -3,7 +3,7 @@
 One line per rank, one cell per operation (``2F0``: stage 2, forward, micro-batch 0; kinds F, B, I, W); an empty cell is
 an idle step. torchtitan takes such a file as ``parallelism.pipeline_parallel_schedule_csv``,
 ``_PipelineScheduleRuntime`` by ``_load_csv``. Of replicas each pipeline rank has one line, which all of them run; what
-recomputes is the model's own affair: neither stands in the file, and ``beside`` says them. PyTorch reads the last
+recomputes is the model's own affair: neither is in the file, and ``beside`` names them. PyTorch reads the last
 stage's losses in the order in which its forwards run, so these have to be in ascending order.
 """
 
@@ -72,7 +72,7 @@ def _refuse(allocation: Allocation) -> None:
 
 
 def beside(allocation: Allocation, orders: Orders) -> tuple[str, ...]:
-    """What belongs to the plan and stands in no schedule of PyTorch: replicas and recomputation, in sentences."""
+    """What belongs to the plan and to no schedule of PyTorch: replicas and recomputation, in sentences."""
     said = []
     counts = [stage.replicas for stage in allocation.stages]
     if len(set(counts)) > 1:
@@ -137,7 +137,7 @@ class _Rank(NamedTuple):
     columns: tuple[int, ...]
 
     def cell(self, at: int) -> str:
-        """Where an operation stands."""
+        """The line and column of an operation."""
         return f"line {self.line + 1}, column {self.columns[at] + 1}"
 
 

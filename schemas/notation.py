@@ -36,7 +36,7 @@ _ITEM = re.compile(r"\(|\)[^ \t\n\r()]*|[^ \t\n\r()]+")
 
 
 class Printer:
-    """The greedy rule over codes; ``word`` gives what stands before and after the micro-batch of a word's number.
+    """The greedy rule over codes; ``word`` gives the text before and after the micro-batch of a word's number.
 
     A place i repeats with period p as long as the *steps* between neighbours do, so what has to be compared are steps,
     and candidate periods are the distances to the next places with the same step.

@@ -35,7 +35,7 @@ CODECS = ("fp16s",)
 """How a channel may encode fp32 tensors: two bytes per number, a scaler that is a power of two (WPipe)."""
 
 LOOK_AHEAD = 2
-"""A receive is posted at most so many operations before the one that waits for it (decision 6)."""
+"""The most operations by which a receive is posted before the one that waits for it (decision 6)."""
 
 CODEC_HEADER_BYTES = 5
 """What the codec adds to each tensor: the scaler's exponent and a flag."""
@@ -97,7 +97,7 @@ class Instruction(NamedTuple):
 
     Without VERSION a forward uses the newest weights; a backward always uses those of its forward. All versions are
     equal before the first update ever; a program's first forwards find the versions that the program before it left.
-    NORM stands at the lowest stage of a rank, behind its WAIT_REDUCEs and REDUCE_SHAREDs and ahead of its STEPs.
+    NORM is an instruction of the lowest stage of a rank, after its WAIT_REDUCEs and REDUCE_SHAREDs, before its STEPs.
     """
 
     kind: str
@@ -142,8 +142,8 @@ class Held:
     stage numbers in the same pipeline. ``micro_batches``: the pipeline's first and last place in every global batch.
 
     ``buckets``: layers [first, last] whose gradients are reduced, or averaged, together, and the number of their group
-    in ``Program.groups`` (-1: nobody else holds them), last layers first. The buckets of all stages of a rank cover
-    each of its layers once: a layer that several of them hold (in different pipelines) is one module, and stands in
+    in ``Program.groups`` (-1: no other rank holds them), last layers first. The buckets of all stages of a rank cover
+    each of its layers once: a layer that several of them hold (in different pipelines) is one module, and is in
     the buckets of the lowest. The last gradient of a bucket comes from the last backward of *all* stages that hold it.
 
     ``update_every``: micro-batches of the stage per STEP. ``versions``: the weights that are alive at once, at most.
@@ -296,7 +296,7 @@ class Texts:
 
 
 def print_ranks(ranks: Sequence[int]) -> str:
-    """Ranks in their order as compact text: ``0:16 20`` stands for 0 to 15 and 20."""
+    """Ranks in their order as compact text: ``0:16 20`` is 0 to 15 and 20."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][1]:

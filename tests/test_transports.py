@@ -21,9 +21,11 @@ from penstock.executor.node.state import step
 from penstock.executor.node.stimuli import CHECK, Said, Start, Synced
 from penstock.executor.transport.choice import AUTO, Place, choose
 from penstock.executor.work import Work, common_transports
+from penstock.manifests.job import job_of
 from penstock.schemas.agents import Assignment, RankAssignment, SyncReply, digest_of
 from penstock.schemas.bundle import JobBundle
 from penstock.schemas.errors import InvalidPlan, PenstockError, UnsupportedRequest
+from penstock.schemas.launch import LaunchSettings
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.program import TRANSPORTS, Program
 from penstock.schemas.request import PlanRequest
@@ -244,6 +246,15 @@ def test_penstock_rank_keeps_to_what_its_bundle_was_lowered_for() -> None:
     assert "leave --transport out of penstock rank" in str(caught.value.remedy)
     with pytest.raises(UnsupportedRequest, match="nccl cannot carry this plan"):
         make_bundle(coded(), transport="nccl")
+
+
+@pytest.mark.parametrize(("wish", "words"), [("auto", []), ("gloo", []), ("nccl", ["--transport", "nccl"])])
+def test_an_exported_job_leaves_staging_to_its_ranks(wish: Any, words: list[str]) -> None:
+    """Ranks on GPUs refuse plain gloo; programs that are for gloo alone are staged without being asked to."""
+    job = job_of(planned(), "sbatch", LaunchSettings(model="mine:job", steps=1, transport=wish), any_nodes=False)
+    assert JobBundle.parse_json(job.bundle.encode()).lowered_for == ("gloo" if wish == "gloo" else "nccl")
+    options = job.rank_options()
+    assert options[options.index("--steps") + 2 :] == words
 
 
 def test_a_bundle_of_before_runs_over_what_it_was_lowered_for() -> None:

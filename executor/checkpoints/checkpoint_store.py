@@ -93,10 +93,12 @@ class Checkpoints:
                 problem = str(error)
             if problem is not None:
                 shutil.rmtree(written, ignore_errors=True)
-        told = [problem]
-        dist.broadcast_object_list(told, src=0, group=self._group)
-        if told[0] is not None:
-            raise CheckpointFailed(f"the checkpoint of step {step} could not be written to {str(target)!r}: {told[0]}")
+        shared = [problem]
+        dist.broadcast_object_list(shared, src=0, group=self._group)
+        if shared[0] is not None:
+            raise CheckpointFailed(
+                f"the checkpoint of step {step} could not be written to {str(target)!r}: {shared[0]}"
+            )
         return target
 
     def _write(self, interpreter: Interpreter, place: Path) -> str | None:

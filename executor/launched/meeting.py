@@ -1,6 +1,6 @@
-"""How the processes of a launch learn of each other: one store, at which each says where it is and what it was given.
+"""The rendezvous of a launch: one store, in which each process writes where it is and what it was started with.
 
-The store stays open for what comes after the ranks have been given out: the first failure, and everybody's leaving.
+The store stays open after the ranks are placed: the first failure is written there, and which processes have left.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.distributed import DistError, DistStoreError
 
 from penstock.executor.interfaces import address_towards, interface_of, is_loopback
 from penstock.executor.launched.launch import Launch
-from penstock.executor.launched.seats import Presence
+from penstock.executor.launched.seats import Announcement
 from penstock.executor.node.store import join_address
 from penstock.schemas.errors import Unreachable
 
@@ -33,7 +33,7 @@ _SHOWN = 16
 _AGAIN_S = 0.1
 
 
-class Meeting:
+class Rendezvous:
     """The store of a launch, as one of its processes sees it.
 
     ``host``: its address, resolved. Raises Unreachable when it cannot be opened, or nobody opens it within ``wait_s``.
@@ -51,13 +51,13 @@ class Meeting:
         """``host:port`` of the store."""
         return join_address(self.host, self.launch.port)
 
-    def present(self, bundle: str, orders: Mapping[str, Any]) -> tuple[list[Presence], str]:
-        """Announce this process; the presence of all in the launcher's order, and a name for this meeting.
+    def announce(self, bundle: str, orders: Mapping[str, Any]) -> tuple[list[Announcement], str]:
+        """Announce this process; return all announcements in the launcher's order, and a name for this rendezvous.
 
         Raises Unreachable naming those that have not come in time.
         """
         launch = self.launch
-        own = Presence(
+        own = Announcement(
             node=launch.node,
             local_rank=launch.local_rank,
             machine=machine(),
@@ -80,17 +80,17 @@ class Meeting:
                 f"{', '.join(map(str, missing[:_SHOWN]))}{' and more' if len(missing) > _SHOWN else ''}",
                 remedy="look at what those say; --wait-s waits longer for slow starts",
             ) from None
-        return [Presence(**json.loads(self._store.get(key))) for key in keys], self._store.get("name").decode()
+        return [Announcement(**json.loads(self._store.get(key))) for key in keys], self._store.get("name").decode()
 
     # What comes after
 
-    def tell_failure(self, text: str) -> None:
-        """Let the others know why this process ends, if the store is still there; the first one counts."""
+    def report_failure(self, text: str) -> None:
+        """Write why this process ends, if the store is still there; the first failure of a launch counts."""
         with suppress(DistError):
             self._store.compare_set("failed", "", text)
 
     def watch(self) -> str:
-        """Wait until somebody has told of a failure, over a connection of its own; what it said.
+        """Wait for a failure, over a connection of its own, and return its text.
 
         Raises DistError when the store is gone.
         """
@@ -99,7 +99,7 @@ class Meeting:
         return str(store.get("failed").decode())
 
     def failure(self, within_s: float) -> str | None:
-        """What somebody has told of a failure, if it is told in time. Raises DistNetworkError without a store."""
+        """The text of the first failure, None where there is none in time. Raises DistNetworkError without a store."""
         try:
             self._store.wait(["failed"], timedelta(seconds=within_s))
         except DistStoreError:
@@ -132,7 +132,7 @@ class Meeting:
             ) from None
 
     def _wait_until_open(self) -> None:
-        """Torch would wait as well, for longer than it is told, and end with a screen of frames."""
+        """Torch would wait as well, for longer than its limit, and end with a screen of frames."""
         give_up_at = time.monotonic() + self._wait_s
         while True:
             try:
@@ -155,7 +155,7 @@ def machine() -> str:
     return f"{boot} {os.readlink('/proc/self/ns/net')}"
 
 
-def bind_to(present: list[Presence], own: int) -> None:
+def bind_to(present: list[Announcement], own: int) -> None:
     """Have gloo and NCCL use the interface that leads to the others, unless the environment names one."""
     others = [one.address for one in present if one.machine != present[own].machine]
     address = present[own].address

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.executor.launched.seats import Presence
+from penstock.executor.launched.seats import Announcement
 from penstock.schemas.bundle import JobBundle, LaunchReport
 
 Event = Mapping[str, Any]
@@ -16,7 +16,7 @@ def launch_report(
     bundle: JobBundle,
     launcher: str,
     model: str,
-    places: Sequence[Presence],
+    places: Sequence[Announcement],
     events: Sequence[Event],
     done: Sequence[Event | None],
 ) -> LaunchReport:

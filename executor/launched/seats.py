@@ -1,4 +1,4 @@
-"""Which process is which rank: by node and number there, never by the launcher's order. Loads no torch.
+"""Placement of ranks: which process is which, by node and number there, never by the launcher's order. Loads no torch.
 
 Every process decides this by itself, from what all have announced, so all come to the same answer or the same error.
 """
@@ -17,7 +17,7 @@ _SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Presence:
+class Announcement:
     """What a process announces: where it is, and what it was started with.
 
     ``machine``: the same text on all processes of one machine; ``address``: where others reach it. ``bundle``: the
@@ -33,7 +33,7 @@ class Presence:
     opens_store: bool = False
 
 
-def refuse_differences(present: Sequence[Presence]) -> None:
+def refuse_differences(present: Sequence[Announcement]) -> None:
     """Raise Conflict when processes have different bundles or command lines, naming two of them."""
     first = present[0]
     for number, one in enumerate(present):
@@ -53,7 +53,7 @@ def refuse_differences(present: Sequence[Presence]) -> None:
             )
 
 
-def seat(bundle: JobBundle, present: Sequence[Presence], *, any_nodes: bool = False) -> list[int]:
+def assign_ranks(bundle: JobBundle, present: Sequence[Announcement], *, any_nodes: bool = False) -> list[int]:
     """The rank of each process, in the launcher's order.
 
     Local process k of a node takes the k-th of the node's devices that the plan uses. ``any_nodes``: nodes that the
@@ -89,7 +89,7 @@ def seat(bundle: JobBundle, present: Sequence[Presence], *, any_nodes: bool = Fa
     return found
 
 
-def _by_node(present: Sequence[Presence]) -> dict[str, list[int]]:
+def _by_node(present: Sequence[Announcement]) -> dict[str, list[int]]:
     """The processes of each node in the order of their local ranks."""
     seen: dict[tuple[str, int], int] = {}
     groups: dict[str, list[int]] = defaultdict(list)

@@ -142,7 +142,7 @@ def who(address: str) -> Host:
 def measure(address: str, *, seconds: float = SECONDS) -> Links:
     """Both directions between this host and the peer at ``address``; ``seconds`` bounds each direction, about.
 
-    Raises Unreachable when nobody listens there, RunFailed when the peer goes away.
+    Raises Unreachable when no process listens there, RunFailed when the peer goes away.
     """
     with _connect(address) as connection:
         try:
@@ -203,7 +203,7 @@ def with_fabric(address: str, host: Host, *, seconds: float = SECONDS) -> Host:
 
 
 def tournament(players: int) -> list[list[tuple[int, int]]]:
-    """Rounds in which each of ``players`` meets each other one once, and nobody two at a time."""
+    """Rounds in which each of ``players`` meets each other one once, and never two at a time."""
     places = list(range(players + players % 2))
     rounds = []
     for _ in places[1:]:
@@ -215,7 +215,7 @@ def tournament(players: int) -> list[list[tuple[int, int]]]:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of ``host:port``; an IPv6 address stands in brackets. Raises InvalidDocument."""
+    """Host and port of ``host:port``; an IPv6 address is in brackets. Raises InvalidDocument."""
     host, colon, port = address.rpartition(":")
     if not (colon and host and port.isdecimal() and int(port) < 1 << 16):
         raise InvalidDocument(f"{address!r} is no address; write host:port, such as 10.0.0.2:8645")

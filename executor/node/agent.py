@@ -1,7 +1,7 @@
 """The agent of a node: does what `state` decides. It keeps one call open to the service and looks after its processes.
 
-It loads no torch. Ranks go on training while the service is away; they die with the agent, whatever kills it. Told to
-end, it has them save first, and goes on talking with the service meanwhile.
+It loads no torch. Ranks go on training while the service is away; they die with the agent, whatever kills it. On a
+graceful shutdown it has them save first, and goes on syncing with the service meanwhile.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from penstock.schemas.agents import LogTail, LogWish, SyncReply, SyncRequest
 from penstock.schemas.errors import Conflict, PenstockError, Unreachable
 
 HOLD_LIMIT_S = 45.0
-FAREWELL_S = 3.0
+LAST_SYNC_S = 3.0
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.2, 5.0
 PROGRESS_EVERY_S = 0.5
 ALIVE_EVERY_S = 5.0
@@ -135,7 +135,7 @@ class Agent:
         self._scratch = self._logs = Path()
 
     async def run(self) -> None:
-        """Sync until told to leave, then end the children and say goodbye."""
+        """Sync until the agent shuts down, then end the children and report so."""
         remove_handlers = self._on_signals()
         models = ", ".join(self._settings.model_keys())
         self._say(f"agent {self._settings.name}: {len(self._devices)} devices, models {models}, at {self._address}")
@@ -273,11 +273,11 @@ class Agent:
         raise _Retry(f"status {answer.status_code}: {detail}")
 
     async def _say_goodbye(self, client: httpx.AsyncClient) -> None:
-        """Tell what there is left to tell; not for longer than a few seconds."""
+        """Report what is left to report, for a few seconds at most."""
         if not self._was_synced:
             return
         with contextlib.suppress(httpx.TransportError, TimeoutError, _Retry, PenstockError):
-            async with asyncio.timeout(FAREWELL_S):
+            async with asyncio.timeout(LAST_SYNC_S):
                 self._apply(Synced(await self._post(client, self._request(leaving=True))))
                 while self._state.outbox:
                     self._apply(Synced(await self._post(client, self._request(leaving=True))))

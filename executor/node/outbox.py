@@ -33,7 +33,7 @@ class Outbox:
     waiting: Mapping[RankKey, dict[str, Any]] = field(default_factory=dict)
     next_sequence: int = 1
 
-    def tell(self, kind: EventKind, run: str, generation: int, data: Mapping[str, Any]) -> Outbox:
+    def report(self, kind: EventKind, run: str, generation: int, data: Mapping[str, Any]) -> Outbox:
         """The outbox with one more event; progress that must be read before it goes before it."""
         box = self
         if kind in ("rank_done", "rank_failed", "stopped"):
@@ -42,7 +42,7 @@ class Outbox:
                 box = box._number_progress(key)
         return box._append(kind, run, generation, data)
 
-    def tell_step(self, key: RankKey, step: int, loss: float | None, time_ns: int | None) -> Outbox:
+    def report_step(self, key: RankKey, step: int, loss: float | None, time_ns: int | None) -> Outbox:
         """The outbox with one more step of a rank."""
         box, before = self, self.waiting.get(key)
         if before is not None and (step != before["step"] + len(before["losses"]) or len(before["losses"]) >= GATHERED):

@@ -1,4 +1,4 @@
-"""What an agent is told: from a TOML file, then ``PENSTOCK_AGENT_…``, then the command line; the later one holds.
+"""An agent's settings: from a TOML file, then ``PENSTOCK_AGENT_…``, then the command line; the later one holds.
 
 .. code-block:: toml
 

@@ -4,8 +4,8 @@ A run on this agent goes ``checking → prepared → running → done``, or leav
 ``stopping → stopped``. Each generation of a run is a record of its own in time: a higher generation waits as successor
 until no process of the lower one is left, so two generations never hold a device together.
 
-What the service is told, and the data of each event, stands in `schemas.agents`; of the ranks that fail, the first one
-that failed by itself is told, once per generation.
+`schemas.agents` has what is reported to the service, and the data of each event; of the ranks that fail, the first one
+that failed by itself is reported, once per generation.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ def step(state: State, stimulus: Stimulus) -> tuple[State, list[Action]]:
 
     Raises ImpossibleStateError, with the story, when the result breaks an invariant.
     """
-    told = state
+    after = state
     if not (isinstance(stimulus, Said) and stimulus.message.get("kind") == "step"):
-        told = replace(state, story=(*state.story[1 - STORY_LENGTH :], str(stimulus)))
+        after = replace(state, story=(*state.story[1 - STORY_LENGTH :], str(stimulus)))
     actions: list[Action] = []
     match stimulus:
         case Synced(reply):
-            told = on_reply(told, reply, actions)
+            after = on_reply(after, reply, actions)
         case Said():
-            told = on_message(told, stimulus, actions)
+            after = on_message(after, stimulus, actions)
         case Exited():
-            told = on_exit(told, stimulus, actions)
+            after = on_exit(after, stimulus, actions)
         case GraceOver(run, generation):
-            if told.current(run, generation) is not None:
-                told = blame(told, run, actions)
+            if after.current(run, generation) is not None:
+                after = blame(after, run, actions)
         case Drain(reason):
-            told = on_drain(told, reason, actions)
+            after = on_drain(after, reason, actions)
         case _:
             assert_never(stimulus)
-    faults = broken_invariants(told, actions)
+    faults = broken_invariants(after, actions)
     if faults:
-        raise ImpossibleStateError("; ".join(faults), told.story)
-    return told, actions
+        raise ImpossibleStateError("; ".join(faults), after.story)
+    return after, actions

@@ -1,4 +1,4 @@
-"""What the agent's state machine hears and what it asks for: plain values between `state` and `agent`."""
+"""Stimuli and actions of the agent's state machine: plain values between `state` and `agent`."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class GraceOver:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """The agent has been told to leave."""
+    """The agent shuts down."""
 
     reason: str
 

@@ -1,4 +1,4 @@
-"""What each layer of a share costs beside its time: stash, workspace, the weight half of its backward, its update."""
+"""Costs of each layer of a share in addition to time: stash, workspace, weight half of the backward, update."""
 
 from __future__ import annotations
 

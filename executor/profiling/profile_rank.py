@@ -100,15 +100,16 @@ def _medians(rows: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _serve(orders: IO[bytes], answer: Callable[[dict[str, Any]], None]) -> None:
-    told = json.loads(orders.readline())
+    assignment = json.loads(orders.readline())
     job: Job = (
-        load_job(told["reference"], told["directory"])
-        if told["reference"]
-        else pickle.loads(base64.b64decode(told["pickled"]))
+        load_job(assignment["reference"], assignment["directory"])
+        if assignment["reference"]
+        else pickle.loads(base64.b64decode(assignment["pickled"]))
     )
-    device = open_device(told["device"])
+    device = open_device(assignment["device"])
     watch = Stopwatch(device)
-    shares = make_shares(job, told["first"], told["last"], told["sizes"], device, Training(told["precision"]))
+    training = Training(assignment["precision"])
+    shares = make_shares(job, assignment["first"], assignment["last"], assignment["sizes"], device, training)
     stashes = [stash_bytes(share) for share in shares]
     workspaces = [workspace_bytes(share, stash) for share, stash in zip(shares, stashes, strict=True)]
     passes = [Passes(share, watch) for share in shares]

@@ -108,7 +108,8 @@ class Job:
             ("--report", settings.report),
         ):
             words += [] if value is None else [flag, str(value)]
-        words += ["--transport", settings.transport] if settings.transport != "auto" else []
+        if settings.transport == "nccl":  # a bundle for gloo says so itself, and ranks on GPUs stage it
+            words += ["--transport", "nccl"]
         words += ["--advance-forward"] if settings.advance_forward else []
         return words + (["--any-nodes"] if self.any_nodes else [])
 

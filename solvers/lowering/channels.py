@@ -17,7 +17,7 @@ from penstock.solvers.batching import slice_bounds
 from penstock.solvers.problem import Problem
 
 TENSORS_PER_CUT = 64
-"""Tags of a channel leave room for so many tensors, or for those of the profile where they are more."""
+"""Tags of a channel leave room for this number of tensors, or for those of the profile where they are more."""
 
 Rows = tuple[tuple[int, int], ...]
 

@@ -1,6 +1,6 @@
 """Long runs of a pattern as a loop: a short run is lowered and checked, and its steady state is repeated.
 
-Operations of a pattern follow each other in the same order in every period. What stands between them depends on the
+Operations of a pattern follow each other in the same order in every period. What comes between them depends on the
 two operations around it, on the steps made so far and on the versions named last, so it repeats as well once the
 pipeline is full: a run of c more global batches has one more repetition of the same body, where c is the number after
 which the pattern, the row classes and all turns of replicas are where they were.
@@ -47,7 +47,7 @@ def folded(program: Program, codes: np.ndarray, span: Length) -> Program:
     shift = span.body * program.num_micro_batches
     begin, size, times = _steady(program, codes, span, shift)
     ahead = missing * shift
-    behind = begin + times * size
+    after = begin + times * size
     return replace(
         program,
         batches=span.batches,
@@ -55,12 +55,12 @@ def folded(program: Program, codes: np.ndarray, span: Length) -> Program:
         body=_instructions(codes[begin : begin + size]),
         repeat=times + missing,
         body_batches=span.body,
-        epilogue=_instructions(_ahead(codes[behind:], ahead)),
+        epilogue=_instructions(_ahead(codes[after:], ahead)),
     )
 
 
 def _steady(program: Program, codes: np.ndarray, span: Length, shift: int) -> tuple[int, int, int]:
-    """Where the body begins, how long it is, and how often it stands there: from a forward once the pipeline is full
+    """Where the body begins, how long it is, and how often it is repeated: from a forward once the pipeline is full
     to the same one ``shift`` micro-batches later.
     """
     stage = program.stages[0]

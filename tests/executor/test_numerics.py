@@ -292,6 +292,7 @@ def test_the_layer_and_the_users_line_are_found(where: str) -> None:
         train()
     found = blame(caught.value, chain.names)
     assert found.layer == ("deep" if where == "forward" else None)
+    assert blame(caught.value.with_traceback(None), chain.names) == (found.layer, None), "whatever frames it has"
     line = {"forward": 'raise ValueError("too deep")', "backward": 'raise ValueError("too far back")', "loss": "y"}
     assert found.line is not None
     assert "test_numerics.py:" in found.line

@@ -499,7 +499,7 @@ def test_the_steps_of_each_rank_are_gathered_while_earlier_ones_are_on_their_way
     box, events = state.outbox.take(10**6)
     shown = [(event.data["rank"], event.data["step"], len(event.data["losses"])) for event in events[1:]]
     assert shown == [(0, 0, 300), (1, 0, 300)]
-    later = box.tell_step(RankKey("r", 1, 0), 300, 0.25, 1)
+    later = box.report_step(RankKey("r", 1, 0), 300, 0.25, 1)
     assert later.take(10**6)[1] == events
     (news,) = later.acknowledge(events[-1].sequence).take(10**6)[1]
     assert news.data == {"rank": 0, "step": 300, "losses": (0.25,), "times_ns": (1,)}
@@ -509,7 +509,7 @@ def test_the_steps_of_each_rank_are_gathered_while_earlier_ones_are_on_their_way
 def test_no_step_is_lost_however_long_the_service_is_away(steps):
     box = Outbox()
     for step_ in steps:
-        box = box.tell_step(RankKey("r", 1, 0), step_, step_ / 2, None)
+        box = box.report_step(RankKey("r", 1, 0), step_, step_ / 2, None)
     told_of = []
     while box:
         box, events = box.take(10**9)
@@ -526,7 +526,7 @@ def test_progress_comes_before_the_end_of_its_rank():
 def test_a_long_outbox_is_sent_in_portions():
     box = Outbox()
     for _ in range(5):
-        box = box.tell("trace", "r", 1, {"rank_trace": "x" * 1000})
+        box = box.report("trace", "r", 1, {"rank_trace": "x" * 1000})
     assert len(box.take(2500)[1]) == 2
     assert len(box.take(10)[1]) == 1
 
