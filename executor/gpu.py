@@ -12,11 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from penstock.executor.devices import number_by_bus
 from penstock.schemas.errors import UnsupportedRequest
 
 
 def open_device(name: str) -> torch.device:
     """The device of this rank, made current. Raises UnsupportedRequest saying why it cannot be used."""
+    number_by_bus()
     try:
         device = torch.device(name)
     except RuntimeError as error:

@@ -15,6 +15,7 @@ from penstock.schemas.api.jobs import EvaluationOut
 from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.document import Document, Part
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
+from penstock.schemas.program import TRANSPORTS, Transport
 from penstock.schemas.quantities import Bytes, ContentHash, Count, Flag, Name, Nanoseconds, Number, PositiveCount
 from penstock.schemas.request import UpdateRule
 
@@ -70,7 +71,7 @@ class JobBundle(Document):
     programs_are: Literal["whole", "ladder", "segments"] = Field(
         default="whole", description="one per rank for every step; rungs to be searched; or one per length of a segment"
     )
-    lowered_for: Literal["gloo", "nccl"] = Field(description="programs for nccl run over gloo too")
+    lowered_for: Transport = Field(description="programs for nccl run over gloo too")
     norm: Flag = Field(default=False, description="programs gather the norm of all gradients, for clipping and fp16")
     staleness: Count = Field(default=0, description="elastic averaging: age of the reference model")
     ranks: Annotated[tuple[RankPart, ...], Field(min_length=1)]
@@ -119,6 +120,20 @@ class JobBundle(Document):
                     f"and is run {'with' if wanted else 'without'}",
                     remedy="export it with the same options that its ranks are started with",
                 )
+
+    def refuse_transport(self, wanted: str) -> None:
+        """Raise UnsupportedRequest for a transport that the programs were not lowered for."""
+        if wanted == "nccl" and self.lowered_for != "nccl":
+            raise UnsupportedRequest(
+                "the bundle's programs were lowered for gloo alone, and its ranks are started with --transport nccl",
+                remedy="leave --transport out of penstock rank, which then stages tensors of GPUs through host memory; "
+                "or export the bundle with --set transport=nccl, which says why if this plan cannot go over NCCL",
+            )
+
+    def programs(self, rank: int) -> list[dict[str, Any]]:
+        """A rank's programs with their transports, which older bundles name in ``lowered_for`` alone."""
+        known = {"transports": list(TRANSPORTS)} if self.lowered_for == "nccl" else {}
+        return [known | program for program in self.ranks[rank].programs]
 
     def segments(self, rank: int, first_step: int, steps: int, options: RunOptions) -> tuple[int, ...] | None:
         """The numbers of the programs that train steps [``first_step``, ``steps``); None where one trains every step.

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 from penstock.schemas.errors import Fault, InvalidDocument
 from penstock.schemas.notation import MAX_OPERATIONS, NUMBER, SPAN, Printer, fault, parse_codes
@@ -25,6 +25,11 @@ KINDS = ("F", "B", "I", "W", "R")
 """Operations: forward, backward, its input half, its weight half, recomputation."""
 
 FORWARD, BACKWARD, INPUT, WEIGHT, RECOMPUTE = range(5)
+
+Transport = Literal["gloo", "nccl"]
+"""What programs can be lowered for; every program also runs over gloo, which matches messages by tags."""
+
+TRANSPORTS: tuple[Transport, ...] = get_args(Transport)
 
 CODECS = ("fp16s",)
 """How a channel may encode fp32 tensors: two bytes per number, a scaler that is a power of two (WPipe)."""
@@ -50,7 +55,6 @@ WORDS = (
     "WAIT_REDUCE",
     "STEP",
     "LOAD",
-    "PASS",
     "FREE",
     "VERSION",
     "NORM",
@@ -64,6 +68,7 @@ WORDS = (
 ROW_PERIOD, PROGRAM_PERIOD = 64, 1024
 _ROW_TOKEN = re.compile(f"({NUMBER})?([FBIWR])({NUMBER})(?::({NUMBER}))?")
 _RANKS_TOKEN = re.compile(f"({NUMBER})(?::({NUMBER}))?")
+_PASS = re.compile(f"{NUMBER}PASS{NUMBER}")
 _PROGRAM_TOKEN = re.compile(f"({NUMBER})({'|'.join(WORDS)})({NUMBER})(?::({NUMBER}))?(?:@({NUMBER}))?")
 
 
@@ -88,8 +93,7 @@ class Instruction(NamedTuple):
     | AVG_PUSH | start sending bucket k's update Δ to the reference model |
 
     For the buckets' and the ties' instructions ``micro_batch`` is k, for VERSION it is d, for STEP, NORM and WAIT_NORM
-    it is 0. LOAD (the batch's inputs), PASS (a tensor forwarded, not used) and FREE (let go of a micro-batch) are for
-    programs written by hand.
+    it is 0. LOAD (the batch's inputs) and FREE (let go of a micro-batch) are for programs written by hand.
 
     Without VERSION a forward uses the newest weights; a backward always uses those of its forward. All versions are
     equal before the first update ever; a program's first forwards find the versions that the program before it left.
@@ -187,6 +191,9 @@ class Program:
     ``pipelines``: how many the plan has. Under elastic averaging a rank is one pipeline's share of a device, pipeline
     p trains global batch i × ``pipelines`` + p of iteration i, α is 1 / ``pipelines``, and ``staleness`` is how many
     iterations old the reference model may be beyond the last (AvgPipe, section 3).
+
+    ``transports``: those that the order of its messages and reductions was checked for when it was lowered (decision
+    38). A rank sends over one of them and no other. JSON has the field only where it says more than gloo.
     """
 
     rank: int
@@ -209,6 +216,7 @@ class Program:
     pipelines: int = 1
     shard_states: bool = False
     staleness: int = 0
+    transports: tuple[Transport, ...] = ("gloo",)
 
     def instructions(self) -> Iterator[Instruction]:
         """All instructions of a run of the program, the loop unrolled."""
@@ -246,11 +254,17 @@ class Program:
         data["groups"] = known.of(self.groups, _print_groups)
         for part in _PARTS:
             data[part] = known.of(getattr(self, part), print_instructions)
+        if self.transports == _GLOO:
+            del data["transports"]
+        else:
+            data["transports"] = list(self.transports)
         return data
 
     @classmethod
     def from_json(cls, data: Any) -> Program:
         """The program that ``to_json`` wrote. Raises InvalidDocument naming the place of the first fault."""
+        if isinstance(data, dict):
+            data = {"transports": _GLOO} | data
         values = _read(data, "", _PROGRAM_FIELDS)
         values["stages"] = tuple(
             Held(**_with_ranks(_read(one, f"/stages/{i}", _HELD_FIELDS))) for i, one in enumerate(values["stages"])
@@ -358,6 +372,8 @@ def print_instructions(instructions: Sequence[Instruction]) -> str:
 
 def parse_instructions(text: str) -> list[Instruction]:
     """Instructions in order. Raises InvalidDocument as ``parse_row`` does."""
+    if (old := _PASS.search(text)) is not None:
+        raise fault(text, old.start(), f"{old[0]!r} is an old instruction that no rank has ever run; leave it out")
     numbers: dict[tuple[str, int, int], int] = {}
 
     def key(match: re.Match[str]) -> int:
@@ -372,6 +388,7 @@ def parse_instructions(text: str) -> list[Instruction]:
 
 
 _PARTS = ("prologue", "body", "epilogue")
+_GLOO: tuple[Transport, ...] = ("gloo",)
 Check = Callable[[Any], bool]
 
 
@@ -418,6 +435,7 @@ _PROGRAM_FIELDS: dict[str, Check] = {
     "row_classes": _is_pairs,
     "groups": lambda value: _is_list(value, _is_text),
     "shard_states": lambda value: isinstance(value, bool),
+    "transports": lambda value: _is_list(value) and tuple(value) in (_GLOO, TRANSPORTS),
 }
 _HELD_FIELDS: dict[str, Check] = {
     **dict.fromkeys(("stage", "first", "last", "replica", "update_every", "versions", "pipeline"), _is_count),

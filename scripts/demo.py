@@ -124,8 +124,8 @@ def _wait_for_agents(client: Client, processes: Background) -> None:
 
 def _measure(story: Story, *, concurrency: int, nodes: int) -> tuple[ModelProfile, ClusterTopology]:
     """The GPT and the links, with ``concurrency`` devices busy at once."""
+    from penstock.executor.devices import machine_memory_bytes
     from penstock.executor.links.link_probe import measure_links, measured_cluster
-    from penstock.executor.node.devices import machine_memory_bytes
     from penstock.executor.profiling.profiler import measure_profile
     from penstock.executor.run.job import load_job
 

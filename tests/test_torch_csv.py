@@ -16,7 +16,7 @@ from torch.distributed.pipelining.schedules import (
     _validate_schedule,
 )
 
-from penstock.convert.torch_csv import beside, from_csv, to_csv
+from penstock.convert.torch_csv import beside, onto, to_csv
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, KINDS, RECOMPUTE, WEIGHT, parse_row
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
@@ -39,6 +39,11 @@ def one_f_one_b(num_stages: int, num_micro_batches: int, split: bool = False) ->
 def by_hand(*rows: str) -> Orders:
     made = [np.array(parse_row(row), dtype=np.int32) for row in rows]
     return Orders("by hand", tuple(Row((d,), operations) for d, operations in enumerate(made)))
+
+
+def on_devices(*devices: int) -> Allocation:
+    """A stage of one layer on each device."""
+    return single_pipeline(tuple(Stage(s, s, (device,)) for s, device in enumerate(devices)), 2)
 
 
 def torch_reads(text: str) -> dict[int, list[_Action | None]]:
@@ -65,15 +70,15 @@ def test_the_text_is_a_line_per_rank() -> None:
 
 def test_import_gives_the_orders_back() -> None:
     allocation, orders = one_f_one_b(4, 7, split=True)
-    found = from_csv(to_csv(allocation, orders), devices=range(4))
-    for row in orders.rows:
-        other = found.rows[row.devices[0]]
-        assert other.devices == row.devices
+    again, found = onto(to_csv(allocation, orders), allocation)
+    assert again == allocation
+    for row, other in zip(reversed(orders.rows), found.rows, strict=True):
+        assert other.devices == row.devices, "a line per device, in the order of their numbers"
         assert np.array_equal(other.operations, row.operations)
 
 
 def test_idle_cells_are_skipped() -> None:
-    found = from_csv("0F0,0F1,,,0B0 ,0B1\n,1F0,1F1,1B0,1B1\n", devices=[5, 2])
+    _, found = onto("0F0,0F1,,,0B0 ,0B1\n,1F0,1F1,1B0,1B1\n", on_devices(5, 2))
     assert [row.devices for row in found.rows] == [(5,), (2,)]
     assert found.rows[0].operations.tolist() == [[0, 0, 0], [0, 0, 1], [1, 0, 0], [1, 0, 1]]
 
@@ -81,20 +86,18 @@ def test_idle_cells_are_skipped() -> None:
 @pytest.mark.parametrize("cell", ["1FOO3", "2BANANA", "F0", "2F", "0R0", "-1F0", "1F0x", "01F0"])
 def test_cells_that_torch_misreads_are_refused(cell: str) -> None:
     with pytest.raises(InvalidDocument, match=rf"line 1, column 2: '{cell}' is not an operation"):
-        from_csv(f"0F0,{cell}\n", devices=[0])
+        onto(f"0F0,{cell}\n", on_devices(0))
 
 
 @pytest.mark.parametrize("cell", ["0UNSHARD", "0SEND_F1", "1RECV_B2", "0REDUCE_GRAD", "(0F1;3B0)OVERLAP_F_B"])
 def test_cells_of_a_lowered_schedule_are_refused(cell: str) -> None:
     with pytest.raises(UnsupportedRequest, match="only F, B, I and W are read"):
-        from_csv(f"0F0,{cell}\n", devices=[0])
+        onto(f"0F0,{cell}\n", on_devices(0))
 
 
-def test_a_stage_on_two_lines_and_a_wrong_number_of_lines_are_refused() -> None:
+def test_a_stage_on_two_lines_is_refused() -> None:
     with pytest.raises(InvalidDocument, match="stage 0 is on lines 1 and 2"):
-        from_csv("0F0\n0F1\n", devices=[0, 1])
-    with pytest.raises(InvalidDocument, match="2 lines, one per rank; there are 3 devices"):
-        from_csv("0F0\n1F0\n", devices=[0, 1, 2])
+        onto("0F0\n0F1\n", on_devices(0, 1))
 
 
 def test_plans_beyond_the_common_subset_are_refused() -> None:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed import DistError
 
 from penstock.executor.checkpoints.shutdown import ToldToEnd
+from penstock.executor.devices import number_by_bus, place_among, visible_numbers
 from penstock.executor.launched.environment import Launch
 from penstock.executor.launched.places import Presence, refuse_differences, seat
 from penstock.executor.launched.rendezvous import Meeting, bind_to
@@ -119,6 +120,7 @@ class Process:
         """Meet, train, report. Raises what goes wrong before the others are met; later failures are outcomes."""
         orders = self._orders
         self._bundle.refuse_options(orders.options)
+        self._bundle.refuse_transport(orders.transport)
         if not orders.options.resume:
             self._bundle.segments(0, 0, orders.steps, orders.options)
         self._meeting = meeting = Meeting(self._launch, orders.wait_s)
@@ -148,14 +150,14 @@ class Process:
         return self._ranks[self._launch.process]
 
     def _assignment(self, name: str) -> dict[str, Any]:
-        orders, part = self._orders, self._bundle.ranks[self.rank]
+        orders = self._orders
         boundaries = self._bundle.boundaries
         return {
             "rank": self.rank,
             "world_size": len(self._bundle.ranks),
             "store": self._meeting.address,
             "prefix": name,
-            "programs": list(part.programs),
+            "programs": self._bundle.programs(self.rank),
             "job": orders.model,
             "directory": orders.directory,
             "steps": orders.steps,
@@ -297,11 +299,10 @@ def device_of(bundle: JobBundle, rank: int, wanted: str) -> str:
         wanted = "cpu" if part.device_kind == "cpu" else "cuda"
     if wanted != "cuda":
         return wanted
-    visible = torch.cuda.device_count()
+    number_by_bus()
+    numbers = visible_numbers() or range(torch.cuda.device_count())
     used = list(dict.fromkeys(bundle.ranks[other].index for other in bundle.nodes()[part.node]))
-    if visible > len(used) and part.index.isdecimal():
-        return f"cuda:{int(part.index)}"
-    return f"cuda:{used.index(part.index) if visible > 1 else 0}"
+    return f"cuda:{place_among(part.index, used, numbers)}"
 
 
 def _where(event: Mapping[str, Any]) -> str:

@@ -26,10 +26,10 @@ import httpx
 from pydantic import ValidationError
 
 from penstock.executor.children import Child
+from penstock.executor.devices import LocalDevice, discover
 from penstock.executor.interfaces import interface_of, is_loopback
 from penstock.executor.links.link_peer import Host, Peer
 from penstock.executor.node.agent_state import ImpossibleStateError, Offer, State
-from penstock.executor.node.devices import LocalDevice, discover
 from penstock.executor.node.rank_log import LogFile, log_path, prune, tail
 from penstock.executor.node.settings import AgentSettings
 from penstock.executor.node.state import step
@@ -344,7 +344,7 @@ class Agent:
                 write_mark(mark)
                 line["mark"] = str(mark)
         if device is not None:
-            line["device"] = "cpu" if device.torch_name == "cpu" else "cuda:0"
+            line["device"] = "cpu" if device.gpu is None else "cuda:0"
 
         def on_message(message: dict[str, Any]) -> None:
             self._apply(Said(run, generation, process, message))
@@ -370,7 +370,8 @@ class Agent:
     def _environment(self, device: LocalDevice | None) -> dict[str, str]:
         environment = dict(os.environ) | {"PYTHONUNBUFFERED": "1"}
         if self._interface is not None:
-            environment |= {"GLOO_SOCKET_IFNAME": self._interface, "NCCL_SOCKET_IFNAME": self._interface}
+            for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+                environment.setdefault(variable, self._interface)
         return environment | (device.environment() if device is not None else {})
 
     def _tail(self, wish: LogWish) -> LogTail:

@@ -27,6 +27,7 @@ from typing import IO, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from penstock.executor.gpu import open_device
 from penstock.executor.profiling.layer_costs import stash_bytes, update_times_ns, weight_shares, workspace_bytes
 from penstock.executor.profiling.rounds import Block
 from penstock.executor.profiling.share import Share, make_shares
@@ -105,7 +106,7 @@ def _serve(orders: IO[bytes], answer: Callable[[dict[str, Any]], None]) -> None:
         if told["reference"]
         else pickle.loads(base64.b64decode(told["pickled"]))
     )
-    device = torch.device(told["device"])
+    device = open_device(told["device"])
     watch = Stopwatch(device)
     shares = make_shares(job, told["first"], told["last"], told["sizes"], device, Training(told["precision"]))
     stashes = [stash_bytes(share) for share in shares]

@@ -25,6 +25,7 @@ from typing import IO, Any, NamedTuple
 
 import torch
 
+from penstock.executor.devices import device_kind
 from penstock.executor.gpu import open_device
 from penstock.executor.profiling.assembly import assemble, checked_sizes
 from penstock.executor.profiling.rounds import STEADY, Block, Rounds
@@ -57,10 +58,9 @@ def measure_profile(
 
     ``concurrency``: devices of the host that are busy at the same time in training; each gets one process, and an
     accelerator each (``cuda:0``, ``cuda:1``, …). ``seconds`` per size bound the measuring once all are warm. The
-    profile's kind of device is ``device_kind``, or the device's own name. ``precision``: as in `Training`.
-    Raises InvalidDocument for a job that cannot
-    be sent to a process or sizes that make no sense, ModelMismatch for a model that does not run, RunFailed when a
-    process dies.
+    profile's kind of device is ``device_kind``, or the device's own, as topologies name it. ``precision``: as in
+    `Training`. Raises InvalidDocument for a job that cannot be sent to a process or sizes that make no sense,
+    ModelMismatch for a model that does not run, RunFailed when a process dies.
     """
     sizes = checked_sizes(micro_batch_sizes)
     training = Training(precision)  # type: ignore[arg-type]
@@ -291,4 +291,5 @@ def _pickled(job: Job) -> str:
 
 
 def _kind(device: str) -> str:
-    return torch.cuda.get_device_name(device) if device.startswith("cuda") else device
+    """The kind of a device as topologies call it."""
+    return device_kind(torch.cuda.get_device_name(device)) if device.startswith("cuda") else device

@@ -7,14 +7,14 @@ follow a REDUCE?) is read off here, so that nothing is asked while the program r
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from penstock.executor.program.actions import Actions, Message
-from penstock.executor.program.bound import Bound, Call, Code, Wait
 from penstock.executor.program.global_batch import GlobalBatch, Source
 from penstock.executor.program.neighbours import GRADIENTS, Neighbours
-from penstock.executor.program.window import window
+from penstock.executor.program.window import Window, window
 from penstock.executor.run.chain import Chain, TensorShape
 from penstock.executor.stage.held_stage import Cell, HeldStage, sum_tie
 from penstock.executor.stage.reduction import uses
@@ -23,7 +23,47 @@ from penstock.executor.transport.codec import carrier
 from penstock.schemas.errors import InvalidDocument, ModelMismatch, UnsupportedRequest
 from penstock.schemas.program import Channel, Instruction, Program
 
+Call = tuple[Callable[..., Any], tuple[Any, ...]]
+Wait = Callable[[], object] | None
+
 _FORWARD = ("LOAD", "F", "SEND_F", "RECV_F", "LOCAL_F")
+
+
+@dataclass
+class Code:
+    """One segment of a program: its calls, and what a traced run waits for before each."""
+
+    calls: list[Call]
+    waits: list[Wait]
+
+
+@dataclass
+class Bound:
+    """A program bound to the stages of a rank.
+
+    ``batches``: the global batches that can be under way; ``cells``: by stage and number within the window.
+    """
+
+    program: Program
+    window: Window
+    batches: list[GlobalBatch]
+    cells: dict[tuple[int, int], Cell]
+    segments: list[Code] = field(default_factory=list)
+
+    @property
+    def prologue(self) -> Code:
+        """What is run once, first."""
+        return self.segments[0]
+
+    @property
+    def phases(self) -> list[Code]:
+        """The repetitions of the body that are bound one by one, and run in turn."""
+        return self.segments[1:-1]
+
+    @property
+    def epilogue(self) -> Code:
+        """What is run once, last."""
+        return self.segments[-1]
 
 
 class Binder:
@@ -42,7 +82,6 @@ class Binder:
         source: Source,
         bound: Bound | None = None,
     ) -> None:
-        _refuse(program)
         self.program = program
         self.stages = stages
         self.actions = actions
@@ -341,15 +380,6 @@ def first_row(program: Program, micro_batch: int) -> int:
     if place <= number:
         return rows * place
     return rows * number + smaller[0][0] * (place - number)
-
-
-def _refuse(program: Program) -> None:
-    for one in (*program.prologue, *program.body, *program.epilogue):
-        if one.kind == "PASS":
-            raise UnsupportedRequest(
-                f"rank {program.rank} has the instruction {one}; PASS is not executed here",
-                remedy="leave it out: tensors that a stage does not use are handed on by its forward",
-            )
 
 
 def _nothing() -> None:

@@ -22,6 +22,8 @@ from penstock.executor.transport import sum_over
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 
 Rows = tuple[int, int]
+Read = Callable[[int, range], tuple[dict[str, Tensor], Any]]
+"""Gives inputs and targets of some rows of a numbered batch."""
 
 
 @dataclass(slots=True)
@@ -93,6 +95,11 @@ class GlobalBatch:
         self.step = self.number = -1
         self.key = 0
         self.true_count = 0.0
+        self._read: Read = source.read
+        self._losses: list[Tensor] = []
+        self._count = self._missing = 0
+        self._totals: tuple[Tensor, Any] | None = None
+        self._result: StepResult | None = None
 
     def open(self, step: int) -> None:
         """Start the global batch of ``step``."""
@@ -107,14 +114,14 @@ class GlobalBatch:
         self.step, self.number = -1, number
         self._begin(self.source.read_evaluation, -1)
 
-    def _begin(self, read: Callable[[int, range], tuple[dict[str, Tensor], Any]], missing: int) -> None:
+    def _begin(self, read: Read, missing: int) -> None:
         self.key = step_seed(self.source.seed, self.number)
         self.held.clear()
         self._read = read
-        self._losses: list[Tensor] = []
+        self._losses = []
         self._count = 0
-        self._totals: tuple[Tensor, Any] | None = None
-        self._result: StepResult | None = None
+        self._totals = None
+        self._result = None
         self._missing = missing
 
     def take(self, rows: range) -> tuple[dict[str, Tensor], Any]:

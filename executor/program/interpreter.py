@@ -9,14 +9,14 @@ Under weight stashing each micro-batch has a mean of its own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
 from penstock.executor.program.actions import Actions, OnBatch
-from penstock.executor.program.binding import Binder, first_row
-from penstock.executor.program.bound import Bound, Code
+from penstock.executor.program.binding import Binder, Bound, Code, first_row
 from penstock.executor.program.global_batch import Source, StepResult
+from penstock.executor.program.mark import Mark
 from penstock.executor.run.chain import Chain, TensorShape
 from penstock.executor.run.clocks import device_clock
 from penstock.executor.stage.gradient_norm import GradientNorm
@@ -29,9 +29,7 @@ from penstock.executor.transport import Transport, sum_of_pairs
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.program import Instruction, Program
 
-__all__ = ["InstructionFailed", "Interpreter", "Mark", "StepResult", "first_row"]
-
-Mark: TypeAlias = "list[int] | memoryview[int]"
+__all__ = ["InstructionFailed", "Interpreter", "StepResult", "first_row"]
 
 
 class InstructionFailed(Exception):
@@ -53,8 +51,8 @@ class Interpreter:
 
     ``programs``: one, or several that share their stages (``use`` chooses): a ladder, or segments of several lengths.
     ``groups``: the process groups of the program, by number. ``mark``: where the index of the running instruction is
-    written, for whoever watches this process. ``agree`` comes before the first step. Raises UnsupportedRequest for
-    instructions that are not executed here, ModelMismatch where the plan sends no gradients that the model has.
+    written, for whoever watches this process. ``agree`` comes before the first step. Raises ModelMismatch where the
+    plan sends no gradients that the model has.
     """
 
     def __init__(

@@ -1,24 +1,51 @@
-"""Where a rank is: a file that it maps into memory, so that it can be read after the rank was killed.
+"""Where a rank is: a file that it maps into memory, so that it can be read after the rank was killed. Loads no torch.
 
-Two native 64-bit integers: the index of the running instruction, and the step (-1 before the first one).
+The file holds two native 64-bit integers: the index of the running instruction, and the step (-1 before the first one).
 """
 
 from __future__ import annotations
 
+import mmap
 from array import array
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from penstock.executor.node.agent_state import where
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.program import Program
 
+Mark: TypeAlias = "list[int] | memoryview[int]"
+"""What a rank writes index and step to."""
+
+
+class Marked(NamedTuple):
+    """What a mark holds."""
+
+    index: int
+    step: int
+
+
+_START = Marked(0, -1)
+
 
 def write_mark(path: Path) -> None:
     """Make the file as it is before the first step."""
-    path.write_bytes(array("q", (0, -1)).tobytes())
+    path.write_bytes(array("q", _START).tobytes())
+
+
+def open_mark(path: str | None) -> Mark:
+    """The file mapped into memory; without a file, numbers that nobody else reads."""
+    if path is None:
+        return list(_START)
+    with Path(path).open("r+b") as file:
+        return memoryview(mmap.mmap(file.fileno(), 2 * array("q").itemsize)).cast("q")
+
+
+def read_mark(path: Path) -> Marked:
+    """Where the rank is, or was. Raises OSError without a file, and TypeError or ValueError for one of another size."""
+    return Marked(*array("q", path.read_bytes()))
 
 
 def marked_instruction(path: Path, programs: Sequence[Mapping[str, Any]], segments: Sequence[int] = ()) -> str | None:
@@ -27,8 +54,8 @@ def marked_instruction(path: Path, programs: Sequence[Mapping[str, Any]], segmen
     ``segments``: its programs in the order in which they train, from step 0; none: the first one, each step.
     """
     try:
-        index, step = array("q", path.read_bytes())
-    except (OSError, ValueError):
+        index, step = read_mark(path)
+    except (OSError, TypeError, ValueError):
         return None
     if step < 0:
         return None

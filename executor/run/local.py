@@ -16,14 +16,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from penstock.executor.node.store import join_address, listen
+from penstock.executor.program.mark import read_mark, write_mark
 from penstock.executor.run.rank_process import RankProcess
 from penstock.executor.run.work import Work
 from penstock.schemas.api.run_options import RunOptions
@@ -132,26 +132,28 @@ def run_locally(
         "options": run.options.model_dump(mode="json"),
         "plan_hash": plan_hash,
         "transport": transport,
+        "count_memory": count_memory,
+        "boundaries": boundaries,
+        **({} if timeout_s is None else {"timeout_s": timeout_s}),
     }
-    if count_memory:
-        common["count_memory"] = True
-    if boundaries is not None:
-        common["boundaries"] = boundaries
-    if timeout_s is not None:
-        common["timeout_s"] = timeout_s
     with tempfile.TemporaryDirectory(prefix="penstock-run-") as scratch, _socket() as server:
         common["store"] = join_address(_LOOPBACK, server.getsockname()[1])
         try:
-            for rank in range(run.work.num_ranks):
-                place = {"rank": rank, "device": devices[rank % len(devices)]}
-                assignment = {**common, **place, **run.work.assignment(rank)}
-                run.processes.append(_start(assignment, Path(scratch), server))
+            _start_all(run, common, devices, Path(scratch), server)
             server.close()
             if on_started is not None:
                 on_started([process.popen.pid for process in run.processes])
             return _follow(run, on_progress)
         finally:
             _end(run.processes)
+
+
+def _start_all(
+    run: _Run, common: Mapping[str, Any], devices: Sequence[str], scratch: Path, server: socket.socket
+) -> None:
+    for rank in range(run.work.num_ranks):
+        place = {"rank": rank, "device": devices[rank % len(devices)]}
+        run.processes.append(_start({**common, **place, **run.work.assignment(rank)}, scratch, server))
 
 
 @contextmanager
@@ -166,7 +168,7 @@ def _socket() -> Iterator[socket.socket]:
 def _start(assignment: dict[str, Any], scratch: Path, server: socket.socket) -> RankProcess:
     rank = assignment["rank"]
     mark = scratch / f"mark-{rank}"
-    mark.write_bytes(array("q", (0, -1)).tobytes())
+    write_mark(mark)
     assignment["mark"] = str(mark)
     descriptors: tuple[int, ...] = ()
     if rank == 0:
@@ -272,7 +274,7 @@ def _still_there(run: _Run) -> list[str]:
 
 def _last_instruction(run: _Run, process: RankProcess) -> str:
     """Which instruction of which step the rank was at, from its event or from its mark."""
-    index, step = array("q", process.mark.read_bytes())
+    index, step = read_mark(process.mark)
     if process.failed is not None:
         index, step = process.failed["index"], process.failed["step"]
         if process.failed["instruction"] is not None:

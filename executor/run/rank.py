@@ -28,16 +28,15 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-import mmap
 import os
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import torch
 import torch.distributed as dist
@@ -47,7 +46,9 @@ from penstock.executor.checkpoints.checkpoint_store import Checkpoints
 from penstock.executor.checkpoints.shutdown import Farewell, ToldToEnd
 from penstock.executor.children import die_with
 from penstock.executor.gpu import open_device
-from penstock.executor.program.interpreter import InstructionFailed, Interpreter, Mark
+from penstock.executor.program.interpreter import InstructionFailed, Interpreter
+from penstock.executor.program.mark import Mark, open_mark
+from penstock.executor.run.chain import Chain, TensorShape
 from penstock.executor.run.check import Check, CheckReport
 from penstock.executor.run.clocks import CommonClock, Reading, read_clock
 from penstock.executor.run.job import Job, load_job
@@ -76,13 +77,21 @@ _TRACEBACK_LINES = 12
 _SILENT = "Application timeout"
 
 
+class _Model(NamedTuple):
+    """A job's layers, what crosses its cuts, and what it computes in."""
+
+    chain: Chain
+    shapes: Sequence[dict[str, TensorShape]]
+    training: Training
+
+
 class Rank:
     """An assignment on its way from set-up to the last step; ``say`` writes an event."""
 
     def __init__(self, assignment: Mapping[str, Any], say: Any) -> None:
         self.assignment = assignment
         self.say = say
-        self.mark: Mark = _open_mark(assignment.get("mark"))
+        self.mark: Mark = open_mark(assignment.get("mark"))
         self.options = RunOptions.parse(assignment.get("options") or {})
         self._trainer: Trainer | None = None
         self._clock: Reading | None = None
@@ -93,40 +102,46 @@ class Rank:
         device = open_device(given.get("device", "cpu"))
         torch.set_num_threads(1)
         self.programs = [Program.from_json(one) for one in given.get("programs") or [given["program"]]]
-        self.program = program = self.programs[0]
+        self.program = self.programs[0]
         job = load_job(given["job"], given.get("directory"))
-        refuse_missing_parts(job, self.options)
-        chain = checked_chain(job, program, given.get("layers"))
-        training = Training(self.options.precision, self.options.clip_norm)
-        shapes = chain.infer_shapes(range(program.row_classes[0][0]), training, device)
-        refuse_other_boundaries(chain, shapes, given.get("boundaries"), lowered=training.lowered)
+        model = self._model(job, device)
         self._peak = peak_of(device, counts_tensors=given.get("count_memory", False))
         store = self._connect()
-        timeout_s = self._timeout_s
-        kind = agree_on_transport(given.get("transport", AUTO), device)
-        groups = process_groups(program.groups, timeout_s, device if kind == "nccl" else None)
-        transport = make_transport(kind, program, device, timeout_s)
+        kind = agree_on_transport(given.get("transport", AUTO), device, self.programs)
+        groups = process_groups(self.program.groups, self._timeout_s, device if kind == "nccl" else None)
+        transport = make_transport(kind, self.program, device, self._timeout_s)
         checkpoints = self._open_checkpoints(job)
         interpreter = Interpreter(
             self.programs,
-            chain,
-            shapes,
+            model.chain,
+            model.shapes,
             seed=given["seed"],
             transport=transport,
             groups=groups,
             device=device,
             mark=self.mark,
-            training=training,
+            training=model.training,
         )
-        wait_for_all(store, "built", program.world_size)
+        wait_for_all(store, "built", self.program.world_size)
         interpreter.agree()
         course = self._course(checkpoints, interpreter)
         gc.collect()
         gc.freeze()
-        self.say({"kind": "ready", "rank": program.rank})
+        self.say({"kind": "ready", "rank": self.program.rank})
         if min(given["steps"], given["trace_steps"]) > 0:
             self._clock = self._read_clock()
         check = Check(interpreter, store) if given["check"] else None
+        trainer = self._train(interpreter, course, checkpoints, check)
+        self._send_traces(trainer)
+        self._report(trainer, check.compare(trainer.losses) if check is not None and trainer.losses else None)
+        with contextlib.suppress(RuntimeError):
+            dist.barrier()
+        transport.close()
+
+    def _train(
+        self, interpreter: Interpreter, course: Course, checkpoints: Checkpoints | None, check: Check | None
+    ) -> Trainer:
+        """Run the course to its end; what the trainer has found is reported by the caller."""
         metrics = self._open_metrics(course, interpreter)
         farewell = None if checkpoints is None else Farewell()
         self._trainer = trainer = Trainer(
@@ -143,13 +158,19 @@ class Rank:
             trainer.train()
         if metrics is not None:
             metrics.close()
-        self._send_traces(trainer)
-        self._report(trainer, check.compare(trainer.losses) if check is not None and trainer.losses else None)
-        with contextlib.suppress(RuntimeError):
-            dist.barrier()
-        transport.close()
+        return trainer
 
     # Set-up
+
+    def _model(self, job: Job, device: torch.device) -> _Model:
+        """The job as a model. Raises ModelMismatch or UnsupportedRequest where it is not what the plan was made for."""
+        given, options = self.assignment, self.options
+        refuse_missing_parts(job, options)
+        chain = checked_chain(job, self.program, given.get("layers"))
+        training = Training(options.precision, options.clip_norm)
+        shapes = chain.infer_shapes(range(self.program.row_classes[0][0]), training, device)
+        refuse_other_boundaries(chain, shapes, given.get("boundaries"), lowered=training.lowered)
+        return _Model(chain, shapes, training)
 
     @property
     def _timeout_s(self) -> float:
@@ -300,13 +321,6 @@ def _place(failed: InstructionFailed | None) -> str:
     layer = None if failed.layer is None else f"in layer {failed.layer!r}"
     found = [part for part in (layer, failed.line) if part is not None]
     return f" ({', '.join(found)})" if found else ""
-
-
-def _open_mark(path: str | None) -> Mark:
-    if path is None:
-        return [0, -1]
-    with Path(path).open("r+b") as file:
-        return memoryview(mmap.mmap(file.fileno(), 16)).cast("q")
 
 
 def _host() -> str:

@@ -18,8 +18,9 @@ import torch.distributed as dist
 from penstock.executor.checkpoints.checkpoint_store import CheckpointFailed, Checkpoints
 from penstock.executor.checkpoints.shutdown import Farewell, ToldToEnd
 from penstock.executor.program.actions import StepResult
-from penstock.executor.program.interpreter import Interpreter, Mark
+from penstock.executor.program.interpreter import Interpreter
 from penstock.executor.program.ladder import Ladder
+from penstock.executor.program.mark import Mark
 from penstock.executor.run.check import Check
 from penstock.executor.run.metrics import Metrics
 from penstock.schemas.api.run_options import RunOptions

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.errors import InvalidDocument
-from penstock.schemas.program import Instruction, Program
+from penstock.schemas.program import TRANSPORTS, Instruction, Program, Transport
 
 
 def batches_per_step(program: Program) -> int:
     """Global batches of one step: under elastic averaging each pipeline trains one of its own (AvgPipe, section 3)."""
     return program.pipelines if program.update_rule == "elastic_averaging" else 1
+
+
+def common_transports(programs: Iterable[Program]) -> tuple[Transport, ...]:
+    """The transports that all of the programs were lowered for."""
+    carried = [set(program.transports) for program in programs]
+    return tuple(transport for transport in TRANSPORTS if all(transport in own for own in carried))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,11 @@ class Work:
     def num_ranks(self) -> int:
         """How many ranks there are."""
         return len(self.programs[0])
+
+    @property
+    def transports(self) -> tuple[Transport, ...]:
+        """The transports that all programs were lowered for."""
+        return common_transports(program for programs in self.programs for program in programs)
 
     def assignment(self, rank: int) -> dict[str, Any]:
         """The fields of a rank's assignment that say what it runs."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -40,11 +40,52 @@ class Cell(MicroBatch):
         self.terms: Any = None
 
 
-@dataclass(slots=True)
-class HeldStage:
-    """A stage of this rank. ``parameters``: what its optimizer steps, by their full names; always the same objects.
+@dataclass(frozen=True, slots=True)
+class StageParts:
+    """The parameters that a stage steps. A layer that several stages of the rank hold belongs to one of them.
 
-    A layer that several stages of the rank hold is one module, and belongs to the one whose buckets cover it.
+    ``buckets``: those of each of the stage's buckets, by number; ``ties``: the tied ones, by number in the program.
+    ``names``: all of them by their full names, in the optimizer's order; always the same objects.
+    """
+
+    held: Held
+    buckets: Mapping[int, list[nn.Parameter]]
+    ties: Mapping[int, nn.Parameter]
+    names: Mapping[str, nn.Parameter]
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """All of them, in the optimizer's order."""
+        return list(self.names.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """Where a stage's gradients lie: in flat buffers where they are reduced, or where several versions share them.
+
+    ``views``: parameters with their places in ``flat``; ``plain``: the others, whose gradients autograd makes.
+    ``reduced``: the buckets that are reduced, by number.
+    """
+
+    flat: Sequence[Tensor]
+    views: Sequence[tuple[nn.Parameter, Tensor]]
+    plain: Sequence[nn.Parameter]
+    reduced: Mapping[int, Bucket]
+
+    def clear(self) -> None:
+        """Leave no gradients, or zeros where they have a place of their own."""
+        for parameter in self.plain:
+            parameter.grad = None
+        for flat in self.flat:
+            flat.zero_()
+        for parameter, view in self.views:
+            parameter.grad = view
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldStage:
+    """A stage of this rank, made of its ``parts``.
+
     ``counted``: what this rank counts in the norm of all gradients. ``sharding``: which states this replica has.
     ``replicated_buffers``: buffers that other ranks have too, with the first of these and their process group.
     ``schedule``: of the learning rate, stepped after each step of the optimizer.
@@ -52,34 +93,39 @@ class HeldStage:
     ``row_group``: the replicas that share a micro-batch's rows.
     """
 
-    held: Held
+    parts: StageParts
     module: StageModule
-    parameters: dict[str, nn.Parameter]
+    gradients: Gradients
     optimizer: Optimizer | None
     reduction: Reduction | None
     versions: Versions | None
     averaging: Averaging | None
-    ties: dict[int, nn.Parameter]
     tie_groups: Mapping[int, Any]
-    counted: list[nn.Parameter]
-    sharding: ShardedStates | None = None
-    replicated_buffers: list[tuple[Tensor, int, Any]] = field(default_factory=list)
-    schedule: LRScheduler | None = None
-    scale: float | None = None
-    row_group: Any = None
-    _flat: list[Tensor] = field(default_factory=list)
-    _views: list[tuple[nn.Parameter, Tensor]] = field(default_factory=list)
-    _plain: list[nn.Parameter] = field(default_factory=list)
+    counted: Sequence[nn.Parameter]
+    sharding: ShardedStates | None
+    replicated_buffers: Sequence[tuple[Tensor, int, Any]]
+    schedule: LRScheduler | None
+    scale: float | None
+    row_group: Any
+
+    @property
+    def held(self) -> Held:
+        """The stage in the program."""
+        return self.parts.held
+
+    @property
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        """What the optimizer steps, by full names."""
+        return self.parts.names
+
+    @property
+    def ties(self) -> Mapping[int, nn.Parameter]:
+        """The tied parameters that the stage steps, by number in the program."""
+        return self.parts.ties
 
     def clear_gradients(self) -> None:
         """Start with no gradients, or with zeros where they have a place of their own."""
-        for parameter in self._plain:
-            parameter.grad = None
-        if self._flat:
-            for flat in self._flat:
-                flat.zero_()
-            for parameter, view in self._views:
-                parameter.grad = view
+        self.gradients.clear()
         if self.reduction is not None:
             self.reduction.begin()
 
@@ -163,11 +209,37 @@ class Holder:
         return any(one.kind == kind and one.stage == stage for p in self.programs for one in _parts(p))
 
     def _stage(self, held: Held, module: StageModule) -> HeldStage:
+        parts = self._parts(held)
+        optimizer = self.chain.job.optimizer(parts.parameters) if parts.names else None
+        averaging = self._averaging(parts)
+        sharding = self._sharding(parts, optimizer)
+        schedule = self._schedule(optimizer)
+        gradients = self._gradients(parts)
+        stashing = self.program.update_rule == "weight_stashing"
+        shares_rows = stashing and len(held.ranks) > 1 and held.dispatch == "rows"
+        return HeldStage(
+            parts=parts,
+            module=module,
+            gradients=gradients,
+            optimizer=optimizer,
+            reduction=Reduction(dict(gradients.reduced)) if gradients.reduced else None,
+            versions=self._versions(parts, module, gradients),
+            averaging=averaging,
+            tie_groups={k: self.groups[self.program.shared[k].group] for k in parts.ties},
+            counted=self._counted(parts),
+            sharding=sharding,
+            replicated_buffers=self._replicated_buffers(held),
+            schedule=schedule,
+            scale=1.0 / held.update_every if stashing else None,
+            row_group=self.groups[held.buckets[0][2]] if shares_rows else None,
+        )
+
+    def _parts(self, held: Held) -> StageParts:
         names = {id(p): name for name, p in self.chain.named_parameters(self._modules)}
-        in_bucket: dict[int, list[nn.Parameter]] = {}
+        buckets: dict[int, list[nn.Parameter]] = {}
         ties: dict[int, nn.Parameter] = {}
         for k, (first, last, _) in sorted(enumerate(held.buckets), key=lambda entry: entry[1][0]):
-            in_bucket[k] = members = []
+            buckets[k] = members = []
             for i in range(first, last + 1):
                 for parameter in self._modules[i].parameters():
                     if not parameter.requires_grad or id(parameter) in self._taken:
@@ -178,56 +250,38 @@ class Holder:
                         members.append(parameter)
                     else:
                         ties[tie] = parameter
-        parameters = [p for k in sorted(in_bucket, reverse=True) for p in in_bucket[k]] + list(ties.values())
-        stage = HeldStage(
-            held,
-            module,
-            {names[id(p)]: p for p in parameters},
-            self.chain.job.optimizer(parameters) if parameters else None,
-            None,
-            None,
-            self._averaging(held, in_bucket),
-            ties,
-            {k: self.groups[self.program.shared[k].group] for k in ties},
-            self._counted(held, in_bucket, ties),
-        )
-        if self.program.shard_states and stage.optimizer is not None:
-            stage.sharding = self._sharding(held, in_bucket, stage.optimizer)
-        if self.program.update_rule != "elastic_averaging":
-            stage.replicated_buffers = [
-                (buffer, self.program.groups[group][0], self.groups[group])
-                for first, last, group in held.buckets
-                if group >= 0
-                for i in range(first, last + 1)
-                for buffer in self._modules[i].buffers()
-            ]
-        stage.schedule = self._schedule(stage.optimizer)
-        if self.program.update_rule == "weight_stashing":
-            stage.scale = 1.0 / held.update_every
-            if len(held.ranks) > 1 and held.dispatch == "rows":
-                stage.row_group = self.groups[held.buckets[0][2]]
-        self._place_gradients(stage, in_bucket)
-        return stage
+        parameters = [p for k in sorted(buckets, reverse=True) for p in buckets[k]] + list(ties.values())
+        return StageParts(held, buckets, ties, {names[id(p)]: p for p in parameters})
 
-    def _counted(
-        self, held: Held, in_bucket: Mapping[int, list[nn.Parameter]], ties: Mapping[int, nn.Parameter]
-    ) -> list[nn.Parameter]:
+    def _replicated_buffers(self, held: Held) -> list[tuple[Tensor, int, Any]]:
+        if self.program.update_rule == "elastic_averaging":
+            return []
+        return [
+            (buffer, self.program.groups[group][0], self.groups[group])
+            for first, last, group in held.buckets
+            if group >= 0
+            for i in range(first, last + 1)
+            for buffer in self._modules[i].buffers()
+        ]
+
+    def _counted(self, parts: StageParts) -> list[nn.Parameter]:
         """Parameters that no rank before this one holds: over all ranks each is counted once."""
         groups = self.program.groups
         counted = []
-        for k, members in in_bucket.items():
-            group = held.buckets[k][2]
+        for k, members in parts.buckets.items():
+            group = parts.held.buckets[k][2]
             if group < 0 or min(groups[group]) == self.program.rank:
                 counted += members
-        return counted + [p for k, p in ties.items() if min(groups[self.program.shared[k].group]) == self.program.rank]
+        tied = parts.ties.items()
+        return counted + [p for k, p in tied if min(groups[self.program.shared[k].group]) == self.program.rank]
 
-    def _sharding(
-        self, held: Held, in_bucket: Mapping[int, list[nn.Parameter]], optimizer: Optimizer
-    ) -> ShardedStates | None:
+    def _sharding(self, parts: StageParts, optimizer: Optimizer | None) -> ShardedStates | None:
+        if optimizer is None or not self.program.shard_states:
+            return None
         replicated = [
             Replicated(members, self.groups[group], self.program.groups[group])
-            for k, members in sorted(in_bucket.items())
-            if (group := held.buckets[k][2]) >= 0 and members
+            for k, members in sorted(parts.buckets.items())
+            if (group := parts.held.buckets[k][2]) >= 0 and members
         ]
         return ShardedStates(optimizer, replicated, self.program.rank) if replicated else None
 
@@ -244,40 +298,38 @@ class Holder:
             )
         return schedule
 
-    def _place_gradients(self, stage: HeldStage, in_bucket: Mapping[int, list[nn.Parameter]]) -> None:
-        """Gradients lie in flat buffers where they are reduced, or where several versions share them."""
-        held = stage.held
-        versioned = self._limit(held.stage) > 1
+    def _gradients(self, parts: StageParts) -> Gradients:
+        """Places for the stage's gradients."""
+        versioned = self._limit(parts.held.stage) > 1
         placed: dict[int, Tensor] = {}
-        buckets = {}
-        for k, members in in_bucket.items():
-            group = held.buckets[k][2]
-            reduced = group >= 0 and stage.averaging is None and self.program.update_rule != "elastic_averaging"
-            if reduced or versioned:
-                bucket = Bucket(members, self.groups[group] if reduced else None)
-                if reduced:
-                    buckets[k] = bucket
-                stage._flat += bucket.flat
-                placed |= {id(p): view for p, view in zip(members, bucket.views, strict=True)}
-        if versioned and stage.ties:
-            bucket = Bucket(list(stage.ties.values()), None)
-            stage._flat += bucket.flat
-            placed |= {id(p): view for p, view in zip(stage.ties.values(), bucket.views, strict=True)}
-        parameters = list(stage.parameters.values())
-        stage._views = [(p, placed[id(p)]) for p in parameters if id(p) in placed]
-        stage._plain = [p for p in parameters if id(p) not in placed]
-        if buckets:
-            stage.reduction = Reduction(buckets)
-        if versioned and parameters:
-            for parameter, view in stage._views:
-                parameter.grad = view
-            stage.versions = Versions(
-                stage.module.modules.values(),
-                parameters,
-                [placed[id(p)] for p in parameters],
-                limit=self._limit(held.stage),
-                oldest=self._oldest(held.stage),
-            )
+        flat: list[Tensor] = []
+        reduced: dict[int, Bucket] = {}
+        for k, members in (*parts.buckets.items(), (-1, list(parts.ties.values()))):
+            group = parts.held.buckets[k][2] if k >= 0 else -1
+            is_reduced = group >= 0 and self.program.update_rule != "elastic_averaging"
+            if not is_reduced and not versioned:
+                continue
+            bucket = Bucket(members, self.groups[group] if is_reduced else None)
+            if is_reduced:
+                reduced[k] = bucket
+            flat += bucket.flat
+            placed |= {id(p): view for p, view in zip(members, bucket.views, strict=True)}
+        views = [(p, placed[id(p)]) for p in parts.parameters if id(p) in placed]
+        return Gradients(flat, views, [p for p in parts.parameters if id(p) not in placed], reduced)
+
+    def _versions(self, parts: StageParts, module: StageModule, gradients: Gradients) -> Versions | None:
+        limit = self._limit(parts.held.stage)
+        if limit == 1 or not parts.names:
+            return None
+        for parameter, view in gradients.views:
+            parameter.grad = view
+        return Versions(
+            module.modules.values(),
+            parts.parameters,
+            [view for _, view in gradients.views],
+            limit=limit,
+            oldest=self._oldest(parts.held.stage),
+        )
 
     def _limit(self, stage: int) -> int:
         return max(held.versions for program in self.programs for held in program.stages if held.stage == stage)
@@ -287,13 +339,13 @@ class Holder:
         delays = [one.micro_batch for p in self.programs for one in _parts(p) if one[:2] == ("VERSION", stage)]
         return max(delays, default=0)
 
-    def _averaging(self, held: Held, in_bucket: Mapping[int, list[nn.Parameter]]) -> Averaging | None:
+    def _averaging(self, parts: StageParts) -> Averaging | None:
         program = self.program
         if program.update_rule != "elastic_averaging" or program.pipelines == 1:
             return None
         buckets = {
-            k: ReferenceBucket(members, self.groups[held.buckets[k][2]], k)
-            for k, members in sorted(in_bucket.items())
+            k: ReferenceBucket(members, self.groups[parts.held.buckets[k][2]], k)
+            for k, members in sorted(parts.buckets.items())
             if members
         }
         return Averaging(buckets, pipelines=program.pipelines, staleness=program.staleness)

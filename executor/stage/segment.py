@@ -17,6 +17,25 @@ from penstock.schemas.errors import ModelMismatch
 
 Reseed = Callable[[int], Any]
 
+_LAYER = "penstock_layer"
+"""What an exception carries that was raised within a layer: its number."""
+
+
+class Call(NamedTuple):
+    """A layer's call within a segment, whose tensors are in numbered slots.
+
+    ``read``, ``write``: the only slot that it reads, or writes; -1 where there are several, or none. ``dead``: slots
+    that no later call reads. ``layer``: its number in the chain.
+    """
+
+    module: nn.Module
+    read: int
+    write: int
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    dead: tuple[int, ...]
+    layer: int
+
 
 class Segment:
     """Consecutive layers that are run, and backed, as one; ``recompute``: they run again before their backward.
@@ -46,7 +65,7 @@ class Segment:
         outgoing = chain.cuts[last] if last < len(chain.specs) - 1 else chain.outputs
         slots = {name: i for i, name in enumerate(incoming)}
         self.given: list[tuple[int, str]] = []
-        self.calls: list[tuple[nn.Module, int, int, tuple[int, ...], tuple[int, ...], tuple[int, ...], int]] = []
+        self.calls: list[Call] = []
         size = len(incoming)
         for i, module in enumerate(modules, start=first):
             spec = chain.specs[i]
@@ -65,19 +84,21 @@ class Segment:
                 size += 1
             read = reads[0] if len(reads) == 1 else -1
             write = writes[0] if len(writes) == 1 else -1
-            self.calls.append((module, read, write, tuple(reads), tuple(writes), (), i))
+            self.calls.append(Call(module, read, write, tuple(reads), tuple(writes), (), i))
         self.results = tuple(slots[name] for name in outgoing)
         self.free = (None,) * (size - len(incoming))
         self._drop_dead_slots(len(incoming))
+        self._plain_calls: list[tuple[Any, ...]] = [tuple(call) for call in self.calls]  # a NamedTuple unpacks slower
 
     def _drop_dead_slots(self, num_incoming: int) -> None:
         """Each layer lets go of the slots that it is the last to read."""
         kept = set(self.results)
         for k in range(len(self.calls) - 1, -1, -1):
-            module, read, write, reads, writes, _, i = self.calls[k]
-            dead = tuple(slot for slot in dict.fromkeys((*reads, *writes)) if slot not in kept and slot >= num_incoming)
+            call = self.calls[k]
+            slots = dict.fromkeys((*call.reads, *call.writes))
+            dead = tuple(slot for slot in slots if slot not in kept and slot >= num_incoming)
             kept.update(dead)
-            self.calls[k] = module, read, write, reads, writes, dead, i
+            self.calls[k] = call._replace(dead=dead)
 
     def run(self, inputs: Sequence[Tensor], batch: dict[str, Tensor] | None, seeds: Sequence[int], key: int) -> Any:
         """The tensors that leave the segment, in the order of the cut after it; ``key`` is the step's seed."""
@@ -92,16 +113,21 @@ class Segment:
             for slot, name in self.given:
                 env[slot] = batch[name]
         reseed = self.reseed
-        for (module, read, write, reads, writes, dead, i), seed in zip(self.calls, seeds, strict=True):
-            reseed(seed + key)
-            result = module(env[read]) if read >= 0 else module(*[env[slot] for slot in reads])
-            if write >= 0 and type(result) is Tensor:
-                env[write] = result
-            else:
-                for slot, one in zip(writes, self._checked(i, result), strict=True):
-                    env[slot] = one
-            for slot in dead:
-                env[slot] = None
+        layer = -1
+        try:
+            for (module, read, write, reads, writes, dead, layer), seed in zip(self._plain_calls, seeds, strict=True):
+                reseed(seed + key)
+                result = module(env[read]) if read >= 0 else module(*[env[slot] for slot in reads])
+                if write >= 0 and type(result) is Tensor:
+                    env[write] = result
+                else:
+                    for slot, one in zip(writes, self._checked(layer, result), strict=True):
+                        env[slot] = one
+                for slot in dead:
+                    env[slot] = None
+        except Exception as error:
+            error.__dict__[_LAYER] = layer
+            raise
         return [env[slot] for slot in self.results]
 
     def run_again(
@@ -145,15 +171,14 @@ class Blame(NamedTuple):
 
 def blame(error: BaseException, names: Sequence[str]) -> Blame:
     """The layer that was running when ``error`` was raised, and the innermost line that is neither ours nor torch's."""
-    layer = line = None
+    number = error.__dict__.get(_LAYER)
+    line = None
     traceback = error.__traceback__
     while traceback is not None:
         frame = traceback.tb_frame
-        if frame.f_code is Segment._run.__code__ and "i" in frame.f_locals:
-            layer = names[frame.f_locals["i"]]
         path, module = frame.f_code.co_filename, frame.f_globals.get("__name__", "")
         if not (module == "torch" or module.startswith(("torch.", "penstock.executor."))):
             text = linecache.getline(path, traceback.tb_lineno).strip()
             line = f"{path}:{traceback.tb_lineno}, in {frame.f_code.co_name}: {text}"
         traceback = traceback.tb_next
-    return Blame(layer, line)
+    return Blame(None if number is None else names[number], line)

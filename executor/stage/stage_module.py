@@ -143,7 +143,10 @@ class StageModule:
     def seeds(self, micro_batch: int, first_row: int) -> tuple[tuple[int, ...], ...]:
         """The random seeds of each segment's layers for a micro-batch (or its rows from ``first_row`` on)."""
         return tuple(
-            tuple(layer_seed(self.seed, micro_batch, self.chain.specs[i].name, first_row) for *_, i in segment.calls)
+            tuple(
+                layer_seed(self.seed, micro_batch, self.chain.specs[call.layer].name, first_row)
+                for call in segment.calls
+            )
             for segment in self.segments
         )
 

@@ -1,4 +1,4 @@
-"""Which transport a run uses: asked for, or the one that fits the devices of its ranks."""
+"""Which of the transports that its programs were lowered for a run uses, by the devices of its ranks."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 import torch.distributed as dist
 
+from penstock.executor.run.work import common_transports
 from penstock.executor.transport.gloo import GlooTransport
 from penstock.executor.transport.nccl import NcclTransport, connect_edges
 from penstock.executor.transport.staged import CudaCopies, PlainCopies, StagedTransport
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.schemas.program import Program
+from penstock.schemas.program import Program, Transport
 
 Kind = Literal["gloo", "gloo-staged", "nccl"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -20,21 +21,27 @@ AUTO = "auto"
 
 
 class Place(NamedTuple):
-    """Where a rank computes: ``gpu`` is the same for all ranks on one GPU, and None on a CPU."""
+    """Where a rank computes, and what its programs allow.
+
+    ``gpu`` is the same for all ranks on one GPU, and None on a CPU. ``carried``: the transports that all programs of
+    the rank were lowered for.
+    """
 
     wanted: str
     gpu: str | None
+    carried: tuple[Transport, ...]
 
 
-def agree_on_transport(wanted: str, device: torch.device) -> Kind:
-    """The transport of this run, the same on every rank; collective.
+def agree_on_transport(wanted: str, device: torch.device, programs: Sequence[Program]) -> Kind:
+    """The transport of this run, the same on every rank; collective. ``programs``: those of this rank.
 
-    ``auto``: ``gloo`` where all ranks compute on CPUs, ``nccl`` where each has a GPU of its own, else ``gloo-staged``.
-    Raises UnsupportedRequest on every rank when the devices do not allow what is asked for.
+    ``auto``: ``gloo`` where all ranks compute on CPUs, ``nccl`` where each has a GPU of its own and all programs were
+    lowered for it, else ``gloo-staged``. Raises UnsupportedRequest on every rank when the devices or the programs do
+    not allow what is asked for.
     """
     gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
     everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, Place(wanted, gpu))
+    dist.all_gather_object(everyone, Place(wanted, gpu, common_transports(programs)))
     return choose(everyone)
 
 
@@ -48,13 +55,20 @@ def choose(places: Sequence[Place]) -> Kind:
         )
     gpus = [place.gpu for place in places]
     on_cpus = [rank for rank, gpu in enumerate(gpus) if gpu is None]
+    for_gloo_alone = [rank for rank, place in enumerate(places) if "nccl" not in place.carried]
     if asked[0] == AUTO:
         if len(on_cpus) == len(gpus):
             return "gloo"
-        return "gloo-staged" if on_cpus or len(set(gpus)) < len(gpus) else "nccl"
+        return "gloo-staged" if on_cpus or for_gloo_alone or len(set(gpus)) < len(gpus) else "nccl"
     kind = next(kind for kind in KINDS if kind == asked[0])
     if kind == "nccl":
         _refuse_nccl(gpus, on_cpus)
+        if for_gloo_alone:
+            raise UnsupportedRequest(
+                f"the programs of rank {for_gloo_alone[0]} were lowered for gloo alone: over NCCL, which has no tags, "
+                "their messages could be taken for each other",
+                remedy="lower the plan for the transport nccl, or leave the transport at auto",
+            )
     if kind == "gloo" and len(on_cpus) < len(gpus):
         rank = next(rank for rank, gpu in enumerate(gpus) if gpu is not None)
         raise UnsupportedRequest(

@@ -1,8 +1,9 @@
 """Messages from GPU to GPU: one NCCL communicator per directed edge, none of them made lazily.
 
-NCCL matches messages by their order and a send occupies its stream until the peer receives, so a run's programs have
-to be lowered for it; both ends compare their order before the first message. Receives are waited for by the compute
-stream, not by this thread (EXECUTOR C.2; Megatron-LM #5240 for communicators that are made lazily).
+NCCL matches messages by their order and a send occupies its stream until the peer receives, so only programs that were
+lowered for it run over it (``choice``); both ends compare their order before the first message all the same. Receives
+are waited for by the compute stream, not by this thread (EXECUTOR C.2; Megatron-LM #5240 for communicators that are
+made lazily).
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from penstock.executor.transport.order import Edge, Messages, differing_edge, digests, edges, messages, refuse_order
-from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.program import Program
 
 
@@ -72,10 +72,8 @@ class NcclTransport:
 def connect_edges(program: Program, device: torch.device, timeout_s: float) -> NcclTransport:
     """Make every edge's communicator, in one order on all ranks; collective.
 
-    Raises InvalidPlan on all ranks when two ends of an edge do not count the same messages in the same order, and
-    UnsupportedRequest for a codec.
+    Raises InvalidPlan on all ranks when two ends of an edge do not count the same messages in the same order.
     """
-    refuse_codecs(program)
     agreed = agree_on_order(messages(program))
     own: dict[Edge, _End] = {}
     for edge in edges(agreed):
@@ -102,17 +100,6 @@ def agree_on_order(own: Messages) -> Sequence[Mapping[Edge, str]]:
         dist.all_gather_object(words, own.get(differing, []))
         raise refuse_order(differing, *(words[rank] for rank in differing))
     return everyone
-
-
-def refuse_codecs(program: Program) -> None:
-    """A codec's second message comes unannounced, which an order without tags has no place for."""
-    for channel in program.channels:
-        if channel.codec is not None:
-            raise UnsupportedRequest(
-                f"rank {program.rank} sends with the codec {channel.codec!r} to rank {channel.peer}: over NCCL, "
-                "messages are matched by their order, and the codec's fallback would break it",
-                remedy="plan with codec: never, or choose the transport gloo-staged",
-            )
 
 
 def _first_message(end: _End, sends: bool, device: torch.device) -> None:

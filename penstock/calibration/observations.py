@@ -28,7 +28,7 @@ WAITED_NS = 30_000
 
 _INSTRUCTION = re.compile(r"(\d+)([A-Z_]+?)(\d*)(?:@\d+)?")
 _OPERATIONS = frozenset("FBIWR")
-_ISSUED = frozenset({"SEND_F", "SEND_B", "RECV_F", "RECV_B", "LOCAL_F", "LOCAL_B", "LOAD", "FREE", "PASS", "VERSION"})
+_ISSUED = frozenset({"SEND_F", "SEND_B", "RECV_F", "RECV_B", "LOCAL_F", "LOCAL_B", "LOAD", "FREE", "VERSION"})
 
 
 class StageTime(NamedTuple):

@@ -105,21 +105,6 @@ def _some(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
 
 
-def from_csv(text: str, devices: Sequence[int], name: str = NAME) -> Orders:
-    """The rows of a compute-only CSV, rank r's on ``devices[r]``.
-
-    Raises as ``onto``, and InvalidDocument for another number of lines than of devices.
-    """
-    ranks = _read(text)
-    if len(ranks) != len(devices):
-        raise InvalidDocument(
-            f"the schedule has {len(ranks)} lines, one per rank; there are {len(devices)} devices",
-            remedy=f"{len(devices)} lines, an empty one for a rank that idles",
-        )
-    _check(ranks)
-    return Orders(name, tuple(Row((d,), rank.operations) for d, rank in zip(devices, ranks, strict=True)))
-
-
 def onto(text: str, allocation: Allocation) -> tuple[Allocation, Orders]:
     """The schedule on the devices that hold its stages, and the allocation with as many micro-batches as it runs.
 

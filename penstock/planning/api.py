@@ -30,7 +30,7 @@ from penstock.solvers.bounds.coverage import allowed, features_of
 from penstock.solvers.bounds.schedule_bound import request_bound, schedule_bound
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.lowering import lower
-from penstock.solvers.lowering.checks import Transport
+from penstock.solvers.lowering.transports import Wish
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Problem
@@ -214,23 +214,22 @@ def programs(
     *,
     batches: int = 1,
     norm: bool = False,
-    transport: Transport = "gloo",
+    transport: Wish = "auto",
     staleness: int = 0,
 ) -> list[Program]:
     """One program per rank. Raises InvalidPlan when the plan does not verify or would hang.
 
     ``batches``: global batches that a program of a periodic plan trains before it is flushed. ``norm``: with the norm
     of all gradients, for clipping and fp16. ``staleness``: of the reference model, under elastic averaging.
-    Raises UnsupportedRequest where the plan's update rule has no such thing.
+    ``transport``: what ranks shall be able to send over; ``auto``: NCCL too where the plan's devices are no CPUs.
+    Raises UnsupportedRequest where the plan, or its update rule, has no such thing.
     """
     judgement = _judged(file)
     assert judgement.schedule is not None
     return _lowered(judgement, judgement.schedule, batches, norm, transport, staleness)
 
 
-def ladder(
-    file: PlanFile, *, norm: bool = False, transport: Transport = "gloo", staleness: int = 0
-) -> list[list[Program]]:
+def ladder(file: PlanFile, *, norm: bool = False, transport: Wish = "auto", staleness: int = 0) -> list[list[Program]]:
     """Programs with δ = 0, 1, … forwards in advance, one per rank each (AvgPipe, algorithm 1), as memory allows.
 
     The last has K - 1, beyond which nothing was gained (ALGORITHMS 6.2), or as many as there are micro-batches.
@@ -280,7 +279,7 @@ def _judged(file: PlanFile) -> Judgement:
 
 
 def _lowered(
-    judgement: Judgement, schedule: Schedule, batches: int, norm: bool, transport: Transport, staleness: int
+    judgement: Judgement, schedule: Schedule, batches: int, norm: bool, transport: Wish, staleness: int
 ) -> list[Program]:
     assert judgement.allocation is not None
     return lower(

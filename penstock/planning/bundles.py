@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from penstock.planning.work import work_after
 from penstock.schemas.api.agents import digest_of
@@ -14,14 +14,11 @@ from penstock.schemas.program import Texts
 from penstock.schemas.topology import ClusterTopology
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from penstock.schemas.plan import PlanFile
+    from penstock.solvers.lowering.transports import Wish
 
 FLUSHED = ("synchronous", "elastic_averaging")
 """Update rules whose program of one step is run again and again; others need one per length of a segment."""
-
-Transport = Literal["auto", "gloo", "nccl"]
 
 
 def make_bundle(
@@ -29,14 +26,14 @@ def make_bundle(
     *,
     steps: int | None = None,
     options: RunOptions | None = None,
-    transport: Transport = "auto",
+    transport: Wish = "auto",
     seed: int = 0,
 ) -> JobBundle:
     """The bundle of a plan, for ranks that are started with these ``options`` and train up to ``steps``.
 
     ``steps`` matters to periodic plans alone. ``transport`` auto: programs fit for NCCL where the plan's devices are no
-    CPUs. Raises UnsupportedRequest for options that do not go with the plan, and for a periodic plan without steps;
-    InvalidPlan when it does not verify.
+    CPUs. Raises UnsupportedRequest for options, or a transport, that do not go with the plan, and for a periodic plan
+    without steps; InvalidPlan when it does not verify.
     """
     plan = file.plan
     if steps is None and plan.update_rule not in FLUSHED:
@@ -47,8 +44,7 @@ def make_bundle(
         )
     wanted = options or RunOptions()
     kinds = _kinds(file)
-    lowered_for = _lowered_for(file, kinds) if transport == "auto" else transport
-    work = work_after(file, None, steps or 1, wanted, transport=lowered_for)
+    work = work_after(file, None, steps or 1, wanted, transport=transport)
     parts: list[dict[str, Any]] = []
     texts = Texts()
     for rank, programs in enumerate(zip(*work.programs, strict=True)):
@@ -69,7 +65,7 @@ def make_bundle(
             "layers": [layer.name for layer in profile.layers],
             "boundaries": boundary_sizes(profile),
             "programs_are": "ladder" if wanted.advance_forward else whole,
-            "lowered_for": lowered_for,
+            "lowered_for": work.transports[-1],
             "norm": wanted.needs_norm,
             "staleness": wanted.staleness,
             "ranks": parts,
@@ -89,13 +85,3 @@ def _kinds(file: PlanFile) -> dict[str, str]:
     topology = file.request.topology
     assert isinstance(topology, ClusterTopology)
     return {device.id: device.kind for node in topology.expanded().nodes for device in node.devices}
-
-
-def _lowered_for(file: PlanFile, kinds: Mapping[str, str]) -> Literal["gloo", "nccl"]:
-    """NCCL where each rank has a device of its own that is no CPU; codecs need tags, which NCCL has not."""
-    plan = file.plan
-    shares_devices = plan.update_rule == "elastic_averaging" and len(plan.pipelines) > 1
-    has_codecs = any(codec for pipeline in plan.pipelines for codec in pipeline.codecs or ())
-    used = {device for pipeline in plan.pipelines for stage in pipeline.stages for device in stage.devices}
-    on_cpus = {kinds.get(device) for device in used} == {"cpu"}
-    return "gloo" if shares_devices or has_codecs or on_cpus else "nccl"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from penstock.executor.run.work import Work
 from penstock.planning import api
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from penstock.executor.checkpoints.checkpoint import Checkpoint
     from penstock.schemas.api.run_options import RunOptions
     from penstock.schemas.plan import PlanFile
+    from penstock.solvers.lowering.transports import Wish
 
 
 def work_after(
@@ -19,12 +20,13 @@ def work_after(
     steps: int,
     options: RunOptions,
     *,
-    transport: Literal["gloo", "nccl"] = "gloo",
+    transport: Wish = "auto",
 ) -> Work:
     """What is left to do after ``checkpoint`` (None: from the start) up to ``steps`` steps.
 
-    A periodic plan gets one program for each length of segment that occurs. Raises UnsupportedRequest for options that
-    do not go with the plan, InvalidPlan when it does not verify.
+    A periodic plan gets one program for each length of segment that occurs. ``transport``: what the ranks shall be able
+    to send over. Raises UnsupportedRequest for options, or a transport, that do not go with the plan, InvalidPlan when
+    it does not verify.
     """
     plan = file.plan
     lanes = len(plan.pipelines) if plan.update_rule == "elastic_averaging" else 1

@@ -48,7 +48,6 @@ CHARGES: dict[str, Charge] = {
     "REDUCE_SHARED": Charge("timed", "a tie's all-reduce"),
     "STEP": Charge("timed", "an update; with shared-out states what replicas send each other behind it is assumed"),
     "LOAD": Charge("assumed", "inputs of the batch"),
-    "PASS": Charge("free", "a tensor forwarded as it is; its sends are timed"),
     "FREE": Charge("free", "lets go of memory"),
     "VERSION": Charge("free", "chooses among weights that are there"),
     "NORM": Charge("assumed", "one number over all ranks"),

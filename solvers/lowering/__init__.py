@@ -19,13 +19,14 @@ from typing import Any
 import numpy as np
 
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
-from penstock.schemas.program import WORDS, Instruction, Program
-from penstock.solvers.lowering.checks import Transport, check, codes_of
+from penstock.schemas.program import WORDS, Instruction, Program, Transport
+from penstock.solvers.lowering.checks import check, codes_of
 from penstock.solvers.lowering.kernels import Wiring, emit
 from penstock.solvers.lowering.layout import layouts
 from penstock.solvers.lowering.loops import Length, folded, length
 from penstock.solvers.lowering.receives import posted_as_sent
 from penstock.solvers.lowering.rows import RankRow, rows_of_ranks
+from penstock.solvers.lowering.transports import Wish, transports_to_try
 from penstock.solvers.lowering.updates import count_versions, flushed_updates, periodic_updates, table_of
 from penstock.solvers.lowering.wiring import wire
 from penstock.solvers.model.allocation import Allocation
@@ -79,7 +80,7 @@ def lower(
     schedule: Schedule,
     *,
     update_rule: UpdateRule = "synchronous",
-    transport: Transport = "gloo",
+    transport: Wish = "auto",
     overlap: bool | None = None,
     batches: int = 1,
     norm: bool = False,
@@ -89,12 +90,13 @@ def lower(
 
     ``batches``: global batches that a program of a periodic plan trains before it is flushed. ``norm``: with the norm
     of all gradients. ``staleness`` of elastic averaging. ``overlap``: whether the all-reduce overlaps with the last
-    backward; None: as the request has it.
+    backward; None: as the request has it. ``transport``: see ``transports``; the programs say what they were checked
+    for.
 
     Raises InvalidPlan when the orders do not cover each micro-batch of each replica exactly once, when ranks would
     wait for each other (naming both and their next instructions), when rows do not tile, a version of the weights is
     dead, and for ``nccl`` also when no order of receives and all-reduces suits all ranks; UnsupportedRequest for what
-    no executor trains.
+    no executor trains, and for ``nccl`` of a plan that needs tags.
     """
     lowered = lower_arrays(
         problem,
@@ -116,7 +118,7 @@ def lower_arrays(
     schedule: Schedule,
     *,
     update_rule: UpdateRule = "synchronous",
-    transport: Transport = "gloo",
+    transport: Wish = "auto",
     overlap: bool | None = None,
     batches: int = 1,
     norm: bool = False,
@@ -124,6 +126,7 @@ def lower_arrays(
 ) -> Lowered:
     """As ``lower``, for large plans: 16 bytes per instruction, programs made when asked for."""
     _refuse(schedule, update_rule, batches, norm, staleness)
+    candidates = transports_to_try(problem, allocation, update_rule, transport)
     early = problem.rules.overlap_all_reduce if overlap is None else overlap
     programs = layouts(problem, allocation, update_rule, batches=batches, staleness=staleness)
     span = length(allocation, schedule, batches) if isinstance(schedule, Pattern) else None
@@ -135,17 +138,20 @@ def lower_arrays(
     rows = rows_of_ranks(problem, shown, orders)
     if update_rule == "weight_stashing":
         shown = [_with_versions(program, row) for program, row in zip(shown, rows, strict=True)]
-    last: InvalidPlan | None = None
     wiring = wire(shown)
-    for codes, starts in _attempts(shown, wiring, rows, allocation, transport, early, norm):
-        try:
-            check(shown, wiring, codes, starts, transport)
-        except InvalidPlan as error:
-            last = last or error
-            continue
-        return Lowered(tuple(replace(program, batches=batches) for program in shown), codes, starts, span)
-    assert last is not None
-    raise last
+    for transports in candidates:
+        fault: InvalidPlan | None = None
+        strictest = transports[-1]
+        for codes, starts in _attempts(shown, wiring, rows, allocation, strictest, early, norm):
+            try:
+                check(shown, wiring, codes, starts, strictest)
+            except InvalidPlan as error:
+                fault = fault or error
+                continue
+            made = tuple(replace(program, batches=batches, transports=transports) for program in shown)
+            return Lowered(made, codes, starts, span)
+    assert fault is not None
+    raise fault
 
 
 def check_programs(programs: Sequence[Program], *, transport: Transport = "gloo") -> None:

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
-from typing import Literal
 
 import numpy as np
 
 from penstock.schemas.errors import InvalidPlan
-from penstock.schemas.program import WORDS, Instruction, Program
+from penstock.schemas.program import WORDS, Instruction, Program, Transport
 from penstock.solvers.lowering import kernels as kernel
 from penstock.solvers.lowering.kernels import (
     END_DIRECTION,
@@ -28,7 +27,6 @@ from penstock.solvers.lowering.kernels import (
     Wiring,
 )
 
-Transport = Literal["gloo", "nccl"]
 _WORD = {word: number for number, word in enumerate(WORDS)}
 _SHOWN = 6
 _SENDING = (_WORD["SEND_F"], _WORD["SEND_B"])

@@ -9,8 +9,8 @@ import asyncio
 import sys
 from pathlib import Path
 
+from penstock.executor.devices import cpu_shares
 from penstock.executor.node.agent import Agent, penstock_command
-from penstock.executor.node.devices import cpu_shares
 from penstock.executor.node.settings import AgentSettings
 from penstock.executor.node.stimuli import Process
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from penstock.executor.interfaces import interface_address, interface_of
-from penstock.executor.node.devices import cpu_shares, device_kind, discover, machine_memory_bytes, parse_nvidia_smi
 from penstock.executor.node.settings import AgentSettings
 from penstock.schemas.errors import InvalidDocument
 
@@ -105,74 +104,3 @@ def test_addresses():
     assert interface_address("lo") == "127.0.0.1"
     assert interface_of("127.0.0.1") == "lo"
     assert interface_of("203.0.113.9") is None
-
-
-SMI = "0, NVIDIA H100 80GB HBM3, 81559\n1, NVIDIA H100 80GB HBM3, 81559\n"
-
-
-def test_gpus_as_nvidia_smi_lists_them():
-    first, second = parse_nvidia_smi("n", SMI, {})
-    assert (first.offer.id, first.offer.kind, first.offer.memory_bytes) == ("n/0", "H100", 81559 * 2**20)
-    assert (first.torch_name, second.torch_name) == ("cuda:0", "cuda:1")
-    assert second.environment() == {"CUDA_VISIBLE_DEVICES": "1"}
-
-
-def test_only_visible_gpus_are_offered():
-    (only,) = parse_nvidia_smi("n", SMI, {"CUDA_VISIBLE_DEVICES": "1"})
-    assert (only.offer.id, only.torch_name) == ("n/0", "cuda:1")
-    assert parse_nvidia_smi("n", SMI, {"CUDA_VISIBLE_DEVICES": ""}) == ()
-
-
-def test_what_is_no_list_of_gpus_is_shown():
-    with pytest.raises(InvalidDocument, match="'No devices were found'"):
-        parse_nvidia_smi("n", "No devices were found\n", {})
-
-
-@pytest.mark.parametrize(
-    ("product", "kind"),
-    [
-        ("NVIDIA H200", "H200"),
-        ("NVIDIA A100-SXM4-80GB", "A100"),
-        ("Tesla V100-SXM2-16GB", "V100"),
-        ("NVIDIA GeForce GTX 1080 Ti", "GTX1080Ti"),
-        ("NVIDIA L40S", "L40S"),
-        ("NVIDIA Something Else", "Something Else"),
-    ],
-)
-def test_device_kinds(product, kind):
-    assert device_kind(product) == kind
-
-
-def test_cpu_devices_share_the_memory():
-    shares = cpu_shares("n", 3, 10, "cpu")
-    assert [(one.offer.id, one.offer.memory_bytes) for one in shares] == [("n/0", 3), ("n/1", 3), ("n/2", 3)]
-    assert shares[0].environment()["OMP_NUM_THREADS"] == "1"
-    total = sum(one.offer.memory_bytes for one in discover("n", cpu_devices=2))
-    assert 0 <= machine_memory_bytes() - total <= 1
-
-
-def test_memory_is_the_smaller_of_machine_and_control_group(tmp_path):
-    (tmp_path / "meminfo").write_text("MemTotal:       1000 kB\nMemFree: 1 kB\n")
-    (tmp_path / "limit").write_text("2048\n")
-    (tmp_path / "none").write_text("max\n")
-    assert machine_memory_bytes(str(tmp_path / "meminfo"), str(tmp_path / "limit")) == 2048
-    assert machine_memory_bytes(str(tmp_path / "meminfo"), str(tmp_path / "none")) == 1000 * 1024
-
-
-def test_a_machine_without_devices_says_what_to_do(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(InvalidDocument, match="--cpu-devices 2"):
-        discover("n", cpu_devices=0)
-
-
-def test_a_gpu_found_through_nvidia_smi(tmp_path, monkeypatch):
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho '0, NVIDIA A100-SXM4-40GB, 40960'\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    (gpu,) = discover("n", cpu_devices=0)
-    assert (gpu.offer.kind, gpu.offer.memory_bytes) == ("A100", 40960 * 2**20)
-    program.write_text("#!/bin/sh\necho 'driver failed' >&2; exit 9\n")
-    with pytest.raises(InvalidDocument, match="has no device"):
-        discover("n", cpu_devices=0)

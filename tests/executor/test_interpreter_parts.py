@@ -21,7 +21,7 @@ from penstock.executor.stage.held_stage import Cell
 from penstock.executor.stage.stage_module import MicroBatch, StageModule, layer_seed, step_seed
 from penstock.executor.stage.versions import Versions
 from penstock.executor.transport import GlooTransport
-from penstock.schemas.errors import InvalidDocument, ModelMismatch, UnsupportedRequest
+from penstock.schemas.errors import InvalidDocument, ModelMismatch
 from penstock.schemas.program import Instruction, Program
 from penstock.schemas.trace import RankTrace
 
@@ -78,13 +78,6 @@ def test_a_loss_without_terms_is_refused(transport: GlooTransport) -> None:
     job.loss = lambda outputs, targets: (outputs["x"].sum() * 0, 0)
     with pytest.raises(InvalidDocument, match="no terms"):
         interpreter_of(program, job, transport)
-
-
-def test_what_is_not_executed_is_refused(transport: GlooTransport) -> None:
-    (program,) = programs_of(small_jobs.plain, [Part(6, (0,))], 3)
-    handing_on = replace(program, prologue=(*program.prologue, Instruction("PASS", 0, 0)))
-    with pytest.raises(UnsupportedRequest, match="0PASS0"):
-        interpreter_of(handing_on, small_jobs.plain, transport)
 
 
 def test_gradients_that_no_message_brings_are_refused(transport: GlooTransport) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -18,10 +17,10 @@ from two_groups import two_groups
 
 from penstock.executor.gpu import moved, open_device
 from penstock.executor.transport.choice import AUTO, Place, choose
-from penstock.executor.transport.nccl import refuse_codecs
 from penstock.executor.transport.order import differing_edge, digests, edges, messages, refuse_order
 from penstock.executor.transport.staged import PlainCopies, StagedTransport
 from penstock.schemas.errors import UnsupportedRequest
+from penstock.schemas.program import TRANSPORTS
 
 ROWS = ["0F0:3 2F0:3 2B0:3 0B0:3", "0F0:3 0B0:3", "1F0:3 1B0:3"]
 TWO = [Part(3, (0,)), Part(3, (1,))]
@@ -107,8 +106,17 @@ CPU, ONE, OTHER = None, "GPU-1", "GPU-2"
     ],
 )
 def test_auto_chooses_by_the_devices(gpus: tuple[str | None, ...], kind: str) -> None:
-    assert choose([Place(AUTO, gpu) for gpu in gpus]) == kind
-    assert choose([Place(kind, gpu) for gpu in gpus]) == kind
+    assert choose([Place(AUTO, gpu, TRANSPORTS) for gpu in gpus]) == kind
+    assert choose([Place(kind, gpu, TRANSPORTS) for gpu in gpus]) == kind
+
+
+def test_programs_for_gloo_alone_are_staged_on_gpus() -> None:
+    """Their receives, or reductions, were never brought into an order that NCCL can match."""
+    places = [Place(AUTO, ONE, TRANSPORTS), Place(AUTO, OTHER, ("gloo",))]
+    assert choose(places) == "gloo-staged"
+    with pytest.raises(UnsupportedRequest, match="programs of rank 1 were lowered for gloo alone") as caught:
+        choose([place._replace(wanted="nccl") for place in places])
+    assert "at auto" in str(caught.value.remedy)
 
 
 @pytest.mark.parametrize(
@@ -124,13 +132,13 @@ def test_devices_that_a_transport_cannot_connect_are_refused(
     wanted: str, gpus: tuple[str | None, ...], said: str
 ) -> None:
     with pytest.raises(UnsupportedRequest, match=said) as caught:
-        choose([Place(wanted, gpu) for gpu in gpus])
+        choose([Place(wanted, gpu, TRANSPORTS) for gpu in gpus])
     assert caught.value.remedy
 
 
 def test_ranks_that_ask_for_different_transports_are_refused() -> None:
     with pytest.raises(UnsupportedRequest, match=r"\['auto', 'gloo'\]"):
-        choose([Place(AUTO, CPU), Place("gloo", CPU)])
+        choose([Place(AUTO, CPU, TRANSPORTS), Place("gloo", CPU, TRANSPORTS)])
 
 
 def test_both_ends_of_every_edge_count_alike() -> None:
@@ -154,14 +162,6 @@ def test_an_order_that_differs_names_both_ends() -> None:
     assert "number 1 is 'F 0>1 1'" in said
     assert "on rank 0 and 'F 0>1 2' on rank 1" in said
     assert "'nothing' on rank 1" in str(refuse_order(edge, ["F 0>1 0"], []))
-
-
-def test_nccl_refuses_a_codec() -> None:
-    program, _ = programs_of(small_jobs.plain, TWO, 3)
-    refuse_codecs(program)
-    coded = replace(program, channels=(replace(program.channels[0], codec="fp16s"), *program.channels[1:]))
-    with pytest.raises(UnsupportedRequest, match="rank 0 sends with the codec 'fp16s' to rank 1"):
-        refuse_codecs(coded)
 
 
 def test_a_gpu_that_is_not_there_is_refused_with_the_reason() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.executor.node.devices import device_kind
+from penstock.executor.devices import device_kind
 from penstock.executor.profiling.device_table import DEVICES
 from penstock.importers.cluster import hardware
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import make_problem, straight
 
-from penstock.convert.torch_csv import from_csv, to_csv
+from penstock.convert.torch_csv import onto, to_csv
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, KINDS, WEIGHT
 from penstock.solvers.bounds.schedule_bound import request_bound, schedule_bound
@@ -299,14 +299,14 @@ def test_torchs_csv_takes_them_and_gives_them_back(generator: Generator) -> None
     problem, allocation = made.get(generator, vee(4, 8))
     orders = generator(problem, allocation)
     written = to_csv(allocation, orders)
-    found = from_csv(written, devices=range(4))
+    _, found = onto(written, allocation)
     for row, other in zip(orders.rows, found.rows, strict=True):
         assert row.devices == other.devices
         assert np.array_equal(row.operations, other.operations)
     span = simulate(problem, allocation, orders).time_per_global_batch_ns
     assert simulate(problem, allocation, found).time_per_global_batch_ns == span
     with pytest.raises(InvalidDocument, match="1FOO3"):
-        from_csv(written.replace("1F3", "1FOO3", 1), devices=range(4))
+        onto(written.replace("1F3", "1FOO3", 1), allocation)
 
 
 def again(delay: int, recompute: bool) -> tuple[Problem, Allocation]:

@@ -133,9 +133,13 @@ def _peers_of_agents(url: str) -> list[str]:
 
 
 def _serve(address: str, name: str, cpu_devices: int, fabric: str | None) -> None:
+<<<<<<< e5c90080cbfc33269b284a5cc4e7008007e1697e
     """Be a peer in this process until it is interrupted or terminated."""
+=======
+    """Be a peer in this process until it is interrupted or told to end."""
+    from penstock.executor.devices import discover
+>>>>>>> 7c077201b3608d4704923e8bcc302ccb77a1e1b4
     from penstock.executor.links.link_peer import Host, Peer
-    from penstock.executor.node.devices import discover
 
     devices = tuple(device.offer for device in discover(name, cpu_devices=cpu_devices))
     inside = _inside(len(devices), cpu_devices, fabric)
@@ -177,8 +181,8 @@ def _of_peers(screen: Screen, peers: list[str], time_s: float) -> ClusterTopolog
 
 
 def _of_processes(screen: Screen, cpu_devices: int, nodes: int, node_names: str) -> ClusterTopology:
+    from penstock.executor.devices import machine_memory_bytes
     from penstock.executor.links.link_probe import measure_links, measured_cluster
-    from penstock.executor.node.devices import machine_memory_bytes
 
     if cpu_devices < 2:
         raise typer.BadParameter(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from penstock.schemas.api.run_options import RunOptions
     from penstock.schemas.plan import PlanFile
     from penstock.schemas.trace import Trace
+    from penstock.solvers.lowering.transports import Wish
 
 
 def register(app: typer.Typer) -> None:
@@ -212,10 +213,10 @@ def _train(
     profile = file.request.profile
     assert isinstance(profile, ModelProfile)
 
-    lowered_for = _lowered_for(file, devices, transport)
+    wish = _wish(transport, devices)
 
     def work(checkpoint: Checkpoint | None) -> Work:
-        found = work_after(file, checkpoint, steps, options, transport=lowered_for)
+        found = work_after(file, checkpoint, steps, options, transport=wish)
         devices = ", ".join(program.device for program in found.programs[0])
         screen.say(f"starting {found.num_ranks} ranks on this machine: {devices}")
         return found
@@ -260,18 +261,25 @@ def _devices(wanted: str) -> list[str]:
     """Torch's names of the devices that ranks get in turn."""
     if wanted != "cuda":
         return [wanted]
-    from penstock.executor.node.devices import ask_nvidia_smi, parse_nvidia_smi
+    from penstock.executor.devices import torch_names, visible_gpus
 
-    count = len(parse_nvidia_smi("here", ask_nvidia_smi()))
-    return [f"cuda:{number}" for number in range(count)] or ["cuda:0"]
+    names = torch_names(visible_gpus())
+    if not names:  # without nvidia-smi torch has to be asked; a rank says why it cannot open cuda:0
+        import torch
+
+        names = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    return names or ["cuda:0"]
 
 
-def _lowered_for(file: PlanFile, devices: Sequence[str], transport: str) -> Literal["gloo", "nccl"]:
-    """NCCL needs programs that are fit for it, and is chosen where each rank has a GPU of its own."""
-    lanes = len(file.plan.pipelines) if file.plan.update_rule == "elastic_averaging" else 1
-    ranks = lanes * len({d for pipeline in file.plan.pipelines for stage in pipeline.stages for d in stage.devices})
-    own_gpus = devices[0].startswith("cuda") and len(devices) >= ranks
-    return "nccl" if transport == "nccl" or (transport == "auto" and own_gpus) else "gloo"
+def _wish(transport: str, devices: Sequence[str]) -> Wish:
+    """What the plan is lowered for, by ``--transport`` and by the devices of the ranks, which may not be the plan's."""
+    match transport:
+        case "auto":
+            return "auto-on-gpus" if devices[0].startswith("cuda") else "auto"
+        case "nccl":
+            return "nccl"
+        case _:
+            return "gloo"
 
 
 def _batches_per_step(file: PlanFile) -> int:

@@ -1,0 +1,249 @@
+"""The devices of this machine: which there are, what kinds they are, in which order, and which a process sees.
+
+Agents, ``penstock run``, ``penstock rank`` and the profiler all read this. Nothing here loads torch.
+
+GPUs are numbered as ``nvidia-smi`` numbers them, by PCI bus. CUDA's own order may be another (CUDA_DEVICE_ORDER), so
+``number_by_bus`` asks CUDA for this one before a process opens a GPU, and an agent names GPUs by their UUIDs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from penstock.schemas.api.agents import AgentDevice
+from penstock.schemas.errors import InvalidDocument
+
+VISIBLE, ORDER, BUS = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
+
+_QUERY = ("--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits")
+_LIMIT_S = 30
+_MIB = 2**20
+_PRODUCT = re.compile(r"\b(?:GTX|RTX)\s*[0-9]{3,4}(?:\s*Ti)?\b|\b[A-Z]{1,2}[0-9]{1,4}[A-Z]?\b")
+_GPU_LINE = re.compile(r"GPU ([0-9]+): .*\(UUID: [^)]+\)")
+_INSTANCE_LINE = re.compile(r"\s+MIG ([0-9]+g\.([0-9]+)gb\S*)\s+Device\s+[0-9]+: \(UUID: (MIG-[^)]+)\)")
+_RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU of this machine, or a MIG instance of one. ``number``: that of the GPU in ``nvidia-smi``."""
+
+    number: int
+    uuid: str
+    kind: str
+    memory_bytes: int
+
+    @property
+    def is_instance(self) -> bool:
+        """Whether it is a MIG instance, of which CUDA shows a process no more than one."""
+        return self.uuid.startswith("MIG-")
+
+
+@dataclass(frozen=True, slots=True)
+class LocalDevice:
+    """A device that an agent offers; ``gpu`` is None for a share of the CPU."""
+
+    offer: AgentDevice
+    gpu: Gpu | None = None
+
+    def environment(self) -> dict[str, str]:
+        """The variables of a rank on this device: they show it its one GPU, or give it one thread of the CPU."""
+        if self.gpu is None:
+            return {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        return {VISIBLE: self.gpu.uuid, ORDER: BUS}
+
+
+def discover(agent: str, *, cpu_devices: int, cpu_kind: str = "cpu") -> tuple[LocalDevice, ...]:
+    """The devices of this machine, called ``agent/0`` and so on as in a uniform topology.
+
+    They are ``cpu_devices`` shares of the memory if that is positive, else the visible GPUs. Raises InvalidDocument
+    when there are none.
+    """
+    if cpu_devices > 0:
+        return cpu_shares(agent, cpu_devices, machine_memory_bytes(), cpu_kind)
+    found = visible_gpus()
+    if not found:
+        raise InvalidDocument(
+            f"agent {agent!r} has no device: nvidia-smi shows no GPU{_hidden(os.environ)}, and no CPU devices were "
+            "asked for",
+            remedy="penstock agent --cpu-devices 2",
+        )
+    return tuple(
+        LocalDevice(AgentDevice(id=f"{agent}/{i}", kind=gpu.kind, memory_bytes=gpu.memory_bytes), gpu)
+        for i, gpu in enumerate(found)
+    )
+
+
+def cpu_shares(agent: str, count: int, memory_bytes: int, kind: str) -> tuple[LocalDevice, ...]:
+    """``count`` CPU devices that share ``memory_bytes`` evenly."""
+    share = memory_bytes // count
+    return tuple(LocalDevice(AgentDevice(id=f"{agent}/{i}", kind=kind, memory_bytes=share)) for i in range(count))
+
+
+def machine_memory_bytes(meminfo: str = "/proc/meminfo", limit: str = "/sys/fs/cgroup/memory.max") -> int:
+    """Bytes of memory that this machine (or the control group that holds us) has."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if Path(meminfo).exists():
+        match = re.search(r"^MemTotal:\s+([0-9]+) kB$", Path(meminfo).read_text(), re.MULTILINE)
+        total = int(match[1]) * 1024 if match else total
+    if Path(limit).exists() and (text := Path(limit).read_text().strip()).isdigit():
+        total = min(total, int(text))
+    return total
+
+
+def device_kind(product: str) -> str:
+    """The kind of a GPU as profiles call it: ``NVIDIA H100 80GB HBM3`` is ``H100``; unknown names stay whole."""
+    match = _PRODUCT.search(product)
+    return match[0].replace(" ", "") if match else product.removeprefix("NVIDIA ")
+
+
+# GPUs that there are
+
+
+def machine_gpus() -> tuple[Gpu, ...]:
+    """The GPUs that ``nvidia-smi`` shows; of one in MIG mode its instances. None without a driver or a GPU."""
+    gpus = parse_gpus(_ask(*_QUERY))
+    return with_instances(gpus, _ask("-L")) if gpus else ()
+
+
+def parse_gpus(text: str) -> tuple[Gpu, ...]:
+    """The GPUs in nvidia-smi's answer. Raises InvalidDocument for a line that is not ``index, UUID, name, MiB``."""
+    found = []
+    for line in filter(None, map(str.strip, text.splitlines())):
+        parts = [part.strip() for part in line.split(",")]
+        if len(parts) != 4 or not parts[0].isdigit() or not parts[3].isdigit():
+            raise InvalidDocument(f"nvidia-smi answered {line!r}; expected 'index, UUID, name, MiB'")
+        found.append(Gpu(int(parts[0]), parts[1], device_kind(parts[2]), int(parts[3]) * _MIB))
+    return tuple(found)
+
+
+def with_instances(gpus: Sequence[Gpu], listing: str) -> tuple[Gpu, ...]:
+    """The GPUs, those in MIG mode replaced by their instances, as ``nvidia-smi -L`` lists them.
+
+    An instance has the memory in its profile's name: ``1g.5gb`` is a little less than what NVIDIA gives it.
+    """
+    instances: dict[int, list[tuple[str, int, str]]] = {}
+    number = -1
+    for line in listing.splitlines():
+        if gpu_line := _GPU_LINE.match(line):
+            number = int(gpu_line[1])
+        elif instance := _INSTANCE_LINE.match(line):
+            instances.setdefault(number, []).append((instance[1], int(instance[2]) * 10**9, instance[3]))
+    found: list[Gpu] = []
+    for gpu in gpus:
+        own = instances.get(gpu.number)
+        parts = [replace(gpu, uuid=u, kind=f"{gpu.kind}-{name}", memory_bytes=size) for name, size, u in own or ()]
+        found += parts or [gpu]
+    return tuple(found)
+
+
+def _ask(*arguments: str) -> str:
+    """What ``nvidia-smi`` answers; empty without a GPU or a driver."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ""
+    try:
+        answer = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return answer.stdout if answer.returncode == 0 else ""
+
+
+# GPUs that a process sees
+
+
+def visible_gpus(environ: Mapping[str, str] = os.environ) -> tuple[Gpu, ...]:
+    """The GPUs that a process with this environment sees, in the order in which CUDA numbers them."""
+    return visible(machine_gpus(), environ)
+
+
+def visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[Gpu, ...]:
+    """Those of ``gpus`` that CUDA_VISIBLE_DEVICES lists, by number, UUID or the beginning of one, in its order.
+
+    As CUDA does, it ends at an entry that names none, and finds none at all in a list that names one twice. Raises
+    InvalidDocument for numbers in an order of CUDA's that is not known here.
+    """
+    listed = environ.get(VISIBLE)
+    if listed is None:
+        return tuple(gpus)
+    entries = [entry.strip() for entry in listed.split(",")]
+    kinds = sorted({gpu.kind for gpu in gpus})
+    if environ.get(ORDER, BUS) != BUS and len(kinds) > 1 and any(entry.isdecimal() for entry in entries):
+        raise InvalidDocument(
+            f"{VISIBLE}={listed} numbers GPUs in the order {environ[ORDER]}, which CUDA alone knows where kinds differ "
+            f"({', '.join(kinds)})",
+            remedy=f"name them by UUID (nvidia-smi -L), or export {ORDER}={BUS}",
+        )
+    found: list[Gpu] = []
+    for entry in entries:
+        gpu = _named(gpus, entry)
+        if gpu is None:
+            break
+        if gpu in found:
+            return ()
+        found.append(gpu)
+    return tuple(found)
+
+
+def _named(gpus: Sequence[Gpu], entry: str) -> Gpu | None:
+    if entry.isdecimal():
+        return next((gpu for gpu in gpus if gpu.number == int(entry)), None)
+    matching = [gpu for gpu in gpus if entry and gpu.uuid.startswith(entry)]
+    return matching[0] if len(matching) == 1 else None
+
+
+def _hidden(environ: Mapping[str, str]) -> str:
+    return f" that {VISIBLE}={environ[VISIBLE]} names" if VISIBLE in environ else ""
+
+
+def number_by_bus(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Have CUDA number GPUs as ``nvidia-smi`` does, unless the environment says otherwise; before CUDA starts."""
+    environ.setdefault(ORDER, BUS)
+
+
+def torch_names(gpus: Sequence[Gpu]) -> list[str]:
+    """What a process that sees these GPUs calls them; CUDA shows it one MIG instance at most."""
+    count = 1 if any(gpu.is_instance for gpu in gpus) else len(gpus)
+    return [f"cuda:{number}" for number in range(count)]
+
+
+def visible_numbers(environ: Mapping[str, str] = os.environ) -> list[int]:
+    """The node's numbers of the GPUs that a process sees, in CUDA's order; empty where nvidia-smi shows none.
+
+    Slurm may show a job its GPUs alone, numbered anew from 0; SLURM_STEP_GPUS or SLURM_JOB_GPUS then has their numbers.
+    """
+    shown = machine_gpus()
+    own = sorted(_expanded(environ.get("SLURM_STEP_GPUS") or environ.get("SLURM_JOB_GPUS") or ""))
+    numbers = [gpu.number for gpu in shown]
+    of_node = dict(zip(numbers, own if len(own) == len(numbers) else numbers, strict=True))
+    return [of_node[gpu.number] for gpu in visible(shown, environ)]
+
+
+def _expanded(text: str) -> list[int]:
+    """The numbers of a list such as ``0,4-7``; none where it is no such list."""
+    found: list[int] = []
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part.strip())
+        if match is None:
+            return []
+        found.extend(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return found
+
+
+def place_among(index: str, used: Sequence[str], numbers: Sequence[int]) -> int:
+    """Which of the GPUs that a process sees is the plan's device ``index`` of its node.
+
+    ``used``: the node's devices that the plan uses, in order; ``numbers``: the node's numbers of the GPUs that the
+    process sees. Where they are not the plan's (a container numbers anew), the order of both counts.
+    """
+    if len(numbers) == 1:
+        return 0
+    if all(one.isdecimal() and int(one) in numbers for one in used):
+        return list(numbers).index(int(index))
+    return list(used).index(index)
