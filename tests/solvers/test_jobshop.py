@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import random
-from contextlib import suppress
 from dataclasses import replace
-from itertools import combinations, product
 
 import numpy as np
 import pytest
+from every_order import times_of_every_order
 from problems import chain, gpipe, make_problem, straight, warmup_orders
 
-from penstock.schemas.errors import InvalidPlan
-from penstock.schemas.program import BACKWARD, FORWARD
 from penstock.solvers.allocation import Allocation
 from penstock.solvers.bounds import schedule_bound
 from penstock.solvers.closing import close
@@ -20,7 +17,7 @@ from penstock.solvers.jobshop import Question, model, solve
 from penstock.solvers.planners.chain_tables import WHOLE_BACKWARDS
 from penstock.solvers.planners.trial import best_order
 from penstock.solvers.problem import Problem
-from penstock.solvers.schedule import Orders, Row
+from penstock.solvers.schedule import Orders
 from penstock.solvers.simulate import makespan_ns, simulate
 
 
@@ -114,7 +111,7 @@ def test_as_judged_is_the_best_of_every_order(seed: int) -> None:
         channel="half",
     )
     plan = straight(problem, batches)
-    found = min(_values(problem, plan))
+    found = min(times_of_every_order(problem, plan))
     plain = solve(Question(problem, plan, 10 * found))
     judged = solve(Question(problem, plan, 10 * found, 0, as_judged=True))
     assert plain.bound_ns <= found
@@ -126,31 +123,6 @@ def test_as_judged_is_the_best_of_every_order(seed: int) -> None:
     assert closed.bound.bound_ns == found
     assert closed.schedule is not None
     assert closed.value_ns == found == makespan_ns(problem, plan, closed.schedule)
-
-
-def _values(problem: Problem, plan: Allocation):
-    """The judge's time of every order that can run, micro-batches in index order."""
-    each = [list(_interleavings(s, plan.num_micro_batches)) for s in range(len(plan.stages))]
-    for rows in product(*each):
-        orders = Orders("any", tuple(Row(plan.stages[s].devices, row) for s, row in enumerate(rows)))
-        with suppress(InvalidPlan):  # rows that wait for each other in a circle
-            yield makespan_ns(problem, plan, orders)
-
-
-def _interleavings(s: int, batches: int):
-    for places in combinations(range(2 * batches), batches):
-        row, forward, backward = [], 0, 0
-        for i in range(2 * batches):
-            if i in places:
-                row.append((FORWARD, s, forward))
-                forward += 1
-            else:
-                row.append((BACKWARD, s, backward))
-                backward += 1
-            if backward > forward:
-                break
-        else:
-            yield np.asarray(row, dtype=np.int32)
 
 
 def test_the_vector_of_two_stages() -> None:

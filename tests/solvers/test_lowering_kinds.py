@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from lowered import ran, starved
 from problems import as_operations, chain, early_backward, gpipe, make_problem, straight
-from program_twin import verdict
 from random_plans import random_crossing_pipelines, random_orders, random_pipelines, random_problem
+from reference_programs import verdict
 
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.program import Program, Shared, parse_row
@@ -176,8 +176,8 @@ def test_ties_under_double_buffered_updates(batches: int) -> None:
     problem = make_problem([1] * 3, boundary_bytes=4, parameter_bytes=8, global_batch_size=4, shared_parameters=ties)
     allocation = straight(problem, 4)
     pattern = eager(problem, allocation, update_rule="double_buffered")
-    twin = ran(lower(problem, allocation, pattern, update_rule="double_buffered", batches=batches))
-    assert twin.left[0, "tie", 0] == twin.left[2, "tie", 0] == batches
+    reference = ran(lower(problem, allocation, pattern, update_rule="double_buffered", batches=batches))
+    assert reference.left[0, "tie", 0] == reference.left[2, "tie", 0] == batches
     with pytest.raises(UnsupportedRequest, match="'wte' is shared by layers"):
         lower(problem, allocation, pattern, update_rule="weight_stashing")
 

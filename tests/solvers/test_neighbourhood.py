@@ -8,8 +8,8 @@ from itertools import combinations, pairwise
 from typing import Any
 
 import pytest
+from drawn_problems import instance
 from problems import chain, make_problem
-from test_exact import instance
 
 from penstock.solvers.allocation import Allocation, single_pipeline
 from penstock.solvers.bounds import schedule_bound

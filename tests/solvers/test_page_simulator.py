@@ -18,6 +18,7 @@ from page_simulator import simulate_page
 from problems import make_problem
 from random_plans import (
     random_allocation,
+    random_averaging,
     random_crossing_pipelines,
     random_orders,
     random_pattern,
@@ -25,7 +26,6 @@ from random_plans import (
     random_problem,
     with_ties,
 )
-from test_sharing import random_case
 
 from penstock.schemas.errors import InvalidPlan
 from penstock.solvers.allocation import Allocation, Pipeline, Stage
@@ -275,7 +275,7 @@ def test_the_page_gives_what_the_judge_gives(seed: int, make: Callable[[random.R
 @pytest.mark.parametrize("seed", range(90))
 def test_pipelines_that_share_processors(seed: int) -> None:
     rng = random.Random(seed)
-    problem, allocation, orders = random_case(seed)
+    problem, allocation, orders = random_averaging(seed)
     problem = random_variety(rng, problem) if rng.random() < 0.6 else problem
     assert_same(simulate_sharing(problem, allocation, orders), simulate_sharing_page(problem, allocation, orders))
 

@@ -1,4 +1,4 @@
-"""The suffix search: the CP-SAT optimum, a plain twin, bounds that hold whenever it is cut short; what is refuted."""
+"""The suffix search: the CP-SAT optimum, a reference, bounds that hold whenever it is cut short; what is refuted."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import random
 from itertools import pairwise
 
 import pytest
+from every_order import times_of_every_order
 from line_cases import limited_line, random_line
-from problems import chain, make_problem, straight, warmup_orders
+from problems import chain, make_problem, straight, warmup_orders, with_just_enough_memory
 from random_plans import random_allocation, random_orders, random_problem
-from suffix_twin import best_period_of_one, plain_optimum, plain_table
-from test_bounds import _with_just_enough_memory
-from test_tabu import _values
+from reference_suffix import best_period_of_one, plain_optimum, plain_table
 
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.program import BACKWARD, FORWARD
@@ -58,7 +57,7 @@ def test_the_search_finds_the_cp_sat_optimum(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_the_search_is_its_plain_twin(seed: int) -> None:
+def test_the_search_is_its_reference(seed: int) -> None:
     """Any operation next, no bound, no value asked for."""
     problem, plan = random_line(seed, most_batches=4)
     line = line_of(StageTimes(problem, plan, Orders("any", ())))
@@ -82,7 +81,7 @@ def test_what_is_proven_of_suffixes_holds_for_every_number(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_the_table_is_its_plain_twin(seed: int) -> None:
+def test_the_table_is_its_reference(seed: int) -> None:
     line = search_of(*random_line(seed)).line
     assert line.phi.tolist() == plain_table(line)
 
@@ -139,7 +138,7 @@ def test_a_proof_is_below_whatever_the_judge_says(seed: int) -> None:
         return
     problem, plan, orders = drawn
     timeline = simulate(problem, plan, orders)
-    tight = _with_just_enough_memory(problem, timeline)
+    tight = with_just_enough_memory(problem, timeline)
     assert prove(tight, plan, FAR, 10**5).bound_ns <= timeline.time_per_global_batch_ns
 
 
@@ -226,7 +225,7 @@ def test_joining_windows_tells_more_than_the_windows() -> None:
 def test_as_judged_it_is_the_best_of_every_order(seed: int) -> None:
     """Tiny plans: all interleavings of every stage within the limits in flight, timed by the judge."""
     problem, plan = random_line(1000 + seed, most_batches=3, channel="half")
-    best = min(_values(problem, plan))
+    best = min(times_of_every_order(problem, plan))
     answer = prove(problem, plan, FAR, 10**6, as_judged=True)
     assert answer.proven
     assert answer.bound_ns == best

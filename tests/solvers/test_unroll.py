@@ -1,4 +1,4 @@
-"""Unrolled patterns: rows and steps by hand, and against a plain twin on random patterns."""
+"""Unrolled patterns: rows and steps by hand, and against a reference on random patterns."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_what_is_refused() -> None:
 
 
 @pytest.mark.parametrize("seed", range(150))
-def test_rows_equal_the_plain_twin(seed: int) -> None:
+def test_rows_equal_the_reference(seed: int) -> None:
     rng = random.Random(seed)
     rule = rng.choice(RULES)
     stages, device = [], 0
