@@ -345,7 +345,7 @@ def _tied_pipelines(rng: random.Random) -> Plan:
 
 
 def test_plans_of_every_kind_are_met() -> None:
-    """Among those that are tried without ``--every-seed``."""
+    """Among a third of the seeds."""
     met: Counter[str] = Counter()
     for number in range(0, SEEDS * len(PLANS), 3):
         met.update(_kinds(PLANS[number % len(PLANS)](random.Random(number // len(PLANS)))))

@@ -107,7 +107,7 @@ def test_what_is_refused() -> None:
     assert "at least 3 micro-batches" in str(refused.value)
 
 
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", range(20))
 def test_rows_equal_the_reference(seed: int) -> None:
     rng = random.Random(seed)
     rule = rng.choice(RULES)
