@@ -292,3 +292,13 @@ def tied_plan(rng: random.Random, make: Callable[[random.Random, Problem], Alloc
         allocation = make(rng, problem)
         if tied_sums(problem, allocation):
             return problem, allocation
+
+
+def encoded(rng: random.Random, allocation: Allocation) -> Allocation:
+    """The allocation with some of its edges encoded."""
+    pipelines = []
+    for pipeline in allocation.pipelines:
+        edges = [False, *(rng.random() < 0.3 for _ in pipeline.stages[1:]), False]
+        stages = [replace(stage, coded=(edges[k], edges[k + 1])) for k, stage in enumerate(pipeline.stages)]
+        pipelines.append(replace(pipeline, stages=tuple(stages)))
+    return replace(allocation, pipelines=tuple(pipelines))

@@ -7,10 +7,10 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from page_agreement import assert_same
 from page_documents import read_request
 from page_simulator import simulate_page
-from random_plans import random_allocation, random_orders
-from test_page_simulator import assert_same, encoded
+from random_plans import encoded, random_allocation, random_orders
 
 from penstock.convert import to_problem
 from penstock.schemas.errors import InvalidDocument
