@@ -1,60 +1,114 @@
-"""What all tests can use, which seeds they try, and the order of files: the long ones come first."""
+"""What all tests can use; which of them a tier runs, in which order, and what they take of the processor."""
 
 from __future__ import annotations
 
+import math
+import re
+import sys
 from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
-from browser import browser
+from cpu_time import CpuTimes
 from hypothesis import settings
-
-__all__ = ["browser"]
+from tiers import IMPORTS, LIMIT_S, SEEDS, SLOW, TIERS, Tier, tier_of
 
 LONGEST = ("scripts/test_soak.py", "slurm/test_slurm.py", "test_end_to_end.py")
 SHORTEST = "solvers"
 """A folder of many short files, which fill what is left at the end."""
-
-
-FEW, ONE_IN = 12, 3
-"""A test with more seeds than a few tries one in three, unless ``--every-seed`` is given."""
+HERE = Path(__file__).parent
+TOGETHER = re.compile(r'@pytest\.fixture\(scope="(?:module|package)".*\)\ndef (\w+)')
+STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system")
+"""Audit events of a process that starts another one."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--every-seed", action="store_true", help="every seed, not one in three; what hypothesis draws is new"
-    )
+    parser.addoption("--tier", choices=TIERS, default="standard", help="which tests run, and with how many seeds")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hypothesis asks for no time, and draws the same each time unless ``--every-seed`` is given."""
-    settings.register_profile("penstock", deadline=None, derandomize=not config.getoption("--every-seed"))
-    settings.load_profile("penstock")
+    """Hypothesis asks for no time; it draws the same each time, and new examples where everything runs."""
+    tier: Tier = config.getoption("--tier")
+    settings.register_profile("everything", deadline=None)
+    settings.register_profile("standard", deadline=None, derandomize=True)
+    settings.register_profile("quick", deadline=None, derandomize=True, max_examples=10)
+    settings.load_profile(tier)
+    limit_s, slow = (LIMIT_S, SLOW) if tier == "quick" else (None, ())
+    config.pluginmanager.register(CpuTimes(limit_s, slow), "cpu times")
+    if tier == "quick":
+        config.pluginmanager.register(NoProcesses(), "no processes")
+    else:
+        config.pluginmanager.import_plugin("browser")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """The quick tier leaves alone what takes seconds to import."""
+    if config.getoption("--tier") != "quick":
+        return None
+    path = collection_path / "conftest.py" if collection_path.is_dir() else collection_path
+    return (path.suffix == ".py" and path.is_file() and bool(IMPORTS.search(path.read_text()))) or None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Processes take function after function, and whole files where tests share what is made once for a file."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFunction(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.partition("::")[0]
+            return path if shares_fixtures(path) else nodeid.partition("[")[0]
+
+    return ByFunction(config, log)
+
+
+@cache
+def shares_fixtures(path: str) -> bool:
+    """Whether a file names a fixture that lives as long as the tests of a file or a folder."""
+    text = (HERE.parent / path).read_text()
+    return bool(TOGETHER.search(text)) or any(re.search(rf"\b{name}\b", text) for name in _long_lived())
+
+
+@cache
+def _long_lived() -> frozenset[str]:
+    shared = [*HERE.glob("**/conftest.py"), HERE / "browser.py"]
+    return frozenset(name for path in shared for name in TOGETHER.findall(path.read_text()))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Longest first; otherwise as they are, with a sample of many seeds."""
-    if not config.getoption("--every-seed"):
-        _sample(config, items)
-    items.sort(key=_turn)
-
-
-def _sample(config: pytest.Config, items: list[pytest.Item]) -> None:
-    tests = [_seeded(item) for item in items]
-    many = {test for test, number in Counter(tests).items() if test and number > FEW}
-    met: Counter[str] = Counter()
-    kept, left = [], []
-    for item, test in zip(items, tests, strict=True):
-        (left if test in many and met[test] % ONE_IN else kept).append(item)
-        met[test] += 1
-    if left:
+    """The tests of the tier, with as many seeds as it has; the longest first."""
+    tier: Tier = config.getoption("--tier")
+    places = {each: place for place, each in enumerate(TIERS)}
+    kept = [item for item in items if places[tier_of(item)] <= places[tier]]
+    kept = _sampled(kept, SEEDS[tier])
+    chosen = set(kept)
+    if left := [item for item in items if item not in chosen]:
         config.hook.pytest_deselected(items=left)
-        items[:] = kept
+    items[:] = sorted(kept, key=_turn)
 
 
-def _seeded(item: pytest.Item) -> str:
-    """The name of a test that is tried with seeds, else nothing."""
-    call = getattr(item, "callspec", None)
-    return item.nodeid.partition("[")[0] if call is not None and "seed" in call.params else ""
+def _sampled(items: list[pytest.Item], most: int) -> list[pytest.Item]:
+    """Of each test with seeds, at most so many, at equal distances; other parameters are all tried."""
+    tests = [_without_seed(item) for item in items]
+    steps = {test: math.ceil(number / most) for test, number in Counter(tests).items()}
+    met: Counter[str] = Counter()
+    kept = []
+    for item, test in zip(items, tests, strict=True):
+        if not test or met[test] % steps[test] == 0:
+            kept.append(item)
+        met[test] += 1
+    return kept
+
+
+def _without_seed(item: pytest.Item) -> str:
+    """The name of a test and its other parameters; nothing for one that has no seed."""
+    params = getattr(getattr(item, "callspec", None), "params", {})
+    if "seed" not in params:
+        return ""
+    return f"{item.nodeid.partition('[')[0]}{[value for name, value in params.items() if name != 'seed']}"
 
 
 def _turn(item: pytest.Item) -> int:
@@ -62,3 +116,23 @@ def _turn(item: pytest.Item) -> int:
     if path.endswith(LONGEST):
         return 0
     return 2 if item.path.parent.name == SHORTEST else 1
+
+
+class NoProcesses:
+    """Refuses to start a process while a test runs."""
+
+    def __init__(self) -> None:
+        self._test = ""
+        sys.addaudithook(self._refuse)
+
+    def _refuse(self, event: str, _args: tuple[Any, ...]) -> None:
+        if self._test and event in STARTS:
+            raise RuntimeError(f"{self._test} starts a process ({event}); let tests/tiers.py see what it uses for that")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        self._test = item.nodeid
+        try:
+            return (yield)
+        finally:
+            self._test = ""

@@ -55,18 +55,18 @@ GROUPS: dict[str, tuple[str, ...]] = {
 """The modules that mutants are drawn from; none that is compiled."""
 
 TESTS: dict[str, tuple[str, ...]] = {
-    "judge": ("solvers/test_simulate", "solvers/test_simulate_twin", "solvers/test_page_simulator",
+    "judge": ("solvers/test_simulate", "solvers/test_drawn_plans", "solvers/test_page_simulator",
               "solvers/test_unroll", "solvers/test_memory_curve", "solvers/test_sharing", "solvers/test_verify",
               "solvers/test_periodic", "solvers/test_verify_periodic"),
-    "verify": ("solvers/test_verify", "solvers/test_verify_periodic", "solvers/test_verify_pipelines",
-               "solvers/test_verify_sharing", "solvers/test_codecs", "solvers/test_ties",
-               "solvers/test_page_simulator"),
+    "verify": ("solvers/test_drawn_plans", "solvers/test_verify", "solvers/test_verify_periodic",
+               "solvers/test_verify_pipelines", "solvers/test_verify_sharing", "solvers/test_codecs",
+               "solvers/test_ties", "solvers/test_page_simulator"),
     "costs": ("solvers/test_costs", "solvers/test_simulate", "solvers/test_charges", "solvers/test_codecs",
               "solvers/test_page_simulator", "solvers/test_ties", "solvers/test_jobshop"),
     "memory": ("solvers/test_room", "solvers/test_simulate", "solvers/test_memory_curve", "solvers/test_page_simulator",
                "solvers/test_verify", "solvers/test_sharing", "solvers/test_feasibility", "solvers/test_eager",
                "solvers/test_advance_forward"),
-    "bounds": ("solvers/test_bounds", "solvers/test_windows", "solvers/test_split_windows",
+    "bounds": ("solvers/test_drawn_plans", "solvers/test_bounds", "solvers/test_windows", "solvers/test_split_windows",
                "solvers/test_steady_bounds", "solvers/test_request_bound", "solvers/test_spread",
                "layouts/test_within"),
     "lowering": ("solvers/test_lowering", "solvers/test_lowering_kinds", "solvers/test_lowering_periodic",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from textwrap import dedent
 
@@ -64,18 +66,38 @@ def test_kinds_are_drawn_in_turn_and_the_same_each_time() -> None:
     assert max(Counter(each.function for each in drawn).values()) <= 2
 
 
-def test_every_mutant_of_the_list_is_found_and_has_tests() -> None:
-    entries = json.loads(LIST.read_text())
-    assert len(entries) == COUNT
-    assert len({(each["function"], each["statement"]) for each in entries}) == COUNT
-    sizes = Counter(each["group"] for each in entries)
+ENTRIES = json.loads(LIST.read_text())
+
+
+def test_the_list_has_as_many_mutants_of_each_group() -> None:
+    assert len({(each["function"], each["statement"]) for each in ENTRIES}) == len(ENTRIES) == COUNT
+    sizes = Counter(each["group"] for each in ENTRIES)
     assert set(sizes) == set(GROUPS)
     assert min(sizes.values()) >= COUNT // len(GROUPS)
-    for each in entries:
-        assert each["mutated"] != each["statement"]
-        _path, text = place_of(each, ROOT)
-        compile(text, each["function"], "exec")
-        assert all((ROOT / path).is_file() for path in chosen_tests(each, ROOT)), each["group"]
+
+
+@pytest.mark.parametrize("number", range(COUNT))
+def test_every_mutant_of_the_list_is_found_and_has_tests(number: int) -> None:
+    entry = ENTRIES[number]
+    assert entry["mutated"] != entry["statement"]
+    _path, text = place_of(entry, ROOT)
+    compile(text, entry["function"], "exec")
+    assert all((ROOT / path).is_file() for path in chosen_tests(entry, ROOT)), entry["group"]
+
+
+@pytest.mark.parametrize("number", range(COUNT))
+def test_the_test_that_killed_a_mutant_is_there(number: int) -> None:
+    result = ENTRIES[number]["result"]
+    if result is None or result["status"] != "killed":
+        return
+    path, _, test = result["by"].partition("::")
+    functions = [node.name for node in ast.walk(_tree(path)) if isinstance(node, ast.FunctionDef)]
+    assert not test or test.partition("[")[0] in functions, result["by"]
+
+
+@cache
+def _tree(path: str) -> ast.Module:
+    return ast.parse((ROOT / path).read_text())
 
 
 def test_a_mutant_is_found_where_its_file_has_moved(tmp_path: Path) -> None:
@@ -92,7 +114,7 @@ def test_a_mutant_is_found_where_its_file_has_moved(tmp_path: Path) -> None:
 def test_every_result_says_what_is_needed() -> None:
     """Which test killed a mutant; which one is missing where it survives; why one that changes nothing does not."""
     needed = {"killed": "by", "survived": "missing", "equivalent": "reason", "out of time": "tests"}
-    for entry in json.loads(LIST.read_text()):
+    for entry in ENTRIES:
         result = entry["result"]
         if result is not None:
             assert result[needed[result["status"]]], entry["statement"]

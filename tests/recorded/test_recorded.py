@@ -42,7 +42,7 @@ def test_a_request_is_answered_as_recorded(seed: int, recorded: dict[str, Record
 def test_two_workers_answer_as_one(
     recorded: dict[str, Record], changes: Changes, request: pytest.FixtureRequest
 ) -> None:
-    names = LARGE if request.config.getoption("--every-seed") else LARGE[:1]
+    names = LARGE if request.config.getoption("--tier") == "everything" else LARGE[:1]
     assert faults(changes, recorded, {name: answer_of(name, 2) for name in names}) == []
 
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from program_twin import Twin, verdict
+from reference_programs import Reference, verdict
 
 from penstock.schemas.program import Program
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
 
 
-def ran(programs: Sequence[Program], transport: str = "gloo") -> Twin:
+def ran(programs: Sequence[Program], transport: str = "gloo") -> Reference:
     """Every program survives JSON, all of them run to their end."""
     assert [Program.from_json(program.to_json()) for program in programs] == list(programs)
     assert verdict(programs, transport) == "ok"
-    twin = Twin(programs, rendezvous=False)
-    assert twin.run() == "ok"
-    return twin
+    reference = Reference(programs, rendezvous=False)
+    assert reference.run() == "ok"
+    return reference
 
 
 def starved(problem: Problem, allocation: Allocation, batches: int = 1) -> bool:

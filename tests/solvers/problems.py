@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -12,6 +13,7 @@ from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.network import Cable, Inside, Network
 from penstock.solvers.model.problem import Device, Measured, MemoryRules, NetworkRules, Problem
 from penstock.solvers.model.schedule import Orders, Row
+from penstock.solvers.model.timeline import Timeline
 from penstock.solvers.planners.catalogue import PLANNERS
 
 GIGABYTE_PER_S = 1_000_000_000
@@ -198,3 +200,12 @@ def _array(values: Sequence[int]) -> np.ndarray:
 
 def _prefix(values: Sequence[int]) -> np.ndarray:
     return np.concatenate(([0], np.cumsum(_array(values)))).astype(np.int64)
+
+
+def with_just_enough_memory(problem: Problem, timeline: Timeline) -> Problem:
+    """The same problem on devices that hold the plan's peaks and no byte more."""
+    devices = list(problem.devices)
+    for device, use in timeline.uses.items():
+        need = use.memory.total + problem.memory.headroom_bytes
+        devices[device] = replace(devices[device], memory_bytes=need)
+    return replace(problem, devices=tuple(devices))

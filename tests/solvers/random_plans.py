@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 from problems import as_operations, make_problem
 
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
+from penstock.solvers.costs.ties import tied_sums
+from penstock.solvers.judge.shared_processor import parallel_pipelines
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage, single_pipeline
-from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.problem import PipelineRun, Problem, RankRun
 from penstock.solvers.model.schedule import STEP, Orders, Pattern, PatternOperation, Row
 from penstock.solvers.model.unroll import Unrolled, unroll
 from penstock.solvers.model.update_rules import PERIODIC_RULES, UpdateRule
+from penstock.solvers.schedules.advance_forward import advance_forward
 
 
 def random_problem(rng: random.Random) -> Problem:
@@ -236,3 +239,66 @@ def _possible(allocation, lanes, waiting, lane, op) -> bool:
         return False
     source = allocation.next(s)
     return source is None or not any((k, source, m) in ops for k in (BACKWARD, INPUT) for ops in waiting.values())
+
+
+def random_averaging(seed: int) -> tuple[Problem, Allocation, Orders]:
+    """Any network, uneven micro-batches, zero durations, recomputation, δ, row order and utilisation."""
+    draw = random.Random(seed)
+    layers, pipelines = draw.randint(1, 4), draw.randint(1, 4)
+    batch = draw.randint(1, 9)
+    problem = make_problem(
+        [draw.randint(0 if layers > 1 else 1, 9) for _ in range(layers)],
+        [draw.randint(1, 15) for _ in range(layers)],
+        [draw.randint(0, 6) for _ in range(layers - 1)],
+        [draw.randint(0, 50) for _ in range(layers)],
+        stash_bytes=[draw.randint(0, 20) for _ in range(layers)],
+        workspace_bytes=draw.randint(0, 30),
+        update_ns=draw.randint(0, 5),
+        nodes=draw.choice([(layers,), (1,) * layers]),
+        global_batch_size=batch,
+        shared=draw.random() < 0.5,
+        channel=draw.choice(["half", "full", "none"]),
+        full_duplex=draw.random() < 0.5,
+        latency_ns=draw.randint(0, 2),
+        form=draw.choice(["pairs", "ports", "bus"]),
+        context_bytes=draw.randint(0, 9),
+        state_factor=draw.randint(0, 2),
+        count_buffers=draw.random() < 0.8,
+    )
+    if draw.random() < 0.6:
+        curves = [tuple(draw.randint(0, 1_000_000) for _ in range(draw.randint(1, 3))) for _ in range(layers)]
+        problem = replace(problem, pipeline_run=measured_run(draw.randint(1, batch), curves, draw.randint(1, 2)))
+    again = draw.random() < 0.3
+    stages = tuple(Stage(i, i, (i,), recompute=((i, i),) if again else ()) for i in range(layers))
+    allocation = parallel_pipelines(stages, pipelines, draw.randint(1, batch))
+    orders = advance_forward(problem, allocation, delta=draw.randint(0, 4), afab=draw.random() < 0.2)
+    rows = list(orders.rows)
+    draw.shuffle(rows)
+    return problem, allocation, replace(orders, rows=tuple(rows))
+
+
+def measured_run(num_micro_batches: int, curves: list[tuple[int, ...]], num_pipelines: int = 1) -> PipelineRun:
+    """A measured run; the utilisation of each rank is one of ``curves``, in millionths."""
+    ranks = tuple(RankRun(100, 10, curve, 1, 1, 1) for curve in curves)
+    return PipelineRun(num_micro_batches, num_pipelines, ranks)
+
+
+def tied_plan(rng: random.Random, make: Callable[[random.Random, Problem], Allocation]) -> tuple[Problem, Allocation]:
+    """A random allocation with a parameter tied across its stages."""
+    while True:
+        problem = with_ties(rng, random_problem(rng))
+        if make is not random_allocation and min(problem.num_devices, problem.global_batch_size) < 2:
+            continue
+        allocation = make(rng, problem)
+        if tied_sums(problem, allocation):
+            return problem, allocation
+
+
+def encoded(rng: random.Random, allocation: Allocation) -> Allocation:
+    """The allocation with some of its edges encoded."""
+    pipelines = []
+    for pipeline in allocation.pipelines:
+        edges = [False, *(rng.random() < 0.3 for _ in pipeline.stages[1:]), False]
+        stages = [replace(stage, coded=(edges[k], edges[k + 1])) for k, stage in enumerate(pipeline.stages)]
+        pipelines.append(replace(pipeline, stages=tuple(stages)))
+    return replace(allocation, pipelines=tuple(pipelines))

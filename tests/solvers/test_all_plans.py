@@ -1,4 +1,4 @@
-"""The bounds of all plans: never above what any plan takes, of whatever kind; the label search against a plain twin."""
+"""The bounds of all plans: never above what any plan takes, of whatever kind; the label search against a reference."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from itertools import pairwise, product
 
 import numpy as np
 import pytest
+from drawn_problems import random_request
 from problems import make_network, make_problem
 from random_plans import random_allocation, random_orders, random_problem
-from test_request_bound import random_request
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.bounds.coverage import class_bound, contiguous, features_of, features_of_candidate, one_pipeline

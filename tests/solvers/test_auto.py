@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from test_exact import instance
+from drawn_problems import instance
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.model.pins import broken_pin

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from itertools import combinations
 
 import pytest
 from ortools.sat.python import cp_model
-from problems import chain, early_backward, gpipe, make_problem, straight, warmup_orders
-from random_plans import random_allocation, random_orders, random_problem
+from problems import chain, early_backward, gpipe, make_problem, straight, warmup_orders, with_just_enough_memory
 
 from penstock.solvers.bounds.schedule_bound import request_bound, schedule_bound
 from penstock.solvers.bounds.stage_times import StageTimes
@@ -18,34 +16,6 @@ from penstock.solvers.costs.durations import stage_costs, transfer
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import REQUEST_SCOPE, SCHEDULE_SCOPE
-
-
-@pytest.mark.parametrize("seed", [*range(250), 1089, 3094, 3548])
-def test_bounds_stay_below_random_plans(seed: int) -> None:
-    rng = random.Random(seed)
-    problem = random_problem(rng)
-    allocation = random_allocation(rng, problem)
-    orders = random_orders(rng, allocation)
-    timeline = simulate(problem, allocation, orders)
-    tight = _with_just_enough_memory(problem, timeline)
-    assert simulate(tight, allocation, orders).time_per_global_batch_ns == timeline.time_per_global_batch_ns
-    for given in (problem, tight):
-        bound = schedule_bound(given, allocation, orders)
-        assert 0 <= bound.bound_ns <= timeline.time_per_global_batch_ns, bound
-        assert bound.scope == SCHEDULE_SCOPE
-        whole = request_bound(given)
-        assert 0 <= whole.bound_ns <= timeline.time_per_global_batch_ns, whole
-        assert whole.scope == REQUEST_SCOPE
-
-
-def _with_just_enough_memory(problem: Problem, timeline) -> Problem:
-    """The same problem on devices that hold the plan's peaks and no byte more."""
-    devices = list(problem.devices)
-    for device, use in timeline.uses.items():
-        need = use.memory.total + problem.memory.headroom_bytes
-        devices[device] = replace(devices[device], memory_bytes=need)
-    return replace(problem, devices=tuple(devices))
 
 
 @pytest.mark.parametrize("seed", range(120))
@@ -75,10 +45,10 @@ def test_windows_hold_for_straight_pipelines_in_tight_memory(seed: int) -> None:
         ahead.append(rng.randint(max(1, ahead[-1] - 2), ahead[-1]))
     orders = warmup_orders(allocation, ahead)
     timeline = simulate(problem, allocation, orders)
-    for given in (problem, _with_just_enough_memory(problem, timeline)):
+    for given in (problem, with_just_enough_memory(problem, timeline)):
         assert schedule_bound(given, allocation, orders).bound_ns <= timeline.time_per_global_batch_ns
     loose = window_bound_ns(StageTimes(problem, allocation, orders))
-    tight = window_bound_ns(StageTimes(_with_just_enough_memory(problem, timeline), allocation, orders))
+    tight = window_bound_ns(StageTimes(with_just_enough_memory(problem, timeline), allocation, orders))
     assert loose <= tight <= timeline.time_per_global_batch_ns
 
 

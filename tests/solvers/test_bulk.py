@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from judge_twin import run_twin
 from problems import chain, make_problem
 from random_plans import random_problem
+from reference_simulator import run_reference
 
 from penstock.solvers.costs.durations import UNREACHABLE_NS
 from penstock.solvers.improve.neighbourhood.batch import MANY, Catalogue, makespans_ns
@@ -88,14 +88,14 @@ def test_times_are_the_judges(network: str) -> None:
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-def test_times_are_the_plain_twins(network: str) -> None:
+def test_times_are_the_references(network: str) -> None:
     rng = random.Random(7)
     for _ in range(12):
         problem = drawn(rng, network)
         plan = single_pipeline(drawn_stages(rng, problem), rng.randint(1, min(6, problem.global_batch_size)))
         vector = drawn_warmups(rng, len(plan.stages), plan.num_micro_batches, 1)
         orders = early_backward(problem, plan, warmup=vector[0].tolist())
-        assert run_twin(problem, plan, orders).makespan == makespans_ns(problem, plan, vector)[0]
+        assert run_reference(problem, plan, orders).makespan == makespans_ns(problem, plan, vector)[0]
 
 
 @pytest.mark.parametrize("network", NETWORKS)

@@ -1,4 +1,4 @@
-"""The critical path and the split of the bubble: random plans of every kind, by hand, against the judge's twin."""
+"""The critical path and the split of the bubble: random plans of every kind, by hand, against the judge's reference."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from judge_twin import Operation, Twin, _Run
 from problems import early_backward, gpipe, make_problem, straight
 from random_plans import random_allocation, random_crossing_pipelines, random_orders, random_pattern, random_pipelines
 from random_plans import random_problem as any_problem
+from reference_simulator import Operation, Reference, _Run
 
 from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.program import BACKWARD, FORWARD
@@ -141,17 +141,17 @@ def test_a_longer_operation_lengthens_the_step_if_it_is_on_the_path(seed: int) -
 
 
 def _time_with(problem: Problem, plan: Candidate, lane: int, operation: Operation) -> int:
-    """The twin's makespan with one operation a nanosecond longer."""
+    """The reference's makespan with one operation a nanosecond longer."""
     count = plan.allocation.num_micro_batches
     problem = replace(problem, rules=replace(problem.rules, overlap_all_reduce=plan.overlap_all_reduce))
     rows = [micro_batch_rows(problem.global_batch_size, count, m) for m in range(count)]
     assert isinstance(plan.schedule, Orders)
-    twin = Twin(problem, plan.allocation, plan.schedule, rows)
-    run = _Run(twin)
+    reference = Reference(problem, plan.allocation, plan.schedule, rows)
+    run = _Run(reference)
     plain = run.duration
     run.duration = lambda row, op: plain(row, op) + ((row, op) == (lane, operation))  # type: ignore[method-assign]
     run.run()
-    return twin.makespan
+    return reference.makespan
 
 
 def test_what_has_slack_may_take_longer() -> None:

@@ -1,4 +1,4 @@
-"""The memoised search against its plain twin, against enumeration, and against the judge's cost functions."""
+"""The memoised search against its reference, against enumeration, and against the judge's cost functions."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ VARIANTS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("changes", VARIANTS, ids=lambda changes: " ".join(changes) or "plain")
 @pytest.mark.parametrize("rank", ["bound", "latency"])
-def test_kernel_finds_what_the_plain_twin_finds(changes: dict[str, Any], rank: Any) -> None:
+def test_kernel_finds_what_the_reference_finds(changes: dict[str, Any], rank: Any) -> None:
     for seed in range(3):
         problem = random_problem(seed, **changes)
         base = shape(problem, POLICIES, False)
@@ -76,7 +76,7 @@ def test_kernel_finds_what_the_plain_twin_finds(changes: dict[str, Any], rank: A
 
 
 @pytest.mark.parametrize("rules", [Rules(pivot="formula"), Rules(formula="paper_literal"), Rules(allow_unused=False)])
-def test_other_rules_find_what_the_plain_twin_finds(rules: Rules) -> None:
+def test_other_rules_find_what_the_reference_finds(rules: Rules) -> None:
     for seed in range(3):
         problem = random_problem(seed)
         base = shape(problem, POLICIES, rules.strict)

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from drawn_problems import random_request
 from problems import make_problem
 from random_plans import random_allocation, random_orders, random_problem
-from test_request_bound import random_request
 
 from penstock.schemas.coverage import ranges_of
 from penstock.schemas.errors import UnsupportedRequest

@@ -114,7 +114,7 @@ def test_a_measured_matrix_shows_which_devices_are_alike() -> None:
     ids=lambda changes: " ".join(changes) or "plain",
 )
 def test_bounds_of_many_plans_are_those_of_each(changes: dict[str, object]) -> None:
-    """The kernel against its twin, ``window_bound_ns``: as tight without a memory limit, never above the work's."""
+    """The kernel against ``window_bound_ns``: as tight without a memory limit, never above the work's."""
     space = Space.of(layers(5, 3, **changes))
     for batch in space.batches:
         tables = ChainTables(space, batch)
@@ -134,6 +134,6 @@ def test_bounds_of_many_plans_are_those_of_each(changes: dict[str, object]) -> N
                         continue
                     times = StageTimes(space.problem, plan, WHOLE_BACKWARDS)
                     work = max(times.device_ns(d) for stage in plan.stages for d in stage.devices)
-                    twin = max(window_bound_ns(times), work)
-                    assert bound == twin or ("memory_bytes" in changes and bound <= twin)
-                    assert found in (twin, NEVER)
+                    reference = max(window_bound_ns(times), work)
+                    assert bound == reference or ("memory_bytes" in changes and bound <= reference)
+                    assert found in (reference, NEVER)

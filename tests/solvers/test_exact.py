@@ -6,15 +6,15 @@ import random
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
+from drawn_problems import instance
 from problems import make_problem
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.improve.order import close
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.pins import broken_pin
-from penstock.solvers.model.problem import Pin, Problem
+from penstock.solvers.model.problem import Pin
 from penstock.solvers.model.result import CLASS_SCOPE, Result, Status
 from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.planners.exact import joint
@@ -24,27 +24,6 @@ from penstock.solvers.planners.trial import best_order
 
 ONE_PIPELINE = "exact,chimera,hetpipe,interleaved,zero-bubble"
 """What ``auto`` leaves out to find plans of the kind that ``exact`` lists, without its help."""
-
-
-def instance(seed: int, count: int = 12, number: int = 4, **changes: Any) -> Problem:
-    """SOLVERS F: two nodes of two devices, unequal layers, transfers and all-reduces of different weight."""
-    draw = np.random.default_rng(seed)
-    forward = np.exp(draw.normal(0, 0.5, count)) * 25_000
-    weights = np.exp(draw.normal(0, 0.8, count)) * np.linspace(0.3, 2, count) * draw.choice([200_000, 10**6, 4 * 10**6])
-    sent = np.exp(draw.normal(0, 0.4, count - 1)) * np.linspace(2, 0.5, count - 1) * draw.choice([40_000, 160_000])
-    settings: dict[str, Any] = {
-        "boundary_bytes": sent.astype(int).tolist(),
-        "parameter_bytes": weights.astype(int).tolist(),
-        "nodes": (2, 2),
-        "inside_bytes_per_s": 10**10,
-        "between_bytes_per_s": int(draw.choice([1, 3, 10])) * 10**9,
-        "global_batch_size": 12 * number,
-        "micro_batch_sizes": (12,),
-        "transfer": "spp",
-        "overlap_all_reduce": False,
-        "memory_bytes": 2**45,
-    }
-    return make_problem(forward.astype(int).tolist(), **(settings | changes))
 
 
 def proven(found: Result) -> bool:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import as_operations, chain, early_backward, gpipe, make_problem, straight, warmup_orders
-from program_twin import verdict
+from reference_programs import verdict
 
 from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.program import BACKWARD, FORWARD, Channel, Instruction, Program, parse_row

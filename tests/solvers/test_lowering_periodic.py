@@ -86,14 +86,14 @@ def test_random_patterns(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
             lower(problem, allocation, pattern, update_rule=rule, batches=batches)
         return
     programs = lower(problem, allocation, pattern, update_rule=rule, batches=batches)
-    twin = ran(programs)
+    reference = ran(programs)
     for program in programs:
         for held in program.stages:
-            assert twin.steps[program.rank, held.stage] * held.update_every == batches * program.num_micro_batches
-            for m in twin.own(held):
+            assert reference.steps[program.rank, held.stage] * held.update_every == batches * program.num_micro_batches
+            for m in reference.own(held):
                 if rule != "weight_stashing":
                     expected = papers_version(rule, allocation, held.stage, m // held.update_every)
-                    assert twin.used[program.rank, held.stage, m] == expected
+                    assert reference.used[program.rank, held.stage, m] == expected
     whole(monkeypatch)
     unfolded = lower(problem, allocation, pattern, update_rule=rule, batches=batches)
     assert [list(p.instructions()) for p in programs] == [list(p.instructions()) for p in unfolded]

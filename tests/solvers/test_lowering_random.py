@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from problems import as_operations, make_problem, warmup_orders
-from program_twin import verdict
+from reference_programs import verdict
 
 from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, WEIGHT, Program
@@ -200,7 +200,7 @@ def mutate(program: Program, chance: random.Random) -> Program:
 
 @given(st.one_of(plans(), folded_plans()), st.randoms(use_true_random=False), st.integers(1, 3))
 @settings(max_examples=200)
-def test_the_checks_say_what_the_plain_twin_says(
+def test_the_checks_say_what_the_reference_says(
     plan: tuple[Problem, Allocation, Orders], chance: random.Random, mutations: int
 ) -> None:
     try:

@@ -97,7 +97,11 @@ def test_never_worse_than_the_contiguous_optimum(memory: int) -> None:
     ],
 )
 def test_buffers_that_are_not_there_at_once_cost_nothing(seed: int, layers: int, changes: dict[str, Any]) -> None:
-    """Where the formula's four buffers a stage would forbid what the judge allows."""
+    """Where the formula's four buffers a stage would forbid what the judge allows.
+
+    Random problems with random memory, kept because a planner that reserves the formula's buffers finds no plan, or a
+    slower one.
+    """
     problem = random_problem(seed, layers, **changes)
     best = best_contiguous_ns(problem, 8)
     result = solved(problem, width=1)

@@ -1,4 +1,4 @@
-"""MadPipe's searches against enumeration, their plain twin, the paper's example and the judge's cost functions."""
+"""MadPipe's searches against enumeration, their reference, the paper's example and the judge's cost functions."""
 
 from __future__ import annotations
 
@@ -332,7 +332,7 @@ def test_a_boundary_that_nothing_connects_is_never_used() -> None:
     assert np.diff(chain.load_ns[0]).sum() == found.period_ns
 
 
-def grid_twin(chain: Chain, target: float) -> float:
+def grid_reference(chain: Chain, target: float) -> float:
     """MadPipe-DP on the grid as a memoised recursion (section 4.2.2), rounded up; infinite where nothing fits."""
     n, whole = chain.size, float(chain.load_ns[0, -1])
     hop = chain.hop_ns.max(axis=0)
@@ -365,14 +365,14 @@ def grid_twin(chain: Chain, target: float) -> float:
     return best(n, chain.processors - 1, 0, 0, 0)
 
 
-def test_grid_finds_what_its_plain_twin_finds() -> None:
+def test_grid_finds_what_its_reference_finds() -> None:
     draw = random.Random(10)
     nothing = 0
     for _ in range(60):
         chain = random_chain(draw)
         target = draw.uniform(0.8, 2.0) * chain.least_period_ns()
         status, period, stages = grid(line_of(chain), target, 1e9, 10**7)
-        expected = grid_twin(chain, target)
+        expected = grid_reference(chain, target)
         assert period == pytest.approx(expected)
         assert (status == FOUND) == (len(stages) > 0) == (expected < float("inf"))
         nothing += status == NONE

@@ -8,8 +8,8 @@ from itertools import combinations, pairwise
 from typing import Any
 
 import pytest
+from drawn_problems import instance
 from problems import chain, make_problem
-from test_exact import instance
 
 from penstock.solvers.bounds.schedule_bound import schedule_bound
 from penstock.solvers.improve.neighbourhood.flushed import SECOND, Search, search

@@ -30,7 +30,7 @@ from penstock.solvers.schedules.zero_bubble import zb_h1, zb_h2
 from penstock.solvers.verify.verifier import verify
 
 
-def twin_overtaking(lists: Lists, patience: int) -> list[int]:
+def reference_overtaking(lists: Lists, patience: int) -> list[int]:
     """The kernel's rule in plain words: move the operation to the front of its list if the list then still fits."""
     remaining = [list(range(low, high)) for low, high in zip(lists.lane_start[:-1], lists.lane_start[1:], strict=True)]
     missing, ready = lists.waits_for.tolist(), [0] * len(lists.lane)
@@ -75,7 +75,7 @@ def peak_with(lists: Lists, held: int, before: list[int], op: int) -> int:
     return peak + int(lists.taken[op])
 
 
-def twin_construct(jobs: Jobs, number: int, patience: int) -> list[int]:
+def reference_construct(jobs: Jobs, number: int, patience: int) -> list[int]:
     """The first of the ranking that is ready and has room."""
     done = dict.fromkeys(jobs.ranking.ravel().tolist(), 0)
     missing, ready = jobs.waits_for.tolist(), [0] * len(jobs.duration_ns)
@@ -139,7 +139,7 @@ def published(problem: Problem, allocation: Allocation, shape: str) -> Orders:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_the_kernel_is_its_twin(seed: int) -> None:
+def test_the_kernel_is_its_reference(seed: int) -> None:
     rng = random.Random(seed)
     shape = rng.choice(["line", "v"])
     problem, allocation = drawn(rng, shape, recompute=True)
@@ -148,11 +148,11 @@ def test_the_kernel_is_its_twin(seed: int) -> None:
     room = [peak + rng.randint(0, 30) for peak in chained.peak_bytes(orders)]
     lists, _codes = chained.lists(orders, rng.choice(MOVERS), room)
     patience = rng.choice([0, 1, 2, 4, 9])
-    assert run_overtaking(lists, patience).tolist() == twin_overtaking(lists, patience)
+    assert run_overtaking(lists, patience).tolist() == reference_overtaking(lists, patience)
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_rankings_are_their_twin(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rankings_are_their_reference(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
     problem, allocation = drawn(rng, rng.choice(["line", "v", "loop"]))
     chained = Chained(problem, allocation)
@@ -164,7 +164,7 @@ def test_rankings_are_their_twin(seed: int, monkeypatch: pytest.MonkeyPatch) -> 
 
     def both(jobs: Jobs, number: int, patience: int) -> np.ndarray:
         start = run_construct(jobs, number, patience)
-        assert start.tolist() == twin_construct(jobs, number, patience)
+        assert start.tolist() == reference_construct(jobs, number, patience)
         seen.append(start)
         return start
 
@@ -259,7 +259,7 @@ def test_no_longer_than_published_in_the_same_room(generator, transfer_ns: int, 
     assert simulate(problem, allocation, with_it.orders).time_per_global_batch_ns <= published
 
 
-def twin_place(chain: Chain, period_ns: int) -> list[int]:
+def reference_place(chain: Chain, period_ns: int) -> list[int]:
     """Try every nanosecond of a period from the earliest one on."""
     start: list[int] = []
     taken: dict[int, set[int]] = {}
@@ -280,7 +280,7 @@ def twin_place(chain: Chain, period_ns: int) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_operations_are_placed_as_by_their_twin(seed: int) -> None:
+def test_operations_are_placed_as_by_their_reference(seed: int) -> None:
     rng = random.Random(seed)
     count, lanes = rng.randint(1, 14), rng.randint(1, 3)
     chain = Chain(
@@ -290,7 +290,7 @@ def test_operations_are_placed_as_by_their_twin(seed: int) -> None:
         duration_ns=np.asarray([rng.randint(1, 6) for _ in range(count)]),
     )
     period = rng.randint(5, 40)
-    assert place(chain, period, lanes).tolist() == twin_place(chain, period)
+    assert place(chain, period, lanes).tolist() == reference_place(chain, period)
 
 
 def test_the_block_of_equal_times_is_v_min() -> None:

@@ -6,8 +6,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, get_args
 
-import numpy as np
 import pytest
+from drawn_problems import four_devices
 from problems import OF_ANY_TRAINER, chain, make_problem
 
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
@@ -23,26 +23,6 @@ from penstock.solvers.planners.proposal import shortage_of, unreachable, whole_b
 from penstock.solvers.solve.deadline import Deadline
 from penstock.solvers.solve.session import Session
 from penstock.solvers.verify.verifier import verify
-
-
-def random_problem(seed: int, count: int = 8, **changes: Any) -> Problem:
-    draw = np.random.default_rng(seed)
-    settings: dict[str, Any] = {
-        "boundary_bytes": draw.integers(0, 900_000, count - 1).tolist(),
-        "parameter_bytes": draw.integers(0, 9_000_000, count).tolist(),
-        "stash_bytes": draw.integers(0, 1_000_000, count).tolist(),
-        "nodes": (2, 2),
-        "inside_bytes_per_s": 8 * 10**9,
-        "between_bytes_per_s": 10**9,
-        "global_batch_size": 16,
-        "micro_batch_sizes": (),
-        "shared": bool(seed % 2),
-        "transfer": "nic",
-        "recompute": "auto",
-        "state_factor": 2,
-        "update_ns": 10_000,
-    }
-    return make_problem(draw.integers(100_000, 3_000_000, count).tolist(), **(settings | changes))
 
 
 def solved(planner: Planner, problem: Problem) -> Result | None:
@@ -88,7 +68,7 @@ def test_every_plan_is_the_judges_and_auto_is_never_worse(
 
     Every kind of request once; the plans of all rules and little memory meet in test_madpipe_planner and others.
     """
-    problem = replace(random_problem(len(str(changes)) % 2, **changes), update_rules=rules)
+    problem = replace(four_devices(len(str(changes)) % 2, **changes), update_rules=rules)
     values: dict[str, int] = {}
     for name, planner in PLANNERS.items():
         result = solved(planner, problem)
@@ -117,7 +97,7 @@ def test_every_plan_is_the_judges_and_auto_is_never_worse(
 
 
 def test_the_same_request_gives_the_same_plan() -> None:
-    problem = replace(random_problem(3, count=6), update_rules=frozenset(get_args(UpdateRule)))
+    problem = replace(four_devices(3, count=6), update_rules=frozenset(get_args(UpdateRule)))
     for planner in OF_ANY_TRAINER.values():
         first, again = planner.solve(problem), planner.solve(replace(problem, seed=5, _costs={}))
         assert first.best is not None
@@ -148,13 +128,13 @@ def test_data_parallelism_overlaps_where_that_is_faster() -> None:
 
 
 def test_data_parallelism_without_overlap_where_the_request_says_so() -> None:
-    result = PLANNERS["dp"].solve(random_problem(0, overlap_all_reduce=False))
+    result = PLANNERS["dp"].solve(four_devices(0, overlap_all_reduce=False))
     assert result.best is not None
     assert not result.best.overlap_all_reduce
 
 
 def test_gpipe_stages_and_balance_can_be_chosen() -> None:
-    problem = random_problem(1)
+    problem = four_devices(1)
     result = PLANNERS["gpipe"].solve(problem, options={"stages": 3, "by": "layers"})
     assert result.best is not None
     assert [s.last - s.first + 1 for s in result.best.allocation.stages] == [2, 3, 3]
@@ -164,7 +144,7 @@ def test_gpipe_stages_and_balance_can_be_chosen() -> None:
 
 
 def test_model_parallelism_runs_one_micro_batch_at_a_time() -> None:
-    result = PLANNERS["model-parallel"].solve(random_problem(2), options={"stages": 2})
+    result = PLANNERS["model-parallel"].solve(four_devices(2), options={"stages": 2})
     assert result.best is not None
     assert isinstance(result.best.schedule, Orders)
     assert result.best.schedule.warmup == (1, 1)
@@ -172,7 +152,7 @@ def test_model_parallelism_runs_one_micro_batch_at_a_time() -> None:
 
 @pytest.mark.parametrize("policy", ["A", "B", "acr"])
 def test_dapple_policies_are_never_better_than_the_judges_choice(policy: str) -> None:
-    problem = random_problem(4, boundary_bytes=3_000_000, parameter_bytes=40_000_000)
+    problem = four_devices(4, boundary_bytes=3_000_000, parameter_bytes=40_000_000)
     fixed = PLANNERS["dapple"].solve(problem, options={"policy": policy}).best
     best = PLANNERS["dapple"].solve(problem).best
     assert fixed is not None
@@ -202,7 +182,7 @@ def test_dapple_splits_a_model_whose_gradients_are_dear() -> None:
 
 
 def test_a_schedule_that_was_asked_for() -> None:
-    problem = random_problem(1)
+    problem = four_devices(1)
     for name, schedule in (("dapple", "gpipe"), ("auto", "gpipe"), ("gpipe", "early-backward"), ("dp", "gpipe")):
         best = PLANNERS[name].solve(problem, schedule=schedule).best
         assert best is not None
@@ -233,7 +213,7 @@ def test_recomputation_only_where_memory_asks_for_it() -> None:
 
 def test_incumbents_only_improve() -> None:
     heard: list[Candidate] = []
-    result = PLANNERS["auto"].solve(random_problem(5), on_incumbent=heard.append)
+    result = PLANNERS["auto"].solve(four_devices(5), on_incumbent=heard.append)
     values = [candidate.value_ns for candidate in heard]
     assert values == sorted(values, reverse=True)
     assert result.best is not None
@@ -242,7 +222,7 @@ def test_incumbents_only_improve() -> None:
 
 def test_a_gap_stops_early() -> None:
     heard: list[Candidate] = []
-    problem = random_problem(5)
+    problem = four_devices(5)
     result = PLANNERS["auto"].solve(problem, gap=1000.0, on_incumbent=heard.append)
     assert len(heard) == 1
     assert result.status is Status.FEASIBLE
@@ -250,7 +230,7 @@ def test_a_gap_stops_early() -> None:
 
 
 def test_a_limit_that_comes_first_is_said() -> None:
-    result = PLANNERS["auto"].solve(random_problem(5), time_limit_ns=0)
+    result = PLANNERS["auto"].solve(four_devices(5), time_limit_ns=0)
     assert result.status is Status.TIME_LIMIT
     assert result.unfinished[:4] == ("dp", "gpipe", "model-parallel", "dapple")
     assert "time limit" in result.why
@@ -259,7 +239,7 @@ def test_a_limit_that_comes_first_is_said() -> None:
 def test_a_limit_in_between_names_what_did_not_finish() -> None:
     """The clock ticks a second per look; the limit comes after the first plans of dp."""
     ticks = iter(range(10**6))
-    problem = random_problem(5)
+    problem = four_devices(5)
     session = Session(problem, Deadline(10 * 10**9, lambda: 10**9 * next(ticks)))
     PLANNERS["auto"].run(session, {"exclude": ""})
     assert session.best is not None
@@ -333,7 +313,7 @@ def test_nothing_helps_a_layer_that_is_too_large() -> None:
 
 
 def test_more_nodes_are_wired_like_the_last() -> None:
-    problem = random_problem(0)
+    problem = four_devices(0)
     wider = extended(problem, 2)
     assert [d.name for d in wider.devices[4:]] == ["n1/0+1", "n1/1+1", "n1/0+2", "n1/1+2"]
     assert wider.network.bandwidth(0, 7) == wider.network.bandwidth(0, 3)
@@ -341,14 +321,14 @@ def test_more_nodes_are_wired_like_the_last() -> None:
 
 
 def test_a_batch_that_feeds_nobody_is_said() -> None:
-    result = PLANNERS["auto"].solve(random_problem(0, global_batch_size=3, min_slice=4))
+    result = PLANNERS["auto"].solve(four_devices(0, global_batch_size=3, min_slice=4))
     assert result.status is Status.INFEASIBLE
     assert result.shortage is None
     assert "min_slice = 4" in result.why
 
 
 def test_stages_that_nothing_connects_are_left_out() -> None:
-    problem = random_problem(0)
+    problem = four_devices(0)
     apart = replace(problem, network=replace(problem.network, cables=problem.network.cables[:1]))
     for name in ("gpipe", "dapple"):
         result = PLANNERS[name].solve(apart)
@@ -364,7 +344,7 @@ def test_stages_that_nothing_connects_are_left_out() -> None:
 def test_quick_bounds_hold() -> None:
     """What rules a plan out before it is judged: its work, and its certain memory."""
     for seed in range(4):
-        problem = random_problem(seed, count=6)
+        problem = four_devices(seed, count=6)
         for name in ("dp", "gpipe", "model-parallel", "dapple", "spp", "pipedream", "auto"):
             best = PLANNERS[name].solve(problem).best
             assert best is not None

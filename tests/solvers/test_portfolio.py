@@ -15,10 +15,10 @@ from typing import Any, get_args
 import numpy as np
 import psutil
 import pytest
+from drawn_problems import four_devices
 from orphans import no_orphans
 from portfolio_tasks import Dying, Failing, Hanging, Late, Refusing
 from problems import OF_ANY_TRAINER, make_problem
-from test_planners import random_problem
 
 from penstock.schemas.coverage import EVERY_PLAN
 from penstock.solvers.bounds.coverage import planned_apart
@@ -39,7 +39,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def problem() -> Problem:
-    return random_problem(5)
+    return four_devices(5)
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def test_the_answer_depends_on_neither_workers_nor_delays(problem: Problem, plan
 @pytest.mark.usefixtures("forking")
 def test_auto_gives_the_same_bytes_with_any_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     for seed, changes in ((0, {}), (1, {"memory_bytes": 60_000_000})):
-        problem = replace(random_problem(seed, 6, **changes), update_rules=frozenset(get_args(UpdateRule)))
+        problem = replace(four_devices(seed, 6, **changes), update_rules=frozenset(get_args(UpdateRule)))
         found = set()
         for workers in (1, 2, 4):
             monkeypatch.setattr(crew, "SMALL", 0)
@@ -216,8 +216,8 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"
 sys.path[:0] = {paths!r}
 from portfolio_tasks import Hanging
 from test_portfolio import run, session_of
-from test_planners import random_problem
-run(session_of(random_problem(5)), [Hanging("one", (), pid_file={pids!r}), Hanging("two", (), pid_file={pids!r})], 2)
+from drawn_problems import four_devices
+run(session_of(four_devices(5)), [Hanging("one", (), pid_file={pids!r}), Hanging("two", (), pid_file={pids!r})], 2)
 """
 
 
@@ -256,7 +256,7 @@ def _until(ready: Callable[[], list[psutil.Process] | None]) -> list[psutil.Proc
 
 @pytest.mark.parametrize("how", [{"max_plans": 3}, {"schedule": "gpipe"}, {"gap": 0.2}], ids=str)
 def test_auto_is_never_worse_than_a_planner_with_the_same_limits(how: dict[str, Any]) -> None:
-    problem = random_problem(2, 6, memory_bytes=70_000_000)
+    problem = four_devices(2, 6, memory_bytes=70_000_000)
     best = PLANNERS["auto"].solve(problem, **how).best
     assert best is not None
     for name, planner in OF_ANY_TRAINER.items():
@@ -287,7 +287,7 @@ class Knowing:
 def test_what_is_judged_does_not_depend_on_what_is_known() -> None:
     """A better plan that is known rules out by proofs only: the best of the others stays the same."""
     for seed in range(3):
-        problem = random_problem(seed, 6, memory_bytes=50_000_000)
+        problem = four_devices(seed, 6, memory_bytes=50_000_000)
         dapple = PLANNERS["dapple"]
         alone = dapple.solve(problem).best
         assert alone is not None
@@ -309,11 +309,11 @@ def test_split_backwards_are_taken_where_they_fill_the_bubble() -> None:
 
 
 def test_a_closed_plan_has_its_proof_in_the_certificate() -> None:
-    result = PLANNERS["auto"].solve(random_problem(4, 5, global_batch_size=4))
+    result = PLANNERS["auto"].solve(four_devices(4, 5, global_batch_size=4))
     assert result.best is not None
     assert result.bounds[-1].scope == SCHEDULE_SCOPE
     assert result.bounds[-1].bound_ns <= result.best.value_ns
-    without = PLANNERS["auto"].solve(random_problem(4, 5, global_batch_size=4), options={"exclude": "closing"})
+    without = PLANNERS["auto"].solve(four_devices(4, 5, global_batch_size=4), options={"exclude": "closing"})
     assert without.best is not None
     assert result.best.value_ns <= without.best.value_ns
     assert result.status in (Status.OPTIMAL, Status.FEASIBLE)

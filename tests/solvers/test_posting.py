@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from judge_twin import Twin, run_periodic_twin, run_twin
 from random_plans import random_allocation, random_orders, random_pattern, random_problem
-from twin_measures import posted_times
+from reference_measures import posted_times
+from reference_simulator import Reference, run_periodic_reference, run_reference
 
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.program import KINDS, Program
@@ -28,16 +28,18 @@ def posted_after(program: Program) -> dict[tuple[str, int, int], int]:
     return found
 
 
-def agrees(twin: Twin, programs: list[Program], names: list[str]) -> int:
+def agrees(reference: Reference, programs: list[Program], names: list[str]) -> int:
     """How many receives were compared."""
-    posted, seen = posted_times(twin), 0
+    posted, seen = posted_times(reference), 0
     for program in programs:
-        lane = next(i for i, row in enumerate(twin.orders.rows) if program.device in [names[d] for d in row.devices])
-        row = [tuple(op) for op in twin.orders.rows[lane].operations.tolist() if op[0] < len(KINDS)]
+        lane = next(
+            i for i, row in enumerate(reference.orders.rows) if program.device in [names[d] for d in row.devices]
+        )
+        row = [tuple(op) for op in reference.orders.rows[lane].operations.tolist() if op[0] < len(KINDS)]
         place = {(KINDS[kind], s, m): (kind, s, m) for kind, s, m in row}
         for (word, s, m), done in posted_after(program).items():
             own = next(place[kind, s, m] for kind in READ_BY[word] if (kind, s, m) in place)
-            expected = twin.end[lane, row[done - 1]] if done else 0
+            expected = reference.end[lane, row[done - 1]] if done else 0
             assert posted[lane, own] == expected
             seen += 1
     return seen
@@ -54,8 +56,8 @@ def test_programs_of_flushed_steps_post_where_the_reference_counts_from() -> Non
             programs = lower(problem, allocation, orders)
         except PenstockError:
             continue
-        twin = run_twin(problem, allocation, orders)
-        seen += 0 if twin.deadlock else agrees(twin, programs, [device.name for device in problem.devices])
+        reference = run_reference(problem, allocation, orders)
+        seen += 0 if reference.deadlock else agrees(reference, programs, [device.name for device in problem.devices])
     assert seen > 300
 
 
@@ -70,6 +72,6 @@ def test_programs_without_a_flush_post_where_the_reference_counts_from() -> None
             programs = lower(problem, allocation, pattern, update_rule=rule, batches=rounds)
         except PenstockError:
             continue
-        twin = run_periodic_twin(problem, allocation, pattern, rule)
-        seen += 0 if twin.deadlock else agrees(twin, programs, [device.name for device in problem.devices])
+        reference = run_periodic_reference(problem, allocation, pattern, rule)
+        seen += 0 if reference.deadlock else agrees(reference, programs, [device.name for device in problem.devices])
     assert seen > 300

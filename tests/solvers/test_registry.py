@@ -119,19 +119,29 @@ def test_unknown_options_are_refused_before_anything_is_solved() -> None:
         PLANNERS["dapple"].solve(problem, options={"beam": 0})
 
 
-@pytest.mark.parametrize("name", ["A", "B", "acr", "best"])
-@pytest.mark.parametrize("pivot", ["max", "formula"])
-def test_dapple_takes_all_its_options(name: str, pivot: str) -> None:
-    problem = make_problem([5, 5, 5, 5], boundary_bytes=1, parameter_bytes=3, nodes=(2, 2), micro_batch_sizes=())
-    options: dict[str, object] = {"policy": name, "pivot": pivot, "beam": 2, "max_stages": 2}
-    for placement in ("all", "fresh", "append", "scatter"):
-        for rank in ("bound", "latency"):
-            more: dict[str, object] = {"placement": placement, "strict": placement != "append", "rank": rank}
-            more |= {"formula": "paper_literal", "allow_unused": False}
-            best = PLANNERS["dapple"].solve(problem, options=options | more).best
-            assert best is not None
-            assert len(best.allocation.stages) <= 2
-            assert sum(stage.replicas for stage in best.allocation.stages) == 4
+POLICIES = {"A": (2, 1), "acr": (2, 1), "B": (3, 1), "best": (3, 1)}
+"""Warm-up forwards of two stages by policy; B, which the last takes, is the faster one here."""
+PLACEMENTS = ("all", "fresh", "append", "scatter")
+
+
+@pytest.mark.parametrize("number", range(16))
+def test_dapple_takes_all_its_options(number: int) -> None:
+    """Every pair of values of two options is met; weights so large that two stages of one device are best."""
+    i, j = divmod(number, 4)
+    policy, placement = list(POLICIES)[i], PLACEMENTS[j]
+    options: dict[str, object] = {"policy": policy, "placement": placement, "beam": 2, "max_stages": 2}
+    options |= {"pivot": ("max", "formula")[(i + j) % 2], "rank": ("bound", "latency")[(i + j // 2) % 2]}
+    options |= {"strict": placement != "append", "formula": "paper_literal"}
+    problem = make_problem([5] * 4, boundary_bytes=1, parameter_bytes=300, nodes=(2, 2), global_batch_size=8)
+    best = PLANNERS["dapple"].solve(problem, options=options).best
+    assert best is not None
+    assert isinstance(best.schedule, Orders)
+    assert best.schedule.warmup == POLICIES[policy]
+    assert best.value_ns == {(2, 1): 278, (3, 1): 272}[best.schedule.warmup]
+    devices = [0, 2] if placement == "fresh" else [0, 1]
+    assert [stage.devices for stage in best.allocation.stages] == [(d,) for d in devices], (
+        "fresh: on a server of its own"
+    )
 
 
 def test_a_strict_policy_that_cannot_start_is_said() -> None:

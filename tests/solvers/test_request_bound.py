@@ -9,6 +9,7 @@ from itertools import combinations, product
 
 import numpy as np
 import pytest
+from drawn_problems import random_request
 from problems import chain, make_problem
 
 from penstock.schemas.coverage import NEUTRAL, claim
@@ -35,51 +36,6 @@ from penstock.solvers.planners.proposal import shortage_of, unreachable
 from penstock.solvers.planners.trial import best_order, judged
 
 EFFORT = 10**8
-
-
-def random_request(seed: int, layers: int = 5, devices: int = 4) -> Problem:
-    """A few layers on a few devices; every rule, network and memory that the bound knows is drawn."""
-    rng = random.Random(seed)
-    count = rng.randint(2, layers)
-    nodes = rng.choice([n for n in ((1, 1), (2, 1), (3,), (2, 2), (4,), (1, 1, 1, 1), (3, 1)) if sum(n) <= devices])
-    scale = rng.choice([1, 3, 20])
-    size = rng.choice([2, 3, 4, 5, 8])
-    mixed = rng.random() < 0.25
-    shared = rng.random() < 0.4
-    return make_problem(
-        [rng.randint(1, 30) for _ in range(count)],
-        [rng.randint(1, 60) for _ in range(count)],
-        [rng.randint(0, 12) * scale for _ in range(count - 1)],
-        [rng.randint(0, 40) * scale for _ in range(count)],
-        backward_bytes=[rng.randint(0, 12) * scale for _ in range(count - 1)],
-        stash_bytes=[rng.randint(0, 30) for _ in range(count)],
-        workspace_bytes=rng.choice([0, 20]),
-        update_ns=rng.randint(0, 5),
-        memory_bytes=rng.choice([2**40, 2**40, rng.randint(60, 400) * scale]),
-        context_bytes=rng.choice([0, 10]),
-        nodes=nodes,
-        kinds=[rng.choice(["cpu", "quick"]) for _ in range(sum(nodes))] if mixed else None,
-        speed={"quick": 1.7} if mixed else None,
-        between_bytes_per_s=rng.choice([10**9, 3 * 10**8, 5 * 10**7]),
-        latency_ns=rng.choice([0, 0, 3]),
-        form=rng.choice(["pairs", "ports", "bus"]),
-        full_duplex=rng.random() < 0.5,
-        global_batch_size=size,
-        micro_batch_sizes=rng.choice([(1,), (2,), (1, 2), (3,), (size,)]) if size > 2 else (1, 2),
-        shared=shared,
-        channel=rng.choice(["half", "full", "none"]),
-        transfer=rng.choice(["nic", "spp", "dapple", "madpipe"]),
-        all_reduce=rng.choice(["flat", "hierarchical", "dapple"]),
-        bucket_bytes=rng.choice([1, 60, 10**6]),
-        overlap_all_reduce=rng.random() < 0.7,
-        state_factor=rng.choice([0, 2]),
-        shard_states=rng.random() < 0.3,
-        count_buffers=rng.random() < 0.7,
-        recompute=rng.choice(["never", "never", "auto", "always"]),
-        linear=rng.random() < 0.5,
-        shared_parameters=(("tied", (0, count - 1), 30),) if rng.random() < 0.3 else (),
-        cuttable=[rng.random() < 0.85 for _ in range(count - 1)],
-    )
 
 
 def raised(search: BatchSearch) -> Path | None:

@@ -1,12 +1,13 @@
-"""The judge of pipelines that share devices: by hand, and against a plain twin that counts every nanosecond."""
+"""The judge of pipelines that share devices: by hand, and against a reference that counts every nanosecond."""
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from problems import as_operations, make_problem
+from random_plans import measured_run, random_averaging
 
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, WEIGHT
@@ -14,16 +15,9 @@ from penstock.solvers.costs.durations import UNREACHABLE_NS
 from penstock.solvers.judge.clocks.shared_processor import SPEED
 from penstock.solvers.judge.shared_processor import parallel_pipelines, sharing_makespan_ns, simulate_sharing
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
-from penstock.solvers.model.problem import PipelineRun, Problem, RankRun
+from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders, Pattern, Row
 from penstock.solvers.schedules.advance_forward import advance_forward
-from tests.solvers.problems import as_operations, make_problem
-from tests.solvers.sharing_twin import STEP, run_sharing_twin, shared_twin_curve
-
-
-def measured(num_micro_batches: int, curves: list[tuple[int, ...]], num_pipelines: int = 1) -> PipelineRun:
-    ranks = tuple(RankRun(100, 10, curve, 1, 1, 1) for curve in curves)
-    return PipelineRun(num_micro_batches, num_pipelines, ranks)
 
 
 def straight_pipelines(problem: Problem, num_pipelines: int, num_micro_batches: int, **how: object) -> Allocation:
@@ -45,7 +39,7 @@ def test_two_pipelines_on_one_device_take_turns_of_half_a_processor() -> None:
 def test_what_uses_less_than_half_of_a_processor_shares_it_for_nothing() -> None:
     """φ = 0.4: two run at full speed, three at 1 / 1.2 (rounded down to 720720ths); the steps use all of it."""
     problem = replace(make_problem([10], update_ns=4, nodes=(1,), global_batch_size=1))
-    problem = replace(problem, pipeline_run=measured(1, [(500_000, 300_000)]))
+    problem = replace(problem, pipeline_run=measured_run(1, [(500_000, 300_000)]))
     ends = []
     for pipelines in (1, 2, 3):
         allocation = straight_pipelines(problem, pipelines, 1)
@@ -57,12 +51,12 @@ def test_what_uses_less_than_half_of_a_processor_shares_it_for_nothing() -> None
 def test_utilisation_follows_the_size_of_the_micro_batches() -> None:
     """φ = 0.3 for micro-batches of 1 sample; of 2 samples 0.6, so that two pipelines run at 1 / 1.2."""
     problem = make_problem([10], nodes=(1,), global_batch_size=4)
-    problem = replace(problem, pipeline_run=measured(4, [(300_000,)]))
+    problem = replace(problem, pipeline_run=measured_run(4, [(300_000,)]))
     allocation = straight_pipelines(problem, 2, 2)
     orders = advance_forward(problem, allocation)
     timeline = simulate_sharing(problem, allocation, orders)
     assert timeline.tracks[0].end_ns[0] == 24
-    fuller = replace(problem, pipeline_run=measured(4, [(300_000,)], num_pipelines=2))
+    fuller = replace(problem, pipeline_run=measured_run(4, [(300_000,)], num_pipelines=2))
     assert simulate_sharing(fuller, allocation, orders).tracks[0].end_ns[0] == 20
 
 
@@ -101,88 +95,12 @@ def test_memory_holds_every_pipeline_and_the_reference_once() -> None:
     assert dict(zip(times.tolist(), size.tolist(), strict=True)) == {0: 1614, 20: 1814, 60: 1600}
 
 
-def random_case(seed: int) -> tuple[Problem, Allocation, Orders]:
-    """Any network, uneven micro-batches, zero durations, recomputation, δ, row order and utilisation."""
-    draw = random.Random(seed)
-    layers, pipelines = draw.randint(1, 4), draw.randint(1, 4)
-    batch = draw.randint(1, 9)
-    problem = make_problem(
-        [draw.randint(0 if layers > 1 else 1, 9) for _ in range(layers)],
-        [draw.randint(1, 15) for _ in range(layers)],
-        [draw.randint(0, 6) for _ in range(layers - 1)],
-        [draw.randint(0, 50) for _ in range(layers)],
-        stash_bytes=[draw.randint(0, 20) for _ in range(layers)],
-        workspace_bytes=draw.randint(0, 30),
-        update_ns=draw.randint(0, 5),
-        nodes=draw.choice([(layers,), (1,) * layers]),
-        global_batch_size=batch,
-        shared=draw.random() < 0.5,
-        channel=draw.choice(["half", "full", "none"]),
-        full_duplex=draw.random() < 0.5,
-        latency_ns=draw.randint(0, 2),
-        form=draw.choice(["pairs", "ports", "bus"]),
-        context_bytes=draw.randint(0, 9),
-        state_factor=draw.randint(0, 2),
-        count_buffers=draw.random() < 0.8,
-    )
-    if draw.random() < 0.6:
-        curves = [tuple(draw.randint(0, 1_000_000) for _ in range(draw.randint(1, 3))) for _ in range(layers)]
-        problem = replace(problem, pipeline_run=measured(draw.randint(1, batch), curves, draw.randint(1, 2)))
-    again = draw.random() < 0.3
-    stages = tuple(Stage(i, i, (i,), recompute=((i, i),) if again else ()) for i in range(layers))
-    allocation = parallel_pipelines(stages, pipelines, draw.randint(1, batch))
-    orders = advance_forward(problem, allocation, delta=draw.randint(0, 4), afab=draw.random() < 0.2)
-    rows = list(orders.rows)
-    draw.shuffle(rows)
-    return problem, allocation, replace(orders, rows=tuple(rows))
-
-
-@pytest.mark.parametrize("block", range(8))
-def test_twin_agrees_to_the_nanosecond_and_byte(block: int) -> None:
-    for seed in range(block * 25, block * 25 + 25):
-        problem, allocation, orders = random_case(seed)
-        timeline = simulate_sharing(problem, allocation, orders)
-        twin = run_sharing_twin(problem, allocation, orders)
-        assert timeline.window_ns == (0, twin.makespan)
-        for row, track in zip(orders.rows, timeline.tracks, strict=True):
-            for (kind, s, m), a, b in zip(row.operations.tolist(), track.start_ns, track.end_ns, strict=True):
-                assert (a, b) == (twin.start[s, (kind, m)], twin.end[s, (kind, m)]), seed
-        for each in timeline.updates:
-            assert (each.start_ns, each.end_ns) == (twin.start[each.stage, STEP], twin.end[each.stage, STEP])
-        sent = timeline.transfers
-        keys = zip(sent.stage.tolist(), sent.direction.tolist(), sent.micro_batch.tolist(), strict=True)
-        times = zip(sent.start_ns.tolist(), sent.end_ns.tolist(), strict=True)
-        assert dict(zip(keys, times, strict=True)) == twin.transfers
-        for device, use in timeline.uses.items():
-            curve = shared_twin_curve(problem, allocation, twin, device)
-            assert use.memory.total == max(curve.values())
-            changed = {t: size for t, size in curve.items() if t == 0 or size != _before(curve, t)}
-            times, size = timeline.memory_curve(device)
-            assert dict(zip(times.tolist(), size.tolist(), strict=True)) == changed
-            assert _seconds_used(twin, allocation, device, len(allocation.pipelines)) == use[:2]
-
-
-def _before(curve: dict[int, int], t: int) -> int:
-    return curve[max(at for at in curve if at < t)]
-
-
-def _seconds_used(twin, allocation: Allocation, device: int, batches: int) -> tuple[int, int]:
-    held = {s for s, stage in enumerate(allocation.stages) if device in stage.devices}
-    busy = {t for (s, op), a in twin.start.items() if s in held for t in range(a, twin.end[s, op])}
-    moving = set()
-    for (s, way, _m), (a, b) in twin.transfers.items():
-        other = allocation.next(s) if way == 0 else allocation.previous(s)
-        if s in held or other in held:
-            moving |= set(range(a, b))
-    return len(busy) // batches, len(moving - busy) // batches
-
-
 def test_one_pipeline_is_judged_as_by_the_judge_of_one() -> None:
     """Without company the rules are those of ``simulate``: same times, but for the memory of the reference model."""
     from penstock.solvers.judge.simulate import simulate
 
     for seed in range(40):
-        problem, allocation, orders = random_case(seed)
+        problem, allocation, orders = random_averaging(seed)
         number = len(allocation.pipelines[0].stages)
         alone = Allocation(allocation.pipelines[:1], allocation.num_micro_batches)
         rows = tuple(row for row in orders.rows if row.operations[0, 1] < number)
@@ -198,7 +116,7 @@ def test_one_pipeline_is_judged_as_by_the_judge_of_one() -> None:
 
 def test_time_of_one_batch_and_of_all_scale_with_the_times() -> None:
     for seed in range(30):
-        problem, allocation, orders = random_case(seed)
+        problem, allocation, orders = random_averaging(seed)
         if problem.rules.shared or problem.pipeline_run is not None:
             continue
         slower = make_times(problem, 1000)
@@ -224,7 +142,7 @@ def make_times(problem: Problem, factor: int) -> Problem:
 
 def test_makespan_is_the_time_of_the_timeline() -> None:
     for seed in range(20):
-        problem, allocation, orders = random_case(seed)
+        problem, allocation, orders = random_averaging(seed)
         expected = simulate_sharing(problem, allocation, orders).time_per_global_batch_ns
         assert sharing_makespan_ns(problem, allocation, orders) == expected
 
@@ -305,4 +223,4 @@ def test_refuses_what_cannot_be_counted_or_connected() -> None:
 def test_the_profile_has_to_have_a_rank_for_each_stage() -> None:
     problem, allocation, orders = a_plan()
     with pytest.raises(InvalidPlan, match="has 3 ranks, the plan's pipelines have 2 stages"):
-        simulate_sharing(replace(problem, pipeline_run=measured(1, [(1,)] * 3)), allocation, orders)
+        simulate_sharing(replace(problem, pipeline_run=measured_run(1, [(1,)] * 3)), allocation, orders)

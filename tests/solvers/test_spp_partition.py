@@ -1,4 +1,4 @@
-"""PRM by thresholds: against enumeration per number of stages, a plain twin of its kernel, the judge's costs."""
+"""PRM by thresholds: against enumeration per number of stages, a reference of its kernel, the judge's costs."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_every_number_of_stages_has_its_optimum_of_those_that_keep_the_pins() ->
 
 
 def shown_by_recursion(chain: Chain, most_ns: int, most_stages: int) -> list[set[int]]:
-    """Plain twin of the kernel: the numbers of stages possible, by the first stage's replica count."""
+    """Plain reference of the kernel: the numbers of stages possible, by the first stage's replica count."""
     devices, counts = chain.stage_of.shape
     layers = chain.least_ns.size - 1
     depth_of = [
@@ -207,7 +207,7 @@ def shown_by_recursion(chain: Chain, most_ns: int, most_stages: int) -> list[set
 
 @pytest.mark.parametrize("memory", [False, True])
 @pytest.mark.parametrize("seed", range(12))
-def test_the_kernel_is_its_plain_twin(seed: int, memory: bool) -> None:
+def test_the_kernel_is_its_reference(seed: int, memory: bool) -> None:
     problem = random_problem(seed, 7, 6, memory_bytes=12_000_000 + 1_000_000 * seed, recompute="auto")
     depths = (Depth(0, 1), Depth(1, 2), Depth(3, 3), Depth(6, 3)) if memory else ()
     replicas = ((1, 2, 3, 4, 5, 6), (1, 2, 4), (2, 3))[seed % 3]

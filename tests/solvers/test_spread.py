@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from drawn_problems import random_request
 from problems import make_network, make_problem
-from test_request_bound import random_request
 
 from penstock.solvers.bounds.device_count.bound import bounds
 from penstock.solvers.costs.memory import micro_batches_that_fit

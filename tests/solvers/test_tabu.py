@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import random
-from contextlib import suppress
 from dataclasses import replace
-from itertools import combinations, product
 
 import numpy as np
 import pytest
+from every_order import times_of_every_order
 from line_cases import random_line
-from problems import as_operations, gpipe, warmup_orders
+from problems import gpipe, warmup_orders, with_just_enough_memory
 from random_plans import random_allocation, random_orders, random_problem
-from test_bounds import _with_just_enough_memory
 
-from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
+from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.program import BACKWARD, FORWARD, WEIGHT
 from penstock.solvers.bounds.stage_times import StageTimes
 from penstock.solvers.bounds.stage_windows import effective_limits
@@ -26,10 +24,10 @@ from penstock.solvers.judge.clocks.events import run_events
 from penstock.solvers.judge.clocks.half_duplex import run_half
 from penstock.solvers.judge.lanes import LaneTables, make_lanes
 from penstock.solvers.judge.operation_tables import LINES, cost_tables
-from penstock.solvers.judge.simulate import makespan_ns, simulate
+from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.schedule import Orders, Row
+from penstock.solvers.model.schedule import Orders
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -40,7 +38,7 @@ def test_any_orders_get_no_worse_and_still_fit(seed: int) -> None:
     allocation = random_allocation(rng, problem)
     orders = random_orders(rng, allocation)
     timeline = simulate(problem, allocation, orders)
-    tight = _with_just_enough_memory(problem, timeline)
+    tight = with_just_enough_memory(problem, timeline)
     for given in (problem, tight):
         found = improve(given, allocation, orders, steps=300, seed=seed)
         after = simulate(given, allocation, found.orders)
@@ -53,35 +51,10 @@ def test_any_orders_get_no_worse_and_still_fit(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(30))
 def test_tiny_plans_reach_the_best_of_all_orders(seed: int) -> None:
     problem, plan = random_line(1000 + seed, most_batches=3)
-    best = min(_values(problem, plan))
+    best = min(times_of_every_order(problem, plan))
     start = warmup_orders(plan, effective_limits(StageTimes(problem, plan, gpipe(plan))))
     found = improve(problem, plan, start, steps=4000, seed=seed)
     assert found.value_ns == best
-
-
-def _values(problem: Problem, plan: Allocation):
-    """The judge's time of every order that can run within the limits in flight."""
-    limits = effective_limits(StageTimes(problem, plan, gpipe(plan)))
-    each = [list(_interleavings(s, plan.num_micro_batches, limits[s])) for s in range(len(plan.stages))]
-    for rows in product(*each):
-        orders = Orders("any", tuple(Row(plan.stages[s].devices, row) for s, row in enumerate(rows)))
-        with suppress(InvalidPlan):  # rows that wait for each other in a circle
-            yield makespan_ns(problem, plan, orders)
-
-
-def _interleavings(s: int, batches: int, limit: int):
-    for places in combinations(range(2 * batches), batches):
-        row, forwards = [], 0
-        for i in range(2 * batches):
-            if i in places:
-                row.append((FORWARD, s, forwards))
-                forwards += 1
-            else:
-                row.append((BACKWARD, s, i - forwards))
-            if not 0 <= 2 * forwards - i - 1 <= limit:
-                break
-        else:
-            yield as_operations(row)
 
 
 def test_the_same_seed_gives_the_same_order() -> None:

@@ -8,19 +8,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from judge_twin import run_periodic_twin, run_twin
 from problems import make_problem
 from random_plans import (
     random_allocation,
-    random_crossing_pipelines,
     random_orders,
-    random_pattern,
     random_pipelines,
-    random_problem,
+    tied_plan,
     with_ties,
 )
-from test_simulate_twin import assert_equal
-from twin_measures import twin_misses_versions
 
 from penstock.report.chrome_trace import chrome_events
 from penstock.report.picture import picture_of_timeline
@@ -45,56 +40,6 @@ from penstock.solvers.solve.session import Session
 from penstock.solvers.verify.verifier import verify
 
 Make = Callable[[random.Random, Problem], Allocation]
-
-
-def _tied_plan(seed: int, make: Make) -> tuple[random.Random, Problem, Allocation]:
-    """A random plan with a tie across stages."""
-    rng = random.Random(seed)
-    while True:
-        problem = with_ties(rng, random_problem(rng))
-        if make is not random_allocation and min(problem.num_devices, problem.global_batch_size) < 2:
-            continue
-        allocation = make(rng, problem)
-        if tied_sums(problem, allocation):
-            return rng, problem, allocation
-
-
-@pytest.mark.parametrize("make", [random_allocation, random_pipelines, random_crossing_pipelines])
-@pytest.mark.parametrize("seed", range(150))
-def test_the_judge_equals_the_reference(seed: int, make: Make) -> None:
-    rng, problem, allocation = _tied_plan(seed, make)
-    orders = random_orders(rng, allocation)
-    overlap = rng.choice([None, True, False])
-    twin = run_twin(problem, allocation, orders, overlap)
-    timeline = simulate(problem, allocation, orders, overlap=overlap)
-    assert timeline.ties
-    assert_equal(timeline, twin)
-    assert makespan_ns(problem, allocation, orders, overlap=overlap) == twin.makespan
-    assert verify(problem, allocation, orders, timeline, overlap=overlap) == []
-    assert schedule_bound(problem, allocation, orders).bound_ns <= makespan_ns(problem, allocation, orders)
-
-
-@pytest.mark.parametrize("seed", range(150))
-def test_periodic_plans_equal_the_reference(seed: int) -> None:
-    rng = random.Random(seed)
-    rule, problem, allocation = "", None, None
-    while problem is None or not tied_sums(problem, allocation) or (rule != "double_buffered" and rng.random() < 0.9):
-        problem = with_ties(rng, random_problem(rng))
-        allocation, pattern, rule, _run = random_pattern(rng, problem)
-    overlap = rng.choice([None, True, False])
-    twin = run_periodic_twin(problem, allocation, pattern, rule, overlap)
-    assert bool(twin.tied) == (rule == "double_buffered")
-    if twin.deadlock:
-        with pytest.raises(InvalidPlan, match="deadlock"):
-            simulate(problem, allocation, pattern, overlap=overlap, update_rule=rule)
-        return
-    timeline = simulate(problem, allocation, pattern, overlap=overlap, update_rule=rule)
-    assert_equal(timeline, twin)
-    assert makespan_ns(problem, allocation, pattern, overlap=overlap, update_rule=rule) == twin.time
-    faults = verify(problem, allocation, pattern, timeline, overlap=overlap, update_rule=rule)
-    assert bool(faults) == twin_misses_versions(twin, rule)
-    if overlap is None:
-        assert schedule_bound(problem, allocation, pattern, rule).bound_ns <= twin.time
 
 
 def _two_stages(**given: object) -> tuple[Problem, Allocation]:
@@ -233,7 +178,8 @@ def test_tabu_times_tied_orders_as_the_judge_does(shared: bool) -> None:
 @pytest.mark.parametrize("seed", range(60))
 def test_the_critical_path_adds_up_with_ties(seed: int) -> None:
     make = (random_allocation, random_pipelines)[seed % 2]
-    rng, problem, allocation = _tied_plan(1000 + seed, make)
+    rng = random.Random(1000 + seed)
+    problem, allocation = tied_plan(rng, make)
     orders = random_orders(rng, allocation)
     timeline = simulate(problem, allocation, orders)
     plan = Candidate("test", allocation, orders, timeline, problem.rules.overlap_all_reduce)

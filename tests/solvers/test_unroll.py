@@ -1,4 +1,4 @@
-"""Unrolled patterns: rows and steps by hand, and against a plain twin on random patterns."""
+"""Unrolled patterns: rows and steps by hand, and against a reference on random patterns."""
 
 from __future__ import annotations
 
@@ -107,8 +107,8 @@ def test_what_is_refused() -> None:
     assert "at least 3 micro-batches" in str(refused.value)
 
 
-@pytest.mark.parametrize("seed", range(150))
-def test_rows_equal_the_plain_twin(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(20))
+def test_rows_equal_the_reference(seed: int) -> None:
     rng = random.Random(seed)
     rule = rng.choice(RULES)
     stages, device = [], 0

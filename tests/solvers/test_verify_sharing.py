@@ -7,38 +7,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from problems import make_problem
+from random_plans import measured_run
 
-from penstock.solvers.bounds.schedule_bound import request_bound, schedule_bound
 from penstock.solvers.judge.shared_processor import parallel_pipelines, simulate_sharing
-from penstock.solvers.judge.simulate import makespan_ns, simulate
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders, Pattern
 from penstock.solvers.model.timeline import Timeline, Transfers
 from penstock.solvers.schedules.advance_forward import advance_forward
 from penstock.solvers.verify.shared_processor import verify_sharing
-from penstock.solvers.verify.verifier import verify
-from tests.solvers.problems import make_problem
-from tests.solvers.test_sharing import measured, random_case
-
-
-def test_finds_nothing_in_what_the_judge_makes() -> None:
-    for seed in range(120):
-        problem, allocation, orders = random_case(seed)
-        assert verify_sharing(problem, allocation, orders, simulate_sharing(problem, allocation, orders)) == [], seed
-
-
-def test_the_judges_doors_lead_here_and_no_bound_is_above_the_value() -> None:
-    for seed in range(60):
-        problem, allocation, orders = random_case(seed)
-        problem = replace(problem, update_rules=frozenset({"elastic_averaging"}))
-        timeline = simulate(problem, allocation, orders, update_rule="elastic_averaging")
-        value = timeline.time_per_global_batch_ns
-        assert value == makespan_ns(problem, allocation, orders, update_rule="elastic_averaging")
-        assert value == simulate_sharing(problem, allocation, orders).time_per_global_batch_ns
-        assert verify(problem, allocation, orders, timeline, update_rule="elastic_averaging") == []
-        assert schedule_bound(problem, allocation, orders, "elastic_averaging").bound_ns <= value
-        assert request_bound(problem).bound_ns <= value
 
 
 def a_plan() -> tuple[Problem, Allocation, Orders, Timeline]:
@@ -52,7 +30,7 @@ def a_plan() -> tuple[Problem, Allocation, Orders, Timeline]:
         global_batch_size=3,
         memory_bytes=10_000,
     )
-    problem = replace(problem, pipeline_run=measured(3, [(700_000,), (600_000,)]))
+    problem = replace(problem, pipeline_run=measured_run(3, [(700_000,), (600_000,)]))
     allocation = parallel_pipelines((Stage(0, 0, (0,)), Stage(1, 1, (1,))), 2, 3)
     orders = advance_forward(problem, allocation)
     return problem, allocation, orders, simulate_sharing(problem, allocation, orders)

@@ -1,4 +1,4 @@
-"""Plain twins of the suffix kernels: every order in turn without bounds or branching rule, the table by recursion."""
+"""Reference of the suffix kernels: every order in turn without bounds or branching rule, the table by recursion."""
 
 from __future__ import annotations
 

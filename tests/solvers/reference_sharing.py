@@ -12,12 +12,13 @@ from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.model.slices import micro_batch_rows
+from penstock.solvers.model.timeline import Timeline
 
 STEP = ("step", -1)
 
 
 @dataclass
-class SharedTwin:
+class SharedReference:
     """One iteration, by stage number: operations as (kind, micro-batch), ("step", -1) for the update."""
 
     start: dict[tuple[int, tuple], int] = field(default_factory=dict)
@@ -27,7 +28,7 @@ class SharedTwin:
     deadlock: bool = False
 
 
-def run_sharing_twin(problem: Problem, allocation: Allocation, orders: Orders) -> SharedTwin:
+def run_sharing_reference(problem: Problem, allocation: Allocation, orders: Orders) -> SharedReference:
     """Simulate one iteration; ``deadlock`` where lanes wait for ever."""
     return _Run(problem, allocation, orders).run()
 
@@ -47,9 +48,9 @@ class _Run:
         self.flying: dict[tuple[int, int, int], int] = {}
         self.waiting: list[tuple[int, int, int, int]] = []
         self.arrived: set[tuple[int, int, int]] = set()
-        self.twin = SharedTwin()
+        self.reference = SharedReference()
 
-    def run(self) -> SharedTwin:
+    def run(self) -> SharedReference:
         now = 0
         while True:
             self._settle(now)
@@ -60,9 +61,9 @@ class _Run:
                     op, left = self.active[s]
                     self.active[s] = (op, left - speed)
             now += 1
-        self.twin.deadlock = any(self.left.values())
-        self.twin.makespan = max(self.twin.end.values(), default=0)
-        return self.twin
+        self.reference.deadlock = any(self.left.values())
+        self.reference.makespan = max(self.reference.end.values(), default=0)
+        return self.reference
 
     def _settle(self, now: int) -> None:
         """All that happens at one instant."""
@@ -74,7 +75,7 @@ class _Run:
                 return
             for s in ended:
                 op, _left = self.active.pop(s)
-                self.twin.end[s, op] = now
+                self.reference.end[s, op] = now
                 self.left[s].pop(0)
                 self._pass_on(s, op, now)
             for key in landed:
@@ -91,7 +92,7 @@ class _Run:
         for s, operations in self.left.items():
             if s in self.active or not operations or not self._is_ready(s, operations[0]):
                 continue
-            self.twin.start[s, operations[0]] = now
+            self.reference.start[s, operations[0]] = now
             self.active[s] = (operations[0], Fraction(self._work(s, operations[0])))
 
     def _is_ready(self, s: int, op: tuple) -> bool:
@@ -99,7 +100,7 @@ class _Run:
             return True
         kind, m = op
         source = self.allocation.previous(s) if kind == FORWARD else self.allocation.next(s)
-        if kind == BACKWARD and (s, (FORWARD, m)) not in self.twin.end:
+        if kind == BACKWARD and (s, (FORWARD, m)) not in self.reference.end:
             return False
         return source is None or (0 if kind == FORWARD else 1, s, m) in self.arrived
 
@@ -151,7 +152,7 @@ class _Run:
             self.waiting.remove(entry)
             end = now + transfer(self.problem, self.allocation, s, self.rows[m], way).duration_ns
             self.flying[way, s, m] = end
-            self.twin.transfers[s, way, m] = (now, end)
+            self.reference.transfers[s, way, m] = (now, end)
 
     def _resources(self, way: int, s: int) -> set[object]:
         if self.problem.rules.shared:
@@ -161,7 +162,9 @@ class _Run:
         return {"half": {pair}, "full": {(pair, way)}, "none": set()}[self.problem.rules.channel]
 
 
-def shared_twin_curve(problem: Problem, allocation: Allocation, twin: SharedTwin, device: int) -> dict[int, int]:
+def shared_reference_curve(
+    problem: Problem, allocation: Allocation, reference: SharedReference, device: int
+) -> dict[int, int]:
     """Bytes on a device from each time on at which something changes."""
     events: dict[int, int] = {0: problem.devices[device].context_bytes}
 
@@ -173,7 +176,7 @@ def shared_twin_curve(problem: Problem, allocation: Allocation, twin: SharedTwin
     held = [s for s, stage in enumerate(allocation.stages) if device in stage.devices]
     add(0, None, 2 * weight_bytes(problem, allocation.stages[held[0]])[1])
     for s in held:
-        _stage_events(problem, allocation, twin, s, add)
+        _stage_events(problem, allocation, reference, s, add)
     level, curve = 0, {}
     for t in sorted(events):
         level += events[t]
@@ -181,37 +184,74 @@ def shared_twin_curve(problem: Problem, allocation: Allocation, twin: SharedTwin
     return curve
 
 
-def _stage_events(problem: Problem, allocation: Allocation, twin: SharedTwin, s: int, add) -> None:
+def _stage_events(problem: Problem, allocation: Allocation, reference: SharedReference, s: int, add) -> None:
     stage, count = allocation.stages[s], allocation.num_micro_batches
     static = static_bytes(problem, stage)
     add(0, None, static.parameters + static.optimizer)
-    add(min(twin.start[s, (BACKWARD, m)] for m in range(count)), twin.end[s, STEP], static.gradients)
+    add(min(reference.start[s, (BACKWARD, m)] for m in range(count)), reference.end[s, STEP], static.gradients)
     for m in range(count):
         rows = micro_batch_rows(problem.global_batch_size, count, m)
         cost = stage_costs(problem, stage, rows)
         plain = stage_costs(problem, replace(stage, recompute=()), rows)
-        release = twin.end[s, (BACKWARD, m)]
-        add(twin.start[s, (FORWARD, m)], release, cost.kept_bytes)
-        add(twin.start[s, (FORWARD, m)], twin.end[s, (FORWARD, m)], plain.workspace_bytes)
-        add(twin.start[s, (BACKWARD, m)], release, cost.workspace_bytes)
+        release = reference.end[s, (BACKWARD, m)]
+        add(reference.start[s, (FORWARD, m)], release, cost.kept_bytes)
+        add(reference.start[s, (FORWARD, m)], reference.end[s, (FORWARD, m)], plain.workspace_bytes)
+        add(reference.start[s, (BACKWARD, m)], release, cost.workspace_bytes)
         if not problem.memory.count_buffers:
             continue
         for sender, way, cut in ((s - 1, 0, stage.first - 1), (s + 1, 1, stage.last)):
-            if (sender, way, m) in twin.transfers and allocation.pipeline_of[sender] == allocation.pipeline_of[s]:
+            if (sender, way, m) in reference.transfers and allocation.pipeline_of[sender] == allocation.pipeline_of[s]:
                 sizes = problem.forward_bytes if way == 0 else problem.backward_bytes
-                add(_posted(allocation, twin, s, (way, m)), release, int(sizes[cut]) * rows)
+                add(_posted(allocation, reference, s, (way, m)), release, int(sizes[cut]) * rows)
         for way, kind, cut in ((0, FORWARD, stage.last), (1, BACKWARD, stage.first - 1)):
-            if (s, way, m) in twin.transfers:
+            if (s, way, m) in reference.transfers:
                 sizes = problem.forward_bytes if way == 0 else problem.backward_bytes
-                sent, landed = twin.transfers[s, way, m]
+                sent, landed = reference.transfers[s, way, m]
                 reader = allocation.next(s) if way == 0 else allocation.previous(s)
-                passed = max(sent, _posted(allocation, twin, reader, (way, m))) + landed - sent
-                add(twin.end[s, (kind, m)], passed, int(sizes[cut]) * rows)
+                passed = max(sent, _posted(allocation, reference, reader, (way, m))) + landed - sent
+                add(reference.end[s, (kind, m)], passed, int(sizes[cut]) * rows)
 
 
-def _posted(allocation: Allocation, twin: SharedTwin, s: int, op: tuple[int, int]) -> int:
+def _posted(allocation: Allocation, reference: SharedReference, s: int, op: tuple[int, int]) -> int:
     """When a stage's row posts the receive of an operation: decision 6, in the order in which operations have ended."""
-    order = [own for stage, own in twin.end if stage == s and own != STEP]
+    order = [own for stage, own in reference.end if stage == s and own != STEP]
     at = order.index(op)
     place = at - 1 if at > 0 and order[at - 1][0] == op[0] else max(0, at - 2)
-    return twin.end[s, order[place - 1]] if place > 0 else 0
+    return reference.end[s, order[place - 1]] if place > 0 else 0
+
+
+def assert_as_sharing_reference(problem: Problem, allocation: Allocation, orders: Orders, timeline: Timeline) -> None:
+    """All times to the nanosecond, all memory to the byte."""
+    reference = run_sharing_reference(problem, allocation, orders)
+    assert timeline.window_ns == (0, reference.makespan)
+    for row, track in zip(orders.rows, timeline.tracks, strict=True):
+        for (kind, s, m), a, b in zip(row.operations.tolist(), track.start_ns, track.end_ns, strict=True):
+            assert (a, b) == (reference.start[s, (kind, m)], reference.end[s, (kind, m)])
+    for each in timeline.updates:
+        assert (each.start_ns, each.end_ns) == (reference.start[each.stage, STEP], reference.end[each.stage, STEP])
+    sent = timeline.transfers
+    keys = zip(sent.stage.tolist(), sent.direction.tolist(), sent.micro_batch.tolist(), strict=True)
+    times = zip(sent.start_ns.tolist(), sent.end_ns.tolist(), strict=True)
+    assert dict(zip(keys, times, strict=True)) == reference.transfers
+    for device, use in timeline.uses.items():
+        curve = shared_reference_curve(problem, allocation, reference, device)
+        assert use.memory.total == max(curve.values())
+        changed = {t: size for t, size in curve.items() if t == 0 or size != _before(curve, t)}
+        times, size = timeline.memory_curve(device)
+        assert dict(zip(times.tolist(), size.tolist(), strict=True)) == changed
+        assert _seconds_used(reference, allocation, device, len(allocation.pipelines)) == use[:2]
+
+
+def _before(curve: dict[int, int], t: int) -> int:
+    return curve[max(at for at in curve if at < t)]
+
+
+def _seconds_used(reference: SharedReference, allocation: Allocation, device: int, batches: int) -> tuple[int, int]:
+    held = {s for s, stage in enumerate(allocation.stages) if device in stage.devices}
+    busy = {t for (s, op), a in reference.start.items() if s in held for t in range(a, reference.end[s, op])}
+    moving = set()
+    for (s, way, _m), (a, b) in reference.transfers.items():
+        other = allocation.next(s) if way == 0 else allocation.previous(s)
+        if s in held or other in held:
+            moving |= set(range(a, b))
+    return len(busy) // batches, len(moving - busy) // batches

@@ -47,7 +47,7 @@ class Tie(NamedTuple):
 
 
 @dataclass
-class Twin:
+class Reference:
     """One simulated step."""
 
     problem: Problem
@@ -89,39 +89,39 @@ class Twin:
         return self._by_round[lane, s]
 
 
-def run_twin(
+def run_reference(
     problem: Problem, allocation: Allocation, orders: Orders, overlap: bool | None = None, sums_ties: bool = True
-) -> Twin:
+) -> Reference:
     """Simulate one step; ``deadlock`` is set where lanes wait for ever."""
     if overlap is not None:
         problem = replace(problem, rules=replace(problem.rules, overlap_all_reduce=overlap))
     count = allocation.num_micro_batches
     rows = [micro_batch_rows(problem.global_batch_size, count, m) for m in range(count)]
-    twin = Twin(problem, allocation, orders, rows)
-    twin.tied = ties_of(problem, allocation) if sums_ties else []
-    _Run(twin).run()
-    twin.window = (0, twin.makespan)
-    return twin
+    reference = Reference(problem, allocation, orders, rows)
+    reference.tied = ties_of(problem, allocation) if sums_ties else []
+    _Run(reference).run()
+    reference.window = (0, reference.makespan)
+    return reference
 
 
-def run_periodic_twin(
+def run_periodic_reference(
     problem: Problem, allocation: Allocation, pattern: Pattern, rule: UpdateRule, overlap: bool | None = None
-) -> Twin:
+) -> Reference:
     """Simulate the unrolled pattern and measure its steady state."""
     made = unroll(problem, allocation, pattern, rule)
-    twin = run_twin(made.problem, made.allocation, made.orders, overlap, rule == "double_buffered")
+    reference = run_reference(made.problem, made.allocation, made.orders, overlap, rule == "double_buffered")
     number = allocation.num_micro_batches
     done = [0] * made.rounds
-    for (_lane, (kind, _s, m)), end in twin.end.items():
+    for (_lane, (kind, _s, m)), end in reference.end.items():
         if kind in GRADIENTS:
             done[m // number] = max(done[m // number], end)
-    twin.window_rounds, twin.num_rounds = _cycle(done[made.first : made.last + 1], made.whole), made.rounds
-    twin.window = (done[made.last - twin.window_rounds], done[made.last])
+    reference.window_rounds, reference.num_rounds = _cycle(done[made.first : made.last + 1], made.whole), made.rounds
+    reference.window = (done[made.last - reference.window_rounds], done[made.last])
     for lane, row in enumerate(made.orders.rows):
         for s, stage in enumerate(allocation.stages):
             if row.devices[0] in stage.devices:
-                twin.copies[s, lane] = _copies(twin, rule, s, lane)
-    return twin
+                reference.copies[s, lane] = _copies(reference, rule, s, lane)
+    return reference
 
 
 def _cycle(done: list[int], whole: int) -> int:
@@ -133,14 +133,14 @@ def _cycle(done: list[int], whole: int) -> int:
     return rounds
 
 
-def _copies(twin: Twin, rule: UpdateRule, s: int, lane: int) -> int:
+def _copies(reference: Reference, rule: UpdateRule, s: int, lane: int) -> int:
     """Two where forwards use the version before, as many as micro-batches in flight under weight stashing."""
     if rule == "weight_stashing":
-        row = [(k, m) for k, own, m in twin.orders.rows[lane].operations.tolist() if own == s]
+        row = [(k, m) for k, own, m in reference.orders.rows[lane].operations.tolist() if own == s]
         begin = {m: i for i, (k, m) in enumerate(row) if k == FORWARD}
         end = {m: i for i, (k, m) in enumerate(row) if k in GRADIENTS}
         return max(1, *(sum(begin[m] <= i <= end[m] for m in begin) for i in range(len(row))))
-    first_half = 2 * s < len(twin.allocation.stages)
+    first_half = 2 * s < len(reference.allocation.stages)
     return 2 if rule == "double_buffered" or first_half else 1
 
 
@@ -179,14 +179,16 @@ def ties_of(problem: Problem, allocation: Allocation) -> list[Tie]:
 
 
 class _Run:
-    def __init__(self, twin: Twin) -> None:
-        self.twin = twin
-        self.ties = twin.tied
-        self.problem, self.allocation = twin.problem, twin.allocation
-        self.lists: list[list[Operation]] = [[tuple(map(int, op)) for op in row.operations] for row in twin.orders.rows]
+    def __init__(self, reference: Reference) -> None:
+        self.reference = reference
+        self.ties = reference.tied
+        self.problem, self.allocation = reference.problem, reference.allocation
+        self.lists: list[list[Operation]] = [
+            [tuple(map(int, op)) for op in row.operations] for row in reference.orders.rows
+        ]
         self.held = [
             [s for s, stage in enumerate(self.allocation.stages) if row.devices[0] in stage.devices]
-            for row in twin.orders.rows
+            for row in reference.orders.rows
         ]
         self.at = [0] * len(self.lists)
         self.idle = [True] * len(self.lists)
@@ -195,7 +197,7 @@ class _Run:
         self.events: list[tuple[int, tuple]] = []
         self.waiting: list[tuple[tuple[int, ...], tuple]] = []
         self.taken: set[object] = set()
-        self.groups = groups_of(self.problem, self.allocation, twin.rows[0])
+        self.groups = groups_of(self.problem, self.allocation, reference.rows[0])
         self.announced: dict[tuple[int, int, int], list[int]] = {}
         self.reduced = [0] * len(self.groups)
         self.summed = {(lane, k): 0 for lane, held in enumerate(self.held) for k in self._own_ties(held)}
@@ -223,7 +225,7 @@ class _Run:
 
     def _look_at_ties(self, now: int) -> None:
         """A flushed step: lanes behind their rows and buckets come to their ties."""
-        if self.twin.orders.update_every:
+        if self.reference.orders.update_every:
             return
         for lane, row in enumerate(self.lists):
             chains = [g for g, group in enumerate(self.groups) if {*group.stages} & {*self.held[lane]}]
@@ -249,15 +251,15 @@ class _Run:
                     self.waiting.remove((key, what))
                     self._begin(what, now)
             self._start_operations(now)
-        self.twin.deadlock = any(at < len(row) for at, row in zip(self.at, self.lists, strict=True))
-        if not self.twin.deadlock:
+        self.reference.deadlock = any(at < len(row) for at, row in zip(self.at, self.lists, strict=True))
+        if not self.reference.deadlock:
             self._finish()
 
     def duration(self, lane: int, op: Operation) -> int:
         kind, s, m = op
         if kind == STEP:
             return update_ns(self.problem, self.allocation.stages[s])
-        cost = stage_costs(self.problem, self.allocation.stages[s], self.twin.rows[m])
+        cost = stage_costs(self.problem, self.allocation.stages[s], self.reference.rows[m])
         apart = any(k == RECOMPUTE and other == s for k, other, _m in self.lists[lane])
         again = 0 if apart else cost.recompute_ns
         return {
@@ -276,18 +278,18 @@ class _Run:
             if self._is_ready(lane, op) and self._ties_are_summed(lane, op, now):
                 self.idle[lane] = False
                 end = now + self.duration(lane, op)
-                self.twin.start[lane, op], self.twin.end[lane, op] = now, end
+                self.reference.start[lane, op], self.reference.end[lane, op] = now, end
                 self.events.append((end, ("operation", lane, op)))
                 self._announce(lane, op, end)
 
     def _ties_are_summed(self, lane: int, op: Operation, now: int) -> bool:
         kind, s, m = op
-        return kind != STEP or self._come_to_ties(lane, self._before_step(lane, s), m // self.twin.rounds(s), now)
+        return kind != STEP or self._come_to_ties(lane, self._before_step(lane, s), m // self.reference.rounds(s), now)
 
     def _is_ready(self, lane: int, op: Operation) -> bool:
         kind, s, m = op
         if kind == STEP:
-            rounds = m // self.twin.rounds(s) + 1
+            rounds = m // self.reference.rounds(s) + 1
             chains = [g for g, group in enumerate(self.groups) if s in group.stages]
             return all(self.reduced[g] >= rounds * len(self.groups[g].buckets) for g in chains)
         if kind == FORWARD:
@@ -304,13 +306,15 @@ class _Run:
         kind, s, m = op
         if kind not in (BACKWARD, WEIGHT):
             return
-        every = self.twin.rounds(s)
+        every = self.reference.rounds(s)
         number = m // every
-        own = [o for o in self.twin.round_operations(lane, s)[number] if o[0] != INPUT]
+        own = [o for o in self.reference.round_operations(lane, s)[number] if o[0] != INPUT]
         if op != own[-1] or (number + 1) * every > self.allocation.num_micro_batches:
             return
         stage = self.allocation.stages[s]
-        costs = self.problem.costs(self.problem.devices[stage.devices[0]].kind, stage_rows(stage, self.twin.rows[m]))
+        costs = self.problem.costs(
+            self.problem.devices[stage.devices[0]].kind, stage_rows(stage, self.reference.rows[m])
+        )
         sums = costs.weight_ns if kind == WEIGHT else costs.backward_ns
         for g, group in enumerate(self.groups):
             if s not in group.stages:
@@ -328,7 +332,7 @@ class _Run:
             1
             for lane in range(len(self.lists))
             for s in group.stages
-            if self.twin.round_operations(lane, s).get(number)
+            if self.reference.round_operations(lane, s).get(number)
         )
         ready = self.announced.get((g, number, b), [])
         if len(ready) < lanes or not ready:
@@ -378,7 +382,7 @@ class _Run:
         runs = [lane for lane, row in enumerate(self.lists) if op in row]
         if other is None or any((lane, op) not in self.ended for lane in runs):
             return
-        if transfer(self.problem, self.allocation, s, self.twin.rows[m], way) is None:
+        if transfer(self.problem, self.allocation, s, self.reference.rows[m], way) is None:
             self.arrived.add((way, other, m))
         else:
             self.waiting.append(((now, s, way, m), ("transfer", way, s, m)))
@@ -391,7 +395,7 @@ class _Run:
             devices = self.ties[what[1]].devices
             return set(ring_resources(self.problem, devices)) if rules.shared and len(devices) > 1 else set()
         _name, way, s, m = what
-        move = transfer(self.problem, self.allocation, s, self.twin.rows[m], way)
+        move = transfer(self.problem, self.allocation, s, self.reference.rows[m], way)
         if rules.shared:
             return set(move.resources)
         edge = s if way == 0 else s - 1
@@ -401,37 +405,39 @@ class _Run:
         if what[0] == "bucket":
             group = self.groups[what[1]]
             end = now + group.buckets[what[2]].duration_ns
-            self.twin.reductions[group.stages[0], what[3]] = (now, end)
+            self.reference.reductions[group.stages[0], what[3]] = (now, end)
         elif what[0] == "tie":
             end = now + self.ties[what[1]].duration_ns
-            self.twin.ties[what[1], what[2]] = (now, end)
+            self.reference.ties[what[1], what[2]] = (now, end)
         else:
             _name, way, s, m = what
-            end = now + transfer(self.problem, self.allocation, s, self.twin.rows[m], way).duration_ns
-            self.twin.transfers[s, way, m] = (now, end)
+            end = now + transfer(self.problem, self.allocation, s, self.reference.rows[m], way).duration_ns
+            self.reference.transfers[s, way, m] = (now, end)
         self.events.append((end, what))
 
     def _finish(self) -> None:
-        twin = self.twin
+        reference = self.reference
         reduced = [
-            max(end for (s, b), (_t, end) in twin.reductions.items() if self._is_of(g, s, b))
+            max(end for (s, b), (_t, end) in reference.reductions.items() if self._is_of(g, s, b))
             for g in range(len(self.groups))
         ]
         for lane, row in enumerate(self.lists):
-            now = max((twin.end[lane, op] for op in row), default=0)
-            now = max([now, *(twin.ties[k, 0][1] for other, k in self.summed if other == lane)])
+            now = max((reference.end[lane, op] for op in row), default=0)
+            now = max([now, *(reference.ties[k, 0][1] for other, k in self.summed if other == lane)])
             lasts = {s: max((i for i, o in enumerate(row) if o[1] == s), default=-1) for s in self.held[lane]}
             for s in sorted(self.held[lane], key=lambda s: (lasts[s], s)):
-                if twin.orders.update_every:
+                if reference.orders.update_every:
                     steps = [(lane, op) for op in row if op[0] == STEP and op[1] == s]
-                    twin.updates[s, lane] = [(twin.start[key], twin.end[key]) for key in steps]
+                    reference.updates[s, lane] = [(reference.start[key], reference.end[key]) for key in steps]
                     continue
                 now = max([now, *(end for end, group in zip(reduced, self.groups, strict=True) if s in group.stages)])
-                twin.updates[s, lane] = [(now, now + update_ns(self.problem, self.allocation.stages[s]))]
-                now = twin.updates[s, lane][0][1]
-        times = [*twin.end.values(), *(e for _s, e in twin.transfers.values())]
-        times += [e for _s, e in (*twin.reductions.values(), *(x for each in twin.updates.values() for x in each))]
-        twin.makespan = max(times)
+                reference.updates[s, lane] = [(now, now + update_ns(self.problem, self.allocation.stages[s]))]
+                now = reference.updates[s, lane][0][1]
+        times = [*reference.end.values(), *(e for _s, e in reference.transfers.values())]
+        times += [
+            e for _s, e in (*reference.reductions.values(), *(x for each in reference.updates.values() for x in each))
+        ]
+        reference.makespan = max(times)
 
     def _is_of(self, g: int, s: int, number: int) -> bool:
         """Whether a reduction is one of a group's buckets in a flushed step."""

@@ -16,7 +16,7 @@ class Bad(Exception):
     """An instruction that cannot be right, whatever the other ranks do."""
 
 
-class Twin:
+class Reference:
     def __init__(self, programs: Sequence[Program], rendezvous: bool) -> None:
         self.programs = programs
         self.rendezvous = rendezvous
@@ -269,13 +269,13 @@ class Twin:
 
 def verdict(programs: Sequence[Program], transport: str) -> str:
     """What the checks should say: ``ok``, ``stuck``, ``disordered`` or ``bad``."""
-    twin = Twin(programs, rendezvous=False)
-    found = twin.run()
+    reference = Reference(programs, rendezvous=False)
+    found = reference.run()
     if transport == "gloo":
         return found
-    if any(twin.sent[key] != twin.posted[key] for key in twin.sent.keys() & twin.posted.keys()):
+    if any(reference.sent[key] != reference.posted[key] for key in reference.sent.keys() & reference.posted.keys()):
         return "disordered"
-    found = found if found != "ok" else Twin(programs, rendezvous=True).run()
+    found = found if found != "ok" else Reference(programs, rendezvous=True).run()
     return found if found != "ok" or reduces_in_one_order(programs) else "bad"
 
 

@@ -1,0 +1,96 @@
+"""CPU seconds of tests, with those of the processes that they start; the total and the slowest are printed at the end.
+
+A process counts for the test during which it ends, and a fixture for the test that makes it. The compiler's work is
+left out of a test's time, because the kernels are kept on disk. The total has everything: imports, collection, kernels
+that are compiled, and fixtures that end with the session.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import pytest
+from numba.core import event
+
+SHOWN = 15
+KEY = "cpu_s"
+
+
+def cpu_s() -> float:
+    """Of this process and of those of its children that have ended."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in usages)
+
+
+class CpuTimes:
+    """Measures where tests run, and adds up where their reports arrive.
+
+    With ``limit_s`` the session fails where a test's call takes longer, unless it is one of ``slow``.
+    """
+
+    def __init__(self, limit_s: float | None = None, slow: Collection[str] = ()) -> None:
+        self.calls: dict[str, float] = {}
+        self.others: dict[str, float] = {}
+        self._limit_s, self._slow = limit_s, slow
+        self._of_workers = self._last = 0.0
+        self._compiling = event.TimingListener()
+
+    def _measured_s(self) -> float:
+        """Without the compiler's time, which is nearly all CPU time."""
+        return cpu_s() - (self._compiling.duration if self._compiling.done else 0.0)
+
+    def pytest_sessionstart(self) -> None:
+        event.register("numba:compile", self._compiling)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self) -> Iterator[None]:
+        self._last = self._measured_s()
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(self) -> Iterator[None]:
+        report: Any = yield
+        now = self._measured_s()
+        report.cpu_s, self._last = max(0.0, now - self._last), now
+        return report
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Reports of workers bring the number with them."""
+        times = self.calls if report.when == "call" else self.others
+        times[report.nodeid] = times.get(report.nodeid, 0.0) + report.cpu_s
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput[KEY] = cpu_s()
+        elif self.too_slow and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        self._of_workers += getattr(node, "workeroutput", {}).get(KEY, 0.0)
+
+    @property
+    def too_slow(self) -> list[str]:
+        """Tests above the limit that are not allowed to be."""
+        if self._limit_s is None:
+            return []
+        return [name for name, taken in self.calls.items() if taken > self._limit_s and name not in self._slow]
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        own = resource.getrusage(resource.RUSAGE_SELF)
+        total = own.ru_utime + own.ru_stime + self._of_workers if self._of_workers else cpu_s()
+        times = {name: self.calls.get(name, 0.0) + self.others.get(name, 0.0) for name in {*self.calls, *self.others}}
+        slowest = sorted(times.items(), key=lambda each: -each[1])[:SHOWN]
+        terminalreporter.section(f"CPU time: {total:.0f} s, of which tests {sum(times.values()):.0f} s; the slowest")
+        for name, taken in slowest:
+            terminalreporter.write_line(f"{taken:8.1f} s  {name}")
+        for name in self.too_slow:
+            taken = self.calls[name]
+            terminalreporter.write_line(
+                f"ERROR {name} takes {taken:.1f} s of CPU time; the quick tier allows {self._limit_s} s: "
+                "make it smaller, or let it use what tests/tiers.py counts as slow",
+                red=True,
+            )

@@ -1,0 +1,98 @@
+"""Random requests and instances that several tests plan."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+from problems import make_problem
+
+from penstock.solvers.model.problem import Problem
+
+
+def instance(seed: int, count: int = 12, number: int = 4, **changes: Any) -> Problem:
+    """SOLVERS F: two nodes of two devices, unequal layers, transfers and all-reduces of different weight."""
+    draw = np.random.default_rng(seed)
+    forward = np.exp(draw.normal(0, 0.5, count)) * 25_000
+    weights = np.exp(draw.normal(0, 0.8, count)) * np.linspace(0.3, 2, count) * draw.choice([200_000, 10**6, 4 * 10**6])
+    sent = np.exp(draw.normal(0, 0.4, count - 1)) * np.linspace(2, 0.5, count - 1) * draw.choice([40_000, 160_000])
+    settings: dict[str, Any] = {
+        "boundary_bytes": sent.astype(int).tolist(),
+        "parameter_bytes": weights.astype(int).tolist(),
+        "nodes": (2, 2),
+        "inside_bytes_per_s": 10**10,
+        "between_bytes_per_s": int(draw.choice([1, 3, 10])) * 10**9,
+        "global_batch_size": 12 * number,
+        "micro_batch_sizes": (12,),
+        "transfer": "spp",
+        "overlap_all_reduce": False,
+        "memory_bytes": 2**45,
+    }
+    return make_problem(forward.astype(int).tolist(), **(settings | changes))
+
+
+def random_request(seed: int, layers: int = 5, devices: int = 4) -> Problem:
+    """A few layers on a few devices; every rule, network and memory that the bound knows is drawn."""
+    rng = random.Random(seed)
+    count = rng.randint(2, layers)
+    nodes = rng.choice([n for n in ((1, 1), (2, 1), (3,), (2, 2), (4,), (1, 1, 1, 1), (3, 1)) if sum(n) <= devices])
+    scale = rng.choice([1, 3, 20])
+    size = rng.choice([2, 3, 4, 5, 8])
+    mixed = rng.random() < 0.25
+    shared = rng.random() < 0.4
+    return make_problem(
+        [rng.randint(1, 30) for _ in range(count)],
+        [rng.randint(1, 60) for _ in range(count)],
+        [rng.randint(0, 12) * scale for _ in range(count - 1)],
+        [rng.randint(0, 40) * scale for _ in range(count)],
+        backward_bytes=[rng.randint(0, 12) * scale for _ in range(count - 1)],
+        stash_bytes=[rng.randint(0, 30) for _ in range(count)],
+        workspace_bytes=rng.choice([0, 20]),
+        update_ns=rng.randint(0, 5),
+        memory_bytes=rng.choice([2**40, 2**40, rng.randint(60, 400) * scale]),
+        context_bytes=rng.choice([0, 10]),
+        nodes=nodes,
+        kinds=[rng.choice(["cpu", "quick"]) for _ in range(sum(nodes))] if mixed else None,
+        speed={"quick": 1.7} if mixed else None,
+        between_bytes_per_s=rng.choice([10**9, 3 * 10**8, 5 * 10**7]),
+        latency_ns=rng.choice([0, 0, 3]),
+        form=rng.choice(["pairs", "ports", "bus"]),
+        full_duplex=rng.random() < 0.5,
+        global_batch_size=size,
+        micro_batch_sizes=rng.choice([(1,), (2,), (1, 2), (3,), (size,)]) if size > 2 else (1, 2),
+        shared=shared,
+        channel=rng.choice(["half", "full", "none"]),
+        transfer=rng.choice(["nic", "spp", "dapple", "madpipe"]),
+        all_reduce=rng.choice(["flat", "hierarchical", "dapple"]),
+        bucket_bytes=rng.choice([1, 60, 10**6]),
+        overlap_all_reduce=rng.random() < 0.7,
+        state_factor=rng.choice([0, 2]),
+        shard_states=rng.random() < 0.3,
+        count_buffers=rng.random() < 0.7,
+        recompute=rng.choice(["never", "never", "auto", "always"]),
+        linear=rng.random() < 0.5,
+        shared_parameters=(("tied", (0, count - 1), 30),) if rng.random() < 0.3 else (),
+        cuttable=[rng.random() < 0.85 for _ in range(count - 1)],
+    )
+
+
+def four_devices(seed: int, count: int = 8, **changes: Any) -> Problem:
+    """Eight layers on two nodes of two devices; any memory factor and micro-batch size."""
+    draw = np.random.default_rng(seed)
+    settings: dict[str, Any] = {
+        "boundary_bytes": draw.integers(0, 900_000, count - 1).tolist(),
+        "parameter_bytes": draw.integers(0, 9_000_000, count).tolist(),
+        "stash_bytes": draw.integers(0, 1_000_000, count).tolist(),
+        "nodes": (2, 2),
+        "inside_bytes_per_s": 8 * 10**9,
+        "between_bytes_per_s": 10**9,
+        "global_batch_size": 16,
+        "micro_batch_sizes": (),
+        "shared": bool(seed % 2),
+        "transfer": "nic",
+        "recompute": "auto",
+        "state_factor": 2,
+        "update_ns": 10_000,
+    }
+    return make_problem(draw.integers(100_000, 3_000_000, count).tolist(), **(settings | changes))

@@ -1,0 +1,132 @@
+"""Three tiers of tests, chosen by what a test uses: the names that it, its fixtures and its helpers load.
+
+quick        no processes, browsers, database servers, torch or whole searches; three seeds
+standard     all but Slurm, soaking and the documentation's commands; a sample of the seeds
+everything   all of it, every seed, and new draws of hypothesis
+
+Nothing is marked by hand. A test that uses something dear without loading one of the names below is found when it runs:
+the quick tier refuses to start processes, and fails where a test takes more than ``LIMIT_S`` of CPU time.
+"""
+
+from __future__ import annotations
+
+import dis
+import re
+import sys
+from collections.abc import Iterator
+from functools import cache
+from inspect import isclass, isfunction, ismodule
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Literal, get_args
+
+import pytest
+
+Tier = Literal["quick", "standard", "everything"]
+TIERS: tuple[Tier, ...] = get_args(Tier)
+SEEDS: dict[Tier, int] = {"quick": 3, "standard": 30, "everything": sys.maxsize}
+"""Of a test that draws, with each choice of its other parameters."""
+LIMIT_S = 1.0
+"""CPU time of a test in the quick tier."""
+SLOW: frozenset[str] = frozenset()
+"""Tests of the quick tier that may take longer; it never grows."""
+
+HERE = str(Path(__file__).parent)
+NOTHING = ModuleType("nothing")
+STARTERS = {"subprocess", "multiprocessing", "forkserver", "torch"}
+"""What modules import that start processes or take seconds to import; whoever uses their functions does so as well."""
+PROCESSES = STARTERS | {"fork", "LocalCluster", "sync_playwright", "serve", "create_app"}
+IMPORTS = re.compile(r"^(?:from|import) (?:torch|playwright|distributed|schemathesis)\b", re.MULTILINE)
+"""Of files that the quick tier does not even import."""
+SERVERS = {"postgresql"}
+"""Values of parameters that ask for a database server."""
+SEARCHES = {
+    *("PLANNERS", "resolve", "Session", "Question", "close", "periodic_ilp", "plan", "compare", "solve", "prove"),
+    *("Relaxation", "Search", "improve", "warm", "main", "cp_model", "tune", "sweep", "place"),
+}
+NIGHTLY = {"Slurm", "Sandbox"}
+LONG_S = 600
+"""A test with a limit of its own that is as long soaks, or waits for several hosts."""
+
+
+def tier_of(item: pytest.Item) -> Tier:
+    """The first tier that runs a test."""
+    names = uses(item)
+    patience = item.get_closest_marker("timeout")
+    if names & NIGHTLY or (patience is not None and patience.args[0] >= LONG_S):
+        return "everything"
+    return "standard" if names & (PROCESSES | SEARCHES | SERVERS) else "quick"
+
+
+def uses(item: pytest.Item) -> frozenset[str]:
+    """The names that a test loads, with those of its fixtures and of what they call in the tests' own modules."""
+    fixtures = item._fixtureinfo.name2fixturedefs.values()
+    functions = [item.function, *(one.func for several in fixtures for one in several)]  # type: ignore[attr-defined]
+    params = getattr(getattr(item, "callspec", None), "params", {}).values()
+    functions += [value for value in params if isfunction(value)]
+    names = frozenset(value for value in params if isinstance(value, str))
+    return names.union(*map(_reached, functions))
+
+
+@cache
+def _reached(function: FunctionType) -> frozenset[str]:
+    """The names that a function loads, and all functions of the tests that it reaches."""
+    names: set[str] = set()
+    waiting, met = [_plain(function)], set()
+    while waiting:
+        one = waiting.pop()
+        if one in met:
+            continue
+        met.add(one)
+        for name, value in _loaded(one):
+            names.add(name)
+            if not _is_ours(value):
+                names |= STARTERS & vars(_module_of(value)).keys()
+                continue
+            family = value.__mro__ if isclass(value) else ()
+            names.update(one.__name__ for one in family)
+            parts = [part for one in family for part in vars(one).values()] if family else [value]
+            waiting += [_plain(part) for part in parts if isfunction(_plain(part)) and _is_ours(part)]
+    return frozenset(names)
+
+
+def _loaded(function: FunctionType) -> Iterator[tuple[str, object]]:
+    """Names that the code of a function loads from its module or imports, with what they are."""
+    for code in _codes(function.__code__):
+        module: object = None
+        for each in dis.get_instructions(code):
+            if each.opname == "LOAD_GLOBAL":
+                module = function.__globals__.get(each.argval)
+                yield each.argval, module
+            elif each.opname in ("IMPORT_NAME", "IMPORT_FROM"):
+                yield from ((part, None) for part in each.argval.split("."))
+            elif each.opname in ("LOAD_ATTR", "LOAD_METHOD") and ismodule(module):
+                yield each.argval, getattr(module, each.argval, None)
+                module = None
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+def _plain(value: object) -> FunctionType:
+    """What a decorator, a descriptor or hypothesis wraps."""
+    value = getattr(getattr(value, "hypothesis", None), "inner_test", value)
+    for name in ("fget", "__func__", "func", "__wrapped__"):
+        value = getattr(value, name, value)
+    return value  # type: ignore[return-value]
+
+
+def _module_of(value: object) -> ModuleType:
+    """The module that defines a function or class of ours or of the package's; elsewhere one that has nothing."""
+    name = getattr(_plain(value), "__module__", None) or ""
+    known = name.startswith("penstock") or (getattr(sys.modules.get(name), "__file__", None) or "").startswith(HERE)
+    return sys.modules.get(name, NOTHING) if known and (isclass(value) or isfunction(_plain(value))) else NOTHING
+
+
+def _is_ours(value: object) -> bool:
+    """Whether a function or class is defined in the tests."""
+    return (getattr(_module_of(value), "__file__", None) or "").startswith(HERE)
