@@ -11,7 +11,6 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-<<<<<<< e5c90080cbfc33269b284a5cc4e7008007e1697e
 _COMPILES = (b"from penstock.solvers.compiled.", b"from numba import", b"import numba")
 _IMPORTS = re.compile(rb"^from penstock\.([\w.]+) import", re.MULTILINE)
 
@@ -30,19 +29,6 @@ def _digest_of_kernels(package: Path) -> str:
     for path in sorted(hashed):
         digest.update(texts[path] if path in texts else path.read_bytes())
     return digest.hexdigest()[:12]
-=======
-from penstock.schemas.program import KINDS, LOOK_AHEAD, WORDS
-
-
-def _digest_of_kernels() -> str:
-    """Numba notices a change of the file of a function, but not of those whose code and constants it took in."""
-    folder = Path(__file__).parent
-    known = hashlib.sha256()
-    for path in sorted([*(folder / "kernels").glob("*.py"), folder / "tables.py"]):
-        known.update(path.read_bytes())
-    known.update(repr((KINDS, LOOK_AHEAD, WORDS)).encode())
-    return known.hexdigest()[:12]
->>>>>>> 7c077201b3608d4704923e8bcc302ccb77a1e1b4
 
 
 def _keep_compiled_kernels() -> None:

@@ -21,13 +21,8 @@ def asked(shared_server: Server, tmp_path_factory: pytest.TempPathFactory) -> tu
     request = place / "request.json"
     request.write_text(json.dumps({**tiny_request(), "planner": "dapple", "seed": 5}))
     plan = place / "plan.json"
-<<<<<<< 97f17f8d4af01c3c4463b0d7fccc8fff645305d2
-    assert main(["plan", "--request", str(request), "--server", shared_server.url, "--exit-zero", "-o", str(plan)]) == 0
-    (job,) = shared_server.client.jobs.page(limit=1).items
-=======
     assert main(["plan", "--request", str(request), "--server", shared_server.url, "-o", str(plan)]) == 0
-    (job,) = shared_server.client.jobs(limit=1).items
->>>>>>> 97ca6f2ebdd50df94b3f0859d90afd089616b352
+    (job,) = shared_server.client.jobs.page(limit=1).items
     return shared_server.url, plan, job.id
 
 

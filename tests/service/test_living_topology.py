@@ -129,13 +129,8 @@ def test_agents_are_peers_of_each_other(
         assert time.monotonic() < deadline
         time.sleep(0.1)
     target = tmp_path / "topology.json"
-<<<<<<< 97f17f8d4af01c3c4463b0d7fccc8fff645305d2
-    assert main(["probe", "--agents", server.url, "--seconds", "0.2", "-o", str(target)]) == 0
-    found = server.client.topologies.of_agents()
-=======
     assert main(["probe", "--agents", server.url, "--measure-for", "0.2", "-o", str(target)]) == 0
-    found = server.client.agents_topology()
->>>>>>> 97ca6f2ebdd50df94b3f0859d90afd089616b352
+    found = server.client.topologies.of_agents()
     assert found.links_from == "measured"
     assert [node.name for node in found.nodes] == ["node0", "node1"]
     assert found.nodes[0].fabric is not None

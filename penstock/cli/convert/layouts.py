@@ -141,15 +141,8 @@ def import_layout(
         found = _judged_here(asked, screen, workers) if server is None else _judged_by(server, asked, workers)
     except InvalidPlan as error:
         screen.done()
-<<<<<<< 97f17f8d4af01c3c4463b0d7fccc8fff645305d2
-    else:
-        refuse_here(workers=workers)
-        with connect(server) as client:
-            found = client.layouts.import_(asked)
-=======
         print(f"penstock: {error}", file=sys.stderr)
         raise typer.Exit(NOT_JUDGED) from None
->>>>>>> 97ca6f2ebdd50df94b3f0859d90afd089616b352
     _write(found, output, best)
     if as_json:
         print_json(found.model_dump(mode="json", exclude={"request"}, exclude_none=True))
@@ -172,7 +165,7 @@ def _judged_here(asked: LayoutRequest, screen: Screen, workers: int | None) -> L
 def _judged_by(server: str, asked: LayoutRequest, workers: int | None) -> LayoutImported:
     refuse_here(workers=workers)
     with connect(server) as client:
-        return client.import_layout(asked)
+        return client.layouts.import_(asked)
 
 
 def _request(options: Mapping[str, Any], file: str, format: str, *, compare: bool) -> LayoutRequest:

@@ -133,12 +133,8 @@ def _peers_of_agents(url: str) -> list[str]:
 
 
 def _serve(address: str, name: str, cpu_devices: int, fabric: str | None) -> None:
-<<<<<<< e5c90080cbfc33269b284a5cc4e7008007e1697e
     """Be a peer in this process until it is interrupted or terminated."""
-=======
-    """Be a peer in this process until it is interrupted or told to end."""
     from penstock.executor.devices import discover
->>>>>>> 7c077201b3608d4704923e8bcc302ccb77a1e1b4
     from penstock.executor.links.link_peer import Host, Peer
 
     devices = tuple(device.offer for device in discover(name, cpu_devices=cpu_devices))

@@ -203,13 +203,8 @@ def _placed(asked: PlacementRequest, server: str | None, screen: Screen) -> Plac
     if server is not None:
         screen.progress(f"{server} places {len(asked.jobs)} job{'s' if len(asked.jobs) > 1 else ''}")
         with connect(server) as client:
-<<<<<<< 97f17f8d4af01c3c4463b0d7fccc8fff645305d2
             return client.placements.create(asked, on_progress=tell)
-    planning.one_thread()
-=======
-            return client.place(asked, on_progress=tell)
     one_thread()
->>>>>>> 97ca6f2ebdd50df94b3f0859d90afd089616b352
     tell_of_the_compiler()
     from penstock.placing import answer
 

@@ -34,13 +34,8 @@ def run_there(
     with connect(server) as client:
         file = plan_there(client, plan)
         asked = file if is_file(plan) else file.plan.content_hash()
-<<<<<<< 97f17f8d4af01c3c4463b0d7fccc8fff645305d2
-        told = Told(screen)
-        run = client.runs.create(asked, model, options=options, max_restarts=restarts, on_change=told, **more)
-=======
         progress = RunProgress(screen)
-        run = client.run(asked, model, options=options, max_restarts=restarts, on_change=progress, **more)
->>>>>>> 97ca6f2ebdd50df94b3f0859d90afd089616b352
+        run = client.runs.create(asked, model, options=options, max_restarts=restarts, on_change=progress, **more)
         screen.done()
         if run.state != "succeeded":
             raise RunFailed(f"run {run.id} was {run.state}")
