@@ -22,7 +22,7 @@ from penstock.calibration.calibrate import calibrate
 from penstock.convert import to_plan, to_problem
 from penstock.executor.profiling.profiler import measure_profile
 from penstock.executor.run.local import run_locally
-from penstock.planning import api
+from penstock.planning.lower import programs
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
@@ -78,9 +78,7 @@ def predicted_ns(file: PlanFile) -> int:
 
 def run(file: PlanFile, steps: int) -> Trace:
     """Train with a plan on this machine and trace every step but the first."""
-    report = run_locally(
-        api.programs(file), JOB, directory=Path.cwd(), steps=steps, seed=0, trace_steps=max(1, steps - 1)
-    )
+    report = run_locally(programs(file), JOB, directory=Path.cwd(), steps=steps, seed=0, trace_steps=max(1, steps - 1))
     return Trace.parse(
         {
             "plan_hash": file.plan.content_hash(),

@@ -14,14 +14,14 @@ from penstock.solvers.planners.catalogue import PLANNERS
 LIMIT_S = 1.0
 CHILD = """
 import sys, time
-import penstock, penstock.planning.api
+from penstock.planning.answer import find_profile, find_topology
 from penstock.convert import to_problem
 from penstock.schemas.request import PlanRequest, UpdateRule
-from penstock.solvers.registry import PLANNERS
+from penstock.solvers.planners.catalogue import PLANNERS
 from typing import get_args
 name, devices = sys.argv[1], sys.argv[2]
 request = PlanRequest(
-    profile=penstock.planning.api.find_profile("gpt2-small"), topology=penstock.planning.api.find_topology(devices),
+    profile=find_profile("gpt2-small"), topology=find_topology(devices),
     global_batch_size=8, update_rules=get_args(UpdateRule) if name != "auto" else ("synchronous",),
 )
 problem = to_problem(request)

@@ -22,7 +22,7 @@ from large_requests import SIZES, Size, request
 from penstock.convert import to_problem
 from penstock.convert.answers import to_plan
 from penstock.planning import explain as explaining
-from penstock.planning.api import judge
+from penstock.planning.judge import judge
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest
 from penstock.solvers.bounds.schedule_bound import schedule_bound

@@ -3,7 +3,7 @@
 Stages on devices of their own, private half-duplex channels, equal or unequal times, with or without transfers; without
 a memory limit, with the memory of 1F1B (S - s micro-batches on stage s), and with backwards in two parts in the memory
 of S micro-batches on every stage. Each plan starts from the best usual order, which ``solvers.improve.order`` improves
-with a counted effort. A plan is proven when the judged time is the bound. CPU time, warm; the wall time beside it. Prints
+with a counted effort. A plan is proven when the simulated time is the bound. CPU time, warm, and wall time. Prints
 ``name value unit target ok|MISSED``, ``-`` where there is no target. ``--quick``: one seed, nothing above (8, 32).
 """
 

@@ -14,19 +14,23 @@ if TYPE_CHECKING:
     from penstock.layouts.exporting import layout_text as layout_text
     from penstock.layouts.importing import import_layout as import_layout
     from penstock.placing import place as place
-    from penstock.planning.api import Answer as Answer
-    from penstock.planning.api import compare as compare
-    from penstock.planning.api import judge as judge
-    from penstock.planning.api import ladder as ladder
-    from penstock.planning.api import plan as plan
-    from penstock.planning.api import programs as programs
-    from penstock.planning.api import solve as solve
+    from penstock.planning.answer import Answer as Answer
+    from penstock.planning.answer import plan as plan
+    from penstock.planning.compare import compare as compare
     from penstock.planning.explain import explain as explain
+    from penstock.planning.judge import judge as judge
+    from penstock.planning.lower import ladder as ladder
+    from penstock.planning.lower import programs as programs
+    from penstock.planning.solve import solve as solve
     from penstock.planning.sweep import sweep as sweep
     from penstock.solvers.explanation.layout import Layout as Layout
 
 _API = {
-    **dict.fromkeys(("Answer", "compare", "judge", "ladder", "plan", "programs", "solve"), "penstock.planning.api"),
+    **dict.fromkeys(("Answer", "plan"), "penstock.planning.answer"),
+    **dict.fromkeys(("ladder", "programs"), "penstock.planning.lower"),
+    "compare": "penstock.planning.compare",
+    "judge": "penstock.planning.judge",
+    "solve": "penstock.planning.solve",
     "calibrate": "penstock.calibration.calibrate",
     "explain": "penstock.planning.explain",
     "place": "penstock.placing",

@@ -173,10 +173,10 @@ def _show(story: Story, file: PlanFile) -> None:
     """The plan with its bound, and its timeline."""
     from penstock.cli.plan.timeline_text import render_timeline
     from penstock.cli.show import prediction_lines, shown_devices
-    from penstock.planning import api
+    from penstock.planning.judge import judge
     from penstock.report.words import ranges
 
-    judgement = api.judge(file)
+    judgement = judge(file)
     plan = judgement.plan
     assert judgement.timeline is not None
     for number, stage in enumerate(plan.pipelines[0].stages):
@@ -232,13 +232,13 @@ def _measured(file: PlanFile, run: RunOut) -> list[str]:
 
 def _leave_results(story: Story, directory: Path, file: PlanFile, trace: Trace) -> None:
     """Trace, Chrome trace and report."""
-    from penstock.planning import api
     from penstock.planning.explain import write_comparison
+    from penstock.planning.judge import judge
     from penstock.report.page import html_report
 
     trace.write(directory / "trace.json")
     write_comparison(file, trace, directory / "chrome-trace.json")
-    judgement = api.judge(file)
+    judgement = judge(file)
     assert judgement.timeline is not None
     page = html_report(file, judgement.plan, judgement.problem, judgement.timeline, trace=trace)
     (directory / "report.html").write_text(page, encoding="utf-8")

@@ -87,7 +87,7 @@ class Machine:
     def plan(self, ranks: int, rule: str = "synchronous", **more: Any) -> PlanFile:
         """A plan of one stage per rank."""
         from penstock.executor.run.job import load_job
-        from penstock.planning import api
+        from penstock.planning.answer import plan
         from penstock.schemas.topology import ClusterTopology
 
         cluster = {
@@ -99,7 +99,7 @@ class Machine:
         }
         planner = {"synchronous": "gpipe", "weight_stashing": "pipedream", "double_buffered": "madpipe"}
         planner |= {"double_grouped": "wpipe", "elastic_averaging": "avgpipe"}
-        return api.plan(
+        return plan(
             self.profile,
             ClusterTopology.parse({"name": "checked", "uniform": cluster}),
             global_batch_size=load_job(MODEL).batch_size,

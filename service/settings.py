@@ -55,10 +55,10 @@ class Settings(BaseSettings):
     )
     max_sweep_cases: int = Field(default=1000, ge=1, description="plan requests of one sweep")
     solve_entry: str = Field(
-        default="penstock.planning.api:solve", description="module:function that answers a plan request"
+        default="penstock.planning.solve:solve", description="module:function that answers a plan request"
     )
     compare_entry: str = Field(
-        default="penstock.planning.api:compare", description="module:function that compares planners"
+        default="penstock.planning.compare:compare", description="module:function that compares planners"
     )
     lease_s: float = Field(default=30.0, gt=0, description="a worker that is silent for longer has lost its job")
     max_attempts: int = Field(default=3, ge=1, description="a job that was lost this often fails")

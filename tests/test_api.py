@@ -1,15 +1,18 @@
 """The Python API on real requests: the promises of the design that concern planning and judging."""
 
+import inspect
 import subprocess
 import sys
 
 import pytest
 
 import penstock
+from penstock import compat
 from penstock.convert import to_problem
-from penstock.planning.api import one_device_ns
+from penstock.planning.compare import one_device_ns
 from penstock.schemas.errors import InvalidDocument, InvalidPlan, NotFound, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
+from penstock.schemas.request import PlanRequest
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +97,6 @@ def test_every_used_device_has_a_program(answer: penstock.Answer) -> None:
     [
         {"update_rules": ["double_buffered"], "planner": "dapple"},
         {"target": "megatron", "planner": "dapple"},
-        {"warm_start": "sha256:" + "0" * 64},
         {"planner": "dappel"},
         {"schedule": "zero-bubble"},
         {"options": {"colour": 1}, "planner": "dapple"},
@@ -104,6 +106,12 @@ def test_what_no_planner_does_is_refused_and_named(change: dict[str, object]) ->
     with pytest.raises(UnsupportedRequest) as caught:
         penstock.plan("gpt2-small", "2x4xV100", global_batch_size=8, **change)
     assert next(iter(change)).rstrip("s")[:4] in str(caught.value) or caught.value.remedy
+
+
+def test_a_warm_start_is_refused_not_ignored(answer: penstock.Answer) -> None:
+    asked = answer.request.model_copy(update={"warm_start": "sha256:" + "0" * 64})
+    with pytest.raises(UnsupportedRequest, match="warm_start"):
+        penstock.solve(asked)
 
 
 def test_what_memory_does_not_have_is_an_assumption_of_the_plan() -> None:
@@ -132,7 +140,7 @@ def test_pins_hold_in_the_answer() -> None:
 
 
 def test_a_budget_of_plans_is_kept_and_said() -> None:
-    few = penstock.plan("gpt2-small", "2x4xV100", global_batch_size=8, termination={"max_plans": 1}, planner="dapple")
+    few = penstock.plan("gpt2-small", "2x4xV100", global_batch_size=8, max_plans=1, planner="dapple")
     assert "limit of 1 plans" in few.result.why
     more = penstock.plan("gpt2-small", "2x4xV100", global_batch_size=8, planner="dapple")
     assert more.seconds_per_global_batch <= few.seconds_per_global_batch
@@ -214,3 +222,27 @@ def test_certificates_without_coverage_and_of_plans_changed_by_hand_are_proven_a
         assert [c.scope for c in judged.plan.certificates] == [wide["scope"], own["scope"]]
         assert all(c.covers is not None for c in judged.plan.certificates)
         assert [c.bound_ns for c in judged.plan.certificates] == [wide["bound_ns"], own["bound_ns"]]
+
+
+def test_every_field_of_a_request_is_a_keyword_of_plan() -> None:
+    keywords = set(inspect.signature(penstock.plan).parameters)
+    limits = {"time_limit", "max_plans", "gap"}
+    left_out = {"objective", "warm_start"}  # one value each: nothing to choose
+    assert set(PlanRequest.model_fields) - left_out <= keywords
+    assert keywords - set(PlanRequest.model_fields) == limits | {"workers", "on_progress"}
+
+
+@pytest.mark.parametrize("limit", ["10s", 10, 10.0])
+def test_a_time_limit_is_a_duration_or_seconds(limit: str | float) -> None:
+    answer = penstock.plan("gpt2-small", "1x1xV100", global_batch_size=8, planner="dp", time_limit=limit)
+    assert answer.request.termination.time_limit_ns == 10**10
+    assert answer.plan is answer.file.plan
+
+
+def test_old_forms_work_until_their_version() -> None:
+    assert set(compat.OLD_FORMS) == {"plan(termination={…})"}
+    limits = {"max_plans": 1}
+    old = penstock.plan("gpt2-small", "1x1xV100", global_batch_size=8, planner="dp", termination=limits)
+    assert (
+        old.request == penstock.plan("gpt2-small", "1x1xV100", global_batch_size=8, planner="dp", max_plans=1).request
+    )

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from penstock.planning import api
 from penstock.planning.bundles import boundary_sizes, make_bundle
+from penstock.planning.lower import programs
+from penstock.planning.solve import solve
 from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.bundle import JobBundle
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
@@ -22,7 +23,7 @@ from penstock.service.http.samples import tiny_request
 def planned(**more: Any) -> PlanFile:
     """A plan of the tiny request."""
     request = PlanRequest.parse(tiny_request() | more)
-    result = api.solve(request)
+    result = solve(request)
     assert result.plan is not None
     return PlanFile(plan=result.plan, request=request)
 
@@ -42,7 +43,7 @@ def test_a_bundle_survives_its_file(flushed: PlanFile) -> None:
     read = JobBundle.parse_json(made.canonical_json())
     assert read == made
     assert (read.seed, read.plan_hash, read.programs_are) == (7, flushed.plan.content_hash(), "whole")
-    assert [Program.from_json(part.programs[0]) for part in read.ranks] == api.programs(flushed, transport="nccl")
+    assert [Program.from_json(part.programs[0]) for part in read.ranks] == programs(flushed, transport="nccl")
     for part in read.ranks:
         part.refuse_damage()
 

@@ -14,7 +14,7 @@ from penstock.calibration.calibrate import Calibration, answer, calibrate
 from penstock.calibration.fitting import fit
 from penstock.cli.main import main
 from penstock.convert import to_plan, to_problem
-from penstock.planning.api import judge
+from penstock.planning.judge import judge
 from penstock.schemas.api.calibration import CalibrationRequest
 from penstock.schemas.errors import InvalidDocument, InvalidPlan
 from penstock.schemas.plan import PlanFile

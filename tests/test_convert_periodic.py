@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from penstock.convert import from_plan, to_plan, to_problem
-from penstock.planning.api import judge, programs
+from penstock.planning.judge import judge
+from penstock.planning.lower import programs
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, WEIGHT, Program

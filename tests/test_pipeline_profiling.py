@@ -13,7 +13,9 @@ from penstock.calibration.pipeline_profiling import compute_spans, profile_pipel
 from penstock.executor.profiling.analytic import analytic_profile
 from penstock.executor.profiling.busy_clock import BusyClock
 from penstock.executor.run.job import load_job
-from penstock.planning import api
+from penstock.planning import answer
+from penstock.planning.judge import judge
+from penstock.planning.solve import solve
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import PipelineProfile
@@ -40,7 +42,7 @@ def plan(stages: int, devices: int = 2, planner: str = "gpipe") -> PlanFile:
     options = {"stages": stages} if stages else {}
     profile = analytic_profile(load_job(JOB), "V100", (2,))
     asked = {"global_batch_size": 16, "micro_batch_sizes": (2,), "planner": planner, "options": options}
-    return api.plan(profile, topology, **asked).file  # type: ignore[arg-type]
+    return answer.plan(profile, topology, **asked).file  # type: ignore[arg-type]
 
 
 def test_a_run_becomes_a_profile_that_the_planner_takes(tmp_path: Path) -> None:
@@ -50,7 +52,7 @@ def test_a_run_becomes_a_profile_that_the_planner_takes(tmp_path: Path) -> None:
     assert PipelineProfile.parse_json(found.canonical_json()) == found
     assert (found.plan_hash, found.batches, found.num_micro_batches) == (file.plan.content_hash(), BATCHES, 8)
     assert len(said) == BATCHES + 1
-    timeline = api.judge(file).timeline
+    timeline = judge(file).timeline
     assert timeline is not None
     for rank in found.ranks:
         assert rank.compute_ns > 0
@@ -72,9 +74,9 @@ def test_a_run_becomes_a_profile_that_the_planner_takes(tmp_path: Path) -> None:
             "options": {"tuning": "profile"},
         }
     )
-    answer = api.solve(request)
-    assert answer.plan is not None, answer.why
-    assert len(answer.plan.pipelines[0].stages) == 2
+    result = solve(request)
+    assert result.plan is not None, result.why
+    assert len(result.plan.pipelines[0].stages) == 2
 
 
 def test_plans_that_avgpipe_does_not_profile_are_refused(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import penstock
-from penstock.planning.api import judge
+from penstock.planning.judge import judge
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.program import Program

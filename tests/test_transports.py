@@ -19,8 +19,9 @@ from penstock.executor.node.stimuli import CHECK, Said, Start, Synced
 from penstock.executor.run import unattended
 from penstock.executor.run.work import Work, common_transports
 from penstock.executor.transport.choice import AUTO, Place, choose
-from penstock.planning import api
 from penstock.planning.bundles import make_bundle
+from penstock.planning.lower import programs
+from penstock.planning.solve import solve
 from penstock.schemas.api.agents import Assignment, RankAssignment, SyncReply, digest_of
 from penstock.schemas.bundle import JobBundle
 from penstock.schemas.errors import InvalidPlan, PenstockError, UnsupportedRequest
@@ -41,7 +42,7 @@ def planned(kind: str = "V100", **more: Any) -> PlanFile:
     """A plan of the tiny request on devices of one kind."""
     data = json.loads(json.dumps(tiny_request() | {"planner": "gpipe"} | more).replace('"V100"', json.dumps(kind)))
     request = PlanRequest.parse(data)
-    plan = api.solve(request).plan
+    plan = solve(request).plan
     assert plan is not None
     return PlanFile(plan=plan, request=request)
 
@@ -82,48 +83,48 @@ def carried_by(programs: Sequence[Sequence[dict[str, Any]]], gpus: Sequence[str 
 def test_programs_for_gpus_suit_nccl_and_say_so() -> None:
     file = out_of_order()
     with pytest.raises(InvalidPlan, match="not received in the order"):
-        check_programs(api.programs(file, transport="gloo"), transport="nccl")
-    programs = api.programs(file)
-    check_programs(programs, transport="nccl")
-    assert {program.transports for program in programs} == {TRANSPORTS}
-    assert api.programs(file, transport="nccl") == programs
+        check_programs(programs(file, transport="gloo"), transport="nccl")
+    lowered = programs(file)
+    check_programs(lowered, transport="nccl")
+    assert {program.transports for program in lowered} == {TRANSPORTS}
+    assert programs(file, transport="nccl") == lowered
 
 
 def test_programs_for_cpus_are_for_gloo_unless_gpus_will_run_them() -> None:
     file = out_of_order("cpu")
-    programs = api.programs(file)
-    assert programs == api.programs(file, transport="gloo")
-    assert {program.transports for program in programs} == {("gloo",)}
-    on_gpus = api.programs(file, transport="auto-on-gpus")
+    lowered = programs(file)
+    assert lowered == programs(file, transport="gloo")
+    assert {program.transports for program in lowered} == {("gloo",)}
+    on_gpus = programs(file, transport="auto-on-gpus")
     check_programs(on_gpus, transport="nccl")
-    assert on_gpus == api.programs(file, transport="nccl")
+    assert on_gpus == programs(file, transport="nccl")
 
 
 @pytest.mark.parametrize(("make", "words"), [(coded, "encoded"), (averaging, "elastic averaging")])
 def test_what_needs_tags_is_for_gloo_alone(make: Any, words: str) -> None:
     file = make()
-    assert {program.transports for program in api.programs(file)} == {("gloo",)}
-    assert {program.transports for program in api.programs(file, transport="auto-on-gpus")} == {("gloo",)}
+    assert {program.transports for program in programs(file)} == {("gloo",)}
+    assert {program.transports for program in programs(file, transport="auto-on-gpus")} == {("gloo",)}
     with pytest.raises(UnsupportedRequest, match=f"nccl cannot carry this plan: .*{words}") as caught:
-        api.programs(file, transport="nccl")
+        programs(file, transport="nccl")
     assert "at auto" in str(caught.value.remedy)
 
 
 def test_where_no_order_suits_nccl_programs_are_for_gloo_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.solvers.lowering.posted_as_sent", lambda wiring, codes, starts: (codes, starts))
     file = out_of_order()
-    assert {program.transports for program in api.programs(file)} == {("gloo",)}
+    assert {program.transports for program in programs(file)} == {("gloo",)}
     with pytest.raises(InvalidPlan, match="not received in the order"):
-        api.programs(file, transport="nccl")
+        programs(file, transport="nccl")
 
 
 # Documents
 
 
 def test_a_program_of_before_is_for_gloo_and_keeps_its_text() -> None:
-    program = api.programs(planned("cpu"))[0]
+    program = programs(planned("cpu"))[0]
     data = program.to_json()
-    assert "transports" not in data, "as programs were written before the field was there"
+    assert "transports" not in data, "as lowered were written before the field was there"
     assert Program.from_json(data) == program
     for_gpus = replace(program, transports=TRANSPORTS)
     assert for_gpus.to_json() == data | {"transports": ["gloo", "nccl"]}
@@ -132,7 +133,7 @@ def test_a_program_of_before_is_for_gloo_and_keeps_its_text() -> None:
 
 @pytest.mark.parametrize("transports", [["nccl"], [], ["gloo", "mpi"], "gloo", None])
 def test_other_transports_are_refused(transports: Any) -> None:
-    data = api.programs(planned("cpu"))[0].to_json() | {"transports": transports}
+    data = programs(planned("cpu"))[0].to_json() | {"transports": transports}
     with pytest.raises(PenstockError, match="/transports: "):
         Program.from_json(data)
 
@@ -142,24 +143,24 @@ def test_other_transports_are_refused(transports: Any) -> None:
 
 def test_a_run_of_the_service_is_checked_for_nccl_where_the_plan_has_gpus() -> None:
     lowered = judging.lowered(out_of_order())
-    check_programs([Program.from_json(own[0]) for own in lowered.programs], transport="nccl")
-    assert carried_by(lowered.programs, TWO_GPUS) == "nccl"
-    assert carried_by(lowered.programs, ("GPU-1", "GPU-1")) == "gloo-staged"
-    assert carried_by(lowered.programs, (None, None)) == "gloo"
+    check_programs([Program.from_json(own[0]) for own in lowered.lowered], transport="nccl")
+    assert carried_by(lowered.lowered, TWO_GPUS) == "nccl"
+    assert carried_by(lowered.lowered, ("GPU-1", "GPU-1")) == "gloo-staged"
+    assert carried_by(lowered.lowered, (None, None)) == "gloo"
 
 
 def test_agents_stage_what_was_lowered_for_gloo() -> None:
     """An agent's user names no transport, so none that could be named is refused."""
     lowered = judging.lowered(coded())
     ranks = tuple(
-        RankAssignment(rank=rank, device=f"a/{rank}", programs=own) for rank, own in enumerate(lowered.programs)
+        RankAssignment(rank=rank, device=f"a/{rank}", lowered=own) for rank, own in enumerate(lowered.lowered)
     )
     assignment = Assignment(
         run="r",
         generation=1,
         phase="start",
         plan_hash=lowered.plan_hash,
-        digest=digest_of(program for own in lowered.programs for program in own),
+        digest=digest_of(program for own in lowered.lowered for program in own),
         model="toy",
         world_size=len(ranks),
         steps=1,
@@ -180,7 +181,7 @@ def test_agents_stage_what_was_lowered_for_gloo() -> None:
     started = [action.arguments for action in actions if isinstance(action, Start)]
     assert [one["rank"] for one in started] == list(range(len(ranks)))
     assert not any("transport" in one for one in started)
-    assert carried_by([one["programs"] for one in started], [f"GPU-{rank}" for rank in range(len(ranks))]) == (
+    assert carried_by([one["lowered"] for one in started], [f"GPU-{rank}" for rank in range(len(ranks))]) == (
         "gloo-staged"
     )
 
@@ -251,8 +252,8 @@ def test_a_bundle_of_before_runs_over_what_it_was_lowered_for() -> None:
     assert bundle.lowered_for == "nccl"
     data = bundle.model_dump(mode="json")
     for part in data["ranks"]:
-        del part["programs"][0]["transports"]
-        part["digest"] = digest_of(part["programs"])
+        del part["lowered"][0]["transports"]
+        part["digest"] = digest_of(part["lowered"])
     older = JobBundle.parse(data)
     for part in older.ranks:
         part.refuse_damage()

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.main import main
-from penstock.planning import api
+from penstock.planning.answer import plan
+from penstock.planning.judge import judge
 from penstock.planning.tune import fastest, settings, traverse
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.plan import PlanFile
@@ -23,7 +24,7 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def planned(profile: str, sizes: list[int]) -> PlanFile:
     """AvgPipe's plan of two stages."""
-    return api.plan(
+    return plan(
         profile,
         "2xV100",
         global_batch_size=16,
@@ -39,7 +40,7 @@ def test_every_setting_that_fits_is_a_plan_that_verifies(profile: str) -> None:
     assert [(one.num_micro_batches, one.num_pipelines) for one in found] == [(2, 1), (2, 2), (4, 1), (4, 2)]
     assert sum(one.by_profile for one in found) == 1
     for one in found:
-        judgement = api.judge(one.file)
+        judgement = judge(one.file)
         assert judgement.faults == ()
         assert judgement.timeline.time_per_global_batch_ns == one.judged_ns
         assert len(one.file.plan.pipelines) == one.num_pipelines
@@ -58,7 +59,7 @@ def test_the_fastest_is_by_global_batch_not_by_iteration(profile: str) -> None:
 
 
 def test_other_plans_have_no_degrees(profile: str) -> None:
-    other = api.plan(profile, "2xV100", global_batch_size=16, planner="gpipe").file
+    other = plan(profile, "2xV100", global_batch_size=16, planner="gpipe").file
     with pytest.raises(UnsupportedRequest, match="synchronous updates"):
         settings(other, 2)
 

@@ -20,7 +20,7 @@ from penstock.calibration.fitting import fit
 from penstock.calibration.links import changed, changes
 from penstock.calibration.observations import Observations, StageTime, StepTime, observe
 from penstock.convert import from_plan, to_problem
-from penstock.planning.api import judge
+from penstock.planning.judge import judge
 from penstock.schemas.api.calibration import CalibratedRun, CalibrationOut, CalibrationRequest
 from penstock.schemas.errors import InvalidDocument, InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import PlanFile

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 from penstock.executor.profiling.busy_clock import BusyClock
 from penstock.executor.run.local import RunReport, run_locally
-from penstock.planning import api
+from penstock.planning.judge import judge
+from penstock.planning.lower import programs
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import ModelProfile, PipelineProfile, PipelineStageMeasurement
@@ -56,10 +57,10 @@ def profile_pipeline(
     """
     plan = file.plan
     _refuse(file)
-    judgement = api.judge(file)
+    judgement = judge(file)
     if judgement.faults or judgement.timeline is None or judgement.allocation is None:
         raise InvalidPlan("; ".join(judgement.faults) or "the plan has no timeline")
-    programs = api.programs(file)
+    lowered = programs(file)
     seen: dict[int, _Batch] = {}
     clocks: list[BusyClock] = []
 
@@ -73,7 +74,7 @@ def profile_pipeline(
     assert isinstance(profile, ModelProfile)
     try:
         report = run_locally(
-            programs,
+            lowered,
             job,
             directory=directory,
             steps=batches + _WARM_UP,
@@ -87,7 +88,7 @@ def profile_pipeline(
         for clock in clocks:
             clock.stop()
     measured = _of_stages(report, seen, clocks[0])
-    sent, received = transfer_times(judgement.timeline.transfers, len(programs))
+    sent, received = transfer_times(judgement.timeline.transfers, len(lowered))
     ranks = []
     for number, stage in enumerate(judgement.allocation.pipelines[0].stages):
         compute_ns, curve = measured[number]

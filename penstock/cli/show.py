@@ -20,7 +20,7 @@ from penstock.report.bounds import bound_sentences
 from penstock.report.words import amount, duration, percent, ranges
 
 if TYPE_CHECKING:
-    from penstock.planning.api import Judgement
+    from penstock.planning.judge import Judgement
     from penstock.schemas.api.jobs import PlanComparison, ResultOut
     from penstock.schemas.plan import Plan
     from penstock.schemas.profile import ModelProfile
@@ -97,10 +97,10 @@ def show_result(screen: Screen, request: PlanRequest, result: ResultOut) -> None
         return
     if screen.quiet:
         return
-    from penstock.planning import api
+    from penstock.planning.judge import judge
     from penstock.schemas.plan import PlanFile
 
-    judgement = api.judge(PlanFile(plan=result.plan, request=request))
+    judgement = judge(PlanFile(plan=result.plan, request=request))
     show_plan(screen, request, judgement)
     screen.say(f"{result.status} after {result.seconds:.2f} s: {result.why}")
 

@@ -9,7 +9,7 @@ from penstock.layouts import deepspeed, megatron, ranges, torchtitan
 from penstock.layouts.drawn import Expressed
 from penstock.layouts.limits import faults, order_name, recomputing_of, within_of
 from penstock.layouts.roles import roles_of, transformer_of
-from penstock.planning.api import Judgement, judge
+from penstock.planning.judge import Judgement, judge
 from penstock.schemas.errors import Fault, InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import ModelProfile

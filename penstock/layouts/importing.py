@@ -15,7 +15,7 @@ from penstock.layouts import deepspeed, megatron, ranges, torchtitan
 from penstock.layouts.drawn import Drawn, Reading, differing, placed, world_of, wrong
 from penstock.layouts.limits import refuse_beyond
 from penstock.layouts.roles import roles_of, transformer_of
-from penstock.planning.api import solve
+from penstock.planning.solve import solve
 from penstock.report.words import amount, duration, percent
 from penstock.schemas.api.layouts import LayoutImported, LayoutRequest, Rival
 from penstock.schemas.errors import InvalidPlan

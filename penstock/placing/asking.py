@@ -6,7 +6,7 @@ from functools import cached_property
 
 from penstock.convert import to_plan, to_problem
 from penstock.placing.cluster import Cluster
-from penstock.planning.api import refuse_unsupported
+from penstock.planning.solve import refuse_unsupported
 from penstock.schemas.api.placement import Objective, PlacementJob
 from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
 from penstock.schemas.plan import PlanFile

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.convert.explanations import most_helpful, to_idle, to_layout, to_path, to_sensitivity, to_what_if
-from penstock.planning.api import Answer, Judgement, judge
+from penstock.planning.answer import Answer
+from penstock.planning.judge import Judgement, judge
 from penstock.report.chrome_trace import chrome_events, compared_events, write_events
 from penstock.report.explained import marks
 from penstock.report.page import html_report

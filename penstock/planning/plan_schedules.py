@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from penstock.convert import to_plan
 from penstock.convert.torch_csv import beside, onto, to_csv
-from penstock.planning.api import judge
+from penstock.planning.judge import judge
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
 from penstock.solvers.bounds.schedule_bound import request_bound, schedule_bound

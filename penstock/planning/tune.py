@@ -1,7 +1,7 @@
 """AvgPipe's two degrees by traversal: every number of micro-batches and of pipelines is run on ranks (section 7.3).
 
-The paper's own tuning predicts them from one profile (``planners/avgpipe/planner.py``); this is what it is compared with, and
-what to do where minutes on ranks cost less than a wrong prediction. Stages and devices are those of a plan.
+The paper's own tuning predicts them from one profile (``planners/avgpipe/planner.py``). This one measures: use it to
+check the prediction, or where minutes on ranks cost less than a wrong one. Stages and devices are those of a plan.
 """
 
 from __future__ import annotations

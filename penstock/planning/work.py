@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.executor.run.work import Work
-from penstock.planning import api
+from penstock.planning.lower import ladder, programs
 
 if TYPE_CHECKING:
     from penstock.executor.checkpoints.checkpoint import Checkpoint
@@ -34,11 +34,11 @@ def work_after(
     norm = options.needs_norm
     if plan.update_rule in ("synchronous", "elastic_averaging"):
         if options.advance_forward:
-            rungs = api.ladder(file, norm=norm, transport=transport, staleness=options.staleness)
+            rungs = ladder(file, norm=norm, transport=transport, staleness=options.staleness)
         else:
-            rungs = [api.programs(file, norm=norm, transport=transport, staleness=options.staleness)]
+            rungs = [programs(file, norm=norm, transport=transport, staleness=options.staleness)]
         return Work(tuple(map(tuple, rungs)), None, first_step)
     lengths = options.segments(first_step, steps)
     distinct = sorted(set(lengths))
-    programs = [tuple(api.programs(file, batches=length, norm=norm, transport=transport)) for length in distinct]
-    return Work(tuple(programs), tuple(map(distinct.index, lengths)), first_step)
+    lowered = [tuple(programs(file, batches=length, norm=norm, transport=transport)) for length in distinct]
+    return Work(tuple(lowered), tuple(map(distinct.index, lengths)), first_step)

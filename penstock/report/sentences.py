@@ -11,7 +11,7 @@ from penstock.schemas.topology import ClusterTopology
 from penstock.solvers.model.plan_shape import is_data_parallel, micro_batches, shape
 
 if TYPE_CHECKING:
-    from penstock.planning.api import Judgement
+    from penstock.planning.judge import Judgement
     from penstock.schemas.plan import DevicePrediction, Plan, Stage
     from penstock.solvers.model.timeline import Timeline
 

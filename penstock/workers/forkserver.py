@@ -29,7 +29,7 @@ from typing import NoReturn
 from penstock.schemas.errors import Unreachable
 from penstock.workers.child import die_with
 
-PRELOAD = ("penstock.planning.api", "penstock.workers.solve_child")
+PRELOAD = ("penstock.planning.solve", "penstock.planning.compare", "penstock.workers.solve_child")
 WARM = (*PRELOAD, "penstock.solvers.solve.warm:warm")
 """Modules to import, and functions to call after it."""
 READY = b"ready"

@@ -148,7 +148,7 @@ TASKS: dict[str, Callable[[Callable[..., Any], dict[str, Any], Send], None]] = {
 
 def refuse_unsound(file: PlanFile) -> None:
     """Raise InvalidPlan when a plan of our own planners does not verify: it must not leave the service."""
-    from penstock.planning.api import judge
+    from penstock.planning.judge import judge
 
     faults = judge(file).faults
     if faults:

@@ -16,10 +16,10 @@ from penstock.schemas.request import PlanRequest
 
 
 def solve(request: PlanRequest, tell: Callable[[Plan], None], on_progress: Any, workers: int) -> ResultOut:
-    """Answer a request as ``penstock.planning.api.solve`` does."""
-    from penstock.planning import api
+    """Answer a request as ``penstock.planning.solve.solve`` does."""
+    from penstock.planning.solve import solve
 
-    result = api.solve(request, tell, on_progress, workers)
+    result = solve(request, tell, on_progress, workers)
     if request.seed % 2 == 0:
         return result
     for _ in range(1 + request.seed % 5):

@@ -22,7 +22,7 @@ from penstock.workers.forkserver import Forkserver
 from penstock.workers.protocol import run_task
 
 if TYPE_CHECKING:
-    from penstock.planning.api import Judgement
+    from penstock.planning.judge import Judgement
     from penstock.service.db.store import Stores
     from penstock.solvers.model.options import Option
 
@@ -37,7 +37,7 @@ def check(request: PlanRequest) -> None:
     Raises InvalidDocument or UnsupportedRequest. Profile and topology have to be inline.
     """
     from penstock.convert import to_problem
-    from penstock.planning.api import refuse_unsupported
+    from penstock.planning.solve import refuse_unsupported
     from penstock.solvers.planners.catalogue import resolve
 
     refuse_unsupported(request)
@@ -51,7 +51,8 @@ def check_comparison(request: PlanRequest, planners: list[str], schedules: list[
     Raises InvalidDocument or UnsupportedRequest. Profile and topology have to be inline.
     """
     from penstock.convert import to_problem
-    from penstock.planning.api import pairs, refuse_unsupported
+    from penstock.planning.compare import pairs
+    from penstock.planning.solve import refuse_unsupported
 
     refuse_unsupported(request)
     pairs(planners, schedules)
@@ -177,6 +178,6 @@ def _keep_what_is_loaded() -> None:
 
 
 def _judge(file: PlanFile) -> Judgement:
-    from penstock.planning.api import judge
+    from penstock.planning.judge import judge
 
     return judge(file)

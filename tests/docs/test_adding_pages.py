@@ -52,7 +52,8 @@ said = {}
 
 ASK = """
 import penstock
-from penstock.planning.api import judge, programs
+from penstock.planning.judge import judge
+from penstock.planning.lower import programs
 from penstock.schemas.plan import PlanFile
 
 how = {"global_batch_size": 32, "micro_batch_sizes": [2]}

@@ -12,7 +12,8 @@ from penstock.executor.profiling.analytic import analytic_profile
 from penstock.executor.profiling.memory_use import LiveBytes
 from penstock.executor.run.job import load_job
 from penstock.executor.run.local import run_locally
-from penstock.planning import api
+from penstock.planning.answer import plan
+from penstock.planning.lower import programs
 from penstock.schemas.topology import ClusterTopology, Fabric, UniformCluster
 
 BYTES = 4000
@@ -61,12 +62,10 @@ def test_ranks_need_what_the_plan_predicts(tmp_path: Path) -> None:
         ),
     )
     profile = analytic_profile(load_job("examples.gpt:tiny"), "V100", (2,))
-    file = api.plan(
+    file = plan(
         profile, topology, global_batch_size=16, micro_batch_sizes=(2,), planner="gpipe", options={"stages": 2}
     ).file
-    report = run_locally(
-        api.programs(file), "examples.gpt:tiny", directory=tmp_path, steps=2, seed=0, count_memory=True
-    )
+    report = run_locally(programs(file), "examples.gpt:tiny", directory=tmp_path, steps=2, seed=0, count_memory=True)
     assert file.plan.prediction is not None
     predicted = [use.peak_memory_bytes for use in file.plan.prediction.devices]
     assert list(report.peak_memory_bytes) == pytest.approx(predicted, rel=0.15)

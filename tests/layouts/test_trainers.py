@@ -23,7 +23,7 @@ from penstock.layouts.importing import import_layout, plan_file
 from penstock.layouts.limits import TRAINERS, faults
 from penstock.layouts.megatron_string import print_layout, read_layout
 from penstock.layouts.roles import Roles
-from penstock.planning.api import solve
+from penstock.planning.solve import solve
 from penstock.schemas.api.layouts import LayoutImported, LayoutRequest
 from penstock.schemas.errors import InvalidDocument, PenstockError, UnsupportedRequest
 from penstock.schemas.plan import PlanFile

@@ -17,7 +17,7 @@ from penstock.layouts.exporting import layout_text
 from penstock.layouts.importing import import_layout, plan_file
 from penstock.layouts.megatron_others import CHANGING
 from penstock.layouts.torchtitan import HEADS
-from penstock.planning.api import solve
+from penstock.planning.solve import solve
 from penstock.schemas.api.layouts import LayoutImported, LayoutRequest
 from penstock.schemas.errors import InvalidDocument, PenstockError, UnsupportedRequest
 from penstock.schemas.plan import PlanFile

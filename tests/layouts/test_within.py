@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from penstock.examples import catalogue
 from penstock.layouts.limits import TRAINERS, faults, order_name, recomputing_of, within_of
 from penstock.layouts.roles import roles_of
-from penstock.planning.api import solve
+from penstock.planning.solve import solve
 from penstock.schemas.errors import InvalidDocument, InvalidPlan, UnsupportedRequest
 from penstock.schemas.request import PlanRequest
 from penstock.solvers.bounds.coverage import features_of_candidate

@@ -11,7 +11,7 @@ from random_clusters import request
 from penstock.placing import answer
 from penstock.placing.asking import Job
 from penstock.placing.cluster import Cluster
-from penstock.planning.api import judge
+from penstock.planning.judge import judge
 from penstock.schemas.api.placement import PlacementRequest
 from penstock.schemas.topology import ClusterTopology
 

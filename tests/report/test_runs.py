@@ -12,7 +12,7 @@ import pytest
 from penstock.cli.main import main
 from penstock.cli.plan.timeline_text import render_picture, render_timeline
 from penstock.convert import to_plan, to_problem
-from penstock.planning.api import Judgement, judge
+from penstock.planning.judge import Judgement, judge
 from penstock.report.page import html_report
 from penstock.report.picture import LETTERS, Picture, picture_of_timeline
 from penstock.report.svg import svg_timeline

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from penstock.planning.api import solve
+from penstock.planning.solve import solve
 from penstock.schemas.api.jobs import ResultOut
 from penstock.schemas.errors import Conflict, InvalidDocument, NotFound, QuotaExceeded, Unreachable
 from penstock.schemas.request import PlanRequest

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.planning.api import solve as solve_request
+from penstock.planning.solve import solve as solve_request
 from penstock.schemas.plan import Plan
 from penstock.schemas.request import PlanRequest
 from penstock.service.http.samples import tiny_request

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from penstock.convert import to_problem
-from penstock.planning import api
+from penstock.planning.judge import judge
+from penstock.planning.lower import programs
+from penstock.planning.solve import solve
 from penstock.schemas.errors import InvalidDocument, InvalidPlan
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest
@@ -138,7 +140,7 @@ def test_the_choice_is_the_best_of_all_subsets() -> None:
 
 
 def test_a_planner_encodes_only_where_it_saves_time() -> None:
-    slow, plain = (api.solve(request(codec=codec)) for codec in ("auto", None))
+    slow, plain = (solve(request(codec=codec)) for codec in ("auto", None))
     assert slow.plan is not None
     assert plain.plan is not None
     codecs = slow.plan.pipelines[0].codecs
@@ -149,20 +151,20 @@ def test_a_planner_encodes_only_where_it_saves_time() -> None:
     assert slow.plan.prediction.time_per_global_batch_ns < plain.plan.prediction.time_per_global_batch_ns
     assert "fp16s behind stages" in slow.why
     assert plain.plan.pipelines[0].codecs is None
-    fast = api.solve(request(10**13)).plan
+    fast = solve(request(10**13)).plan
     assert fast is not None
     assert fast.pipelines[0].codecs is None, "conversion takes longer than the transfer"
 
 
 @pytest.mark.parametrize("planner", ["dp", "dapple", "spp", "interleaved", "zero-bubble", "chimera"])
 def test_every_planners_certificates_stay_below_its_plan(planner: str) -> None:
-    result = api.solve(request(planner=planner))
+    result = solve(request(planner=planner))
     assert result.plan is not None
     assert result.plan.prediction is not None
     value = result.plan.prediction.time_per_global_batch_ns
     assert all(one.bound_ns <= value and one.gap >= 0 for one in result.plan.certificates)
     asked = request(planner=planner)
-    judged = api.judge(PlanFile(plan=result.plan, request=asked))
+    judged = judge(PlanFile(plan=result.plan, request=asked))
     assert judged.faults == ()
 
 
@@ -171,18 +173,18 @@ def test_every_planners_certificates_stay_below_its_plan(planner: str) -> None:
     [("weight_stashing", "pipedream"), ("double_buffered", "pipedream-2bw"), ("double_grouped", "wpipe")],
 )
 def test_periodic_plans_encode_too(rule: str, planner: str) -> None:
-    result = api.solve(request(planner=planner, update_rules=[rule]))
+    result = solve(request(planner=planner, update_rules=[rule]))
     assert result.plan is not None
-    assert api.judge(PlanFile(plan=result.plan, request=request(planner=planner, update_rules=[rule]))).faults == ()
+    assert judge(PlanFile(plan=result.plan, request=request(planner=planner, update_rules=[rule]))).faults == ()
 
 
 def test_programs_name_the_codec_on_its_channels() -> None:
     asked = request()
-    plan = api.solve(asked).plan
+    plan = solve(asked).plan
     assert plan is not None
     codecs = plan.pipelines[0].codecs
     assert codecs is not None
-    for program in api.programs(PlanFile(plan=plan, request=asked)):
+    for program in programs(PlanFile(plan=plan, request=asked)):
         for channel in program.channels:
             assert channel.codec == codecs[min(channel.stage, channel.peer_stage)]
 
@@ -204,13 +206,13 @@ def test_what_is_wrong_with_codecs_is_said() -> None:
 
 def test_codecs_have_to_be_asked_for() -> None:
     asked = request()
-    plan = api.solve(asked).plan
+    plan = solve(asked).plan
     assert plan is not None
     plain = request(codec=None)
     file = PlanFile(plan=plan.model_copy(update={"request_hash": plain.content_hash()}), request=plain)
-    assert any("does not allow codecs" in fault for fault in api.judge(file).faults)
+    assert any("does not allow codecs" in fault for fault in judge(file).faults)
     with pytest.raises(InvalidPlan):
-        api.programs(file)
+        programs(file)
 
 
 @pytest.mark.parametrize(("dtype", "encodable"), [("fp32", (4_000, 1)), ("bf16", (0, 0)), ("fp16", (0, 0))])

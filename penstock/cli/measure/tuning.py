@@ -84,12 +84,10 @@ def _figures(one: Tried) -> dict[str, Any]:
 def _iteration_ns(file: PlanFile, job: str, directory: Path, batches: int) -> int:
     from penstock.cli.measure.measured import median_time_ns
     from penstock.executor.run.local import run_locally
-    from penstock.planning import api
+    from penstock.planning.lower import programs
 
     steps = WARMUP_STEPS + batches
-    median = median_time_ns(
-        run_locally(api.programs(file), job, directory=directory, steps=steps, seed=0).step_times_ns
-    )
+    median = median_time_ns(run_locally(programs(file), job, directory=directory, steps=steps, seed=0).step_times_ns)
     assert median is not None
     return median
 

@@ -16,7 +16,7 @@ from penstock.cli.panels import PLAN
 from penstock.cli.service.remote import Server, connect, export_there, plan_there, refuse_here
 
 if TYPE_CHECKING:
-    from penstock.planning.api import Judgement
+    from penstock.planning.judge import Judgement
     from penstock.schemas.api.jobs import Verdict
     from penstock.schemas.plan import PlanFile
     from penstock.solvers.model.timeline import Timeline
@@ -49,10 +49,10 @@ def _verdict(plan: str, server: str | None) -> Verdict:
         with connect(server) as client:
             return client.plans.verify(plan_there(client, plan))
     file = read_plan(plan)
-    from penstock.planning import api
+    from penstock.planning.judge import judge
     from penstock.schemas.api.jobs import Verdict
 
-    faults = api.judge(file).faults
+    faults = judge(file).faults
     return Verdict(valid=not faults, plan_hash=file.plan.content_hash(), sentences=faults)
 
 

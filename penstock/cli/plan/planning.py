@@ -103,12 +103,12 @@ def _solved_here(
     """Interrupted, the best plan so far is written."""
     one_thread()
     tell_of_the_compiler()
-    from penstock.planning import api
+    from penstock.planning.solve import solve
     from penstock.schemas.plan import PlanFile
 
     reporter = Reporter(screen)
     try:
-        result = api.solve(asked, reporter.incumbent, reporter.progress, workers)
+        result = solve(asked, reporter.incumbent, reporter.progress, workers)
     except KeyboardInterrupt:
         if reporter.best is not None and output is not None:
             write_document(PlanFile(plan=reporter.best, request=asked), output)
@@ -168,9 +168,9 @@ def _rows(
     if server is None:
         one_thread()
         tell_of_the_compiler()
-        from penstock.planning import api
+        from penstock.planning.compare import compare
 
-        yield from api.compare(asked, tuple(planners), tuple(schedules), workers)
+        yield from compare(asked, tuple(planners), tuple(schedules), workers)
         return
     refuse_here(workers=workers)
     with connect(server) as client:

@@ -1,0 +1,183 @@
+"""The Python API for people: ``penstock.plan`` and the ``Answer`` that it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from penstock.compat import merged_limits
+from penstock.examples import catalogue
+from penstock.planning.judge import Judgement, judge
+from penstock.planning.solve import solve
+from penstock.schemas.api.jobs import ResultOut
+from penstock.schemas.errors import InvalidPlan
+from penstock.schemas.plan import Plan, PlanFile
+from penstock.schemas.profile import ModelProfile, PipelineProfile
+from penstock.schemas.quantities import Scalar
+from penstock.schemas.request import MemoryModel, NetworkModel, Pin, PlanRequest, Recompute, Target, UpdateRule
+from penstock.schemas.topology import ClusterTopology
+from penstock.solvers.model.result import REQUEST_SCOPE, Progress
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A result with its request: what ``penstock.plan`` returns."""
+
+    result: ResultOut
+    request: PlanRequest
+
+    @property
+    def status(self) -> str:
+        """optimal, feasible, infeasible, none_found or time_limit."""
+        return self.result.status
+
+    @property
+    def plan(self) -> Plan:
+        """The plan: stages, devices, orders and prediction. Raises InvalidPlan when there is none, with the reason."""
+        return self.file.plan
+
+    @property
+    def file(self) -> PlanFile:
+        """The plan with its request inline. Raises InvalidPlan when there is none, with the reason."""
+        if self.result.plan is None:
+            raise InvalidPlan(f"there is no plan: {self.result.why}")
+        return PlanFile(plan=self.result.plan, request=self.request)
+
+    @property
+    def seconds_per_global_batch(self) -> float:
+        """The simulated time per global batch, in seconds."""
+        prediction = self.file.plan.prediction
+        assert prediction is not None
+        return prediction.time_per_global_batch_ns / 1e9
+
+    @property
+    def gap(self) -> float | None:
+        """The proven bound on the relative distance to the request's best possible plan; None without a bound."""
+        return next((c.gap for c in self.result.certificates if c.scope == REQUEST_SCOPE), None)
+
+    def judge(self) -> Judgement:
+        """Simulate and verify the plan again."""
+        return judge(self.file)
+
+    def timeline(self, width: int = 100) -> str:
+        """The timeline as text, a line per device."""
+        from penstock.cli.plan.timeline_text import render_timeline
+
+        judgement = self.judge()
+        assert judgement.timeline is not None
+        return render_timeline(judgement.problem, judgement.timeline, judgement.allocation, width=width)
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan file."""
+        self.file.write(path)
+
+
+def find_profile(given: str | Path | ModelProfile) -> ModelProfile:
+    """A profile by value, by file, or by the name of a shipped example."""
+    if isinstance(given, ModelProfile):
+        return given
+    path = Path(given)
+    return ModelProfile.read(path) if path.suffix or path.exists() else catalogue.profile(str(given))
+
+
+def find_topology(given: str | Path | ClusterTopology) -> ClusterTopology:
+    """A topology by value, by file, or by the name of a shipped example (``8x8xH100``)."""
+    if isinstance(given, ClusterTopology):
+        return given
+    path = Path(given)
+    return ClusterTopology.read(path) if path.suffix or path.exists() else catalogue.cluster(str(given))
+
+
+def plan(
+    profile: str | Path | ModelProfile,
+    topology: str | Path | ClusterTopology,
+    *,
+    global_batch_size: int,
+    micro_batch_sizes: Sequence[int] | None = None,
+    min_slice: int | None = None,
+    memory: MemoryModel | Mapping[str, object] | None = None,
+    network: NetworkModel | Mapping[str, object] | Literal["shared", "private"] | None = None,
+    update_rules: Sequence[UpdateRule] | None = None,
+    recompute: Recompute | None = None,
+    codec: Literal["auto"] | None = None,
+    planner: str | None = None,
+    schedule: str | None = None,
+    options: Mapping[str, Scalar] | None = None,
+    time_limit: str | float | None = None,
+    max_plans: int | None = None,
+    gap: float | None = None,
+    seed: int | None = None,
+    target: Target | None = None,
+    pins: Sequence[Pin | Mapping[str, object]] | None = None,
+    pipeline_profile: PipelineProfile | Mapping[str, object] | None = None,
+    workers: int | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    termination: Mapping[str, object] | None = None,
+) -> Answer:
+    """Plan a model for a cluster, and return the best plan found with its proof.
+
+    Parameters
+    ----------
+    profile, topology
+        A document, a file name, or the name of a shipped example (``"bert-48"``, ``"8x8xH100"``).
+    global_batch_size
+        Samples per optimizer step.
+    micro_batch_sizes
+        Candidate sizes in samples; by default powers of two up to what the profile can cost.
+    time_limit
+        ``"10s"``, ``"5min"``, or seconds as a number. The best plan by then is returned.
+    max_plans
+        Number of plans that each planner may have simulated; unlike a time limit it gives the same answer everywhere.
+    gap
+        Stop once the best plan is proven to be within this fraction of the optimum, such as 0.05.
+    workers
+        Processes for a large request, by default one per processor; the plan does not depend on it.
+    on_progress
+        Called with every better plan, bound, and change of the planners at work.
+    termination
+        Old form of ``time_limit``, ``max_plans`` and ``gap`` (`penstock/compat.py`).
+
+    The other arguments are the fields of ``PlanRequest``; one that is None keeps that field's default.
+
+    Raises
+    ------
+    InvalidDocument
+        A value is not valid; the message names the field.
+    UnsupportedRequest
+        No planner here can honour the combination; the message says which one can.
+    """
+    limits = {"time_limit_ns": _nanoseconds(time_limit), "max_plans": max_plans, "gap": gap}
+    given = {
+        "micro_batch_sizes": micro_batch_sizes,
+        "min_slice": min_slice,
+        "memory": memory,
+        "network": network,
+        "update_rules": update_rules,
+        "recompute": recompute,
+        "codec": codec,
+        "planner": planner,
+        "schedule": schedule,
+        "options": options,
+        "termination": merged_limits(termination, {name: value for name, value in limits.items() if value is not None}),
+        "seed": seed,
+        "target": target,
+        "pins": pins,
+        "pipeline_profile": pipeline_profile,
+    }
+    request = PlanRequest.parse(
+        {
+            "profile": find_profile(profile),
+            "topology": find_topology(topology),
+            "global_batch_size": global_batch_size,
+            **{name: value for name, value in given.items() if value is not None},
+        },
+        units=True,
+    )
+    return Answer(solve(request, on_progress=on_progress, workers=workers), request)
+
+
+def _nanoseconds(limit: str | float | None) -> str | int | None:
+    """A duration for ``Termination.time_limit_ns``, which parses texts with units itself; numbers are seconds."""
+    return limit if limit is None or isinstance(limit, str) else round(limit * 1e9)

@@ -1,0 +1,115 @@
+"""Comparing planners and schedules on one request."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+from penstock.convert import to_problem
+from penstock.planning.solve import solve_problem
+from penstock.schemas.api.jobs import PlanComparison
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.schemas.request import PlanRequest
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import REQUEST_SCOPE, Result
+from penstock.solvers.model.slices import row_classes
+from penstock.solvers.planners.catalogue import PLANNERS, resolve
+from penstock.solvers.schedules.catalogue import SCHEDULES, schedule_row
+
+
+def compare(
+    request: PlanRequest,
+    planners: Sequence[str] = (),
+    schedules: Sequence[str] = (),
+    workers: int | None = None,
+) -> Iterator[PlanComparison]:
+    """Each planner with each schedule that it can be combined with, one row at a time as they finish.
+
+    ``auto`` comes last, with all schedules at once; so has ``exact``, which makes its own. A planner that cannot take
+    the request has one row, which says why.
+    Raises UnsupportedRequest for an unknown name, and where no planner goes with any of the schedules.
+    """
+    problem = to_problem(request)
+    alone = one_device_ns(problem)
+    rules = frozenset(request.update_rules)
+    for planner, own in pairs(planners, schedules).items():
+        fitting = [schedule for schedule in own if schedule == "auto" or SCHEDULES[schedule].supports & rules]
+        for schedule in fitting or own[:1]:
+            asked = request.model_copy(update={"planner": planner, "schedule": schedule, "options": {}})
+            started = time.monotonic()
+            try:
+                result = solve_problem(problem, asked, workers=workers)
+            except UnsupportedRequest as error:
+                yield _refused(planner, error)
+                break
+            yield _row(problem, planner, schedule, result, alone, time.monotonic() - started)
+
+
+def pairs(planners: Sequence[str], schedules: Sequence[str]) -> dict[str, list[str]]:
+    """The schedules that ``compare`` asks each planner for; raises as it does."""
+    for schedule in schedules:
+        schedule_row(schedule)
+    found = {}
+    for name in planners or (*(name for name in PLANNERS if name != "auto"), "auto"):
+        entry = resolve(name)
+        every = ["auto"] if not schedules and (name == "auto" or not entry.accepts) else list(entry.accepts)
+        own = [schedule for schedule in every if not schedules or schedule in schedules]
+        if own:
+            found[name] = own
+    if not found:
+        raise UnsupportedRequest(
+            f"none of the planners {', '.join(planners)} combines with {' or '.join(schedules)}",
+            remedy="; ".join(f"{name}: {', '.join(resolve(name).accepts)}" for name in planners),
+        )
+    return found
+
+
+def _refused(planner: str, error: UnsupportedRequest) -> PlanComparison:
+    return PlanComparison(
+        planner=planner,
+        schedule=None,
+        update_rule=None,
+        status="unsupported",
+        iteration_ns=None,
+        peak_memory_bytes=None,
+        bound_ns=None,
+        gap=None,
+        speedup_vs_one_device=None,
+        seconds=0.0,
+        why=f"{error.detail}; {error.remedy}" if error.remedy else error.detail,
+    )
+
+
+def _row(
+    problem: Problem, planner: str, schedule: str, result: Result, alone_ns: int | None, seconds: float
+) -> PlanComparison:
+    best = result.best
+    bound = max((b.bound_ns for b in result.bounds if b.scope == REQUEST_SCOPE), default=None)
+    return PlanComparison(
+        planner=planner,
+        schedule=best.schedule.name if best and schedule == "auto" else schedule,
+        update_rule=best.update_rule if best else None,
+        status=result.status.value,
+        iteration_ns=best.value_ns if best else None,
+        peak_memory_bytes=best.timeline.peak_memory_bytes if best else None,
+        bound_ns=bound,
+        gap=best.value_ns / bound - 1 if best and bound else None,
+        speedup_vs_one_device=alone_ns / best.value_ns if best and alone_ns else None,
+        seconds=round(seconds, 6),
+        why=result.why,
+    )
+
+
+def one_device_ns(problem: Problem) -> int | None:
+    """The global batch on the fastest single device, whatever its memory: what speed-ups are relative to."""
+    best = None
+    sizes = problem.micro_batch_sizes or tuple(sorted({m.rows for ms in problem.measured.values() for m in ms}))
+    for kind in sorted({device.kind for device in problem.devices}):
+        for size in sizes:
+            count = -(-problem.global_batch_size // size)
+            total = int(problem.update_ns[-1])
+            for rows, number in row_classes(problem.global_batch_size, count):
+                costs = problem.costs(kind, rows)
+                total += number * int(costs.forward_ns[-1] + costs.backward_ns[-1])
+            best = total if best is None else min(best, total)
+    return best

@@ -1,0 +1,128 @@
+"""Judging a plan of any origin: simulate it, verify it, and check every number that it states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from penstock.convert import from_plan, to_prediction, to_problem
+from penstock.convert.answers import certificates_of
+from penstock.layouts.limits import faults as faults_beyond
+from penstock.schemas.coverage import describe
+from penstock.schemas.errors import InvalidPlan
+from penstock.schemas.plan import Certificate, Plan, PlanFile
+from penstock.schemas.profile import ModelProfile
+from penstock.schemas.request import PlanRequest
+from penstock.solvers.bounds.coverage import allowed, features_of
+from penstock.solvers.bounds.schedule_bound import request_bound, schedule_bound
+from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.pins import broken_pin
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import REQUEST_SCOPE, Candidate
+from penstock.solvers.model.schedule import Orders, Schedule
+from penstock.solvers.model.timeline import Timeline
+from penstock.solvers.verify.verifier import check_allocation, check_rows, check_rule, verify
+
+TIME_TOLERANCE = 1e-6
+"""A plan's stated time and the judge's may differ by this much, relatively (ALGORITHMS A.7)."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What the judge says of a plan. ``faults`` are sentences; none means good."""
+
+    plan: Plan
+    timeline: Timeline | None
+    faults: tuple[str, ...]
+    problem: Problem
+    allocation: Allocation | None = None
+    schedule: Schedule | None = None
+
+
+def judge(file: PlanFile) -> Judgement:
+    """Simulate and verify a plan of anybody's. The plan comes back with the judge's prediction filled in."""
+    problem = to_problem(file.request)
+    rule, overlap = file.plan.update_rule, file.plan.overlap_all_reduce
+    try:
+        allocation, schedule = from_plan(file.plan, problem)
+        faults = check_allocation(problem, allocation, rule)
+        faults = faults or check_rule(problem, allocation, schedule, rule)
+        if isinstance(schedule, Orders) and not faults:
+            faults = check_rows(problem, allocation, schedule, rule)
+        if faults:
+            return Judgement(file.plan, None, tuple(faults), problem, allocation, schedule)
+        timeline = simulate(problem, allocation, schedule, overlap=overlap, update_rule=rule)
+    except InvalidPlan as error:
+        return Judgement(file.plan, None, (error.detail, *(f"{f.pointer}: {f.detail}" for f in error.faults)), problem)
+    faults = verify(problem, allocation, schedule, timeline, overlap=overlap, update_rule=rule)
+    faults += _claims(file.plan, file.request, problem, allocation, schedule, timeline)
+    assert isinstance(file.request.profile, ModelProfile)
+    judged = file.plan.model_copy(update={"prediction": to_prediction(problem, file.request.profile, timeline)})
+    unjudged = file.plan.prediction is None and bool(judged.certificates)
+    if (unjudged or any(certificate.covers is None for certificate in judged.certificates)) and not faults:
+        judged = judged.model_copy(
+            update={"certificates": _proven_again(problem, judged, allocation, schedule, timeline)}
+        )
+    return Judgement(judged, timeline, tuple(faults), problem, allocation, schedule)
+
+
+def _proven_again(
+    problem: Problem, plan: Plan, allocation: Allocation, schedule: Schedule, timeline: Timeline
+) -> tuple[Certificate, ...]:
+    """New certificates for a plan whose own do not state what they cover, or are another plan's."""
+    own = schedule_bound(problem, allocation, schedule, plan.update_rule, plan.overlap_all_reduce)
+    candidate = Candidate(plan.planner, allocation, schedule, timeline, plan.overlap_all_reduce, plan.update_rule)
+    return certificates_of(candidate, (request_bound(problem), own))
+
+
+def _claims(
+    plan: Plan,
+    request: PlanRequest,
+    problem: Problem,
+    allocation: Allocation,
+    schedule: Schedule,
+    timeline: Timeline,
+) -> Iterator[str]:
+    """A plan never carries a number that the judge does not give, and is one that its request asks for."""
+    if plan.prediction is not None:
+        claimed, judged = plan.prediction.time_per_global_batch_ns, timeline.time_per_global_batch_ns
+        if abs(claimed - judged) > TIME_TOLERANCE * judged:
+            yield f"The plan says {claimed} ns per global batch; the judge finds {judged} ns."
+    if plan.request_hash != request.content_hash():
+        yield f"The plan was made for the request {plan.request_hash}, not for the one that comes with it."
+    if plan.update_rule not in request.update_rules:
+        yield f"The plan has {plan.update_rule} updates; the request allows {', '.join(request.update_rules)}."
+    if request.codec is None and any(pipeline.codecs for pipeline in plan.pipelines):
+        yield "The plan encodes tensors; the request does not allow codecs."
+    if (broken := broken_pin(problem, allocation)) is not None:
+        yield f"The plan breaks a pin: {broken}."
+    if plan.prediction is not None:  # else it was changed by hand: its certificates are another plan's
+        yield from _uncovered(plan, problem, allocation, schedule, timeline)
+    if problem.within is not None:
+        for beyond in faults_beyond(problem, allocation, schedule, problem.within):
+            yield f"The request wants a plan that {problem.within.trainer} can express, but {beyond}."
+
+
+def _uncovered(
+    plan: Plan, problem: Problem, allocation: Allocation, schedule: Schedule, timeline: Timeline
+) -> Iterator[str]:
+    """A certificate covers the plan that carries it, and what it says of the request; no bound is above the time."""
+    fits = all(use.memory.total <= problem.capacity_bytes(d) for d, use in timeline.uses.items())
+    features = features_of(problem, allocation, schedule, plan.update_rule, plan.overlap_all_reduce, fits)
+    for number, certificate in enumerate(plan.certificates):
+        if certificate.bound_ns > timeline.time_per_global_batch_ns:
+            yield (
+                f"Certificate {number} says that no plan takes less than {certificate.bound_ns} ns; "
+                f"the judge finds {timeline.time_per_global_batch_ns} ns."
+            )
+        if certificate.covers is None:
+            continue
+        covers = certificate.covers.covers()
+        if certificate.scope == REQUEST_SCOPE and not allowed(problem) <= covers:
+            yield f"Certificate {number} does not cover every plan of the request, as it says: {describe(covers)}."
+        elif not features <= covers:
+            yield (
+                f"Certificate {number} does not cover the plan that carries it ({certificate.model}); "
+                "a plan that was changed by hand leaves `prediction` and `certificates` out."
+            )

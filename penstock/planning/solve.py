@@ -1,0 +1,78 @@
+"""Answering a plan request: document in, planners, document out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock.convert import to_plan, to_problem, to_result
+from penstock.layouts.limits import faults as faults_beyond
+from penstock.layouts.limits import refuse_beyond
+from penstock.schemas.api.jobs import ResultOut
+from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
+from penstock.schemas.plan import Plan
+from penstock.schemas.request import PlanRequest
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Candidate, Progress, Result
+from penstock.solvers.planners.catalogue import PLANNERS, resolve
+
+
+def solve(
+    request: PlanRequest,
+    on_incumbent: Callable[[Plan], None] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    workers: int | None = None,
+) -> ResultOut:
+    """Answer a request. Raises InvalidDocument or UnsupportedRequest; having no plan is an answer, not an error.
+
+    ``on_incumbent`` hears of every better plan, ``on_progress`` also of bounds and of the planners at work.
+    ``workers``: processes for a large request, by default as many as processors; the plan does not depend on it.
+    """
+    problem = to_problem(request)
+    return to_result(problem, request, solve_problem(problem, request, on_incumbent, on_progress, workers))
+
+
+def solve_problem(
+    problem: Problem,
+    request: PlanRequest,
+    on_incumbent: Callable[[Plan], None] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    workers: int | None = None,
+) -> Result:
+    refuse_unsupported(request)
+    entry = resolve(request.planner)
+
+    def tell(candidate: Candidate) -> None:
+        if on_incumbent is not None:
+            on_incumbent(to_plan(problem, request, candidate, ()))
+
+    result = entry.solve(
+        problem,
+        schedule=request.schedule,
+        time_limit_ns=request.termination.time_limit_ns,
+        max_plans=request.termination.max_plans,
+        gap=request.termination.gap,
+        options=request.options,
+        on_incumbent=tell,
+        on_progress=on_progress,
+        workers=workers,
+    )
+    if problem.within is not None and result.best is not None:
+        beyond = faults_beyond(problem, result.best.allocation, result.best.schedule, problem.within)
+        if beyond:
+            raise InvalidPlan(f"planner {request.planner!r} made a plan beyond {request.target}: {beyond[0]}")
+    return result
+
+
+def refuse_unsupported(request: PlanRequest) -> None:
+    """What the documents can say and no planner here does yet is refused, never ignored."""
+    if request.warm_start is not None:
+        raise UnsupportedRequest(
+            f"no planner here honours warm_start = {request.warm_start!r}", remedy="leave warm_start out of the request"
+        )
+    refuse_beyond(request)
+    if request.target is not None and not resolve(request.planner).target:
+        able = " or ".join(repr(name) for name, entry in PLANNERS.items() if entry.target)
+        raise UnsupportedRequest(
+            f"planner {request.planner!r} does not stay within what {request.target} can express; {able} does",
+            remedy=f"planner {able}, or leave the target out",
+        )
