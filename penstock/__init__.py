@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock import errors as errors
     from penstock.calibration.calibrate import calibrate as calibrate
     from penstock.importers.topology import import_topology as import_topology
     from penstock.layouts.exporting import layout_text as layout_text
@@ -44,6 +45,8 @@ _API = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "errors":
+        return import_module("penstock.errors")
     if name not in _API:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}; it has {', '.join(_API)}")
     try:
@@ -60,4 +63,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_API])
+    return sorted([*globals(), *_API, "errors"])

@@ -239,6 +239,10 @@ def test_a_time_limit_is_a_duration_or_seconds(limit: str | float) -> None:
     assert answer.plan is answer.file.plan
 
 
+def test_errors_are_importable_from_the_front() -> None:
+    assert penstock.errors.InvalidPlan is InvalidPlan
+
+
 def test_old_forms_work_until_their_version() -> None:
     assert set(compat.OLD_FORMS) == {"plan(termination={…})"}
     limits = {"max_plans": 1}
