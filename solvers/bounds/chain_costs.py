@@ -26,7 +26,7 @@ from penstock.solvers.costs.durations import (
     transfer,
     update_ns,
 )
-from penstock.solvers.costs.memory import micro_batches_that_fit, static_bytes
+from penstock.solvers.costs.memory import static_bytes
 from penstock.solvers.model.allocation import Stage, single_pipeline
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.slices import row_classes
@@ -35,13 +35,12 @@ FAR_NS = 2**45
 """Stands in bounds for whatever takes longer: ten hours, so that sums stay below 2^63."""
 KINDS = {"serial": SERIAL, "apart": APART, "free": FREE}
 
-(UPDATE, EXPOSED, WORK, SPARE, KEPT, INPUT, GRADIENT, ROOM, TIMELESS, CUT_OFF) = (4, *range(6, 15))
+(UPDATE, EXPOSED, WORK, SPARE, KEPT, INPUT, GRADIENT, TIMELESS, CUT_OFF) = (4, *range(6, 14))
 """Columns of a stage after its forwards (0, 1) and backwards (2, 3) of both row classes.
 
 Its update (column 5: that and what all-reduces add to the last backward); what all-reduces add at least; all that it
 computes in a step; bytes that are left for micro-batches in flight; what each of these keeps, and its received input; a
-received gradient; micro-batches that surely fit; whether an operation takes no time; whether nothing connects the
-replicas.
+received gradient; whether an operation takes no time; whether nothing connects the replicas.
 """
 (OUT, BACK, KIND, UNLINKED) = range(4, 8)
 """Columns of an edge after its forward transfers (0, 1) and backward ones (2, 3; -1 where nothing travels).
@@ -85,7 +84,7 @@ class ChainCosts:
         self.links: list[list[tuple[int, ...]]] = [[()] * 4]
         self.pairs = 0
         self.classes = row_classes(problem.global_batch_size, num_micro_batches)
-        self._stages = Table(15)
+        self._stages = Table(14)
         self._edges = Table(8)
         self._edges.add([-1, -1, -1, -1, 0, 0, FREE, 0])
         self._stage_numbers: dict[Stage, int] = {}
@@ -154,11 +153,6 @@ class ChainCosts:
         each, spare = int(stage[KEPT] + stage[INPUT]), int(stage[SPARE] - stage[GRADIENT])
         return self.num_micro_batches if each == 0 and spare >= 0 else max(0, spare // max(1, each))
 
-    def room(self, rows: Rows) -> np.ndarray:
-        """(N, S) micro-batches in flight that surely fit, with all buffers; at least 1 (ALGORITHMS 1.7)."""
-        inside = np.arange(rows.stages.shape[1]) < rows.lengths[:, None]
-        return np.where(inside, self.stage_columns[rows.stages, ROOM], self.num_micro_batches)
-
     def bounds_ns(self, rows: Rows, limits: np.ndarray | None = None) -> np.ndarray:
         """(N,) a proven bound of each plan under any order of whole backwards.
 
@@ -206,7 +200,7 @@ class ChainCosts:
         return [int(costs.backward_ns[bucket.first] - costs.backward_ns[stage.first]) for bucket in made]
 
     def _memory(self, stage: Stage, costs: Sequence[StageCosts]) -> list[int]:
-        """SPARE, KEPT, INPUT, GRADIENT and ROOM: as ``StageTimes.in_flight``, and as the clamp D of warm-ups."""
+        """SPARE, KEPT, INPUT and GRADIENT, as ``StageTimes.in_flight`` counts them."""
         problem, least = self.problem, self.classes[-1][0]
         free = min(problem.capacity_bytes(d) - problem.devices[d].context_bytes for d in stage.devices)
         free -= static_bytes(problem, stage).total
@@ -215,8 +209,7 @@ class ChainCosts:
         share = stage_rows(stage, least) if problem.memory.count_buffers else 0
         received = boundary_bytes(problem, stage.first - 1, share, 0) if stage.first > 0 else 0
         gradient = boundary_bytes(problem, stage.last, share, 1) if stage.last < problem.num_layers - 1 else 0
-        room = max(1, min(micro_batches_that_fit(problem, stage, self.classes[0][0]), self.num_micro_batches))
-        return [free, min(cost.kept_bytes for cost in costs), received, gradient, room]
+        return [free, min(cost.kept_bytes for cost in costs), received, gradient]
 
     def _cost_edge(self, source: Stage, target: Stage) -> None:
         plan = single_pipeline((source, target), self.num_micro_batches)

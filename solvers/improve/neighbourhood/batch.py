@@ -16,6 +16,7 @@ import numpy as np
 
 from penstock.solvers.bounds.chain_costs import CUT_OFF, TIMELESS, UNLINKED, UPDATE, ChainCosts, Rows, Table
 from penstock.solvers.costs.durations import UNREACHABLE_NS
+from penstock.solvers.costs.memory import micro_batches_that_fit
 from penstock.solvers.improve.neighbourhood.batch_ties import BulkTies
 from penstock.solvers.judge.clocks.batch import FREE, FULL, HALF, Plans, private_makespans
 from penstock.solvers.judge.clocks.batch_shared import Wants, shared_makespans
@@ -36,6 +37,15 @@ class Catalogue(ChainCosts):
         super().__init__(problem, num_micro_batches)
         self._ties = BulkTies(problem)
         self._wants = Lists()
+        self._room: list[int] = []
+
+    def room(self, rows: Rows) -> np.ndarray:
+        """(N, S) micro-batches in flight that surely fit, with all buffers; at least 1 (ALGORITHMS 1.7)."""
+        for stage in self.stage_of[len(self._room) :]:
+            fits = micro_batches_that_fit(self.problem, stage, self.classes[0][0])
+            self._room.append(max(1, min(fits, self.num_micro_batches)))
+        inside = np.arange(rows.stages.shape[1]) < rows.lengths[:, None]
+        return np.where(inside, np.asarray(self._room)[rows.stages], self.num_micro_batches)
 
     def makespans_ns(self, rows: Rows, warmups: np.ndarray, threads: int = 1) -> np.ndarray:
         """(N,) the time of each plan under its warm-ups (N, S), as the judge would have it.
