@@ -19,18 +19,11 @@ import numpy as np
 from penstock.solvers.bounds.stage_windows import channel_kind
 from penstock.solvers.bounds.windows_kernel import APART, SERIAL, Chains, window_bounds
 from penstock.solvers.bounds.windows_kernel import FREE as NO_CHANNEL
-from penstock.solvers.costs.durations import (
-    UNREACHABLE_NS,
-    Bucket,
-    StageCosts,
-    boundary_bytes,
-    buckets,
-    stage_costs,
-    stage_rows,
-    transfer,
-    update_ns,
-)
+from penstock.solvers.costs.buckets import Bucket, buckets
+from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.memory import micro_batches_that_fit, static_bytes
+from penstock.solvers.costs.stage import StageCosts, stage_costs, stage_rows, update_ns
+from penstock.solvers.costs.transfer import boundary_bytes, transfer
 from penstock.solvers.improve.neighbourhood.batch_ties import BulkTies
 from penstock.solvers.judge.clocks.batch import FREE, FULL, HALF, Plans, private_makespans
 from penstock.solvers.judge.clocks.batch_shared import Wants, shared_makespans
@@ -127,7 +120,7 @@ class Catalogue:
     def makespans_ns(self, rows: Rows, warmups: np.ndarray, threads: int = 1) -> np.ndarray:
         """(N,) the time of each plan under its warm-ups (N, S), as the judge would have it.
 
-        UNREACHABLE_NS where nothing connects its devices, or where it waits for ever.
+        NEVER_NS where nothing connects its devices, or where it waits for ever.
         """
         found = np.empty(len(rows.stages), dtype=np.int64)
         ready = np.zeros(rows.pieces.shape, dtype=np.int64)
@@ -143,7 +136,7 @@ class Catalogue:
                 each.result()
         self._finish_ties(rows, ready, found)
         self._judge_timeless(rows, warmups, found)
-        found[self._unreachable(rows)] = UNREACHABLE_NS
+        found[self._unreachable(rows)] = NEVER_NS
         return found
 
     def _run(self, plans: Plans, found: np.ndarray, ready: np.ndarray) -> None:
@@ -159,7 +152,7 @@ class Catalogue:
 
     def _finish_ties(self, rows: Rows, ready: np.ndarray, found: np.ndarray) -> None:
         """Steps follow the sums of ties, which follow everything else."""
-        for n in np.flatnonzero(found < UNREACHABLE_NS).tolist() if self._ties else ():
+        for n in np.flatnonzero(found < NEVER_NS).tolist() if self._ties else ():
             pieces = rows.pieces[n, : rows.stages[n]].tolist()
             stages = [self.stage_of[p] for p in pieces]
             found[n] = self._ties.finish_ns((pieces, stages), ready[n, : len(pieces)], self._pieces.rows[pieces, 4])
@@ -173,7 +166,7 @@ class Catalogue:
             own = [int(k) for k in warmups[n, : len(plan.stages)]]
             growing = any(min(b, self.num_micro_batches) > a for a, b in pairwise(own))
             orders = None if growing else early_backward(self.problem, plan, warmup=own)
-            found[n] = UNREACHABLE_NS if orders is None else makespan_ns(self.problem, plan, orders)
+            found[n] = NEVER_NS if orders is None else makespan_ns(self.problem, plan, orders)
 
     def _unreachable(self, rows: Rows) -> np.ndarray:
         pieces = self._any(rows, self._pieces.rows[rows.pieces, CUT_OFF])
@@ -223,7 +216,7 @@ class Catalogue:
         problem, sizes = self.problem, [rows for rows, _count in self._classes]
         costs = [stage_costs(problem, stage, rows) for rows in sizes]
         made = buckets(problem, stage, 1)
-        cut_off = any(bucket.duration_ns >= UNREACHABLE_NS for bucket in made)
+        cut_off = any(bucket.duration_ns >= NEVER_NS for bucket in made)
         leads = [self._leads(stage, made, rows) for rows in sizes]
         exposed = [max(0, _behind(made, lead)) for lead in leads]
         step = update_ns(problem, stage)
@@ -262,7 +255,7 @@ class Catalogue:
         times = [-1 if each[c] is None else each[c].duration_ns for each in moves for c in (0, -1)]  # type: ignore[union-attr]
         least = [min(FAR_NS, *(move.duration_ns if move else 0 for move in each)) for each in moves]
         kind = KINDS[channel_kind(self.problem.rules, *moves)]
-        self._hops.add([*times, *least, kind, max(times) >= UNREACHABLE_NS])
+        self._hops.add([*times, *least, kind, max(times) >= NEVER_NS])
         self._wants.add_hop([() if (move := each[c]) is None else move.resources for each in moves for c in (0, -1)])
 
 

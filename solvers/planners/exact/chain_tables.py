@@ -16,7 +16,7 @@ import numpy as np
 from penstock.solvers.bounds.stage_times import StageTimes
 from penstock.solvers.bounds.stage_windows import channel_kind
 from penstock.solvers.bounds.windows_kernel import APART, FREE, SERIAL, Chains, window_bounds
-from penstock.solvers.costs.durations import transfer
+from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.problem import Problem
