@@ -15,18 +15,11 @@ import numpy as np
 
 from penstock.solvers.bounds.stage_windows import channel_kind
 from penstock.solvers.bounds.windows_kernel import APART, FREE, SERIAL, Chains, window_bounds
-from penstock.solvers.costs.durations import (
-    UNREACHABLE_NS,
-    Bucket,
-    StageCosts,
-    boundary_bytes,
-    buckets,
-    stage_costs,
-    stage_rows,
-    transfer,
-    update_ns,
-)
-from penstock.solvers.costs.memory import static_bytes
+from penstock.solvers.costs.buckets import Bucket, buckets
+from penstock.solvers.costs.infinity import NEVER_NS
+from penstock.solvers.costs.memory import free_bytes, static_bytes
+from penstock.solvers.costs.stage import StageCosts, stage_costs, stage_rows, update_ns
+from penstock.solvers.costs.transfer import boundary_bytes, transfer
 from penstock.solvers.model.allocation import Stage, single_pipeline
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.slices import row_classes
@@ -180,7 +173,7 @@ class ChainCosts:
         problem, sizes = self.problem, [rows for rows, _count in self.classes]
         costs = [stage_costs(problem, stage, rows) for rows in sizes]
         made = buckets(problem, stage, 1)
-        cut_off = any(bucket.duration_ns >= UNREACHABLE_NS for bucket in made)
+        cut_off = any(bucket.duration_ns >= NEVER_NS for bucket in made)
         leads = [self._leads(stage, made, rows) for rows in sizes]
         exposed = [max(0, _behind(made, lead)) for lead in leads]
         step = update_ns(problem, stage)
@@ -202,8 +195,7 @@ class ChainCosts:
     def _memory(self, stage: Stage, costs: Sequence[StageCosts]) -> list[int]:
         """SPARE, KEPT, INPUT and GRADIENT, as ``StageTimes.in_flight`` counts them."""
         problem, least = self.problem, self.classes[-1][0]
-        free = min(problem.capacity_bytes(d) - problem.devices[d].context_bytes for d in stage.devices)
-        free -= static_bytes(problem, stage).total
+        free = free_bytes(problem, stage.devices) - static_bytes(problem, stage).total
         workspace = 0 if min(cost.backward_ns + cost.recompute_ns for cost in costs) == 0 else None
         free -= min(cost.workspace_bytes for cost in costs) if workspace is None else workspace
         share = stage_rows(stage, least) if problem.memory.count_buffers else 0
@@ -219,7 +211,7 @@ class ChainCosts:
         times = [-1 if move is None else move.duration_ns for move in ends]
         least = [min(FAR_NS, *(move.duration_ns if move else 0 for move in each)) for each in moves]
         kind = KINDS[channel_kind(self.problem.rules, *moves)]
-        self._edges.add([*times, *least, kind, max(times) >= UNREACHABLE_NS])
+        self._edges.add([*times, *least, kind, max(times) >= NEVER_NS])
         self.links.append([() if move is None else move.resources for move in ends])
 
 

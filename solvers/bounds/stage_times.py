@@ -11,18 +11,12 @@ from functools import cached_property
 from typing import NamedTuple
 
 from penstock.schemas.program import INPUT, RECOMPUTE, WEIGHT
-from penstock.solvers.costs.durations import (
-    Bucket,
-    Transfer,
-    boundary_bytes,
-    stage_costs,
-    stage_rows,
-    transfer,
-    update_ns,
-)
+from penstock.solvers.costs.buckets import Bucket
 from penstock.solvers.costs.memory import static_bytes
 from penstock.solvers.costs.reductions import Group, group_buckets, reduction_groups
+from penstock.solvers.costs.stage import stage_costs, stage_rows, update_ns
 from penstock.solvers.costs.ties import tied_sums
+from penstock.solvers.costs.transfer import Transfer, boundary_bytes, transfer
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Costs, Problem
 from penstock.solvers.model.schedule import Schedule, kinds_of

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.solvers.costs.durations import all_reduce_ns, bucket_bytes, ring_resources
+from penstock.solvers.costs.buckets import bucket_bytes
+from penstock.solvers.costs.collectives import all_reduce_ns, ring_resources
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.update_rules import UpdateRule

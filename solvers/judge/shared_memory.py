@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.schemas.program import BACKWARD, FORWARD, LOOK_AHEAD
-from penstock.solvers.costs.durations import stage_costs, stage_rows
 from penstock.solvers.costs.memory import Static, static_bytes, weight_bytes
+from penstock.solvers.costs.stage import stage_costs, stage_rows
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.slices import row_classes

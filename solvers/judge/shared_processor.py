@@ -33,7 +33,9 @@ import numpy as np
 
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.program import BACKWARD, FORWARD, KINDS
-from penstock.solvers.costs.durations import UNREACHABLE_NS, stage_costs, transfer, update_ns
+from penstock.solvers.costs.infinity import NEVER_NS
+from penstock.solvers.costs.stage import stage_costs, update_ns
+from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.costs.utilisation import utilisation_ppm
 from penstock.solvers.judge.clocks.shared_processor import SPEED, WHOLE, Shared, run_sharing
 from penstock.solvers.judge.shared_memory import DeviceMemory, covered_ns
@@ -67,10 +69,10 @@ def parallel_pipelines(stages: tuple[Stage, ...], num_pipelines: int, num_micro_
 
 
 def sharing_makespan_ns(problem: Problem, allocation: Allocation, schedule: Schedule) -> int:
-    """Only the time per global batch; UNREACHABLE_NS where nothing connects devices. Raises as ``simulate_sharing``."""
+    """Only the time per global batch; NEVER_NS where nothing connects devices. Raises as ``simulate_sharing``."""
     lanes = _lanes(problem, allocation, schedule)
     if disconnected(problem, allocation) is not None:
-        return UNREACHABLE_NS
+        return NEVER_NS
     return -(-_run(problem, allocation, lanes).makespan_ns // len(allocation.pipelines))
 
 
@@ -192,7 +194,7 @@ def disconnected(problem: Problem, allocation: Allocation) -> str | None:
     for s in range(len(allocation.pipelines[0].stages)):
         for way in (0, 1):
             move = transfer(problem, allocation, s, rows, way)
-            if move is not None and move.duration_ns >= UNREACHABLE_NS:
+            if move is not None and move.duration_ns >= NEVER_NS:
                 return f"Nothing connects the devices of stage {s} with those of stage {s + 1 - 2 * way}."
     return None
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.solvers.costs.durations import all_reduce_ns
+from penstock.solvers.costs.collectives import all_reduce_ns
 from penstock.solvers.model.allocation import Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch, batch_of
 from penstock.solvers.model.network import UNLIMITED, Inside, Network

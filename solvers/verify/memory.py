@@ -9,8 +9,9 @@ import numpy as np
 
 from penstock.schemas.amounts import amount, exact
 from penstock.schemas.program import BACKWARD, CODEC_HEADER_BYTES, FORWARD, INPUT, LOOK_AHEAD, RECOMPUTE, WEIGHT
-from penstock.solvers.costs.durations import input_bytes, stage_costs, stage_rows, transfer
 from penstock.solvers.costs.memory import static_bytes, weight_bytes
+from penstock.solvers.costs.stage import input_bytes, stage_costs, stage_rows
+from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.schedule import STEP
 from penstock.solvers.model.timeline import Track
 from penstock.solvers.verify.clock import Clock

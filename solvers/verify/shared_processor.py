@@ -16,8 +16,9 @@ import numpy as np
 
 from penstock.schemas.amounts import exact
 from penstock.schemas.program import BACKWARD, FORWARD, KINDS, LOOK_AHEAD
-from penstock.solvers.costs.durations import Transfer, stage_costs, transfer, update_ns
 from penstock.solvers.costs.memory import static_bytes, weight_bytes
+from penstock.solvers.costs.stage import stage_costs, update_ns
+from penstock.solvers.costs.transfer import Transfer, transfer
 from penstock.solvers.costs.utilisation import utilisation_ppm
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.solvers.costs.durations import UNREACHABLE_NS, all_reduce_ns, ring_resources
+from penstock.solvers.costs.collectives import all_reduce_ns, ring_resources
+from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import STEP
@@ -49,7 +50,7 @@ def unreachable_copies(clock: Clock) -> list[str]:
     return [
         f"Nothing connects the copies of the tied parameter {each.name!r}."
         for each in _expected(clock)
-        if all_reduce_ns(clock.problem, 1, each.devices) >= UNREACHABLE_NS
+        if all_reduce_ns(clock.problem, 1, each.devices) >= NEVER_NS
     ]
 
 

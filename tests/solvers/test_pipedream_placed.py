@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from problems import make_problem
 
-from penstock.solvers.costs.durations import all_reduce_ns, stage_costs, transfer, update_ns
+from penstock.solvers.costs.collectives import all_reduce_ns
+from penstock.solvers.costs.stage import stage_costs, update_ns
+from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch, batch_of
 from penstock.solvers.model.pins import broken_pin

@@ -15,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 
 from penstock.solvers.bounds.chain_costs import CUT_OFF, TIMELESS, UNLINKED, UPDATE, ChainCosts, Rows, Table
-from penstock.solvers.costs.durations import UNREACHABLE_NS
+from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.memory import micro_batches_that_fit
 from penstock.solvers.improve.neighbourhood.batch_ties import BulkTies
 from penstock.solvers.judge.clocks.batch import FREE, FULL, HALF, Plans, private_makespans
@@ -50,7 +50,7 @@ class Catalogue(ChainCosts):
     def makespans_ns(self, rows: Rows, warmups: np.ndarray, threads: int = 1) -> np.ndarray:
         """(N,) the time of each plan under its warm-ups (N, S), as the judge would have it.
 
-        UNREACHABLE_NS where nothing connects its devices, or where it waits for ever.
+        NEVER_NS where nothing connects its devices, or where it waits for ever.
         """
         found = np.empty(len(rows.lengths), dtype=np.int64)
         ready = np.zeros(rows.stages.shape, dtype=np.int64)
@@ -70,7 +70,7 @@ class Catalogue(ChainCosts):
                 each.result()
         self._finish_ties(rows, ready, found)
         self._judge_timeless(rows, warmups, found)
-        found[self._unreachable(rows)] = UNREACHABLE_NS
+        found[self._unreachable(rows)] = NEVER_NS
         return found
 
     def _run(self, plans: Plans, wants: Wants | None, found: np.ndarray, ready: np.ndarray) -> None:
@@ -83,7 +83,7 @@ class Catalogue(ChainCosts):
 
     def _finish_ties(self, rows: Rows, ready: np.ndarray, found: np.ndarray) -> None:
         """Steps follow the sums of ties, which follow everything else."""
-        for n in np.flatnonzero(found < UNREACHABLE_NS).tolist() if self._ties else ():
+        for n in np.flatnonzero(found < NEVER_NS).tolist() if self._ties else ():
             numbers = rows.stages[n, : rows.lengths[n]].tolist()
             plan = numbers, [self.stage_of[number] for number in numbers]
             found[n] = self._ties.finish_ns(plan, ready[n, : len(numbers)], self.stage_columns[numbers, UPDATE])
@@ -97,7 +97,7 @@ class Catalogue(ChainCosts):
             own = [int(k) for k in warmups[n, : len(plan.stages)]]
             growing = any(min(b, self.num_micro_batches) > a for a, b in pairwise(own))
             orders = None if growing else early_backward(self.problem, plan, warmup=own)
-            found[n] = UNREACHABLE_NS if orders is None else makespan_ns(self.problem, plan, orders)
+            found[n] = NEVER_NS if orders is None else makespan_ns(self.problem, plan, orders)
 
     def _unreachable(self, rows: Rows) -> np.ndarray:
         cut_off = self._any(rows, self.stage_columns[rows.stages, CUT_OFF])

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.solvers.costs.durations import UNREACHABLE_NS, all_reduce_ns
+from penstock.solvers.costs.collectives import all_reduce_ns
+from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.model.allocation import Stage
 from penstock.solvers.model.problem import Problem
 
@@ -43,4 +44,4 @@ class BulkTies:
                 for s in users:
                     at[s] = end
         ends: list[int] = [ready + step for ready, step in zip(at, step_ns.tolist(), strict=True)]
-        return min(UNREACHABLE_NS, max(ends))
+        return min(NEVER_NS, max(ends))

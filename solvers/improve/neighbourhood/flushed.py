@@ -92,7 +92,7 @@ class Item(NamedTuple):
 
 @dataclass
 class LargeNeighbourhoodSearch:
-    """The search of one request. ``value_ns`` is that of the best plan known; ``effort`` in counted ns; ``stopped``: enough."""
+    """The search of one request. ``value_ns``: the best plan's time; ``effort`` in counted ns; ``stopped``: enough."""
 
     problem: Problem
     value_ns: int

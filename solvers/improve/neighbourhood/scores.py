@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.solvers.bounds.chain_costs import Rows
-from penstock.solvers.costs.durations import UNREACHABLE_NS
+from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.improve.neighbourhood.batch import Catalogue
 from penstock.solvers.improve.neighbourhood.moves import Stages
 from penstock.solvers.model.allocation import single_pipeline
@@ -86,7 +86,7 @@ class Scores:
         for n, i in enumerate(chosen.tolist()):
             count = int(rows.lengths[n])
             by_time = sorted((int(v), tuple(k[:count].tolist())) for v, k in zip(values[n], vectors[:, n], strict=True))
-            known = tuple(dict.fromkeys(each for each in by_time if each[0] < UNREACHABLE_NS))
+            known = tuple(dict.fromkeys(each for each in by_time if each[0] < NEVER_NS))
             if known and known[0][0] < below_ns:
                 found.append(Score(known[0][0], int(bounds[i]), (number, plans[i]), known))
         return found
@@ -94,7 +94,7 @@ class Scores:
     def _simulated(self, catalogue: Catalogue, rows: Rows, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The vectors (V, N, S) and the times (N, V); what an earlier vector of the same plan is, is not run again."""
         kinds, count = vectors.shape[:2]
-        values = np.full((count, kinds), UNREACHABLE_NS, dtype=np.int64)
+        values = np.full((count, kinds), NEVER_NS, dtype=np.int64)
         new = np.ones((kinds, count), dtype=bool)
         for k in range(1, kinds):
             for other in range(k):

@@ -18,7 +18,7 @@ from itertools import count
 from typing import NamedTuple
 
 from penstock.schemas.errors import PenstockError
-from penstock.solvers.costs.durations import UNREACHABLE_NS
+from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.improve.neighbourhood.incumbent import Incumbent
 from penstock.solvers.improve.neighbourhood.moves import Stages, even_stages, moved, replaced
 from penstock.solvers.model.allocation import Allocation, single_pipeline
@@ -79,7 +79,7 @@ class IteratedLocalSearch:
     rule: UpdateRule
     effort: int
     _centre: Plan | None = None
-    _least_ns: int = UNREACHABLE_NS
+    _least_ns: int = NEVER_NS
     _heap: list[Item] = field(default_factory=list)
     _numbers: Iterator[int] = field(default_factory=count)
     _seen: set[Plan] = field(default_factory=set)
@@ -108,7 +108,7 @@ class IteratedLocalSearch:
 
     @property
     def _value_ns(self) -> int:
-        return UNREACHABLE_NS if self.session.best is None else self.session.best.value_ns
+        return NEVER_NS if self.session.best is None else self.session.best.value_ns
 
     def _take(self) -> None:
         """Begin from the session's best plan, where it is one that can be moved."""

@@ -15,7 +15,9 @@ from typing import NamedTuple
 
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.solvers.bounds.feasibility import proof_of_infeasibility
-from penstock.solvers.costs.durations import all_reduce_ns, stage_costs, transfer
+from penstock.solvers.costs.collectives import all_reduce_ns
+from penstock.solvers.costs.stage import stage_costs
+from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import Batch, candidates
 from penstock.solvers.model.options import Option

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.costs.durations import UNREACHABLE_NS, all_reduce_ns
+from penstock.solvers.costs.collectives import all_reduce_ns
+from penstock.solvers.costs.device_line import server_classes
+from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.slices import largest_slice
 from penstock.solvers.planners.dapple.kernel_arrays import Layers, Lines, Places, SetCosts
 from penstock.solvers.planners.dapple.placement import Geometry, Policy, geometry
-from penstock.solvers.planners.dapple.wires import lines, server_classes
+from penstock.solvers.planners.dapple.wires import lines
 
 MAX_TRANSITIONS = 30_000
 SERVER_VISITS = 240_000
@@ -178,7 +180,7 @@ def _reduction(problem: Problem, devices: tuple[int, ...]) -> tuple[float, int]:
     if len(devices) < 2:
         return 0.0, 0
     much = all_reduce_ns(problem, PROBE_BYTES, devices)
-    if much >= UNREACHABLE_NS:
+    if much >= NEVER_NS:
         return np.inf, 0
     little = all_reduce_ns(problem, 1, devices)
     slope = (much - little) / (PROBE_BYTES - 1)

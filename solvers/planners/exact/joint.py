@@ -19,8 +19,9 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.solvers.bounds.schedule_bound import schedule_bound
-from penstock.solvers.costs.durations import boundary_bytes, stage_rows
 from penstock.solvers.costs.memory import activation_bytes, static_bytes, transient_bytes
+from penstock.solvers.costs.stage import stage_rows
+from penstock.solvers.costs.transfer import boundary_bytes
 from penstock.solvers.improve.order import Closed, close
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch

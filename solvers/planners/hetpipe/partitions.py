@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from penstock.solvers.costs.durations import transfer_ns
+from penstock.solvers.costs.transfer import transfer_ns
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.pins import by_layers, last_ends

@@ -18,15 +18,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.solvers.costs.durations import UNREACHABLE_NS, transfer, transfer_ns
+from penstock.solvers.costs.infinity import NEVER_NS
+from penstock.solvers.costs.transfer import transfer, transfer_ns
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.slices import largest_slice
 from penstock.solvers.schedules.support.stage_line import ALL_BUFFERS
-
-NEVER_NS = UNREACHABLE_NS // 2
-"""C of a boundary between processors that nothing connects: longer than any period, and two of them do not wrap."""
 
 Group = tuple[int, ...]
 

@@ -1,6 +1,6 @@
 """What stages cost for the partition: by number of replicas, for any run of layers, as differences of prefix sums.
 
-Times are those of ``costs.durations`` on the slowest kind of device; transfers and all-reduces are taken between
+Times are those of ``costs.stage`` on the slowest kind of device; transfers and all-reduces are taken between
 neighbours on the line, as if nobody else used their links. The judge has the last word.
 """
 
@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.solvers.costs.durations import UNREACHABLE_NS, all_reduce_ns
+from penstock.solvers.costs.collectives import all_reduce_ns
+from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.pins import devices_allowed
 from penstock.solvers.model.problem import Costs, Problem
@@ -113,7 +114,7 @@ class Pieces:
         """(K,) ns per byte and (K,) ns: an all-reduce over so many neighbours on the line."""
         rates, waits = [], []
         for count in self.replicas.tolist():
-            wait = min(UNREACHABLE_NS, all_reduce_ns(self.problem, 1, self.line[:count]))
+            wait = min(NEVER_NS, all_reduce_ns(self.problem, 1, self.line[:count]))
             waits.append(wait)
             rates.append((all_reduce_ns(self.problem, PROBE_BYTES, self.line[:count]) - wait) / PROBE_BYTES)
         return np.asarray(rates), np.asarray(waits)

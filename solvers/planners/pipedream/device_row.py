@@ -6,10 +6,12 @@ from itertools import groupby
 
 import numpy as np
 
-from penstock.solvers.costs.durations import UNREACHABLE_NS, all_reduce_ns, transfer
+from penstock.solvers.costs.collectives import all_reduce_ns
+from penstock.solvers.costs.device_line import server_classes
+from penstock.solvers.costs.infinity import NEVER_NS
+from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Stage, single_pipeline
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.planners.dapple.wires import server_classes
 
 EVERY_COUNT = 32
 PROBE_BYTES = 2**40
@@ -107,7 +109,7 @@ class DeviceRow:
         few, many = (transfer(problem, allocation, 0, rows, 0) for rows in (PROBE_ROWS, 2 * PROBE_ROWS))
         if few is None or many is None:
             return 0.0, 0
-        if many.duration_ns >= UNREACHABLE_NS:
+        if many.duration_ns >= NEVER_NS:
             return np.inf, 0
         slope = (many.duration_ns - few.duration_ns) / (many.bytes - few.bytes)
         return slope, max(0, 2 * few.duration_ns - many.duration_ns)
@@ -115,7 +117,7 @@ class DeviceRow:
 
 def _line(low: int, high: int, size: int) -> tuple[float, int]:
     """ns per byte and ns of something that takes ``low`` for one byte and ``high`` for ``size``."""
-    if high >= UNREACHABLE_NS:
+    if high >= NEVER_NS:
         return np.inf, 0
     slope = (high - low) / (size - 1) if size > 1 else 0.0
     return slope, max(0, low - 1 - int(slope))

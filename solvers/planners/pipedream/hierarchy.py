@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.costs.durations import transfer_ns
+from penstock.solvers.costs.transfer import transfer_ns
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.problem import Problem

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from penstock.solvers.costs.durations import stage_costs
+from penstock.solvers.costs.device_line import server_classes
+from penstock.solvers.costs.stage import stage_costs
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch, candidates
 from penstock.solvers.model.options import Option
@@ -20,7 +21,6 @@ from penstock.solvers.model.pins import broken_pin, by_layers, keep_pins
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.planners.block_partition import block_partition
-from penstock.solvers.planners.dapple.wires import server_classes
 from penstock.solvers.planners.pipedream.device_row import DeviceRow
 from penstock.solvers.planners.pipedream.hierarchy import Found, Rules, allocated, device_order
 from penstock.solvers.planners.pipedream.layers import Layers

@@ -1,7 +1,7 @@
 """A problem on one order of its devices as the arrays of PRM's kernel (SPP section IV-B2, symbols of Table I).
 
 p_l^f + p_l^b and the all-reduce A of eq. (1) become one prefix sum per class of stage devices, in ns a step; the
-b_{r', r} of neighbouring stages a rate per pair of windows. Times are those of ``costs.durations`` under the request's
+b_{r', r} of neighbouring stages a rate per pair of windows. Times are those of ``costs.stage`` under the request's
 rules: the paper's private network (``transfer: spp``), or row slices over shared links (``nic``). Devices of several
 kinds run every layer as fast as the slowest kind among a stage's replicas. Within 2 ns a stage: an all-reduce's ns are
 rounded up per prefix.
@@ -14,12 +14,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.solvers.costs.durations import UNREACHABLE_NS, all_reduce_ns
+from penstock.solvers.costs.collectives import all_reduce_ns
+from penstock.solvers.costs.device_line import server_classes
+from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.pins import last_ends
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.slices import largest_slice, row_classes
-from penstock.solvers.planners.dapple.wires import lines, server_classes
+from penstock.solvers.planners.dapple.wires import lines
 from penstock.solvers.planners.spp.ordering import dense_bandwidths
 from penstock.solvers.planners.spp.prm_kernel import WORD, Chain
 from penstock.solvers.planners.spp.rates_kernel import adjacent_rates, sliced_rates
@@ -181,7 +183,7 @@ def _reduction(problem: Problem, line: Windows, first: int, replicas: int) -> tu
         much = all_reduce_ns(problem, PROBE_BYTES, devices)
         little = all_reduce_ns(problem, 1, devices)
         slope = (much - little) / (PROBE_BYTES - 1)
-        line.reductions[key] = None if much >= UNREACHABLE_NS else (slope, max(0, little - 1 - int(slope)))
+        line.reductions[key] = None if much >= NEVER_NS else (slope, max(0, little - 1 - int(slope)))
     return line.reductions[key]
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.costs.durations import all_reduce_ns
+from penstock.solvers.costs.collectives import all_reduce_ns
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch, batch_of
 from penstock.solvers.model.options import Option

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
-from penstock.solvers.costs.durations import all_reduce_ns, transfer_ns
+from penstock.solvers.costs.collectives import all_reduce_ns
+from penstock.solvers.costs.transfer import transfer_ns
 from penstock.solvers.model.micro_batches import Batch, batch_of, candidates
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.slices import largest_slice

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.solvers.costs.durations import stage_costs
 from penstock.solvers.costs.memory import activation_bytes, static_bytes, transient_bytes, weight_bytes
+from penstock.solvers.costs.stage import stage_costs
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.problem import Problem

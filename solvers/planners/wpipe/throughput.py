@@ -16,15 +16,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.solvers.costs.durations import (
-    StageCosts,
-    all_reduce_ns,
-    boundary_bytes,
-    ring_resources,
-    stage_costs,
-    update_ns,
-)
-from penstock.solvers.costs.durations import transfer as costed
+from penstock.solvers.costs.collectives import all_reduce_ns, ring_resources
+from penstock.solvers.costs.stage import StageCosts, stage_costs, update_ns
+from penstock.solvers.costs.transfer import boundary_bytes
+from penstock.solvers.costs.transfer import transfer as costed
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.wpipe.shape import Places, Shape

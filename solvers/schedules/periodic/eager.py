@@ -21,8 +21,10 @@ from typing import NamedTuple
 
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.program import BACKWARD, FORWARD
-from penstock.solvers.costs.durations import buckets, stage_costs, transfer, update_ns
-from penstock.solvers.costs.memory import activation_bytes, static_bytes, transient_bytes, weight_bytes
+from penstock.solvers.costs.buckets import buckets
+from penstock.solvers.costs.memory import activation_bytes, free_bytes, static_bytes, transient_bytes, weight_bytes
+from penstock.solvers.costs.stage import stage_costs, update_ns
+from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Allocation, Stage
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Pattern, PatternOperation
@@ -127,8 +129,7 @@ def bytes_needed(problem: Problem, allocation: Allocation, update_rule: UpdateRu
 
 def lacking_bytes(problem: Problem, allocation: Allocation, update_rule: UpdateRule, number: int, depth: int) -> int:
     """What a stage's smallest device lacks for ``depth`` micro-batches in flight, buffers aside; 0 where they fit."""
-    devices = allocation.stages[number].devices
-    room = min(problem.capacity_bytes(d) - problem.devices[d].context_bytes for d in devices)
+    room = free_bytes(problem, allocation.stages[number].devices)
     return max(0, bytes_needed(problem, allocation, update_rule, number, depth) - room)
 
 
