@@ -16,7 +16,7 @@ import numpy as np
 from penstock.solvers.bounds.stage_windows import channel_kind
 from penstock.solvers.bounds.windows_kernel import APART, FREE, SERIAL, Chains, window_bounds
 from penstock.solvers.costs.buckets import Bucket, buckets
-from penstock.solvers.costs.infinity import NEVER_NS
+from penstock.solvers.costs.infinity import FAR_NS, NEVER_NS
 from penstock.solvers.costs.memory import free_bytes, static_bytes
 from penstock.solvers.costs.stage import StageCosts, stage_costs, stage_rows, update_ns
 from penstock.solvers.costs.transfer import boundary_bytes, transfer
@@ -24,8 +24,6 @@ from penstock.solvers.model.allocation import Stage, single_pipeline
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.slices import row_classes
 
-FAR_NS = 2**45
-"""Stands in bounds for whatever takes longer: ten hours, so that sums stay below 2^63."""
 KINDS = {"serial": SERIAL, "apart": APART, "free": FREE}
 
 (UPDATE, EXPOSED, WORK, SPARE, KEPT, INPUT, GRADIENT, TIMELESS, CUT_OFF) = (4, *range(6, 14))
