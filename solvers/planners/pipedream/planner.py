@@ -13,7 +13,8 @@ from dataclasses import replace
 from math import lcm
 from typing import NamedTuple
 
-from penstock.solvers.costs.device_line import server_classes
+from penstock.solvers.costs.device_line import device_order, server_classes
+from penstock.solvers.costs.memory import free_bytes
 from penstock.solvers.costs.stage import stage_costs
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch, candidates
@@ -23,7 +24,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.planners.block_partition import block_partition
 from penstock.solvers.planners.pipedream.device_row import DeviceRow
-from penstock.solvers.planners.pipedream.hierarchy import Found, Rules, allocated, device_order
+from penstock.solvers.planners.pipedream.hierarchy import Found, Rules, allocated
 from penstock.solvers.planners.pipedream.layers import Layers
 from penstock.solvers.planners.pipedream.placed import Settings, placed
 from penstock.solvers.planners.proposal import Proposal
@@ -234,7 +235,7 @@ def _depths(problem: Problem, allocation: Allocation) -> list[tuple[int, ...]]:
 def _needs(problem: Problem, allocation: Allocation, number: int, depth: int) -> int:
     """Bytes that a stage's smallest device lacks for ``depth`` micro-batches in flight; 0 where they fit."""
     devices = allocation.stages[number].devices
-    room = min(problem.capacity_bytes(d) - problem.devices[d].context_bytes for d in devices)
+    room = free_bytes(problem, devices)
     return max(0, bytes_needed(problem, allocation, RULES[0], number, depth) - room)
 
 

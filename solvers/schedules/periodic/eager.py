@@ -21,7 +21,7 @@ from typing import NamedTuple
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.program import BACKWARD, FORWARD
 from penstock.solvers.costs.buckets import buckets
-from penstock.solvers.costs.memory import activation_bytes, static_bytes, transient_bytes, weight_bytes
+from penstock.solvers.costs.memory import activation_bytes, free_bytes, static_bytes, transient_bytes, weight_bytes
 from penstock.solvers.costs.stage import stage_costs, update_ns
 from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Allocation, Stage
@@ -199,7 +199,7 @@ def _exposed_ns(problem: Problem, stage: Stage, rows: int) -> int:
 
 def _held(problem: Problem, allocation: Allocation, update_rule: UpdateRule, number: int, wanted: int) -> int:
     stage = allocation.stages[number]
-    room = min(problem.capacity_bytes(d) - problem.devices[d].context_bytes for d in stage.devices)
+    room = free_bytes(problem, stage.devices)
     depth = wanted
     while depth > _turns(stage) and bytes_needed(problem, allocation, update_rule, number, depth) > room:
         depth -= _turns(stage)
