@@ -58,3 +58,9 @@ def bucket_bytes(problem: Problem, first: int, last: int) -> np.ndarray:
             own = int(held[layers[0] + 1] - held[layers[0]])
             held = held - np.where(np.arange(len(held)) > layers[0], min(size, own), 0)
     return held
+
+
+def stage_all_reduce_ns(problem: Problem, stage: Stage) -> int:
+    """All of the stage's gradients in one all-reduce, nothing tied left out: A_s of SPP's equation 1."""
+    size = int(problem.trainable_bytes[stage.last + 1] - problem.trainable_bytes[stage.first])
+    return all_reduce_ns(problem, size, stage.devices)

@@ -15,7 +15,7 @@ from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Stage, single_pipeline
 from penstock.solvers.model.network import Network
-from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.problem import Device, Problem
 
 MUCH_BYTES = 2**40
 MANY_ROWS = 5040
@@ -69,6 +69,11 @@ def device_order(problem: Problem) -> tuple[int, ...]:
     return tuple(device for node in problem.nodes() for device in node)
 
 
+def likeness(device: Device) -> tuple[str, int, int]:
+    """What a device is apart from where it stands: its kind and its memory."""
+    return device.kind, device.memory_bytes, device.context_bytes
+
+
 def server_classes(problem: Problem) -> tuple[int, ...]:
     """A class number per server: servers of one class can change places without changing any cost."""
     nodes = problem.nodes()
@@ -83,11 +88,9 @@ def server_classes(problem: Problem) -> tuple[int, ...]:
 
 
 def _alike(problem: Problem, nodes: tuple[tuple[int, ...], ...], a: int, b: int) -> bool:
-    def devices(n: int) -> list[tuple[str, int, int]]:
-        return [(d.kind, d.memory_bytes, d.context_bytes) for d in (problem.devices[i] for i in nodes[n])]
-
     network = problem.network
-    if devices(a) != devices(b) or network.insides[a] != network.insides[b]:
+    devices_a, devices_b = ([likeness(problem.devices[d]) for d in nodes[n]] for n in (a, b))
+    if devices_a != devices_b or network.insides[a] != network.insides[b]:
         return False
     if any(network.has_own_nic[d] for d in (*nodes[a], *nodes[b])):
         return _alike_by_matrix(network.dense_bandwidth(), nodes[a], nodes[b])

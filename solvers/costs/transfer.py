@@ -7,9 +7,11 @@ from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
 
+import numpy as np
+
 from penstock.schemas.program import CODEC_HEADER_BYTES
 from penstock.solvers.costs.infinity import NEVER_NS
-from penstock.solvers.model.allocation import Allocation, Stage
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.slices import slice_bounds
 
@@ -21,6 +23,13 @@ def transfer_ns(size_bytes: int, bandwidth_bytes_per_s: int) -> int:
     if bandwidth_bytes_per_s == 0:
         return NEVER_NS
     return -(-size_bytes * 1_000_000_000 // bandwidth_bytes_per_s)
+
+
+def transfers_ns(sizes: np.ndarray, bandwidth_bytes_per_s: int) -> np.ndarray:
+    """``transfer_ns`` of every entry, int64 of the same shape; each size is asked once."""
+    each, places = np.unique(sizes, return_inverse=True)
+    times = [transfer_ns(size, bandwidth_bytes_per_s) for size in each.tolist()]
+    return np.asarray(times, dtype=np.int64)[places].reshape(sizes.shape)
 
 
 class Transfer(NamedTuple):
@@ -64,6 +73,25 @@ def transfer(problem: Problem, allocation: Allocation, stage: int, rows: int, di
     if mode == "nic":
         return _nic_transfer(problem, source, target, rows, direction)
     return Transfer(_paper_transfer_ns(problem, source.devices, target.devices, size, mode), (), size)
+
+
+def round_trips_ns(
+    problem: Problem, cuts: Sequence[int], source: tuple[int, ...], target: tuple[int, ...], rows: int
+) -> np.ndarray:
+    """(n,) int64: a micro-batch's two transfers over each cut, between a stage on ``source`` and one on ``target``.
+
+    At most ``NEVER_NS``; cuts that as many bytes cross are asked once.
+    """
+    sizes = [(int(problem.forward_bytes[cut]), int(problem.backward_bytes[cut])) for cut in cuts]
+    cut_of = dict(zip(sizes, cuts, strict=True))
+    known = {size: _round_trip_ns(problem, cut, source, target, rows) for size, cut in cut_of.items()}
+    return np.asarray([known[size] for size in sizes], dtype=np.int64)
+
+
+def _round_trip_ns(problem: Problem, cut: int, source: tuple[int, ...], target: tuple[int, ...], rows: int) -> int:
+    pair = single_pipeline((Stage(0, cut, source), Stage(cut + 1, problem.num_layers - 1, target)), 1)
+    moves = transfer(problem, pair, 0, rows, 0), transfer(problem, pair, 1, rows, 1)
+    return min(NEVER_NS, sum(0 if move is None else move.duration_ns for move in moves))
 
 
 @lru_cache(maxsize=2**13)

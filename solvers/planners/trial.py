@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from penstock.solvers.costs.infinity import NEVER_NS
+from penstock.solvers.costs.memory import largest_shortage
 from penstock.solvers.judge.simulate import makespan_ns, simulate
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
@@ -37,10 +38,9 @@ def judged(problem: Problem, allocation: Allocation, orders: Orders, below_ns: i
     if value >= below_ns:
         return Outcome(value)
     timeline = simulate(problem, allocation, orders)
-    missing = {d: use.memory.total - problem.capacity_bytes(d) for d, use in timeline.uses.items()}
-    worst = max(missing, key=lambda d: (missing[d], -d))
-    if missing[worst] > 0:
-        return Outcome(value, lacking=worst)
+    short = largest_shortage(problem, allocation, timeline)
+    if short is not None:
+        return Outcome(value, lacking=short.device)
     return Outcome(value, Trial(value, allocation, orders))
 
 

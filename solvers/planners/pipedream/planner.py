@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from penstock.solvers.costs.device_line import server_classes
+from penstock.solvers.costs.device_line import device_order, server_classes
 from penstock.solvers.costs.stage import stage_costs
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch, candidates
@@ -22,7 +22,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.planners.block_partition import block_partition
 from penstock.solvers.planners.pipedream.device_row import DeviceRow
-from penstock.solvers.planners.pipedream.hierarchy import Found, Rules, allocated, device_order
+from penstock.solvers.planners.pipedream.hierarchy import Found, Rules, allocated
 from penstock.solvers.planners.pipedream.layers import Layers
 from penstock.solvers.planners.pipedream.placed import Settings, placed
 from penstock.solvers.planners.proposal import Proposal

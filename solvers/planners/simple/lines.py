@@ -16,6 +16,7 @@ import numpy as np
 from penstock.solvers.costs.memory import free_bytes
 from penstock.solvers.costs.memory_budget import needed_bytes
 from penstock.solvers.costs.stage import stage_costs
+from penstock.solvers.costs.stage_table import static_sums
 from penstock.solvers.model.allocation import Stage
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.pins import allowed_devices, broken_pin, fewest_pieces, matching
@@ -168,7 +169,7 @@ def _splits(problem: Problem, piece: Piece, devices: list[int]) -> list[Line]:
     first, last = piece
     cuttable = problem.cuttable[first:last]
     costs = problem.costs(problem.devices[devices[0]].kind, 1)
-    work, size = costs.forward_ns + costs.backward_ns, problem.parameter_bytes
+    work, size = costs.forward_ns + costs.backward_ns, static_sums(problem).parameters
     most = min(len(devices), int(cuttable.sum()) + 1)
     found = []
     for number in sorted({min(number, most) for number in (*EVEN, most)}):

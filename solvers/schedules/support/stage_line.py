@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.program import BACKWARD, FORWARD
 from penstock.solvers.costs.infinity import NEVER_NS
-from penstock.solvers.costs.memory import activation_bytes, static_bytes, transient_bytes, weight_bytes
+from penstock.solvers.costs.memory import activation_bytes, free_bytes, static_bytes, transient_bytes, weight_bytes
 from penstock.solvers.costs.stage import stage_costs, stage_rows
 from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Allocation, Stage
@@ -97,9 +97,7 @@ class StageLine:
             fixed_bytes=tuple(map(sum, zip(held, buffers, strict=True))),
             kept_bytes=tuple(activation_bytes(problem, stage, rows) for stage in stages),
             work_bytes=tuple(c.workspace_bytes for c in costs),
-            available_bytes=tuple(
-                min(problem.capacity_bytes(d) - problem.devices[d].context_bytes for d in group) for group in groups
-            ),
+            available_bytes=tuple(free_bytes(problem, group) for group in groups),
             most_in_flight=allocation.num_micro_batches + 1,
         )
 
