@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,10 +15,21 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.slices import row_classes
 from penstock.solvers.model.timeline import Breakdown
 
-if TYPE_CHECKING:
-    from penstock.solvers.judge.shared_processor import Clocks
-
 GRADIENTS, KEPT, BUFFERS, WORKSPACE = range(4)
+
+
+class Clocks(NamedTuple):
+    """Times of one iteration: operations (S, 2 M + 1), the step last; transfers (2 S, M), -1 where nothing travels."""
+
+    start: np.ndarray
+    end: np.ndarray
+    sent: np.ndarray
+    arrival: np.ndarray
+
+    @property
+    def makespan_ns(self) -> int:
+        """The length of the iteration."""
+        return int(self.end.max())
 
 
 @dataclass(frozen=True, eq=False)
