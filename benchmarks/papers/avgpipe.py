@@ -21,7 +21,8 @@ from report import Row, Section, main
 from penstock.convert import to_problem
 from penstock.examples.catalogue import cluster, profile
 from penstock.schemas.request import MemoryModel, PlanRequest
-from penstock.solvers.costs.durations import all_reduce_ns, stage_costs
+from penstock.solvers.costs.collectives import all_reduce_ns
+from penstock.solvers.costs.stage import stage_costs
 from penstock.solvers.judge.shared_processor import simulate_sharing
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.trace import RankTrace, Trace, TraceEvent
-from penstock.solvers.costs.durations import boundary_bytes, row_pairs
+from penstock.solvers.costs.transfer import boundary_bytes, row_pairs
 from penstock.solvers.model.allocation import Allocation, Stage
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.slices import micro_batch_rows, slice_bounds

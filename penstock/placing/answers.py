@@ -25,10 +25,11 @@ from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
+from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.model.result import Status
 from penstock.solvers.placement.choice import Choice, Chooser
 from penstock.solvers.placement.joint import shares
-from penstock.solvers.placement.wish import FOREVER_NS, Wish, price_of
+from penstock.solvers.placement.wish import Wish, price_of
 from penstock.solvers.solve.deadline import Deadline
 
 Tell = Callable[[PlacementProgress], None]
@@ -223,7 +224,7 @@ def _nowhere(job: Job, choice: Choice) -> Placement:
     wish, least = choice.wish, None
     if wish.devices is not None or wish.price is not None or wish.most is not None:
         hosts = range(len(job.site.hosts))
-        freer = Wish("fastest_within_budget", wish.least, deadline_ns=wish.deadline_ns or FOREVER_NS)
+        freer = Wish("fastest_within_budget", wish.least, deadline_ns=wish.deadline_ns or NEVER_NS)
         least = Chooser(job.site, hosts, freer, job, Deadline(None)).run().best
     status: Literal["infeasible", "none_found"] = "infeasible" if choice.refuted else "none_found"
     return Placement(**_common(job, choice), status=status, why=reasons_without(job, choice, least))

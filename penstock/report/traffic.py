@@ -7,9 +7,9 @@ from dataclasses import replace
 from math import lcm
 from typing import NamedTuple
 
-from penstock.solvers.costs.durations import message_bytes, row_pairs
 from penstock.solvers.costs.reductions import group_buckets, reduction_groups
 from penstock.solvers.costs.ties import tied_sums
+from penstock.solvers.costs.transfer import message_bytes, row_pairs
 from penstock.solvers.model.allocation import Allocation, Stage
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.slices import row_classes

@@ -39,9 +39,8 @@ from penstock.solvers.bounds.stage_times import StageTimes
 from penstock.solvers.bounds.stage_windows import window_bound_ns
 from penstock.solvers.bounds.steady_state import SteadyTimes
 from penstock.solvers.bounds.suffix.table import suffix_bound_ns
-from penstock.solvers.costs.durations import stage_costs, update_ns
-from penstock.solvers.costs.utilisation import rank_share, utilisation_ppm
-from penstock.solvers.judge.clocks.shared_processor import WHOLE
+from penstock.solvers.costs.stage import stage_costs, update_ns
+from penstock.solvers.costs.utilisation import WHOLE, rank_share, utilisation_ppm
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import SCHEDULE_SCOPE, Bound

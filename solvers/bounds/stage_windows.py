@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.solvers.bounds.stage_times import StageTimes
-from penstock.solvers.costs.durations import Transfer, transfer
+from penstock.solvers.costs.transfer import Transfer, transfer
 from penstock.solvers.model.problem import NetworkRules
 
 SERIAL, APART, FREE = "serial", "apart", "free"

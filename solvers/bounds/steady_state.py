@@ -14,7 +14,7 @@ from fractions import Fraction
 
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT
 from penstock.solvers.bounds.stage_times import StageTimes
-from penstock.solvers.costs.durations import transfer
+from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Pattern

@@ -8,7 +8,8 @@ import numpy as np
 
 from penstock.solvers.compiled.decorators import inner
 
-NEVER = 2**63 - 1
+LAST = 2**63 - 1
+"""The largest key."""
 
 
 @inner
@@ -71,7 +72,7 @@ def pop_time(time: np.ndarray, code: np.ndarray, size: int) -> None:
     """Remove the first entry of a heap by ``time`` alone: its hole sinks to a leaf, the last entry rises into it."""
     last = size - 1
     t, what = time[last], code[last]
-    time[last] = NEVER
+    time[last] = LAST
     hole, child = 0, 1
     while child < last:
         child += 1 if time[child + 1] < time[child] else 0

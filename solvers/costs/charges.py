@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from penstock.solvers.costs.durations import bucket_bytes
+from penstock.solvers.costs.buckets import bucket_bytes
 from penstock.solvers.costs.reductions import Group, reduction_groups
 from penstock.solvers.costs.ties import SUMMING_RULES, tied_stages, tied_sums
 from penstock.solvers.model.allocation import Allocation

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from penstock.solvers.costs.durations import transfer
+from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Allocation, Pipeline
 from penstock.solvers.model.problem import Problem
 

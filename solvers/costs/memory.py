@@ -1,12 +1,20 @@
-"""What a device holds beside activations, and how many micro-batches fit (ALGORITHMS 1.7, 2.6)."""
+"""What a device holds in addition to activations, how many micro-batches fit, and what lacks (ALGORITHMS 1.7, 2.6)."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple, TypeVar
 
-from penstock.solvers.costs.durations import stage_costs, stage_rows
-from penstock.solvers.model.allocation import Stage
+import numpy as np
+
+from penstock.solvers.costs.stage import input_bytes, stage_costs, stage_rows
+from penstock.solvers.costs.transfer import boundary_bytes
+from penstock.solvers.model.allocation import Allocation, Stage
 from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Shortage
+from penstock.solvers.model.timeline import Timeline
+
+Bytes = TypeVar("Bytes", int, np.ndarray)
 
 
 class Static(NamedTuple):
@@ -20,6 +28,16 @@ class Static(NamedTuple):
     def total(self) -> int:
         """All of it."""
         return sum(self)
+
+
+def free_bytes(problem: Problem, devices: Iterable[int]) -> int:
+    """What the smallest of the devices has for stages: its capacity less its context."""
+    return min(problem.capacity_bytes(d) - problem.devices[d].context_bytes for d in devices)
+
+
+def context_bytes(problem: Problem, device: int) -> int:
+    """What a device's runtime holds before anything of ours is there."""
+    return problem.devices[device].context_bytes
 
 
 def weight_bytes(problem: Problem, stage: Stage) -> tuple[int, int]:
@@ -40,35 +58,37 @@ def weight_bytes(problem: Problem, stage: Stage) -> tuple[int, int]:
 def static_bytes(problem: Problem, stage: Stage) -> Static:
     """Parameters, gradients and optimizer states of one replica of a stage."""
     parameters, trainable = weight_bytes(problem, stage)
+    return Static(parameters, *training_bytes(problem, trainable, stage.replicas))
+
+
+def training_bytes(problem: Problem, trainable: Bytes, replicas: int) -> tuple[Bytes, Bytes]:
+    """Gradients and optimizer states of ``trainable`` bytes of parameters, on each of ``replicas``."""
     rules = problem.memory
     states = trainable * rules.state_factor
     if rules.shard_states:
-        states = -(-states // stage.replicas)
-    return Static(parameters, trainable * rules.gradient_factor, states)
+        states = -(-states // replicas)
+    return trainable * rules.gradient_factor, states
 
 
 def activation_bytes(problem: Problem, stage: Stage, rows: int) -> int:
     """What one micro-batch in flight keeps alive on a replica: its stash and its received input."""
     kept = stage_costs(problem, stage, rows).kept_bytes
-    if problem.memory.count_buffers and stage.first > 0:
-        kept += int(problem.forward_bytes[stage.first - 1]) * stage_rows(stage, rows)
-    return kept
+    received = input_bytes(problem, stage.first, stage_rows(stage, rows))
+    return kept + received * problem.memory.count_buffers
 
 
 def transient_bytes(problem: Problem, stage: Stage, rows: int) -> int:
     """An upper estimate of workspace and of the buffers that are not part of a micro-batch in flight.
 
-    One receive ahead and one send behind on each side (ALGORITHMS 1.7: twice both boundaries).
+    One receive ahead and one send in progress on each side (ALGORITHMS 1.7: twice both boundaries).
     """
     total = stage_costs(problem, stage, rows).workspace_bytes
     if problem.memory.count_buffers:
         share = stage_rows(stage, rows)
-        if stage.first > 0:
-            total += (
-                int(problem.forward_bytes[stage.first - 1]) + int(problem.backward_bytes[stage.first - 1])
-            ) * share
-        if stage.last < problem.num_layers - 1:
-            total += (int(problem.forward_bytes[stage.last]) + int(problem.backward_bytes[stage.last])) * share
+        cuts = ([stage.first - 1] if stage.first > 0 else []) + (
+            [stage.last] if stage.last < problem.num_layers - 1 else []
+        )
+        total += sum(boundary_bytes(problem, cut, share, direction) for cut in cuts for direction in (0, 1))
     return total
 
 
@@ -77,9 +97,35 @@ def micro_batches_that_fit(problem: Problem, stage: Stage, rows: int) -> int:
 
     ``rows`` is the size of the largest micro-batch. Zero-byte stashes fit without limit (2^31).
     """
-    free = min(problem.capacity_bytes(d) - problem.devices[d].context_bytes for d in stage.devices)
+    free = free_bytes(problem, stage.devices)
     free -= static_bytes(problem, stage).total + transient_bytes(problem, stage, rows)
     if free < 0:
         return 0
     each = activation_bytes(problem, stage, rows)
     return 2**31 if each == 0 else free // each
+
+
+def spare_bytes(problem: Problem, timeline: Timeline) -> dict[int, int]:
+    """What each device has left at its simulated peak, in bytes; negative where it overflows."""
+    return {d: problem.capacity_bytes(d) - use.memory.total for d, use in timeline.uses.items()}
+
+
+def fits(problem: Problem, timeline: Timeline) -> bool:
+    """Whether every device holds its simulated peak."""
+    return min(spare_bytes(problem, timeline).values()) >= 0
+
+
+def shortages(problem: Problem, allocation: Allocation, timeline: Timeline) -> tuple[Shortage, ...]:
+    """The devices whose simulated peak exceeds their memory, the one that lacks most first, of equals the first."""
+    found = []
+    for device, spare in spare_bytes(problem, timeline).items():
+        if spare < 0:
+            stage = next(s for s in allocation.stages if device in s.devices)
+            available = problem.capacity_bytes(device)
+            found.append(Shortage(stage.first, stage.last, device, available - spare, available))
+    return tuple(sorted(found, key=lambda short: (-short.missing_bytes, short.device)))
+
+
+def largest_shortage(problem: Problem, allocation: Allocation, timeline: Timeline) -> Shortage | None:
+    """The worst of ``shortages``; None where everything fits."""
+    return next(iter(shortages(problem, allocation, timeline)), None)

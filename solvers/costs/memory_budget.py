@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.solvers.costs.durations import stage_costs
-from penstock.solvers.costs.memory import static_bytes, transient_bytes
+from penstock.solvers.costs.memory import free_bytes, static_bytes, transient_bytes
+from penstock.solvers.costs.stage import stage_costs
 from penstock.solvers.model.allocation import Allocation, Stage
 from penstock.solvers.model.pins import allowed_devices, exchanged
 from penstock.solvers.model.problem import Problem
@@ -23,17 +23,12 @@ def needed_bytes(problem: Problem, stage: Stage, rows: int, *, buffers: bool = F
     return static_bytes(problem, stage).total + costs.kept_bytes + (passing if costs.backward_ns or buffers else 0)
 
 
-def free_bytes(problem: Problem, device: int) -> int:
-    """What a device has for stages: its capacity less its context."""
-    return problem.capacity_bytes(device) - problem.devices[device].context_bytes
-
-
 def with_room(problem: Problem, allocation: Allocation) -> Allocation:
     """The allocation, its devices exchanged where one of them lacks room and others have it; the pins are kept.
 
     Where that cannot be done with room for buffers it is done without, and where that fails nothing changes.
     """
-    free = [free_bytes(problem, device) for device in range(problem.num_devices)]
+    free = [free_bytes(problem, [device]) for device in range(problem.num_devices)]
     if len(set(free)) == 1:
         return allocation
     rows = row_classes(problem.global_batch_size, allocation.num_micro_batches)[0][0]

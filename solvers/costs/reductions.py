@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.solvers.costs.durations import Bucket, buckets, stage_rows
+from penstock.solvers.costs.buckets import Bucket, buckets
+from penstock.solvers.costs.stage import stage_rows
 from penstock.solvers.model.allocation import Allocation, Stage
 from penstock.solvers.model.problem import Problem
 

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple, TypeVar
 import numpy as np
 
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, WEIGHT
-from penstock.solvers.costs.durations import transfer
+from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.judge.operation_tables import Tables, cost_tables
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Candidate

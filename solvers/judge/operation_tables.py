@@ -16,20 +16,8 @@ import numpy as np
 
 from penstock.schemas.program import BACKWARD, FORWARD, RECOMPUTE, WEIGHT
 from penstock.schemas.program import INPUT as INPUT_GRADIENT
-from penstock.solvers.costs.durations import (
-    UNREACHABLE_NS,
-    Bucket,
-    StageCosts,
-    Transfer,
-    boundary_bytes,
-    input_bytes,
-    message_bytes,
-    recomputed_inputs,
-    stage_costs,
-    stage_rows,
-    transfer,
-    update_ns,
-)
+from penstock.solvers.costs.buckets import Bucket
+from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.memory import Static, static_bytes
 from penstock.solvers.costs.reductions import (
     Chains,
@@ -40,7 +28,9 @@ from penstock.solvers.costs.reductions import (
     make_chains,
     reduction_groups,
 )
+from penstock.solvers.costs.stage import StageCosts, input_bytes, recomputed_inputs, stage_costs, stage_rows, update_ns
 from penstock.solvers.costs.ties import TiedSum, Ties, tie_arrays, tied_sums
+from penstock.solvers.costs.transfer import Transfer, boundary_bytes, message_bytes, transfer
 from penstock.solvers.model.allocation import Allocation, Stage
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import STEP
@@ -369,16 +359,16 @@ def _unreachable(
     """A sentence for each edge, group and tie whose devices nothing connects."""
     sentences = []
     for (s, direction, c), move in sorted(moves.items()):
-        if move.duration_ns >= UNREACHABLE_NS and c == 0:
+        if move.duration_ns >= NEVER_NS and c == 0:
             other = allocation.next(s) if direction == 0 else allocation.previous(s)
             sentences.append(f"Nothing connects the devices of stage {s} with those of stage {other}.")
     for group, each in zip(groups, made, strict=True):
-        if any(bucket.duration_ns >= UNREACHABLE_NS for bucket in each):
+        if any(bucket.duration_ns >= NEVER_NS for bucket in each):
             names = ", ".join(problem.devices[d].name for d in group.devices)
             replicas = " and ".join(f"stage {s}" for s in group.stages)
             sentences.append(f"Nothing connects the replicas of {replicas}: {names}.")
     for tie in sums:
-        if tie.duration_ns >= UNREACHABLE_NS:
+        if tie.duration_ns >= NEVER_NS:
             names = ", ".join(problem.devices[d].name for d in tie.devices)
             sentences.append(f"Nothing connects the copies of the tied parameter {tie.name!r}: {names}.")
     return tuple(sentences)

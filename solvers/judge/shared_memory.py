@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import numpy as np
 
 from penstock.schemas.program import BACKWARD, FORWARD, LOOK_AHEAD
-from penstock.solvers.costs.durations import stage_costs, stage_rows
-from penstock.solvers.costs.memory import Static, static_bytes, weight_bytes
+from penstock.solvers.costs.memory import Static, context_bytes, static_bytes, weight_bytes
+from penstock.solvers.costs.stage import stage_costs, stage_rows
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.slices import row_classes
 from penstock.solvers.model.timeline import Breakdown
 
-if TYPE_CHECKING:
-    from penstock.solvers.judge.shared_processor import Clocks
-
 GRADIENTS, KEPT, BUFFERS, WORKSPACE = range(4)
+
+
+class Clocks(NamedTuple):
+    """Times of one iteration: operations (S, 2 M + 1), the step last; transfers (2 S, M), -1 where nothing travels."""
+
+    start: np.ndarray
+    end: np.ndarray
+    sent: np.ndarray
+    arrival: np.ndarray
+
+    @property
+    def makespan_ns(self) -> int:
+        """The length of the iteration."""
+        return int(self.end.max())
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +60,7 @@ class DeviceMemory:
             static_bytes(problem, stage),
             2 * weight_bytes(problem, stage)[1],
             len(allocation.pipelines),
-            problem.devices[stage.devices[0]].context_bytes,
+            context_bytes(problem, stage.devices[0]),
         )
 
     @property
@@ -66,7 +77,7 @@ class DeviceMemory:
         """(times, bytes) of activations alone."""
         return self.times, self.sizes[:, KEPT]
 
-    def breakdown(self, context_bytes: int) -> Breakdown:
+    def breakdown(self) -> Breakdown:
         """At the first peak."""
         gradients, kept, buffers, workspace = self.sizes[int(np.argmax(self.sizes.sum(axis=1)))].tolist()
         return Breakdown(
@@ -77,7 +88,7 @@ class DeviceMemory:
             activations=kept,
             buffers=buffers,
             workspace=workspace,
-            context=context_bytes,
+            context=self.context_bytes,
         )
 
 

@@ -33,10 +33,12 @@ import numpy as np
 
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.program import BACKWARD, FORWARD, KINDS
-from penstock.solvers.costs.durations import UNREACHABLE_NS, stage_costs, transfer, update_ns
-from penstock.solvers.costs.utilisation import utilisation_ppm
-from penstock.solvers.judge.clocks.shared_processor import SPEED, WHOLE, Shared, run_sharing
-from penstock.solvers.judge.shared_memory import DeviceMemory, covered_ns
+from penstock.solvers.costs.infinity import NEVER_NS
+from penstock.solvers.costs.stage import stage_costs, update_ns
+from penstock.solvers.costs.transfer import transfer
+from penstock.solvers.costs.utilisation import WHOLE, utilisation_ppm
+from penstock.solvers.judge.clocks.shared_processor import SPEED, Shared, run_sharing
+from penstock.solvers.judge.shared_memory import Clocks, DeviceMemory, covered_ns
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders, Schedule
@@ -47,30 +49,16 @@ LONGEST_NS = 2**62 // SPEED
 """A device's work in an iteration has to be less for clocks of 64 bits."""
 
 
-class Clocks(NamedTuple):
-    """Times of one iteration: operations (S, 2 M + 1), the step last; transfers (2 S, M), -1 where nothing travels."""
-
-    start: np.ndarray
-    end: np.ndarray
-    sent: np.ndarray
-    arrival: np.ndarray
-
-    @property
-    def makespan_ns(self) -> int:
-        """The length of the iteration."""
-        return int(self.end.max())
-
-
 def parallel_pipelines(stages: tuple[Stage, ...], num_pipelines: int, num_micro_batches: int) -> Allocation:
     """N equal pipelines, each with ``num_micro_batches`` of a global batch of its own."""
     return Allocation((Pipeline(stages, (0, num_micro_batches - 1)),) * num_pipelines, num_micro_batches)
 
 
 def sharing_makespan_ns(problem: Problem, allocation: Allocation, schedule: Schedule) -> int:
-    """Only the time per global batch; UNREACHABLE_NS where nothing connects devices. Raises as ``simulate_sharing``."""
+    """Only the time per global batch; NEVER_NS where nothing connects devices. Raises as ``simulate_sharing``."""
     lanes = _lanes(problem, allocation, schedule)
     if disconnected(problem, allocation) is not None:
-        return UNREACHABLE_NS
+        return NEVER_NS
     return -(-_run(problem, allocation, lanes).makespan_ns // len(allocation.pipelines))
 
 
@@ -192,7 +180,7 @@ def disconnected(problem: Problem, allocation: Allocation) -> str | None:
     for s in range(len(allocation.pipelines[0].stages)):
         for way in (0, 1):
             move = transfer(problem, allocation, s, rows, way)
-            if move is not None and move.duration_ns >= UNREACHABLE_NS:
+            if move is not None and move.duration_ns >= NEVER_NS:
                 return f"Nothing connects the devices of stage {s} with those of stage {s + 1 - 2 * way}."
     return None
 
@@ -313,7 +301,7 @@ def _use(problem: Problem, device: int, clocks: Clocks, own: slice, memory: Devi
     covered = covered_ns(np.concatenate((start, sent)), np.concatenate((end, arrival)))
     value = -(-clocks.makespan_ns // batches)
     per_batch = busy // batches, (covered - busy) // batches
-    return DeviceUse(*per_batch, value - sum(per_batch), memory.breakdown(problem.devices[device].context_bytes))
+    return DeviceUse(*per_batch, value - sum(per_batch), memory.breakdown())
 
 
 def _flows_of(own: slice, stages: int) -> list[int]:

@@ -7,7 +7,7 @@ The bottleneck of the tree's path equals the widest path's bottleneck in the who
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -17,8 +17,6 @@ import networkx as nx
 import numpy as np
 
 MAX_DENSE_DEVICES = 2048
-UNLIMITED = 2**62
-"""Bytes per second where nothing has to be crossed."""
 
 
 class Cable(NamedTuple):
@@ -97,26 +95,24 @@ class Network:
             block = self.matrix_bytes_per_s[np.ix_(index, index)]
             return int(block[~np.eye(len(devices), dtype=bool)].min())
         if not any(d in self._wired_devices for d in devices):
-            return min(self._within_nodes(devices), self._among_nodes(devices))
+            return min((*self._within_nodes(devices), *self._among_nodes(devices)))
         return min(self.bandwidth(u, v) for u, v in self.spanning_pairs(devices))
 
-    def _within_nodes(self, devices: Sequence[int]) -> int:
-        """The narrowest fabric of any node that holds several of the devices."""
+    def _within_nodes(self, devices: Sequence[int]) -> Iterator[int]:
+        """The fabrics of the nodes that hold several of the devices."""
         first_of: dict[int, int] = {}
-        narrowest = UNLIMITED
         for device in devices:
             other = first_of.setdefault(self.node_of[device], device)
             if other != device:
-                narrowest = min(narrowest, self.bandwidth(other, device))
-        return narrowest
+                yield self.bandwidth(other, device)
 
-    def _among_nodes(self, devices: Sequence[int]) -> int:
-        """The narrowest cable of the smallest part of the tree that joins the devices' nodes.
+    def _among_nodes(self, devices: Sequence[int]) -> Iterator[int]:
+        """The cables of the smallest part of the tree that joins the devices' nodes, the narrowest at least.
 
         Every cable of that part lies on the way between two of the nodes, and on the way from the first to some other.
         """
         leaders = list({self.node_of[device]: device for device in devices}.values())
-        return min((self.bandwidth(leaders[0], other) for other in leaders[1:]), default=UNLIMITED)
+        return (self.bandwidth(leaders[0], other) for other in leaders[1:])
 
     def spanning_pairs(self, devices: Sequence[int]) -> list[tuple[int, int]]:
         """Ordered pairs whose narrowest one is the narrowest of all pairs: within nodes, and between node leaders."""

@@ -19,13 +19,14 @@ from itertools import accumulate
 from typing import Protocol
 
 from penstock.solvers.bounds.schedule_bound import request_bound
+from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.model.micro_batches import candidates
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import REQUEST_SCOPE, Candidate, Result, Status
 from penstock.solvers.placement import regular
 from penstock.solvers.placement.families import Families
 from penstock.solvers.placement.site import Chosen, Site
-from penstock.solvers.placement.wish import FOREVER_NS, Wish
+from penstock.solvers.placement.wish import Wish
 from penstock.solvers.solve.deadline import Deadline
 
 SMALL = 6_000
@@ -254,7 +255,7 @@ class Chooser:
     def _longest_ns(self, devices: int) -> int:
         """Of a step on so many devices, so that it may win."""
         if self.best is None or self.best.best is None:
-            return self.wish.deadline_ns or FOREVER_NS
+            return self.wish.deadline_ns or NEVER_NS
         return self.wish.longest_ns(self.wish.cost(self.best.best.value_ns, self.best.devices_used), devices)
 
     def _ask(self) -> str:

@@ -15,13 +15,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.solvers.costs.durations import all_reduce_ns
+from penstock.solvers.costs.collectives import all_reduce_ns
+from penstock.solvers.costs.device_line import likeness
+from penstock.solvers.costs.infinity import NEVER_NS, UNLIMITED
+from penstock.solvers.costs.memory import free_bytes
+from penstock.solvers.costs.stage_table import cut_places, layer_sums, static_sums
 from penstock.solvers.model.allocation import Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch, batch_of
-from penstock.solvers.model.network import UNLIMITED, Inside, Network
+from penstock.solvers.model.network import Inside, Network
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Result
-from penstock.solvers.placement.wish import FOREVER_NS
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.solve.deadline import Deadline
 from penstock.solvers.solve.session import Session
@@ -90,7 +93,7 @@ def _proposals(problem: Problem, shapes: Sequence[Shape]) -> Iterator[Proposal]:
             yield Proposal(allocation, ("early-backward",), "A", (problem.rules.overlap_all_reduce,))
 
 
-def _best(problem: Problem, longest_ns: Longest = lambda _devices: FOREVER_NS) -> list[Shape]:
+def _best(problem: Problem, longest_ns: Longest = lambda _devices: NEVER_NS) -> list[Shape]:
     """The shapes with the least estimates, one for each number of replicas and of micro-batches.
 
     Chains are cut in the order of what they take at least, until no other can be among the best.
@@ -118,7 +121,7 @@ def _layouts(problem: Problem, shape: Shape) -> list[list[list[int]]]:
     used = np.arange(shape.depth * shape.replicas)
     together = used.reshape(shape.depth, shape.replicas).tolist()
     apart = used.reshape(shape.replicas, shape.depth).T.tolist()
-    looks = {(device.kind, device.memory_bytes, device.context_bytes) for device in problem.devices}
+    looks = {likeness(device) for device in problem.devices}
     alike = len(looks) == len(problem.network.node_names) == 1
     return [together] if together == apart or alike else [together, apart]
 
@@ -163,26 +166,16 @@ class _Chain:
         share = -(-batch.most_rows // replicas)
         used = problem.devices[: depth * replicas]
         self.kinds = sorted({device.kind for device in used})
-        costs = [problem.costs(kind, share) for kind in self.kinds]
-        self.places = [0, *(np.flatnonzero(problem.cuttable) + 1).tolist(), problem.num_layers]
-        forward = np.max([cost.forward_ns for cost in costs], axis=0)[self.places]
-        backward = np.max([cost.backward_ns for cost in costs], axis=0)[self.places]
+        costs = layer_sums(problem, self.kinds, share)
+        self.places = cut_places(problem).tolist()
+        forward, backward = costs.forward_ns[self.places], costs.backward_ns[self.places]
         self.times = {False: (forward + backward).tolist(), True: (2 * forward + backward).tolist()}
-        self.stash = np.max([cost.stash_bytes for cost in costs], axis=0)[self.places].tolist()
-        self.static = self._static()[self.places].tolist()
-        workspace = max(int(cost.workspace_bytes.max()) for cost in costs)
-        room = min(problem.capacity_bytes(d) - device.context_bytes for d, device in enumerate(used))
+        self.stash = costs.kept_bytes[self.places].tolist()
+        self.static = static_sums(problem, replicas).total[self.places].tolist()
         widest = int(problem.forward_bytes.max(initial=0)) * share if depth > 1 else 0
         self.crossing, self.kept_input = (widest, 0) if problem.memory.count_buffers else (0, widest)
-        self.room = room - workspace
+        self.room = free_bytes(problem, range(depth * replicas)) - int(costs.workspace_bytes.max())
         self._bytes: dict[int, list[int]] = {}
-
-    def _static(self) -> np.ndarray:
-        rules = self.problem.memory
-        states = self.problem.trainable_bytes * rules.state_factor
-        if rules.shard_states:
-            states = -(-states // self.replicas)
-        return np.asarray(self.problem.parameter_bytes + self.problem.trainable_bytes * rules.gradient_factor + states)
 
     @property
     def least_ns(self) -> int:
@@ -257,7 +250,7 @@ class _Chain:
         """Of a step: the slowest stage for each micro-batch, the way through all, the largest all-reduce and update."""
         at = [self.places.index(bound) for bound in bounds]
         steps = np.diff(np.asarray(self.times[again])[at])
-        heaviest = int(np.diff(self.problem.trainable_bytes[bounds]).max())
+        heaviest = int(np.diff(static_sums(self.problem).trainable[bounds]).max())
         update = int(np.diff(self.problem.update_ns[bounds]).max())
         reduced = all_reduce_ns(self.problem, heaviest, range(self.replicas)) if self.replicas > 1 else 0
         return int(steps.max()) * (self.batch.num_micro_batches - 1) + int(steps.sum()) + reduced + update

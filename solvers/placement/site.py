@@ -13,6 +13,7 @@ from functools import cached_property
 
 import networkx as nx
 
+from penstock.solvers.costs.device_line import likeness
 from penstock.solvers.model.network import Cable, Network
 from penstock.solvers.model.problem import Device
 
@@ -72,7 +73,7 @@ class Site:
 
     def _look(self, node: int, own: Iterable[int]) -> object:
         """All that plans can tell of a host by itself."""
-        each = [(d.kind, d.memory_bytes, d.context_bytes, d.price) for d in (self.devices[number] for number in own)]
+        each = [(likeness(d), d.price) for d in (self.devices[number] for number in own)]
         return ("host", tuple(each), self.network.insides[node])
 
     def _number(self, thing: object) -> int:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.placement.site import Chosen, Site
 
-FOREVER_NS = 2**62
 """Longer than any step."""
 
 Objective = Literal["throughput", "throughput_per_device", "fastest_within_budget"]
@@ -59,7 +59,7 @@ class Wish:
         """A step of so long on so many devices costs as much, and keeps the deadline; below 0: none does."""
         if self.cheapest and devices > cost:
             return -1
-        allowed = FOREVER_NS if self.deadline_ns is None else self.deadline_ns
+        allowed = NEVER_NS if self.deadline_ns is None else self.deadline_ns
         if self.cheapest:
             return allowed
         return min(allowed, cost // devices if self.objective == "throughput_per_device" else cost)

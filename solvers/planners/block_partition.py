@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 
 from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.costs.stage_table import static_sums
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.problem import Problem
@@ -110,7 +111,7 @@ def _weights(problem: Problem, batch: Batch, by: By) -> np.ndarray:
     if by == "layers":
         return np.ones(problem.num_layers, dtype=np.int64)
     if by == "parameters":
-        return np.diff(problem.parameter_bytes)
+        return np.diff(static_sums(problem).parameters)
     return _layer_times(problem, batch, problem.devices[0].kind)
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from penstock.solvers.costs.durations import UNREACHABLE_NS, all_reduce_ns, stage_costs, transfer
+from penstock.solvers.costs.collectives import all_reduce_ns
+from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.memory import activation_bytes, micro_batches_that_fit, static_bytes
+from penstock.solvers.costs.stage import stage_costs
+from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound, Shortage
@@ -94,9 +97,9 @@ def unreachable(problem: Problem, allocation: Allocation) -> str | None:
     for number, stage in enumerate(allocation.stages):
         for direction in (0, 1):
             sent = transfer(problem, allocation, number, rows, direction)
-            if sent is not None and sent.duration_ns >= UNREACHABLE_NS:
+            if sent is not None and sent.duration_ns >= NEVER_NS:
                 return f"nothing connects the devices of layers {stage.first}–{stage.last} to the next stage's"
-        if stage.replicas > 1 and all_reduce_ns(problem, 1, stage.devices) >= UNREACHABLE_NS:
+        if stage.replicas > 1 and all_reduce_ns(problem, 1, stage.devices) >= NEVER_NS:
             return f"nothing connects the replicas of layers {stage.first}–{stage.last}"
     return None
 

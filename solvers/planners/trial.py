@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from penstock.solvers.costs.durations import UNREACHABLE_NS
+from penstock.solvers.costs.infinity import NEVER_NS
+from penstock.solvers.costs.memory import largest_shortage
 from penstock.solvers.judge.simulate import makespan_ns, simulate
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
@@ -37,10 +38,9 @@ def judged(problem: Problem, allocation: Allocation, orders: Orders, below_ns: i
     if value >= below_ns:
         return Outcome(value)
     timeline = simulate(problem, allocation, orders)
-    missing = {d: use.memory.total - problem.capacity_bytes(d) for d, use in timeline.uses.items()}
-    worst = max(missing, key=lambda d: (missing[d], -d))
-    if missing[worst] > 0:
-        return Outcome(value, lacking=worst)
+    short = largest_shortage(problem, allocation, timeline)
+    if short is not None:
+        return Outcome(value, lacking=short.device)
     return Outcome(value, Trial(value, allocation, orders))
 
 
@@ -51,7 +51,7 @@ def best_order(problem: Problem, allocation: Allocation, below_ns: int) -> Outco
 
 def best_of(problem: Problem, allocation: Allocation, vectors: Iterable[tuple[int, ...]], below_ns: int) -> Outcome:
     """The best of these warm-ups, each with fewer micro-batches in flight where memory asks for it."""
-    best, least = None, UNREACHABLE_NS
+    best, least = None, NEVER_NS
     seen: set[tuple[int, ...]] = set()
     for vector in vectors:
         attempt: tuple[int, ...] | None = vector
@@ -72,7 +72,7 @@ def warmups(problem: Problem, allocation: Allocation) -> Iterator[tuple[int, ...
 def _attempt(problem: Problem, allocation: Allocation, warmup: tuple[int, ...], below_ns: int) -> Outcome:
     short = shortage_of(problem, allocation, warmup)
     if short is not None:
-        return Outcome(UNREACHABLE_NS, lacking=short.device)
+        return Outcome(NEVER_NS, lacking=short.device)
     return judged(problem, allocation, Draft("early-backward", warmup).orders(problem, allocation), below_ns)
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.schemas.errors import InvalidPlan
-from penstock.solvers.costs.durations import stage_costs, transfer
 from penstock.solvers.costs.memory import micro_batches_that_fit
+from penstock.solvers.costs.stage import stage_costs
+from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders

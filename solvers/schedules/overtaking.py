@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
-from penstock.solvers.costs.memory import static_bytes, transient_bytes
+from penstock.solvers.costs.memory import free_bytes, static_bytes, transient_bytes
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders
@@ -199,7 +199,7 @@ def room_of(problem: Problem, allocation: Allocation, ranks: Ranks) -> list[int]
     for chunks, devices in zip(ranks.stages, ranks.devices, strict=True):
         stages = [allocation.stages[s] for s in chunks]
         held = sum(static_bytes(problem, stage).total + transient_bytes(problem, stage, rows) for stage in stages)
-        found.append(min(problem.capacity_bytes(d) - problem.devices[d].context_bytes for d in devices) - held)
+        found.append(free_bytes(problem, devices) - held)
     return found
 
 

@@ -15,7 +15,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from penstock.solvers.bounds import suffix
-from penstock.solvers.costs.durations import UNREACHABLE_NS
+from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.improve import tabu
 from penstock.solvers.improve.neighbourhood.batch import Catalogue
 from penstock.solvers.lowering import lower
@@ -74,7 +74,7 @@ def _planned(problem: Problem, planner: Planner) -> None:
 
 
 def _suffixes(problem: Problem) -> None:
-    suffix.prove(problem, _line(), UNREACHABLE_NS, 1000)
+    suffix.prove(problem, _line(), NEVER_NS, 1000)
 
 
 def _in_bulk(problem: Problem) -> None:

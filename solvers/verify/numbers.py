@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.schemas.program import FORWARD, RECOMPUTE
-from penstock.solvers.costs.durations import update_ns
+from penstock.solvers.costs.stage import update_ns
 from penstock.solvers.model.schedule import STEP
 from penstock.solvers.model.timeline import Track
 from penstock.solvers.model.unroll import Unrolled

@@ -5,15 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, KINDS, RECOMPUTE, WEIGHT
-from penstock.solvers.costs.durations import (
-    UNREACHABLE_NS,
-    Transfer,
-    all_reduce_ns,
-    ring_resources,
-    stage_costs,
-    transfer,
-    update_ns,
-)
+from penstock.solvers.costs.collectives import all_reduce_ns, ring_resources
+from penstock.solvers.costs.infinity import NEVER_NS
+from penstock.solvers.costs.stage import stage_costs, update_ns
+from penstock.solvers.costs.transfer import Transfer, transfer
 from penstock.solvers.model.schedule import STEP
 from penstock.solvers.model.timeline import Track
 from penstock.solvers.verify.clock import Clock
@@ -124,10 +119,10 @@ Moves = dict[tuple[int, int, int], Transfer | None]
 def _check_reachable(clock: Clock, moves: Moves) -> list[str]:
     faults = []
     for (s, way, _size), move in moves.items():
-        if move is not None and move.duration_ns >= UNREACHABLE_NS:
+        if move is not None and move.duration_ns >= NEVER_NS:
             faults.append(f"Nothing connects the devices of stage {s} with those of stage {clock.other(s, way)}.")
     for group in groups_of(clock.allocation):
-        if all_reduce_ns(clock.problem, 1, group.devices) >= UNREACHABLE_NS:
+        if all_reduce_ns(clock.problem, 1, group.devices) >= NEVER_NS:
             faults.append(f"Nothing connects the replicas of {group.name}.")
     return sorted({*faults, *unreachable_copies(clock)})
 

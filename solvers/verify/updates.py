@@ -16,7 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.schemas.program import BACKWARD, WEIGHT
-from penstock.solvers.costs.durations import Bucket, buckets, stage_rows, update_ns
+from penstock.solvers.costs.buckets import Bucket, buckets
+from penstock.solvers.costs.stage import stage_rows, update_ns
 from penstock.solvers.model.allocation import Allocation, Stage
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import STEP

@@ -27,7 +27,7 @@ from penstock.executor.run.chain import Chain
 from penstock.executor.run.job import LayerSpec, load_job
 from penstock.executor.stage.stage_module import MicroBatch, StageModule
 from penstock.schemas.program import KINDS
-from penstock.solvers.costs.durations import stage_costs
+from penstock.solvers.costs.stage import stage_costs
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Stage, single_pipeline
 from penstock.solvers.model.schedule import Orders, Row

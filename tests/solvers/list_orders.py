@@ -13,7 +13,7 @@ from typing import NamedTuple
 from problems import as_operations
 
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
-from penstock.solvers.costs.durations import stage_costs
+from penstock.solvers.costs.stage import stage_costs
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders, Row

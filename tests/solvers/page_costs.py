@@ -16,7 +16,7 @@ from page_network import Links
 from penstock.solvers.model.allocation import Allocation, Stage
 from penstock.solvers.model.problem import Problem
 
-UNREACHABLE = 2**62
+UNREACHABLE = 2**61
 F, B, I, W, R, STEP = range(6)  # noqa: E741
 FORWARD, BACKWARD = 0, 1
 

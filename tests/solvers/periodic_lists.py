@@ -14,7 +14,7 @@ from list_allocations import Draw, drawn_apart, drawn_in_turn, drawn_looped, dra
 
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
-from penstock.solvers.costs.durations import stage_costs
+from penstock.solvers.costs.stage import stage_costs
 from penstock.solvers.judge.shared_processor import parallel_pipelines
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from penstock.schemas.program import BACKWARD, FORWARD
-from penstock.solvers.costs.durations import stage_costs, transfer, update_ns
 from penstock.solvers.costs.memory import static_bytes, weight_bytes
+from penstock.solvers.costs.stage import stage_costs, update_ns
+from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders

@@ -7,16 +7,10 @@ from itertools import groupby
 from typing import NamedTuple
 
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
-from penstock.solvers.costs.durations import (
-    Bucket,
-    all_reduce_ns,
-    buckets,
-    ring_resources,
-    stage_costs,
-    stage_rows,
-    transfer,
-    update_ns,
-)
+from penstock.solvers.costs.buckets import Bucket, buckets
+from penstock.solvers.costs.collectives import all_reduce_ns, ring_resources
+from penstock.solvers.costs.stage import stage_costs, stage_rows, update_ns
+from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Allocation, Stage
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import STEP, Orders, Pattern

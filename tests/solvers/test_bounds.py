@@ -12,7 +12,8 @@ from problems import chain, early_backward, gpipe, make_problem, straight, warmu
 from penstock.solvers.bounds.schedule_bound import request_bound, schedule_bound
 from penstock.solvers.bounds.stage_times import StageTimes
 from penstock.solvers.bounds.stage_windows import window_bound_ns
-from penstock.solvers.costs.durations import stage_costs, transfer
+from penstock.solvers.costs.stage import stage_costs
+from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem

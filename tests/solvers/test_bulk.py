@@ -13,7 +13,7 @@ from problems import chain, make_problem
 from random_plans import random_problem
 from reference_simulator import run_reference
 
-from penstock.solvers.costs.durations import UNREACHABLE_NS
+from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.improve.neighbourhood.batch import MANY, Catalogue, makespans_ns
 from penstock.solvers.judge.simulate import makespan_ns, simulate
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
@@ -74,7 +74,7 @@ def test_times_are_the_judges(network: str) -> None:
         plans = [drawn_stages(rng, problem) for _ in range(4)]
         catalogue = Catalogue(problem, number)
         rows = catalogue.rows(plans)
-        warmups = np.ones(rows.pieces.shape, dtype=np.int64)
+        warmups = np.ones(rows.stages.shape, dtype=np.int64)
         for n, stages in enumerate(plans):
             warmups[n, : len(stages)] = drawn_warmups(rng, len(stages), number, 1)
         found = catalogue.makespans_ns(rows, warmups)
@@ -131,7 +131,7 @@ def test_operations_that_take_no_time_are_judged_too() -> None:
     plan = chain([(1, [0]), (1, [1]), (1, [2]), (1, [3])], 6)
     vectors = np.asarray([[4, 3, 2, 1], [6, 6, 6, 6], [1, 1, 1, 1], [1, 2, 2, 2]])
     judged = [makespan_ns(problem, plan, early_backward(problem, plan, warmup=v.tolist())) for v in vectors[:3]]
-    assert makespans_ns(problem, plan, vectors).tolist() == [*judged, UNREACHABLE_NS]
+    assert makespans_ns(problem, plan, vectors).tolist() == [*judged, NEVER_NS]
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -139,7 +139,7 @@ def test_warm_ups_that_grow_wait_for_ever(network: str) -> None:
     shared, channel = rules_of(network)
     problem = make_problem([3, 3], None, 2, shared=shared, channel=channel)
     plan = chain([(1, [0]), (1, [1])], 4)
-    assert (makespans_ns(problem, plan, np.asarray([[1, 2], [2, 2]])) == UNREACHABLE_NS).tolist() == [True, False]
+    assert (makespans_ns(problem, plan, np.asarray([[1, 2], [2, 2]])) == NEVER_NS).tolist() == [True, False]
 
 
 def test_threads_change_nothing() -> None:
@@ -166,7 +166,7 @@ def test_nothing_connects(shared: bool) -> None:
         chain([(3, [1, 2])], 4).stages,
     ]
     found = catalogue.makespans_ns(catalogue.rows(plans), np.ones((4, 2), dtype=np.int64))
-    assert (found == UNREACHABLE_NS).tolist() == [False, True, False, True]
+    assert (found == NEVER_NS).tolist() == [False, True, False, True]
 
 
 @pytest.mark.parametrize("network", NETWORKS)

@@ -16,7 +16,8 @@ from penstock.schemas.errors import InvalidDocument, InvalidPlan
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest
 from penstock.solvers.costs.codecs import best_codecs, codable_edges, with_codecs
-from penstock.solvers.costs.durations import conversion_ns, message_bytes, stage_costs, transfer
+from penstock.solvers.costs.stage import conversion_ns, stage_costs
+from penstock.solvers.costs.transfer import message_bytes, transfer
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage, single_pipeline
 from penstock.solvers.model.problem import Problem

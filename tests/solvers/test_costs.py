@@ -8,15 +8,11 @@ import pytest
 
 from penstock.convert import to_problem
 from penstock.schemas.request import PlanRequest
-from penstock.solvers.costs.durations import (
-    all_reduce_ns,
-    buckets,
-    row_pairs,
-    stage_costs,
-    transfer,
-    transfer_ns,
-)
+from penstock.solvers.costs.buckets import buckets
+from penstock.solvers.costs.collectives import all_reduce_ns
 from penstock.solvers.costs.memory import activation_bytes, micro_batches_that_fit, static_bytes
+from penstock.solvers.costs.stage import stage_costs
+from penstock.solvers.costs.transfer import row_pairs, transfer, transfer_ns
 from penstock.solvers.model.allocation import Stage, single_pipeline
 from penstock.solvers.model.problem import Problem
 

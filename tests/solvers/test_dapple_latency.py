@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import make_problem, straight
 
+from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.judge.simulate import makespan_ns
 from penstock.solvers.planners.dapple.latency import latency
-from penstock.solvers.planners.dapple.latency_kernel import INFINITE, C, push
+from penstock.solvers.planners.dapple.latency_kernel import C, push
 from penstock.solvers.schedules.early_backward import early_backward, policy_a, policy_b
 
 # The vectors count in halves, so all numbers are doubled.
@@ -72,7 +73,7 @@ STAGES = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 90), st.integers(
 @given(STAGES, st.integers(1, 20))
 def test_labels_give_the_latency(stages: list[tuple[int, int, int]], count: int) -> None:
     """The kernel's four numbers, stage by stage, end at the corrected latency over all pivots."""
-    label = (0, 0, -INFINITE, 0)
+    label = (0, 0, -NEVER_NS, 0)
     for f, b, a in stages:
         label = push(label, f, b, a, (count - 1) * (f + b), True)
     forward, backward, reduce = (list(column) for column in zip(*stages, strict=True))

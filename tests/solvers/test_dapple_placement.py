@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from problems import make_network, make_problem
 
+from penstock.solvers.costs.device_line import server_classes
 from penstock.solvers.model.network import Cable, Network
 from penstock.solvers.planners.dapple.placement import POLICIES, Policy, geometry, place
-from penstock.solvers.planners.dapple.wires import server_classes
 
 EIGHT = [list(range(8)), list(range(8, 16)), list(range(16, 24))]
 OCCUPIED = [0, 1, 8, 9, 10, 11]

@@ -12,8 +12,9 @@ import pytest
 from problems import make_problem
 
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
-from penstock.solvers.costs.durations import stage_costs, transfer
 from penstock.solvers.costs.memory import micro_batches_that_fit
+from penstock.solvers.costs.stage import stage_costs
+from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import batch_of
 from penstock.solvers.model.problem import Problem

@@ -14,8 +14,8 @@ import pytest
 from problems import make_problem
 
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.costs.durations import stage_costs
 from penstock.solvers.costs.memory import activation_bytes, static_bytes, transient_bytes, weight_bytes
+from penstock.solvers.costs.stage import stage_costs
 from penstock.solvers.model.allocation import Stage
 from penstock.solvers.model.micro_batches import batch_of
 from penstock.solvers.planners.madpipe import paper

@@ -9,7 +9,7 @@ from problems import as_operations, gpipe, make_network, make_problem, warmup_or
 
 from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.program import BACKWARD, FORWARD
-from penstock.solvers.costs.durations import UNREACHABLE_NS
+from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.reductions import Group, reduction_groups
 from penstock.solvers.judge.simulate import makespan_ns, simulate
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage, single_pipeline
@@ -225,4 +225,4 @@ def test_pipelines_that_nothing_connects_are_refused() -> None:
     allocation = _pipelines([(1, [0])], [(1, [1])], batches=[1, 1])
     with pytest.raises(InvalidPlan, match="Nothing connects the replicas of stage 0 and stage 1: n0/0, n1/0"):
         simulate(problem, allocation, gpipe(allocation))
-    assert makespan_ns(problem, allocation, gpipe(allocation)) == UNREACHABLE_NS
+    assert makespan_ns(problem, allocation, gpipe(allocation)) == NEVER_NS

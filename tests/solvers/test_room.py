@@ -8,8 +8,14 @@ from typing import Any
 import pytest
 from problems import chain, make_problem
 
-from penstock.solvers.costs.memory import activation_bytes, micro_batches_that_fit, static_bytes, transient_bytes
-from penstock.solvers.costs.memory_budget import free_bytes, needed_bytes, with_room
+from penstock.solvers.costs.memory import (
+    activation_bytes,
+    free_bytes,
+    micro_batches_that_fit,
+    static_bytes,
+    transient_bytes,
+)
+from penstock.solvers.costs.memory_budget import needed_bytes, with_room
 from penstock.solvers.model.allocation import Stage
 from penstock.solvers.model.problem import Problem
 
@@ -78,7 +84,7 @@ def test_a_backward_needs_the_stash_and_what_passes() -> None:
     for stage in (MIDDLE, replace(MIDDLE, recompute=((1, 1),))):
         assert needed_bytes(problem, stage, ROWS) == 800 + 60 + 4
         assert needed_bytes(problem, stage, ROWS, buffers=True) == 800 + 60 + 56
-    assert free_bytes(_problem(memory_bytes=1000), 0) == 1000 - BESIDE
+    assert free_bytes(_problem(memory_bytes=1000), [0]) == 1000 - BESIDE
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from random_plans import measured_run, random_averaging
 
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, WEIGHT
-from penstock.solvers.costs.durations import UNREACHABLE_NS
+from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.judge.clocks.shared_processor import SPEED
 from penstock.solvers.judge.shared_processor import parallel_pipelines, sharing_makespan_ns, simulate_sharing
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
@@ -215,7 +215,7 @@ def test_refuses_what_cannot_be_counted_or_connected() -> None:
     apart = make_problem([1, 1], boundary_bytes=1, network=network, shared=True, global_batch_size=1)
     allocation = straight_pipelines(apart, 2, 1)
     orders = advance_forward(apart, allocation)
-    assert sharing_makespan_ns(apart, allocation, orders) == UNREACHABLE_NS
+    assert sharing_makespan_ns(apart, allocation, orders) == NEVER_NS
     with pytest.raises(InvalidPlan, match="Nothing connects the devices of stage 0 with those of stage 1"):
         simulate_sharing(apart, allocation, orders)
 

@@ -11,7 +11,7 @@ from problems import as_operations, chain, early_backward, gpipe, make_network, 
 
 from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
-from penstock.solvers.costs.durations import UNREACHABLE_NS
+from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.judge.simulate import makespan_ns, simulate
 from penstock.solvers.model.allocation import Stage, single_pipeline
 from penstock.solvers.model.network import Network
@@ -340,7 +340,7 @@ def test_devices_that_nothing_connects_are_refused() -> None:
     allocation = straight(problem, 1)
     with pytest.raises(InvalidPlan, match="Nothing connects the devices of stage 0 with those of stage 1"):
         simulate(problem, allocation, gpipe(allocation))
-    assert makespan_ns(problem, allocation, gpipe(allocation)) == UNREACHABLE_NS
+    assert makespan_ns(problem, allocation, gpipe(allocation)) == NEVER_NS
 
 
 def test_judging_twice_gives_the_same() -> None:

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 from problems import make_problem
 
-from penstock.solvers.costs.durations import all_reduce_ns, stage_costs, transfer
+from penstock.solvers.costs.collectives import all_reduce_ns
 from penstock.solvers.costs.memory import micro_batches_that_fit
+from penstock.solvers.costs.stage import stage_costs
+from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Stage, single_pipeline
 from penstock.solvers.model.micro_batches import batch_of
 from penstock.solvers.model.network import Network

@@ -6,7 +6,8 @@ from collections import Counter
 from typing import NamedTuple
 
 from penstock.schemas.program import BACKWARD, WEIGHT
-from penstock.solvers.costs.durations import Bucket, stage_rows
+from penstock.solvers.costs.buckets import Bucket
+from penstock.solvers.costs.stage import stage_rows
 from penstock.solvers.improve.job_shop.shop import Operation, Shop
 
 

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.solvers.costs.durations import UNREACHABLE_NS, all_reduce_ns
+from penstock.solvers.costs.collectives import all_reduce_ns
+from penstock.solvers.costs.infinity import NEVER_NS
+from penstock.solvers.costs.ties import trained_ties
 from penstock.solvers.model.allocation import Stage
 from penstock.solvers.model.problem import Problem
 
@@ -18,11 +20,8 @@ class BulkTies:
     """
 
     def __init__(self, problem: Problem) -> None:
-        trained = np.diff(problem.trainable_bytes)
         self._problem = problem
-        self._ties = [
-            (layers, size) for _name, layers, size in problem.shared_parameters if size > 0 and trained[layers[0]] > 0
-        ]
+        self._ties = [(layers, size) for _name, layers, size in trained_ties(problem)]
         self._known: dict[tuple[int, tuple[int, ...]], int] = {}
 
     def __bool__(self) -> bool:
@@ -43,4 +42,4 @@ class BulkTies:
                 for s in users:
                     at[s] = end
         ends: list[int] = [ready + step for ready, step in zip(at, step_ns.tolist(), strict=True)]
-        return min(UNREACHABLE_NS, max(ends))
+        return min(NEVER_NS, max(ends))

@@ -11,12 +11,12 @@ from dataclasses import replace
 from itertools import product
 
 from penstock.schemas.errors import InvalidDocument
+from penstock.solvers.costs.device_line import device_order
 from penstock.solvers.model.allocation import Stage
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.block_partition import block_partition
 from penstock.solvers.planners.pipedream.device_row import DeviceRow
-from penstock.solvers.planners.pipedream.hierarchy import device_order
 from penstock.solvers.planners.pipedream.layers import Layers
 from penstock.solvers.planners.pipedream.placed import Settings, placed
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Literal
 
-from penstock.solvers.costs.memory import static_bytes, weight_bytes
+from penstock.solvers.costs.memory import fits, static_bytes, weight_bytes
 from penstock.solvers.costs.utilisation import utilisation_ppm
 from penstock.solvers.judge.shared_processor import parallel_pipelines, simulate_sharing
 from penstock.solvers.model.allocation import Allocation
@@ -107,7 +107,7 @@ class Tuner:
         """Time per global batch by the judge; None where memory does not suffice."""
         self.simulations += 1
         timeline = simulate_sharing(self.problem, allocation, orders)
-        if any(use.memory.total > self.problem.capacity_bytes(d) for d, use in timeline.uses.items()):
+        if not fits(self.problem, timeline):
             return None
         return timeline.time_per_global_batch_ns
 

@@ -15,7 +15,9 @@ from typing import NamedTuple
 
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.solvers.bounds.feasibility import proof_of_infeasibility
-from penstock.solvers.costs.durations import all_reduce_ns, stage_costs, transfer
+from penstock.solvers.costs.buckets import stage_all_reduce_ns
+from penstock.solvers.costs.stage import stage_costs
+from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import Batch, candidates
 from penstock.solvers.model.options import Option
@@ -219,8 +221,7 @@ def _expected_ns(problem: Problem, allocation: Allocation, batch: Batch) -> int:
         for direction in (0, 1):
             move = transfer(problem, allocation, s, batch.most_rows, direction)
             way += move.duration_ns if move else 0
-        size = int(problem.trainable_bytes[stage.last + 1] - problem.trainable_bytes[stage.first])
-        reduced = max(reduced, all_reduce_ns(problem, size, stage.devices))
+        reduced = max(reduced, stage_all_reduce_ns(problem, stage))
     return max(work.values()) + ((len(work) - 1) * part + way) // len(allocation.pipelines) + reduced
 
 

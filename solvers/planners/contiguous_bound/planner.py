@@ -32,7 +32,7 @@ OPTIONS = (EFFORT,)
 MILLION = 1_000_000
 FURTHER, SLOWER = 4, 8
 """A search goes up to 1/4 above the bound that is known; with more devices than 32, up to ``SLOWER`` / devices."""
-NEVER_NS = 2**52
+LONGEST_NS = 2**52
 """No plan takes so long: 52 days."""
 MOST_DEVICES = 256
 PLANS = 8
@@ -53,7 +53,7 @@ class Relaxation:
 
     problem: Problem
     effort: int
-    value_ns: int = NEVER_NS
+    value_ns: int = LONGEST_NS
     best: Trial | None = None
     searches: list[BatchSearch] = field(default_factory=list)
     plans: dict[Allocation, int] = field(default_factory=dict)
@@ -109,7 +109,7 @@ class Relaxation:
         """The plans with the least bounds again: more warm-ups, then any order."""
         plans = sorted(self.plans.items(), key=lambda each: each[1])[:PLANS]
         for plan, bound_ns in plans:
-            start = best_order(self.problem, plan, NEVER_NS).trial if bound_ns < self.value_ns else None
+            start = best_order(self.problem, plan, LONGEST_NS).trial if bound_ns < self.value_ns else None
             if start is not None:
                 passes = SHARED_JUDGED if self.problem.rules.shared else JUDGED
                 most = max(LEAST_WARM_UPS, passes // _passes(plan))

@@ -1,6 +1,6 @@
 """What the search's kernel costs and how: transfers between two sets of devices, all-reduces, stages and their memory.
 
-The numbers are those of ``costs.durations`` and ``costs.memory``; bytes become ns in float64, rounded up.
+The numbers are those of ``costs``; bytes become ns in float64, rounded up.
 """
 
 # mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
@@ -163,7 +163,7 @@ def stage_times(
     forward, backward, stash, work, rebuilt = 0, 0, 0, 0, 0
     for kind in range(len(widest)):
         if (mask >> kind) & 1:
-            kept = layers.stash_bytes[kind, share, j] - layers.stash_bytes[kind, share, i]
+            kept = layers.kept_bytes[kind, share, j] - layers.kept_bytes[kind, share, i]
             forward = max(forward, layers.forward_ns[kind, share, j] - layers.forward_ns[kind, share, i])
             backward = max(backward, layers.backward_ns[kind, share, j] - layers.backward_ns[kind, share, i])
             stash = max(stash, kept)

@@ -69,12 +69,12 @@ class Layers(NamedTuple):
     rows: np.ndarray
     forward_ns: np.ndarray
     backward_ns: np.ndarray
-    stash_bytes: np.ndarray
+    kept_bytes: np.ndarray
     workspace_bytes: np.ndarray
     workspace_from: np.ndarray
     least_work_ns: np.ndarray
     least_stages: np.ndarray
-    trainable_bytes: np.ndarray
+    trained_bytes: np.ndarray
     sent_bytes: np.ndarray
     returned_bytes: np.ndarray
     cut: np.ndarray

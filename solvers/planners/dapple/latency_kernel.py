@@ -14,7 +14,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-INFINITE = 2**60
+from penstock.solvers.costs.infinity import NEVER_NS
+
 X, C, R, P = range(4)
 Label = tuple[int, int, int, int]
 
@@ -46,7 +47,7 @@ def latency_of(
 ) -> int:
     """``latency.latency`` on arrays, for the pivot rules and formulas that have no label."""
     if largest:
-        best = -INFINITE
+        best = -NEVER_NS
         for q in range(count):
             if legal[q]:
                 best = max(best, _latency_at(forward, backward, reduce, load, count, q, printed))
@@ -69,7 +70,7 @@ def _latency_at(
     warmup = 0
     for s in range(q + 1):
         warmup += forward[s]
-    ending = -INFINITE
+    ending = -NEVER_NS
     after = 0
     if printed:
         for s in range(q, count):

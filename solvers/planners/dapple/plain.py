@@ -9,8 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from penstock.solvers.costs.durations import UNREACHABLE_NS, all_reduce_ns, stage_costs, transfer
+from penstock.solvers.costs.collectives import all_reduce_ns
+from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.memory import micro_batches_that_fit, static_bytes
+from penstock.solvers.costs.stage import stage_costs
+from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.problem import Problem
@@ -219,7 +222,7 @@ class Plain:
         pair = single_pipeline((before, stage), self.batch.num_micro_batches)
         both = [transfer(self.problem, pair, s, self.batch.most_rows, s) for s in (0, 1)]
         sent, returned = (0 if each is None else each.duration_ns for each in both)
-        return None if max(sent, returned) >= UNREACHABLE_NS else (Times(sent, returned, 0, True),)
+        return None if max(sent, returned) >= NEVER_NS else (Times(sent, returned, 0, True),)
 
     def _least_work(self, start: int) -> int:
         problem = self.problem

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.memory import micro_batches_that_fit
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import Batch, candidates, dapple_replicas
@@ -14,7 +15,6 @@ from penstock.solvers.model.options import Option
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.block_partition import block_partition
 from penstock.solvers.planners.dapple.latency import Formula, Pivot
-from penstock.solvers.planners.dapple.latency_kernel import INFINITE
 from penstock.solvers.planners.dapple.placement import POLICIES
 from penstock.solvers.planners.dapple.search import Found, Rank, Rules, search, straight
 from penstock.solvers.planners.dapple.tables import Shape, shape
@@ -105,7 +105,7 @@ def _every_batch(
     problem: Problem, rules: Rules, base: Shape, singles: Shape, best_of: dict[Batch, Found]
 ) -> Iterator[list[Found]]:
     """The plans of each batch, the most promising batch first; ``best_of`` gets each one's best."""
-    best = INFINITE
+    best = NEVER_NS
     for batch in sorted(candidates(problem, dapple_replicas(problem)), key=lambda b: _work_ns(problem, b)):
         plans = straight(problem, batch, _limited(rules, best), singles).plans
         plans = tuple(p for p in plans if rules.allow_unused or len(p.allocation.stages) == problem.num_devices)
@@ -124,7 +124,7 @@ def _by_stages(problem: Problem, rules: Rules, base: Shape, best_of: dict[Batch,
     """
     ranked = sorted(best_of.items(), key=lambda item: (item[1].latency_ns, item[0].num_micro_batches))[:TIGHT_BATCHES]
     most = rules.max_stages or problem.num_devices
-    best = INFINITE
+    best = NEVER_NS
     for batch, found in ranked:
         if not _is_tight(problem, batch, found.allocation):
             continue
@@ -147,7 +147,7 @@ def _is_tight(problem: Problem, batch: Batch, allocation: Allocation) -> bool:
 
 
 def _limited(rules: Rules, best_ns: int) -> Rules:
-    return replace(rules, limit_ns=min(INFINITE, best_ns + best_ns // WORTH_JUDGING))
+    return replace(rules, limit_ns=min(NEVER_NS, best_ns + best_ns // WORTH_JUDGING))
 
 
 def _ascending(plans: Iterable[Found]) -> list[Found]:

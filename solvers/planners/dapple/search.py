@@ -20,6 +20,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.memory import micro_batches_that_fit
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch
@@ -27,7 +28,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.dapple import search_kernel as kernel
 from penstock.solvers.planners.dapple.kernel_arrays import Layers, Memo, Scratch, Settings
 from penstock.solvers.planners.dapple.latency import Channel, Formula, Pivot
-from penstock.solvers.planners.dapple.latency_kernel import INFINITE, R
+from penstock.solvers.planners.dapple.latency_kernel import R
 from penstock.solvers.planners.dapple.placement import POLICIES, Policy
 from penstock.solvers.planners.dapple.tables import Shape, layers, shape
 
@@ -66,7 +67,7 @@ class Rules:
     lenient: bool = False
     prune: bool = True
     kept: int = KEPT_PLANS
-    limit_ns: int = INFINITE
+    limit_ns: int = NEVER_NS
     total_stages: int = 0
 
 
@@ -118,9 +119,9 @@ def _run(problem: Problem, batch: Batch, rules: Rules, base: Shape, most_replica
     beam = max(1, min(rules.beam, MAX_PREFIXES // (keys * (problem.num_layers + 1)))) if settings.labels else 1
     memo = _memo(keys, settings.total + 1, problem.num_layers, beam, settings.labels)
     found = np.full((rules.kept, 7), kernel.NONE, dtype=np.int64)
-    found[:, kernel.VALUE] = min(rules.limit_ns, INFINITE)
+    found[:, kernel.VALUE] = min(rules.limit_ns, NEVER_NS)
     by_length = np.full((settings.max_stages + 1, 7), kernel.NONE, dtype=np.int64)
-    by_length[:, kernel.VALUE] = min(rules.limit_ns, INFINITE)
+    by_length[:, kernel.VALUE] = min(rules.limit_ns, NEVER_NS)
     kernel.run(
         base.places,
         base.lines,
@@ -174,7 +175,7 @@ def _memo(keys: int, width: int, num_layers: int, beam: int, labels: bool) -> Me
     info = np.full((*full, 5), kernel.NONE, dtype=np.int32)
     memo = Memo(
         info=info,
-        rank=np.full((*full, 2), INFINITE, dtype=np.int64),
+        rank=np.full((*full, 2), NEVER_NS, dtype=np.int64),
         label=np.zeros((*(full if labels else none), 4), dtype=np.int64),
         times=np.zeros((*(none if labels else full), 5), dtype=np.int64),
         overflow=np.zeros(1, dtype=np.int64),
@@ -183,7 +184,7 @@ def _memo(keys: int, width: int, num_layers: int, beam: int, labels: bool) -> Me
     info[root, 0, 0, kernel.STAGES] = 0
     memo.rank[root, 0, 0] = 0
     if labels:
-        memo.label[root, 0, 0, R] = -INFINITE
+        memo.label[root, 0, 0, R] = -NEVER_NS
     return memo
 
 

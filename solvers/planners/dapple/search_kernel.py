@@ -7,9 +7,10 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.planners.dapple.cost_kernel import NO, PLAIN, devices_between, hop, moved, reduced, stage_times
 from penstock.solvers.planners.dapple.kernel_arrays import Layers, Lines, Memo, Places, Scratch, SetCosts, Settings
-from penstock.solvers.planners.dapple.latency_kernel import INFINITE, C, Label, P, R, X, latency_of, push
+from penstock.solvers.planners.dapple.latency_kernel import C, Label, P, R, X, latency_of, push
 
 NONE = -1
 # Columns of a prefix: stages (NONE: no prefix), last transition, parent's key, cut and slot.
@@ -144,7 +145,7 @@ def _extend(
             continue
         if pruning and fits == PLAIN and before[X] + before[P] + settings.micro_batches * (f + b) >= found[-1, VALUE]:
             break
-        size = layers.trainable_bytes[j2] - layers.trainable_bytes[j]
+        size = layers.trained_bytes[j2] - layers.trained_bytes[j]
         a = reduced(placed.reduce_ns_per_byte[t], placed.reduce_fixed_ns[t], size, b, settings.bucket, settings.overlap)
         after, n = _append(settings, scratch, before, count, f, b, a, False)
         if j2 == num_layers:
@@ -183,7 +184,7 @@ def _base(memo: Memo, settings: Settings, scratch: Scratch, key: int, j: int, sl
         place -= 2
         info = memo.info[key, j, slot]
         key, j, slot = info[PARENT_KEY], info[PARENT_CUT], info[PARENT_SLOT]
-    return (0, 0, -INFINITE, 0), max(0, count)
+    return (0, 0, -NEVER_NS, 0), max(0, count)
 
 
 @njit(cache=True)
@@ -249,7 +250,7 @@ def _with_rest(
         layers.workspace_from[:, share, j2], 1,
     )  # fmt: skip
     rate = remaining.reduce_ns_per_byte[state]
-    size = layers.trainable_bytes[num_layers] - layers.trainable_bytes[j2]
+    size = layers.trained_bytes[num_layers] - layers.trained_bytes[j2]
     whole = fits != NO and free <= settings.fed and rate != np.inf and away[0] >= 0
     a, sent, returned = 0, 0, 0
     if rate != np.inf:

@@ -8,19 +8,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.costs.durations import UNREACHABLE_NS, all_reduce_ns
+from penstock.solvers.costs.device_line import Affine, affine_all_reduce, server_classes
+from penstock.solvers.costs.memory import free_bytes
+from penstock.solvers.costs.stage_table import layer_sums, static_between, static_sums
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.slices import largest_slice
 from penstock.solvers.planners.dapple.kernel_arrays import Layers, Lines, Places, SetCosts
 from penstock.solvers.planners.dapple.placement import Geometry, Policy, geometry
-from penstock.solvers.planners.dapple.wires import lines, server_classes
+from penstock.solvers.planners.dapple.wires import lines
 
 MAX_TRANSITIONS = 30_000
 SERVER_VISITS = 240_000
 FEW_DEVICES = 16
 MAX_SET_KEYS = 4_000
-PROBE_BYTES = 2**40
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +59,7 @@ def shape(
         )
     kinds = tuple(sorted({device.kind for device in problem.devices}))
     before = found.states[found.source]
-    fixed, states = _static(problem)
+    static = static_between(problem, np.arange(problem.num_layers + 1))
     whole = np.broadcast_to(np.asarray(sizes), found.states.shape)
     return Shape(
         geometry=found,
@@ -67,8 +68,8 @@ def shape(
         placed=_sets(problem, kinds, classes, before, before + found.take),
         remaining=_sets(problem, kinds, classes, found.states, whole),
         kinds=kinds,
-        fixed_bytes=fixed,
-        state_bytes=states,
+        fixed_bytes=static.parameters + static.gradients,
+        state_bytes=static.optimizer,
         restricted=restricted,
     )
 
@@ -142,15 +143,15 @@ def _sets(
     nodes = problem.nodes()
     network = problem.network
     plain = network.matrix_bytes_per_s is None and not any(network.has_own_nic)
-    room_of = [problem.capacity_bytes(d) - device.context_bytes for d, device in enumerate(problem.devices)]
+    room_of = [free_bytes(problem, [d]) for d in range(problem.num_devices)]
     bit_of = [1 << kinds.index(device.kind) for device in problem.devices]
-    reductions: dict[tuple[object, ...], tuple[float, int]] = {}
+    reductions: dict[tuple[object, ...], Affine] = {}
     rows = []
     for before, after in zip(low.tolist(), high.tolist(), strict=True):
         devices = tuple(d for node, a, b in zip(nodes, before, after, strict=True) for d in node[a:b])
         mark = _shape_of_set(classes, [b - a for a, b in zip(before, after, strict=True)]) if plain else devices
         if mark not in reductions:
-            reductions[mark] = _reduction(problem, devices)
+            reductions[mark] = affine_all_reduce(problem, devices)
         mask = 0
         for device in devices:
             mask |= bit_of[device]
@@ -173,41 +174,14 @@ def _shape_of_set(classes: tuple[int, ...], counts: list[int]) -> tuple[object, 
     return tuple((kind, sum(group), len(group), max(group)) for kind, group in sorted(groups.items()))
 
 
-def _reduction(problem: Problem, devices: tuple[int, ...]) -> tuple[float, int]:
-    """An all-reduce as ns per byte and ns per message, from two probes; infinite where the set is disconnected."""
-    if len(devices) < 2:
-        return 0.0, 0
-    much = all_reduce_ns(problem, PROBE_BYTES, devices)
-    if much >= UNREACHABLE_NS:
-        return np.inf, 0
-    little = all_reduce_ns(problem, 1, devices)
-    slope = (much - little) / (PROBE_BYTES - 1)
-    return slope, max(0, little - 1 - int(slope))
-
-
-def _static(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
-    """Bytes of parameters with gradients, and of optimizer states, of layers [i, j), (L + 1, L + 1) each."""
-    parameters, trainable = problem.parameter_bytes, problem.trainable_bytes
-    fixed = parameters[None, :] - parameters[:, None]
-    moving = trainable[None, :] - trainable[:, None]
-    copies = np.zeros_like(fixed)
-    index = np.arange(problem.num_layers + 1)
-    for _name, layers, size in problem.shared_parameters:
-        below = np.searchsorted(np.asarray(sorted(layers)), index)
-        holds = below[None, :] > below[:, None]
-        first = (index[:, None] <= layers[0]) & (layers[0] < index[None, :])
-        copies += np.where(holds & ~first, size, 0)
-    rules = problem.memory
-    return fixed + copies + (moving + copies) * rules.gradient_factor, (moving + copies) * rules.state_factor
-
-
 def layers(problem: Problem, base: Shape, batch: Batch) -> Layers:
     """Costs of the largest micro-batch, for the largest slice of every number of replicas."""
     devices = problem.num_devices
     shares = [largest_slice(batch.most_rows, r) for r in range(1, devices + 1)]
     rows = sorted(set(shares))
     share_of = np.asarray([0, *(rows.index(share) for share in shares)], dtype=np.int64)
-    costs = [[problem.costs(kind, share) for share in rows] for kind in base.kinds]
+    costs = [[layer_sums(problem, (kind,), share) for share in rows] for kind in base.kinds]
+    static = static_sums(problem)
 
     def stacked(name: str) -> np.ndarray:
         return np.asarray([[getattr(each, name) for each in line] for line in costs], dtype=np.int64)
@@ -226,12 +200,12 @@ def layers(problem: Problem, base: Shape, batch: Batch) -> Layers:
         rows=np.asarray(rows, dtype=np.int64),
         forward_ns=forward,
         backward_ns=backward,
-        stash_bytes=stacked("stash_bytes"),
+        kept_bytes=stacked("kept_bytes"),
         workspace_bytes=workspace,
         workspace_from=np.ascontiguousarray(widest_from),
         least_stages=_least_stages(problem, base),
         least_work_ns=np.append(np.cumsum(least[::-1])[::-1], 0).astype(np.int64),
-        trainable_bytes=np.array(problem.trainable_bytes, dtype=np.int64),
+        trained_bytes=np.array(static.trainable, dtype=np.int64),
         sent_bytes=np.array(problem.forward_bytes, dtype=np.int64),
         returned_bytes=np.array(problem.backward_bytes, dtype=np.int64),
         cut=cut,
@@ -245,7 +219,7 @@ def _least_stages(problem: Problem, base: Shape) -> np.ndarray:
 
     States are counted shared by all devices where the request shares them. More than there are layers: they never fit.
     """
-    room = max(problem.capacity_bytes(d) - device.context_bytes for d, device in enumerate(problem.devices))
+    room = max(free_bytes(problem, [d]) for d in range(problem.num_devices))
     shared_by = problem.num_devices if problem.memory.shard_states else 1
     held = base.fixed_bytes + base.state_bytes // shared_by
     count = problem.num_layers

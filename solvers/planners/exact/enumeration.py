@@ -16,6 +16,7 @@ from math import comb, prod
 
 import numpy as np
 
+from penstock.solvers.costs.device_line import likeness
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch, candidates, dapple_replicas
 from penstock.solvers.model.problem import Problem
@@ -161,7 +162,7 @@ def _swaps(problem: Problem, a: Nest, b: Nest) -> bool:
     first, second = [d for each in a for d in each], [d for each in b for d in each]
     for u, v in zip(first, second, strict=True):
         x, y = problem.devices[u], problem.devices[v]
-        if (x.kind, x.memory_bytes, x.context_bytes) != (y.kind, y.memory_bytes, y.context_bytes):
+        if likeness(x) != likeness(y):
             return False
         if any((u in pin.devices) != (v in pin.devices) for pin in problem.pins):
             return False

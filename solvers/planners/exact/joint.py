@@ -19,8 +19,10 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.solvers.bounds.schedule_bound import schedule_bound
-from penstock.solvers.costs.durations import boundary_bytes, stage_rows
-from penstock.solvers.costs.memory import activation_bytes, static_bytes, transient_bytes
+from penstock.solvers.costs.infinity import NEVER_NS
+from penstock.solvers.costs.memory import activation_bytes, free_bytes, static_bytes, transient_bytes
+from penstock.solvers.costs.stage import stage_rows
+from penstock.solvers.costs.transfer import boundary_bytes
 from penstock.solvers.improve.order import Closed, close
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch
@@ -31,7 +33,6 @@ from penstock.solvers.planners.exact.enumeration import Placement, Space
 from penstock.solvers.planners.proposal import shortage_of, unreachable
 from penstock.solvers.planners.trial import Trial, best_order
 
-NEVER = 2**62
 EFFORT = 1.0
 """For one plan (``closing``)."""
 PIECE = 64
@@ -75,7 +76,7 @@ class Search:
     @property
     def value_ns(self) -> int:
         """Of the best plan."""
-        return NEVER if self.best is None else self.best.value_ns
+        return NEVER_NS if self.best is None else self.best.value_ns
 
     def run(self) -> Iterator[Found | None]:
         """Every improvement, and at last the best plan with all that could be proven.
@@ -98,7 +99,7 @@ class Search:
         for turn in count(1):
             if turn % PIECE == 0:
                 yield None
-            following = int(bounds[ahead[at]]) if at < len(ahead) else NEVER
+            following = int(bounds[ahead[at]]) if at < len(ahead) else NEVER_NS
             if min([following, *(item.bound_ns for item in refined[:1])]) >= self.value_ns:
                 return
             if not refined or following < refined[0].bound_ns:
@@ -194,4 +195,4 @@ def surely_fits(problem: Problem, allocation: Allocation, stage: Stage) -> bool:
             each += sum(boundary_bytes(problem, stage.last, share, direction) for direction in (0, 1))
     held = static_bytes(problem, stage).total + transient_bytes(problem, stage, rows)
     held += allocation.num_micro_batches * each
-    return all(held + problem.devices[d].context_bytes <= problem.capacity_bytes(d) for d in stage.devices)
+    return held <= free_bytes(problem, stage.devices)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.solvers.compiled.decorators import compiled
-from penstock.solvers.planners.pipedream.partition_kernel import NEVER
+from penstock.solvers.costs.infinity import NEVER_NS
 
 
 @compiled
@@ -28,13 +28,13 @@ def run_worker(
     (k + 1, n). Ties: the earliest place.
     """
     count, n = len(kind_of), time_ns.shape[1]
-    value = np.full((count + 1, n), NEVER, dtype=np.int64)
+    value = np.full((count + 1, n), NEVER_NS, dtype=np.int64)
     before = np.full((count + 1, n), -1, dtype=np.int64)
     value[0, 0] = 0
     for p in range(count):
         kind = kind_of[p]
         for i in range(p, n - 1):
-            if value[p, i] >= NEVER:
+            if value[p, i] >= NEVER_NS:
                 continue
             for j in range(i + 1, n):
                 if base_bytes[kind, i, j] + in_flight[p] * flight_bytes[kind, i, j] > room_bytes[p]:

@@ -23,14 +23,15 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from penstock.solvers.costs.durations import transfer_ns
+from penstock.solvers.costs.infinity import NEVER_NS
+from penstock.solvers.costs.memory import free_bytes
+from penstock.solvers.costs.transfer import round_trips_ns
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.pins import by_layers, last_ends
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.hetpipe.partition_kernel import run_worker
 from penstock.solvers.planners.pipedream.layers import Layers
-from penstock.solvers.planners.pipedream.partition_kernel import NEVER
 
 Policy = Literal["node", "equal", "hybrid"]
 POLICIES: tuple[Policy, ...] = ("node", "equal", "hybrid")
@@ -124,11 +125,12 @@ def sort_of(problem: Problem, device: int) -> Sort:
 
 
 class Wire(NamedTuple):
-    """What connects two devices; a bandwidth of 0 is none."""
+    """The ways from one device to another and back: bytes per second, 0 where there is none, and ns."""
 
-    bandwidth_bytes_per_s: int
-    latency_out_ns: int
-    latency_back_ns: int
+    out_bytes_per_s: int
+    back_bytes_per_s: int
+    out_ns: int
+    back_ns: int
 
 
 class Position(NamedTuple):
@@ -149,6 +151,7 @@ class Partitions:
         self._known: dict[tuple[tuple[Position, ...], Batch, Hold], tuple[list[int], int] | None] = {}
         self._costs: dict[tuple[Batch, bool], tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
         self._hops: dict[tuple[Wire, Batch], np.ndarray] = {}
+        self._ends: dict[Wire, tuple[int, int]] = {}
 
     def allocation(self, workers: Sequence[tuple[int, ...]], batch: Batch, hold: Hold) -> Allocation | None:
         """Every worker as a pipeline with its share of the micro-batches; None where a worker cannot hold the model."""
@@ -189,20 +192,17 @@ class Partitions:
         problem = self._problem
         found = []
         for device, after in zip(used, (*used[1:], None), strict=True):
-            own = problem.devices[device]
-            room = problem.capacity_bytes(device) - own.context_bytes
+            room = free_bytes(problem, [device])
             found.append(Position(sort_of(problem, device), room, None if after is None else self._wire(device, after)))
         return tuple(found)
 
     def _wire(self, u: int, v: int) -> Wire:
-        """Transfers between single devices take their narrowest bandwidth in every mode (``costs.transfer``)."""
-        network, rules = self._problem.network, self._problem.rules
-        out, back = network.route(u, v), network.route(v, u)
-        if out is None or back is None:
-            return Wire(0, 0, 0)
-        waits = rules.shared or rules.transfer == "nic"
-        bandwidth = min(network.bandwidth(u, v), network.bandwidth(v, u))
-        return Wire(bandwidth, out.latency_ns * waits, back.latency_ns * waits)
+        """What a transfer between single devices depends on in every mode; the first two that have it stand for all."""
+        network = self._problem.network
+        latencies = [0 if route is None else route.latency_ns for route in (network.route(u, v), network.route(v, u))]
+        wire = Wire(network.bandwidth(u, v), network.bandwidth(v, u), *latencies)
+        self._ends.setdefault(wire, (u, v))
+        return wire
 
     def _bounds(self, positions: tuple[Position, ...], batch: Batch, hold: Hold) -> tuple[list[int], int] | None:
         """First layers of the stages and the end, and the largest load; None where a stage does not fit."""
@@ -220,11 +220,11 @@ class Partitions:
         value, before = run_worker(
             *self._slices(batch, self._recomputes(hold)),
             np.asarray([self._sorts.index(position.sort) for position in positions]),
-            np.asarray([NEVER if hold == "any" else position.room_bytes for position in positions]),
+            np.asarray([NEVER_NS if hold == "any" else position.room_bytes for position in positions]),
             np.arange(count, 0, -1) if hold == "all" else np.ones(count, dtype=np.int64),
             hops,
         )
-        if value[count, -1] >= NEVER:
+        if value[count, -1] >= NEVER_NS:
             return None
         chosen = [len(places) - 1]
         for p in range(count, 0, -1):
@@ -232,11 +232,11 @@ class Partitions:
         return [int(places[i]) for i in reversed(chosen)], int(value[count, -1])
 
     def _slices(self, batch: Batch, again: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Times, bytes held anyway and bytes per micro-batch, (C, n, n) by sort; NEVER where a pin is broken."""
+        """Times, bytes held anyway and bytes per micro-batch, (C, n, n) by sort; NEVER_NS where a pin is broken."""
         if (batch, again) not in self._costs:
             costs = [self._layers.costs((sort.kind,), batch, 1, False, again) for sort in self._sorts]
             time, base, flight = (np.stack(column) for column in zip(*costs, strict=True))
-            time[np.stack([self._broken(sort) for sort in self._sorts])] = NEVER
+            time[np.stack([self._broken(sort) for sort in self._sorts])] = NEVER_NS
             self._costs[batch, again] = (time, base, flight)
         return self._costs[batch, again]
 
@@ -247,18 +247,13 @@ class Partitions:
         return np.asarray(places[None, :] > last_ends(problem, (alike,))[places][:, None])
 
     def _hop_ns(self, wire: Wire, batch: Batch) -> np.ndarray:
-        """Both ways of a micro-batch over a wire at every place; NEVER where nothing connects."""
+        """Both ways of a micro-batch over a wire at every place; NEVER_NS where nothing connects."""
         if (wire, batch) not in self._hops:
             found = np.zeros(len(self._layers.places), dtype=np.int64)
-            for number, place in enumerate(self._layers.places.tolist()[1:-1], 1):
-                for per_sample, latency in (
-                    (self._problem.forward_bytes[place - 1], wire.latency_out_ns),
-                    (self._problem.backward_bytes[place - 1], wire.latency_back_ns),
-                ):
-                    if per_sample:
-                        sent = transfer_ns(int(per_sample) * batch.most_rows, wire.bandwidth_bytes_per_s) + latency
-                        found[number] = min(NEVER, int(found[number]) + sent)
-            self._hops[wire, batch] = found
+            source, target = self._ends[wire]
+            cuts = (self._layers.places[1:-1] - 1).tolist()
+            found[1:-1] = round_trips_ns(self._problem, cuts, (source,), (target,), batch.most_rows)
+            self._hops[wire, batch] = np.minimum(NEVER_NS, found)
         return self._hops[wire, batch]
 
 

@@ -18,15 +18,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.solvers.costs.durations import UNREACHABLE_NS, transfer, transfer_ns
-from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.costs.infinity import NEVER_NS
+from penstock.solvers.costs.memory import free_bytes
+from penstock.solvers.costs.stage_table import StageTable, between, crossing_bytes, cut_places, layer_sums
+from penstock.solvers.costs.transfer import round_trips_ns, transfers_ns
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.slices import largest_slice
 from penstock.solvers.schedules.support.stage_line import ALL_BUFFERS
-
-NEVER_NS = UNREACHABLE_NS // 2
-"""C of a boundary between processors that nothing connects: longer than any period, and two of them do not wrap."""
 
 Group = tuple[int, ...]
 
@@ -87,29 +86,28 @@ class Chain:
 
         ``halves``: which buffers count, as in ``stage_line.buffer_bytes``.
         """
-        cuts = (0, *(int(i) + 1 for i in np.flatnonzero(problem.cuttable)), problem.num_layers)
+        places = cut_places(problem)
+        cuts = tuple(places.tolist())
         width, rows = len(groups[0]), batch.most_rows
         share = largest_slice(rows, width)
         again = {"never": (False,), "always": (True,), "auto": (False, True)}[problem.recompute]
-        costs = problem.costs(problem.devices[groups[0][0]].kind, share)
-        at = np.asarray(cuts)
-        forward = costs.forward_ns[at]
-        plain = forward + costs.backward_ns[at]
-        stash = _between(costs.stash_bytes[at])
-        work = _largest([int(part.max()) for part in np.split(costs.workspace_bytes, at[1:-1])])
-        inputs = _crossing(problem, cuts, problem.forward_bytes, share)[:, None]
-        received = inputs * problem.memory.count_buffers
+        kind = problem.devices[groups[0][0]].kind
+        sums = layer_sums(problem, (kind,), share)
+        table = StageTable(problem, (kind,), share, places, width)
+        forward = sums.forward_ns[places]
+        plain = forward + sums.backward_ns[places]
+        work, stash = table.workspace_bytes, table.kept_bytes
         devices = [d for group in groups for d in group]
         return cls(
             cuts=cuts,
             again=again,
             forward_ns=forward,
             load_ns=np.stack([plain + forward if each else plain for each in again]),
-            fixed_bytes=_static(problem, cuts, width) + _buffers(problem, cuts, share, halves),
-            kept_bytes=np.stack([inputs + 0 * stash if each else received + stash for each in again]),
+            fixed_bytes=table.static.total + table.static.trainable + _buffers(problem, places, share, halves),
+            kept_bytes=np.stack([table.flight_bytes(each) for each in again]),
             work_bytes=np.stack([work + stash if each else work for each in again]),
             hop_ns=_hops(problem, cuts, groups, rows),
-            available_bytes=min(problem.capacity_bytes(d) - problem.devices[d].context_bytes for d in devices),
+            available_bytes=free_bytes(problem, devices),
             most_in_flight=batch.num_micro_batches + 1,
         )
 
@@ -134,15 +132,15 @@ class Chain:
         kept = np.concatenate(([0], np.cumsum(inputs[:count])))
         border = 2 * inputs
         border[[0, count]] = 0
-        hop = np.asarray([2 * transfer_ns(int(a), bandwidth_bytes_per_s) for a in inputs], dtype=np.int64)
+        hop = 2 * transfers_ns(inputs, bandwidth_bytes_per_s)
         hop[[0, count]] = 0
         return cls(
             cuts=tuple(range(count + 1)),
             again=(False,),
             forward_ns=forward,
             load_ns=(forward + backward)[None],
-            fixed_bytes=_between(weights) + border[:, None] + border[None, :],
-            kept_bytes=_between(kept)[None],
+            fixed_bytes=between(weights) + border[:, None] + border[None, :],
+            kept_bytes=between(kept)[None],
             work_bytes=np.zeros((1, count + 1, count + 1), dtype=np.int64),
             hop_ns=np.tile(hop, (processors, 1)),
             available_bytes=memory_bytes,
@@ -150,47 +148,10 @@ class Chain:
         )
 
 
-def _between(prefix: np.ndarray) -> np.ndarray:
-    """(n + 1, n + 1): the sum between any two boundaries; meaningless below the diagonal."""
-    return np.asarray(prefix[None, :] - prefix[:, None])
-
-
-def _largest(values: Sequence[int]) -> np.ndarray:
-    """(n + 1, n + 1): the largest element between any two boundaries."""
-    table = np.zeros((len(values) + 1, len(values) + 1), dtype=np.int64)
-    each = np.asarray(values, dtype=np.int64)
-    for k in range(len(values)):
-        table[k, k + 1 :] = np.maximum.accumulate(each[k:])
-    return table
-
-
-def _crossing(problem: Problem, cuts: tuple[int, ...], per_sample: np.ndarray, rows: int) -> np.ndarray:
-    """(n + 1,): what ``rows`` samples send over each boundary; nothing at the ends."""
-    sizes = np.zeros(len(cuts), dtype=np.int64)
-    sizes[1:-1] = per_sample[np.asarray(cuts[1:-1], dtype=np.int64) - 1] * rows
-    return sizes
-
-
-def _static(problem: Problem, cuts: tuple[int, ...], width: int) -> np.ndarray:
-    """(n + 1, n + 1): weights in two versions, gradients, optimizer states (``memory.static_bytes``)."""
-    at = np.asarray(cuts)
-    weights, trained = _between(problem.parameter_bytes[at]), _between(problem.trainable_bytes[at])
-    for _name, layers, size in problem.shared_parameters:
-        uses = _between(np.asarray([sum(layer < cut for layer in layers) for cut in cuts]))
-        first = (at[:, None] <= layers[0]) & (layers[0] < at[None, :])
-        copied = size * ((uses > 0) & ~first)
-        weights, trained = weights + copied, trained + copied
-    rules = problem.memory
-    states = trained * rules.state_factor
-    if rules.shard_states:
-        states = -(-states // width)
-    return np.asarray(weights + trained + trained * rules.gradient_factor + states)
-
-
-def _buffers(problem: Problem, cuts: tuple[int, ...], rows: int, halves: int) -> np.ndarray:
+def _buffers(problem: Problem, places: np.ndarray, rows: int, halves: int) -> np.ndarray:
     """(n + 1, n + 1): ``stage_line.buffer_bytes`` of every stage."""
-    border = _crossing(problem, cuts, problem.forward_bytes + problem.backward_bytes, rows)
-    certain = _crossing(problem, cuts, problem.backward_bytes, rows)[None, :]
+    certain = crossing_bytes(problem, 1, rows)[places]
+    border = certain + crossing_bytes(problem, 0, rows)[places]
     both = border[:, None] + border[None, :]
     return np.asarray(certain + (both - certain) * halves // ALL_BUFFERS) * problem.memory.count_buffers
 
@@ -198,32 +159,19 @@ def _buffers(problem: Problem, cuts: tuple[int, ...], rows: int, halves: int) ->
 def _hops(problem: Problem, cuts: tuple[int, ...], groups: Sequence[Group], rows: int) -> np.ndarray:
     """(P, n + 1): both ways over each boundary between processors q - 1 and q, by the judge's own transfers.
 
-    Pairs whose widest and narrowest boundaries take the same times are alike, so each sort of pair is asked once, and
-    for each size of boundary once.
+    Pairs whose widest and narrowest boundaries take the same times are alike, so each sort of pair is asked once.
     """
-    inner = cuts[1:-1]
+    inner = [cut - 1 for cut in cuts[1:-1]]
     table = np.zeros((len(groups), len(cuts)), dtype=np.int64)
     if not inner:
         return table
-    known: dict[tuple[int, ...], np.ndarray] = {}
-    sizes = [(int(problem.forward_bytes[c - 1]), int(problem.backward_bytes[c - 1])) for c in inner]
-    cut_of = dict(zip(sizes, inner, strict=True))
-    probes = [cut_of[size] for size in (max(sizes, key=sum), min(sizes, key=sum))]
+    sizes = problem.forward_bytes + problem.backward_bytes
+    probes = [max(inner, key=lambda cut: int(sizes[cut])), min(inner, key=lambda cut: int(sizes[cut]))]
+    known: dict[bytes, np.ndarray] = {}
     for q in range(1, len(groups)):
         pair = groups[q - 1], groups[q]
-        alike = tuple(_both_ways_ns(problem, cut, *pair, rows) for cut in probes)
+        alike = round_trips_ns(problem, probes, *pair, rows).tobytes()
         if alike not in known:
-            each = {size: _both_ways_ns(problem, cut, *pair, rows) for size, cut in cut_of.items()}
-            known[alike] = np.asarray([each[size] for size in sizes], dtype=np.int64)
+            known[alike] = round_trips_ns(problem, inner, *pair, rows)
         table[q, 1:-1] = known[alike]
     return table
-
-
-def _both_ways_ns(problem: Problem, cut: int, source: Group, target: Group, rows: int) -> int:
-    pair = _pair(problem, cut, source, target)
-    moves = transfer(problem, pair, 0, rows, 0), transfer(problem, pair, 1, rows, 1)
-    return min(NEVER_NS, sum(0 if move is None else move.duration_ns for move in moves))
-
-
-def _pair(problem: Problem, cut: int, source: Group, target: Group) -> Allocation:
-    return single_pipeline((Stage(0, cut - 1, source), Stage(cut, problem.num_layers - 1, target)), 1)

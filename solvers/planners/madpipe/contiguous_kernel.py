@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.solvers.compiled.decorators import compiled, inner, loop
-
-UNREACHED = 2**62
+from penstock.solvers.costs.infinity import NEVER_NS
 
 
 class Line(NamedTuple):
@@ -53,13 +52,13 @@ def contiguous(line: Any, period: int) -> np.ndarray:
     """
     n = line.load_ns.shape[1] - 1
     processors = line.hop_ns.shape[0]
-    best = np.full((n + 1, processors + 1), UNREACHED, dtype=np.int64)
+    best = np.full((n + 1, processors + 1), NEVER_NS, dtype=np.int64)
     after = np.zeros((n + 1, processors + 1), dtype=np.int64)
     variant = np.zeros((n + 1, processors + 1), dtype=np.int64)
     best[n, processors] = 0
     _fill(line, period, best, after, variant)
     for left in range(processors - 1, -1, -1):
-        if best[0, left] != UNREACHED:
+        if best[0, left] != NEVER_NS:
             stages = np.empty((processors - left, 3), dtype=np.int64)
             k = 0
             for s in range(processors - left):
@@ -85,7 +84,7 @@ def _fill(line: Any, period: int, best: np.ndarray, after: np.ndarray, variant: 
                     continue
                 for left in range(processors):
                     delay = best[j, left + 1]
-                    if delay == UNREACHED or line.hop_ns[left, k] > period or (left == 0 and k > 0):
+                    if delay == NEVER_NS or line.hop_ns[left, k] > period or (left == 0 and k > 0):
                         continue
                     group = max(1, groups_of(delay + load, period))
                     if group > line.most_in_flight or group * each > room:

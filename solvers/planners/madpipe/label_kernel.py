@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.solvers.compiled.decorators import compiled, inner, loop
+from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.planners.madpipe.contiguous_kernel import groups_of, then
 
 FOUND, NONE, TOO_MANY = 1, 0, -1
 SPECIAL = 2
 """Added to a stage's variant when it is on the special processor."""
 FIRST_ROOM = 1 << 12
-ENDLESS = 2**61
 LOAD, HELD, PEAK, DELAY = range(4)
 """Columns of a label: t_P, m_P, m_P + x, V."""
 
@@ -55,7 +55,7 @@ def special(line: Any, period: int, tight: bool, rounding: Any, cap: int) -> tup
     fresh = np.empty((FIRST_ROOM, 4), dtype=np.int64)
     origin = np.empty((FIRST_ROOM, 3), dtype=np.int32)
     state = np.zeros(4, dtype=np.int64)
-    needs = np.full((2, n + 1, normals + 1), ENDLESS, dtype=np.int64)
+    needs = np.full((2, n + 1, normals + 1), NEVER_NS, dtype=np.int64)
     _fill_needs(line, period, tight, hop, needs)
     for k in range(n - 1, -1, -1):
         if hop[k] > period:

@@ -19,7 +19,8 @@ from itertools import chain
 from typing import NamedTuple
 
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.costs.durations import UNREACHABLE_NS, update_ns
+from penstock.solvers.costs.infinity import NEVER_NS
+from penstock.solvers.costs.stage import update_ns
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch, candidates
 from penstock.solvers.model.options import Option
@@ -92,7 +93,7 @@ class SecondPhase:
     solver: str
     nodes: int
     left: int = MOST_SOLVED
-    best_ns: int = UNREACHABLE_NS
+    best_ns: int = NEVER_NS
     any_solved: bool = False
 
     def note(self, plans: Iterable[Plan]) -> Iterator[Plan]:

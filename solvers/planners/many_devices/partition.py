@@ -31,7 +31,6 @@ AGREEING = 3
 HALVINGS = 14
 FURTHER = 2
 """A time that is not reached is doubled so often, at most ``HALVINGS`` times."""
-FAR = 2.0**60
 
 
 class Run(NamedTuple):
@@ -160,7 +159,7 @@ class Partitions:
     def _fewest(self, limit_ns: np.ndarray, price: float, depth: np.ndarray) -> tuple[Run, ...]:
         """Runs whose steps take ``limit_ns`` of their first layer at most; none where there is no such partition."""
         width = self._width(limit_ns)
-        best = np.full((self._layers, width), FAR)
+        best = np.full((self._layers, width), np.inf)
         choice = np.zeros((self._layers, width), dtype=np.int64)
         for k, replicas in enumerate(self.pieces.replicas.tolist()):
             band = self.pieces.band(k, width, depth)
@@ -181,7 +180,7 @@ class Partitions:
         """The first layer of the best last run before each layer; -1 where none ends."""
         ends = np.append(self.pieces.problem.cuttable, True).tolist()
         width = cost.shape[1]
-        total = np.full(self._layers + 1, FAR)
+        total = np.full(self._layers + 1, np.inf)
         total[0] = 0.0
         begins = [-1] * (self._layers + 1)
         for end in range(1, self._layers + 1):
@@ -189,7 +188,7 @@ class Partitions:
                 first = np.arange(max(0, end - width), end)
                 sums = total[first] + cost[first, end - first - 1]
                 at = int(sums.argmin())
-                if sums[at] < FAR:
+                if sums[at] < np.inf:
                     total[end], begins[end] = sums[at], int(first[at])
         return begins
 

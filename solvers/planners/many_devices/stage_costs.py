@@ -1,6 +1,6 @@
 """What stages cost for the partition: by number of replicas, for any run of layers, as differences of prefix sums.
 
-Times are those of ``costs.durations`` on the slowest kind of device; transfers and all-reduces are taken between
+Times are those of ``costs`` on the slowest kind of device; transfers and all-reduces are taken between
 neighbours on the line, as if nobody else used their links. The judge has the last word.
 """
 
@@ -12,14 +12,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.solvers.costs.durations import UNREACHABLE_NS, all_reduce_ns
+from penstock.solvers.costs.device_line import Affine, affine_all_reduce
+from penstock.solvers.costs.memory import free_bytes
+from penstock.solvers.costs.stage_table import LayerSums, StaticSums, layer_sums, static_sums
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.pins import devices_allowed
-from penstock.solvers.model.problem import Costs, Problem
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.slices import largest_slice
 
 MOST_CHOICES = 24
 """Numbers of replicas that are tried."""
-PROBE_BYTES = 2**40
 
 
 def replica_choices(problem: Problem, batch: Batch) -> np.ndarray:
@@ -71,18 +73,22 @@ class Pieces:
             inside = inside & (devices_allowed(problem)[starts, ends] >= self.replicas[k])
         flying = np.minimum(depth, self.batch.num_micro_batches)[:, None]
         taken = self.input_bytes[k][:, None]
-        stash = self.stash_bytes[k][ends] - self.stash_bytes[k][starts]
-        parameters = problem.parameter_bytes[ends] - problem.parameter_bytes[starts]
-        room = self.room_bytes - np.ceil(parameters * self.weight_factors[k]) - self.workspace_bytes[k]
+        stash = self._sums[k].kept_bytes[ends] - self._sums[k].kept_bytes[starts]
+        parameters = self._static.parameters[ends] - self._static.parameters[starts]
+        room = self.room_bytes - np.ceil(parameters * self.weight_factors[k]) - self._sums[k].workspace_bytes.max()
         room = room - 4 * taken if problem.memory.count_buffers else room
         most, most_again = _most(room, stash + taken), _most(room - stash, taken)
         plain = inside & (most >= flying) & (rule != "always")
         again = inside & (most_again >= flying) & ~plain & (rule != "never")
         work = np.where(again, self.again_ns[k][ends], self.plain_ns[k][ends])
         work -= np.where(again, self.again_ns[k][starts], self.plain_ns[k][starts])
-        size = problem.trainable_bytes[ends] - problem.trainable_bytes[starts]
-        rate, wait = (each[k] for each in self.reduction)
-        reduced = np.where(size > 0, size * rate + wait, 0) + problem.update_ns[ends] - problem.update_ns[starts]
+        size = self._static.trainable[ends] - self._static.trainable[starts]
+        rate, wait = self.reduction[k]
+        reduced = (
+            np.where(size > 0, np.maximum(1, size) * rate + wait, 0)
+            + problem.update_ns[ends]
+            - problem.update_ns[starts]
+        )
         return Band(work, reduced, plain | again, again, np.where(again, most_again, most))
 
     @cached_property
@@ -93,12 +99,12 @@ class Pieces:
     @cached_property
     def plain_ns(self) -> np.ndarray:
         """(K, L + 1) prefix sums of forward and backward."""
-        return np.stack([_slowest(costs, "forward_ns") + _slowest(costs, "backward_ns") for costs in self._costs])
+        return np.stack([sums.forward_ns + sums.backward_ns for sums in self._sums])
 
     @cached_property
     def again_ns(self) -> np.ndarray:
         """The same with recomputation."""
-        return np.asarray(self.plain_ns + np.stack([_slowest(costs, "forward_ns") for costs in self._costs]))
+        return np.asarray(self.plain_ns + np.stack([sums.forward_ns for sums in self._sums]))
 
     @cached_property
     def hop_ns(self) -> np.ndarray:
@@ -109,19 +115,9 @@ class Pieces:
         return np.pad(np.ceil(time).astype(np.int64), ((0, 0), (1, 0)))
 
     @cached_property
-    def reduction(self) -> tuple[np.ndarray, np.ndarray]:
-        """(K,) ns per byte and (K,) ns: an all-reduce over so many neighbours on the line."""
-        rates, waits = [], []
-        for count in self.replicas.tolist():
-            wait = min(UNREACHABLE_NS, all_reduce_ns(self.problem, 1, self.line[:count]))
-            waits.append(wait)
-            rates.append((all_reduce_ns(self.problem, PROBE_BYTES, self.line[:count]) - wait) / PROBE_BYTES)
-        return np.asarray(rates), np.asarray(waits)
-
-    @cached_property
-    def stash_bytes(self) -> np.ndarray:
-        """(K, L + 1) prefix sums of what a micro-batch in flight keeps alive on a replica."""
-        return np.stack([np.max([cost.stash_bytes for cost in costs], axis=0) for costs in self._costs])
+    def reduction(self) -> list[Affine]:
+        """(K,): an all-reduce over as many neighbours on the line as there are replicas."""
+        return [affine_all_reduce(self.problem, self.line[:count]) for count in self.replicas.tolist()]
 
     @cached_property
     def input_bytes(self) -> np.ndarray:
@@ -130,15 +126,9 @@ class Pieces:
         return np.pad(slices[:, None] * self.problem.forward_bytes[None, :], ((0, 0), (1, 0)))
 
     @cached_property
-    def workspace_bytes(self) -> np.ndarray:
-        """(K,): the largest of any layer."""
-        return np.asarray([max(int(cost.workspace_bytes.max()) for cost in costs) for costs in self._costs])
-
-    @cached_property
     def room_bytes(self) -> int:
         """Of the smallest device, without its context."""
-        devices = self.problem.devices
-        return min(self.problem.capacity_bytes(d) - devices[d].context_bytes for d in self.line)
+        return free_bytes(self.problem, self.line)
 
     @cached_property
     def weight_factors(self) -> np.ndarray:
@@ -148,10 +138,14 @@ class Pieces:
         return np.asarray(1 + rules.gradient_factor + states)
 
     @cached_property
-    def _costs(self) -> list[list[Costs]]:
+    def _sums(self) -> list[LayerSums]:
+        """(K,): a slice on the slowest kind of device."""
         kinds = sorted({device.kind for device in self.problem.devices})
-        slices = (-(-self.batch.most_rows // self.replicas)).tolist()
-        return [[self.problem.costs(kind, rows) for kind in kinds] for rows in slices]
+        return [layer_sums(self.problem, kinds, largest_slice(self.batch.most_rows, r)) for r in self.replicas.tolist()]
+
+    @cached_property
+    def _static(self) -> StaticSums:
+        return static_sums(self.problem)
 
     @cached_property
     def _node_size(self) -> int:
@@ -168,8 +162,3 @@ class Pieces:
 def _most(room: np.ndarray, each: np.ndarray) -> np.ndarray:
     """Micro-batches of ``each`` bytes that there is room for; none where there is none at all."""
     return np.where(room < 0, -1, room // np.maximum(1, each))
-
-
-def _slowest(costs: list[Costs], name: str) -> np.ndarray:
-    each = np.max([np.diff(getattr(cost, name)) for cost in costs], axis=0)
-    return np.concatenate(([0], np.cumsum(each)))

@@ -6,15 +6,11 @@ from itertools import groupby
 
 import numpy as np
 
-from penstock.solvers.costs.durations import UNREACHABLE_NS, all_reduce_ns, transfer
-from penstock.solvers.model.allocation import Stage, single_pipeline
+from penstock.solvers.costs.device_line import Affine, affine_all_reduce, affine_transfer, server_classes
+from penstock.solvers.costs.memory import free_bytes
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.planners.dapple.wires import server_classes
 
 EVERY_COUNT = 32
-PROBE_BYTES = 2**40
-PROBE_ROWS = 5040
-"""Samples of a probed micro-batch: divided evenly by every small number of replicas."""
 
 Signature = tuple[tuple[int, int, int, int], ...]
 
@@ -47,8 +43,8 @@ class DeviceRow:
         self.replicas = np.asarray([r for r in replica_counts(problem) if r <= len(devices)], dtype=np.int64)
         self._class_of = server_classes(problem)
         self._index = {d: i for node in problem.nodes() for i, d in enumerate(node)}
-        self._reductions: dict[Signature, tuple[float, int]] = {}
-        self._hops: dict[tuple[Signature, int], tuple[float, int]] = {}
+        self._reductions: dict[Signature, Affine] = {}
+        self._hops: dict[tuple[Signature, int], Affine] = {}
         shape = (self.num_devices, len(self.replicas))
         self.kind_names: list[tuple[str, ...]] = []
         self.kinds = np.full(shape, -1, dtype=np.int64)
@@ -67,7 +63,7 @@ class DeviceRow:
         if kinds not in self.kind_names:
             self.kind_names.append(kinds)
         self.kinds[p, r] = self.kind_names.index(kinds)
-        self.room_bytes[p, r] = min(problem.capacity_bytes(d) - problem.devices[d].context_bytes for d in stage)
+        self.room_bytes[p, r] = free_bytes(problem, stage)
         self.reduce_slope[p, r], self.reduce_fixed[p, r] = self._reduction(stage)
         for before, count in enumerate(self.replicas.tolist()):
             if count <= p:
@@ -83,39 +79,14 @@ class DeviceRow:
             runs.append((labels.setdefault(node, len(labels)), self._class_of[node], own[0], len(own)))
         return tuple(runs)
 
-    def _reduction(self, devices: tuple[int, ...]) -> tuple[float, int]:
+    def _reduction(self, devices: tuple[int, ...]) -> Affine:
         mark = self._signature(devices)
         if mark not in self._reductions:
-            probes = [all_reduce_ns(self._problem, size, devices) for size in (1, PROBE_BYTES)]
-            self._reductions[mark] = _line(probes[0], probes[1], PROBE_BYTES)
+            self._reductions[mark] = affine_all_reduce(self._problem, devices)
         return self._reductions[mark]
 
-    def _hop(self, source: tuple[int, ...], target: tuple[int, ...]) -> tuple[float, int]:
+    def _hop(self, source: tuple[int, ...], target: tuple[int, ...]) -> Affine:
         mark = (self._signature(source + target), len(source))
         if mark not in self._hops:
-            self._hops[mark] = self._find_hop(source, target)
+            self._hops[mark] = affine_transfer(self._problem, source, target)
         return self._hops[mark]
-
-    def _find_hop(self, source: tuple[int, ...], target: tuple[int, ...]) -> tuple[float, int]:
-        """Two probes over the widest cut of the chain, with few rows and with many."""
-        problem = self._problem
-        if problem.num_layers < 2 or int(problem.forward_bytes.max()) == 0:
-            return 0.0, 0
-        cut = int(problem.forward_bytes.argmax())
-        pair = (Stage(0, cut, source), Stage(cut + 1, problem.num_layers - 1, target))
-        allocation = single_pipeline(pair, 1)
-        few, many = (transfer(problem, allocation, 0, rows, 0) for rows in (PROBE_ROWS, 2 * PROBE_ROWS))
-        if few is None or many is None:
-            return 0.0, 0
-        if many.duration_ns >= UNREACHABLE_NS:
-            return np.inf, 0
-        slope = (many.duration_ns - few.duration_ns) / (many.bytes - few.bytes)
-        return slope, max(0, 2 * few.duration_ns - many.duration_ns)
-
-
-def _line(low: int, high: int, size: int) -> tuple[float, int]:
-    """ns per byte and ns of something that takes ``low`` for one byte and ``high`` for ``size``."""
-    if high >= UNREACHABLE_NS:
-        return np.inf, 0
-    slope = (high - low) / (size - 1) if size > 1 else 0.0
-    return slope, max(0, low - 1 - int(slope))

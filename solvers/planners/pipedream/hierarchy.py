@@ -21,12 +21,15 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.costs.durations import transfer_ns
+from penstock.solvers.costs.device_line import device_order
+from penstock.solvers.costs.infinity import NEVER_NS
+from penstock.solvers.costs.memory import free_bytes
+from penstock.solvers.costs.stage_table import StageTable, between, crossing_bytes, cut_places, static_sums
+from penstock.solvers.costs.transfer import transfers_ns
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.planners.pipedream.layers import between
-from penstock.solvers.planners.pipedream.partition_kernel import NEVER, run_level
+from penstock.solvers.planners.pipedream.partition_kernel import run_level
 
 
 class Level(NamedTuple):
@@ -64,13 +67,13 @@ class Rules:
 class Chain:
     """What the formula reads, by places (the n cuts of the chain, both ends included).
 
-    ``work_ns``, ``parameter_bytes`` and ``stashed_bytes`` are (n, n), of the layers between two places;
+    ``work_ns``, ``weight_bytes`` and ``stashed_bytes`` are (n, n), of the layers between two places;
     ``boundary_bytes`` (n,) of one micro-batch one way; ``room_bytes`` of a device.
     """
 
     places: np.ndarray
     work_ns: np.ndarray
-    parameter_bytes: np.ndarray
+    weight_bytes: np.ndarray
     stashed_bytes: np.ndarray
     boundary_bytes: np.ndarray
     room_bytes: int
@@ -112,11 +115,6 @@ def levels_of(problem: Problem) -> tuple[Level, ...]:
     return Level(sizes.pop(), inside), Level(len(nodes), between)
 
 
-def device_order(problem: Problem) -> tuple[int, ...]:
-    """Devices node by node: position p of a plan is the p-th of them."""
-    return tuple(device for node in problem.nodes() for device in node)
-
-
 def chain_of(problem: Problem, batch: Batch) -> Chain:
     """One micro-batch on the cluster's devices. Raises ``UnsupportedRequest`` where they are of several kinds."""
     kinds = sorted({device.kind for device in problem.devices})
@@ -125,14 +123,12 @@ def chain_of(problem: Problem, batch: Batch) -> Chain:
             f"PipeDream's formula takes devices of one kind; the cluster has {', '.join(kinds)}",
             remedy="mode 'best', which places stages on the devices that there are",
         )
-    costs = problem.costs(kinds[0], batch.most_rows)
-    places = np.asarray([0, *(np.flatnonzero(problem.cuttable) + 1), problem.num_layers], dtype=np.int64)
-    parameters, stash = between(problem.parameter_bytes[places]), between(costs.stash_bytes[places])
-    boundary = np.zeros(len(places), dtype=np.int64)
-    boundary[1:-1] = problem.forward_bytes[places[1:-1] - 1] * batch.most_rows
-    rooms = [problem.capacity_bytes(d) - device.context_bytes for d, device in enumerate(problem.devices)]
-    work = between((costs.forward_ns + costs.backward_ns)[places])
-    return Chain(places, work, parameters, stash + parameters, boundary, min(rooms))
+    places = cut_places(problem)
+    table = StageTable(problem, kinds, batch.most_rows, places)
+    parameters = between(static_sums(problem).parameters[places])
+    boundary = crossing_bytes(problem, 0, batch.most_rows)[places]
+    room = free_bytes(problem, range(problem.num_devices))
+    return Chain(places, table.work_ns(again=False), parameters, table.kept_bytes + parameters, boundary, room)
 
 
 def partition(chain: Chain, levels: Sequence[Level], rules: Rules) -> Plan | None:
@@ -143,7 +139,7 @@ def partition(chain: Chain, levels: Sequence[Level], rules: Rules) -> Plan | Non
         final = number == len(levels)
         value, choice = run_level(
             work,
-            _twice_ns(chain.parameter_bytes, level.bandwidth_bytes_per_s),
+            _twice_ns(chain.weight_bytes, level.bandwidth_bytes_per_s),
             _boundary_ns(chain, level, rules),
             chain.stashed_bytes,
             chain.places,
@@ -157,7 +153,7 @@ def partition(chain: Chain, levels: Sequence[Level], rules: Rules) -> Plan | Non
         solved.append(choice)
         work = np.ascontiguousarray(value[:, :, level.machines])
     best = int(work[0, -1])
-    if best >= NEVER:
+    if best >= NEVER_NS:
         return None
     return Plan(tuple(_parts(chain, levels, solved, len(levels) - 1, 0, len(chain.places) - 1)), best)
 
@@ -193,8 +189,5 @@ def _boundary_ns(chain: Chain, level: Level, rules: Rules) -> np.ndarray:
 
 
 def _twice_ns(sizes: np.ndarray, bandwidth: int) -> np.ndarray:
-    """Time of twice these bytes, exact; NEVER where nothing connects."""
-    known: dict[int, int] = {}
-    for size in set(sizes.ravel().tolist()):
-        known[size] = min(NEVER, transfer_ns(2 * max(0, size), bandwidth))
-    return np.asarray([known[size] for size in sizes.ravel().tolist()], dtype=np.int64).reshape(sizes.shape)
+    """Time of twice these bytes, exact; NEVER_NS where nothing connects."""
+    return np.minimum(NEVER_NS, transfers_ns(2 * np.maximum(0, sizes), bandwidth))

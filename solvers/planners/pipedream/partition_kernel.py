@@ -7,8 +7,8 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.solvers.compiled.decorators import compiled, inner
+from penstock.solvers.costs.infinity import NEVER_NS
 
-NEVER = 2**61
 """Longer than any time: what does not fit, or is not connected."""
 
 
@@ -25,8 +25,8 @@ def replicated_ns(work: int, reduce_ns: int, machines: int, released: bool) -> i
     The paper overlaps computation and reduction; the released optimizer adds them, the reduction as
     4 (m - 1) |w| / (B m), and divides both by m (R-35).
     """
-    if work >= NEVER or (machines > 1 and reduce_ns >= NEVER):
-        return NEVER
+    if work >= NEVER_NS or (machines > 1 and reduce_ns >= NEVER_NS):
+        return NEVER_NS
     if released:
         return divided(work + divided(2 * (machines - 1) * reduce_ns, machines), machines)
     return divided(max(work, (machines - 1) * reduce_ns), machines)
@@ -56,13 +56,13 @@ def run_level(
     behind it.
     """
     n = len(places)
-    value = np.full((starts, n, machines + 1), NEVER, dtype=np.int64)
+    value = np.full((starts, n, machines + 1), NEVER_NS, dtype=np.int64)
     choice = np.full((starts, n, machines + 1, 2), -1, dtype=np.int64)
     widest = 1 if straight else machines
     for i in range(starts):
         for j in range(i + 1, n):
             for m in range(1, machines + 1):
-                best, split, behind = NEVER, -1, -1
+                best, split, behind = NEVER_NS, -1, -1
                 after = machines - m if released else machines
                 if m <= widest and divided(after, m) * stashed_bytes[i, j] <= room_bytes:
                     shared = divided(reduce_ns[i, j], inside) if released else reduce_ns[i, j]
@@ -118,7 +118,7 @@ def run_placed(
     before it. Ties: the earliest place, then the fewest replicas before.
     """
     n, devices, counts = len(boundary_bytes), set_of.shape[0], len(replicas)
-    value = np.full((n, devices + 1, counts), NEVER, dtype=np.int64)
+    value = np.full((n, devices + 1, counts), NEVER_NS, dtype=np.int64)
     choice = np.full((n, devices + 1, counts, 2), -1, dtype=np.int64)
     for p in range(devices):
         for r in range(counts):
@@ -128,21 +128,21 @@ def run_placed(
             q = p + replicas[r]
             shared = replicas[r] if turns else 1
             for i in range(n - 1):
-                before, count = (0, -1) if i == 0 else (NEVER, -1)
+                before, count = (0, -1) if i == 0 else (NEVER_NS, -1)
                 if (i == 0) != (p == 0):
                     continue
                 if i > 0:
                     for c in range(counts):
                         if value[i, p, c] >= before:
                             continue
-                        hop = NEVER
+                        hop = NEVER_NS
                         if hop_slope[p, c, r] != np.inf:
                             hop = int(np.ceil(boundary_bytes[i] * hop_slope[p, c, r])) + hop_fixed[p, c, r]
                         reached = max(value[i, p, c], hop)
                         if reached < before:
                             before, count = reached, c
                 for j in range(i + 1, n):
-                    if before >= value[j, q, r] or time_ns[own, i, j] >= NEVER:
+                    if before >= value[j, q, r] or time_ns[own, i, j] >= NEVER_NS:
                         continue
                     if base_bytes[own, i, j] + in_flight[p, r] * flight_bytes[own, i, j] > room_bytes[p, r]:
                         continue

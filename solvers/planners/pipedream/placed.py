@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from penstock.solvers.costs.infinity import NEVER_NS, UNLIMITED
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.pins import last_ends
@@ -25,10 +26,8 @@ from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.planners.pipedream.device_row import DeviceRow
 from penstock.solvers.planners.pipedream.hierarchy import Found
 from penstock.solvers.planners.pipedream.layers import Layers
-from penstock.solvers.planners.pipedream.partition_kernel import NEVER, run_placed
+from penstock.solvers.planners.pipedream.partition_kernel import run_placed
 
-NOWHERE = 2**60
-"""Bytes that no device has."""
 Mark = tuple[int, int, tuple[int, ...]]
 
 
@@ -65,15 +64,15 @@ def placed(problem: Problem, row: DeviceRow, layers: Layers, batch: Batch, setti
     every = np.full(len(counts), batch.num_micro_batches, dtype=np.int64)
     if stashing:
         every = counts if settings.turns else np.ones_like(counts)
-    versions = layers.trainable_bytes if stashing else 0
-    fixed = layers.trainable_bytes if settings.update_rule == "double_buffered" else 0
+    versions = layers.trained_bytes if stashing else 0
+    fixed = layers.trained_bytes if settings.update_rule == "double_buffered" else 0
     behind = row.num_devices - np.arange(row.num_devices)
     flight = np.ones_like(kinds) if settings.lenient else -(-behind[:, None] // counts[None, :])
     value, choice = run_placed(
         np.stack([each.time_ns for each in tables]),
-        np.where(pinned, NOWHERE, np.stack([each.base_bytes + fixed - versions for each in tables])),
+        np.where(pinned, UNLIMITED, np.stack([each.base_bytes + fixed - versions for each in tables])),
         np.stack([each.flight_bytes + versions for each in tables]),
-        layers.trainable_bytes,
+        layers.trained_bytes,
         layers.update_ns,
         counts,
         set_of,
@@ -89,7 +88,9 @@ def placed(problem: Problem, row: DeviceRow, layers: Layers, batch: Batch, setti
     )
     ends = [(int(value[-1, q, r]), q, r) for q in range(1, row.num_devices + 1) for r in range(len(counts))]
     return [
-        Found(_trace(row, layers, batch, settings, choice, q, r), best) for best, q, r in sorted(ends) if best < NEVER
+        Found(_trace(row, layers, batch, settings, choice, q, r), best)
+        for best, q, r in sorted(ends)
+        if best < NEVER_NS
     ]
 
 

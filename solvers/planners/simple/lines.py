@@ -13,8 +13,10 @@ from itertools import pairwise, product
 
 import numpy as np
 
-from penstock.solvers.costs.durations import stage_costs
-from penstock.solvers.costs.memory_budget import free_bytes, needed_bytes
+from penstock.solvers.costs.memory import free_bytes
+from penstock.solvers.costs.memory_budget import needed_bytes
+from penstock.solvers.costs.stage import stage_costs
+from penstock.solvers.costs.stage_table import static_sums
 from penstock.solvers.model.allocation import Stage
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.pins import allowed_devices, broken_pin, fewest_pieces, matching
@@ -80,10 +82,7 @@ def _are_few(space: Space, most: int) -> bool:
 
 def may_fit(problem: Problem, batch: Batch, line: Line) -> bool:
     """Whether each device has room for its stage and one micro-batch, without buffers; recomputing if it may."""
-    return all(
-        needed_bytes(problem, stage, batch.most_rows) <= min(free_bytes(problem, device) for device in stage.devices)
-        for stage in line
-    )
+    return all(needed_bytes(problem, stage, batch.most_rows) <= free_bytes(problem, stage.devices) for stage in line)
 
 
 def largest_ns(problem: Problem, batch: Batch, line: Line) -> tuple[int, int]:
@@ -170,7 +169,7 @@ def _splits(problem: Problem, piece: Piece, devices: list[int]) -> list[Line]:
     first, last = piece
     cuttable = problem.cuttable[first:last]
     costs = problem.costs(problem.devices[devices[0]].kind, 1)
-    work, size = costs.forward_ns + costs.backward_ns, problem.parameter_bytes
+    work, size = costs.forward_ns + costs.backward_ns, static_sums(problem).parameters
     most = min(len(devices), int(cuttable.sum()) + 1)
     found = []
     for number in sorted({min(number, most) for number in (*EVEN, most)}):

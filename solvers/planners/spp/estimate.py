@@ -7,7 +7,7 @@ which plans are judged, and in which order.
 
 from __future__ import annotations
 
-from penstock.solvers.costs.durations import stage_costs
+from penstock.solvers.costs.stage import stage_costs
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.slices import row_classes

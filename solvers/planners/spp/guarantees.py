@@ -15,7 +15,9 @@ import numpy as np
 
 from penstock.schemas.coverage import every
 from penstock.solvers.bounds.coverage import class_bound, contiguous
-from penstock.solvers.costs.durations import all_reduce_ns, stage_costs, transfer
+from penstock.solvers.costs.buckets import stage_all_reduce_ns
+from penstock.solvers.costs.stage import stage_costs
+from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import Batch, candidates
 from penstock.solvers.model.problem import Problem
@@ -65,9 +67,7 @@ def channel_ns(problem: Problem, allocation: Allocation, number: int, rows: int)
 
 def reduction_ns(problem: Problem, allocation: Allocation, number: int) -> int:
     """A_s: the stage's gradients in one all-reduce."""
-    stage = allocation.stages[number]
-    size = int(problem.trainable_bytes[stage.last + 1] - problem.trainable_bytes[stage.first])
-    return all_reduce_ns(problem, size, stage.devices)
+    return stage_all_reduce_ns(problem, allocation.stages[number])
 
 
 def slowest_ns(problem: Problem, allocation: Allocation) -> int:

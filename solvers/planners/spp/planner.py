@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.solvers.costs.device_line import likeness
 from penstock.solvers.judge.simulate import makespan_ns
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import Batch, candidates, dapple_replicas
@@ -142,7 +143,7 @@ def _appearance(problem: Problem, bandwidth: np.ndarray, order: tuple[int, ...])
     index = np.asarray(order)
     devices = [problem.devices[d] for d in order]
     nodes = {node: number for number, node in enumerate(dict.fromkeys(device.node for device in devices))}
-    facts = tuple((d.kind, d.memory_bytes, d.context_bytes, nodes[d.node]) for d in devices)
+    facts = tuple((likeness(d), nodes[d.node]) for d in devices)
     return bandwidth[np.ix_(index, index)].tobytes(), facts
 
 

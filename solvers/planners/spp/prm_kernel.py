@@ -20,9 +20,9 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.solvers.compiled.decorators import compiled, inner, loop
+from penstock.solvers.costs.infinity import NEVER_NS
 
 WORD = 64
-NEVER = 2**62
 LONGEST_NS = 2**51
 """No threshold is above this: a step of 26 days, so that times times devices stay within 64 bits."""
 
@@ -265,7 +265,7 @@ def channel_ns(chain: Chain, i: int, a: int, q: int, x: int) -> int:
     if chain.moved[x] == 0.0:
         return 0
     spent = chain.moved[x] * chain.rate[i, a, q]
-    return NEVER if not spent < NEVER else math.ceil(spent) + chain.hop_ns[i, a, q]
+    return NEVER_NS if not spent < NEVER_NS else math.ceil(spent) + chain.hop_ns[i, a, q]
 
 
 @compiled

@@ -7,6 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.solvers.compiled.decorators import compiled
+from penstock.solvers.costs.infinity import UNLIMITED
 from penstock.solvers.planners.dapple.cost_kernel import hop
 from penstock.solvers.planners.dapple.kernel_arrays import Lines
 
@@ -19,10 +20,10 @@ def adjacent_rates(bandwidth: np.ndarray, replicas: np.ndarray, spread: bool, ra
     """
     devices = bandwidth.shape[0]
     for j in range(1, devices):
-        narrowest = np.full(devices - j, 2**62)
+        narrowest = np.full(devices - j, UNLIMITED)
         a = 0
         for back in range(1, j + 1):
-            running = 2**62
+            running = UNLIMITED
             for v in range(j, devices):
                 narrowest[v - j] = min(narrowest[v - j], bandwidth[j - back, v])
             if a < replicas.size and replicas[a] == back:

@@ -1,7 +1,7 @@
 """A problem on one order of its devices as the arrays of PRM's kernel (SPP section IV-B2, symbols of Table I).
 
 p_l^f + p_l^b and the all-reduce A of eq. (1) become one prefix sum per class of stage devices, in ns a step; the
-b_{r', r} of neighbouring stages a rate per pair of windows. Times are those of ``costs.durations`` under the request's
+b_{r', r} of neighbouring stages a rate per pair of windows. Times are those of ``costs`` under the request's
 rules: the paper's private network (``transfer: spp``), or row slices over shared links (``nic``). Devices of several
 kinds run every layer as fast as the slowest kind among a stage's replicas. Within 2 ns a stage: an all-reduce's ns are
 rounded up per prefix.
@@ -14,17 +14,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.solvers.costs.durations import UNREACHABLE_NS, all_reduce_ns
+from penstock.solvers.costs.device_line import Affine, affine_all_reduce, server_classes
+from penstock.solvers.costs.memory import free_bytes
+from penstock.solvers.costs.stage_table import StageTable, layer_sums, static_sums
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.pins import last_ends
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.slices import largest_slice, row_classes
-from penstock.solvers.planners.dapple.wires import lines, server_classes
+from penstock.solvers.planners.dapple.wires import lines
 from penstock.solvers.planners.spp.ordering import dense_bandwidths
 from penstock.solvers.planners.spp.prm_kernel import WORD, Chain
 from penstock.solvers.planners.spp.rates_kernel import adjacent_rates, sliced_rates
 
-PROBE_BYTES = 2**40
 MODES = {"nic": 0, "spp": 1, "madpipe": 2, "dapple": 3}
 
 
@@ -49,7 +50,7 @@ class Windows(NamedTuple):
     kinds: tuple[str, ...]
     kinds_before: np.ndarray
     node_class: np.ndarray
-    reductions: dict[object, tuple[float, int] | None]
+    reductions: dict[object, Affine]
     keeping: bool = False
 
 
@@ -96,10 +97,11 @@ def chain_of(
     spent, fits, least = (list[np.ndarray]() for _ in range(3))
     stage_of = np.full((devices, len(counts)), -1, dtype=np.int64)
     everywhere = np.full(problem.num_layers + 1, problem.num_layers)
-    rooms = np.asarray([problem.capacity_bytes(d) - problem.devices[d].context_bytes for d in line.order])
+    rooms = np.asarray([free_bytes(problem, [d]) for d in line.order])
+    trained = static_sums(problem).trainable
     for i, a, r in _windows(devices, counts):
         reduction = _reduction(problem, line, i, r)
-        if reduction is None:
+        if not reduction.connected:
             continue
         present = np.flatnonzero(line.kinds_before[i + r] - line.kinds_before[i])
         room = int(rooms[i : i + r].min()) if depths else 0
@@ -109,8 +111,8 @@ def chain_of(
             classes[key] = len(spent)
             kinds = [line.kinds[k] for k in present]
             work = _work(problem, batch, kinds, r, both=bool(depths))
-            spent.append(work + np.ceil(problem.trainable_bytes * reduction[0]).astype(np.int64))
-            lags.append(reduction[1])
+            spent.append(work + np.ceil(trained * reduction.ns_per_byte).astype(np.int64))
+            lags.append(reduction.fixed_ns)
             least.append(r * np.diff(spent[-1][0]))
             fits.append(np.minimum(ends, _fits(problem, batch, kinds, r, room, depths, len(work))))
         stage_of[i, a] = classes[key]
@@ -150,38 +152,24 @@ def _largest(table: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 def _work(problem: Problem, batch: Batch, kinds: Sequence[str], replicas: int, both: bool) -> np.ndarray:
     """Prefix sums (ways, L + 1) of what the layers compute in a step; ``both``: with recomputation as a second way."""
-    total = np.zeros((2, problem.num_layers), dtype=np.int64)
+    total = np.zeros((2, problem.num_layers + 1), dtype=np.int64)
     for rows, count in row_classes(problem.global_batch_size, batch.num_micro_batches):
-        costs = [problem.costs(kind, largest_slice(rows, replicas)) for kind in kinds]
-        forward = np.max([np.diff(c.forward_ns) for c in costs], axis=0)
-        backward = np.max([np.diff(c.backward_ns) for c in costs], axis=0)
-        total += count * np.stack((forward + backward, 2 * forward + backward))
-    ways = {"never": total[:1], "always": total[1:], "auto": total if both else total[:1]}[problem.recompute]
-    return _prefix(ways)
+        sums = layer_sums(problem, kinds, largest_slice(rows, replicas))
+        total += count * np.stack((sums.forward_ns + sums.backward_ns, 2 * sums.forward_ns + sums.backward_ns))
+    return {"never": total[:1], "always": total[1:], "auto": total if both else total[:1]}[problem.recompute]
 
 
-def _prefix(values: np.ndarray) -> np.ndarray:
-    """Sums of what stands before each place, along the last axis."""
-    return np.concatenate((np.zeros((*values.shape[:-1], 1), dtype=np.int64), np.cumsum(values, axis=-1)), axis=-1)
-
-
-def _reduction(problem: Problem, line: Windows, first: int, replicas: int) -> tuple[float, int] | None:
-    """The all-reduce of a window of the order as ns per byte and ns; None where its devices are not connected.
+def _reduction(problem: Problem, line: Windows, first: int, replicas: int) -> Affine:
+    """The all-reduce of a window of the order.
 
     Windows with equally many devices on nodes of the same classes cost the same where nodes share their ways out.
     """
-    if replicas == 1:
-        return 0.0, 0
     key: object = (first, replicas)
     if problem.network.matrix_bytes_per_s is None and not any(problem.network.has_own_nic):
         held = line.nodes_before[first + replicas] - line.nodes_before[first]
         key = np.sort((held * len(held) + line.node_class)[held > 0]).tobytes()
     if key not in line.reductions:
-        devices = line.order[first : first + replicas]
-        much = all_reduce_ns(problem, PROBE_BYTES, devices)
-        little = all_reduce_ns(problem, 1, devices)
-        slope = (much - little) / (PROBE_BYTES - 1)
-        line.reductions[key] = None if much >= UNREACHABLE_NS else (slope, max(0, little - 1 - int(slope)))
+        line.reductions[key] = affine_all_reduce(problem, line.order[first : first + replicas])
     return line.reductions[key]
 
 
@@ -243,56 +231,11 @@ def _fits(
     ends = np.arange(size)
     later = ends[None, :] > ends[:, None]
     fits = np.empty((ways, len(depths), size), dtype=np.int64)
+    table = StageTable(problem, kinds, largest_slice(batch.most_rows, replicas), ends, replicas)
     for k in range(ways):
         again = problem.recompute == "always" or k == 1
-        held, each = _memory(problem, batch, kinds, replicas, again)
+        held, each = table.held_bytes(again), table.flight_bytes(again)
         for g, depth in enumerate(depths):
             over = later & (held + depth.in_flight * each > room)
             fits[k, g] = np.where(over.any(axis=1), np.argmax(over, axis=1) - 1, size - 1)
     return fits
-
-
-def _memory(
-    problem: Problem, batch: Batch, kinds: Sequence[str], replicas: int, again: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """(L + 1, L + 1) bytes of a stage of layers [l, x): all the time, and per micro-batch in flight (ALGORITHMS 1.7).
-
-    What ``memory.static_bytes``, ``transient_bytes`` and ``activation_bytes`` say of it.
-    """
-    share = largest_slice(batch.most_rows, replicas)
-    costs = [problem.costs(kind, share) for kind in kinds]
-    stash = np.max([c.stash_bytes[None, :] - c.stash_bytes[:, None] for c in costs], axis=0)
-    workspace = np.max([_widest(c.workspace_bytes) for c in costs], axis=0)
-    sent = share * np.concatenate(([0], problem.forward_bytes, [0]))
-    both = sent + share * np.concatenate(([0], problem.backward_bytes, [0]))
-    held = _static(problem, replicas) + workspace + (stash if again else 0)
-    each = np.zeros_like(stash) if again else stash
-    if problem.memory.count_buffers:
-        held = held + both[:, None] + both[None, :]
-    if problem.memory.count_buffers or again:
-        each = each + sent[:, None]
-    return held, each
-
-
-def _static(problem: Problem, replicas: int) -> np.ndarray:
-    parameters = problem.parameter_bytes[None, :] - problem.parameter_bytes[:, None]
-    trainable = problem.trainable_bytes[None, :] - problem.trainable_bytes[:, None]
-    ends = np.arange(problem.num_layers + 1)
-    for _name, layers, size in problem.shared_parameters:
-        users = np.searchsorted(np.sort(layers), ends)
-        copied = (users[None, :] > users[:, None]) & ~((ends[:, None] <= layers[0]) & (layers[0] < ends[None, :]))
-        parameters = parameters + copied * size
-        trainable = trainable + copied * size
-    states = trainable * problem.memory.state_factor
-    if problem.memory.shard_states:
-        states = -(-states // replicas)
-    return np.asarray(parameters + trainable * problem.memory.gradient_factor + states)
-
-
-def _widest(values: np.ndarray) -> np.ndarray:
-    """(L + 1, L + 1): the largest of values [l, x)."""
-    size = len(values) + 1
-    widest = np.zeros((size, size), dtype=np.int64)
-    for at in range(size - 1):
-        widest[at, at + 1 :] = np.maximum.accumulate(values[at:])
-    return widest

@@ -19,7 +19,9 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.costs.durations import all_reduce_ns
+from penstock.solvers.costs.collectives import all_reduce_ns
+from penstock.solvers.costs.infinity import NEVER_NS
+from penstock.solvers.costs.stage_table import static_sums
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch, batch_of
 from penstock.solvers.model.options import Option
@@ -52,7 +54,6 @@ EVERY = 150
 """Cuts of a shape that are all judged."""
 MOVED, MOVES = 3, 90
 """Of each schedule, the shapes that are cut anew, and the effort for each."""
-NEVER_NS = 2**52
 
 
 class Shape(NamedTuple):
@@ -212,7 +213,7 @@ class Search:
         whole = int(np.min([np.diff(cost.forward_ns + cost.backward_ns) for cost in costs], axis=0).sum())
         ranks, number = len(places), batch.num_micro_batches
         filled = whole * (number * chunks + ranks - 1) // (ranks * chunks)
-        size = int(self.problem.trainable_bytes[-1]) // ranks
+        size = int(static_sums(self.problem).trainable[-1]) // ranks
         return filled + all_reduce_ns(self.problem, size, places[0]), whole * number // ranks
 
     def _cuts(self, shape: Shape) -> Iterator[Allocation]:
@@ -225,7 +226,7 @@ class Search:
             return
         with suppress(UnsupportedRequest):  # the chain is too short
             yield chunked(self.cut, shape.batch, shape.places, shape.rank_of)
-            sizes = np.diff(self.problem.parameter_bytes)
+            sizes = np.diff(static_sums(self.problem).parameters)
             yield self._allocation(shape, smallest_largest(sizes, parts, self.cut.cuttable))
         kept = self._kept_cut(shape) if self.problem.pins else None
         if kept is not None:

@@ -11,14 +11,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
+
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
-from penstock.solvers.costs.durations import all_reduce_ns, transfer_ns
+from penstock.solvers.costs.collectives import all_reduce_ns
+from penstock.solvers.costs.infinity import NEVER_NS
+from penstock.solvers.costs.memory import free_bytes
+from penstock.solvers.costs.stage_table import cut_places, static_sums
+from penstock.solvers.costs.transfer import transfers_ns
 from penstock.solvers.model.micro_batches import Batch, batch_of, candidates
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.slices import largest_slice
 from penstock.solvers.planners.wpipe.cut_search import Found, polished, priced, rank
 from penstock.solvers.planners.wpipe.layouts import Layout, layouts
-from penstock.solvers.planners.wpipe.shape import UNLIMITED, Shape, cut, cut_places
+from penstock.solvers.planners.wpipe.shape import Shape, cut
 from penstock.solvers.planners.wpipe.throughput import Links
 from penstock.solvers.schedules.periodic.wpipe import WarmUp, least_micro_batches
 
@@ -51,7 +57,7 @@ def exhaustive(problem: Problem, wanted: Wanted) -> list[Found]:
     found: list[Found] = []
     for pair in pairs(problem, wanted):
         fitting = [each.period_ns for each in found if each.missing_bytes <= 0]
-        limit_ns = min(fitting, default=UNLIMITED)
+        limit_ns = min(fitting, default=NEVER_NS)
         found += _configurations(problem, wanted, *pair, limit_ns + limit_ns // WORTH_CUTTING)
     return _ranked(found, problem)
 
@@ -130,7 +136,7 @@ def _refuse_shallow_batches(problem: Problem, wanted: Wanted) -> None:
 
 
 def _configurations(
-    problem: Problem, wanted: Wanted, depth: int, width: int, limit_ns: int = UNLIMITED
+    problem: Problem, wanted: Wanted, depth: int, width: int, limit_ns: int = NEVER_NS
 ) -> Iterator[Found]:
     found = [(layout, Links(problem, layout.places)) for layout in layouts(problem, depth, width, wanted.layout)]
     for policy in wanted.policies if depth > 1 else wanted.policies[:1]:
@@ -191,7 +197,7 @@ def _work_ns(problem: Problem, batch: Batch, layout: Layout) -> int:
 
 
 def _like(problem: Problem, device: int) -> tuple[str, int]:
-    return problem.devices[device].kind, problem.capacity_bytes(device) - problem.devices[device].context_bytes
+    return problem.devices[device].kind, free_bytes(problem, [device])
 
 
 def _batches(problem: Problem, depth: int, width: int, policy: WarmUp) -> list[Batch]:
@@ -226,7 +232,7 @@ def _parallelism_ns(problem: Problem, wanted: Wanted, depth: int, width: int) ->
         cuts = max(1, int(problem.cuttable.sum()))
         mean = int((problem.forward_bytes * problem.cuttable).sum()) // cuts
         narrowest = min(network.bandwidth(places[i][0], places[i + 1][0]) for i in range(depth - 1))
-        one_ns = transfer_ns(mean * -(-batch.most_rows // width), narrowest)
+        one_ns = int(transfers_ns(np.asarray(mean * -(-batch.most_rows // width)), narrowest))
         model_ns = batch.num_micro_batches * 2 * wanted.groups * one_ns
-    weights = -(-int(problem.trainable_bytes[-1]) // depth)
+    weights = -(-int(static_sums(problem).trainable[-1]) // depth)
     return model_ns, max(all_reduce_ns(problem, weights, devices) for devices in places)

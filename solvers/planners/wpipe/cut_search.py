@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from penstock.solvers.costs.stage_table import cut_places
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.planners.wpipe.shape import Places, Shape, allocation_of, cut_places, missing_bytes
+from penstock.solvers.planners.wpipe.shape import Places, Shape, allocation_of, missing_bytes
 from penstock.solvers.planners.wpipe.throughput import Links, period_ns
 
 MAX_MOVES = 160
@@ -72,7 +73,7 @@ def _needs(found: Found) -> tuple[int, int, int]:
 
 def _moves(problem: Problem, allocation: Allocation) -> Iterator[tuple[int, ...]]:
     """Every cut one place to the left or right, no part left empty."""
-    places = cut_places(problem)
+    places = cut_places(problem).tolist()
     number = {layers: k for k, layers in enumerate(places)}
     bounds = [*(stage.first for stage in allocation.stages), problem.num_layers]
     for p in range(1, len(bounds) - 1):

@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.solvers.planners.wpipe.partition_kernel import NEVER, pair_parts, shorten_longest
+from penstock.solvers.costs.infinity import NEVER_NS
+from penstock.solvers.planners.wpipe.partition_kernel import pair_parts, shorten_longest
 
 EXACT_PLACES = 17
 MAX_MIDDLES = 4
@@ -63,12 +64,12 @@ def partition(demands: tuple[Demand, ...], room_bytes: np.ndarray) -> list[int] 
     """
     if len(demands) == 1:
         ends = longest_parts(demands[0], room_bytes)
-        return ends.bounds(ends.longest_ns.shape[1] - 1) if ends.longest_ns[-1, -1] < NEVER else None
+        return ends.bounds(ends.longest_ns.shape[1] - 1) if ends.longest_ns[-1, -1] < NEVER_NS else None
     return _two_groups(demands[0], demands[1], room_bytes)
 
 
 def longest_parts(demand: Demand, room_bytes: np.ndarray) -> Ends:
-    """The smallest longest part of the first i devices up to every place; ``NEVER`` where no parts fit."""
+    """The smallest longest part of the first i devices up to every place; ``NEVER_NS`` where no parts fit."""
     count, places = demand.time_ns.shape
     ends = Ends(np.empty((count + 1, places), dtype=np.int64), np.zeros((count + 1, places), dtype=np.int64))
     shorten_longest(*(np.ascontiguousarray(each) for each in (*demand, room_bytes)), *ends)
@@ -76,7 +77,7 @@ def longest_parts(demand: Demand, room_bytes: np.ndarray) -> Ends:
 
 
 def _two_groups(first: Demand, second: Demand, room_bytes: np.ndarray) -> list[int] | None:
-    best_ns, best = NEVER, None
+    best_ns, best = NEVER_NS, None
     for half in _halves(first, second, room_bytes):
         if half.x_ns + half.y_ns >= best_ns:
             break
@@ -92,7 +93,7 @@ def even_partition(first: Demand, second: Demand, room_bytes: np.ndarray) -> lis
     """The places as in ``partition`` that make the largest load of a device small. None: none fits."""
     loads = Demand(first.time_ns, np.concatenate((first.bytes, first.time_ns[None])))
     others = Demand(second.time_ns, np.concatenate((second.bytes, second.time_ns[None])))
-    free = np.concatenate((room_bytes, np.full_like(room_bytes[:1], NEVER)))
+    free = np.concatenate((room_bytes, np.full_like(room_bytes[:1], NEVER_NS)))
     best_ns, best = int(first.time_ns[:, -1].max()) + 1, None
     for half in _halves(first, second, room_bytes):
         found = _Pairing(loads, others, free, half).evened(best_ns)
@@ -117,7 +118,7 @@ def _halves(first: Demand, second: Demand, room_bytes: np.ndarray) -> Iterator[_
     ahead = longest_parts(first, room_bytes)
     behind = longest_parts(_mirrored(second), room_bytes[:, ::-1])
     x, y = ahead.longest_ns[-1], behind.longest_ns[-1][::-1]
-    middles = [k for k in range(places) if x[k] < NEVER and y[k] < NEVER]
+    middles = [k for k in range(places) if x[k] < NEVER_NS and y[k] < NEVER_NS]
     middles.sort(key=lambda k: (int(x[k] + y[k]), abs(int(x[k] - y[k])), k))
     for k in middles if places <= EXACT_PLACES else middles[:MAX_MIDDLES]:
         lower = [places - 1 - place for place in behind.bounds(places - 1 - k)[::-1]]

@@ -7,8 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.solvers.compiled.decorators import loop
-
-NEVER = 2**62
+from penstock.solvers.costs.infinity import NEVER_NS
 
 
 @loop
@@ -18,16 +17,16 @@ def shorten_longest(
     """The smallest longest part of the first i devices' parts up to every place, and where the last of them begins.
 
     ``time_ns`` (N, P), ``size_bytes`` (C, N, P): prefix sums; ``room_bytes`` (C, N). Fills ``longest_ns`` and
-    ``before`` (N + 1, P), ``NEVER`` where no parts fit. Ties: parts begin as late as they can.
+    ``before`` (N + 1, P), ``NEVER_NS`` where no parts fit. Ties: parts begin as late as they can.
     """
     count, places = time_ns.shape
     kinds = room_bytes.shape[0]
     for p in range(places):
-        longest_ns[0, p] = NEVER
+        longest_ns[0, p] = NEVER_NS
     longest_ns[0, 0] = 0
     for i in range(count):
         for p in range(places):
-            best = NEVER
+            best = NEVER_NS
             for q in range(p - 1, -1, -1):
                 part = time_ns[i, p] - time_ns[i, q]
                 fits = part < best

@@ -10,8 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.solvers.costs.durations import stage_costs
-from penstock.solvers.costs.memory import activation_bytes, static_bytes, transient_bytes, weight_bytes
+from penstock.solvers.costs.infinity import UNLIMITED
+from penstock.solvers.costs.memory import activation_bytes, free_bytes, static_bytes, transient_bytes, weight_bytes
+from penstock.solvers.costs.stage import stage_costs
+from penstock.solvers.costs.stage_table import cut_places, layer_sums, static_sums
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.problem import Problem
@@ -21,7 +23,6 @@ from penstock.solvers.schedules.periodic.wpipe import WarmUp, most_in_flight, wa
 
 Places = tuple[tuple[int, ...], ...]
 TIGHTENED = 3
-UNLIMITED = 2**60
 
 
 class Shape(NamedTuple):
@@ -68,7 +69,7 @@ def cut(problem: Problem, shape: Shape, places: Places, *, even: bool = False) -
     """
     demands = _demands(problem, shape, places)
     room = _room(problem, shape, places)
-    where = cut_places(problem)
+    where = cut_places(problem).tolist()
     for careful in () if _hopeless(demands, room) else (True, False):
         left = room.copy()
         for _ in range(TIGHTENED):
@@ -102,11 +103,6 @@ def allocation_of(shape: Shape, bounds: tuple[int, ...], places: Places) -> Allo
     return single_pipeline(tuple(stages), shape.batch.num_micro_batches)
 
 
-def cut_places(problem: Problem) -> list[int]:
-    """The numbers of layers before each place where parts may begin or end."""
-    return [0, *(np.flatnonzero(problem.cuttable) + 1).tolist(), problem.num_layers]
-
-
 def missing_bytes(
     problem: Problem, shape: Shape, bounds: tuple[int, ...], places: Places, careful: bool
 ) -> tuple[int, ...]:
@@ -129,16 +125,12 @@ def missing_bytes(
             held += max(transient_bytes(problem, stage, rows) for stage in own)
         else:
             held += max(stage_costs(problem, stage, rows).workspace_bytes for stage in own)
-        lacking.append(held - _free_bytes(problem, devices))
+        lacking.append(held - free_bytes(problem, devices))
     return tuple(lacking)
 
 
-def _free_bytes(problem: Problem, devices: tuple[int, ...]) -> int:
-    return min(problem.capacity_bytes(d) - problem.devices[d].context_bytes for d in devices)
-
-
 def _room(problem: Problem, shape: Shape, places: Places) -> np.ndarray:
-    free = [_free_bytes(problem, devices) for devices in places]
+    free = [free_bytes(problem, devices) for devices in places]
     return np.tile(np.asarray(free, dtype=np.int64), (len(shape.peaks(0)), 1))
 
 
@@ -150,26 +142,17 @@ def _demands(problem: Problem, shape: Shape, places: Places) -> tuple[Demand, ..
     made = []
     for group in range(shape.groups):
         again = shape.recompute[group]
-        static = _static(problem, shape, group)[where]
+        sums = static_sums(problem, shape.width)
+        static = (sums.total + (weight_copies(group) - 1) * sums.trainable)[where]
         time_ns = np.zeros((shape.depth, len(where)), dtype=np.int64)
         size = np.zeros((moments, shape.depth, len(where)), dtype=np.int64)
         for place, devices in enumerate(places):
             kinds = sorted({problem.devices[d].kind for d in devices})
-            each = [problem.costs(kind, share) for kind in kinds]
+            each = [layer_sums(problem, (kind,), share) for kind in kinds]
             loads = [(1 + again) * costs.forward_ns + costs.backward_ns for costs in each]
             time_ns[place] = max(loads, key=lambda load: int(load[-1]))[where]
-            stash = max((costs.stash_bytes for costs in each), key=lambda kept: int(kept[-1]))[where]
+            stash = max((costs.kept_bytes for costs in each), key=lambda kept: int(kept[-1]))[where]
             for moment, peak in enumerate(shape.peaks(place)):
                 size[moment, place] = static + (min(peak[group], 1) if again else peak[group]) * stash
         made.append(Demand(time_ns, size))
     return tuple(made)
-
-
-def _static(problem: Problem, shape: Shape, group: int) -> np.ndarray:
-    """Weights in all versions, gradients and optimizer states of the layers before each one."""
-    rules = problem.memory
-    states = problem.trainable_bytes * rules.state_factor
-    if rules.shard_states:
-        states = -(-states // shape.width)
-    copies = problem.trainable_bytes * (weight_copies(group) - 1)
-    return np.asarray(problem.parameter_bytes + copies + problem.trainable_bytes * rules.gradient_factor + states)

@@ -16,15 +16,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.solvers.costs.durations import (
-    StageCosts,
-    all_reduce_ns,
-    boundary_bytes,
-    ring_resources,
-    stage_costs,
-    update_ns,
-)
-from penstock.solvers.costs.durations import transfer as costed
+from penstock.solvers.costs.buckets import stage_all_reduce_ns
+from penstock.solvers.costs.collectives import ring_resources
+from penstock.solvers.costs.stage import StageCosts, stage_costs, update_ns
+from penstock.solvers.costs.transfer import boundary_bytes
+from penstock.solvers.costs.transfer import transfer as costed
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.wpipe.shape import Places, Shape
@@ -157,8 +153,7 @@ def _after_slots_ns(
     number = shape.batch.num_micro_batches
     for place in range(shape.depth):
         stage = allocation.stages[group * shape.depth + place]
-        size = int(problem.trainable_bytes[stage.last + 1] - problem.trainable_bytes[stage.first])
-        reduce_ns = all_reduce_ns(problem, size, stage.devices)
+        reduce_ns = stage_all_reduce_ns(problem, stage)
         if reduce_ns:
             for resource in links.ring(place):
                 loads["link", resource] += reduce_ns

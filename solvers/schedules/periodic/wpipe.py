@@ -19,7 +19,7 @@ from typing import Literal
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.program import BACKWARD, FORWARD, RECOMPUTE
-from penstock.solvers.costs.durations import stage_costs
+from penstock.solvers.costs.stage import stage_costs
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Pattern, PatternOperation

@@ -14,8 +14,9 @@ from itertools import pairwise
 import numpy as np
 
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, KINDS, RECOMPUTE, WEIGHT
-from penstock.solvers.costs.durations import stage_costs, transfer
 from penstock.solvers.costs.memory import activation_bytes
+from penstock.solvers.costs.stage import stage_costs
+from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.solvers.compiled.decorators import compiled
-from penstock.solvers.compiled.heap import NEVER, pop, push
+from penstock.solvers.compiled.heap import pop, push
+from penstock.solvers.costs.infinity import NEVER_NS
 
 PARTS = 4
 """``patience`` counts in quarters of an operation's duration."""
@@ -68,7 +69,7 @@ def run_overtaking(lists: Lists, patience: int) -> np.ndarray:
         size -= 1
         if free[lane] > now:
             continue
-        level, peak, soon = held[lane], held[lane], NEVER // PARTS
+        level, peak, soon = held[lane], held[lane], NEVER_NS // PARTS
         before, op = -1, head[lane]
         found = False
         while op < lane_start[lane + 1]:

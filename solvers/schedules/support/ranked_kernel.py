@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.solvers.compiled.decorators import compiled
-from penstock.solvers.compiled.heap import NEVER, pop, push
+from penstock.solvers.compiled.heap import pop, push
+from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.schedules.support.overtaking_kernel import PARTS
 
 
@@ -65,7 +66,7 @@ def run_construct(jobs: Jobs, number: int, patience: int) -> np.ndarray:
         size -= 1
         if free[lane] > now:
             continue
-        soon, chosen = NEVER // PARTS, -1
+        soon, chosen = NEVER_NS // PARTS, -1
         for k in range(ranking.shape[1]):
             q = ranking[lane, k]
             op = q * number + done[q]

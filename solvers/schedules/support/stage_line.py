@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.program import BACKWARD, FORWARD
-from penstock.solvers.costs.durations import UNREACHABLE_NS, stage_costs, stage_rows, transfer
-from penstock.solvers.costs.memory import activation_bytes, static_bytes, transient_bytes, weight_bytes
+from penstock.solvers.costs.infinity import NEVER_NS
+from penstock.solvers.costs.memory import activation_bytes, free_bytes, static_bytes, transient_bytes, weight_bytes
+from penstock.solvers.costs.stage import stage_costs, stage_rows
+from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Allocation, Stage
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Pattern, PatternOperation
@@ -95,9 +97,7 @@ class StageLine:
             fixed_bytes=tuple(map(sum, zip(held, buffers, strict=True))),
             kept_bytes=tuple(activation_bytes(problem, stage, rows) for stage in stages),
             work_bytes=tuple(c.workspace_bytes for c in costs),
-            available_bytes=tuple(
-                min(problem.capacity_bytes(d) - problem.devices[d].context_bytes for d in group) for group in groups
-            ),
+            available_bytes=tuple(free_bytes(problem, group) for group in groups),
             most_in_flight=allocation.num_micro_batches + 1,
         )
 
@@ -119,7 +119,7 @@ def buffer_bytes(problem: Problem, stage: Stage, rows: int, halves: int) -> int:
 
 def _hop_ns(problem: Problem, allocation: Allocation, stage: int, rows: int, direction: int) -> int:
     move = transfer(problem, allocation, stage, rows, direction)
-    return 0 if move is None else min(move.duration_ns, UNREACHABLE_NS // 4)
+    return 0 if move is None else min(move.duration_ns, NEVER_NS // 4)
 
 
 def as_pattern(name: str, period_ns: int, forward_ns: list[int], backward_ns: list[int]) -> Pattern:

@@ -1,0 +1,66 @@
+"""A stage's gradients in buckets, as its last backward makes them ready for the all-reduce (ALGORITHMS 1.6)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.solvers.costs.collectives import all_reduce_ns, ring_resources
+from penstock.solvers.costs.stage import stage_rows
+from penstock.solvers.model.allocation import Stage
+from penstock.solvers.model.problem import Problem
+
+
+class Bucket(NamedTuple):
+    """A part of a stage's gradients: layers [first, last], ready ``lead_ns`` before the last backward ends."""
+
+    first: int
+    last: int
+    bytes: int
+    lead_ns: int
+    duration_ns: int
+    resources: tuple[int, ...]
+
+
+def buckets(problem: Problem, stage: Stage, rows: int) -> tuple[Bucket, ...]:
+    """The stage's gradients in buckets, last layers first, as the last backward makes them ready.
+
+    ``rows``: size of the last micro-batch, whose backward readies them. Without overlap every bucket is ready
+    only when that backward has ended (``lead_ns`` 0).
+    """
+    if stage.replicas == 1:
+        return ()
+    costs = problem.costs(problem.devices[stage.devices[0]].kind, stage_rows(stage, rows))
+    resources = ring_resources(problem, stage.devices) if problem.rules.shared else ()
+    held = bucket_bytes(problem, stage.first, stage.last)
+    made: list[Bucket] = []
+    high = stage.last
+    for low in range(stage.last, stage.first - 1, -1):
+        size = int(held[high + 1] - held[low])
+        if size >= problem.rules.bucket_bytes or (low == stage.first and size > 0):
+            lead = int(costs.backward_ns[low] - costs.backward_ns[stage.first])
+            if not problem.rules.overlap_all_reduce:
+                lead = 0
+            made.append(Bucket(low, high, size, lead, all_reduce_ns(problem, size, stage.devices), resources))
+            high = low - 1
+    return tuple(made)
+
+
+def bucket_bytes(problem: Problem, first: int, last: int) -> np.ndarray:
+    """Prefix sums (L + 1,) of the gradients in the buckets of layers ``first`` to ``last``.
+
+    A parameter tied with layers elsewhere is in no bucket: it is summed on its own (``ties``).
+    """
+    held = problem.trainable_bytes
+    for _name, layers, size in problem.shared_parameters:
+        if first <= layers[0] <= last and not first <= min(layers) <= max(layers) <= last:
+            own = int(held[layers[0] + 1] - held[layers[0]])
+            held = held - np.where(np.arange(len(held)) > layers[0], min(size, own), 0)
+    return held
+
+
+def stage_all_reduce_ns(problem: Problem, stage: Stage) -> int:
+    """All of the stage's gradients in one all-reduce, nothing tied left out: A_s of SPP's equation 1."""
+    size = int(problem.trainable_bytes[stage.last + 1] - problem.trainable_bytes[stage.first])
+    return all_reduce_ns(problem, size, stage.devices)

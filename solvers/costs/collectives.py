@@ -1,0 +1,78 @@
+"""What collectives among replicas cost: the ring all-reduce, flat or hierarchical (ALGORITHMS 1.6)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from penstock.solvers.costs.transfer import transfer_ns
+from penstock.solvers.model.network import Network
+from penstock.solvers.model.problem import Problem
+
+
+def all_reduce_ns(problem: Problem, size_bytes: int, devices: Sequence[int]) -> int:
+    """Ring all-reduce of ``size_bytes`` over ``devices`` (SPP equation 1; hierarchical over nodes)."""
+    k = len(devices)
+    if k == 1 or size_bytes == 0:
+        return 0
+    network = problem.network
+    mode = problem.rules.all_reduce
+    nodes = network.nodes_of(devices)
+    if mode == "hierarchical" and 1 < len(nodes) < k:
+        return _hierarchical_ns(problem, size_bytes, devices)
+    if mode == "dapple" and len(nodes) == 1:
+        return transfer_ns(2 * (k - 1) * size_bytes, k * network.min_bandwidth(devices) * (k // 2))
+    return _ring(network, devices).all_reduce_ns(size_bytes)
+
+
+class Ring(NamedTuple):
+    """Devices, their narrowest bandwidth, and the longest latency from one to the next."""
+
+    size: int
+    bytes_per_s: int
+    latency_ns: int
+
+    def all_reduce_ns(self, size_bytes: int, lanes: int = 1) -> int:
+        """Of so many bytes, shared by ``lanes`` rings side by side."""
+        moved = transfer_ns(2 * (self.size - 1) * size_bytes, self.size * lanes * self.bytes_per_s)
+        return moved + 2 * (self.size - 1) * self.latency_ns
+
+
+def _hierarchical_ns(problem: Problem, size_bytes: int, devices: Sequence[int]) -> int:
+    insides, outside, lanes = _rings(problem.network, tuple(devices))
+    return max((ring.all_reduce_ns(size_bytes) for ring in insides), default=0) + outside.all_reduce_ns(
+        size_bytes, lanes
+    )
+
+
+@lru_cache(maxsize=2**12)
+def _rings(network: Network, devices: tuple[int, ...]) -> tuple[tuple[Ring, ...], Ring, int]:
+    """The unlike rings within nodes, the ring of one device of each node, and how many of these run side by side."""
+    groups: dict[int, list[int]] = {}
+    for device in devices:
+        groups.setdefault(network.node_of[device], []).append(device)
+    insides = dict.fromkeys(_ring(network, group) for group in groups.values() if len(group) > 1)
+    lanes = min(len(group) for group in groups.values()) if all(network.has_own_nic[d] for d in devices) else 1
+    return tuple(insides), _ring(network, [group[0] for group in groups.values()]), lanes
+
+
+def _ring(network: Network, devices: Sequence[int]) -> Ring:
+    latency = max(_latency(network, u, v) for u, v in network.ring(devices))
+    return Ring(len(devices), network.min_bandwidth(devices), latency)
+
+
+def _latency(network: Network, u: int, v: int) -> int:
+    route = network.route(u, v)
+    return 0 if route is None else route.latency_ns
+
+
+def ring_resources(problem: Problem, devices: Sequence[int]) -> tuple[int, ...]:
+    """Every resource that the ring of the devices passes, in both directions."""
+    used: set[int] = set()
+    for u, v in problem.network.ring(devices):
+        for a, b in ((u, v), (v, u)):
+            route = problem.network.route(a, b)
+            if route is not None:
+                used.update(route.resources)
+    return tuple(sorted(used))

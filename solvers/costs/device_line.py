@@ -1,0 +1,116 @@
+"""What connects devices that stand in a line: their order, which servers are alike, and costs linear in the bytes.
+
+Searches that try many sizes between the same devices take ``Affine`` costs instead of asking for each size.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.solvers.costs.collectives import all_reduce_ns
+from penstock.solvers.costs.infinity import NEVER_NS
+from penstock.solvers.costs.transfer import transfer
+from penstock.solvers.model.allocation import Stage, single_pipeline
+from penstock.solvers.model.network import Network
+from penstock.solvers.model.problem import Device, Problem
+
+MUCH_BYTES = 2**40
+MANY_ROWS = 5040
+"""Samples of a micro-batch that every small number of replicas divides evenly."""
+
+
+class Affine(NamedTuple):
+    """``ns_per_byte`` and ``fixed_ns`` of a message; the rate is infinite where nothing connects the devices."""
+
+    ns_per_byte: float
+    fixed_ns: int
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a way."""
+        return self.ns_per_byte < math.inf
+
+
+def affine_all_reduce(problem: Problem, devices: tuple[int, ...]) -> Affine:
+    """An all-reduce over the devices, by the bytes of each: the line through a very small and a very large one."""
+    if len(devices) < 2:
+        return Affine(0.0, 0)
+    much = all_reduce_ns(problem, MUCH_BYTES, devices)
+    if much >= NEVER_NS:
+        return Affine(math.inf, 0)
+    little = all_reduce_ns(problem, 1, devices)
+    rate = (much - little) / (MUCH_BYTES - 1)
+    return Affine(rate, max(0, little - 1 - int(rate)))
+
+
+def affine_transfer(problem: Problem, source: tuple[int, ...], target: tuple[int, ...]) -> Affine:
+    """A transfer from a stage on some devices to one on others, by the bytes of the whole micro-batch.
+
+    It is the line through two micro-batches over the widest cut of the model, one of them twice the other.
+    """
+    if problem.num_layers < 2 or int(problem.forward_bytes.max()) == 0:
+        return Affine(0.0, 0)
+    cut = int(problem.forward_bytes.argmax())
+    pair = single_pipeline((Stage(0, cut, source), Stage(cut + 1, problem.num_layers - 1, target)), 1)
+    few, many = (transfer(problem, pair, 0, rows, 0) for rows in (MANY_ROWS, 2 * MANY_ROWS))
+    if few is None or many is None:
+        return Affine(0.0, 0)
+    if many.duration_ns >= NEVER_NS:
+        return Affine(math.inf, 0)
+    rate = (many.duration_ns - few.duration_ns) / (many.bytes - few.bytes)
+    return Affine(rate, max(0, 2 * few.duration_ns - many.duration_ns))
+
+
+def device_order(problem: Problem) -> tuple[int, ...]:
+    """All devices, node by node."""
+    return tuple(device for node in problem.nodes() for device in node)
+
+
+def likeness(device: Device) -> tuple[str, int, int]:
+    """What a device is apart from where it stands: its kind and its memory."""
+    return device.kind, device.memory_bytes, device.context_bytes
+
+
+def server_classes(problem: Problem) -> tuple[int, ...]:
+    """A class number per server: servers of one class can change places without changing any cost."""
+    nodes = problem.nodes()
+    heads: list[int] = []
+    classes = []
+    for n in range(len(nodes)):
+        found = next((c for c, head in enumerate(heads) if _alike(problem, nodes, head, n)), len(heads))
+        if found == len(heads):
+            heads.append(n)
+        classes.append(found)
+    return tuple(classes)
+
+
+def _alike(problem: Problem, nodes: tuple[tuple[int, ...], ...], a: int, b: int) -> bool:
+    network = problem.network
+    devices_a, devices_b = ([likeness(problem.devices[d]) for d in nodes[n]] for n in (a, b))
+    if devices_a != devices_b or network.insides[a] != network.insides[b]:
+        return False
+    if any(network.has_own_nic[d] for d in (*nodes[a], *nodes[b])):
+        return _alike_by_matrix(network.dense_bandwidth(), nodes[a], nodes[b])
+    if network.matrix_bytes_per_s is not None:
+        return _alike_by_matrix(network.matrix_bytes_per_s, nodes[a], nodes[b])
+    return _cables(network, a, b) == _cables(network, b, a)
+
+
+def _cables(network: Network, a: int, b: int) -> list[tuple[str, int, int, bool]]:
+    """Cables of server a, the far end named; what runs to b is named alike from either side."""
+    mine, its = network.node_names[a], network.node_names[b]
+    found = []
+    for cable in network.cables:
+        if mine in (cable.a, cable.b):
+            far = cable.b if cable.a == mine else cable.a
+            found.append(("" if far == its else far, *cable[2:]))
+    return sorted(found)
+
+
+def _alike_by_matrix(table: np.ndarray, a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+    swapped = np.arange(len(table))
+    swapped[list(a)], swapped[list(b)] = b, a
+    return bool(np.array_equal(table[np.ix_(swapped, swapped)], table))

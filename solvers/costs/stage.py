@@ -1,0 +1,96 @@
+"""What the operations of a stage cost: computation, recomputation, conversion and updates (ALGORITHMS 1.4, 1.8)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from penstock.solvers.costs.transfer import transfer_ns
+from penstock.solvers.model.allocation import Stage
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.slices import largest_slice
+
+
+class StageCosts(NamedTuple):
+    """One stage, one micro-batch, its slowest replica: times in ns, what stays alive from F to B, workspace.
+
+    ``kept_bytes`` has the input of each recomputed segment, but for a stage's own input where that counts as a receive
+    buffer. An input is a whole cut: profiles do not tell that two cuts carry the same tensor.
+    """
+
+    forward_ns: int
+    backward_ns: int
+    weight_ns: int
+    recompute_ns: int
+    kept_bytes: int
+    workspace_bytes: int
+
+
+def stage_rows(stage: Stage, rows: int) -> int:
+    """Rows that the busiest replica computes of a micro-batch of ``rows``."""
+    return rows if stage.dispatch == "round_robin" else largest_slice(rows, stage.replicas)
+
+
+def stage_costs(problem: Problem, stage: Stage, rows: int) -> StageCosts:
+    """Costs of a micro-batch of ``rows`` samples on the stage's slowest device (its largest slice)."""
+    share = stage_rows(stage, rows)
+    kinds = {problem.devices[d].kind for d in stage.devices}
+    each = [_slice_costs(problem, stage, kind, share) for kind in sorted(kinds)]
+    return StageCosts(*(max(column) for column in zip(*each, strict=True)))
+
+
+def _slice_costs(problem: Problem, stage: Stage, kind: str, rows: int) -> StageCosts:
+    costs = problem.costs(kind, rows)
+    coding = conversion_ns(problem, stage, kind, rows)
+    i, j = stage.first, stage.last + 1
+    kept = int(costs.stash_bytes[j] - costs.stash_bytes[i])
+    workspace = int(costs.workspace_bytes[i:j].max())
+    again, rebuilt = 0, 0
+    for first, last in stage.recompute:
+        part = int(costs.stash_bytes[last + 1] - costs.stash_bytes[first])
+        again += int(costs.forward_ns[last + 1] - costs.forward_ns[first])
+        kept -= part
+        if first > i or not problem.memory.count_buffers:
+            kept += input_bytes(problem, first, rows)
+        rebuilt = max(rebuilt, part)
+    return StageCosts(
+        int(costs.forward_ns[j] - costs.forward_ns[i]) + coding[0],
+        int(costs.backward_ns[j] - costs.backward_ns[i]) + coding[1],
+        int(costs.weight_ns[j] - costs.weight_ns[i]),
+        again,
+        kept,
+        workspace + rebuilt,
+    )
+
+
+def input_bytes(problem: Problem, first: int, rows: int) -> int:
+    """What ``rows`` samples bring over the cut before layer ``first``; 0 for the model's own input, whose size no
+    profile has.
+    """
+    return int(problem.forward_bytes[first - 1]) * rows if first > 0 else 0
+
+
+def recomputed_inputs(problem: Problem, stage: Stage, rows: int) -> int:
+    """The inputs of the stage's recomputed segments that ``kept_bytes`` has."""
+    own = not problem.memory.count_buffers
+    return sum(input_bytes(problem, first, rows) for first, _last in stage.recompute if own or first > stage.first)
+
+
+def conversion_ns(problem: Problem, stage: Stage, kind: str, rows: int) -> tuple[int, int]:
+    """What encoding and decoding ``rows`` samples adds to a stage's forward and to its backward (WPipe, appendix A.3).
+
+    On an encoded edge a forward decodes what it reads or encodes what it makes, a backward the other way round.
+    """
+    before, behind = stage.coded
+    if not (before or behind):
+        return 0, 0
+    speed, (_, faster) = problem.codec_speeds[kind], problem.kind_source[kind]
+    incoming = problem.encodable[stage.first - 1][0] * rows if before else 0
+    outgoing = problem.encodable[stage.last][0] * rows if behind else 0
+    rates = int(speed.encode_bytes_per_s * faster), int(speed.decode_bytes_per_s * faster)
+    forward = transfer_ns(outgoing, rates[0]) + transfer_ns(incoming, rates[1])
+    return forward, transfer_ns(incoming, rates[0]) + transfer_ns(outgoing, rates[1])
+
+
+def update_ns(problem: Problem, stage: Stage) -> int:
+    """One optimizer step over the stage's layers."""
+    return int(problem.update_ns[stage.last + 1] - problem.update_ns[stage.first])

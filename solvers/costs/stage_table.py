@@ -1,0 +1,192 @@
+"""Tables of stages for searches: what layers [i, j) cost on r devices of some kinds, for micro-batches of one size.
+
+Where devices are of several kinds, a *plan* rounds up (a stage is as slow, and as large, as on its slowest kind) and a
+*bound* rounds down (no stage is quicker than on the quickest kind): ``rounding`` says which. The numbers are those of
+``stage`` and ``memory``, asked once for each kind of device and size of slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from penstock.solvers.costs.memory import training_bytes
+from penstock.solvers.model.problem import Problem
+
+Rounding = Literal["up", "down"]
+
+
+class LayerSums(NamedTuple):
+    """Prefix sums (L + 1,) int64 over layers, of a slice: times in ns, and what stays alive from F to B in bytes.
+
+    ``workspace_bytes`` (L,) is of each layer.
+    """
+
+    forward_ns: np.ndarray
+    backward_ns: np.ndarray
+    weight_ns: np.ndarray
+    kept_bytes: np.ndarray
+    workspace_bytes: np.ndarray
+
+
+class StaticSums(NamedTuple):
+    """Bytes of parameters, gradients and optimizer states: by layer (L + 1,), or (n, n) between two places."""
+
+    parameters: np.ndarray
+    trainable: np.ndarray
+    gradients: np.ndarray
+    optimizer: np.ndarray
+
+    @property
+    def total(self) -> np.ndarray:
+        """What a stage holds for the whole step; ``trainable`` is a part of ``parameters``."""
+        return np.asarray(self.parameters + self.gradients + self.optimizer)
+
+
+def prefix_sums(values: np.ndarray) -> np.ndarray:
+    """Sums of what stands before each place, along the last axis: (…, n) to (…, n + 1) int64."""
+    return np.concatenate((np.zeros((*values.shape[:-1], 1), dtype=np.int64), np.cumsum(values, axis=-1)), axis=-1)
+
+
+def between(prefix: np.ndarray) -> np.ndarray:
+    """(n, n): what lies between two places of a prefix sum (n,); meaningless below the diagonal."""
+    return np.asarray(prefix[None, :] - prefix[:, None])
+
+
+def widest_between(values: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """(n, n) int64: the largest of the layers' values (L,) between two of n places; 0 below the diagonal."""
+    found = np.zeros((len(places),) * 2, dtype=np.int64)
+    largest = np.maximum.reduceat(values, places[:-1])
+    found[:-1, 1:] = np.maximum.accumulate(np.triu(np.broadcast_to(largest, found[:-1, 1:].shape)), axis=1)
+    return found
+
+
+def cut_places(problem: Problem) -> np.ndarray:
+    """(n,) int64: the numbers of layers before each place where a stage may begin or end, both ends included."""
+    return np.asarray([0, *(np.flatnonzero(problem.cuttable) + 1), problem.num_layers], dtype=np.int64)
+
+
+def crossing_bytes(problem: Problem, direction: int, rows: int = 1) -> np.ndarray:
+    """(L + 1,) int64: what ``rows`` samples send over the cut before each layer; nothing at both ends."""
+    return rows * np.pad(problem.forward_bytes if direction == 0 else problem.backward_bytes, 1)
+
+
+def layer_sums(problem: Problem, kinds: Sequence[str], rows: int, rounding: Rounding = "up") -> LayerSums:
+    """What a slice of ``rows`` samples costs, layer by layer as on the slowest or the quickest of the kinds."""
+    costs = [problem.costs(kind, rows) for kind in kinds]
+    join = np.maximum if rounding == "up" else np.minimum
+    sums = (
+        [getattr(cost, name) for cost in costs] for name in ("forward_ns", "backward_ns", "weight_ns", "stash_bytes")
+    )
+    joined = (each[0] if len(each) == 1 else prefix_sums(join.reduce([np.diff(one) for one in each])) for each in sums)
+    return LayerSums(*joined, workspace_bytes=join.reduce([cost.workspace_bytes for cost in costs]))
+
+
+def static_sums(problem: Problem, replicas: int = 1) -> StaticSums:
+    """Prefix sums (L + 1,) of what layers hold for the whole step on each of ``replicas``; copies of tied weights not.
+
+    With states shared by replicas each sum is rounded up, so differences are within a byte.
+    """
+    return _static(problem, problem.parameter_bytes, problem.trainable_bytes, replicas)
+
+
+@lru_cache(maxsize=64)
+def _weights_between(problem: Problem, places: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    at = np.asarray(places, dtype=np.int64)
+    parameters, trainable = between(problem.parameter_bytes[at]), between(problem.trainable_bytes[at])
+    for _name, layers, size in problem.shared_parameters:
+        used = np.searchsorted(np.sort(layers), at)
+        holds, owns = used[None, :] > used[:, None], (at[:, None] <= layers[0]) & (layers[0] < at[None, :])
+        copy = np.where(holds & ~owns, size, 0)
+        parameters, trainable = parameters + copy, trainable + copy
+    return parameters, trainable
+
+
+def static_between(problem: Problem, places: np.ndarray, replicas: int = 1) -> StaticSums:
+    """(n, n): ``memory.static_bytes`` of the stage between any two places, on ``replicas`` devices."""
+    return _static(problem, *_weights_between(problem, tuple(places.tolist())), replicas)
+
+
+def _static(problem: Problem, parameters: np.ndarray, trainable: np.ndarray, replicas: int) -> StaticSums:
+    return StaticSums(parameters, trainable, *training_bytes(problem, trainable, replicas))
+
+
+class StageTable:
+    """Stages between any two of n ``places`` on ``replicas`` devices of ``kinds``, for slices of ``rows`` samples.
+
+    All tables are (n, n) int64 by the place before the first and the one after the last layer, and meaningless below
+    the diagonal. Times in ns and sizes in bytes are of one micro-batch.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        kinds: Sequence[str],
+        rows: int,
+        places: np.ndarray,
+        replicas: int = 1,
+        rounding: Rounding = "up",
+    ) -> None:
+        self.problem, self.rows, self.places, self.replicas = problem, rows, places, replicas
+        self._sums = [layer_sums(problem, (kind,), rows) for kind in kinds]
+        self._join = np.maximum if rounding == "up" else np.minimum
+
+    def _joined(self, each: list[np.ndarray]) -> np.ndarray:
+        return np.asarray(self._join.reduce(each))
+
+    @cached_property
+    def forward_ns(self) -> np.ndarray:
+        """One forward, which is also what recomputing the whole stage takes."""
+        return self._joined([between(sums.forward_ns[self.places]) for sums in self._sums])
+
+    @cached_property
+    def backward_ns(self) -> np.ndarray:
+        """One backward, recomputation apart."""
+        return self._joined([between(sums.backward_ns[self.places]) for sums in self._sums])
+
+    def work_ns(self, again: bool) -> np.ndarray:
+        """Forward and backward on the same kind of device; ``again``: with recomputation of the whole stage."""
+        return self._joined(
+            [between(((1 + again) * sums.forward_ns + sums.backward_ns)[self.places]) for sums in self._sums]
+        )
+
+    @cached_property
+    def kept_bytes(self) -> np.ndarray:
+        """What stays alive from the forward to the backward, nothing recomputed."""
+        return self._joined([between(sums.kept_bytes[self.places]) for sums in self._sums])
+
+    @cached_property
+    def workspace_bytes(self) -> np.ndarray:
+        """What the stage's operations need while they compute."""
+        return self._joined([widest_between(sums.workspace_bytes, self.places) for sums in self._sums])
+
+    @cached_property
+    def static(self) -> StaticSums:
+        """Parameters, gradients and optimizer states."""
+        return static_between(self.problem, self.places, self.replicas)
+
+    @property
+    def update_ns(self) -> np.ndarray:
+        """One optimizer step."""
+        return between(self.problem.update_ns[self.places])
+
+    def held_bytes(self, again: bool) -> np.ndarray:
+        """What a stage holds all the time: ``memory.static_bytes`` and ``transient_bytes``."""
+        held = self.static.total + self.workspace_bytes + (self.kept_bytes if again else 0)
+        if self.problem.memory.count_buffers:
+            both = self._crossing(0) + self._crossing(1)
+            held = held + both[:, None] + both[None, :]
+        return np.asarray(held)
+
+    def flight_bytes(self, again: bool) -> np.ndarray:
+        """What a stage holds for each micro-batch in flight: ``memory.activation_bytes``."""
+        each = np.zeros_like(self.kept_bytes) if again else self.kept_bytes
+        if self.problem.memory.count_buffers or again:
+            each = each + self._crossing(0)[:, None]
+        return np.asarray(each)
+
+    def _crossing(self, direction: int) -> np.ndarray:
+        return crossing_bytes(self.problem, direction, self.rows)[self.places]
