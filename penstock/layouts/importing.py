@@ -24,8 +24,8 @@ from penstock.schemas.request import FP32_GRADIENTS, MemoryModel, PlanRequest
 from penstock.solvers.bounds.coverage import allowed, features_of, whatever_is_pinned
 from penstock.solvers.bounds.schedule_bound import one_pipeline_bound, request_bound, schedule_bound
 from penstock.solvers.bounds.trainer import within_bounds
-from penstock.solvers.costs.memory import static_bytes
-from penstock.solvers.explanation.drafting import Drafted, shortages
+from penstock.solvers.costs.memory import shortages, static_bytes
+from penstock.solvers.explanation.drafting import Drafted
 from penstock.solvers.explanation.layout import compared
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation

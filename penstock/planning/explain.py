@@ -19,10 +19,10 @@ from penstock.schemas.api.explanation import Explanation
 from penstock.schemas.errors import Fault, InvalidDocument, InvalidPlan
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.trace import Trace
+from penstock.solvers.costs.memory import shortages
 from penstock.solvers.explanation.binding import binding, sensitivities
 from penstock.solvers.explanation.changes import default_changes
 from penstock.solvers.explanation.critical_path import path_of_run
-from penstock.solvers.explanation.drafting import shortages
 from penstock.solvers.explanation.idle import idle_pieces, idle_split
 from penstock.solvers.explanation.layout import Layout, compare_layout
 from penstock.solvers.explanation.run import Run

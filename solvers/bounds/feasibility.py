@@ -29,6 +29,8 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from penstock.schemas.amounts import exact
+from penstock.solvers.costs.memory import context_bytes, free_bytes
+from penstock.solvers.costs.stage_table import StaticSums, layer_sums, static_sums
 from penstock.solvers.model.pins import unkeepable_pin
 from penstock.solvers.model.plan_shape import layers, layers_need
 from penstock.solvers.model.problem import Measured, Problem
@@ -149,12 +151,16 @@ class Least:
         """How many there are."""
         return len(self.edges) - 1
 
+    @cached_property
+    def _held(self) -> StaticSums:
+        return static_sums(self.problem)
+
     def groups(self, part: Devices) -> list[Group]:
         """The devices of a part of the cluster that are alike here, the first of them first."""
         found: dict[tuple[str, int, tuple[bool, ...]], list[int]] = {}
         for d in part:
             own = self.problem.devices[d]
-            free = self.problem.capacity_bytes(d) - own.context_bytes
+            free = free_bytes(self.problem, (d,))
             pinned = tuple(d in pin.devices for pin in self.problem.pins)
             found.setdefault((own.kind, free, pinned), []).append(d)
         return [Group(kind, free, tuple(members)) for (kind, free, _pinned), members in found.items()]
@@ -168,12 +174,12 @@ class Least:
     def weights(self) -> np.ndarray:
         """Parameters, and the second copy of the trainable ones where every allowed rule keeps two."""
         twice = self.problem.update_rules == {"double_buffered"}
-        return self._of(self.problem.parameter_bytes) + (self._of(self.problem.trainable_bytes) if twice else 0)
+        return self._of(self._held.parameters) + (self._of(self._held.trainable) if twice else 0)
 
     @cached_property
     def states(self) -> np.ndarray:
         """Optimizer states, all shares together."""
-        return self._of(self.problem.trainable_bytes) * self.problem.memory.state_factor
+        return self._of(self._held.optimizer)
 
     @cached_property
     def share(self) -> np.ndarray:
@@ -187,11 +193,10 @@ class Least:
     @cached_property
     def gradients(self) -> np.ndarray:
         """Where the backward takes time: they stay from its start to the end of the step."""
-        bytes_each = self._of(self.problem.trainable_bytes) * self.problem.memory.gradient_factor
         kinds = {device.kind for device in self.problem.devices}
         points = [point for kind in kinds for point in self._measured(kind)]
         takes_time = np.min([point.backward_ns for point in points], axis=0) > 0
-        return np.where(np.logical_or.reduceat(takes_time, self.edges[:-1]), bytes_each, 0)
+        return np.where(np.logical_or.reduceat(takes_time, self.edges[:-1]), self._of(self._held.gradients), 0)
 
     @property
     def together(self) -> bool:
@@ -208,8 +213,8 @@ class Least:
         return np.asarray(np.diff(prefix[self.edges]))
 
     def _active_on(self, kind: str) -> np.ndarray:
-        costs = [self.problem.costs(kind, rows) for rows in self._rows(kind)]
-        stash = np.min([np.diff(each.stash_bytes) for each in costs], axis=0)
+        costs = [layer_sums(self.problem, (kind,), rows) for rows in self._rows(kind)]
+        stash = np.min([np.diff(each.kept_bytes) for each in costs], axis=0)
         workspace = np.min([each.workspace_bytes for each in costs], axis=0)
         together = np.add if self.problem.recompute == "never" else np.maximum
         return np.asarray(
@@ -254,7 +259,7 @@ def _too_large(least: Least, part: Devices) -> Proof | None:
         if min(lacking) <= 0:
             continue
         nearest = usable[lacking.index(min(lacking))].devices[0]
-        available = least.problem.capacity_bytes(nearest)
+        available = free_bytes(least.problem, (nearest,)) + context_bytes(least.problem, nearest)
         needed = available + min(lacking)  # the context included, as the judge counts it
         short = Shortage(int(least.edges[block]), int(least.edges[block + 1]) - 1, nearest, needed, available)
         name = least.problem.devices[nearest].name

@@ -5,8 +5,8 @@ Scope ``schedule of this allocation``: the largest of
 * head, work and tail of a device: it cannot begin before a first micro-batch has come through the stages before it,
   has to do its work, and what it does last has to travel back; then reductions and updates follow;
 * load of a link or channel, between the earliest start and the shortest rest of what it carries;
-* windows (``stage_windows.py``, ``split_windows.py``; BOUNDS section 2 and Part II): what a stage, or a device with several,
-  must idle while the first micro-batch goes round, and the limit that memory sets on micro-batches in flight;
+* windows (``stage_windows.py``, ``split_windows.py``; BOUNDS section 2 and Part II): what a stage, or a device with
+  several, must idle while the first micro-batch goes round, and the limit that memory sets on micro-batches in flight;
 * the same windows for any number of micro-batches on the stages from one on, joined: by what one more stage, one more
   micro-batch, or as many more as can be in flight add at least (``suffix/table.py``; BOUNDS Part II, 1);
 * for a periodic plan, whose global batches overlap, what each of them loads devices, links and reductions with, and
@@ -40,8 +40,7 @@ from penstock.solvers.bounds.stage_windows import window_bound_ns
 from penstock.solvers.bounds.steady_state import SteadyTimes
 from penstock.solvers.bounds.suffix.table import suffix_bound_ns
 from penstock.solvers.costs.stage import stage_costs, update_ns
-from penstock.solvers.costs.utilisation import rank_share, utilisation_ppm
-from penstock.solvers.judge.clocks.shared_processor import WHOLE
+from penstock.solvers.costs.utilisation import WHOLE, rank_share, utilisation_ppm
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import SCHEDULE_SCOPE, Bound

@@ -32,7 +32,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from penstock.solvers.bounds.stage_times import StageTimes
-from penstock.solvers.judge.operation_tables import cost_tables
+from penstock.solvers.costs.memory import free_bytes, static_bytes
 from penstock.solvers.model.allocation import Stage
 
 
@@ -87,14 +87,13 @@ def shared_device_ns(times: StageTimes, device: int) -> int:
 def _most_forwards_ns(times: StageTimes, device: int, held: list[int]) -> int:
     """At most what forwards take of which none is released: a knapsack, filled with parts of micro-batches."""
     problem = times.problem
-    tables = cost_tables(problem, times.allocation, problem.rules.overlap_all_reduce)
-    free = problem.capacity_bytes(device) - problem.devices[device].context_bytes
-    free -= sum(tables.static[s].parameters + tables.static[s].optimizer for s in held)
+    static = [static_bytes(problem, times.allocation.stages[s]) for s in held]
+    free = free_bytes(problem, (device,)) - sum(each.parameters + each.optimizer for each in static)
     total, weighed = Fraction(0), []
     for s in held:
         count = _number(times.allocation.stages[s], times, s, device)
         longest = max(cost.forward_ns + cost.recompute_ns for cost in times.costs[s])
-        size = min(each.stash + each.received_input for each in tables.memory[s])
+        size = times.forward_bytes(s)
         if size == 0:
             total += count * longest
         else:

@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 from penstock.schemas.program import INPUT, RECOMPUTE, WEIGHT
 from penstock.solvers.costs.buckets import Bucket
-from penstock.solvers.costs.memory import static_bytes
+from penstock.solvers.costs.infinity import UNLIMITED
+from penstock.solvers.costs.memory import free_bytes, static_bytes
 from penstock.solvers.costs.reductions import Group, group_buckets, reduction_groups
-from penstock.solvers.costs.stage import stage_costs, stage_rows, update_ns
+from penstock.solvers.costs.stage import input_bytes, stage_costs, stage_rows, update_ns
 from penstock.solvers.costs.ties import tied_sums
 from penstock.solvers.costs.transfer import Transfer, boundary_bytes, transfer
 from penstock.solvers.model.allocation import Allocation
@@ -243,17 +244,32 @@ class StageTimes:
         stage holds for the step, each one's stash and received input, the gradient that it reads, and its workspace.
         """
         stage, problem = self.allocation.stages[s], self.problem
-        free = min(problem.capacity_bytes(d) - problem.devices[d].context_bytes for d in stage.devices)
-        free -= static_bytes(problem, stage).total
+        free = free_bytes(problem, stage.devices) - static_bytes(problem, stage).total
         each = self.flight_bytes(s)
         free -= min(self._received_gradient(s, rows) for rows, _ in self.classes)
         if (self.weight[s] if self.split else self.backward[s]) > 0:
             free -= min(self._workspace(s, c) for c in range(len(self.classes)))
-        return 2**31 if each == 0 else max(1, free // each)
+        return UNLIMITED if each == 0 else max(1, free // each)
 
     def flight_bytes(self, s: int) -> int:
         """What a micro-batch between F and the end of its gradient holds at least: its stash and received input."""
         return min(self._flight_bytes(s, c) for c in range(len(self.classes)))
+
+    def forward_bytes(self, s: int) -> int:
+        """What a forward that nothing has released holds at least, on a device that may hold the stage before too.
+
+        As ``flight_bytes``, with the input of a stage that recomputes its first layers where it was not received.
+        """
+        stage = self.allocation.stages[s]
+        begins = any(first == stage.first for first, _last in stage.recompute)
+        handed = begins and self.problem.memory.count_buffers and self.allocation.previous(s) is not None
+        found = []
+        for c, (rows, _count) in enumerate(self.classes):
+            own = self._flight_bytes(s, c)
+            received = own > self.costs[s][c].kept_bytes
+            more = input_bytes(self.problem, stage.first, stage_rows(stage, rows)) if handed and not received else 0
+            found.append(own + more)
+        return min(found)
 
     def _received_gradient(self, s: int, rows: int) -> int:
         after = self.allocation.next(s)

@@ -23,6 +23,9 @@ import numpy as np
 from penstock.solvers.bounds.contiguous.links import Links
 from penstock.solvers.bounds.contiguous.stage_costs import Stages
 from penstock.solvers.bounds.coverage import class_bound, target_plans
+from penstock.solvers.costs.infinity import FAR_NS
+from penstock.solvers.costs.memory import free_bytes
+from penstock.solvers.costs.stage_table import between, crossing_bytes, layer_sums, prefix_sums, static_sums
 from penstock.solvers.model.micro_batches import batch_of
 from penstock.solvers.model.pins import devices_allowed
 from penstock.solvers.model.problem import Problem
@@ -31,8 +34,6 @@ from penstock.solvers.model.trainer_limits import Within
 from penstock.solvers.schedules.catalogue import schedule_row
 from penstock.solvers.schedules.trainer_orders import ONE_STAGE
 
-FAR_NS = 2**52
-"""Stands for no plan."""
 MOST_STEPS = 400_000_000
 """Of the search for the best cuts; above, a trainer's plans are bounded as all others are."""
 
@@ -74,9 +75,7 @@ class Tables:
 
     def __init__(self, problem: Problem, within: Within) -> None:
         self.problem, self.within = problem, within
-        self._capacity = max(
-            problem.capacity_bytes(d) - device.context_bytes for d, device in enumerate(problem.devices)
-        )
+        self._capacity = max(free_bytes(problem, (d,)) for d in range(problem.num_devices))
         low, high = within.span
         self._links = Links(problem)
         self._spans = np.asarray([low <= layer <= high for layer in range(problem.num_layers)])
@@ -87,19 +86,17 @@ class Tables:
 
     def _times(self, rows: int) -> tuple[np.ndarray, ...]:
         """Of each layer (L,) the least over all kinds: forward, backward, stash, workspace."""
-        costs = [self.problem.costs(kind, rows) for kind in self._kinds]
-        prefixes = ([c.forward_ns for c in costs], [c.backward_ns for c in costs], [c.stash_bytes for c in costs])
-        least = [np.min([np.diff(each) for each in column], axis=0) for column in prefixes]
-        return (*least, np.min([c.workspace_bytes for c in costs], axis=0))
+        least = layer_sums(self.problem, self._kinds, rows, "down")
+        each = (np.diff(sums) for sums in (least.forward_ns, least.backward_ns, least.kept_bytes))
+        return (*each, least.workspace_bytes)
 
     def _static(self, replicas: int) -> np.ndarray:
         """Prefix sums (L + 1,) of what a replica holds all the time."""
-        problem, rules = self.problem, self.problem.memory
-        trainable = problem.trainable_bytes
-        states = trainable * rules.state_factor
-        if rules.shard_states:
+        whole = static_sums(self.problem)
+        states = whole.optimizer
+        if self.problem.memory.shard_states:
             states = states // replicas - np.arange(len(states))  # each difference rounded down
-        return np.asarray(problem.parameter_bytes + trainable * rules.gradient_factor + states)
+        return np.asarray(whole.parameters + whole.gradients + states)
 
     def shared_ns(self, _name: str, replicas: int, rows: int) -> int:
         """All work on all ranks."""
@@ -133,8 +130,8 @@ class Tables:
         ``FAR_NS`` where there are no layers, or pins allow them fewer devices than a stage has.
         """
         forward, backward, _stash, _workspace = self.times(rows)
-        there, back = _prefix(forward), _prefix(backward)
-        work = number * _between(there + back)
+        there, back = prefix_sums(forward), prefix_sums(backward)
+        work = number * between(there + back)
         batch = batch_of(self.problem, replicas * rows)
         own = np.min(Stages(self.problem, batch, self._links, replicas).after(), axis=0)
         first = np.where(np.arange(len(back)) > 0, self.problem.update_ns[1], 0)
@@ -148,17 +145,15 @@ class Tables:
         forward, backward, stash, workspace = self.times(rows)
         problem = self.problem
         inside = np.where(self._spans, forward, 0)
-        everything = number * _between(_prefix(inside))
+        everything = number * between(prefix_sums(inside))
         if problem.recompute == "always":
             return everything
-        kept = _between(_prefix(stash))
+        kept = between(prefix_sums(stash))
         if problem.memory.count_buffers:
-            received = np.concatenate(([0], np.asarray(problem.forward_bytes, dtype=np.int64)))
-            received = received[: len(stash) + 1]
-            kept = kept + np.resize(received * rows, len(stash) + 1)[:, None]
-        used = np.where(_between(_prefix(backward)) > 0, _most(workspace), 0)
-        lacking = _between(self._static(replicas)) + flying * kept + used - self._capacity
-        droppable = flying * _between(_prefix(np.where(self._spans, stash, 0)))
+            kept = kept + crossing_bytes(problem, 0, rows)[:, None]
+        used = np.where(between(prefix_sums(backward)) > 0, _most(workspace), 0)
+        lacking = between(self._static(replicas)) + flying * kept + used - self._capacity
+        droppable = flying * between(prefix_sums(np.where(self._spans, stash, 0)))
         if problem.recompute == "never":
             needed = np.full_like(lacking, FAR_NS)
         elif "block" in self.within.recompute:
@@ -168,15 +163,6 @@ class Tables:
         else:
             needed = everything
         return np.where(lacking <= 0, 0, np.where(lacking > droppable, FAR_NS, needed))
-
-
-def _prefix(values: np.ndarray) -> np.ndarray:
-    return np.concatenate(([0], np.cumsum(values, dtype=np.int64)))
-
-
-def _between(prefix: np.ndarray) -> np.ndarray:
-    """[i, j]: of layers i to j - 1."""
-    return np.asarray(prefix[None, :] - prefix[:, None])
 
 
 def _most(values: np.ndarray) -> np.ndarray:

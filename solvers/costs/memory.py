@@ -35,6 +35,11 @@ def free_bytes(problem: Problem, devices: Iterable[int]) -> int:
     return min(problem.capacity_bytes(d) - problem.devices[d].context_bytes for d in devices)
 
 
+def context_bytes(problem: Problem, device: int) -> int:
+    """What a device's runtime holds before anything of ours is there."""
+    return problem.devices[device].context_bytes
+
+
 def weight_bytes(problem: Problem, stage: Stage) -> tuple[int, int]:
     """Parameters of one replica of a stage, and the trainable ones among them.
 

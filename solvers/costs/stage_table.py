@@ -60,8 +60,7 @@ def widest_between(values: np.ndarray, places: np.ndarray) -> np.ndarray:
     """(n, n) int64: the largest of the layers' values (L,) between two of n places; 0 below the diagonal."""
     found = np.zeros((len(places),) * 2, dtype=np.int64)
     largest = np.maximum.reduceat(values, places[:-1])
-    for i in range(len(largest)):
-        found[i, i + 1 :] = np.maximum.accumulate(largest[i:])
+    found[:-1, 1:] = np.maximum.accumulate(np.triu(np.broadcast_to(largest, found[:-1, 1:].shape)), axis=1)
     return found
 
 

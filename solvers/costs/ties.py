@@ -56,20 +56,25 @@ def tied_stages(allocation: Allocation, layers: Sequence[int]) -> list[list[int]
     return users
 
 
+def trained_ties(problem: Problem) -> list[tuple[str, tuple[int, ...], int]]:
+    """Name, layers and bytes of the tied parameters that are trained, as the first of their layers says."""
+    trained = np.diff(problem.trainable_bytes)
+    return [tie for tie in problem.shared_parameters if tie[2] > 0 and trained[tie[1][0]] > 0]
+
+
 @lru_cache(maxsize=64)
 def tied_sums(problem: Problem, allocation: Allocation, rule: UpdateRule = "synchronous") -> tuple[TiedSum, ...]:
     """The ties that lie in several stages of a pipeline, in the order of the profile.
 
-    None where the parameter is frozen, as the first of its layers says, nor under rules that do not sum ties. A sum
+    None where the parameter is frozen (``trained_ties``), nor under rules that do not sum ties. A sum
     whose stages all lie on one device takes no time.
     """
     if rule not in SUMMING_RULES:
         return ()
     found = []
-    for name, layers, size in problem.shared_parameters:
+    for name, layers, size in trained_ties(problem):
         users = tied_stages(allocation, layers)
-        trainable = problem.trainable_bytes[layers[0] + 1] > problem.trainable_bytes[layers[0]]
-        if size == 0 or not trainable or all(len(own) < 2 for own in users):
+        if all(len(own) < 2 for own in users):
             continue
         stages = tuple(sorted(s for own in users for s in own))
         devices = tuple(sorted({d for s in stages for d in allocation.stages[s].devices}))

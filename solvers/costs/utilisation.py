@@ -7,9 +7,11 @@ arithmetic intensity changes in proportion, up to a whole processor. Without a m
 from __future__ import annotations
 
 from penstock.schemas.errors import InvalidPlan
-from penstock.solvers.judge.clocks.shared_processor import WHOLE
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
+
+WHOLE = 1_000_000
+"""A whole processor, in millionths."""
 
 
 def utilisation_ppm(problem: Problem, allocation: Allocation, stage: int, rows: int) -> int:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
-from penstock.solvers.costs.memory import activation_bytes
+from penstock.solvers.costs.memory import activation_bytes, spare_bytes
 from penstock.solvers.explanation.run import Run
 from penstock.solvers.model.schedule import STEP
 from penstock.solvers.model.slices import row_classes
@@ -138,8 +138,8 @@ def _is_too_large(run: Run, devices: tuple[int, ...], node: int) -> bool:
     stage = run.allocation.stages[run.stage_of[node]]
     rows = row_classes(run.problem.global_batch_size, run.allocation.num_micro_batches)[-1][0]
     more = activation_bytes(run.problem, stage, rows)
-    uses = run.timeline.uses
-    return any(uses[d].memory.total + more > run.problem.capacity_bytes(d) for d in devices)
+    spare = spare_bytes(run.problem, run.timeline)
+    return any(spare[d] < more for d in devices)
 
 
 def _ready_ns(run: Run) -> tuple[np.ndarray, np.ndarray]:

@@ -14,8 +14,9 @@ from typing import Literal, NamedTuple
 from penstock.schemas.amounts import shortage
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.solvers.bounds.schedule_bound import request_bound
+from penstock.solvers.costs.memory import largest_shortage, spare_bytes
 from penstock.solvers.explanation.changes import Change, change
-from penstock.solvers.explanation.drafting import best_order, can_be_drafted, largest_shortage, schedules_of
+from penstock.solvers.explanation.drafting import best_order, can_be_drafted, schedules_of
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.plan_shape import layers_need
@@ -108,7 +109,7 @@ def retime(problem: Problem, plan: Candidate, recomputing: Allocation | None = N
 
 def headroom(problem: Problem, plan: Candidate) -> int:
     """What the fullest device has left, in bytes; negative where it overflows."""
-    return min(problem.capacity_bytes(d) - use.memory.total for d, use in plan.timeline.uses.items())
+    return min(spare_bytes(problem, plan.timeline).values())
 
 
 def planned_by(planner: str, max_plans: int) -> Replan:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
+from penstock.solvers.costs.memory import context_bytes
 from penstock.solvers.judge.lanes import Lanes, Times
 from penstock.solvers.judge.memory_kernel import NEVER, Costs, Streams, all_peaks, lane_curve
 from penstock.solvers.judge.operation_tables import StageMemory, Tables
@@ -63,7 +64,7 @@ class MemoryProfile:
         """(times, bytes) of a device, int64: bytes from each time on, beginning at 0."""
         lane = next(lane for lane, devices in enumerate(self.lanes.devices) if device in devices)
         times, size = lane_curve(self.lanes.arrays, self.streams, self.costs, self.posted, self.times, lane)
-        return times, size + self.tables.problem.devices[device].context_bytes
+        return times, size + context_bytes(self.tables.problem, device)
 
     def activations(self, device: int) -> tuple[np.ndarray, np.ndarray]:
         """(times, bytes) of a device's activations alone."""

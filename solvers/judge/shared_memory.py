@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.schemas.program import BACKWARD, FORWARD, LOOK_AHEAD
-from penstock.solvers.costs.memory import Static, static_bytes, weight_bytes
+from penstock.solvers.costs.memory import Static, context_bytes, static_bytes, weight_bytes
 from penstock.solvers.costs.stage import stage_costs, stage_rows
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
@@ -49,7 +49,7 @@ class DeviceMemory:
             static_bytes(problem, stage),
             2 * weight_bytes(problem, stage)[1],
             len(allocation.pipelines),
-            problem.devices[stage.devices[0]].context_bytes,
+            context_bytes(problem, stage.devices[0]),
         )
 
     @property
@@ -66,7 +66,7 @@ class DeviceMemory:
         """(times, bytes) of activations alone."""
         return self.times, self.sizes[:, KEPT]
 
-    def breakdown(self, context_bytes: int) -> Breakdown:
+    def breakdown(self) -> Breakdown:
         """At the first peak."""
         gradients, kept, buffers, workspace = self.sizes[int(np.argmax(self.sizes.sum(axis=1)))].tolist()
         return Breakdown(
@@ -77,7 +77,7 @@ class DeviceMemory:
             activations=kept,
             buffers=buffers,
             workspace=workspace,
-            context=context_bytes,
+            context=self.context_bytes,
         )
 
 

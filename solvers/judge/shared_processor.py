@@ -36,8 +36,8 @@ from penstock.schemas.program import BACKWARD, FORWARD, KINDS
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.stage import stage_costs, update_ns
 from penstock.solvers.costs.transfer import transfer
-from penstock.solvers.costs.utilisation import utilisation_ppm
-from penstock.solvers.judge.clocks.shared_processor import SPEED, WHOLE, Shared, run_sharing
+from penstock.solvers.costs.utilisation import WHOLE, utilisation_ppm
+from penstock.solvers.judge.clocks.shared_processor import SPEED, Shared, run_sharing
 from penstock.solvers.judge.shared_memory import DeviceMemory, covered_ns
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
 from penstock.solvers.model.problem import Problem
@@ -315,7 +315,7 @@ def _use(problem: Problem, device: int, clocks: Clocks, own: slice, memory: Devi
     covered = covered_ns(np.concatenate((start, sent)), np.concatenate((end, arrival)))
     value = -(-clocks.makespan_ns // batches)
     per_batch = busy // batches, (covered - busy) // batches
-    return DeviceUse(*per_batch, value - sum(per_batch), memory.breakdown(problem.devices[device].context_bytes))
+    return DeviceUse(*per_batch, value - sum(per_batch), memory.breakdown())
 
 
 def _flows_of(own: slice, stages: int) -> list[int]:

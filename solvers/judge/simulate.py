@@ -67,7 +67,7 @@ import numpy as np
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.program import BACKWARD
 from penstock.solvers.costs.infinity import NEVER_NS
-from penstock.solvers.costs.memory import weight_bytes
+from penstock.solvers.costs.memory import context_bytes, weight_bytes
 from penstock.solvers.judge.clocks.events import run_events
 from penstock.solvers.judge.clocks.ties import tied_starts
 from penstock.solvers.judge.clocks.worklist import run_in_order
@@ -353,11 +353,10 @@ def _updates(lanes: Lanes, ends: Ends) -> tuple[Interval, ...]:
 
 
 def _uses(lanes: Lanes, ends: Ends, profile: MemoryProfile) -> dict[int, DeviceUse]:
-    devices = profile.tables.problem.devices
     uses = {}
     for own, peak, spent in zip(lanes.devices, *profile.uses(*ends.window_ns), strict=True):
         busy, alone = (each // ends.window_rounds for each in spent)
         for device in own:
-            memory = peak._replace(context=devices[device].context_bytes)
+            memory = peak._replace(context=context_bytes(profile.tables.problem, device))
             uses[device] = DeviceUse(busy, alone, ends.time_ns - busy - alone, memory)
     return dict(sorted(uses.items()))

@@ -16,7 +16,7 @@ import numpy as np
 
 from penstock.schemas.amounts import exact
 from penstock.schemas.program import BACKWARD, FORWARD, KINDS, LOOK_AHEAD
-from penstock.solvers.costs.memory import static_bytes, weight_bytes
+from penstock.solvers.costs.memory import context_bytes, free_bytes, static_bytes, weight_bytes
 from penstock.solvers.costs.stage import stage_costs, update_ns
 from penstock.solvers.costs.transfer import Transfer, transfer
 from penstock.solvers.costs.utilisation import utilisation_ppm
@@ -339,7 +339,8 @@ def _check_memory(run: _Iteration) -> list[str]:
         static = static_bytes(run.problem, stage)
         reference = 2 * weight_bytes(run.problem, stage)[1]
         level = len(stages) * (static.parameters + static.optimizer) + reference
-        level += run.problem.devices[device].context_bytes
+        context = context_bytes(run.problem, device)
+        level += context
         changes: dict[int, int] = {0: 0}
         for s in stages:
             for start, end, size in _kept(run, s):
@@ -349,7 +350,7 @@ def _check_memory(run: _Iteration) -> list[str]:
         for t in sorted(changes):
             level += changes[t]
             peak = max(peak, level)
-        available, stated = run.problem.capacity_bytes(device), run.timeline.uses[device].memory.total
+        available, stated = free_bytes(run.problem, (device,)) + context, run.timeline.uses[device].memory.total
         if peak > available:
             faults.append(f"{run.name(device)} needs {exact(peak)}, but has {exact(available)}.")
         if stated != peak:

@@ -10,6 +10,7 @@ import numpy as np
 
 from penstock.solvers.costs.collectives import all_reduce_ns, ring_resources
 from penstock.solvers.costs.infinity import NEVER_NS
+from penstock.solvers.costs.ties import trained_ties
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import STEP
@@ -30,12 +31,11 @@ class Copies(NamedTuple):
 def copies_of(problem: Problem, allocation: Allocation) -> tuple[Copies, ...]:
     """The trainable ones, in the order of the profile."""
     found = []
-    for name, layers, size in problem.shared_parameters:
+    for name, layers, size in trained_ties(problem):
         spans = [range(stage.first, stage.last + 1) for stage in allocation.stages]
         stages = tuple(s for s, span in enumerate(spans) if any(layer in span for layer in layers))
         apart = any(layer not in spans[s] for s in stages for layer in layers)
-        trains = int(np.diff(problem.trainable_bytes)[layers[0]]) > 0
-        if apart and trains and size > 0:
+        if apart:
             devices = tuple(sorted({device for s in stages for device in allocation.stages[s].devices}))
             found.append(Copies(name, size, stages, devices))
     return tuple(found)

@@ -74,7 +74,7 @@ def test_times_are_the_judges(network: str) -> None:
         plans = [drawn_stages(rng, problem) for _ in range(4)]
         catalogue = Catalogue(problem, number)
         rows = catalogue.rows(plans)
-        warmups = np.ones(rows.pieces.shape, dtype=np.int64)
+        warmups = np.ones(rows.stages.shape, dtype=np.int64)
         for n, stages in enumerate(plans):
             warmups[n, : len(stages)] = drawn_warmups(rng, len(stages), number, 1)
         found = catalogue.makespans_ns(rows, warmups)

@@ -12,7 +12,7 @@ from problems import chain, make_problem
 from test_exact import instance
 
 from penstock.solvers.bounds.schedule_bound import schedule_bound
-from penstock.solvers.improve.neighbourhood.flushed import SECOND, Search, search
+from penstock.solvers.improve.neighbourhood.flushed import SECOND, LargeNeighbourhoodSearch, search
 from penstock.solvers.improve.neighbourhood.moves import Stages, even_stages, moved
 from penstock.solvers.improve.neighbourhood.recut import recuts
 from penstock.solvers.improve.neighbourhood.repair import Repairs
@@ -131,7 +131,7 @@ def test_scores_are_the_judges(shared: bool) -> None:
 
 def searched(problem: Problem, start: Trial | None, effort: float = 1.0) -> list[Trial]:
     value_ns = NEVER if start is None else start.value_ns
-    found = Search(problem, value_ns, int(effort * SECOND))
+    found = LargeNeighbourhoodSearch(problem, value_ns, int(effort * SECOND))
     return list(found.run(None, None) if start is None else found.run(start.allocation, start.orders))
 
 
@@ -230,7 +230,7 @@ def test_a_stopped_search_ends() -> None:
     problem = instance(1, 12, 8)
     first = best_order(problem, chain([(6, [0]), (6, [1])], 8), NEVER).trial
     assert first is not None
-    found = Search(problem, first.value_ns, SECOND, stopped=lambda: True)
+    found = LargeNeighbourhoodSearch(problem, first.value_ns, SECOND, stopped=lambda: True)
     assert list(found.run(first.allocation, first.orders)) == []
 
 

@@ -13,6 +13,7 @@ from problems import chain, make_problem
 
 from penstock.schemas.coverage import NEUTRAL, claim
 from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.bounds.chain_costs import BACK, EXPOSED, KIND, OUT, UPDATE, WORK, ChainCosts
 from penstock.solvers.bounds.contiguous.label_pool import ALONE, JOINED, SPANNING
 from penstock.solvers.bounds.contiguous.label_search import BatchSearch, Part, Path, hop
 from penstock.solvers.bounds.contiguous.label_steps import Pieces
@@ -30,7 +31,7 @@ from penstock.solvers.model.problem import Pin, Problem
 from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.planners.contiguous_bound.planner import NEVER_NS, Relaxation, proposals
 from penstock.solvers.planners.contiguous_bound.warm_ups import climb
-from penstock.solvers.planners.exact.chain_tables import WHOLE_BACKWARDS, ChainTables, hop_of, piece_of
+from penstock.solvers.planners.exact.chain_tables import WHOLE_BACKWARDS, ChainTables
 from penstock.solvers.planners.exact.enumeration import Space
 from penstock.solvers.planners.proposal import unreachable
 from penstock.solvers.planners.trial import best_order, judged
@@ -268,30 +269,31 @@ def test_tables_are_those_of_the_stages(seed: int) -> None:
     for batch in candidates(problem):
         number = batch.num_micro_batches
         pieces = make_pieces(problem, batch, Links(problem))
+        costs = ChainCosts(problem, number)
         places = problem.num_devices
         for r in range(1, pieces.limit.shape[1]):
             for first, stop in combinations(range(problem.num_layers + 1), 2):
                 again = ((first, stop - 1),) if problem.recompute == "always" else ()
                 stage = Stage(first, stop - 1, tuple(range(places - r, places)), recompute=again)
-                real = piece_of(problem, number, stage)
+                real = costs.stage_columns[costs.stage(stage)]
                 at = (0, r, first, stop)
                 mine = [pieces.forward[at], pieces.backward[at], pieces.work[at], pieces.after[:, r, first, stop].min()]
-                theirs = [real.forward, real.backward, real.work, real.exposed + real.update]
+                theirs = [real[:2].min(), real[2:4].min(), real[WORK], real[EXPOSED] + real[UPDATE]]
                 assert all(a <= b for a, b in zip(mine, theirs, strict=True))
                 if one_node:
                     assert mine[:3] == theirs[:3]
                     assert pieces.after[0, r, first, stop] == theirs[3]
                 for target in range(1, places - r + 1) if stop < problem.num_layers else ():
                     other = Stage(stop, stop, tuple(range(target)))
-                    assert _way_is_possible(problem, pieces, stage, other, number)
+                    assert _way_is_possible(costs, pieces, stage, other)
 
 
-def _way_is_possible(problem: Problem, pieces: Pieces, source: Stage, target: Stage, number: int) -> bool:
+def _way_is_possible(costs: ChainCosts, pieces: Pieces, source: Stage, target: Stage) -> bool:
     """Whether the table has a way between two stages that is no longer than the real one, and no less free."""
     if target.replicas >= pieces.limit.shape[1]:
         return True
-    real = hop_of(problem, number, source, target)
-    nodes = [problem.network.nodes_of(stage.devices) for stage in (source, target)]
+    real = costs.edge_columns[costs.edge(source, target)]
+    nodes = [costs.problem.network.nodes_of(stage.devices) for stage in (source, target)]
     spanning = [
         len(held) > 1 and (pieces.spans or stage.replicas > pieces.node_size)
         for held, stage in zip(nodes, (source, target), strict=True)
@@ -301,7 +303,7 @@ def _way_is_possible(problem: Problem, pieces: Pieces, source: Stage, target: St
     first = Part(source.first, source.last + 1, source.replicas, placed, 0)
     second = Part(target.first, target.last + 1, target.replicas, SPANNING if spanning[1] else ALONE, 0)
     out, back, channel = hop(pieces, first, second)
-    return out <= real.out and back <= real.back and channel >= real.channel
+    return bool(out <= real[OUT] and back <= real[BACK] and channel >= real[KIND])
 
 
 def test_more_devices_than_it_can_search_are_refused() -> None:

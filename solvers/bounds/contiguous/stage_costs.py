@@ -13,14 +13,14 @@ import numpy as np
 from penstock.solvers.bounds.contiguous.exposure_kernel import exposures
 from penstock.solvers.bounds.contiguous.label_steps import Pieces
 from penstock.solvers.bounds.contiguous.links import Links
+from penstock.solvers.costs.infinity import FAR_NS
+from penstock.solvers.costs.memory import free_bytes
+from penstock.solvers.costs.stage_table import StageTable, crossing_bytes, prefix_sums
 from penstock.solvers.costs.ties import bytes_of_spans
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.pins import devices_allowed
-from penstock.solvers.model.problem import Costs, Problem
+from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.slices import largest_slice, row_classes
-
-FAR_NS = 2**45
-"""Stands for whatever takes longer: ten hours, so that sums stay below 2^63."""
 
 
 def make_pieces(problem: Problem, batch: Batch, links: Links) -> Pieces:
@@ -45,13 +45,13 @@ def make_pieces(problem: Problem, batch: Batch, links: Links) -> Pieces:
         work=tables[2],
         limit=tables[3],
         after=after,
-        sent=_sent(problem),
+        sent=np.stack([crossing_bytes(problem, direction) for direction in (0, 1)]),
         rate=links.rates(rows, most),
         latency_ns=links.latencies(),
         channel=links.channels(),
         least_forward=_quickest([stages.least(0) for stages in each], problem.num_devices),
         least_backward=_quickest([stages.least(1) for stages in each], problem.num_devices),
-        least_work=_prefix(np.min([r * stages.least(2) for r, stages in enumerate(each, start=1)], axis=0)),
+        least_work=prefix_sums(np.min([r * stages.least(2) for r, stages in enumerate(each, start=1)], axis=0)),
         shape=shape,
         shapes=int(shape.max()) + 1,
         batches=batch.num_micro_batches,
@@ -65,7 +65,7 @@ def _quickest(each: list[np.ndarray], devices: int) -> np.ndarray:
     """(devices + 1, L + 1) prefix sums over layers; row g: each layer as quick as on any number of replicas up to g."""
     least = np.minimum.accumulate(np.stack(each), axis=0)
     rows = [np.zeros_like(least[0]), *(least[min(g, len(each)) - 1] for g in range(1, devices + 1))]
-    return np.stack([_prefix(row) for row in rows])
+    return prefix_sums(np.stack(rows))
 
 
 def _shapes(most: int, links: Links) -> np.ndarray:
@@ -80,29 +80,27 @@ def _shapes(most: int, links: Links) -> np.ndarray:
     return table
 
 
-def _sent(problem: Problem) -> np.ndarray:
-    sent = np.zeros((2, problem.num_layers + 1), dtype=np.int64)
-    sent[0, 1:-1], sent[1, 1:-1] = problem.forward_bytes, problem.backward_bytes
-    return sent
-
-
 class Stages:
-    """All stages on so many replicas."""
+    """All stages on a number of replicas."""
 
     def __init__(self, problem: Problem, batch: Batch, links: Links, replicas: int) -> None:
         self.problem, self.links, self.replicas = problem, links, replicas
         self.batches = batch.num_micro_batches
         classes = row_classes(problem.global_batch_size, self.batches)
         self.counts = [count for _rows, count in classes]
-        self.shares = [largest_slice(rows, replicas) for rows, _count in classes]
-        self.kinds = sorted({device.kind for device in problem.devices})
-        self.costs = [[problem.costs(kind, share) for share in self.shares] for kind in self.kinds]
-        self.held = [sum(device.kind == kind for device in problem.devices) for kind in self.kinds]
+        self.share = min(largest_slice(rows, replicas) for rows, _count in classes)
+        self.places = np.arange(problem.num_layers + 1)
+        kinds = sorted({device.kind for device in problem.devices})
+        self.tables = [
+            [StageTable(problem, (kind,), largest_slice(rows, replicas), self.places, replicas) for rows, _ in classes]
+            for kind in kinds
+        ]
+        self.held = [sum(device.kind == kind for device in problem.devices) for kind in kinds]
 
     def table(self, recompute: bool = False) -> np.ndarray:
         """(4, L + 1, L + 1): forward, backward, work and limit; limit 0 where there is no such stage."""
         forward, backward, work = (self._ranked(self._times(which, recompute)) for which in range(3))
-        return np.stack([forward, backward, work, self._limit(recompute, backward)])
+        return np.triu(np.stack([forward, backward, work, self._limit(recompute, backward)]))
 
     def least(self, which: int) -> np.ndarray:
         """(L,) each layer's forward, backward or work on the quickest kind; recomputing where that is asked for."""
@@ -113,16 +111,15 @@ class Stages:
     def _times(self, which: int, recompute: bool) -> list[np.ndarray]:
         """Of each kind."""
         found = []
-        for costs in self.costs:
-            forward = [_spans(cost.forward_ns) for cost in costs]
-            backward = [_spans(cost.backward_ns) for cost in costs]
-            if recompute:
-                backward = [b + f for f, b in zip(forward, backward, strict=True)]
-            if which < 2:
-                found.append(np.min((forward, backward)[which], axis=0))
+        for tables in self.tables:
+            if which == 0:
+                found.append(np.min([table.forward_ns for table in tables], axis=0))
+            elif which == 1:
+                again = [table.forward_ns if recompute else 0 for table in tables]
+                found.append(np.min([table.backward_ns + a for table, a in zip(tables, again, strict=True)], axis=0))
             else:
-                steps = zip(self.counts, forward, backward, strict=True)
-                found.append(np.sum([count * (f + b) for count, f, b in steps], axis=0))
+                steps = zip(self.counts, tables, strict=True)
+                found.append(np.sum([count * table.work_ns(recompute) for count, table in steps], axis=0))
         return found
 
     def _ranked(self, tables: list[np.ndarray]) -> np.ndarray:
@@ -138,49 +135,23 @@ class Stages:
 
     def _limit(self, recompute: bool, backward: np.ndarray) -> np.ndarray:
         """As ``StageTimes.in_flight``, at most all; 0 where not even one micro-batch fits (``shortage_of``)."""
-        problem, layers = self.problem, self.problem.num_layers
-        flying = self._least_bytes([[self._kept(cost, recompute) for cost in costs] for costs in self.costs])
-        workspace = self._least_bytes([[self._workspace(cost, recompute) for cost in costs] for costs in self.costs])
+        problem, sent = self.problem, [crossing_bytes(self.problem, way, self.share) for way in (0, 1)]
+        each = [table for tables in self.tables for table in tables]
+        kept = np.min([table.kept_bytes for table in each], axis=0)
+        flying = np.zeros_like(kept) if recompute else kept
+        workspace = np.min([table.workspace_bytes + (table.kept_bytes if recompute else 0) for table in each], axis=0)
         workspace = np.where(backward > 0, workspace, 0)
-        gradient = np.zeros(layers + 1, dtype=np.int64)
-        share = min(self.shares)
+        gradient = np.zeros(problem.num_layers + 1, dtype=np.int64)
         if problem.memory.count_buffers or recompute:
-            flying = flying + (_sent(problem)[0] * share)[:, None]
+            flying = flying + sent[0][:, None]
         if problem.memory.count_buffers:
-            gradient = _sent(problem)[1] * share
-        room = sorted((problem.capacity_bytes(d) - device.context_bytes for d, device in enumerate(problem.devices)))
-        free = room[-self.replicas] - self._static() - workspace
+            gradient = sent[1]
+        room = sorted(free_bytes(problem, (d,)) for d in range(problem.num_devices))
+        free = room[-self.replicas] - each[0].static.total - workspace
         fits = (free - flying >= 0) & self._legal()
         number = np.maximum(1, (free - gradient) // np.maximum(1, flying))
         number = np.where(flying == 0, self.batches, np.minimum(number, self.batches))
         return np.where(fits, number, 0)
-
-    def _least_bytes(self, tables: list[list[np.ndarray]]) -> np.ndarray:
-        return np.asarray(np.min([each for kind in tables for each in kind], axis=0))
-
-    def _kept(self, cost: Costs, recompute: bool) -> np.ndarray:
-        return np.zeros_like(_spans(cost.stash_bytes)) if recompute else _spans(cost.stash_bytes)
-
-    def _workspace(self, cost: Costs, recompute: bool) -> np.ndarray:
-        layers = self.problem.num_layers
-        inside = np.triu(np.broadcast_to(cost.workspace_bytes, (layers, layers)))
-        largest = np.zeros((layers + 1, layers + 1), dtype=np.int64)
-        largest[:-1, 1:] = np.maximum.accumulate(inside, axis=1)
-        return largest + _spans(cost.stash_bytes) if recompute else largest
-
-    def _static(self) -> np.ndarray:
-        """As ``memory.static_bytes``."""
-        problem, rules = self.problem, self.problem.memory
-        first, stop = np.ogrid[: problem.num_layers + 1, : problem.num_layers + 1]
-        parameters, trainable = _spans(problem.parameter_bytes), _spans(problem.trainable_bytes)
-        for _name, layers, size in problem.shared_parameters:
-            used = np.any([(first <= layer) & (layer < stop) for layer in layers], axis=0)
-            copy = np.where(used & ~((first <= layers[0]) & (layers[0] < stop)), size, 0)
-            parameters, trainable = parameters + copy, trainable + copy
-        states = trainable * rules.state_factor
-        if rules.shard_states:
-            states = -(-states // self.replicas)
-        return np.asarray(parameters + trainable * rules.gradient_factor + states)
 
     def _legal(self) -> np.ndarray:
         """Where stages may begin and end, and as many devices may hold all of their layers."""
@@ -193,7 +164,7 @@ class Stages:
         places = [self._exposed(spanning) for spanning in (False, True)]
         if not self.links.spans and self.replicas <= self.links.node_size:
             places[0] = np.minimum(places[0], places[1])
-        return np.asarray(np.stack(places) + _spans(self.problem.update_ns))
+        return np.asarray(np.stack(places) + np.triu(self.tables[0][0].update_ns))
 
     def _exposed(self, spanning: bool) -> np.ndarray:
         problem = self.problem
@@ -205,19 +176,10 @@ class Stages:
             return table + FAR_NS
         lead = np.zeros(problem.num_layers + 1, dtype=np.int64)
         if problem.rules.overlap_all_reduce:
-            slowest = np.max([np.diff(cost.backward_ns) for costs in self.costs for cost in costs], axis=0)
-            lead = _prefix(slowest)
+            each = [np.diagonal(table.backward_ns, 1) for tables in self.tables for table in tables]
+            lead = prefix_sums(np.max(each, axis=0))
         for spans, held in bytes_of_spans(problem):
             own = np.zeros_like(table)
             exposures(np.array(held), lead, problem.rules.bucket_bytes, rate * (1 - 1e-12), latency, own)
             table = np.where(spans, own, table)
         return table
-
-
-def _spans(prefix: np.ndarray) -> np.ndarray:
-    """(L + 1, L + 1): layers [i, j) of a prefix sum; 0 below the diagonal."""
-    return np.asarray(np.triu(prefix[None, :] - prefix[:, None]))
-
-
-def _prefix(values: np.ndarray) -> np.ndarray:
-    return np.concatenate(([0], np.cumsum(values))).astype(np.int64)

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from penstock.solvers.bounds.coverage import class_bound, stages_apart
 from penstock.solvers.bounds.device_count.count import Count
+from penstock.solvers.costs.infinity import FAR_NS
 from penstock.solvers.model.micro_batches import Batch, batches_tried
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound
 
 FIRST, FINEST = 16, 512
 """Times are tried from a 16th above what is proven, then ever nearer, to a 512th."""
-FAR_NS = 2**45
 """Ten hours: where no plan with such micro-batches takes less, it is as if there were none."""
 DOUBTED = 4
 """Times what was known at first: a number of micro-batches that gets there is asked once whether it has any plan."""

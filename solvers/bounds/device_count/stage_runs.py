@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penstock.solvers.costs.infinity import UNLIMITED
+from penstock.solvers.costs.memory import free_bytes, training_bytes
+from penstock.solvers.costs.stage_table import crossing_bytes, layer_sums, prefix_sums, static_sums
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.slices import row_classes
-
-UNLIMITED = 2**40
-"""Micro-batches in flight where they take no memory."""
 
 
 class Runs(NamedTuple):
@@ -53,23 +53,23 @@ def runs_within(problem: Problem, batch: Batch, replicas: int, most: int, time_n
     classes = row_classes(problem.global_batch_size, batch.num_micro_batches)
     slices = [-(-rows // replicas) for rows, _count in classes]
     counts = [count for _rows, count in classes]
-    forward = [_least(problem, "forward_ns", rows) for rows in slices]
-    backward = [_least(problem, "backward_ns", rows) for rows in slices]
-    way = _prefix(np.min([f + b for f, b in zip(forward, backward, strict=True)], axis=0))
-    work = _prefix(_weighted([f + b for f, b in zip(forward, backward, strict=True)], counts))
-    again = _prefix(_weighted(forward, counts))
+    least = [layer_sums(problem, sorted({device.kind for device in problem.devices}), rows, "down") for rows in slices]
+    forward, backward = [np.diff(each.forward_ns) for each in least], [np.diff(each.backward_ns) for each in least]
+    way = prefix_sums(np.min([f + b for f, b in zip(forward, backward, strict=True)], axis=0))
+    work = prefix_sums(_weighted([f + b for f, b in zip(forward, backward, strict=True)], counts))
+    again = prefix_sums(_weighted(forward, counts))
     width = _width(work, time_ns)
     starts = np.arange(problem.num_layers)[:, None]
     ends = starts + np.arange(1, width + 1)
     inside = ends <= problem.num_layers
     ends = np.minimum(ends, problem.num_layers)
     allowed = inside & _ends_at_cut(problem, ends) & _begins_at_cut(problem)[:, None]
-    stash = _prefix(_least(problem, "stash_bytes", min(slices)))
+    stash = least[slices.index(min(slices))].kept_bytes
     room = _room(problem, most, starts, ends)
-    inputs = _inputs(problem, min(slices))[:, None]
+    inputs = crossing_bytes(problem, 0, min(slices))[:-1, None]
     taken = inputs * problem.memory.count_buffers
     kept = stash[ends] - stash[starts]
-    gradients = _prefix(np.max(backward, axis=0))
+    gradients = prefix_sums(np.max(backward, axis=0))
     rebuilt = np.where(gradients[ends] > gradients[starts], kept, 0)
     plain, recomputed = _fitting(room, kept + taken), _fitting(room - rebuilt, inputs)
     none = np.zeros_like(plain)
@@ -81,16 +81,6 @@ def runs_within(problem: Problem, batch: Batch, replicas: int, most: int, time_n
         np.where(allowed & (problem.recompute != "always"), plain, none),
         np.where(allowed & (problem.recompute != "never"), recomputed, none),
     )
-
-
-def _least(problem: Problem, name: str, rows: int) -> np.ndarray:
-    """(L,) of any kind of device."""
-    kinds = {device.kind for device in problem.devices}
-    return np.asarray(np.min([np.diff(getattr(problem.costs(kind, rows), name)) for kind in kinds], axis=0))
-
-
-def _prefix(values: np.ndarray) -> np.ndarray:
-    return np.concatenate(([0], np.cumsum(values)))
 
 
 def _weighted(values: Sequence[np.ndarray], counts: Sequence[int]) -> np.ndarray:
@@ -112,19 +102,10 @@ def _begins_at_cut(problem: Problem) -> np.ndarray:
 
 def _room(problem: Problem, replicas: int, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
     """Bytes beside parameters, gradients and optimizer states on the device with most of them."""
-    rules = problem.memory
-    largest = max(problem.capacity_bytes(d) - device.context_bytes for d, device in enumerate(problem.devices))
-    parameters = problem.parameter_bytes[ends] - problem.parameter_bytes[starts]
-    trainable = problem.trainable_bytes[ends] - problem.trainable_bytes[starts]
-    states = trainable * rules.state_factor
-    if rules.shard_states:
-        states = -(-states // replicas)
-    return np.asarray(largest - parameters - trainable * rules.gradient_factor - states)
-
-
-def _inputs(problem: Problem, rows: int) -> np.ndarray:
-    """(L,) bytes of an input, by a stage's first layer."""
-    return np.concatenate(([0], problem.forward_bytes * rows))
+    weights = static_sums(problem)
+    gradients, states = training_bytes(problem, weights.trainable[ends] - weights.trainable[starts], replicas)
+    largest = max(free_bytes(problem, (d,)) for d in range(problem.num_devices))
+    return np.asarray(largest - (weights.parameters[ends] - weights.parameters[starts]) - gradients - states)
 
 
 def _fitting(room: np.ndarray, each: np.ndarray) -> np.ndarray:

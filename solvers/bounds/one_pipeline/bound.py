@@ -15,9 +15,10 @@ import numpy as np
 from penstock.solvers.bounds.one_pipeline.confined import holders
 from penstock.solvers.bounds.one_pipeline.crossings import Crossings, crossings
 from penstock.solvers.bounds.one_pipeline.label_kernel import Labels, Terms, least_cost
-from penstock.solvers.bounds.one_pipeline.layer_costs import FAR_NS, Holding, Numbers, Option, numbers_of
+from penstock.solvers.bounds.one_pipeline.layer_costs import Holding, Numbers, Option, numbers_of
 from penstock.solvers.bounds.one_pipeline.layer_runs import possible_work
 from penstock.solvers.bounds.one_pipeline.slice_times import Times, least_of
+from penstock.solvers.costs.infinity import FAR_NS
 from penstock.solvers.model.problem import Problem
 
 CAP = 4

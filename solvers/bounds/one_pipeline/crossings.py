@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.solvers.bounds.one_pipeline.layer_costs import FAR_NS, Holding, Numbers, Option, floored, overlap
+from penstock.solvers.bounds.one_pipeline.layer_costs import Holding, Numbers, Option, floored, overlap
+from penstock.solvers.costs.infinity import FAR_NS
 
 
 class Crossings(NamedTuple):

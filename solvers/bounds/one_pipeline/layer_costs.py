@@ -12,11 +12,11 @@ import numpy as np
 
 from penstock.solvers.bounds.contiguous.links import Links
 from penstock.solvers.bounds.one_pipeline.slice_times import Slices, Times, least_of
+from penstock.solvers.costs.infinity import FAR_NS
+from penstock.solvers.costs.stage_table import static_sums
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.slices import num_micro_batches
 
-FAR_NS = 2**45
-"""Stands for whatever takes longer: ten hours, so that sums stay below 2^63."""
 LESS = 1 - 1e-12
 SINGLE = 4
 """Numbers of devices up to this are ranges of their own; then there are two ranges to each doubling."""
@@ -91,7 +91,7 @@ class Holding:
         The bucket that holds a layer's last bytes ends with it or with a lower layer, so it is not ready before the
         layer's last gradient.
         """
-        size = np.diff(self.problem.trainable_bytes)
+        size = np.diff(static_sums(self.problem).trainable)
         table = np.zeros((self.problem.num_devices + 1, len(size)), dtype=np.int64)
         for k in range(2, len(table)):
             table[k] = np.min([_reduced(size, *self.links.ring(k, spanning)) for spanning in (False, True)], axis=0)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from penstock.schemas.program import BACKWARD, FORWARD, WEIGHT
+from penstock.solvers.costs.infinity import UNLIMITED
+from penstock.solvers.costs.memory import free_bytes
 from penstock.solvers.improve.job_shop.shop import Operation, Shop
 from penstock.solvers.judge.operation_tables import StageMemory, Tables, cost_tables
 
@@ -52,12 +54,11 @@ def _most_in_flight(shop: Shop, row: int, s: int) -> int:
         inside = all(each.kind == BACKWARD and not shop.apart(each) for each in releases)
         free -= min(held.workspace + (held.rebuilt_inside if inside else 0) for held in classes)
     each = min(held.stash + held.received_input for held in classes)
-    return 2**31 if each == 0 else max(1, free // each)
+    return UNLIMITED if each == 0 else max(1, free // each)
 
 
 def _capacity(shop: Shop, row: int) -> int:
-    problem = shop.problem
-    return min(problem.capacity_bytes(d) - problem.devices[d].context_bytes for d in shop.devices[row])
+    return free_bytes(shop.problem, shop.devices[row])
 
 
 class Room(NamedTuple):

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
 
+from penstock.solvers.improve.neighbourhood.incumbent import Incumbent
 from penstock.solvers.improve.neighbourhood.moves import even_stages, moved
 from penstock.solvers.improve.neighbourhood.recut import recuts
 from penstock.solvers.improve.neighbourhood.repair import Repairs
@@ -30,7 +31,6 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders, Schedule
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.planners.trial import Trial
-from penstock.solvers.solve.session import Session
 
 NEVER = 2**62
 EFFORT = 4.0
@@ -50,7 +50,7 @@ CLOSING = 0.3
 SECOND = 1_000_000_000
 
 
-def search(session: Session, effort: float = EFFORT) -> Iterator[Proposal]:
+def search(session: Incumbent, effort: float = EFFORT) -> Iterator[Proposal]:
     """Every improvement of the session's best plan. ``effort`` is about seconds of one core, but counted."""
     best = session.best
     if best is None or best.update_rule != "synchronous":
@@ -65,7 +65,7 @@ def search(session: Session, effort: float = EFFORT) -> Iterator[Proposal]:
         for plan, better_ns in recuts(problem, best.allocation, best.schedule, overlap, value_ns, stopped):
             value_ns = better_ns
             yield Proposal(plan, (name,), overlaps=(overlap,), fixed=best.schedule)
-    found = Search(problem, value_ns, int(effort * SECOND), stopped)
+    found = LargeNeighbourhoodSearch(problem, value_ns, int(effort * SECOND), stopped)
     for trial in found.run(best.allocation if is_movable(best.allocation) else None, best.schedule):
         yield _proposal(problem, trial)
 
@@ -91,8 +91,8 @@ class Item(NamedTuple):
 
 
 @dataclass
-class Search:
-    """One search. ``value_ns`` is that of the best plan known; ``effort`` in counted ns; ``stopped``: enough."""
+class LargeNeighbourhoodSearch:
+    """The search of one request. ``value_ns``: the best plan's time; ``effort`` in counted ns; ``stopped``: enough."""
 
     problem: Problem
     value_ns: int

@@ -11,6 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from penstock.solvers.costs.memory import fits
 from penstock.solvers.judge.simulate import makespan_ns, simulate
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
 from penstock.solvers.model.pins import broken_pin
@@ -42,18 +43,13 @@ def recuts(
                 return
             left -= 1
             value = makespan_ns(problem, plan, orders, overlap=overlap)
-            if value < value_ns and _fits(problem, plan, orders, overlap):
+            if value < value_ns and fits(problem, simulate(problem, plan, orders, overlap=overlap)):
                 allocation, value_ns, since = plan, value, 0
                 yield plan, value
                 break
         else:
             since += 1
             edges = edges[1:] + edges[:1]
-
-
-def _fits(problem: Problem, plan: Allocation, orders: Orders, overlap: bool) -> bool:
-    uses = simulate(problem, plan, orders, overlap=overlap).uses
-    return all(use.memory.total <= problem.capacity_bytes(d) for d, use in uses.items())
 
 
 def _moved(problem: Problem, plan: Allocation, s: int) -> Iterator[Allocation]:

@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penstock.solvers.bounds.chain_costs import Rows
 from penstock.solvers.costs.infinity import NEVER_NS
-from penstock.solvers.improve.neighbourhood.batch import Catalogue, Rows
+from penstock.solvers.improve.neighbourhood.batch import Catalogue
 from penstock.solvers.improve.neighbourhood.moves import Stages
 from penstock.solvers.model.allocation import single_pipeline
 from penstock.solvers.model.pins import broken_pin
@@ -28,7 +29,7 @@ MOST_SIMULATED = 160
 ATTEMPTS = 12
 """Warm-ups that the judge looks at before a plan counts as one that does not fit."""
 CANDIDATE_NS, PAIR_NS, SHARED_NS, PRIVATE_NS, JUDGED_NS = 40_000, 1_000, 35, 12, 500
-"""What a question costs one core, about: each plan, each pair of devices of new pieces and hops, each operation in a
+"""What a question costs one core, about: each plan, each pair of devices of new stages and edges, each operation in a
 shared or private network, each judged one."""
 
 Vector = tuple[int, ...]
@@ -61,7 +62,7 @@ class Scores:
         count = 0
         for number, stages in plans:
             count += 1
-            key = number, tuple(self._catalogue(number).piece(stage) for stage in stages)
+            key = number, tuple(self._catalogue(number).stage(stage) for stage in stages)
             if key not in self._seen and self._legal(number, stages):
                 self._seen.add(key)
                 groups.setdefault(number, []).append(stages)
@@ -83,7 +84,7 @@ class Scores:
         vectors, values = self._simulated(catalogue, rows, usual(catalogue, rows))
         found = []
         for n, i in enumerate(chosen.tolist()):
-            count = int(rows.stages[n])
+            count = int(rows.lengths[n])
             by_time = sorted((int(v), tuple(k[:count].tolist())) for v, k in zip(values[n], vectors[:, n], strict=True))
             known = tuple(dict.fromkeys(each for each in by_time if each[0] < NEVER_NS))
             if known and known[0][0] < below_ns:
@@ -99,7 +100,7 @@ class Scores:
             for other in range(k):
                 new[k] &= (vectors[k] != vectors[other]).any(axis=1)
         kind, which = np.nonzero(new)
-        self._charge(catalogue.num_micro_batches * int(rows.stages[which].sum()))
+        self._charge(catalogue.num_micro_batches * int(rows.lengths[which].sum()))
         values[which, kind] = catalogue.makespans_ns(rows.of(which), vectors[kind, which])
         return vectors, values
 
@@ -167,7 +168,7 @@ class Scores:
 def usual(catalogue: Catalogue, rows: Rows) -> np.ndarray:
     """(V, N, S) P_A, P_B, two between them, SPP's PE (ALGORITHMS 3.3) and all at once; clamped twice, never growing."""
     number = catalogue.num_micro_batches
-    depth = np.maximum(rows.stages[:, None] - np.arange(rows.pieces.shape[1]), 1)
+    depth = np.maximum(rows.lengths[:, None] - np.arange(rows.stages.shape[1]), 1)
     whole = np.full_like(depth, number)
     wanted = np.stack(
         [depth, np.minimum(depth + 1, 2 * depth - 1), (3 * depth - 1) // 2, 2 * depth - 1, 4 * depth - 3, whole]

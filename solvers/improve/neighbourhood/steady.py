@@ -15,11 +15,11 @@ import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
-from math import lcm
 from typing import NamedTuple
 
 from penstock.schemas.errors import PenstockError
 from penstock.solvers.costs.infinity import NEVER_NS
+from penstock.solvers.improve.neighbourhood.incumbent import Incumbent
 from penstock.solvers.improve.neighbourhood.moves import Stages, even_stages, moved, replaced
 from penstock.solvers.model.allocation import Allocation, single_pipeline
 from penstock.solvers.model.micro_batches import candidates, dapple_replicas
@@ -27,11 +27,16 @@ from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.planners.proposal import Proposal
-from penstock.solvers.schedules.periodic.eager import bytes_needed, eager, fitted_depth, noam, period_ns, stage_works
-from penstock.solvers.solve.session import Session
+from penstock.solvers.schedules.periodic.eager import (
+    LONGEST_TURN,
+    eager,
+    fitted_depth,
+    lacking_bytes,
+    shortest_depths,
+    turn_of,
+    usual_depths,
+)
 
-DEEPER = (2, 3, 4, 6)
-"""Depths to try, as halves of NOAM's."""
 DETOUR = 16
 """Plans that promise up to 1/16 more than the best plan takes are judged and passed through."""
 FIRST_PATIENCE, PATIENCE = 32, 8
@@ -40,8 +45,6 @@ IDLE_ROUNDS = 24
 """Rounds in a row without an improvement that end the search."""
 KICKS = 4
 """Random moves at most before a round."""
-LONGEST_TURN = 2_000
-"""Micro-batches after which replicas in turn, and the global batch, begin anew; longer turns take too long to judge."""
 SCORED_NS, JUDGED_NS = 150_000, 6_000
 """Counted for the period of a plan, by its stages, and for a judged plan, by forwards and backwards of a turn."""
 SECOND = 1_000_000_000
@@ -59,20 +62,20 @@ class Item(NamedTuple):
     depths: tuple[tuple[int, ...], ...]
 
 
-def search(session: Session, rule: UpdateRule, effort: float) -> Iterator[Proposal]:
+def search(session: Incumbent, rule: UpdateRule, effort: float) -> Iterator[Proposal]:
     """Plans under the rule that may be better than the session's best plan. ``effort``: about seconds, but counted."""
-    found = Search(session, rule, int(effort * SECOND))
+    found = IteratedLocalSearch(session, rule, int(effort * SECOND))
     yield from found.run()
 
 
 @dataclass
-class Search:
-    """One search. ``effort`` in counted ns; ``_centre`` is the best plan that can be moved.
+class IteratedLocalSearch:
+    """The search of one request. ``effort`` in counted ns; ``_centre`` is the best plan that can be moved.
 
     ``_least_ns``: while there is no such plan, the least that any has promised.
     """
 
-    session: Session
+    session: Incumbent
     rule: UpdateRule
     effort: int
     _centre: Plan | None = None
@@ -156,7 +159,7 @@ class Search:
         allocation = single_pipeline(stages, number)
         overlaps = (self._problem.rules.overlap_all_reduce,)
         for depth in item.depths:
-            self.effort -= JUDGED_NS * 2 * len(stages) * _turn(item.plan)
+            self.effort -= JUDGED_NS * 2 * len(stages) * turn_of(allocation)
             try:
                 pattern = eager(self._problem, allocation, update_rule=self.rule, depth=depth)
             except PenstockError:  # micro-batches in flight that two weight versions do not allow
@@ -180,19 +183,15 @@ class Search:
         self.effort -= SCORED_NS * len(plan[1])
         problem, rule = self._problem, self.rule
         allocation = single_pipeline(plan[1], plan[0])
-        base = noam(allocation)
-        wanted = [(1,) * len(base), *([each * half // 2 for each in base] for half in DEEPER)]
-        depths = {fitted_depth(problem, allocation, rule, each) for each in wanted}
-        if not _fits(problem, allocation, rule, min(depths)):
+        one = fitted_depth(problem, allocation, rule, (1,) * len(plan[1]))
+        depths = {one, *usual_depths(problem, allocation, rule)}
+        if any(lacking_bytes(problem, allocation, rule, s, depth) for s, depth in enumerate(min(depths))):
             return None
-        works = stage_works(problem, allocation, rule)
-        ranked = sorted((period_ns(works, depth), depth) for depth in depths)
-        best = [depth for period, depth in ranked if period == ranked[0][0]]
-        bursts = any(stage.dispatch == "round_robin" for stage in plan[1])
+        period, chosen = shortest_depths(problem, allocation, rule, depths)
+        promise = period * plan[0]
         if self._centre is None:
-            self._least_ns = min(self._least_ns, ranked[0][0] * plan[0])
-        chosen = tuple(dict.fromkeys((best[0], best[-1]))) if bursts else (best[0],)
-        return Item(ranked[0][0] * plan[0], next(self._numbers), plan, chosen)
+            self._least_ns = min(self._least_ns, promise)
+        return Item(promise, next(self._numbers), plan, tuple(chosen))
 
     def _may_be(self, plan: Plan) -> bool:
         """Whether the micro-batches feed the replicas, turns end soon, and pins are kept."""
@@ -200,9 +199,10 @@ class Search:
         rows = self._problem.global_batch_size // number
         fed = all(s.dispatch == "round_robin" or rows // s.replicas >= self._problem.min_slice for s in stages)
         turns = [s.replicas for s in stages if s.dispatch == "round_robin"]
-        short = _turn(plan) <= max(LONGEST_TURN, number)
+        allocation = single_pipeline(stages, number)
+        short = turn_of(allocation) <= max(LONGEST_TURN, number)
         complete = self.rule == "weight_stashing" or max(turns, default=1) <= number
-        return fed and short and complete and broken_pin(self._problem, single_pipeline(stages, number)) is None
+        return fed and short and complete and broken_pin(self._problem, allocation) is None
 
     def _around(self, plan: Plan) -> Iterator[Plan]:
         """Small moves, replicas fed in another way, and all numbers of micro-batches."""
@@ -230,20 +230,6 @@ def _is_line(allocation: Allocation) -> bool:
     """One pipeline, stages on devices of their own."""
     devices = [d for stage in allocation.stages for d in stage.devices]
     return len(allocation.pipelines) == 1 and len(set(devices)) == len(devices)
-
-
-def _turn(plan: Plan) -> int:
-    """Micro-batches after which all replicas in turn, and the global batch, begin anew."""
-    return lcm(plan[0], *(stage.replicas for stage in plan[1] if stage.dispatch == "round_robin"))
-
-
-def _fits(problem: Problem, allocation: Allocation, rule: UpdateRule, depth: tuple[int, ...]) -> bool:
-    """Whether the states, versions and stashes have room, buffers aside."""
-    for number, stage in enumerate(allocation.stages):
-        room = min(problem.capacity_bytes(d) - problem.devices[d].context_bytes for d in stage.devices)
-        if bytes_needed(problem, allocation, rule, number, depth[number]) > room:
-            return False
-    return True
 
 
 def _plain(stages: Stages) -> Stages:

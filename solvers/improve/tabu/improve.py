@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.bounds.stage_times import StageTimes
-from penstock.solvers.costs.memory import static_bytes
+from penstock.solvers.costs.memory import free_bytes, spare_bytes, static_bytes
 from penstock.solvers.improve.tabu.path_kernel import KINDS, Search, prepare
 from penstock.solvers.improve.tabu.search_kernel import EVENTS, FREE, FULL, HALF, search_orders
 from penstock.solvers.judge.lanes import Lanes, make_lanes
@@ -122,9 +122,7 @@ def _search(problem: Problem, allocation: Allocation, orders: Orders, lanes: Lan
             continue
         weight[list(own)] = [times.flight_bytes(s) for s in stages]
         held = sum(static_bytes(problem, allocation.stages[s]).total for s in stages)
-        room[lane] = (
-            min(problem.capacity_bytes(d) - problem.devices[d].context_bytes for d in lanes.devices[lane]) - held
-        )
+        room[lane] = free_bytes(problem, lanes.devices[lane]) - held
     search = Search(
         place=np.full((slots, 2, allocation.num_micro_batches), -1, dtype=np.int64),
         weight=weight,
@@ -148,12 +146,8 @@ def _peaks(lanes: Lanes, search: Search) -> np.ndarray:
 
 def _short_lanes(problem: Problem, allocation: Allocation, orders: Orders) -> list[int]:
     """The rows whose devices lack memory."""
-    uses = simulate(problem, allocation, orders).uses
-    return [
-        lane
-        for lane, row in enumerate(orders.rows)
-        if any(uses[device].memory.total > problem.capacity_bytes(device) for device in row.devices)
-    ]
+    spare = spare_bytes(problem, simulate(problem, allocation, orders))
+    return [lane for lane, row in enumerate(orders.rows) if any(spare[device] < 0 for device in row.devices)]
 
 
 def _orders(orders: Orders, lanes: Lanes) -> Orders:

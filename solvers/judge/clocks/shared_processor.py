@@ -14,12 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.solvers.compiled.decorators import compiled, inner, loop
+from penstock.solvers.costs.utilisation import WHOLE
 
 SPEED = 720_720
 """Ticks of a device's clock in a nanosecond at full speed: 1/n of it is a whole number for up to 16 pipelines."""
-
-WHOLE = 1_000_000
-"""Utilisation of a whole processor."""
 
 NEVER = 2**62
 FLYING, TOUCHED, WAITING, CHANGED = 0, 1, 2, 3

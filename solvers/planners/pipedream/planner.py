@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from math import lcm
 from typing import NamedTuple
 
 from penstock.solvers.costs.device_line import device_order, server_classes
-from penstock.solvers.costs.memory import free_bytes
 from penstock.solvers.costs.stage import stage_costs
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch, candidates
@@ -28,7 +26,15 @@ from penstock.solvers.planners.pipedream.hierarchy import Found, Rules, allocate
 from penstock.solvers.planners.pipedream.layers import Layers
 from penstock.solvers.planners.pipedream.placed import Settings, placed
 from penstock.solvers.planners.proposal import Proposal
-from penstock.solvers.schedules.periodic.eager import bytes_needed, eager, fitted_depth, noam, period_ns, stage_works
+from penstock.solvers.schedules.periodic.eager import (
+    LONGEST_TURN,
+    eager,
+    lacking_bytes,
+    noam,
+    shortest_depths,
+    turn_of,
+    usual_depths,
+)
 
 MODE = Option(
     "mode",
@@ -55,10 +61,6 @@ COMPRESSION = Option(
 OPTIONS = (MODE, STRAIGHT, DISPATCH, POLICY, COMPRESSION)
 AT_ONCE = 2
 AFTERWARDS = 16
-DEEPER = (2, 3, 4, 6)
-"""Depths to try, as halves of NOAM's."""
-LONGEST_TURN = 2_000
-"""Micro-batches after which all round-robin replicas begin anew; longer turns take too long to judge."""
 RULES: tuple[UpdateRule, ...] = ("weight_stashing", "synchronous")
 
 
@@ -161,7 +163,7 @@ class _Search:
         for row in self._rows:
             found += self._placed(row, batch, rule, turns)
         longest = max(LONGEST_TURN, batch.num_micro_batches)
-        unique = {each.allocation: each for each in found if _turn(each.allocation) <= longest}
+        unique = {each.allocation: each for each in found if turn_of(each.allocation) <= longest}
         return list(unique.values())
 
     def _formulas(self, batch: Batch) -> list[Found]:
@@ -203,46 +205,18 @@ class _Search:
         wanted = noam(allocation)
         variants = [allocation]
         if problem.recompute == "auto":
-            short = {s for s, depth in enumerate(wanted) if _needs(problem, allocation, s, depth) > 0}
+            short = {s for s, depth in enumerate(wanted) if lacking_bytes(problem, allocation, rule, s, depth) > 0}
             variants.append(_recomputing(allocation, short))
         elif problem.recompute == "always":
             variants = [_recomputing(allocation, set(range(len(wanted))))]
         overlaps = (problem.rules.overlap_all_reduce,)
         plans = []
         for variant in dict.fromkeys(variants):
-            for depth in _depths(problem, variant):
+            for depth in shortest_depths(problem, variant, rule, usual_depths(problem, variant, rule))[1]:
                 pattern = eager(problem, variant, update_rule=rule, depth=depth)
                 proposal = Proposal(variant, ("eager",), "best", overlaps, rule, pattern)
                 plans.append(_Plan(pattern.period_ns * variant.num_micro_batches, proposal))
         return plans
-
-
-def _depths(problem: Problem, allocation: Allocation) -> list[tuple[int, ...]]:
-    """NOAM's depths or multiples of them, as memory allows: those with the shortest period.
-
-    Replicas that step together send their micro-batches in bursts, of which the period knows nothing: for them also the
-    deepest of these depths.
-    """
-    works = stage_works(problem, allocation, RULES[0])
-    base = noam(allocation)
-    fits = {fitted_depth(problem, allocation, RULES[0], [d * f // 2 for d in base]) for f in DEEPER}
-    ranked = sorted((period_ns(works, depth), depth) for depth in fits)
-    best = [depth for period, depth in ranked if period == ranked[0][0]]
-    bursts = any(stage.dispatch == "round_robin" and stage.replicas > 1 for stage in allocation.stages)
-    return list(dict.fromkeys((best[0], best[-1]))) if bursts else best[:1]
-
-
-def _needs(problem: Problem, allocation: Allocation, number: int, depth: int) -> int:
-    """Bytes that a stage's smallest device lacks for ``depth`` micro-batches in flight; 0 where they fit."""
-    devices = allocation.stages[number].devices
-    room = free_bytes(problem, devices)
-    return max(0, bytes_needed(problem, allocation, RULES[0], number, depth) - room)
-
-
-def _turn(allocation: Allocation) -> int:
-    """Micro-batches after which all round-robin replicas, and the global batch, begin anew."""
-    turns = [stage.replicas for stage in allocation.stages if stage.dispatch == "round_robin"]
-    return lcm(allocation.num_micro_batches, *turns)
 
 
 def _dispatched(allocation: Allocation, turns: bool) -> Allocation:

@@ -29,7 +29,7 @@ from penstock.solvers.planners.simple.lines import Line, folded_lines, kept_line
 from penstock.solvers.schedules.advance_forward import advance_forward, in_flight
 from penstock.solvers.schedules.early_backward import early_backward
 from penstock.solvers.schedules.periodic import one_f_one_b_star
-from penstock.solvers.schedules.periodic.eager import eager, fitted_depth, noam
+from penstock.solvers.schedules.periodic.eager import LONGEST_TURN, eager, fitted_depth, noam
 from penstock.solvers.schedules.periodic.wpipe import wpipe
 from penstock.solvers.schedules.support.stage_line import StageLine
 
@@ -39,8 +39,6 @@ EFFORTS = ("effort",)
 """Options that say how long to search."""
 PROMISING = 12
 """Simple plans of an update rule that are judged whatever else is found; without pins at least one of each shape."""
-LONGEST_TURN = 2_000
-"""Micro-batches after which replicas in turn, and the global batch, begin anew; longer turns take too long to judge."""
 MOST_DEVICES = 256
 """Of a request without pins whose simplest plans are judged."""
 

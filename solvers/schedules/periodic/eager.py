@@ -14,8 +14,9 @@ are the earliest ones for that period; transfers wait for nothing but their chan
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from math import lcm
 from typing import NamedTuple
 
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
@@ -32,6 +33,10 @@ from penstock.solvers.model.update_rules import UpdateRule, group_of, micro_batc
 from penstock.solvers.schedules.support.rows import refuse_shared_devices
 
 RULES: frozenset[UpdateRule] = frozenset({"weight_stashing", "double_buffered", "double_grouped"})
+DEEPER = (2, 3, 4, 6)
+"""Depths that planners try, as halves of NOAM's."""
+LONGEST_TURN = 2_000
+"""Micro-batches after which replicas in turn, and the global batch, begin anew; longer turns take too long to judge."""
 
 
 class Work(NamedTuple):
@@ -122,6 +127,38 @@ def bytes_needed(problem: Problem, allocation: Allocation, update_rule: UpdateRu
     return held + -(-depth // _turns(stage)) * activation_bytes(problem, stage, rows)
 
 
+def lacking_bytes(problem: Problem, allocation: Allocation, update_rule: UpdateRule, number: int, depth: int) -> int:
+    """What a stage's smallest device lacks for ``depth`` micro-batches in flight, buffers aside; 0 where they fit."""
+    room = free_bytes(problem, allocation.stages[number].devices)
+    return max(0, bytes_needed(problem, allocation, update_rule, number, depth) - room)
+
+
+def turn_of(allocation: Allocation) -> int:
+    """Micro-batches after which all replicas in turn, and the global batch, begin anew."""
+    return lcm(allocation.num_micro_batches, *(_turns(stage) for stage in allocation.stages))
+
+
+def usual_depths(problem: Problem, allocation: Allocation, update_rule: UpdateRule) -> set[tuple[int, ...]]:
+    """NOAM's depths and multiples of them (``DEEPER``), as memory allows."""
+    base = noam(allocation)
+    return {fitted_depth(problem, allocation, update_rule, [each * half // 2 for each in base]) for half in DEEPER}
+
+
+def shortest_depths(
+    problem: Problem, allocation: Allocation, update_rule: UpdateRule, depths: Iterable[tuple[int, ...]]
+) -> tuple[int, list[tuple[int, ...]]]:
+    """The shortest period of some depths, and the depths with it that are worth judging.
+
+    That is the shallowest of them. Replicas that step together send their micro-batches in bursts, of which the period
+    knows nothing: for them also the deepest.
+    """
+    works = stage_works(problem, allocation, update_rule)
+    ranked = sorted((period_ns(works, depth), depth) for depth in depths)
+    best = [depth for period, depth in ranked if period == ranked[0][0]]
+    bursts = any(_turns(stage) > 1 for stage in allocation.stages)
+    return ranked[0][0], list(dict.fromkeys((best[0], best[-1]))) if bursts else best[:1]
+
+
 def stage_works(problem: Problem, allocation: Allocation, update_rule: UpdateRule) -> tuple[Work, ...]:
     """The times of every stage, for the largest micro-batch of the request."""
     rows = row_classes(problem.global_batch_size, allocation.num_micro_batches)[0][0]
@@ -198,11 +235,10 @@ def _exposed_ns(problem: Problem, stage: Stage, rows: int) -> int:
 
 
 def _held(problem: Problem, allocation: Allocation, update_rule: UpdateRule, number: int, wanted: int) -> int:
-    stage = allocation.stages[number]
-    room = free_bytes(problem, stage.devices)
+    turns = _turns(allocation.stages[number])
     depth = wanted
-    while depth > _turns(stage) and bytes_needed(problem, allocation, update_rule, number, depth) > room:
-        depth -= _turns(stage)
+    while depth > turns and lacking_bytes(problem, allocation, update_rule, number, depth) > 0:
+        depth -= turns
     return depth
 
 

@@ -1,0 +1,251 @@
+"""Stages and edges of plans of one pipeline, each costed once and numbered, and the proven bounds of such plans.
+
+Every stage has devices of its own, and its replicas share the rows of a micro-batch. A plan is then a row of numbers;
+its bound is that of ``stage_windows`` with the work of each stage (docs/theory/bounds.md, section 2). The costs are
+those of ``StageTimes``: of micro-batches of two sizes single steps count with the quicker one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.solvers.bounds.stage_windows import channel_kind
+from penstock.solvers.bounds.windows_kernel import APART, FREE, SERIAL, Chains, window_bounds
+from penstock.solvers.costs.buckets import Bucket, buckets
+from penstock.solvers.costs.infinity import FAR_NS, NEVER_NS
+from penstock.solvers.costs.memory import free_bytes, static_bytes
+from penstock.solvers.costs.stage import StageCosts, stage_costs, stage_rows, update_ns
+from penstock.solvers.costs.transfer import boundary_bytes, transfer
+from penstock.solvers.model.allocation import Stage, single_pipeline
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.slices import row_classes
+
+KINDS = {"serial": SERIAL, "apart": APART, "free": FREE}
+
+(UPDATE, EXPOSED, WORK, SPARE, KEPT, INPUT, GRADIENT, TIMELESS, CUT_OFF) = (4, *range(6, 14))
+"""Columns of a stage after its forwards (0, 1) and backwards (2, 3) of both row classes.
+
+Its update (column 5: that and what all-reduces add to the last backward); what all-reduces add at least; all that it
+computes in a step; bytes that are left for micro-batches in flight; what each of these keeps, and its received input; a
+received gradient; whether an operation takes no time; whether nothing connects the replicas.
+"""
+(OUT, BACK, KIND, UNLINKED) = range(4, 8)
+"""Columns of an edge after its forward transfers (0, 1) and backward ones (2, 3; -1 where nothing travels).
+
+The least of each, how its two directions exclude each other, whether nothing connects its stages.
+"""
+
+
+class Rows(NamedTuple):
+    """N plans by number: of how many stages they are (N,), these (N, S), and the edge after each; 0 after the last."""
+
+    lengths: np.ndarray
+    stages: np.ndarray
+    edges: np.ndarray
+
+    def of(self, chosen: np.ndarray) -> Rows:
+        """Some of them, in the order asked for."""
+        return Rows(*(column[chosen] for column in self))
+
+
+class Reduced(NamedTuple):
+    """The buckets of a stage, and by row class how long before the end of the last backward each is ready."""
+
+    buckets: tuple[Bucket, ...]
+    leads: list[list[int]]
+
+
+class ChainCosts:
+    """Stages and edges of one number of micro-batches; ``stage_of`` gives a number's stage.
+
+    ``pairs`` counts what costing them took: devices of a stage times themselves, of an edge times each other.
+    ``reduced`` and ``links`` are, by number, the buckets of a stage and the links that an edge's transfers pass, by
+    direction and row class; edge 0 is none.
+    """
+
+    def __init__(self, problem: Problem, num_micro_batches: int) -> None:
+        self.problem = problem
+        self.num_micro_batches = num_micro_batches
+        self.stage_of: list[Stage] = []
+        self.reduced: list[Reduced] = []
+        self.links: list[list[tuple[int, ...]]] = [[()] * 4]
+        self.pairs = 0
+        self.classes = row_classes(problem.global_batch_size, num_micro_batches)
+        self._stages = Table(14)
+        self._edges = Table(8)
+        self._edges.add([-1, -1, -1, -1, 0, 0, FREE, 0])
+        self._stage_numbers: dict[Stage, int] = {}
+        self._edge_numbers: dict[tuple[int, tuple[int, ...], tuple[int, ...]], int] = {}
+
+    def stage(self, stage: Stage) -> int:
+        """The number of a stage."""
+        known = self._stage_numbers.get(stage)
+        if known is None:
+            known = self._stage_numbers[stage] = len(self.stage_of)
+            self.stage_of.append(stage)
+            self.pairs += stage.replicas**2
+            self._cost_stage(stage)
+        return known
+
+    def edge(self, source: Stage, target: Stage) -> int:
+        """The number of what is between two stages."""
+        key = (target.first, source.devices, target.devices)
+        known = self._edge_numbers.get(key)
+        if known is None:
+            known = self._edge_numbers[key] = self._edges.count
+            self.pairs += source.replicas * target.replicas
+            self._cost_edge(source, target)
+        return known
+
+    @property
+    def stage_columns(self) -> np.ndarray:
+        """(stages, columns) int64 of all stages that have a number."""
+        return self._stages.rows
+
+    @property
+    def edge_columns(self) -> np.ndarray:
+        """(edges, columns) int64 of all edges that have a number."""
+        return self._edges.rows
+
+    def rows(self, plans: Sequence[tuple[Stage, ...]]) -> Rows:
+        """Plans by number."""
+        most = max((len(stages) for stages in plans), default=1)
+        made = Rows(
+            *(np.zeros(shape, dtype=np.int32) for shape in (len(plans), (len(plans), most), (len(plans), most)))
+        )
+        for n, stages in enumerate(plans):
+            made.lengths[n] = len(stages)
+            made.stages[n, : len(stages)] = [self.stage(stage) for stage in stages]
+            made.edges[n, : len(stages) - 1] = [self.edge(a, b) for a, b in pairwise(stages)]
+        return made
+
+    def stages(self, rows: Rows, n: int) -> tuple[Stage, ...]:
+        """The stages of a plan."""
+        return tuple(self.stage_of[p] for p in rows.stages[n, : rows.lengths[n]].tolist())
+
+    def limits(self, rows: Rows) -> np.ndarray:
+        """(N, S) micro-batches that each stage can have in flight at most; 0 where not one fits, M where all do."""
+        edges = self.edge_columns
+        stage, inside = self.stage_columns[rows.stages], np.arange(rows.stages.shape[1]) < rows.lengths[:, None]
+        after, before = edges[rows.edges], np.roll(edges[rows.edges], 1, axis=1)
+        each = stage[..., KEPT] + np.where(before[..., 0] >= 0, stage[..., INPUT], 0)
+        spare = stage[..., SPARE] - np.where(after[..., 2] >= 0, stage[..., GRADIENT], 0)
+        count = np.where(each > 0, spare // np.maximum(each, 1), self.num_micro_batches)
+        count = np.where(spare >= 0, np.minimum(count, self.num_micro_batches), 0)
+        return np.where(inside, count, self.num_micro_batches)
+
+    def least_limit(self, number: int) -> int:
+        """As ``limits`` of a stage, whatever its neighbours are."""
+        stage = self.stage_columns[number]
+        each, spare = int(stage[KEPT] + stage[INPUT]), int(stage[SPARE] - stage[GRADIENT])
+        return self.num_micro_batches if each == 0 and spare >= 0 else max(0, spare // max(1, each))
+
+    def bounds_ns(self, rows: Rows, limits: np.ndarray | None = None) -> np.ndarray:
+        """(N,) a proven bound of each plan under any order of whole backwards.
+
+        ``limits`` (N, S) takes the place of the plans' own.
+        """
+        found = np.empty(len(rows.lengths), dtype=np.int64)
+        limits = np.ascontiguousarray(self.limits(rows) if limits is None else limits)
+        for count in np.unique(rows.lengths).tolist():
+            which = np.flatnonzero(rows.lengths == count)
+            found[which] = self._bounds(rows.of(which), limits[which], count)
+        return found
+
+    def _bounds(self, rows: Rows, limits: np.ndarray, count: int) -> np.ndarray:
+        stage = self.stage_columns[rows.stages[:, :count]]
+        edge = self.edge_columns[rows.edges[:, :count]]
+        back = np.concatenate((np.zeros_like(edge[:, :1, BACK]), edge[:, :-1, BACK]), axis=1)
+        forward, backward = stage[..., 0:2].min(axis=-1), stage[..., 2:4].min(axis=-1)
+        columns = (forward, backward, edge[..., OUT], back, edge[..., KIND], stage[..., EXPOSED], stage[..., UPDATE])
+        chains = Chains(*(np.ascontiguousarray(each) for each in (*columns, limits[:, :count], stage[..., WORK])))
+        found, scratch = np.empty(len(rows.lengths), dtype=np.int64), np.zeros((2, count), dtype=np.int64)
+        window_bounds(chains, self.num_micro_batches, found, scratch[0], scratch[1])
+        return found
+
+    def _cost_stage(self, stage: Stage) -> None:
+        problem, sizes = self.problem, [rows for rows, _count in self.classes]
+        costs = [stage_costs(problem, stage, rows) for rows in sizes]
+        made = buckets(problem, stage, 1)
+        cut_off = any(bucket.duration_ns >= NEVER_NS for bucket in made)
+        leads = [self._leads(stage, made, rows) for rows in sizes]
+        exposed = [max(0, _behind(made, lead)) for lead in leads]
+        step = update_ns(problem, stage)
+        work = sum(count * _whole(cost) for cost, (_rows, count) in zip(costs, self.classes, strict=True))
+        forward, backward = ([each[c] for c in (0, -1)] for each in _times(costs))
+        timeless = 0 in forward or 0 in backward
+        behind = min(exposed[-1], FAR_NS) + step
+        memory = self._memory(stage, costs)
+        self._stages.add([*forward, *backward, step, behind, min(FAR_NS, *exposed), work, *memory, timeless, cut_off])
+        self.reduced.append(Reduced(made, leads))
+
+    def _leads(self, stage: Stage, made: Sequence[Bucket], rows: int) -> list[int]:
+        """How long before the end of a last backward of ``rows`` each bucket is ready."""
+        if not self.problem.rules.overlap_all_reduce:
+            return [0] * len(made)
+        costs = self.problem.costs(self.problem.devices[stage.devices[0]].kind, stage_rows(stage, rows))
+        return [int(costs.backward_ns[bucket.first] - costs.backward_ns[stage.first]) for bucket in made]
+
+    def _memory(self, stage: Stage, costs: Sequence[StageCosts]) -> list[int]:
+        """SPARE, KEPT, INPUT and GRADIENT, as ``StageTimes.in_flight`` counts them."""
+        problem, least = self.problem, self.classes[-1][0]
+        free = free_bytes(problem, stage.devices) - static_bytes(problem, stage).total
+        workspace = 0 if min(cost.backward_ns + cost.recompute_ns for cost in costs) == 0 else None
+        free -= min(cost.workspace_bytes for cost in costs) if workspace is None else workspace
+        share = stage_rows(stage, least) if problem.memory.count_buffers else 0
+        received = boundary_bytes(problem, stage.first - 1, share, 0) if stage.first > 0 else 0
+        gradient = boundary_bytes(problem, stage.last, share, 1) if stage.last < problem.num_layers - 1 else 0
+        return [free, min(cost.kept_bytes for cost in costs), received, gradient]
+
+    def _cost_edge(self, source: Stage, target: Stage) -> None:
+        plan = single_pipeline((source, target), self.num_micro_batches)
+        sizes = [rows for rows, _count in self.classes]
+        moves = [[transfer(self.problem, plan, s, rows, s) for rows in sizes] for s in (0, 1)]
+        ends = [each[c] for each in moves for c in (0, -1)]
+        times = [-1 if move is None else move.duration_ns for move in ends]
+        least = [min(FAR_NS, *(move.duration_ns if move else 0 for move in each)) for each in moves]
+        kind = KINDS[channel_kind(self.problem.rules, *moves)]
+        self._edges.add([*times, *least, kind, max(times) >= NEVER_NS])
+        self.links.append([() if move is None else move.resources for move in ends])
+
+
+class Table:
+    """Rows of int64 that grow; ``rows`` are those that are there."""
+
+    def __init__(self, columns: int) -> None:
+        self._held = np.zeros((64, columns), dtype=np.int64)
+        self.count = 0
+
+    def add(self, row: Sequence[int]) -> None:
+        """Append a row."""
+        if self.count == len(self._held):
+            self._held = np.concatenate((self._held, np.zeros_like(self._held)))
+        self._held[self.count] = row
+        self.count += 1
+
+    @property
+    def rows(self) -> np.ndarray:
+        """(count, columns)."""
+        return self._held[: self.count]
+
+
+def _times(costs: Sequence[StageCosts]) -> tuple[list[int], list[int]]:
+    """Forwards, and backwards with what they recompute, by row class."""
+    return [cost.forward_ns for cost in costs], [cost.backward_ns + cost.recompute_ns for cost in costs]
+
+
+def _whole(cost: StageCosts) -> int:
+    return cost.forward_ns + cost.backward_ns + cost.recompute_ns
+
+
+def _behind(made: Sequence[Bucket], leads: Sequence[int]) -> int:
+    """What remains of the buckets, one after the other, after the last backward."""
+    longest, behind = 0, 0
+    for bucket, lead in zip(reversed(made), reversed(leads), strict=True):
+        behind += bucket.duration_ns
+        longest = max(longest, behind - lead)
+    return longest
