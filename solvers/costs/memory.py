@@ -1,4 +1,7 @@
-"""What a device holds in addition to activations, how many micro-batches fit, and what lacks (ALGORITHMS 1.7, 2.6)."""
+"""What stages hold of a device, what a device has, how many micro-batches fit, and what a simulated plan lacks.
+
+All sizes are bytes of one device (ALGORITHMS 1.7, 2.6).
+"""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def _sets(
         mask = 0
         for device in devices:
             mask |= bit_of[device]
-        rows.append((min((room_of[d] for d in devices), default=0), mask, *reductions[mark]))
+        rows.append((min((room_of[d] for d in devices), default=0), mask, *reductions[mark][:2]))
     room, masks, slope, fixed = zip(*rows, strict=True)
     return SetCosts(
         np.asarray(room, dtype=np.int64),

@@ -83,9 +83,9 @@ class Pieces:
         work = np.where(again, self.again_ns[k][ends], self.plain_ns[k][ends])
         work -= np.where(again, self.again_ns[k][starts], self.plain_ns[k][starts])
         size = self._static.trainable[ends] - self._static.trainable[starts]
-        rate, wait = self.reduction[k]
+        line = self.reduction[k]
         update = problem.update_ns[ends] - problem.update_ns[starts]
-        reduced = np.where(size > 0, np.maximum(1, size) * rate + wait, 0) + update
+        reduced = np.where(size > 0, np.maximum(1, size) * line.ns_per_byte + line.fixed_ns, 0) + update
         return Band(work, reduced, plain | again, again, np.where(again, most_again, most))
 
     @cached_property
