@@ -41,6 +41,7 @@ from penstock.solvers.model.timeline import Timeline
 from penstock.solvers.planners.catalogue import PLANNERS, resolve
 from penstock.solvers.schedules.advance_forward import advance_forward
 from penstock.solvers.schedules.catalogue import SCHEDULES, schedule_row
+from penstock.solvers.solve.driver import solve as solve_problem
 from penstock.solvers.verify.verifier import check_allocation, check_rows, check_rule, verify
 
 TIME_TOLERANCE = 1e-6
@@ -82,14 +83,14 @@ def _solve(
     workers: int | None = None,
 ) -> Result:
     refuse_unsupported(request)
-    entry = resolve(request.planner)
 
     def tell(candidate: Candidate) -> None:
         if on_incumbent is not None:
             on_incumbent(to_plan(problem, request, candidate, ()))
 
-    result = entry.solve(
+    result = solve_problem(
         problem,
+        request.planner,
         schedule=request.schedule,
         time_limit_ns=request.termination.time_limit_ns,
         max_plans=request.termination.max_plans,

@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from penstock.schemas.errors import InvalidPlan
+from penstock.solvers.costs.shortages import largest_shortage
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Candidate, Shortage
 from penstock.solvers.model.schedule import Orders
-from penstock.solvers.model.timeline import Timeline
 from penstock.solvers.planners.proposal import recompute_variants
 from penstock.solvers.schedules.catalogue import SCHEDULES
 from penstock.solvers.schedules.drafts import drafts
@@ -70,22 +70,6 @@ def can_be_drafted(plan: Candidate) -> bool:
     devices = [d for stage in plan.allocation.stages for d in stage.devices]
     apart = len(plan.allocation.pipelines) == 1 and len(set(devices)) == len(devices)
     return apart and isinstance(plan.schedule, Orders) and plan.update_rule == "synchronous"
-
-
-def shortages(problem: Problem, allocation: Allocation, timeline: Timeline) -> tuple[Shortage, ...]:
-    """The devices whose simulated peak exceeds their memory, the one that lacks most first."""
-    found = []
-    for device, use in timeline.uses.items():
-        needed, available = use.memory.total, problem.capacity_bytes(device)
-        if needed > available:
-            stage = next(s for s in allocation.stages if device in s.devices)
-            found.append(Shortage(stage.first, stage.last, device, needed, available))
-    return tuple(sorted(found, key=lambda short: (-short.missing_bytes, short.device)))
-
-
-def largest_shortage(problem: Problem, allocation: Allocation, timeline: Timeline) -> Shortage | None:
-    """The worst of ``shortages``."""
-    return next(iter(shortages(problem, allocation, timeline)), None)
 
 
 def _variants(

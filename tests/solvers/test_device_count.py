@@ -17,15 +17,15 @@ from penstock.solvers.bounds.coverage import features_of_candidate, stages_apart
 from penstock.solvers.bounds.device_count.bound import bounds
 from penstock.solvers.bounds.device_count.count import Count
 from penstock.solvers.bounds.schedule_bound import request_bound
+from penstock.solvers.costs.shortages import largest_shortage
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch, batch_of, candidates
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound, Candidate
 from penstock.solvers.planners.catalogue import PLANNERS
-from penstock.solvers.solve.deadline import Deadline
-from penstock.solvers.solve.ranking import excess_of
-from penstock.solvers.solve.session import Session
+from penstock.solvers.solve.judging import Judge
+from penstock.solvers.solve.limits import Setting
 
 PLANNED = ("dapple", "spp", "spread", "gpipe")
 
@@ -78,7 +78,7 @@ def test_never_above_random_plans(block: int) -> None:
                 most = max(use.memory.total for use in timeline.uses.values())
                 full = tuple(replace(device, memory_bytes=most) for device in problem.devices)
                 tight = replace(problem, devices=full, memory=replace(problem.memory, headroom_bytes=0))
-                assert excess_of(tight, allocation, timeline) is None
+                assert largest_shortage(tight, allocation, timeline) is None
                 beaten = Count(tight, number_of(problem, allocation), plan.value_ns + 1)
                 assert not beaten.refuted(), seed
     assert seen > 40
@@ -91,15 +91,15 @@ def test_never_above_planners_plans(seed: int) -> None:
     proven = known(problem)
     compared = 0
     for name in PLANNED:
-        session = Session(problem, Deadline(None), max_plans=12)
+        judge = Judge(Setting(problem, max_plans=12))
         entry = PLANNERS[name]
         assert entry.proposals is not None
         try:
-            session.judge_all(name, entry.proposals(problem, entry.check(problem.update_rules, "auto", {})))
+            judge.judge_all(name, entry.proposals(problem, entry.check(problem.update_rules, "auto", {})))
         except UnsupportedRequest:
             continue
-        if session.best is not None and features_of_candidate(problem, session.best) <= proven.covers:
-            assert proven.bound_ns <= session.best.value_ns, name
+        if judge.best is not None and features_of_candidate(problem, judge.best) <= proven.covers:
+            assert proven.bound_ns <= judge.best.value_ns, name
             compared += 1
     assert compared >= 2
 

@@ -17,13 +17,13 @@ from penstock.solvers.bounds.stage_times import StageTimes
 from penstock.solvers.bounds.stage_windows import channel_kind
 from penstock.solvers.bounds.windows_kernel import APART, FREE, SERIAL, Chains, window_bounds
 from penstock.solvers.costs.durations import transfer
+from penstock.solvers.costs.shortages import shortage_of
 from penstock.solvers.model.allocation import Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.model.slices import row_classes
 from penstock.solvers.planners.exact.enumeration import Placement, Space
-from penstock.solvers.planners.proposal import shortage_of
 
 WHOLE_BACKWARDS = Orders("any order", ())
 """Stands for every order of whole backwards where only the kinds of operations count."""
