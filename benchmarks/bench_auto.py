@@ -30,6 +30,7 @@ from penstock.schemas.request import NetworkModel, PlanRequest
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Result
 from penstock.solvers.planners.catalogue import PLANNERS
+from penstock.solvers.solve.driver import solve
 from penstock.solvers.solve.warm import warm
 
 CLUSTERS = ("dapple-config-a", "dapple-config-b", "dapple-config-c")
@@ -149,7 +150,7 @@ def _solved(name: str, problem: Problem, limit_s: float, **options: Any) -> Meas
     first: list[float] = []
     hear: Callable[[object], None] = lambda _: first.append(time.monotonic() - started)  # noqa: E731
     try:
-        result = PLANNERS[name].solve(problem, time_limit_ns=int(limit_s * 1e9), options=options, on_incumbent=hear)
+        result = solve(problem, name, time_limit_ns=int(limit_s * 1e9), options=options, on_incumbent=hear)
     except UnsupportedRequest:
         return Measured(None, 0.0, None)
     return Measured(result, time.monotonic() - started, first[0] if first else None)

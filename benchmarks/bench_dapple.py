@@ -12,10 +12,10 @@ from chains import chain, star, unequal
 
 from penstock.solvers.model.micro_batches import Batch, batch_of
 from penstock.solvers.model.problem import NetworkRules, Problem
-from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.planners.dapple.placement import POLICIES
 from penstock.solvers.planners.dapple.search import Rules, search
 from penstock.solvers.planners.dapple.tables import shape
+from penstock.solvers.solve.driver import solve
 
 REPETITIONS = 3
 
@@ -43,7 +43,7 @@ def _speed(name: str, problem: Problem, micro_batches: int, target_s: float) -> 
         flush=True,
     )
     began = time.process_time()
-    PLANNERS["dapple"].solve(problem)
+    solve(problem, "dapple")
     whole = time.process_time() - began
     print(f"{name}, planner dapple, every M {whole:.3f} s", flush=True)
 

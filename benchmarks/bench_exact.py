@@ -21,7 +21,7 @@ from penstock.examples.catalogue import cluster, profile
 from penstock.schemas.request import PlanRequest
 from penstock.solvers.model.problem import MemoryRules, NetworkRules, Problem
 from penstock.solvers.model.result import Result, Status
-from penstock.solvers.planners.catalogue import PLANNERS
+from penstock.solvers.solve.driver import solve
 from penstock.solvers.solve.warm import warm
 
 INSTANCES = 50
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="five instances, no models")
     quick = parser.parse_args().quick
     warm()
-    PLANNERS["exact"].solve(instance(0, 4, False))
+    solve(instance(0, 4, False), "exact")
     for shared in (False, True):
         runs = [_run(instance(seed, number, shared)) for seed in range(5 if quick else INSTANCES) for number in NUMBERS]
         _report("shared network" if shared else "private half duplex", runs)
@@ -73,7 +73,7 @@ def _run(problem: Problem) -> Run:
 
 def _solve(problem: Problem, planner: str, options: dict[str, Any]) -> tuple[Result, float]:
     began = time.process_time()
-    result = PLANNERS[planner].solve(problem, options=options)
+    result = solve(problem, planner, options=options)
     return result, time.process_time() - began
 
 

@@ -21,12 +21,13 @@ from penstock.convert import to_problem
 from penstock.examples.catalogue import cluster, profile
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.request import PlanRequest
-from penstock.solvers.improve.neighbourhood.flushed import SECOND, Search, is_movable
+from penstock.solvers.improve.neighbourhood.flushed import SECOND, LargeNeighbourhoodSearch, is_movable
 from penstock.solvers.model.options import checked
 from penstock.solvers.model.problem import NetworkRules, Problem
 from penstock.solvers.planners.catalogue import PLANNERS
-from penstock.solvers.solve.deadline import Deadline
-from penstock.solvers.solve.session import Session
+from penstock.solvers.solve.driver import solve
+from penstock.solvers.solve.judging import Judge
+from penstock.solvers.solve.limits import Setting
 
 NEVER = 2**60
 SMALL, LARGE = 1.0, 10.0
@@ -54,7 +55,7 @@ def main() -> None:
 def _small(name: str, problems: Iterable[Problem]) -> None:
     gaps, seconds = [], []
     for problem in problems:
-        exact = PLANNERS["exact"].solve(problem).best
+        exact = solve(problem, "exact").best
         if exact is not None:
             value_ns, spent = _search(problem, None, SMALL)
             gaps.append(100 * (value_ns / exact.value_ns - 1))
@@ -86,8 +87,8 @@ def _models(models: Iterable[tuple[str, int]], clusters: Iterable[str]) -> None:
             problem = to_problem(
                 PlanRequest(profile=profile(model), topology=cluster(topology), global_batch_size=batch)
             )
-            session, _ = _started(problem, ("dapple", "spp", "relax"))
-            gains.append(_gain(f"{model} on {topology}", problem, session))
+            judge, _ = _started(problem, ("dapple", "spp", "relax"))
+            gains.append(_gain(f"{model} on {topology}", problem, judge))
     _row(f"models: improved of {len(gains)}", sum(gain > 0 for gain in gains), "", None)
     _row("models: gain, mean", mean(gains), "%", None)
 
@@ -103,36 +104,36 @@ def _large(nodes: int, layers: int) -> None:
         sizes=(8 * nodes,),
         rules=NetworkRules(False, "half", "spp", "flat", 25_000_000, False),
     )
-    session, spent = _started(problem, ("dp", "gpipe"))
+    judge, spent = _started(problem, ("dp", "gpipe"))
     print(f"  {8 * nodes} devices: the planners before took {spent:.1f} s", flush=True)
-    _gain(f"{layers} layers on {nodes}x8 devices", problem, session)
+    _gain(f"{layers} layers on {nodes}x8 devices", problem, judge)
 
 
-def _started(problem: Problem, names: Iterable[str]) -> tuple[Session, float]:
-    session, began = Session(problem, Deadline(None)), time.process_time()
+def _started(problem: Problem, names: Iterable[str]) -> tuple[Judge, float]:
+    judge, began = Judge(Setting(problem)), time.process_time()
     for name in names:
         entry = PLANNERS[name]
         assert entry.proposals is not None
         try:
-            session.judge_all(name, entry.proposals(problem, checked(name, entry.options, {})))
+            judge.judge_all(name, entry.proposals(problem, checked(name, entry.options, {})))
         except UnsupportedRequest as refused:
             print(f"  {name}: {refused}", flush=True)
-    return session, time.process_time() - began
+    return judge, time.process_time() - began
 
 
-def _gain(label: str, problem: Problem, session: Session) -> float:
-    assert session.best is not None
-    value_ns, seconds = _search(problem, session, LARGE)
-    gain = 100 * (1 - value_ns / session.best.value_ns)
+def _gain(label: str, problem: Problem, judge: Judge) -> float:
+    assert judge.best is not None
+    value_ns, seconds = _search(problem, judge, LARGE)
+    gain = 100 * (1 - value_ns / judge.best.value_ns)
     _row(f"{label}: gain", gain, "%", None)
     _row(f"{label}: seconds", seconds, "s", None)
     return gain
 
 
-def _search(problem: Problem, session: Session | None, effort: float) -> tuple[int, float]:
+def _search(problem: Problem, judge: Judge | None, effort: float) -> tuple[int, float]:
     """The best time, and CPU seconds."""
-    best = None if session is None else session.best
-    search = Search(problem, NEVER if best is None else best.value_ns, int(effort * SECOND))
+    best = None if judge is None else judge.best
+    search = LargeNeighbourhoodSearch(problem, NEVER if best is None else best.value_ns, int(effort * SECOND))
     began = time.process_time()
     movable = best is not None and is_movable(best.allocation)
     for _trial in search.run(*((best.allocation, best.schedule) if best is not None and movable else (None, None))):

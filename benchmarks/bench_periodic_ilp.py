@@ -17,7 +17,6 @@ import chains
 import numpy as np
 
 from penstock.solvers.model.problem import MemoryRules, NetworkRules, Problem
-from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.planners.madpipe.chain import Chain
 from penstock.solvers.planners.madpipe.contiguous import Found, contiguous_optimum
 from penstock.solvers.planners.madpipe.labels import portfolio
@@ -25,6 +24,7 @@ from penstock.solvers.schedules.periodic import inside_out
 from penstock.solvers.schedules.periodic.ilp import solve
 from penstock.solvers.schedules.periodic.one_f_one_b_star import chain_loads, groups
 from penstock.solvers.schedules.support.stage_line import StageLine
+from penstock.solvers.solve import driver
 
 TARGETS_S = {4: 3.0, 6: 3.0, 8: 3.0, 10: 3.0, 12: 3.0, 16: 8.0}
 MILLION = 10**6
@@ -223,7 +223,7 @@ def judged(seeds: Sequence[int]) -> None:
     for seed, processors, memory in product(seeds, (4, 8), (1.6, 2.5, 4.0, 8.0)):
         problem = fresh_problem(seed, processors, memory)
         both, contiguous = (
-            PLANNERS["madpipe"].solve(problem, options={"width": 1, "mode": mode}).best
+            driver.solve(problem, "madpipe", options={"width": 1, "mode": mode}).best
             for mode in ("exact", "contiguous")
         )
         if both is not None and contiguous is not None:

@@ -14,7 +14,6 @@ from penstock.examples.catalogue import cluster, profile
 from penstock.schemas.request import PlanRequest
 from penstock.solvers.model.micro_batches import batch_of
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.planners.hetpipe.partitions import Partitions, groupings
 from penstock.solvers.planners.pipedream.device_row import DeviceRow
 from penstock.solvers.planners.pipedream.hierarchy import (
@@ -28,6 +27,7 @@ from penstock.solvers.planners.pipedream.hierarchy import (
 )
 from penstock.solvers.planners.pipedream.layers import Layers
 from penstock.solvers.planners.pipedream.placed import Settings, placed
+from penstock.solvers.solve.driver import solve
 
 REPETITIONS = 3
 
@@ -40,9 +40,9 @@ def main() -> None:
     best_of("paper, ResNet-101, 16 flat devices", lambda: allocated(flat, batch, Rules()), 2.0)
     best_of("released, ResNet-101, 16 flat devices", lambda: allocated(flat, batch, Rules(released=True)), 2.0)
     best_of("placed, ResNet-101, 16 flat devices", lambda: on_devices(flat, 32), 2.0)
-    best_of("planner, ResNet-101, 16 flat devices, every M", lambda: PLANNERS["pipedream"].solve(flat))
+    best_of("planner, ResNet-101, 16 flat devices, every M", lambda: solve(flat, "pipedream"))
     stashing = replace(flat, update_rules=frozenset({"weight_stashing"}))
-    best_of("planner without a flush", lambda: PLANNERS["pipedream"].solve(stashing))
+    best_of("planner without a flush", lambda: solve(stashing, "pipedream"))
     wide = request("bert-72", "8x8xV100", 1024)
     best_of("paper, BERT-72, 8 x 8 devices", lambda: allocated(wide, batch_of(wide, 16), Rules()))
     best_of("placed, BERT-72, 8 x 8 devices", lambda: on_devices(wide, 16))

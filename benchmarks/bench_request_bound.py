@@ -25,8 +25,8 @@ from penstock.examples.catalogue import cluster, profile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import NetworkModel, PlanRequest
 from penstock.solvers.model.problem import NetworkRules, Problem
-from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.planners.contiguous_bound.planner import MILLION, Relaxation
+from penstock.solvers.solve.driver import solve
 
 CLUSTERS = ("A25", "A130", "B", "C")
 NVLINK_SUM = 130 * 10**9
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--auto", action="store_true", help="the best plan of auto, not of relax alone")
     arguments = parser.parse_args()
     planner = "auto" if arguments.auto else "relax"
-    PLANNERS[planner].solve(_request(profile("gnmt-16"), CLUSTERS[0], 64, 1024, "private"))
+    solve(_request(profile("gnmt-16"), CLUSTERS[0], 64, 1024, "private"), planner)
     classes: list[tuple[str, Sharing, bool, float, float]] = [
         ("private", "private", False, 0.1, 3.0),
         ("private, binding memory", "private", True, 2.0, 8.0),
@@ -107,7 +107,7 @@ def _solved(case: Case, planner: str) -> tuple[float | None, float]:
     for _piece in relaxation.prove():
         pass
     seconds = time.thread_time() - began
-    found = PLANNERS[planner].solve(case.problem, options={"exclude": OTHER_KINDS} if planner == "auto" else {})
+    found = solve(case.problem, planner, options={"exclude": OTHER_KINDS} if planner == "auto" else {})
     if found.best is None or not is_contiguous(case.problem, found.best):
         print(f"  {case.name}: {'a plan of another kind' if found.best else found.status}", flush=True)
         return None, seconds

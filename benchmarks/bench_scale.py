@@ -32,6 +32,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Candidate, Result
 from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.planners.catalogue import PLANNERS
+from penstock.solvers.solve.driver import solve
 from penstock.solvers.solve.warm import warm
 from penstock.solvers.verify.verifier import verify
 
@@ -131,7 +132,7 @@ class _Steps:
 
 def _planned(problem: Problem, planner: str, limit_s: float | None) -> Result:
     limit_ns = None if limit_s is None else int(limit_s * 1e9)
-    return PLANNERS[planner].solve(problem, time_limit_ns=limit_ns)
+    return solve(problem, planner, time_limit_ns=limit_ns)
 
 
 def _used(plan: Candidate) -> int:

@@ -29,9 +29,9 @@ from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Result
 from penstock.solvers.model.timeline import Timeline
-from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.schedules.early_backward import activation_communication_ratio, early_backward, policy_a, policy_b
 from penstock.solvers.schedules.gpipe import gpipe
+from penstock.solvers.solve.driver import solve
 
 BATCHES = {"vgg-19": 2048, "gnmt-16": 1024, "bert-48": 64, "xlnet-36": 128, "amoebanet-36": 128, "resnet-50": 2048}
 SLICES = {"vgg-19": 32, "gnmt-16": 64, "bert-48": 2, "xlnet-36": 1, "amoebanet-36": 1, "resnet-50": 64}
@@ -205,7 +205,7 @@ def _cell(what: str, problem: Problem, printed: str) -> Row:
 
 
 def _solve(problem: Problem, planner: str, schedule: str = "auto", **options: object) -> Result:
-    return PLANNERS[planner].solve(problem, schedule=schedule, options=options)
+    return solve(problem, planner, schedule=schedule, options=options)
 
 
 def table_vi() -> Section:

@@ -32,7 +32,6 @@ from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import MemoryModel, NetworkModel, PlanRequest
 from penstock.solvers.model.network import Inside, Network
 from penstock.solvers.model.problem import Device, Measured, Problem
-from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.planners.madpipe.chain import Chain
 from penstock.solvers.planners.madpipe.contiguous import Found, Part, at_period, contiguous_optimum, line_of
 from penstock.solvers.planners.madpipe.label_kernel import FOUND, Rounding, special
@@ -42,6 +41,7 @@ from penstock.solvers.schedules.periodic import inside_out
 from penstock.solvers.schedules.periodic.ilp import solve
 from penstock.solvers.schedules.periodic.one_f_one_b_star import groups, minimal_period_ns
 from penstock.solvers.schedules.support.stage_line import StageLine
+from penstock.solvers.solve import driver
 
 SIDES = {"resnet-50": 224, "resnet-101": 224, "inception-v3": 299, "densenet-121": 224}
 """The side of the images that the shipped profiles are for."""
@@ -336,7 +336,7 @@ def _judged(name: str, folder: Path | None) -> Row:
         network=Network(names, ("node",), (0,) * processors, (Inside("pairs", bandwidth * 10**9, 0, False),), ()),
         _costs={},
     )
-    result = PLANNERS["madpipe"].solve(problem, options={"width": 1})
+    result = driver.solve(problem, "madpipe", options={"width": 1})
     expected = _case(name, processors, memory, bandwidth, folder).madpipe_ns
     what = f"{name}: judged over expected period, P = 4, M = 8 GB"
     if result.best is None:

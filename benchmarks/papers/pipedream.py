@@ -24,9 +24,9 @@ from penstock.solvers.judge.simulate import makespan_ns
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import batch_of, candidates
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.planners.pipedream.hierarchy import Chain, Level, Plan, Rules, allocated, chain_of, partition
 from penstock.solvers.schedules.early_backward import early_backward, policy_b
+from penstock.solvers.solve.driver import solve
 
 BATCHES = {"vgg-19": 1024, "amoebanet-36": 128, "bert-large": 128, "xlnet-36": 128}
 TABLE_VII = {
@@ -100,7 +100,7 @@ def table_vii(quick: bool, profiles: Path | None) -> Section:
     rows = []
     for model in ("bert-large", "vgg-19") if quick else tuple(TABLE_VII):
         problem = planned(model, "dapple-config-a", profiles)
-        ours = PLANNERS["dapple"].solve(problem, options={"allow_unused": False}).best
+        ours = solve(problem, "dapple", options={"allow_unused": False}).best
         for system, wanted in zip(("DAPPLE", "PipeDream"), TABLE_VII[model], strict=True):
             if system == "DAPPLE":
                 made = {"": None if ours is None else ours.allocation}
@@ -202,7 +202,7 @@ def times(parallel: float, other: float) -> str:
 
 def value(problem: Problem, planner: str, **options: object) -> float:
     """Time per global batch by the judge."""
-    best = PLANNERS[planner].solve(problem, options=options).best
+    best = solve(problem, planner, options=options).best
     return INFINITE if best is None else float(best.value_ns)
 
 

@@ -27,12 +27,12 @@ from penstock.solvers.model.micro_batches import batch_of
 from penstock.solvers.model.network import Network
 from penstock.solvers.model.problem import Measured, Problem
 from penstock.solvers.model.result import Candidate
-from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.planners.spp.ordering import device_order, graph_of
 from penstock.solvers.planners.spp.partition import pruned_replicas, search
 from penstock.solvers.planners.spp.plans import found_of
 from penstock.solvers.planners.spp.tables import chain_of, windows
 from penstock.solvers.schedules.pipeline_execution import pipeline_execution
+from penstock.solvers.solve.driver import solve
 
 GBIT = 10**9 // 8
 SEEDS = 5
@@ -119,7 +119,7 @@ def planned(problem: Problem, system: str) -> Candidate | None:
     planner, schedule, options = SYSTEMS[system]
     if system == "DP":
         problem = replace(problem, micro_batch_sizes=(problem.global_batch_size,))
-    return PLANNERS[planner].solve(problem, schedule=schedule, options=options).best
+    return solve(problem, planner, schedule=schedule, options=options).best
 
 
 def milliseconds(problem: Problem, system: str) -> float:
@@ -153,7 +153,7 @@ def table_iii(testbed: str, quick: bool) -> Section:
 
 def _why_slower(problem: Problem, systems: list[str]) -> str:
     """Data parallelism has one micro-batch; what ``spp`` takes when the number of micro-batches is free, too."""
-    best = PLANNERS["spp"].solve(replace(problem, micro_batch_sizes=()), options={"orientation": "id"}).best
+    best = solve(replace(problem, micro_batch_sizes=()), "spp", options={"orientation": "id"}).best
     free = "" if best is None else f"; spp with any size takes {best.value_ns / 1e6:.0f} ms"
     return f"{' and '.join(systems)} faster here: the whole batch at once runs at a better rate{free}"
 
@@ -251,7 +251,7 @@ def by_micro_batches(seeds: range, quick: bool) -> Iterator[Section]:
         rows.append(shown(f"M = {batches}", swept(seeds, **changed(batches=batches))))
         used, far = [], []
         for seed in seeds:
-            result = PLANNERS["spp"].solve(simulated(seed, batches=batches), schedule="pe", options=SYSTEMS["SPP"][2])
+            result = solve(simulated(seed, batches=batches), "spp", schedule="pe", options=SYSTEMS["SPP"][2])
             assert result.best is not None
             work = sum(use.busy_ns for use in result.best.timeline.uses.values())
             used.append(work / (32 * result.best.value_ns))

@@ -28,13 +28,13 @@ from penstock.solvers.model.micro_batches import batch_of
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.timeline import Timeline
 from penstock.solvers.model.update_rules import UpdateRule
-from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.planners.wpipe.configurations import Wanted, climb, exhaustive
 from penstock.solvers.planners.wpipe.layouts import layouts
 from penstock.solvers.planners.wpipe.shape import Shape, allocation_of, cut
 from penstock.solvers.schedules.gpipe import gpipe
 from penstock.solvers.schedules.periodic.eager import eager
 from penstock.solvers.schedules.periodic.wpipe import wpipe
+from penstock.solvers.solve.driver import solve
 
 ENV_1, ENV_2 = "wpipe-env-1", "wpipe-env-2"
 RULES: dict[str, UpdateRule] = {
@@ -157,7 +157,7 @@ def planned(problem: Problem, system: str, **options: object) -> Judged:
     if system == "gpipe":
         return _best_gpipe(problem)
     own = {"warmup": "A"} if system in ("wpipe", "pipedream-2bw") else {}
-    best = PLANNERS[system].solve(problem, options=own | options).best
+    best = solve(problem, system, options=own | options).best
     return Judged(None) if best is None else Judged(best.value_ns, best.allocation)
 
 

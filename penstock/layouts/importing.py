@@ -22,7 +22,7 @@ from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.request import FP32_GRADIENTS, MemoryModel, PlanRequest
 from penstock.solvers.bounds.coverage import allowed, features_of, whatever_is_pinned
-from penstock.solvers.bounds.schedule_bound import one_pipeline_bound, request_bound, schedule_bound
+from penstock.solvers.bounds.schedule_bound import MOST_LABELLED, one_pipeline_bound, request_bound, schedule_bound
 from penstock.solvers.bounds.trainer import within_bounds
 from penstock.solvers.costs.memory import shortages, static_bytes
 from penstock.solvers.explanation.drafting import Drafted
@@ -31,10 +31,10 @@ from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import REQUEST_SCOPE, Bound, Candidate
+from penstock.solvers.model.result import Bound, Candidate
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.planners.proposal import unreachable
-from penstock.solvers.solve.tasks import MOST_LABELLED
+from penstock.solvers.solve.proofs import shown
 from penstock.solvers.verify.verifier import check_allocation, check_rows, verify
 
 READERS: dict[str, Callable[[str, Reading], Drawn]] = {
@@ -73,7 +73,7 @@ def import_layout(
     short = shortages(problem, allocation, theirs.timeline)
     free = _free_bounds(problem, keeping=broken_pin(problem, allocation) is None)
     features = features_of(problem, allocation, orders, overlap=overlap, fits=not short)
-    bounds = _shown([bound for bound in free if features <= bound.covers])
+    bounds = shown([bound for bound in free if features <= bound.covers])
     own = schedule_bound(problem, allocation, orders, overlap=overlap)
     assumptions = () if drawn is None else (*drawn.assumptions, *gradients_of_target(problem, request))
     roles = roles_of(inline_documents(request)[0], transformer_of(request))
@@ -215,13 +215,6 @@ def _rival(choice: str, request: PlanRequest, theirs: Candidate, bound_ns: int, 
         plan=result.plan,
         comparison=comparison,
     )
-
-
-def _shown(bounds: list[Bound]) -> tuple[Bound, ...]:
-    """The highest bound on every plan of the request, and the highest of all where that is another."""
-    wide = max((bound for bound in bounds if bound.scope == REQUEST_SCOPE), key=lambda bound: bound.bound_ns)
-    highest = max(bounds, key=lambda bound: bound.bound_ns)
-    return (wide,) if highest.bound_ns <= wide.bound_ns else (wide, highest)
 
 
 def _free_bounds(problem: Problem, *, keeping: bool) -> list[Bound]:

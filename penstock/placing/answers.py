@@ -30,7 +30,7 @@ from penstock.solvers.model.result import Status
 from penstock.solvers.placement.choice import Choice, Chooser
 from penstock.solvers.placement.joint import shares
 from penstock.solvers.placement.wish import Wish, price_of
-from penstock.solvers.solve.deadline import Deadline
+from penstock.solvers.solve.limits import Deadline
 
 Tell = Callable[[PlacementProgress], None]
 """Hears of every set of nodes that is settled."""

@@ -19,6 +19,7 @@ from penstock.solvers.placement.choice import Option
 from penstock.solvers.placement.site import Chosen, Site
 from penstock.solvers.placement.wish import Wish
 from penstock.solvers.planners.catalogue import resolve
+from penstock.solvers.solve.driver import solve
 
 
 class Job:
@@ -95,8 +96,9 @@ class Job:
     def solve(self, problem: Problem, left_ns: int | None) -> Result:
         """By the job's own planner, within its limits and what is left of the placement's."""
         asked, own_ns = self.asked, self.asked.termination.time_limit_ns
-        return resolve(asked.planner).solve(
+        return solve(
             problem,
+            asked.planner,
             schedule=asked.schedule,
             time_limit_ns=left_ns if own_ns is None else min(own_ns, own_ns if left_ns is None else left_ns),
             max_plans=asked.termination.max_plans,

@@ -27,9 +27,10 @@ from penstock.solvers.explanation.critical_path import path_of_run
 from penstock.solvers.explanation.idle import idle_pieces, idle_split
 from penstock.solvers.explanation.layout import Layout, compare_layout
 from penstock.solvers.explanation.run import Run
-from penstock.solvers.explanation.what_if import Replan, lacks, planned_by, what_if
+from penstock.solvers.explanation.what_if import Replan, lacks, what_if
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Candidate
+from penstock.solvers.solve.driver import replanned_by
 
 MAX_WHAT_IFS = 64
 MAX_PLANS = 20
@@ -201,7 +202,7 @@ def _replan(plan: Candidate, planner: str | None, max_plans: int) -> Replan | No
     """The planner asked for; else ``relax``, which is quick, for plans with a flush, and none for the others."""
     if planner is None and plan.update_rule != "synchronous":
         return None
-    return planned_by(planner or "relax", max_plans)
+    return replanned_by(planner or "relax", max_plans)
 
 
 def _check(asked: Sequence[str], max_plans: int) -> None:

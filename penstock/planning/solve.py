@@ -14,6 +14,7 @@ from penstock.schemas.request import PlanRequest
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Candidate, Progress, Result
 from penstock.solvers.planners.catalogue import PLANNERS, resolve
+from penstock.solvers.solve import driver
 
 
 def solve(
@@ -39,14 +40,14 @@ def solve_problem(
     workers: int | None = None,
 ) -> Result:
     refuse_unsupported(request)
-    entry = resolve(request.planner)
 
     def tell(candidate: Candidate) -> None:
         if on_incumbent is not None:
             on_incumbent(to_plan(problem, request, candidate, ()))
 
-    result = entry.solve(
+    result = driver.solve(
         problem,
+        request.planner,
         schedule=request.schedule,
         time_limit_ns=request.termination.time_limit_ns,
         max_plans=request.termination.max_plans,

@@ -65,6 +65,10 @@ def request_bound(problem: Problem) -> Bound:
     return class_bound(problem, every_plan(problem), max(load, path), method)
 
 
+MOST_LABELLED = 256
+"""Devices up to which the label search of ``one_pipeline_bound`` takes no longer than planners do."""
+
+
 def one_pipeline_bound(problem: Problem) -> Bound:
     """No flushed plan of one pipeline, its replicas by rows, its backwards whole, takes less time than this.
 

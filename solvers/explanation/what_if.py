@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Literal, NamedTuple
 
 from penstock.schemas.amounts import shortage
-from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
+from penstock.schemas.errors import InvalidPlan
 from penstock.solvers.bounds.schedule_bound import request_bound
 from penstock.solvers.costs.memory import largest_shortage, spare_bytes
 from penstock.solvers.explanation.changes import Change, change
@@ -22,8 +22,6 @@ from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.plan_shape import layers_need
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Candidate, Shortage
-from penstock.solvers.solve.deadline import Deadline
-from penstock.solvers.solve.session import Session
 
 How = Literal["as it is", "re-timed", "re-drafted", "re-planned", "none"]
 Replan = Callable[[Problem], Candidate | None]
@@ -110,25 +108,6 @@ def retime(problem: Problem, plan: Candidate, recomputing: Allocation | None = N
 def headroom(problem: Problem, plan: Candidate) -> int:
     """What the fullest device has left, in bytes; negative where it overflows."""
     return min(spare_bytes(problem, plan.timeline).values())
-
-
-def planned_by(planner: str, max_plans: int) -> Replan:
-    """A planner with its default options and a bounded number of plans. Raises UnsupportedRequest for its name."""
-    from penstock.solvers.model.options import checked
-    from penstock.solvers.planners.catalogue import resolve
-
-    entry = resolve(planner)
-
-    def replan(problem: Problem) -> Candidate | None:
-        with suppress(UnsupportedRequest):  # what this planner cannot take has no plan of it
-            if entry.proposals is None:
-                return entry.solve(problem, max_plans=max_plans).best
-            session = Session(problem, Deadline(None), max_plans=max_plans)
-            session.judge_all(entry.name, entry.proposals(problem, checked(entry.name, entry.options, {})))
-            return session.best
-        return None
-
-    return replan
 
 
 def lacks(problem: Problem, short: Shortage | None) -> str:

@@ -27,7 +27,7 @@ from penstock.solvers.placement import regular
 from penstock.solvers.placement.families import Families
 from penstock.solvers.placement.site import Chosen, Site
 from penstock.solvers.placement.wish import Wish
-from penstock.solvers.solve.deadline import Deadline
+from penstock.solvers.solve.limits import Deadline
 
 SMALL = 6_000
 """Layers × devices × numbers of micro-batches up to which a job's planner is asked without any limit."""

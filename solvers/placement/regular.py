@@ -26,8 +26,9 @@ from penstock.solvers.model.network import Inside, Network
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Result
 from penstock.solvers.planners.proposal import Proposal
-from penstock.solvers.solve.deadline import Deadline
-from penstock.solvers.solve.session import Session
+from penstock.solvers.solve.driver import judged
+from penstock.solvers.solve.judging import Judge
+from penstock.solvers.solve.limits import Setting
 
 NAME = "regular"
 MOST_JUDGED, LEAST_JUDGED = 6, 3
@@ -60,9 +61,7 @@ class Shape(NamedTuple):
 
 def plan(problem: Problem) -> Result:
     """The best of the regular plans that are judged, with its bound; or the shortage of the nearest one."""
-    session = Session(problem, Deadline(None), schedule="early-backward")
-    session.judge_all(NAME, _proposals(problem, _best(problem) or [_deepest(problem)]))
-    return session.result(NAME, "")
+    return judged(problem, NAME, _proposals(problem, _best(problem) or [_deepest(problem)]), "early-backward")
 
 
 def may_take(problem: Problem, longest_ns: Longest) -> bool:
@@ -72,9 +71,9 @@ def may_take(problem: Problem, longest_ns: Longest) -> bool:
 
 
 def _takes(problem: Problem, shape: Shape, longest_ns: int) -> bool:
-    session = Session(problem, Deadline(None), schedule="early-backward", ceiling_ns=lambda: longest_ns)
-    session.judge_all(NAME, _proposals(problem, [shape]))
-    return session.best is not None and session.best.value_ns <= longest_ns
+    judge = Judge(Setting(problem, schedule="early-backward"), ceiling_ns=lambda: longest_ns)
+    judge.judge_all(NAME, _proposals(problem, [shape]))
+    return judge.best is not None and judge.best.value_ns <= longest_ns
 
 
 def _unlimited(problem: Problem) -> Network:

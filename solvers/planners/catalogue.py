@@ -1,24 +1,24 @@
 """The planners: a row each, with all that ``auto``, the driver and listings know of it.
 
-``auto`` asks the rows that go with a request, by tier and then in the order of the table.
+``auto`` asks the rows that go with a request, by tier and then in the order of the table (``solve.rounds``).
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
+from enum import IntEnum
 from typing import get_args
 
 from penstock.schemas.coverage import Covers
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.bounds.coverage import one_pipeline, planned_apart
+from penstock.solvers.bounds.schedule_bound import MOST_LABELLED
 from penstock.solvers.model.network import MAX_DENSE_DEVICES
-from penstock.solvers.model.options import Options, Value, checked
+from penstock.solvers.model.options import Option, Options, Value, checked
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Candidate, Progress, Result, Status
 from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.planners.avgpipe import planner as avgpipe
 from penstock.solvers.planners.chunked import planner as chunked
@@ -30,6 +30,7 @@ from penstock.solvers.planners.madpipe import planner as madpipe
 from penstock.solvers.planners.many_devices import planner as spread
 from penstock.solvers.planners.pipedream import double_buffered as pipedream_2bw
 from penstock.solvers.planners.pipedream import planner as pipedream
+from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.planners.simple import dp, gpipe, model_parallel
 from penstock.solvers.planners.simple.candidates import Simple, averaged, eagerly, flushed, grouped, starred
 from penstock.solvers.planners.spp import planner as spp
@@ -37,16 +38,21 @@ from penstock.solvers.planners.trainer import planner as uniform
 from penstock.solvers.planners.wpipe import planner as wpipe
 from penstock.solvers.schedules.catalogue import SCHEDULES, SYNCHRONOUS, Parts, schedule_row, tried_with
 from penstock.solvers.schedules.names import remedy_for
-from penstock.solvers.solve import auto
-from penstock.solvers.solve.deadline import Deadline
-from penstock.solvers.solve.rounds import Tasks
-from penstock.solvers.solve.session import Session
-from penstock.solvers.solve.tasks import MOST_LABELLED, Ask, Proposals, Prove, Remedy, Setting
-from penstock.solvers.solve.why import why_found, why_nothing
-from penstock.solvers.solve.workers import Crew, Here, crew_of, is_small
 
-MOST_WORKERS = 8
-"""Beyond that many processes each of them would have little left to do."""
+Proposals = Callable[[Problem, Mapping[str, object]], Iterator[Proposal]]
+PHASES = ("polish", "closing")
+"""What follows the planners in ``auto``."""
+EXCLUDE = Option("exclude", "", "contained planners to leave out, separated by commas; also 'polish' and 'closing'")
+
+
+class Tier(IntEnum):
+    """When ``auto`` asks a planner; ties between plans go to the one that was asked first."""
+
+    SIMPLE = 0
+    """One of these has a plan within a second."""
+    SEARCH = 1
+    PROOF = 2
+    """Long at work, for a proof or for many devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +77,7 @@ class Planner:
     schedules: tuple[str, ...] = ()
     parts: tuple[Parts, ...] = ("any",)
     supports: frozenset[UpdateRule] = SYNCHRONOUS
-    tier: auto.Tier = auto.Tier.SEARCH
+    tier: Tier = Tier.SEARCH
     exact: bool = False
     makes: Callable[[Problem], Covers] | None = None
     early: bool = False
@@ -86,68 +92,21 @@ class Planner:
             schedule_row(schedule)
 
     @property
+    def asks_others(self) -> bool:
+        """Whether it has no proposals of its own, but asks all other planners."""
+        return self.proposals is None
+
+    @property
     def accepts(self) -> tuple[str, ...]:
         """The schedules that may be asked for."""
-        if self.proposals is None:
+        if self.asks_others:
             return tuple(SCHEDULES)
         return tuple(dict.fromkeys((*self.schedules, *(row.name for row in tried_with(self.name)))))
-
-    def solve(
-        self,
-        problem: Problem,
-        *,
-        schedule: str = "auto",
-        time_limit_ns: int | None = None,
-        max_plans: int | None = None,
-        gap: float = 0.0,
-        options: Mapping[str, object] | None = None,
-        on_incumbent: Callable[[Candidate], None] | None = None,
-        on_progress: Callable[[Progress], None] | None = None,
-        workers: int | None = None,
-    ) -> Result:
-        """The best plan found, judged and verified, with its bounds; or why there is none, and what would help.
-
-        ``max_plans``: plans that each planner may have judged. ``on_incumbent`` hears of every improvement,
-        ``on_progress`` of these, of bounds, and of who is at work. ``workers``: processes for a large request, by
-        default as many as processors; the answer does not depend on it. Raises ``UnsupportedRequest`` and
-        ``InvalidDocument`` as ``check`` does, and where the planner cannot take the request.
-        """
-        values = self.check(problem.update_rules, schedule, options or {})
-        session = Session(problem, Deadline(time_limit_ns), gap, schedule, on_incumbent, max_plans=max_plans)
-        session.on_progress = on_progress
-        if self.proposals is None and not is_small(problem):
-            auto.first_plan(session, values, PLANNERS)
-        most = MOST_WORKERS if self.proposals is None else 1
-        with crew_of(Setting.of(session, PLANNERS), workers, most) as crew:
-            self._ask(session, values, crew)
-            if session.best is not None:
-                session.choose_codecs()
-                return session.result(self.name, why_found(session, self.proposals is None) + auto.remarks(session))
-            found = session.result(self.name, "")
-            if found.status is not Status.TIME_LIMIT and found.shortage is not None:
-                remedies = Tasks(session, [Remedy(self.name, values)])
-                remedies.run(crew)
-                found = replace(found, shortage=replace(found.shortage, remedy=remedies.remedy))
-        why = why_nothing(session, found) + auto.remarks(session)
-        return replace(found, why=why, seconds=session.deadline.seconds)
-
-    def run(self, session: Session, values: Mapping[str, object]) -> None:
-        """Judge every proposal in a session, in this process; ``values`` are all options (``options.checked``)."""
-        self._ask(session, values, Here(Setting.of(session, PLANNERS)))
-
-    def _ask(self, session: Session, values: Mapping[str, object], crew: Crew) -> None:
-        if self.proposals is None:
-            auto.run(session, values, PLANNERS, crew)
-            return
-        alone = Tasks(session, [Ask(self.name, values), *([] if session.first_feasible else [Prove()])])
-        alone.run(crew)
-        if alone.refused:
-            raise alone.refused[0]
 
     def check(
         self, update_rules: frozenset[UpdateRule], schedule: str, options: Mapping[str, object]
     ) -> dict[str, Value]:
-        """All options with their values; refuses what this planner never takes.
+        """Return all options with their values; refuse what this planner never takes.
 
         Raises ``UnsupportedRequest`` for an unknown option or schedule and for update rules that it has no plans
         with, ``InvalidDocument`` for a wrong value of an option.
@@ -169,13 +128,6 @@ class Planner:
             )
         return checked(self.name, self.options, options)
 
-    def feasible(self, problem: Problem, schedule: str, values: Mapping[str, object], deadline: Deadline) -> bool:
-        """Whether it finds a plan that fits, in this process."""
-        session = Session(problem, deadline, schedule=schedule, first_feasible=True)
-        with suppress(UnsupportedRequest):  # a remedy that the planner cannot take is none
-            self.run(session, values)
-        return session.best is not None
-
     def _refuse_schedule(self, schedule: str) -> None:
         if schedule == "auto" or schedule in self.accepts:
             return
@@ -196,7 +148,7 @@ PLANNERS: dict[str, Planner] = {
             "every planner in turn, the simple ones first; the best plan of all",
             supports=frozenset(get_args(UpdateRule)),
             target=True,
-            options=auto.OPTIONS,
+            options=(EXCLUDE, uniform.TRANSFORMER),
         ),
         Planner(
             "dp",
@@ -204,7 +156,7 @@ PLANNERS: dict[str, Planner] = {
             "ALGORITHMS 7.1",
             "data parallelism with gradient accumulation, with and without all-reduce overlap",
             ("early-backward", "gpipe"),
-            tier=auto.Tier.SIMPLE,
+            tier=Tier.SIMPLE,
             makes=planned_apart,
             options=dp.OPTIONS,
             simple=(Simple("synchronous", flushed("early-backward")),),
@@ -215,7 +167,7 @@ PLANNERS: dict[str, Planner] = {
             "GPipe (Huang et al., NeurIPS 2019)",
             "block partition, one device per stage, all forwards before all backwards",
             ("gpipe", "early-backward", "advance-forward"),
-            tier=auto.Tier.SIMPLE,
+            tier=Tier.SIMPLE,
             makes=planned_apart,
             options=gpipe.OPTIONS,
             simple=(Simple("synchronous", flushed("gpipe"), "straight"),),
@@ -226,7 +178,7 @@ PLANNERS: dict[str, Planner] = {
             "DAPPLE section VII",
             "the model spread over the devices, one micro-batch in it at a time",
             ("model-parallel",),
-            tier=auto.Tier.SIMPLE,
+            tier=Tier.SIMPLE,
             makes=planned_apart,
             options=model_parallel.OPTIONS,
             simple=(Simple("synchronous", flushed("model-parallel"), "straight"),),
@@ -291,7 +243,7 @@ PLANNERS: dict[str, Planner] = {
             "the plans whose proven bound is least, by one search over all partitions, replicas and placements",
             ("early-backward",),
             parts=(),
-            tier=auto.Tier.PROOF,
+            tier=Tier.PROOF,
             makes=planned_apart,
             early=True,
             most_devices=relax.MOST_DEVICES,
@@ -314,7 +266,7 @@ PLANNERS: dict[str, Planner] = {
             "BOUNDS section 1; Lagrangian prices on devices",
             "one pipeline over thousands of devices along the network's tree, the fewest devices for a time",
             ("early-backward",),
-            tier=auto.Tier.PROOF,
+            tier=Tier.PROOF,
             makes=planned_apart,
             least_devices=MOST_LABELLED + 1,
             most_devices=sys.maxsize,
@@ -387,7 +339,7 @@ PLANNERS: dict[str, Planner] = {
             "BOUNDS section 2; job shop with CP-SAT (ALGORITHMS 7.8)",
             "every partition, replication and placement of a small request, the best order proven",
             parts=(),
-            tier=auto.Tier.PROOF,
+            tier=Tier.PROOF,
             exact=True,
             makes=planned_apart,
             options=exact.OPTIONS,
@@ -397,7 +349,7 @@ PLANNERS: dict[str, Planner] = {
 
 
 def resolve(planner_name: str) -> Planner:
-    """The planner of that name. Raises ``UnsupportedRequest`` with the names that are near."""
+    """Return the planner of that name. Raises ``UnsupportedRequest`` with the names that are near."""
     if planner_name in PLANNERS:
         return PLANNERS[planner_name]
     near = get_close_matches(planner_name, PLANNERS, n=1)
@@ -412,7 +364,7 @@ def resolve(planner_name: str) -> Planner:
 
 
 def refuse_untried() -> None:
-    """Raises ``UnsupportedRequest`` for a schedule that names a planner which does not exist or never tries it."""
+    """Raise ``UnsupportedRequest`` for a schedule that names a planner which does not exist or never tries it."""
     for row in SCHEDULES.values():
         for planner in map(resolve, row.tried_with):
             if row.parts not in planner.parts:

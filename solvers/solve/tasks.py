@@ -1,6 +1,7 @@
-"""Tasks: a planner's search, the neighbourhood of a plan, the closing of one allocation, the search for a remedy.
+"""Tasks: a planner's search, the neighbourhood of a plan, the order of one allocation, a bound, a remedy.
 
-Each is a small picklable value; ``run`` does it, in this process or in another, and tells what it finds on the way.
+Each is a small picklable value; ``run`` does it, in this process or in another, announces on its link what it finds on
+the way, and returns how it ended.
 """
 
 from __future__ import annotations
@@ -8,84 +9,31 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from penstock.schemas.coverage import Covers
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.bounds.device_count import bound as device_count
-from penstock.solvers.bounds.schedule_bound import one_pipeline_bound, request_bound
+from penstock.solvers.bounds.schedule_bound import MOST_LABELLED, one_pipeline_bound, request_bound
 from penstock.solvers.bounds.trainer import within_bounds
-from penstock.solvers.improve.neighbourhood import steady
-from penstock.solvers.improve.neighbourhood.flushed import search
+from penstock.solvers.improve.neighbourhood import flushed, steady
 from penstock.solvers.improve.order import close
 from penstock.solvers.improve.remedies import find_remedy
+from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound
-from penstock.solvers.model.schedule import Orders
+from penstock.solvers.model.schedule import Orders, Schedule
 from penstock.solvers.model.update_rules import PERIODIC_RULES
+from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.planners.simple.candidates import first_plans, last_plans, simplest_plans, unlimited
-from penstock.solvers.solve.deadline import Deadline
+from penstock.solvers.solve.judging import Judge, Link
+from penstock.solvers.solve.limits import Setting
 from penstock.solvers.solve.outcome import Closing, Found, Outcome
-from penstock.solvers.solve.session import Session
-
-if TYPE_CHECKING:
-    from penstock.solvers.planners.catalogue import Planner
-
-Proposals = Callable[[Problem, Mapping[str, object]], Iterator[Proposal]]
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What all tasks of a solve have in common; fields as in ``Session``."""
-
-    problem: Problem
-    deadline: Deadline
-    gap: float
-    schedule: str
-    max_plans: int | None
-    first_feasible: bool
-    every_plan: Bound | None
-    planners: Mapping[str, Planner]
-
-    @classmethod
-    def of(cls, session: Session, planners: Mapping[str, Planner]) -> Setting:
-        """That of a session."""
-        s = session
-        bound = None if s.first_feasible else s.every_plan
-        return cls(s.problem, s.deadline, s.gap, s.schedule, s.max_plans, s.first_feasible, bound, planners)
-
-    def session(self, link: Link) -> Session:
-        """A session for one task."""
-        return Session(
-            self.problem,
-            self.deadline,
-            self.gap,
-            self.schedule,
-            on_incumbent=lambda candidate: link.found(Found.of(candidate)),
-            on_bound=link.proven,
-            first_feasible=self.first_feasible,
-            max_plans=self.max_plans,
-            ceiling_ns=link.best_ns,
-            whole=self.every_plan,
-        )
-
-
-class Link(Protocol):
-    """A task's line to whoever gave it."""
-
-    def best_ns(self) -> int | None:
-        """The least time known of any plan; None where nothing is shared."""
-
-    def found(self, found: Found) -> None:
-        """A better plan than the task's last one."""
-
-    def proven(self, bound: Bound) -> None:
-        """A better bound than the task's last one."""
 
 
 class Task(Protocol):
-    """``name`` says who is at work; ``makes``: the class of its plans; None for any plan of the request."""
+    """``name`` of the planner or the phase; ``makes``: the class of its plans; None for any plan of the request."""
 
     @property
     def name(self) -> str:
@@ -93,10 +41,10 @@ class Task(Protocol):
 
     @property
     def makes(self) -> Covers | None:
-        """A bound that covers this class may make the task needless."""
+        """The class of its plans: a bound that covers it may make the task needless."""
 
     def run(self, setting: Setting, link: Link) -> Outcome:
-        """Do it."""
+        """Do it, and return how it ended."""
 
 
 @dataclass(frozen=True)
@@ -113,19 +61,18 @@ class Ask:
     early: bool = False
 
     def run(self, setting: Setting, link: Link) -> Outcome:
-        """Until its end, the limit, or the gap."""
-        session = setting.session(link)
-        entry = setting.planners[self.name]
-        assert entry.proposals is not None
+        """Judge until the proposals' end, the limit, or the gap; return the best plan and the bounds."""
+        judge, row = Judge(setting, link), PLANNERS[self.name]
+        assert row.proposals is not None
         try:
-            own = _also_under(self.also, entry.proposals(setting.problem, self.values))
-            simple = entry.simple if unlimited(entry.options, self.values) else ()
+            own = _also_under(self.also, row.proposals(setting.problem, self.values))
+            simple = row.simple if unlimited(row.options, self.values) else ()
             before, after = first_plans(setting.problem, simple), simplest_plans(setting.problem, simple)
-            last = last_plans(setting.problem, simple, lambda: session.best is None)
-            session.judge_all(self.name, chain(before, own, after, last))
+            last = last_plans(setting.problem, simple, lambda: judge.best is None)
+            judge.judge_all(self.name, chain(before, own, after, last))
         except UnsupportedRequest as refused:
-            return replace(session.outcome(self.name), refused=refused)
-        return session.outcome(self.name)
+            return replace(judge.outcome(), refused=refused)
+        return judge.outcome()
 
 
 def _also_under(schedules: tuple[str, ...], proposals: Iterator[Proposal]) -> Iterator[Proposal]:
@@ -135,14 +82,9 @@ def _also_under(schedules: tuple[str, ...], proposals: Iterator[Proposal]) -> It
             yield from (proposal._replace(schedules=(schedule,)) for schedule in schedules)
 
 
-def _unknown() -> None:
-    """No time of other searches."""
-    return
-
-
 @dataclass(frozen=True)
 class Polish:
-    """Neighbourhood search from a plan; ``proven``: what is known of all plans of its kind; ``effort`` as there."""
+    """Neighbourhood search from a plan; ``proven``: known bounds; ``effort`` in about seconds of one core, counted."""
 
     start: Found
     proven: tuple[Bound, ...]
@@ -151,19 +93,32 @@ class Polish:
     makes: Covers | None = None
 
     def run(self, setting: Setting, link: Link) -> Outcome:
-        """Until its end, the limit, or the gap."""
-        session = setting.session(link)
-        session.offer(self.start)
+        """Search until the effort is spent, the limit, or the gap; return the best plan."""
+        judge = Judge(setting, link)
+        judge.offer(self.start.candidate(setting.problem))
         for bound in self.proven:
-            session.prove(bound)
-        rule = self.start.update_rule
+            judge.prove(bound)
+        judge.judge_all(self.name, self._proposals(judge))
+        return judge.outcome()
+
+    def _proposals(self, judge: Judge) -> Iterator[Proposal]:
+        problem, rule = judge.problem, self.start.update_rule
+
+        def stopped() -> bool:
+            return judge.done or judge.setting.deadline.passed
+
         if rule in PERIODIC_RULES:
-            # Each step goes on from what the last one judged: what others find meanwhile must not change the walk.
-            session.ceiling_ns = _unknown
-            session.judge_all(self.name, steady.search(session, rule, self.effort))
-        else:
-            session.judge_all(self.name, search(session, self.effort))
-        return session.outcome(self.name)
+            # Each step goes on from what the last one found: what others find meanwhile must not change the walk.
+            judge.ceiling_ns = lambda: None
+            for plan in steady.search(problem, rule, self.effort, lambda: judge.best, stopped):
+                yield self._proposal(plan.allocation, plan.schedule, problem.rules.overlap_all_reduce)
+        elif judge.best is not None:
+            for better in flushed.search(problem, judge.best, self.effort, stopped):
+                yield self._proposal(better.allocation, better.schedule, better.overlap)
+
+    def _proposal(self, allocation: Allocation, schedule: Schedule, overlap: bool) -> Proposal:
+        rule = self.start.update_rule
+        return Proposal(allocation, (schedule.name,), overlaps=(overlap,), update_rule=rule, fixed=schedule)
 
 
 @dataclass(frozen=True)
@@ -176,12 +131,15 @@ class Close:
     makes: Covers | None = None
 
     def run(self, setting: Setting, link: Link) -> Outcome:
-        """Until its end, its effort, or the limit. A schedule that was asked for is not exchanged."""
+        """Improve the order until it is proven, the effort is spent, or the limit; return the best plan and the bound.
+
+        A schedule that was asked for is not exchanged.
+        """
         start = self.start
         best: list[Found] = []
 
         def better(orders: Orders, value_ns: int) -> None:
-            best[:] = [replace(start, planner=self.name, schedule=orders, value_ns=value_ns)]
+            best[:] = [replace(start, planner=self.name, schedule=orders, value_ns=value_ns, timeline=None)]
             link.found(best[0])
 
         closed = close(
@@ -202,10 +160,6 @@ class Close:
         )
 
 
-MOST_LABELLED = 256
-"""Devices up to which the label search takes no longer than planners do."""
-
-
 @dataclass(frozen=True)
 class Prove:
     """The bound of all plans of one pipeline, whatever their devices hold; of many devices, of stages apart.
@@ -217,7 +171,7 @@ class Prove:
     makes: Covers | None = None
 
     def run(self, setting: Setting, link: Link) -> Outcome:
-        """Until its end."""
+        """Return the bounds."""
         if setting.problem.num_devices > MOST_LABELLED:
             bound = device_count.bounds(setting.problem, request_bound(setting.problem).bound_ns, link.proven)
         else:
@@ -228,20 +182,25 @@ class Prove:
         return Outcome(proven=found)
 
 
+Feasible = Callable[[Setting, str, Mapping[str, object]], bool]
+"""Whether a planner with these options finds a plan that fits."""
+
+
 @dataclass(frozen=True)
 class Remedy:
     """The first change that makes a request feasible for a planner with these options."""
 
     planner: str
     values: Mapping[str, object]
+    feasible: Feasible
     name: str = "remedy"
     makes: Covers | None = None
 
     def run(self, setting: Setting, link: Link) -> Outcome:
-        """Until one works, or the limit."""
-        entry, deadline = setting.planners[self.planner], setting.deadline
+        """Try changes until one works, or the limit; return the one that works."""
 
         def feasible(changed: Problem) -> bool:
-            return not deadline.passed and entry.feasible(changed, setting.schedule, self.values, deadline)
+            tried = Setting(changed, setting.deadline, schedule=setting.schedule, first_feasible=True)
+            return not setting.deadline.passed and self.feasible(tried, self.planner, self.values)
 
-        return Outcome(remedy=find_remedy(setting.problem, feasible), unfinished=deadline.passed)
+        return Outcome(remedy=find_remedy(setting.problem, feasible))

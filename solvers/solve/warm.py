@@ -29,6 +29,7 @@ from penstock.solvers.planners.madpipe.chain import Chain
 from penstock.solvers.planners.madpipe.labels import special_optimum
 from penstock.solvers.planners.madpipe.paper import first_phase
 from penstock.solvers.planners.wpipe.partition import Demand, partition
+from penstock.solvers.solve.driver import solve
 from penstock.solvers.solve.processors import available_processors
 
 PLANS = 12
@@ -63,7 +64,7 @@ def _from_both_ends() -> None:
 
 
 def _planned(problem: Problem, planner: Planner) -> None:
-    found = planner.solve(problem, max_plans=PLANS).best
+    found = solve(problem, planner.name, max_plans=PLANS).best
     if found is None:
         return
     if isinstance(found.schedule, Orders) and found.update_rule == "synchronous":

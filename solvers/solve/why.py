@@ -2,46 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from penstock.schemas.amounts import doubtful_memory, shortage
+from penstock.solvers.bounds.schedule_bound import MOST_LABELLED
 from penstock.solvers.explanation.hints import hints
+from penstock.solvers.explanation.what_if import Replan
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.plan_shape import layers_need, micro_batches, shape
-from penstock.solvers.model.result import Bound, Candidate, Result, Shortage, Status
+from penstock.solvers.model.result import Bound, Candidate, Shortage, Status
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.model.slices import row_classes
 from penstock.solvers.schedules.catalogue import SCHEDULES
 from penstock.solvers.schedules.early_backward import ACR_THRESHOLD, activation_communication_ratio
-from penstock.solvers.solve.session import Session
-from penstock.solvers.solve.tasks import MOST_LABELLED
+from penstock.solvers.solve.state import State
 
 SHOWN = 8
+HINTED_BY, HINT_PLANS = "relax", 4
+"""Who plans changed problems to see what would help, and the number of plans that it may have judged."""
 
 
-def why_found(session: Session, closely: bool = False) -> str:
-    """The best plan's shape, who found it, its activation communication ratio, and its distance from the bound.
+def why(state: State, *, closely: bool, replanned_by: Callable[[str, int], Replan]) -> str:
+    """Return the sentence for the state at its end, with the tasks whose processes died.
 
-    ``closely``: also what binds it and what would help most (``explanation.hints``).
+    ``closely``: of a plan also what binds it and what would help most (``explanation.hints``), for which
+    ``replanned_by(planner, max_plans)`` gives a function that plans changed problems.
     """
-    best = session.best
-    assert best is not None
-    parts = [f"{best.planner}: {_shape(session, best)}"]
-    if best.planner in session.notes:
-        parts.append(session.notes[best.planner])
+    replan = replanned_by(HINTED_BY, HINT_PLANS) if closely else None
+    said = _nothing(state) if state.best is None else _found(state, state.best, replan)
+    return said + "".join(f"; the process of {name} ended with {how}" for name, how in state.lost.items())
+
+
+def _found(state: State, best: Candidate, replan: Replan | None) -> str:
+    """Return the best plan's shape, who found it, its activation communication ratio, and its gap to the bound."""
+    parts = [f"{best.planner}: {_shape(state, best)}"]
+    if best.planner in state.notes:
+        parts.append(state.notes[best.planner])
     if any(len(pipeline.stages) > 1 for pipeline in best.allocation.pipelines) and best.update_rule == "synchronous":
-        ratio = activation_communication_ratio(session.problem, best.allocation)
+        ratio = activation_communication_ratio(state.problem, best.allocation)
         side = "at least" if ratio >= ACR_THRESHOLD else "below"
         parts.append(
             f"activation communication ratio {ratio:.3f}, {side} the {ACR_THRESHOLD} from which P_B is advised"
         )
-    if session.codec_note:
-        parts.append(session.codec_note)
-    parts += [_distance(best, bound) for bound in session.shown_bounds if bound.bound_ns > 0]
-    if closely and not session.deadline.passed:
-        parts += hints(session.problem, best)
-    if session.unfinished:
-        parts.append(f"{_limit(session)} came before {', '.join(dict.fromkeys(session.unfinished))} had finished")
+    if state.codec_note:
+        parts.append(state.codec_note)
+    parts += [_distance(best, bound) for bound in state.proofs.shown(best) if bound.bound_ns > 0]
+    if replan is not None and not state.setting.deadline.passed:
+        parts += hints(state.problem, best, replan)
+    if state.unfinished:
+        parts.append(f"{_limit(state)} came before {', '.join(state.unfinished)} had finished")
     return "; ".join(parts)
 
 
@@ -52,7 +61,7 @@ def _distance(best: Candidate, bound: Bound) -> str:
     return f"{100 * (best.value_ns / bound.bound_ns - 1):.2f} % above the lower bound on {bound.model}"
 
 
-def _shape(session: Session, best: Candidate) -> str:
+def _shape(state: State, best: Candidate) -> str:
     allocation = best.allocation
     stages, beside = allocation.stages, ""
     if best.update_rule == "elastic_averaging":
@@ -60,10 +69,10 @@ def _shape(session: Session, best: Candidate) -> str:
         number = len(allocation.pipelines)
         beside = f"{number} pipelines on the same devices, each " if number > 1 else "one pipeline that averages, "
     used = len({d for stage in stages for d in stage.devices})
-    whole = session.problem.num_devices
+    whole = state.problem.num_devices
     every = f"{used} devices" if used == whole else f"{used} of {whole} devices"
     number = allocation.num_micro_batches
-    size = micro_batches(number, row_classes(session.problem.global_batch_size, number)[0][0])
+    size = micro_batches(number, row_classes(state.problem.global_batch_size, number)[0][0])
     again = sum(1 for stage in stages if stage.recompute)
     recomputing = f", {again} of them recomputing" if again else ""
     held = [[stage.devices for stage in pipeline.stages] for pipeline in allocation.pipelines]
@@ -102,57 +111,57 @@ def _listed(numbers: Sequence[int]) -> str:
     return ":".join([*map(str, numbers[:SHOWN]), "…", *map(str, numbers[-SHOWN:])])
 
 
-def why_nothing(session: Session, result: Result) -> str:
-    """What proves that there is no plan, or what stood in the way; which stage lacks most where, what would help."""
-    if result.status is Status.TIME_LIMIT:
-        late = " and ".join(result.unfinished)
-        return f"{_limit(session)} came before {late} had found a plan{_quicker(session, result)}"
-    if session.refuted is not None:
-        said = f"there is no plan: {session.refuted.sentence}"
-    elif result.shortage is None:
-        return f"no plan was found: {_obstacle(session)}; it is not proven that none exists"
+def _nothing(state: State) -> str:
+    """Return what proves that there is no plan, or what stood in the way: which stage lacks most, what would help."""
+    short = state.obstacles.shortage
+    if state.status is Status.TIME_LIMIT:
+        return f"{_limit(state)} came before {' and '.join(state.unfinished)} had found a plan{_quicker(state)}"
+    if state.refuted is not None:
+        said = f"there is no plan: {state.refuted.sentence}"
+    elif short is None:
+        return f"no plan was found: {_obstacle(state)}; it is not proven that none exists"
     else:
         said = "no plan was found that fits; it is not proven that none exists"
-    if session.shortage is not None:
-        said = f"{said}; {_lacking(session, session.shortage, result)}"
-    doubt = doubtful_memory(max(device.memory_bytes for device in session.problem.devices))
-    return f"{said}; {doubt}" if doubt and (session.refuted or session.shortage) else said
+    if short is not None:
+        said = f"{said}; {_lacking(state, short)}"
+    doubt = doubtful_memory(max(device.memory_bytes for device in state.problem.devices))
+    return f"{said}; {doubt}" if doubt and (state.refuted or short) else said
 
 
-def _obstacle(session: Session) -> str:
-    """What kept the last plan from being judged, where memory did not."""
-    if session.disconnected is not None:
-        return session.disconnected
-    if session.unpinned is not None:
-        return f"in the last one tried, {session.unpinned}"
-    if session.proposed and session.schedule != "auto":
-        return f"nothing that was proposed for this request goes with schedule {session.schedule!r}"
+def _obstacle(state: State) -> str:
+    """Return what kept the last plan from being judged, where memory did not."""
+    obstacles, schedule = state.obstacles, state.setting.schedule
+    if obstacles.disconnected is not None:
+        return obstacles.disconnected
+    if obstacles.unpinned is not None:
+        return f"in the last one tried, {obstacles.unpinned}"
+    if obstacles.proposed and schedule != "auto":
+        return f"nothing that was proposed for this request goes with schedule {schedule!r}"
     return "nothing was proposed for this request"
 
 
-def _lacking(session: Session, short: Shortage, result: Result) -> str:
-    """What the nearest plan lacks, and what would help."""
-    problem = session.problem
+def _lacking(state: State, short: Shortage) -> str:
+    """Return what the nearest plan lacks, and what would help."""
+    problem = state.problem
     need = layers_need(short.first_layer, short.last_layer, problem.layer_names)
     sentence = (
         f"in the nearest one, {need} "
         f"{shortage(short.needed_bytes, short.available_bytes, f'device {problem.devices[short.device].name!r}')}"
     )
-    remedy = None if result.shortage is None else result.shortage.remedy
-    if remedy:
-        return f"{sentence}; this works: {remedy}"
-    if session.deadline.passed:
+    if state.remedy:
+        return f"{sentence}; this works: {state.remedy}"
+    if state.setting.deadline.passed:
         return f"{sentence}; the time limit came before a remedy was found"
     return f"{sentence}; no remedy tried here works"
 
 
-def _quicker(session: Session, result: Result) -> str:
-    """Who would have been in time, where the others look at too much."""
-    many = session.problem.num_devices
-    if many <= MOST_LABELLED or "spread" in result.unfinished or "synchronous" not in session.problem.update_rules:
+def _quicker(state: State) -> str:
+    """Return who would have been in time, where the others look at too much."""
+    many = state.problem.num_devices
+    if many <= MOST_LABELLED or "spread" in state.unfinished or "synchronous" not in state.problem.update_rules:
         return ""
     return f"; for as many as {many:,} devices there is planner spread, which auto asks first"
 
 
-def _limit(session: Session) -> str:
-    return "the time limit" if session.deadline.passed else f"the limit of {session.max_plans} plans"
+def _limit(state: State) -> str:
+    return "the time limit" if state.setting.deadline.passed else f"the limit of {state.setting.max_plans} plans"

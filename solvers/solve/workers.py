@@ -1,4 +1,4 @@
-"""Who does the tasks of a solve: this process, or worker processes that are killed at the limit.
+"""Who does the tasks of a solve: this process, or worker processes that are killed at the limit; and in which order.
 
 A request of few plans (``SMALL``, a count) is solved here: processes would not be ready before it is done. A larger one
 gets workers, also a single one where there is a limit, because only a process can be stopped inside a search. A process
@@ -11,9 +11,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -22,66 +23,118 @@ from typing import Protocol
 from penstock.solvers.model.micro_batches import candidates
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound
+from penstock.solvers.solve.limits import Setting
 from penstock.solvers.solve.outcome import Found, Outcome
 from penstock.solvers.solve.processors import available_processors
-from penstock.solvers.solve.tasks import Setting, Task
+from penstock.solvers.solve.state import State
+from penstock.solvers.solve.tasks import Ask, Prove, Remedy, Task
 from penstock.solvers.solve.worker_process import Crash, end_with, serve
 
 SMALL = 1_500
 """Layers × devices × numbers of micro-batches of a request that is solved in the calling process."""
+MOST_WORKERS = 8
+"""Beyond that many processes each of them would have little left to do."""
 LAUNCH = "import sys; from penstock.solvers.solve.worker_process import main; main(int(sys.argv[1]), int(sys.argv[2]))"
 GRACE_S = 0.5
 """From the limit until workers are killed."""
 
 
-class Round(Protocol):
-    """Tasks, and what becomes of what they tell."""
+@dataclass
+class Round:
+    """The tasks of a round, and what they have announced: outcomes are given back in the order of the tasks.
 
-    @property
-    def tasks(self) -> Sequence[Task]:
-        """By number."""
+    Why the answer does not depend on the number of workers nor on which of them is faster:
 
-    @property
-    def urgent(self) -> Sequence[int]:
-        """All tasks, in the order in which processes begin them."""
+    * A task judges as if it were run alone (``judging.Judge``). The best time known anywhere is shared, and rules out
+      only what is *proven* to take longer. The best plan, and every plan that ties with it, is never ruled out.
+    * Outcomes are taken in the order of the tasks: of plans that tie, the earlier task's stays. When those taken are
+      enough (gap or proof), later tasks are dropped, and what they have found is not used. With a gap above 0 or a
+      number of plans nothing is shared, and improvements are announced in that order too.
 
-    def wanted(self, number: int) -> bool:
-        """Whether a task should be done at all; it may cease to be."""
+    A time limit is the exception: then the best of all that was found counts, and those cut off are ``unfinished``.
+    """
 
-    def started(self, number: int) -> None:
-        """A task has begun."""
+    tasks: Sequence[Task]
+    state: State
+    _outcomes: dict[int, Outcome] = field(default_factory=dict)
+    _found: dict[int, Found] = field(default_factory=dict)
+    _proven: dict[int, tuple[Bound, ...]] = field(default_factory=dict)
+    _working: dict[int, None] = field(default_factory=dict)
+    _next: int = 0
 
-    def hear(self, number: int, message: Found | Bound | Outcome) -> None:
-        """A task has found or proven something, or has ended."""
+    def is_wanted(self, number: int) -> bool:
+        """Return whether a task may still matter, by the outcomes that were taken; it may cease to."""
+        return number not in self._outcomes and not self.state.enough(self.tasks[number].makes)
 
-    def best_ns(self) -> int | None:
-        """What tasks may know of the others."""
+    def start(self, number: int) -> None:
+        """Note that a task has begun."""
+        self._working[number] = None
+        self._report()
+
+    def announce(self, number: int, news: Found | Bound) -> None:
+        """Pass on a plan at once, where times are shared or it is its task's turn; keep it and bounds for that turn."""
+        if isinstance(news, Bound):
+            self._proven[number] = (*self._proven.get(number, ()), news)
+        else:
+            self._found[number] = news
+            if self.state.setting.shares_times or number == self._next:
+                self.state.announce(news)
+        self._report()
+
+    def end(self, number: int, outcome: Outcome) -> Iterator[tuple[Task, Outcome]]:
+        """Yield the outcomes whose turn it is, now that one more is known."""
+        found, proven = self._found.get(number, outcome.found), self._proven.get(number, outcome.proven)
+        self._outcomes[number] = replace(outcome, found=found, proven=proven)
+        self._working.pop(number, None)
+        while self._next < len(self.tasks):
+            task = self.tasks[self._next]
+            if not self.state.enough(task.makes):
+                if self._next not in self._outcomes:
+                    break
+                yield task, self._outcomes[self._next]
+            self._next += 1
+        self._report()
+
+    def lose(self, number: int, how: str) -> Iterator[tuple[Task, Outcome]]:
+        """Yield as ``end`` for a task whose process died: what it announced counts."""
+        yield from self.end(number, replace(self._cut_off(number), lost=how))
+
+    def rest(self) -> Iterator[tuple[Task, Outcome]]:
+        """Yield what is left in the end: tasks that were cut off or never begun count with what they announced."""
+        for number in range(self._next, len(self.tasks)):
+            if not self.state.enough(self.tasks[number].makes):
+                yield self.tasks[number], self._outcomes.get(number) or self._cut_off(number)
+
+    def _cut_off(self, number: int) -> Outcome:
+        leaves_plans = not isinstance(self.tasks[number], Prove | Remedy)
+        return Outcome(self._found.get(number), self._proven.get(number, ()), unfinished=leaves_plans)
+
+    def _report(self) -> None:
+        names = tuple(self.tasks[number].name for number in self._working)
+        self.state.report(chain.from_iterable(self._proven.values()), names)
 
 
-class Crew(Protocol):
+class Workforce(Protocol):
     """Does rounds of tasks."""
 
-    @property
-    def parallel(self) -> bool:
-        """Whether there are processes."""
+    def run(self, tasks: Sequence[Task], state: State) -> Iterator[tuple[Task, Outcome]]:
+        """Do the tasks; yield outcomes in their order, each to be taken by ``state`` before the next."""
 
-    def work(self, round_: Round) -> None:
-        """Until all tasks that are wanted have ended, or the limit."""
-
-    def __enter__(self) -> Crew:
-        """Ready."""
+    def __enter__(self) -> Workforce:
+        """Start what there is to start."""
 
     def __exit__(self, *_: object) -> None:
         """End all processes."""
 
 
 def is_small(problem: Problem) -> bool:
-    """Whether a request is solved before processes would be ready."""
+    """Return whether a request is solved before processes would be ready."""
     return problem.num_layers * problem.num_devices * len(candidates(problem)) <= SMALL
 
 
-def crew_of(setting: Setting, workers: int | None, most: int) -> Crew:
-    """For so many tasks at a time at most; ``workers``: processes, by default as many as processors."""
+def workers_for(setting: Setting, workers: int | None, *, one_planner: bool) -> Workforce:
+    """Return who does the tasks; ``workers``: processes, by default as many as processors."""
+    most = 1 if one_planner else MOST_WORKERS
     number = min(available_processors() if workers is None else workers, most)
     if is_small(setting.problem) or not sys.executable or (number == 1 and not setting.deadline.limited):
         return Here(setting)
@@ -90,25 +143,26 @@ def crew_of(setting: Setting, workers: int | None, most: int) -> Crew:
 
 @dataclass
 class Here:
-    """In this process, one task after the other."""
+    """This process, which does one task after the other."""
 
     setting: Setting
-    parallel: bool = False
 
-    def work(self, round_: Round) -> None:
-        """In their order."""
-        for number, task in enumerate(round_.tasks):
+    def run(self, tasks: Sequence[Task], state: State) -> Iterator[tuple[Task, Outcome]]:
+        """Do the tasks in their order, until the limit."""
+        round_ = Round(tasks, state)
+        for number, task in enumerate(tasks):
             if self.setting.deadline.passed:
-                return
-            if round_.wanted(number):
-                round_.started(number)
-                round_.hear(number, task.run(self.setting, _CallLink(round_, number)))
+                break
+            if round_.is_wanted(number):
+                round_.start(number)
+                yield from round_.end(number, task.run(self.setting, _CallLink(round_, number)))
+        yield from round_.rest()
 
     def __enter__(self) -> Here:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing to end."""
+        """Do nothing: there is no process to end."""
 
 
 @dataclass(frozen=True)
@@ -117,13 +171,13 @@ class _CallLink:
     number: int
 
     def best_ns(self) -> int | None:
-        return self.round_.best_ns()
+        return self.round_.state.shared_ns
 
     def found(self, found: Found) -> None:
-        self.round_.hear(self.number, found)
+        self.round_.announce(self.number, found)
 
     def proven(self, bound: Bound) -> None:
-        self.round_.hear(self.number, bound)
+        self.round_.announce(self.number, bound)
 
 
 @dataclass
@@ -142,10 +196,10 @@ class Workers:
 
     setting: Setting
     number: int
-    parallel: bool = True
     _staff: list[_Worker] = field(default_factory=list)
 
     def __enter__(self) -> Workers:
+        assert self.setting.every_plan is not None  # found here, so that processes need not find it again
         for _ in range(self.number):
             self._start()
         return self
@@ -154,28 +208,30 @@ class Workers:
         for worker in list(self._staff):
             self._dismiss(worker)
 
-    def work(self, round_: Round) -> None:
-        """The urgent ones first; at the limit what still works is killed."""
-        waiting = list(round_.urgent)
+    def run(self, tasks: Sequence[Task], state: State) -> Iterator[tuple[Task, Outcome]]:
+        """Do the tasks, those with a bound for everybody first; at the limit kill those that still work."""
+        round_ = Round(tasks, state)
+        waiting = sorted(range(len(tasks)), key=lambda number: not _early(tasks[number]))
         while True:
-            for worker in [w for w in self._staff if w.task is not None and not round_.wanted(w.task)]:
+            for worker in [w for w in self._staff if w.task is not None and not round_.is_wanted(w.task)]:
                 self._dismiss(worker)
-            waiting = [number for number in waiting if round_.wanted(number)]
+            waiting = [number for number in waiting if round_.is_wanted(number)]
             while waiting and not self.setting.deadline.passed and self._idle() is not None:
                 self._assign(round_, waiting.pop(0))
             busy = {worker.pipe: worker for worker in self._staff if worker.task is not None}
             if not busy:
-                return
+                break
             left_s = self.setting.deadline.left_s
             ready = wait(list(busy), None if left_s is None else max(0.0, left_s + GRACE_S))
             if not ready:
                 for worker in busy.values():
                     self._dismiss(worker)
-                return
+                break
             for pipe in ready:
                 assert isinstance(pipe, Connection)
-                self._read(round_, busy[pipe])
-            self._share(round_)
+                yield from self._read(round_, busy[pipe])
+            self._share(state.shared_ns)
+        yield from round_.rest()
 
     def _idle(self) -> _Worker | None:
         idle = next((worker for worker in self._staff if worker.task is None), None)
@@ -186,13 +242,13 @@ class Workers:
     def _assign(self, round_: Round, number: int) -> None:
         worker = self._idle()
         assert worker is not None
-        worker.task, worker.best_ns = number, round_.best_ns()
+        worker.task, worker.best_ns = number, round_.state.shared_ns
         with suppress(BrokenPipeError):  # its end is noticed when it is read
             worker.pipe.send((number, round_.tasks[number], worker.best_ns))
-        round_.started(number)
+        round_.start(number)
 
-    def _read(self, round_: Round, worker: _Worker) -> None:
-        """All that a worker has written."""
+    def _read(self, round_: Round, worker: _Worker) -> Iterator[tuple[Task, Outcome]]:
+        """Read all that a worker has written; yield the outcomes whose turn it is."""
         number = worker.task
         assert number is not None
         try:
@@ -202,12 +258,13 @@ class Workers:
                     raise RuntimeError(f"{round_.tasks[number].name} met an error of its own:\n{message.traceback}")
                 if isinstance(message, Outcome):
                     worker.task = None
-                round_.hear(number, message)
+                    yield from round_.end(number, message)
+                else:
+                    round_.announce(number, message)
         except (EOFError, ConnectionResetError):
-            round_.hear(number, Outcome(unfinished=True, lost=_ending(self._dismiss(worker))))
+            yield from round_.lose(number, _ending(self._dismiss(worker)))
 
-    def _share(self, round_: Round) -> None:
-        best_ns = round_.best_ns()
+    def _share(self, best_ns: int | None) -> None:
         for worker in self._staff:
             if worker.task is not None and best_ns is not None and worker.best_ns != best_ns:
                 worker.best_ns = best_ns
@@ -225,15 +282,20 @@ class Workers:
         return worker
 
     def _dismiss(self, worker: _Worker) -> int:
-        """Kill a process; how it ended."""
+        """Kill a process; return how it ended."""
         self._staff.remove(worker)
         status = worker.kill()
         worker.pipe.close()
         return status
 
 
+def _early(task: Task) -> bool:
+    """Return whether processes begin a task first: its bound tells everybody how far there is to go."""
+    return isinstance(task, Prove) or (isinstance(task, Ask) and task.early)
+
+
 def one_thread() -> bool:
-    """Whether this process may fork without taking along locks that another thread holds."""
+    """Return whether this process may fork without copying locks that another thread holds."""
     with suppress(OSError):
         return len(os.listdir("/proc/self/task")) == 1
     return False

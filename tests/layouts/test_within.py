@@ -25,9 +25,9 @@ from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import REQUEST_SCOPE, Candidate
 from penstock.solvers.model.trainer_limits import Span, Within
-from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.schedules.early_backward import early_backward
 from penstock.solvers.schedules.trainer_orders import order_of
+from penstock.solvers.solve import driver
 from tests.solvers.problems import make_problem
 
 
@@ -102,7 +102,7 @@ def test_uniform_finds_the_best_of_all_plans_within(trainer: str, data: st.DataO
         covered = [plan for plan in plans if features_of_candidate(limited, plan) <= bound.covers]
         assert all(bound.bound_ns <= plan.value_ns for plan in covered), bound
         assert bound.scope != REQUEST_SCOPE or covered == plans
-    found = PLANNERS["uniform"].solve(replace(problem, within=within))
+    found = driver.solve(replace(problem, within=within), "uniform")
     assert (None if found.best is None else found.best.value_ns) == best
     if found.best is not None:
         assert faults(problem, found.best.allocation, found.best.schedule, within) == []
@@ -111,12 +111,12 @@ def test_uniform_finds_the_best_of_all_plans_within(trainer: str, data: st.DataO
 
 def test_auto_with_a_target_is_never_better_than_without() -> None:
     problem = make_problem([3, 9, 4, 8, 2], boundary_bytes=2, parameter_bytes=9, nodes=(2, 1), micro_batch_sizes=())
-    free = PLANNERS["auto"].solve(problem, workers=1)
-    kept = PLANNERS["auto"].solve(replace(problem, within=limits("megatron", 5)), workers=1)
+    free = driver.solve(problem, "auto", workers=1)
+    kept = driver.solve(replace(problem, within=limits("megatron", 5)), "auto", workers=1)
     assert free.best is not None
     assert kept.best is not None
     assert free.best.value_ns <= kept.best.value_ns
-    assert kept.best.value_ns == PLANNERS["uniform"].solve(replace(problem, within=limits("megatron", 5))).best.value_ns  # type: ignore[union-attr]
+    assert kept.best.value_ns == driver.solve(replace(problem, within=limits("megatron", 5)), "uniform").best.value_ns  # type: ignore[union-attr]
     assert max(bound.bound_ns for bound in kept.bounds) <= kept.best.value_ns
 
 

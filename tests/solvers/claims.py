@@ -28,6 +28,7 @@ from penstock.solvers.model.schedule import Orders
 from penstock.solvers.model.unroll import unroll
 from penstock.solvers.model.update_rules import PERIODIC_RULES
 from penstock.solvers.planners.catalogue import PLANNERS
+from penstock.solvers.solve.driver import solve
 
 OPTIONS: dict[str, dict[str, object]] = {"exact": {"effort": 0.3}, "relax": {"effort": 2}, "auto": {"exclude": "exact"}}
 """Of planners that search longer than a small request is worth."""
@@ -136,8 +137,9 @@ class Audit:
         told: list[Candidate] = []
         try:
             with overheard(lambda bound: self._claim(name, bound)):
-                result = PLANNERS[name].solve(
+                result = solve(
                     self.problem,
+                    name,
                     max_plans=self.effort.max_plans,
                     options={} if name == "auto" and self.seed % WHOLE == 0 else OPTIONS.get(name, {}),
                     on_incumbent=told.append,

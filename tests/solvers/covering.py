@@ -11,7 +11,7 @@ from penstock.schemas.coverage import Covers, claim
 from penstock.solvers.bounds.coverage import allowed, features_of_candidate
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import REQUEST_SCOPE, SCHEDULE_SCOPE, Bound, Candidate, Result
-from penstock.solvers.solve.session import Session
+from penstock.solvers.solve.proofs import Proofs
 
 
 class Claim(NamedTuple):
@@ -49,11 +49,11 @@ def sentences_of(source: str, result: Result) -> Iterator[Claim]:
 @contextmanager
 def overheard(told: Callable[[Bound], None]) -> Iterator[None]:
     """Tells of every bound that any search proves in this process, whether an answer shows it or not."""
-    prove = Session.prove
+    add = Proofs.add
 
-    def listening(session: Session, bound: Bound) -> None:
+    def listening(proofs: Proofs, bound: Bound) -> bool:
         told(bound)
-        prove(session, bound)
+        return add(proofs, bound)
 
-    with mock.patch.object(Session, "prove", listening):
+    with mock.patch.object(Proofs, "add", listening):
         yield

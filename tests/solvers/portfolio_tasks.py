@@ -11,8 +11,9 @@ from pathlib import Path
 from penstock.schemas.coverage import Covers
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.model.result import Bound
-from penstock.solvers.solve.outcome import Found, Outcome
-from penstock.solvers.solve.tasks import Link, Setting
+from penstock.solvers.solve.judging import Link
+from penstock.solvers.solve.limits import Setting
+from penstock.solvers.solve.outcome import Found, Obstacles, Outcome
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,12 @@ class Late:
                 link.found(plan)
         if self.proven is not None:
             link.proven(self.proven)
-        return Outcome(best, () if self.proven is None else (self.proven,), judged=len(self.plans), proposed=True)
+        return Outcome(
+            best,
+            () if self.proven is None else (self.proven,),
+            judged=len(self.plans),
+            obstacles=Obstacles(proposed=True),
+        )
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ import numpy as np
 from reference_simulator import GRADIENTS, Reference, groups_of
 
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
-from penstock.solvers.costs.durations import stage_costs, stage_rows, transfer
 from penstock.solvers.costs.memory import static_bytes, weight_bytes
+from penstock.solvers.costs.stage import stage_costs, stage_rows
+from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import STEP
 from penstock.solvers.model.timeline import Timeline

@@ -18,10 +18,10 @@ from penstock.solvers.model.allocation import Allocation, Stage
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.model.timeline import Timeline
-from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.schedules.advance_forward import advance_forward, advances, climb, in_flight
 from penstock.solvers.schedules.early_backward import early_backward, policy_a, policy_b
 from penstock.solvers.schedules.gpipe import gpipe
+from penstock.solvers.solve.driver import solve
 from tests.solvers.problems import make_problem, straight
 
 
@@ -136,7 +136,7 @@ def test_planners_of_flushed_steps_combine_with_it() -> None:
     problem = replace(problem, micro_batch_sizes=(1,))
     times = {}
     for schedule in ("advance-forward", "early-backward"):
-        found = PLANNERS["gpipe"].solve(problem, schedule=schedule, options={"stages": 4})
+        found = solve(problem, "gpipe", schedule=schedule, options={"stages": 4})
         assert found.best is not None
         assert found.best.schedule.name == schedule
         times[schedule] = found.best.value_ns

@@ -26,6 +26,7 @@ from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import CLASS_SCOPE, REQUEST_SCOPE
 from penstock.solvers.planners.catalogue import PLANNERS
+from penstock.solvers.solve import driver
 
 NEVER = 2**60
 
@@ -64,7 +65,7 @@ def test_never_above_any_planners_plan(seed: int) -> None:
             continue
         for schedule in planner.accepts:
             try:
-                best = planner.solve(problem, schedule=schedule, max_plans=8).best
+                best = driver.solve(problem, planner.name, schedule=schedule, max_plans=8).best
             except UnsupportedRequest:
                 continue
             found += best is not None
@@ -300,10 +301,10 @@ def test_slow_devices_count_as_what_they_are_worth() -> None:
 def test_a_bound_covers_plans_of_its_class() -> None:
     """Contiguous plans are plans of one pipeline, which are plans; not the other way round."""
     problem = make_problem([5, 5, 5], boundary_bytes=1, parameter_bytes=9, nodes=(2,), global_batch_size=4)
-    line = PLANNERS["gpipe"].solve(problem).best
+    line = driver.solve(problem, "gpipe").best
     looped = make_problem([5] * 4, nodes=(2,), global_batch_size=4)
-    turned = PLANNERS["interleaved"].solve(looped).best
-    split = PLANNERS["zero-bubble"].solve(problem).best
+    turned = driver.solve(looped, "interleaved").best
+    split = driver.solve(problem, "zero-bubble").best
     assert line is not None
     assert turned is not None
     assert split is not None

@@ -13,9 +13,9 @@ from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Pin
 from penstock.solvers.model.result import Candidate
 from penstock.solvers.model.schedule import Orders
-from penstock.solvers.planners.catalogue import PLANNERS
-from penstock.solvers.solve.deadline import Deadline
-from penstock.solvers.solve.session import Session
+from penstock.solvers.solve.driver import solve
+from penstock.solvers.solve.limits import Setting
+from penstock.solvers.solve.proofs import Proofs
 
 OTHER_KINDS = "hetpipe,zero-bubble,chimera"
 """Planners of several pipelines or split backwards, which neither min_slice nor ``exact`` speaks of."""
@@ -24,7 +24,7 @@ OTHER_KINDS = "hetpipe,zero-bubble,chimera"
 def test_pins_min_slice_and_memory_are_kept() -> None:
     problem = instance(3, 10, 4, min_slice=4, stash_bytes=10**6, memory_bytes=120_000_000, recompute="auto")
     problem = replace(problem, pins=(Pin(0, 1, frozenset({2, 3})),))
-    result = PLANNERS["auto"].solve(problem, options={"exclude": f"exact,{OTHER_KINDS}"})
+    result = solve(problem, "auto", options={"exclude": f"exact,{OTHER_KINDS}"})
     assert result.best is not None
     assert broken_pin(problem, result.best.allocation) is None
     assert all(4 * stage.replicas <= 12 for stage in result.best.allocation.stages)
@@ -36,13 +36,13 @@ def test_pins_min_slice_and_memory_are_kept() -> None:
 def test_auto_is_proven_where_exact_is_contained_and_no_worse_without_exclusions(seed: int) -> None:
     problem = instance(seed, 9)
     heard: list[Candidate] = []
-    full = PLANNERS["auto"].solve(problem, on_incumbent=heard.append)
-    bare = PLANNERS["auto"].solve(problem, options={"exclude": f"exact,polish,{OTHER_KINDS}"})
+    full = solve(problem, "auto", on_incumbent=heard.append)
+    bare = solve(problem, "auto", options={"exclude": f"exact,polish,{OTHER_KINDS}"})
     assert full.best is not None
     assert bare.best is not None
     assert full.best.value_ns <= bare.best.value_ns
     assert heard[-1].value_ns == full.best.value_ns
-    exact = PLANNERS["exact"].solve(problem)
+    exact = solve(problem, "exact")
     assert exact.best is not None
     assert full.best.value_ns <= exact.best.value_ns
     if full.best.value_ns == exact.best.value_ns:
@@ -51,7 +51,7 @@ def test_auto_is_proven_where_exact_is_contained_and_no_worse_without_exclusions
 
 @pytest.mark.parametrize("schedule", ["gpipe", "early-backward"])
 def test_a_schedule_that_is_asked_for_is_kept(schedule: str) -> None:
-    found: Any = PLANNERS["auto"].solve(instance(1, 8), schedule=schedule).best
+    found: Any = solve(instance(1, 8), "auto", schedule=schedule).best
     assert found is not None
     assert isinstance(found.schedule, Orders)
     assert found.schedule.name == schedule
@@ -59,21 +59,19 @@ def test_a_schedule_that_is_asked_for_is_kept(schedule: str) -> None:
 
 def test_exclusions_have_to_exist() -> None:
     with pytest.raises(UnsupportedRequest, match="contains no 'dappel'") as refused:
-        PLANNERS["auto"].solve(instance(0, 4), options={"exclude": "dappel"})
+        solve(instance(0, 4), "auto", options={"exclude": "dappel"})
     assert "dapple" in str(refused.value.remedy)
 
 
-def test_a_session_keeps_the_stronger_proof_until_a_plan_outside_it_is_better() -> None:
+def test_the_stronger_proof_is_kept_until_a_plan_outside_it_is_better() -> None:
     problem = instance(0, 6)
-    exact = PLANNERS["exact"].solve(problem)
+    exact = solve(problem, "exact")
     assert exact.best is not None
-    session = Session(problem, Deadline(None))
-    base, narrow = session.bound, exact.bounds[-2]
-    session.prove(narrow)
-    session.prove(replace(narrow, bound_ns=narrow.bound_ns - 1))
-    assert session.bound == base, "what covers some plans only is no bound on the request"
-    session.best = exact.best
-    assert session.own_bound == narrow
-    assert session.shown_bounds == (base, narrow)
-    session.prove(replace(narrow, bound_ns=exact.best.value_ns + 1))
-    assert session.own_bound == base, "what the plan refutes is not used"
+    proofs = Proofs(Setting(problem))
+    base, narrow = proofs.on_every_plan(), exact.bounds[-2]
+    assert proofs.add(narrow)
+    assert not proofs.add(replace(narrow, bound_ns=narrow.bound_ns - 1))
+    assert proofs.on_every_plan() == base, "what covers some plans only is no bound on the request"
+    assert proofs.shown(exact.best) == (base, narrow)
+    assert proofs.add(replace(narrow, bound_ns=exact.best.value_ns + 1))
+    assert proofs.shown(exact.best) == (base,), "what the plan refutes is not used"

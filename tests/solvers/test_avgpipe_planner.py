@@ -24,6 +24,7 @@ from penstock.solvers.planners.avgpipe.predictor import Degrees
 from penstock.solvers.planners.avgpipe.tuning import Tuner, best_partitions
 from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.schedules.advance_forward import advance_forward
+from penstock.solvers.solve import driver
 from tests.solvers.problems import make_problem
 from tests.test_convert import a_request
 
@@ -48,7 +49,7 @@ def a_problem(**how: object) -> Problem:
 
 
 def solve(problem: Problem, **options: object) -> Result:
-    return AVGPIPE.solve(problem, options=options)
+    return driver.solve(problem, AVGPIPE.name, options=options)
 
 
 def setting_of(found: Result) -> tuple[int, int]:

@@ -16,10 +16,10 @@ from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import batch_of
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.timeline import Timeline
-from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.planners.chunked.cuts import both_ways
 from penstock.solvers.schedules.chimera import chimera
 from penstock.solvers.schedules.support.recomputed import recomputed
+from penstock.solvers.solve.driver import solve
 from penstock.solvers.verify.verifier import verify
 
 SHAPES = [(2, 1), (4, 1), (6, 1), (8, 1), (12, 1), (4, 2), (8, 2), (12, 2), (6, 3), (12, 3), (8, 4)]
@@ -134,12 +134,12 @@ def test_allocations_of_another_shape_are_refused() -> None:
 def test_the_planner_takes_fewer_bubbles_than_one_direction() -> None:
     """16 equal layers on 4 devices, 4 micro-batches, B = F: the paper's 2 N + D - 2 against 2 (N + D - 1)."""
     problem = make_problem([100] * 16, [100] * 16, nodes=(4,), global_batch_size=4, micro_batch_sizes=(1,))
-    best = PLANNERS["chimera"].solve(problem, options={"depth": 4, "pairs": 1}).best
-    one_way = PLANNERS["gpipe"].solve(problem, options={"stages": 4}).best
+    best = solve(problem, "chimera", options={"depth": 4, "pairs": 1}).best
+    one_way = solve(problem, "gpipe", options={"stages": 4}).best
     assert best is not None
     assert one_way is not None
     assert (best.value_ns, one_way.value_ns) == (10 * 400, 14 * 400)
-    free = PLANNERS["chimera"].solve(problem).best
+    free = solve(problem, "chimera").best
     assert free is not None
     assert free.value_ns == 8 * 400, "two pipelines each way, D / f - 2 = 0"
 
@@ -155,4 +155,4 @@ def test_the_planner_takes_fewer_bubbles_than_one_direction() -> None:
 def test_what_the_planner_cannot_take(options: dict[str, object], error: type[Exception], message: str) -> None:
     problem = make_problem([100] * 8, nodes=(5,), global_batch_size=3, micro_batch_sizes=(1,))
     with pytest.raises(error, match=message):
-        PLANNERS["chimera"].solve(problem, options=options)
+        solve(problem, "chimera", options=options)

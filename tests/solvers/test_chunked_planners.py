@@ -15,6 +15,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Status
 from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.planners.chunked.cuts import even_sums, in_a_loop, in_a_v
+from penstock.solvers.solve.driver import solve
 
 NAMES = ["interleaved", "zero-bubble"]
 
@@ -88,12 +89,12 @@ def test_places_of_chunks() -> None:
 def test_plans_are_judged_verified_and_above_the_bounds(seed: int, name: str) -> None:
     """``solve`` verifies; every bound is below the value, recomputation is as asked."""
     problem = drawn(seed)
-    result = PLANNERS[name].solve(problem)
+    result = solve(problem, name)
     assert result.best is not None
     assert all(bound.bound_ns <= result.best.value_ns for bound in result.bounds)
     again = [bool(stage.recompute) for stage in result.best.allocation.stages]
     assert {"never": not any(again), "always": all(again), "auto": True}[problem.recompute]
-    assert PLANNERS[name].solve(problem).best.value_ns == result.best.value_ns  # type: ignore[union-attr]
+    assert solve(problem, name).best.value_ns == result.best.value_ns  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,7 @@ def test_plans_are_judged_verified_and_above_the_bounds(seed: int, name: str) ->
 )
 def test_each_schedule_may_be_asked_for(name: str, schedule: str) -> None:
     problem = drawn(3, nodes=(4,), micro_batch_sizes=(), recompute="never", global_batch_size=8)
-    best = PLANNERS[name].solve(problem, schedule=schedule).best
+    best = solve(problem, name, schedule=schedule).best
     assert best is not None
     assert best.schedule.name == schedule
 
@@ -110,7 +111,7 @@ def test_less_bubble_than_one_part_each() -> None:
     """Equal layers, few micro-batches: the order of the papers' claims."""
     problem = make_problem([100] * 16, nodes=(4,), global_batch_size=8, micro_batch_sizes=(1,))
     gpipe, interleaved, zero = (
-        PLANNERS[name].solve(problem, options=options).best
+        solve(problem, name, options=options).best
         for name, options in (("gpipe", {"stages": 4}), ("interleaved", {"depth": 4}), ("zero-bubble", {"depth": 4}))
     )
     assert gpipe is not None
@@ -125,36 +126,34 @@ def test_less_bubble_than_one_part_each() -> None:
 def test_little_memory_is_kept_to(name: str) -> None:
     """Where the plain orders do not fit, recomputation or orders that keep less do; what is found fits."""
     free = drawn(1, nodes=(4,), recompute="auto", micro_batch_sizes=(1,))
-    roomy = PLANNERS[name].solve(free).best
+    roomy = solve(free, name).best
     assert roomy is not None
     need = roomy.timeline.peak_memory_bytes
     for memory_bytes in (need - 1, need * 3 // 4):
-        tight = PLANNERS[name].solve(
-            drawn(1, nodes=(4,), recompute="auto", micro_batch_sizes=(1,), memory_bytes=memory_bytes)
-        )
+        tight = solve(drawn(1, nodes=(4,), recompute="auto", micro_batch_sizes=(1,), memory_bytes=memory_bytes), name)
         assert tight.best is not None
         assert tight.best.timeline.peak_memory_bytes <= memory_bytes
         assert tight.best.value_ns >= roomy.value_ns
-    none = PLANNERS[name].solve(drawn(1, nodes=(4,), recompute="never", micro_batch_sizes=(1,), memory_bytes=10))
+    none = solve(drawn(1, nodes=(4,), recompute="never", micro_batch_sizes=(1,), memory_bytes=10), name)
     assert none.status is Status.INFEASIBLE
     assert none.shortage is not None
 
 
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(UnsupportedRequest, match="needs 2 devices and 4 separable blocks"):
-        PLANNERS["interleaved"].solve(make_problem([1] * 8, nodes=(1,)))
+        solve(make_problem([1] * 8, nodes=(1,)), "interleaved")
     with pytest.raises(UnsupportedRequest, match="needs 2 devices and 4 separable blocks"):
-        PLANNERS["zero-bubble"].solve(make_problem([1] * 3, nodes=(4,)), options={"shape": "v"})
+        solve(make_problem([1] * 3, nodes=(4,)), "zero-bubble", options={"shape": "v"})
     with pytest.raises(InvalidDocument, match="asks for 5 devices in a pipeline"):
-        PLANNERS["zero-bubble"].solve(make_problem([1] * 8, nodes=(4,)), options={"depth": 5})
+        solve(make_problem([1] * 8, nodes=(4,)), "zero-bubble", options={"depth": 5})
     with pytest.raises(InvalidDocument, match="no interleaving"):
-        PLANNERS["interleaved"].solve(make_problem([1] * 8, nodes=(4,)), options={"chunks": 1})
+        solve(make_problem([1] * 8, nodes=(4,)), "interleaved", options={"chunks": 1})
 
 
 @pytest.mark.parametrize("shape", ["line", "v"])
 def test_shapes_and_depths_may_be_asked_for(shape: str) -> None:
     problem = drawn(2, nodes=(4,))
-    best = PLANNERS["zero-bubble"].solve(problem, options={"shape": shape, "depth": 2}).best
+    best = solve(problem, "zero-bubble", options={"shape": shape, "depth": 2}).best
     assert best is not None
     assert len({stage.devices for stage in best.allocation.stages}) == 2
     assert len(best.allocation.stages) == (2 if shape == "line" else 4)

@@ -24,8 +24,8 @@ from penstock.solvers.model.micro_batches import Batch, batch_of, candidates
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound, Candidate
 from penstock.solvers.planners.catalogue import PLANNERS
-from penstock.solvers.solve.deadline import Deadline
-from penstock.solvers.solve.session import Session
+from penstock.solvers.solve.judging import Judge
+from penstock.solvers.solve.limits import Setting
 
 PLANNED = ("dapple", "spp", "spread", "gpipe")
 
@@ -91,15 +91,15 @@ def test_never_above_planners_plans(seed: int) -> None:
     proven = known(problem)
     compared = 0
     for name in PLANNED:
-        session = Session(problem, Deadline(None), max_plans=12)
+        judge = Judge(Setting(problem, max_plans=12))
         entry = PLANNERS[name]
         assert entry.proposals is not None
         try:
-            session.judge_all(name, entry.proposals(problem, entry.check(problem.update_rules, "auto", {})))
+            judge.judge_all(name, entry.proposals(problem, entry.check(problem.update_rules, "auto", {})))
         except UnsupportedRequest:
             continue
-        if session.best is not None and features_of_candidate(problem, session.best) <= proven.covers:
-            assert proven.bound_ns <= session.best.value_ns, name
+        if judge.best is not None and features_of_candidate(problem, judge.best) <= proven.covers:
+            assert proven.bound_ns <= judge.best.value_ns, name
             compared += 1
     assert compared >= 2
 

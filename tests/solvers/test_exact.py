@@ -21,7 +21,8 @@ from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.planners.exact import joint
 from penstock.solvers.planners.exact.enumeration import Space
 from penstock.solvers.planners.exact.joint import Search
-from penstock.solvers.planners.trial import best_order
+from penstock.solvers.schedules.fitting import best_order
+from penstock.solvers.solve.driver import solve
 
 ONE_PIPELINE = "exact,chimera,hetpipe,interleaved,zero-bubble"
 """What ``auto`` leaves out to find plans of the kind that ``exact`` lists, without its help."""
@@ -48,7 +49,7 @@ def test_the_optimum_is_that_of_every_configuration(seed: int) -> None:
                 assert closed.bound.bound_ns >= closed.value_ns
                 values.append(closed.value_ns)
     assert len(values) == space.count() == 111
-    result = PLANNERS["exact"].solve(problem)
+    result = solve(problem, "exact")
     assert result.best is not None
     assert result.best.value_ns == result.bounds[-2].bound_ns == min(values)
 
@@ -56,13 +57,13 @@ def test_the_optimum_is_that_of_every_configuration(seed: int) -> None:
 @pytest.mark.parametrize("number", [4, 8, 16])
 @pytest.mark.parametrize("seed", range(5))
 def test_twelve_layers_on_four_devices_are_proven(seed: int, number: int) -> None:
-    result = PLANNERS["exact"].solve(instance(seed, 12, number))
+    result = solve(instance(seed, 12, number), "exact")
     assert result.best is not None
     bound = result.bounds[-2]
     assert bound.bound_ns == result.best.value_ns
     assert bound.scope == CLASS_SCOPE
     assert f"{number} micro-batches" in bound.model
-    without = PLANNERS["auto"].solve(instance(seed, 12, number), options={"exclude": ONE_PIPELINE})
+    without = solve(instance(seed, 12, number), "auto", options={"exclude": ONE_PIPELINE})
     assert without.best is not None
     assert result.best.value_ns <= without.best.value_ns <= 1.03 * result.best.value_ns
 
@@ -85,10 +86,10 @@ CHANGES: list[dict[str, Any]] = [
 def test_proofs_hold_for_what_other_planners_find(seed: int, changes: dict[str, Any]) -> None:
     """No plan of one contiguous pipeline by rows, whoever made it, is below the bound that was proven."""
     problem = instance(seed, 8, 4, **changes)
-    result = PLANNERS["exact"].solve(problem)
+    result = solve(problem, "exact")
     bound = 2**62 if result.best is None else result.bounds[-2].bound_ns
     for name in ("dp", "gpipe", "dapple", "auto"):
-        other = PLANNERS[name].solve(problem, options={"exclude": ONE_PIPELINE} if name == "auto" else {}).best
+        other = solve(problem, name, options={"exclude": ONE_PIPELINE} if name == "auto" else {}).best
         if other is not None and len(other.allocation.pipelines) == 1:
             assert other.value_ns >= bound, name
     if result.best is None:
@@ -111,10 +112,10 @@ def test_without_effort_the_bound_is_what_was_left_open() -> None:
     problem = next(
         problem
         for problem in (instance(seed, 12, 4) for seed in range(60))
-        if not proven(PLANNERS["exact"].solve(problem, options={"effort": 0.0}))
+        if not proven(solve(problem, "exact", options={"effort": 0.0}))
     )
-    rough = PLANNERS["exact"].solve(problem, options={"effort": 0.0})
-    best = PLANNERS["exact"].solve(problem)
+    rough = solve(problem, "exact", options={"effort": 0.0})
+    best = solve(problem, "exact")
     assert rough.best is not None
     assert best.best is not None
     assert rough.bounds[-2].bound_ns <= best.best.value_ns <= rough.best.value_ns
@@ -124,13 +125,13 @@ def test_without_effort_the_bound_is_what_was_left_open() -> None:
 def test_too_many_plans_are_refused_with_their_number() -> None:
     problem = instance(0)
     with pytest.raises(UnsupportedRequest, match=r"1105 partitions and placements.*at most 100") as refused:
-        PLANNERS["exact"].solve(problem, options={"max_configurations": 100})
+        solve(problem, "exact", options={"max_configurations": 100})
     assert "auto" in str(refused.value.remedy)
-    assert PLANNERS["auto"].solve(instance(0, 12, nodes=(4, 4), micro_batch_sizes=())).best is not None
+    assert solve(instance(0, 12, nodes=(4, 4), micro_batch_sizes=()), "auto").best is not None
 
 
 def test_what_does_not_fit_is_infeasible_with_the_stage_that_lacks() -> None:
-    result = PLANNERS["exact"].solve(instance(0, 6, memory_bytes=1000))
+    result = solve(instance(0, 6, memory_bytes=1000), "exact")
     assert result.status is Status.INFEASIBLE
     assert result.shortage is not None
     assert result.shortage.available_bytes == 1000
@@ -138,17 +139,17 @@ def test_what_does_not_fit_is_infeasible_with_the_stage_that_lacks() -> None:
 
 def test_pins_are_kept_and_proven() -> None:
     problem = replace(instance(2, 6), pins=(Pin(0, 0, frozenset({3})), Pin(5, 5, frozenset({0, 1}))))
-    result = PLANNERS["exact"].solve(problem)
+    result = solve(problem, "exact")
     assert result.best is not None
     assert broken_pin(problem, result.best.allocation) is None
     assert proven(result)
-    free = PLANNERS["exact"].solve(replace(problem, pins=())).best
+    free = solve(replace(problem, pins=()), "exact").best
     assert free is not None
     assert free.value_ns <= result.best.value_ns
 
 
 def test_the_same_request_has_the_same_plan() -> None:
-    one, two = (PLANNERS["exact"].solve(instance(5, 12, 8)) for _ in range(2))
+    one, two = (solve(instance(5, 12, 8), "exact") for _ in range(2))
     assert one.best is not None
     assert two.best is not None
     assert one.best.allocation == two.best.allocation

@@ -18,13 +18,13 @@ from penstock.solvers.explanation.hints import hints
 from penstock.solvers.explanation.idle import idle_split
 from penstock.solvers.explanation.layout import Layout, allocation_of, compare_layout
 from penstock.solvers.explanation.run import Run
-from penstock.solvers.explanation.what_if import planned_by, retime, what_if
+from penstock.solvers.explanation.what_if import retime, what_if
 from penstock.solvers.judge.simulate import makespan_ns, simulate
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Pin, Problem
 from penstock.solvers.model.result import Candidate
-from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.schedules.early_backward import early_backward as drafted
+from penstock.solvers.solve.driver import replanned_by, solve
 
 COSTS = [10, 20, 30, 40]
 
@@ -71,7 +71,7 @@ def test_fewer_devices_and_other_micro_batches_are_planned_anew() -> None:
     problem = make_problem([100] * 4, boundary_bytes=1, nodes=(1, 1), global_batch_size=8)
     plan = judged(problem, chain([(2, [0]), (2, [1])], 4))
     asked = ["devices=-1", "devices=+2", "micro-batches=2"]
-    fewer, more, batches = list(what_if(problem, plan, asked, planned_by("relax", 10)))[1:]
+    fewer, more, batches = list(what_if(problem, plan, asked, replanned_by("relax", 10)))[1:]
     assert (fewer.how, more.how, batches.how) == ("re-planned", "re-planned", "re-drafted")
     assert fewer.plan is not None
     assert more.plan is not None
@@ -199,19 +199,19 @@ def test_what_binds() -> None:
     orders = drafted(tight, allocation, warmup=(1, 1))
     plan = Candidate("test", allocation, orders, simulate(tight, allocation, orders))
     assert "memory of n0/0 (stage 0) binds" in sentence(tight, plan)
-    said = hints(tight, plan)
+    said = hints(tight, plan, replanned_by("relax", 4))
     assert "memory of n0/0" in said[0]
     assert "half as much memory again" in said[1]
 
 
 def test_auto_says_what_binds_and_what_would_help_most() -> None:
     problem = make_problem([100, 100], boundary_bytes=40, nodes=(1, 1), global_batch_size=2, shared=True)
-    found = PLANNERS["auto"].solve(problem, max_plans=3)
+    found = solve(problem, "auto", max_plans=3)
     assert found.best is not None
     said = hints(problem, found.best)
     assert "; ".join(said) in found.why
     assert "binds" in said[0]
-    assert "binds" not in PLANNERS["dapple"].solve(problem).why
+    assert "binds" not in solve(problem, "dapple").why
     assert hints(problem, found.best) == said
 
 

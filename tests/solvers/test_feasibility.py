@@ -16,7 +16,7 @@ from penstock.solvers.bounds.feasibility import connected, proof_of_infeasibilit
 from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Pin, Problem
 from penstock.solvers.model.result import Result, Status
-from penstock.solvers.planners.catalogue import PLANNERS
+from penstock.solvers.solve.driver import solve
 
 
 def one_layer(memory: int, **changes: Any) -> Problem:
@@ -122,7 +122,7 @@ def test_the_connected_parts_are_refuted_one_by_one() -> None:
 def answer(planner: str, problem: Problem, **options: object) -> Result | None:
     """None where the planner refuses the request."""
     try:
-        return PLANNERS[planner].solve(problem, options=options, workers=1)
+        return solve(problem, planner, options=options, workers=1)
     except UnsupportedRequest:
         return None
 
@@ -175,7 +175,7 @@ def test_relax_places_stages_by_memory(seed: int) -> None:
     problem = make_problem(
         [10] * 4, parameter_bytes=sizes.tolist(), nodes=(2, 2), memory_bytes=rooms.tolist(), boundary_bytes=1
     )
-    found = PLANNERS["relax"].solve(problem)
+    found = solve(problem, "relax")
     assert found.best is not None
     assert found.bounds[0].bound_ns <= found.best.value_ns
 
@@ -186,7 +186,7 @@ def test_a_limit_does_not_hide_a_proof(planner: str, limits: dict[str, int]) -> 
     """Where a limit comes before anything is judged, ``infeasible`` is said if it is proven, else ``time_limit``."""
     for memory, proven in ((299, True), (400, False)):
         problem = make_problem([10] * 3, parameter_bytes=100, nodes=(2,), memory_bytes=memory)
-        result = PLANNERS[planner].solve(problem, workers=1, **limits)
+        result = solve(problem, planner, workers=1, **limits)
         assert result.best is None
         assert result.status is (Status.INFEASIBLE if proven else Status.TIME_LIMIT)
         assert ("all devices together have 598" in result.why) == proven

@@ -20,8 +20,8 @@ from penstock.solvers.model.micro_batches import batch_of
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Status
 from penstock.solvers.model.schedule import Orders
-from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.planners.hetpipe.partitions import HOLDS, Hold, Partitions, groupings, orders, shares
+from penstock.solvers.solve.driver import solve
 
 MIXED: dict[str, Any] = {"kinds": ["fast", "fast", "cpu", "cpu"], "speed": {"fast": 2.0}}
 
@@ -128,7 +128,7 @@ def test_a_workers_partition_is_the_best_of_all(hold: Hold, changes: dict[str, A
 @pytest.mark.parametrize("changes", [{}, MIXED, {"nodes": (2, 1, 1)}, {"memory_bytes": 14_000_000}])
 def test_plans_have_two_workers_and_lose_no_micro_batch(seed: int, changes: dict[str, Any]) -> None:
     problem = drawn(seed, **changes)
-    result = PLANNERS["hetpipe"].solve(problem)
+    result = solve(problem, "hetpipe")
     if result.best is None:
         assert result.status in (Status.INFEASIBLE, Status.NONE_FOUND)
         assert result.shortage is not None
@@ -145,14 +145,14 @@ def test_plans_have_two_workers_and_lose_no_micro_batch(seed: int, changes: dict
 def test_the_faster_worker_gets_more_micro_batches() -> None:
     """By hand: a node twice as fast as the other takes 4 of 6 micro-batches."""
     problem = make_problem([600] * 4, nodes=(2, 2), micro_batch_sizes=(1,), global_batch_size=6, **MIXED)
-    best = PLANNERS["hetpipe"].solve(problem, options={"workers": "node", "size": 2}).best
+    best = solve(problem, "hetpipe", options={"workers": "node", "size": 2}).best
     assert best is not None
     assert [pipeline.micro_batches for pipeline in best.allocation.pipelines] == [(0, 3), (4, 5)]
 
 
 def test_spreading_equally_makes_workers_alike() -> None:
     problem = drawn(2, **MIXED)
-    best = PLANNERS["hetpipe"].solve(problem, options={"workers": "equal"}).best
+    best = solve(problem, "hetpipe", options={"workers": "equal"}).best
     assert best is not None
     kinds = [[problem.devices[s.devices[0]].kind for s in pipeline.stages] for pipeline in best.allocation.pipelines]
     assert kinds[0] == kinds[1]
@@ -163,9 +163,9 @@ def test_workers_of_one_device_are_data_parallel() -> None:
     """Four micro-batches of two rows on a device each take what one of eight rows takes on four replicas."""
     for seed in range(4):
         problem = drawn(seed, global_batch_size=8, micro_batch_sizes=(2,), bucket_bytes=1_000_000)
-        ours = PLANNERS["hetpipe"].solve(problem, options={"size": 1}).best
+        ours = solve(problem, "hetpipe", options={"size": 1}).best
         whole = drawn(seed, global_batch_size=8, micro_batch_sizes=(8,), bucket_bytes=1_000_000)
-        theirs = PLANNERS["dp"].solve(whole, options={"overlap": "yes"}).best
+        theirs = solve(whole, "dp", options={"overlap": "yes"}).best
         assert ours is not None
         assert theirs is not None
         assert ours.value_ns == theirs.value_ns
@@ -181,7 +181,7 @@ def test_fewer_micro_batches_in_flight_where_memory_is_short() -> None:
         micro_batch_sizes=(1,),
         global_batch_size=16,
     )
-    best = PLANNERS["hetpipe"].solve(problem, options={"size": 4}).best
+    best = solve(problem, "hetpipe", options={"size": 4}).best
     assert best is not None
     assert isinstance(best.schedule, Orders)
     assert max(best.schedule.warmup) == 2
@@ -189,11 +189,11 @@ def test_fewer_micro_batches_in_flight_where_memory_is_short() -> None:
 
 def test_what_is_refused() -> None:
     with pytest.raises(UnsupportedRequest, match="the cluster has one, of 4 devices") as refused:
-        PLANNERS["hetpipe"].solve(make_problem([1] * 4, nodes=(4,)))
+        solve(make_problem([1] * 4, nodes=(4,)), "hetpipe")
     assert refused.value.remedy is not None
     assert "pipedream" in refused.value.remedy
     with pytest.raises(InvalidDocument, match="no virtual workers of 3 size") as wrong:
-        PLANNERS["hetpipe"].solve(make_problem([1] * 4, nodes=(2, 2)), options={"size": 3})
+        solve(make_problem([1] * 4, nodes=(2, 2)), "hetpipe", options={"size": 3})
     assert wrong.value.remedy == "size 1, 2"
     with pytest.raises(UnsupportedRequest, match="the request allows at most 1 per global batch"):
-        PLANNERS["hetpipe"].solve(make_problem([1] * 4, nodes=(2, 2), global_batch_size=1))
+        solve(make_problem([1] * 4, nodes=(2, 2), global_batch_size=1), "hetpipe")

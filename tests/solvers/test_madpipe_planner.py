@@ -17,10 +17,10 @@ from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Result, Status
 from penstock.solvers.model.schedule import Pattern
-from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.planners.madpipe import labels
 from penstock.solvers.schedules.periodic.one_f_one_b_star import chain_loads, in_flight, pattern
 from penstock.solvers.schedules.support.stage_line import StageLine
+from penstock.solvers.solve.driver import solve
 from penstock.solvers.verify.verifier import verify
 
 
@@ -40,7 +40,7 @@ def random_problem(seed: int, layers: int = 8, **changes: Any) -> Problem:
 
 
 def solved(problem: Problem, **options: object) -> Result:
-    return PLANNERS["madpipe"].solve(problem, options=options)
+    return solve(problem, "madpipe", options=options)
 
 
 def contiguous_plans(problem: Problem, micro_batches: int) -> list[Allocation]:
@@ -211,7 +211,7 @@ def test_rounding_of_labels_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("schedule", ["1f1b-star", "inside-out", "periodic-ilp"])
 def test_both_schedules_may_be_asked_for(schedule: str) -> None:
-    best = PLANNERS["madpipe"].solve(random_problem(4), schedule=schedule).best
+    best = solve(random_problem(4), "madpipe", schedule=schedule).best
     assert best is not None
     assert best.schedule.name == schedule
 

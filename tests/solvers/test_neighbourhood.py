@@ -12,6 +12,7 @@ from drawn_problems import instance
 from problems import chain, make_problem
 
 from penstock.solvers.bounds.schedule_bound import schedule_bound
+from penstock.solvers.improve.job_shop import never
 from penstock.solvers.improve.neighbourhood.flushed import SECOND, LargeNeighbourhoodSearch, search
 from penstock.solvers.improve.neighbourhood.moves import Stages, even_stages, moved
 from penstock.solvers.improve.neighbourhood.recut import recuts
@@ -24,10 +25,11 @@ from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Pin, Problem
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.planners.catalogue import PLANNERS
-from penstock.solvers.planners.trial import Trial, best_order
 from penstock.solvers.schedules.early_backward import early_backward
-from penstock.solvers.solve.deadline import Deadline
-from penstock.solvers.solve.session import Session
+from penstock.solvers.schedules.fitting import Trial, best_order
+from penstock.solvers.solve.driver import solve
+from penstock.solvers.solve.judging import Judge
+from penstock.solvers.solve.limits import Setting
 
 NEVER = 2**60
 
@@ -154,7 +156,7 @@ def test_a_search_only_improves_and_is_repeatable(seed: int) -> None:
 def test_from_nothing_it_finds_the_joint_optimum(seed: int, shared: bool) -> None:
     """Nine layers on two nodes of two devices, whole backwards: what ``exact`` finds by listing all plans."""
     problem = instance(seed, 9, 8, shared=shared)
-    exact = PLANNERS["exact"].solve(problem).best
+    exact = solve(problem, "exact").best
     assert exact is not None
     found = searched(problem, None)[-1].value_ns
     if shared:  # a job shop's order is reached by no warm-up now and then
@@ -166,7 +168,7 @@ def test_from_nothing_it_finds_the_joint_optimum(seed: int, shared: bool) -> Non
 def test_a_plan_that_is_nearly_best_is_mended() -> None:
     """One cut off the optimum: the search finds it back."""
     problem = instance(14, 12, 8)
-    best = PLANNERS["exact"].solve(problem).best
+    best = solve(problem, "exact").best
     assert best is not None
     stages = best.allocation.stages
     assert len(stages) == 2
@@ -180,11 +182,11 @@ def test_a_plan_that_is_nearly_best_is_mended() -> None:
 def test_recuts_of_parts_keep_the_order_and_only_improve() -> None:
     """Interleaved parts, one cut of which is put off: the search moves cuts, and never the order."""
     problem = make_problem([30, 10, 20, 30, 10, 20, 20, 20], None, 1, 8, nodes=(2,), global_batch_size=8)
-    session = Session(problem, Deadline(None))
+    judge = Judge(Setting(problem))
     planner = PLANNERS["interleaved"]
     assert planner.proposals is not None
-    session.judge_all("interleaved", planner.proposals(problem, checked("interleaved", planner.options, {"chunks": 2})))
-    best: Any = session.best
+    judge.judge_all("interleaved", planner.proposals(problem, checked("interleaved", planner.options, {"chunks": 2})))
+    best: Any = judge.best
     stages = list(best.allocation.stages)
     k = next(s for s, stage in enumerate(stages[:-1]) if stage.last > stage.first)
     stages[k : k + 2] = [
@@ -206,24 +208,22 @@ def test_recuts_of_parts_keep_the_order_and_only_improve() -> None:
 
 
 @pytest.mark.parametrize("planner", ["interleaved", "zero-bubble", "gpipe"])
-def test_the_door_yields_plans_that_a_session_takes(planner: str) -> None:
+def test_a_search_yields_ever_better_plans(planner: str) -> None:
     problem = instance(1, 8, 4)
-    session = Session(problem, Deadline(None))
+    judge = Judge(Setting(problem))
     entry = PLANNERS[planner]
     assert entry.proposals is not None
-    session.judge_all(planner, entry.proposals(problem, checked(planner, entry.options, {})))
-    assert session.best is not None
-    before = session.best.value_ns
-    judged = session.judged
+    judge.judge_all(planner, entry.proposals(problem, checked(planner, entry.options, {})))
+    assert judge.best is not None
+    before = judge.best.value_ns
     values = []
-    for proposal in search(session, 0.5):
-        assert isinstance(proposal.fixed, Orders)
-        values.append(makespan_ns(problem, proposal.allocation, proposal.fixed))
-        bound = schedule_bound(problem, proposal.allocation, proposal.fixed)
+    for plan in search(problem, judge.best, 0.5, never):
+        assert isinstance(plan.schedule, Orders)
+        values.append(makespan_ns(problem, plan.allocation, plan.schedule))
+        bound = schedule_bound(problem, plan.allocation, plan.schedule)
         assert values[-1] >= bound.bound_ns
     assert values == sorted(set(values), reverse=True)
     assert all(value < before for value in values)
-    assert session.judged == judged
 
 
 def test_a_stopped_search_ends() -> None:

@@ -19,7 +19,6 @@ from penstock.schemas.program import FORWARD
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.schedules.catalogue import SCHEDULES
 from penstock.solvers.schedules.periodic import inside_out
 from penstock.solvers.schedules.periodic.ilp import SOLVERS, solve
@@ -27,6 +26,7 @@ from penstock.solvers.schedules.periodic.ilp.path import Step, path_of, rivals, 
 from penstock.solvers.schedules.periodic.one_f_one_b_star import in_flight, minimal_period_ns
 from penstock.solvers.schedules.periodic.smallest_period import periodic_ilp
 from penstock.solvers.schedules.support.stage_line import StageLine, as_pattern
+from penstock.solvers.solve import driver
 from penstock.solvers.verify.verifier import verify
 
 SPECIAL = make_line([(1, 1), (2, 2), (1, 1)], processor=[0, 1, 0])
@@ -278,9 +278,9 @@ def test_the_planner_is_never_worse_with_the_ilp() -> None:
     better = 0
     for seed in range(10):
         problem = random_problem(seed, 7_500_000)
-        alone = PLANNERS["madpipe"].solve(problem, options={"width": 1, "nodes": 0}).best
+        alone = driver.solve(problem, "madpipe", options={"width": 1, "nodes": 0}).best
         both, cbc = (
-            PLANNERS["madpipe"].solve(problem, options={"width": 1, "solver": solver}).best for solver in SOLVERS
+            driver.solve(problem, "madpipe", options={"width": 1, "solver": solver}).best for solver in SOLVERS
         )
         assert (both is None) == (cbc is None)
         assert alone is None or both is not None
@@ -297,7 +297,7 @@ def test_the_planner_and_the_joint_optimum() -> None:
     for seed, memory in itertools.product(range(6), (9_000_000, 10_000_000, 12_000_000, 20_000_000)):
         problem = random_problem(seed, memory)
         best = _joint_period_ns(problem)
-        found = PLANNERS["madpipe"].solve(problem, options={"width": 1}).best
+        found = driver.solve(problem, "madpipe", options={"width": 1}).best
         if best is None:
             assert found is None
             continue

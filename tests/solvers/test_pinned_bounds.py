@@ -21,9 +21,9 @@ from penstock.solvers.model.problem import Pin, Problem
 from penstock.solvers.model.result import REQUEST_SCOPE, Status
 from penstock.solvers.model.schedule import Schedule
 from penstock.solvers.model.update_rules import UpdateRule
-from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.planners.contiguous_bound.planner import Relaxation
 from penstock.solvers.schedules.early_backward import early_backward
+from penstock.solvers.solve.driver import solve
 
 SEEDS = range(90)
 EFFORT = 2_000_000
@@ -123,7 +123,7 @@ def test_one_pinned_device_is_the_bound_of_every_plan(rule: UpdateRule) -> None:
     problem = make_problem([10, 10], boundary_bytes=0, nodes=(1, 1), global_batch_size=4)
     problem = replace(problem, pins=(Pin(0, 1, frozenset({1})),), update_rules=frozenset({rule}))
     planner = "relax" if rule == "synchronous" else "pipedream"
-    result = PLANNERS[planner].solve(problem)
+    result = solve(problem, planner)
     assert result.best is not None
     assert result.status is Status.OPTIMAL
     assert {stage.devices for stage in result.best.allocation.stages} == {(1,)}

@@ -27,6 +27,7 @@ from penstock.solvers.planners.many_devices.device_line import line_of
 from penstock.solvers.planners.many_devices.stage_costs import Pieces
 from penstock.solvers.planners.trainer.planner import Search, Shape
 from penstock.solvers.schedules.trainer_orders import ranks_of_stages
+from penstock.solvers.solve.driver import solve
 
 
 def drawn(seed: int, layers: int = 6, **changes: object) -> Problem:
@@ -124,21 +125,21 @@ def test_planners_of_several_parts_find_what_exchanging_devices_does_not(
         own: replace(problem, pins=tuple(Pin(*span, frozenset({d})) for span, d in zip(spans, own, strict=True)))
         for own in (possible, impossible)
     }
-    result = PLANNERS[planner].solve(pinned[possible], options=options)
+    result = solve(pinned[possible], planner, options=options)
     assert result.best is not None
     assert [stage.devices for stage in result.best.allocation.stages] == [(device,) for device in possible]
     with pytest.raises(UnsupportedRequest, match="pins are kept"):
-        PLANNERS[planner].solve(pinned[impossible], options=options)
+        solve(pinned[impossible], planner, options=options)
 
 
 def test_a_proven_request_is_infeasible_whoever_is_asked() -> None:
     problem = make_problem([10] * 4, nodes=(1, 1), boundary_bytes=1, global_batch_size=4)
     problem = replace(problem, pins=(Pin(0, 2, frozenset({0})), Pin(1, 1, frozenset({1}))))
     for planner in ("interleaved", "zero-bubble", "hetpipe"):
-        assert PLANNERS[planner].solve(problem).status is Status.INFEASIBLE, planner
+        assert solve(problem, planner).status is Status.INFEASIBLE, planner
     single = replace(problem, pins=(Pin(1, 1, frozenset({1})),))
     with pytest.raises(UnsupportedRequest, match=r"pins let only n1/0 hold layer 1"):
-        PLANNERS["hetpipe"].solve(single)
+        solve(single, "hetpipe")
 
 
 def test_a_workers_partition_keeps_the_pins_and_is_the_best_of_those() -> None:
@@ -193,7 +194,7 @@ def test_a_targets_plan_begins_in_the_node_that_the_first_layers_are_pinned_to()
     limits = Within("deepspeed", ("early-backward",), False, (), False, Span(0, 7), (True,) * 7)
     problem = make_problem([10] * 8, nodes=(4, 4), boundary_bytes=1, global_batch_size=8)
     problem = replace(problem, within=limits, pins=(Pin(0, 3, frozenset({4, 5, 6, 7})), Pin(4, 7, frozenset(range(4)))))
-    result = PLANNERS["uniform"].solve(problem)
+    result = solve(problem, "uniform")
     assert result.best is not None
     assert broken_pin(problem, result.best.allocation) is None
     assert result.best.allocation.stages[0].devices[0] == 4
@@ -215,7 +216,7 @@ def test_grouped_updates_are_cut_for_the_pins(planner: str) -> None:
     depths = {len(allocation.stages) // folds for allocation in made}
     assert 4 in depths
     assert all(broken_pin(problem, allocation) is None for allocation in made)
-    result = PLANNERS[planner].solve(problem)
+    result = solve(problem, planner)
     assert result.best is not None
     assert broken_pin(problem, result.best.allocation) is None
 

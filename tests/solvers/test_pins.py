@@ -14,11 +14,11 @@ from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.pins import broken_pin, keep_pins, keep_pins_of_schedule, unkeepable_pin
 from penstock.solvers.model.problem import Pin, Problem
 from penstock.solvers.model.trainer_limits import Span, Within, misnumbered
-from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.schedules.early_backward import early_backward
-from penstock.solvers.solve.deadline import Deadline
-from penstock.solvers.solve.session import Session
+from penstock.solvers.solve.driver import solve
+from penstock.solvers.solve.judging import Judge
+from penstock.solvers.solve.limits import Setting
 
 
 def pinned(*pins: tuple[int, int, set[int]], layers: int = 6, **changes: object) -> Problem:
@@ -82,7 +82,7 @@ def test_pins_that_nothing_can_keep_are_named() -> None:
     assert "none in common" in (unkeepable_pin(pinned((0, 2, {0}), (2, 3, {1}))) or "")
     tight = pinned((2, 2, {0}), (3, 3, {1}), cuttable=[True, True, False, True, True])
     assert "cuttable" in (unkeepable_pin(tight) or "")
-    result = PLANNERS["auto"].solve(tight)
+    result = solve(tight, "auto")
     assert result.status == "infeasible"
     assert "cuttable" in result.why
 
@@ -103,9 +103,9 @@ def test_every_planner_keeps_pins(name: str) -> None:
     problem = pinned((0, 0, {2, 3}), (5, 5, {0, 1}))
     if name == "chimera":  # its first and last stages lie on the same devices
         with pytest.raises(UnsupportedRequest, match="pins are kept"):
-            PLANNERS[name].solve(problem)
+            solve(problem, name)
         return
-    result = PLANNERS[name].solve(problem)
+    result = solve(problem, name)
     if result.best is None:
         assert "pinned" in result.why
     else:
@@ -118,9 +118,9 @@ def test_pins_do_not_renumber_a_targets_ranks() -> None:
     proposal = Proposal(straight(2, layers=4), ("early-backward",), "A")
     answers = {}
     for within, device in product((None, limits), (0, 1)):
-        session = Session(replace(pinned((0, 1, {device}), layers=4), within=within), Deadline(None))
-        session.judge_all("test", [proposal])
-        best = session.best
+        judge = Judge(Setting(replace(pinned((0, 1, {device}), layers=4), within=within)))
+        judge.judge_all("test", [proposal])
+        best = judge.best
         answers[within is None, device] = None if best is None else [stage.devices for stage in best.allocation.stages]
     unmoved, exchanged = [(0,), (1,)], [(1,), (0,)]
     assert answers == {(True, 0): unmoved, (True, 1): exchanged, (False, 0): unmoved, (False, 1): None}

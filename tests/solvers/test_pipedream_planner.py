@@ -17,6 +17,7 @@ from penstock.solvers.model.result import Candidate, Status
 from penstock.solvers.model.schedule import Orders, Pattern
 from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.planners.catalogue import PLANNERS
+from penstock.solvers.solve.driver import solve
 
 PLANNER = PLANNERS["pipedream"]
 STASHING: frozenset[UpdateRule] = frozenset({"weight_stashing"})
@@ -47,7 +48,7 @@ def drawn(seed: int, rules: frozenset[UpdateRule] = frozenset({"synchronous"}), 
 
 
 def solved(problem: Problem, **options: object) -> Candidate:
-    best = PLANNER.solve(problem, options=options).best
+    best = solve(problem, PLANNER.name, options=options).best
     assert best is not None
     timeline = simulate(problem, best.allocation, best.schedule, update_rule=best.update_rule)
     assert timeline.time_per_global_batch_ns == best.value_ns
@@ -100,7 +101,7 @@ def test_plans_fit_in_less_and_less_memory(rules: frozenset[UpdateRule], again: 
     found = []
     for memory in (2**40, 120_000_000, 60_000_000, 45_000_000, 35_000_000, 5_000_000):
         problem = drawn(3, rules, memory_bytes=memory, recompute=again)
-        result = PLANNER.solve(problem)
+        result = solve(problem, PLANNER.name)
         found.append(result.best is not None)
         if result.best is None:
             assert result.status in (Status.INFEASIBLE, Status.NONE_FOUND)
@@ -136,7 +137,7 @@ def test_devices_of_two_kinds_have_stages_by_their_speed(rules: frozenset[Update
     best = solved(drawn(2, rules, **MIXED))
     assert {d for stage in best.allocation.stages for d in stage.devices} == {0, 1, 2, 3}
     with pytest.raises(UnsupportedRequest, match="the cluster has cpu, fast"):
-        PLANNER.solve(drawn(2, rules, **MIXED), options={"mode": "paper"})
+        solve(drawn(2, rules, **MIXED), PLANNER.name, options={"mode": "paper"})
 
 
 def test_compression_makes_the_released_optimizer_count_boundaries() -> None:

@@ -21,17 +21,20 @@ from penstock.solvers.model.schedule import Orders
 from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.planners.catalogue import PLANNERS, Planner
 from penstock.solvers.planners.proposal import unreachable, whole_backwards_bound_ns
-from penstock.solvers.solve.deadline import Deadline
-from penstock.solvers.solve.session import Session
+from penstock.solvers.solve.driver import run, solve
+from penstock.solvers.solve.limits import Deadline, Setting
+from penstock.solvers.solve.rounds import rounds
+from penstock.solvers.solve.state import State
+from penstock.solvers.solve.workers import Here
 from penstock.solvers.verify.verifier import verify
 
 
 def solved(planner: Planner, problem: Problem) -> Result | None:
     """The result, or None where the planner cannot take the request and says what it can."""
     with suppress(UnsupportedRequest):
-        return planner.solve(problem)
+        return solve(problem, planner.name)
     with pytest.raises(UnsupportedRequest) as refused:
-        planner.solve(problem)
+        solve(problem, planner.name)
     assert refused.value.remedy
     return None
 
@@ -100,7 +103,7 @@ def test_every_plan_is_the_judges_and_auto_is_never_worse(
 def test_the_same_request_gives_the_same_plan() -> None:
     problem = replace(four_devices(3, count=6), update_rules=frozenset(get_args(UpdateRule)))
     for planner in OF_ANY_TRAINER.values():
-        first, again = planner.solve(problem), planner.solve(replace(problem, seed=5, _costs={}))
+        first, again = solve(problem, planner.name), solve(replace(problem, seed=5, _costs={}), planner.name)
         assert first.best is not None
         assert again.best is not None
         assert first.best.allocation == again.best.allocation
@@ -121,7 +124,7 @@ def test_data_parallelism_overlaps_where_that_is_faster() -> None:
     )
     values = {}
     for overlap in ("yes", "no", "best"):
-        result = PLANNERS["dp"].solve(problem, options={"overlap": overlap})
+        result = solve(problem, "dp", options={"overlap": overlap})
         assert result.best is not None
         assert result.best.overlap_all_reduce == (overlap != "no")
         values[overlap] = result.best.value_ns
@@ -129,23 +132,23 @@ def test_data_parallelism_overlaps_where_that_is_faster() -> None:
 
 
 def test_data_parallelism_without_overlap_where_the_request_says_so() -> None:
-    result = PLANNERS["dp"].solve(four_devices(0, overlap_all_reduce=False))
+    result = solve(four_devices(0, overlap_all_reduce=False), "dp")
     assert result.best is not None
     assert not result.best.overlap_all_reduce
 
 
 def test_gpipe_stages_and_balance_can_be_chosen() -> None:
     problem = four_devices(1)
-    result = PLANNERS["gpipe"].solve(problem, options={"stages": 3, "by": "layers"})
+    result = solve(problem, "gpipe", options={"stages": 3, "by": "layers"})
     assert result.best is not None
     assert [s.last - s.first + 1 for s in result.best.allocation.stages] == [2, 3, 3]
     assert result.best.schedule.name in ("gpipe", "gpipe-lifo")
     with pytest.raises(InvalidDocument, match="asks for 5 stages, but 4 devices"):
-        PLANNERS["gpipe"].solve(problem, options={"stages": 5})
+        solve(problem, "gpipe", options={"stages": 5})
 
 
 def test_model_parallelism_runs_one_micro_batch_at_a_time() -> None:
-    result = PLANNERS["model-parallel"].solve(four_devices(2), options={"stages": 2})
+    result = solve(four_devices(2), "model-parallel", options={"stages": 2})
     assert result.best is not None
     assert isinstance(result.best.schedule, Orders)
     assert result.best.schedule.warmup == (1, 1)
@@ -154,8 +157,8 @@ def test_model_parallelism_runs_one_micro_batch_at_a_time() -> None:
 @pytest.mark.parametrize("policy", ["A", "B", "acr"])
 def test_dapple_policies_are_never_better_than_the_judges_choice(policy: str) -> None:
     problem = four_devices(4, boundary_bytes=3_000_000, parameter_bytes=40_000_000)
-    fixed = PLANNERS["dapple"].solve(problem, options={"policy": policy}).best
-    best = PLANNERS["dapple"].solve(problem).best
+    fixed = solve(problem, "dapple", options={"policy": policy}).best
+    best = solve(problem, "dapple").best
     assert fixed is not None
     assert best is not None
     assert best.value_ns <= fixed.value_ns
@@ -174,7 +177,7 @@ def test_dapple_splits_a_model_whose_gradients_are_dear() -> None:
         micro_batch_sizes=(),
         transfer="nic",
     )
-    best = PLANNERS["dapple"].solve(problem).best
+    best = solve(problem, "dapple").best
     assert best is not None
     assert {frozenset(problem.devices[d].node for d in s.devices) for s in best.allocation.stages} == {
         frozenset({0}),
@@ -185,13 +188,13 @@ def test_dapple_splits_a_model_whose_gradients_are_dear() -> None:
 def test_a_schedule_that_was_asked_for() -> None:
     problem = four_devices(1)
     for name, schedule in (("dapple", "gpipe"), ("auto", "gpipe"), ("gpipe", "early-backward"), ("dp", "gpipe")):
-        best = PLANNERS[name].solve(problem, schedule=schedule).best
+        best = solve(problem, name, schedule=schedule).best
         assert best is not None
         assert best.schedule.name.removesuffix("-lifo") == schedule
     with pytest.raises(UnsupportedRequest, match="'model-parallel' does not combine with schedule 'gpipe'"):
-        PLANNERS["model-parallel"].solve(problem, schedule="gpipe")
+        solve(problem, "model-parallel", schedule="gpipe")
     with pytest.raises(UnsupportedRequest, match="no schedule 'gpip'") as refused:
-        PLANNERS["auto"].solve(problem, schedule="gpip")
+        solve(problem, "auto", schedule="gpip")
     assert refused.value.remedy == "did you mean 'gpipe'?"
 
 
@@ -207,14 +210,14 @@ def test_recomputation_only_where_memory_asks_for_it() -> None:
         micro_batch_sizes=(1,),
         recompute="auto",
     )
-    best = PLANNERS["gpipe"].solve(problem, options={"stages": 2, "by": "layers"}).best
+    best = solve(problem, "gpipe", options={"stages": 2, "by": "layers"}).best
     assert best is not None
     assert [stage.recompute for stage in best.allocation.stages] == [(), ((2, 3),)]
 
 
 def test_incumbents_only_improve() -> None:
     heard: list[Candidate] = []
-    result = PLANNERS["auto"].solve(four_devices(5), on_incumbent=heard.append)
+    result = solve(four_devices(5), "auto", on_incumbent=heard.append)
     values = [candidate.value_ns for candidate in heard]
     assert values == sorted(values, reverse=True)
     assert result.best is not None
@@ -224,14 +227,14 @@ def test_incumbents_only_improve() -> None:
 def test_a_gap_stops_early() -> None:
     heard: list[Candidate] = []
     problem = four_devices(5)
-    result = PLANNERS["auto"].solve(problem, gap=1000.0, on_incumbent=heard.append)
+    result = solve(problem, "auto", gap=1000.0, on_incumbent=heard.append)
     assert len(heard) == 1
     assert result.status is Status.FEASIBLE
     assert result.unfinished == ()
 
 
 def test_a_limit_that_comes_first_is_said() -> None:
-    result = PLANNERS["auto"].solve(four_devices(5), time_limit_ns=0)
+    result = solve(four_devices(5), "auto", time_limit_ns=0)
     assert result.status is Status.TIME_LIMIT
     assert result.unfinished[:4] == ("dp", "gpipe", "model-parallel", "dapple")
     assert "time limit" in result.why
@@ -241,11 +244,11 @@ def test_a_limit_in_between_names_what_did_not_finish() -> None:
     """The clock ticks a second per look; the limit comes after the first plans of dp."""
     ticks = iter(range(10**6))
     problem = four_devices(5)
-    session = Session(problem, Deadline(10 * 10**9, lambda: 10**9 * next(ticks)))
-    PLANNERS["auto"].run(session, {"exclude": ""})
-    assert session.best is not None
-    assert set(session.unfinished) >= {"dp", "gpipe", "model-parallel", "dapple"}
-    assert session.best.planner == "dp"
+    state = State(Setting(problem, Deadline(10 * 10**9, lambda: 10**9 * next(ticks))))
+    run(state, rounds(state, PLANNERS["auto"], {"exclude": ""}), Here(state.setting))
+    assert state.best is not None
+    assert set(state.unfinished) >= {"dp", "gpipe", "model-parallel", "dapple"}
+    assert state.best.planner == "dp"
 
 
 def test_infeasible_names_stage_device_bytes_and_remedy() -> None:
@@ -255,7 +258,7 @@ def test_infeasible_names_stage_device_bytes_and_remedy() -> None:
     )
     for name in ("dp", "gpipe", "model-parallel", "dapple", "spp", "pipedream", "auto"):
         planner = PLANNERS[name]
-        result = planner.solve(problem)
+        result = solve(problem, planner.name)
         assert result.status is Status.INFEASIBLE
         short = result.shortage
         assert short is not None
@@ -296,17 +299,17 @@ REMEDIES: list[tuple[str, dict[str, Any], str]] = [
 def test_each_remedy_is_found_by_trying(planner: str, changes: dict[str, Any], remedy: str) -> None:
     settings: dict[str, Any] = {"parameter_bytes": 100, "nodes": (1,), "recompute": "auto", "forward_ns": [1] * 4}
     problem = make_problem(**(settings | changes))
-    result = PLANNERS[planner].solve(problem)
+    result = solve(problem, planner)
     assert result.shortage is not None
     assert result.shortage.remedy is not None
     assert result.shortage.remedy.startswith(remedy)
     tried = {each.sentence: each.problem for each in remedies(problem)}
-    assert PLANNERS[planner].solve(tried[result.shortage.remedy]).best is not None
+    assert solve(tried[result.shortage.remedy], planner).best is not None
 
 
 def test_nothing_helps_a_layer_that_is_too_large() -> None:
     problem = make_problem([1] * 2, parameter_bytes=[10, 10**6], nodes=(2,), memory_bytes=1000, global_batch_size=1)
-    result = PLANNERS["auto"].solve(problem)
+    result = solve(problem, "auto")
     assert result.status is Status.INFEASIBLE
     assert result.shortage is not None
     assert result.shortage.remedy is None
@@ -322,7 +325,7 @@ def test_more_nodes_are_wired_like_the_last() -> None:
 
 
 def test_a_batch_that_feeds_nobody_is_said() -> None:
-    result = PLANNERS["auto"].solve(four_devices(0, global_batch_size=3, min_slice=4))
+    result = solve(four_devices(0, global_batch_size=3, min_slice=4), "auto")
     assert result.status is Status.INFEASIBLE
     assert result.shortage is None
     assert "min_slice = 4" in result.why
@@ -332,10 +335,10 @@ def test_stages_that_nothing_connects_are_left_out() -> None:
     problem = four_devices(0)
     apart = replace(problem, network=replace(problem.network, cables=problem.network.cables[:1]))
     for name in ("gpipe", "dapple"):
-        result = PLANNERS[name].solve(apart)
+        result = solve(apart, name)
         assert result.best is not None
         assert len({apart.devices[d].node for s in result.best.allocation.stages for d in s.devices}) == 1
-    result = PLANNERS["dp"].solve(replace(apart, global_batch_size=4, micro_batch_sizes=(4,)))
+    result = solve(replace(apart, global_batch_size=4, micro_batch_sizes=(4,)), "dp")
     assert result.status is Status.NONE_FOUND
     assert "nothing connects the replicas" in result.why
     assert unreachable(apart, chain([(8, [0, 1])], 4)) is None
@@ -347,7 +350,7 @@ def test_quick_bounds_hold() -> None:
     for seed in range(4):
         problem = four_devices(seed, count=6)
         for name in ("dp", "gpipe", "model-parallel", "dapple", "spp", "pipedream", "auto"):
-            best = PLANNERS[name].solve(problem).best
+            best = solve(problem, name).best
             assert best is not None
             assert isinstance(best.schedule, Orders)
             if best.schedule.warmup:  # these are for whole backwards, one stage on a device
@@ -367,7 +370,7 @@ def test_a_plan_that_needs_more_memory_than_estimated_gets_fewer_in_flight() -> 
         micro_batch_sizes=(1,),
         transfer="nic",
     )
-    best = PLANNERS["dapple"].solve(problem, options={"max_stages": 3}).best
+    best = solve(problem, "dapple", options={"max_stages": 3}).best
     assert best is not None
     for device, use in best.timeline.uses.items():
         assert use.memory.total <= problem.capacity_bytes(device)

@@ -27,12 +27,13 @@ from penstock.solvers.model.result import CLASS_SCOPE, REQUEST_SCOPE, SCHEDULE_S
 from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.solve import workers as crew
-from penstock.solvers.solve.deadline import Deadline
+from penstock.solvers.solve.driver import run as run_rounds
+from penstock.solvers.solve.driver import solve
+from penstock.solvers.solve.limits import Deadline, Setting
 from penstock.solvers.solve.outcome import Found
-from penstock.solvers.solve.rounds import Tasks
-from penstock.solvers.solve.session import Session
-from penstock.solvers.solve.tasks import Ask, Setting
-from penstock.solvers.solve.workers import Crew, Here, Workers
+from penstock.solvers.solve.state import State
+from penstock.solvers.solve.tasks import Ask
+from penstock.solvers.solve.workers import Here, Workers, Workforce
 
 HERE = Path(__file__).parent
 
@@ -47,7 +48,7 @@ def plans(problem: Problem) -> list[Found]:
     """Plans of different planners, the slowest first."""
     heard: list[Candidate] = []
     for name in ("gpipe", "dapple", "interleaved"):
-        PLANNERS[name].solve(problem, on_incumbent=heard.append)
+        solve(problem, name, on_incumbent=heard.append)
     found = {plan.value_ns: plan for plan in map(Found.of, heard)}
     return [found[value_ns] for value_ns in sorted(found, reverse=True)]
 
@@ -58,18 +59,22 @@ def forking(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crew, "one_thread", lambda: True)
 
 
-def session_of(problem: Problem, limit_s: float | None = None, **settings: Any) -> Session:
-    return Session(problem, Deadline(None if limit_s is None else int(limit_s * 1e9)), **settings)
+def state_of(problem: Problem, limit_s: float | None = None, **settings: Any) -> State:
+    on_progress = settings.pop("on_progress", None)
+    deadline = Deadline(None if limit_s is None else int(limit_s * 1e9))
+    return State(Setting(problem, deadline, **settings), on_progress=on_progress)
 
 
-def run(session: Session, tasks: Sequence[Any], workers: int) -> Tasks:
-    """With so many processes; 0: in this one."""
-    setting = Setting.of(session, PLANNERS)
-    hands: Crew = Workers(setting, workers) if workers else Here(setting)
-    round_ = Tasks(session, tasks)
-    with no_orphans(), hands as ready:
-        round_.run(ready)
-    return round_
+def run(state: State, tasks: Sequence[Any], workers: int) -> None:
+    """With n processes; 0: in this one."""
+    workforce: Workforce = Workers(state.setting, workers) if workers else Here(state.setting)
+    with no_orphans(), workforce as ready:
+        run_rounds(state, [list(tasks)], ready)
+
+
+def bound_of(problem: Problem, bound_ns: int) -> Bound:
+    """A bound on every plan of the request."""
+    return replace(Setting(problem).every_plan, bound_ns=bound_ns)
 
 
 def plain(value: Any) -> Any:
@@ -77,15 +82,15 @@ def plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.tolist().__repr__()
     if is_dataclass(value):
-        return tuple(plain(getattr(value, field.name)) for field in fields(value))
+        return tuple(plain(getattr(value, field.name)) for field in fields(value) if field.name != "timeline")
     if isinstance(value, tuple | list):
         return tuple(plain(each) for each in value)
     return value
 
 
-def answer(session: Session) -> tuple[object, ...]:
-    best = None if session.best is None else plain(Found.of(session.best))
-    return best, tuple(session.proofs.values()), tuple(session.unfinished), session.judged
+def answer(state: State) -> tuple[object, ...]:
+    best = None if state.best is None else plain(Found.of(state.best))
+    return best, tuple(state.proofs.by_class.values()), tuple(state.unfinished), state.judged
 
 
 def told(problem: Problem, bound_ns: int) -> Bound:
@@ -108,12 +113,11 @@ def test_the_answer_depends_on_neither_workers_nor_delays(problem: Problem, plan
     for workers in (0, 1, 2, 4):
         for delays in orders_of_delays():
             tasks = [Late(f"task {i}", shares[i], delays[i], bound if i == 2 else None) for i in range(4)]
-            session = session_of(problem, gap=gap)
-            session.whole = replace(session.every_plan, bound_ns=plans[1].value_ns * 7 // 10)
-            run(session, tasks, workers)
-            best_found = session.best
+            state = state_of(problem, gap=gap, whole=bound_of(problem, plans[1].value_ns * 7 // 10))
+            run(state, tasks, workers)
+            best_found = state.best
             assert best_found is not None
-            answers.add((best_found.planner, best_found.value_ns, None if gap else answer(session)))
+            answers.add((best_found.planner, best_found.value_ns, None if gap else answer(state)))
     assert len(answers) == 1
     by_gap = {0.0: best.planner, 0.5: plans[1].planner}
     assert answers.pop()[0] == by_gap[gap]
@@ -127,12 +131,12 @@ def test_auto_gives_the_same_bytes_with_any_number_of_workers(monkeypatch: pytes
         for workers in (1, 2, 4):
             monkeypatch.setattr(crew, "SMALL", 0)
             how: dict[str, Any] = {"workers": workers, "time_limit_ns": 10**11, "options": {"exclude": "closing"}}
-            result = PLANNERS["auto"].solve(problem, **how)
+            result = solve(problem, "auto", **how)
             assert result.best is not None
             assert not result.unfinished
             found.add((plain(Found.of(result.best)), result.why, result.bounds, result.status))
         monkeypatch.setattr(crew, "SMALL", 10**9)
-        result = PLANNERS["auto"].solve(problem, options={"exclude": "closing"})
+        result = solve(problem, "auto", options={"exclude": "closing"})
         assert result.best is not None
         found.add((plain(Found.of(result.best)), result.why, result.bounds, result.status))
         assert len(found) == 1
@@ -143,53 +147,52 @@ def test_auto_gives_the_same_bytes_with_any_number_of_workers(monkeypatch: pytes
 def test_what_hangs_is_ended_at_the_limit_and_its_best_plan_kept(
     problem: Problem, plans: list[Found], workers: int
 ) -> None:
-    session = session_of(problem, limit_s=1.0)
+    state = state_of(problem, limit_s=1.0)
     tasks = [Late("slow", (plans[0],)), Hanging("hanging", (plans[-1],)), Hanging("deaf", ())]
-    run(session, tasks, workers)
-    assert session.best is not None
-    assert session.best.value_ns == plans[-1].value_ns
-    assert session.unfinished == ["hanging", "deaf"]
+    run(state, tasks, workers)
+    assert state.best is not None
+    assert state.best.value_ns == plans[-1].value_ns
+    assert list(state.unfinished) == ["hanging", "deaf"]
 
 
 def test_a_limit_that_has_passed_asks_nobody(problem: Problem, plans: list[Found]) -> None:
-    session = session_of(problem, limit_s=0.0)
-    run(session, [Late("late", (plans[0],))], 0)
-    assert (session.best, session.unfinished) == (None, ["late"])
+    state = state_of(problem, limit_s=0.0)
+    run(state, [Late("late", (plans[0],))], 0)
+    assert (state.best, list(state.unfinished)) == (None, ["late"])
 
 
 @pytest.mark.usefixtures("forking")
 def test_a_process_that_dies_is_named_and_the_others_go_on(problem: Problem, plans: list[Found]) -> None:
-    session = session_of(problem)
-    run(session, [Dying("dying", (plans[1],)), Late("living", (plans[0],)), Dying("dead", ())], 1)
-    assert session.best is not None
-    assert session.best.value_ns == plans[1].value_ns
-    assert session.unfinished == ["dying", "dead"]
-    assert session.lost == {"dying": "signal 9", "dead": "signal 9"}
+    state = state_of(problem)
+    run(state, [Dying("dying", (plans[1],)), Late("living", (plans[0],)), Dying("dead", ())], 1)
+    assert state.best is not None
+    assert state.best.value_ns == plans[1].value_ns
+    assert list(state.unfinished) == ["dying", "dead"]
+    assert state.lost == {"dying": "signal 9", "dead": "signal 9"}
 
 
 @pytest.mark.usefixtures("forking")
 def test_a_fault_in_a_task_is_raised_with_its_traceback(problem: Problem) -> None:
     with pytest.raises(RuntimeError, match="failing met an error of its own") as fault:
-        run(session_of(problem), [Failing("failing", ())], 2)
+        run(state_of(problem), [Failing("failing", ())], 2)
     assert "a fault in a task" in str(fault.value)
 
 
 def test_fresh_interpreters_take_refuse_and_tell(problem: Problem, plans: list[Found]) -> None:
     """Without forking, as in a process with threads."""
-    session = session_of(problem)
-    round_ = run(session, [Late("late", tuple(plans)), Refusing("refusing", ())], 2)
-    assert session.best is not None
-    assert session.best.value_ns == plans[-1].value_ns
-    assert [str(refused.remedy) for refused in round_.refused] == ["another"]
+    state = state_of(problem)
+    run(state, [Late("late", tuple(plans)), Refusing("refusing", ())], 2)
+    assert state.best is not None
+    assert state.best.value_ns == plans[-1].value_ns
+    assert [str(refused.remedy) for refused in state.refused] == ["another"]
 
 
 @pytest.mark.usefixtures("forking")
 def test_progress_tells_of_plans_bounds_and_planners_at_work(problem: Problem, plans: list[Found]) -> None:
     bound = Bound(REQUEST_SCOPE, EVERY_PLAN, plans[-1].value_ns // 2, "told")
     heard: list[Progress] = []
-    session = session_of(problem, on_progress=heard.append)
-    session.whole = replace(session.every_plan, bound_ns=1)
-    run(session, [Late("first", tuple(plans[:1]), proven=bound), Late("second", tuple(plans), 0.02)], 2)
+    state = state_of(problem, on_progress=heard.append, whole=bound_of(problem, 1))
+    run(state, [Late("first", tuple(plans[:1]), proven=bound), Late("second", tuple(plans), 0.02)], 2)
     assert {name for progress in heard for name in progress.working} == {"first", "second"}
     values = [progress.value_ns for progress in heard if progress.value_ns is not None]
     assert values == sorted(values, reverse=True)
@@ -202,12 +205,11 @@ def test_a_proof_for_one_pipeline_spares_only_those_planners(problem: Problem, p
     """Contract of bounds: it is never used to stop the search for plans of other kinds."""
     contiguous = next(plan for plan in plans if plan.planner == "dapple")
     bound = told(problem, contiguous.value_ns)
-    session = session_of(problem)
-    session.whole = replace(session.every_plan, bound_ns=1)
+    state = state_of(problem, whole=bound_of(problem, 1))
     spared = Failing("spared", (), makes=planned_apart(problem))
-    run(session, [Late("proving", (contiguous,), proven=bound), spared, Late("other", (plans[-1],))], 0)
-    assert session.best is not None
-    assert session.best.value_ns == plans[-1].value_ns
+    run(state, [Late("proving", (contiguous,), proven=bound), spared, Late("other", (plans[-1],))], 0)
+    assert state.best is not None
+    assert state.best.value_ns == plans[-1].value_ns
 
 
 SOLVING = """
@@ -215,9 +217,9 @@ import os, sys
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 sys.path[:0] = {paths!r}
 from portfolio_tasks import Hanging
-from test_portfolio import run, session_of
+from test_portfolio import run, state_of
 from drawn_problems import four_devices
-run(session_of(four_devices(5)), [Hanging("one", (), pid_file={pids!r}), Hanging("two", (), pid_file={pids!r})], 2)
+run(state_of(four_devices(5)), [Hanging("one", (), pid_file={pids!r}), Hanging("two", (), pid_file={pids!r})], 2)
 """
 
 
@@ -257,13 +259,13 @@ def _until(ready: Callable[[], list[psutil.Process] | None]) -> list[psutil.Proc
 @pytest.mark.parametrize("how", [{"max_plans": 3}, {"schedule": "gpipe"}, {"gap": 0.2}], ids=str)
 def test_auto_is_never_worse_than_a_planner_with_the_same_limits(how: dict[str, Any]) -> None:
     problem = four_devices(2, 6, memory_bytes=70_000_000)
-    best = PLANNERS["auto"].solve(problem, **how).best
+    best = solve(problem, "auto", **how).best
     assert best is not None
     for name, planner in OF_ANY_TRAINER.items():
         if how.get("schedule", "auto") in ("auto", *planner.accepts) and name not in ("auto", "exact"):
             if "synchronous" not in planner.supports:
                 continue
-            alone = planner.solve(problem, **how).best
+            alone = solve(problem, planner.name, **how).best
             least = alone.value_ns if alone is not None else best.value_ns
             assert best.value_ns <= least * (1 + how.get("gap", 0.0))
 
@@ -289,10 +291,10 @@ def test_what_is_judged_does_not_depend_on_what_is_known() -> None:
     for seed in range(3):
         problem = four_devices(seed, 6, memory_bytes=50_000_000)
         dapple = PLANNERS["dapple"]
-        alone = dapple.solve(problem).best
+        alone = solve(problem, dapple.name).best
         assert alone is not None
         asked = Ask("dapple", dapple.check(problem.update_rules, "auto", {}))
-        outcome = asked.run(Setting.of(session_of(problem), PLANNERS), Knowing(alone.value_ns))
+        outcome = asked.run(Setting(problem), Knowing(alone.value_ns))
         assert plain(outcome.found) == plain(Found.of(alone))
 
 
@@ -300,8 +302,8 @@ def test_split_backwards_are_taken_where_they_fill_the_bubble() -> None:
     problem = make_problem(
         [1_000_000] * 4, nodes=(4,), parameter_bytes=50_000_000, global_batch_size=4, inside_bytes_per_s=10**8
     )
-    whole = PLANNERS["auto"].solve(problem, options={"exclude": "hetpipe,zero-bubble,chimera"}).best
-    every = PLANNERS["auto"].solve(problem).best
+    whole = solve(problem, "auto", options={"exclude": "hetpipe,zero-bubble,chimera"}).best
+    every = solve(problem, "auto").best
     assert whole is not None
     assert every is not None
     assert every.planner == "zero-bubble"
@@ -309,11 +311,11 @@ def test_split_backwards_are_taken_where_they_fill_the_bubble() -> None:
 
 
 def test_a_closed_plan_has_its_proof_in_the_certificate() -> None:
-    result = PLANNERS["auto"].solve(four_devices(4, 5, global_batch_size=4))
+    result = solve(four_devices(4, 5, global_batch_size=4), "auto")
     assert result.best is not None
     assert result.bounds[-1].scope == SCHEDULE_SCOPE
     assert result.bounds[-1].bound_ns <= result.best.value_ns
-    without = PLANNERS["auto"].solve(four_devices(4, 5, global_batch_size=4), options={"exclude": "closing"})
+    without = solve(four_devices(4, 5, global_batch_size=4), "auto", options={"exclude": "closing"})
     assert without.best is not None
     assert result.best.value_ns <= without.best.value_ns
     assert result.status in (Status.OPTIMAL, Status.FEASIBLE)

@@ -25,9 +25,9 @@ from penstock.solvers.schedules.drafts import drafts
 from penstock.solvers.schedules.interleaved import looped_bfs
 from penstock.solvers.schedules.v_shape import zb_v
 from penstock.solvers.schedules.zero_bubble import zb_h1
-from penstock.solvers.solve import auto
-from penstock.solvers.solve.deadline import Deadline
-from penstock.solvers.solve.session import Session
+from penstock.solvers.solve.driver import solve
+from penstock.solvers.solve.limits import Setting
+from penstock.solvers.solve.rounds import asked as asked_of
 
 OPTIONS = (
     Option("by", "time", "help", choices=("time", "layers")),
@@ -68,10 +68,10 @@ def test_every_update_rule_has_a_planner_and_every_schedule_too() -> None:
 def test_what_needs_another_update_rule_is_refused() -> None:
     problem = make_problem([1, 1])
     with pytest.raises(UnsupportedRequest, match="double_buffered only; the request allows synchronous") as refused:
-        PLANNERS["madpipe"].solve(problem)
+        solve(problem, "madpipe")
     assert "--update-rule double_buffered" in (refused.value.remedy or "")
     with pytest.raises(UnsupportedRequest, match="'eager' is for the update rule weight_stashing") as refused:
-        PLANNERS["pipedream"].solve(problem, schedule="eager")
+        solve(problem, "pipedream", schedule="eager")
     assert "--update-rule weight_stashing" in (refused.value.remedy or "")
 
 
@@ -113,10 +113,10 @@ def test_wrong_values_are_refused_with_their_place(given: dict[str, object], fau
 def test_unknown_options_are_refused_before_anything_is_solved() -> None:
     problem = make_problem([1, 1])
     with pytest.raises(UnsupportedRequest, match="'dp' has no option 'overlp'; it has overlap") as refused:
-        PLANNERS["dp"].solve(problem, options={"overlp": "yes"})
+        solve(problem, "dp", options={"overlp": "yes"})
     assert refused.value.remedy == "did you mean 'overlap'?"
     with pytest.raises(InvalidDocument):
-        PLANNERS["dapple"].solve(problem, options={"beam": 0})
+        solve(problem, "dapple", options={"beam": 0})
 
 
 POLICIES = {"A": (2, 1), "acr": (2, 1), "B": (3, 1), "best": (3, 1)}
@@ -133,7 +133,7 @@ def test_dapple_takes_all_its_options(number: int) -> None:
     options |= {"pivot": ("max", "formula")[(i + j) % 2], "rank": ("bound", "latency")[(i + j // 2) % 2]}
     options |= {"strict": placement != "append", "formula": "paper_literal"}
     problem = make_problem([5] * 4, boundary_bytes=1, parameter_bytes=300, nodes=(2, 2), global_batch_size=8)
-    best = PLANNERS["dapple"].solve(problem, options=options).best
+    best = solve(problem, "dapple", options=options).best
     assert best is not None
     assert isinstance(best.schedule, Orders)
     assert best.schedule.warmup == POLICIES[policy]
@@ -146,7 +146,7 @@ def test_dapple_takes_all_its_options(number: int) -> None:
 
 def test_a_strict_policy_that_cannot_start_is_said() -> None:
     with pytest.raises(UnsupportedRequest, match="strict placement by append has no servers for the first stage"):
-        PLANNERS["dapple"].solve(make_problem([5, 5]), options={"placement": "append", "strict": True})
+        solve(make_problem([5, 5]), "dapple", options={"placement": "append", "strict": True})
 
 
 def test_a_schedule_that_does_not_exist_is_refused_wherever_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,11 +166,11 @@ def test_a_schedule_that_does_not_exist_is_refused_wherever_it_is_named(monkeypa
 
     monkeypatch.setitem(PLANNERS, "bare", Planner("bare", bare, "nobody", "wrong", ("zb-h1",)))
     with pytest.raises(InvalidPlan, match="'bare' proposes schedule 'zb-h1', which cannot be drafted"):
-        PLANNERS["bare"].solve(problem)
+        solve(problem, "bare")
     others = ",".join(name for name in PLANNERS if name not in ("auto", "proposing"))
     for name, options in (("proposing", {}), ("auto", {"exclude": others})):
         with pytest.raises(InvalidPlan, match="'proposing' proposes what there is not: no schedule 'gpipes'; there"):
-            PLANNERS[name].solve(problem, options=options)
+            solve(problem, name, options=options)
 
 
 def test_a_schedule_that_does_not_order_some_stages_is_left_out_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,15 +180,15 @@ def test_a_schedule_that_does_not_order_some_stages_is_left_out_there(monkeypatc
     def picky(problem: Problem, allocation: Allocation) -> Orders:
         raise UnsupportedRequest("it takes an odd number of stages")
 
-    usual = PLANNERS["auto"].solve(problem).best
+    usual = solve(problem, "auto").best
     monkeypatch.setitem(SCHEDULES, "picky", ScheduleRow("picky", picky, "nobody", "none", tried_with=("dapple",)))
     assert usual is not None
     for name in ("auto", "dapple"):
         assert "picky" in PLANNERS[name].accepts
-        asked = PLANNERS[name].solve(problem, schedule="picky")
+        asked = solve(problem, name, schedule="picky")
         assert asked.best is None
         assert "it takes an odd number of stages" in asked.why
-    beside = PLANNERS["auto"].solve(problem).best
+    beside = solve(problem, "auto").best
     assert beside is not None
     assert (beside.value_ns, beside.allocation) == (usual.value_ns, usual.allocation)
 
@@ -212,8 +212,8 @@ def test_a_schedule_with_split_backwards_is_no_reason_to_spare_a_planner() -> No
     problem = make_problem([3, 3, 3, 3])
 
     def asked() -> dict[str, object]:
-        session = Session(problem, Deadline(None))
-        return {task.name: task.makes for task in auto._asked(session, [PLANNERS["dapple"], PLANNERS["spp"]])}
+        tasks = asked_of(Setting(problem), [PLANNERS["dapple"], PLANNERS["spp"]])
+        return {task.name: task.makes for task in tasks}
 
     before = asked()
     assert before["dapple"] is not None
@@ -257,8 +257,8 @@ def test_planners_of_parts_try_what_names_them(parts: Parts, planner: str, monke
     row = ScheduleRow("another", another, "nobody", "none", parts=parts, tried_with=(planner,))
     monkeypatch.setitem(SCHEDULES, "another", row)
     problem = make_problem([3, 5, 4, 6], boundary_bytes=1, nodes=(2,))
-    assert PLANNERS[planner].solve(problem).best is not None
+    assert solve(problem, planner).best is not None
     assert built
-    asked = PLANNERS[planner].solve(problem, schedule="another").best
+    asked = solve(problem, planner, schedule="another").best
     assert asked is not None
     assert asked.schedule.name == "another"

@@ -30,13 +30,13 @@ from penstock.solvers.improve.job_shop import Question, solve
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch, candidates
 from penstock.solvers.model.problem import Pin, Problem
-from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.planners.contiguous_bound.planner import Relaxation, proposals
 from penstock.solvers.planners.contiguous_bound.warm_ups import climb
 from penstock.solvers.planners.exact.chain_tables import WHOLE_BACKWARDS, ChainTables
 from penstock.solvers.planners.exact.enumeration import Space
 from penstock.solvers.planners.proposal import unreachable
-from penstock.solvers.planners.trial import best_order, judged
+from penstock.solvers.schedules.fitting import best_order, judged
+from penstock.solvers.solve import driver
 
 EFFORT = 10**8
 
@@ -153,7 +153,7 @@ def test_no_planner_has_a_better_plan(seed: int) -> None:
     bound, covers = None, NEUTRAL
     for name in ("relax", "dp", "gpipe", "model-parallel", "dapple", "spp", "pipedream", "auto"):
         try:
-            found = PLANNERS[name].solve(problem)
+            found = driver.solve(problem, name)
         except UnsupportedRequest:
             continue
         if name == "relax":
@@ -265,12 +265,12 @@ def _way_is_possible(costs: ChainCosts, pieces: Pieces, source: Stage, target: S
 
 def test_more_devices_than_it_can_search_are_refused() -> None:
     with pytest.raises(UnsupportedRequest, match="at most 256 devices"):
-        PLANNERS["relax"].solve(make_problem([1, 1], nodes=(257,)))
+        driver.solve(make_problem([1, 1], nodes=(257,)), "relax")
 
 
 def test_an_optimum_of_a_class_is_claimed_of_that_class_only() -> None:
     problem = make_problem([4, 4, 4, 4], boundary_bytes=1, nodes=(2,), global_batch_size=8)
-    found = PLANNERS["relax"].solve(problem)
+    found = driver.solve(problem, "relax")
     assert found.status == "feasible"
     wide, narrow, _own = found.bounds
     assert found.best is not None

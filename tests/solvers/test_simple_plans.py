@@ -21,6 +21,7 @@ from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.planners.simple.lines import kept_lines, simple_lines
 from penstock.solvers.schedules.periodic.eager import eager
+from penstock.solvers.solve.driver import solve
 from penstock.solvers.verify.verifier import verify
 
 
@@ -85,7 +86,7 @@ def test_one_stage_everywhere_is_a_candidate(name: str, rule: UpdateRule, turns:
     reached = 0
     for seed in range(10):
         problem = drawn(seed, rule)
-        found, least = PLANNERS[name].solve(problem).best, min(one_stage(problem, rule, turns))
+        found, least = solve(problem, name).best, min(one_stage(problem, rule, turns))
         assert found is not None
         assert found.value_ns <= least, seed
         reached += found.value_ns == least
@@ -98,7 +99,7 @@ def test_even_stages_are_candidates(name: str) -> None:
     seen = 0
     for seed in range(20, 28):
         problem = drawn(seed, "synchronous")
-        found = PLANNERS[name].solve(problem).best
+        found = solve(problem, name).best
         assert found is not None
         for batch in candidates(problem):
             for line in simple_lines(problem, batch, 1):
@@ -140,7 +141,7 @@ def test_a_larger_request_keeps_its_pins(rule: UpdateRule, planner: str) -> None
     sixteen = make_problem([10, 20] * 6, parameter_bytes=10, nodes=(4,) * 4, global_batch_size=16, boundary_bytes=1)
     pins = (Pin(0, 4, frozenset({0, 5, 9})), Pin(5, 5, frozenset({2})), Pin(8, 11, frozenset({3, 4, 12, 13})))
     problem = replace(sixteen, pins=pins, update_rules=frozenset({rule}), micro_batch_sizes=(4,))
-    found = PLANNERS[planner].solve(problem).best
+    found = solve(problem, planner).best
     assert found is not None
     assert broken_pin(problem, found.allocation) is None
 

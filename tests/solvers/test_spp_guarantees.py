@@ -27,8 +27,10 @@ from penstock.solvers.planners.spp.tables import chain_of, windows
 from penstock.solvers.schedules.early_backward import early_backward
 from penstock.solvers.schedules.gpipe import gpipe
 from penstock.solvers.schedules.pipeline_execution import pipeline_execution
-from penstock.solvers.solve.deadline import Deadline
-from penstock.solvers.solve.session import Session
+from penstock.solvers.solve.driver import solve
+from penstock.solvers.solve.judging import Judge
+from penstock.solvers.solve.limits import Setting
+from penstock.solvers.solve.state import State
 
 INSTANCES = 200
 MODEL: dict[str, Any] = {"transfer": "spp", "all_reduce": "flat", "overlap_all_reduce": False, "bucket_bytes": 2**60}
@@ -170,26 +172,27 @@ def test_theorem_1_is_shown_where_nothing_says_more() -> None:
     shown = 0
     for seed in range(12):
         problem, _batch = random_problem(seed)
-        session = Session(problem, Deadline(None))
-        session.whole = replace(session.every_plan, bound_ns=1)
+        setting = Setting(problem, whole=replace(Setting(problem).every_plan, bound_ns=1))
+        judge, state = Judge(setting), State(setting)
         entry = PLANNERS["spp"]
         assert entry.proposals is not None
-        session.judge_all("spp", entry.proposals(problem, entry.check(problem.update_rules, "auto", {})))
-        best = session.best
-        if best is None or not any("theorem 1" in bound.method for bound in session.proofs.values()):
+        judge.judge_all("spp", entry.proposals(problem, entry.check(problem.update_rules, "auto", {})))
+        best = judge.best
+        if best is None or not any("theorem 1" in bound.method for bound in judge.proofs.by_class.values()):
             continue
-        own = session.own_bound
+        own = judge.proofs.shown(best)[-1]
         assert "theorem 1" in own.method
         assert 1 < own.bound_ns <= best.value_ns
         assert own.scope == CLASS_SCOPE
-        assert session.result("spp", "").bounds[1] == own
+        state.take("spp", judge.outcome())
+        assert state.result("").bounds[1] == own
         shown += 1
     assert shown >= 6
 
 
 def test_the_planner_reports_them_where_they_hold() -> None:
     problem, _batch = random_problem(8)
-    result = PLANNERS["spp"].solve(problem)
+    result = solve(problem, "spp")
     assert "lemma 1" in result.why
     assert "theorem 1" in result.why
     assert result.best is not None
@@ -202,4 +205,4 @@ def test_the_planner_reports_them_where_they_hold() -> None:
         replace(problem, linear=False),
     ):
         assert guarantees.only_batch(changed) is None
-        assert "theorem 1" not in PLANNERS["spp"].solve(changed).why
+        assert "theorem 1" not in solve(changed, "spp").why

@@ -18,6 +18,7 @@ from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.planners.spp import planner as spp
 from penstock.solvers.planners.spp.estimate import estimate_ns
 from penstock.solvers.schedules.pipeline_execution import pipeline_execution
+from penstock.solvers.solve.driver import solve
 
 SPP = PLANNERS["spp"]
 
@@ -41,7 +42,7 @@ def random_problem(seed: int, layers: int = 10, **changes: Any) -> Problem:
 @pytest.mark.parametrize("seed", range(4))
 def test_never_worse_than_data_parallelism_and_never_below_the_bound(seed: int) -> None:
     problem = random_problem(seed)
-    found, plain = SPP.solve(problem), PLANNERS["dp"].solve(problem)
+    found, plain = solve(problem, SPP.name), solve(problem, "dp")
     assert found.best is not None
     assert plain.best is not None
     assert found.best.value_ns <= plain.best.value_ns
@@ -52,7 +53,7 @@ def test_never_worse_than_data_parallelism_and_never_below_the_bound(seed: int) 
 @pytest.mark.parametrize("recompute", ["never", "auto", "always"])
 def test_memory_is_respected_or_the_reason_is_said(memory: int, recompute: str) -> None:
     problem = random_problem(2, memory_bytes=memory, recompute=recompute, state_factor=2)
-    result = SPP.solve(problem)
+    result = solve(problem, SPP.name)
     if result.best is None:
         assert result.status in (Status.INFEASIBLE, Status.NONE_FOUND)
         assert result.shortage is not None
@@ -65,7 +66,7 @@ def test_it_finds_a_plan_wherever_dapple_does() -> None:
     for seed in range(6):
         for memory in (12_000_000, 16_000_000):
             problem = random_problem(seed, memory_bytes=memory, recompute="auto")
-            assert (SPP.solve(problem).best is None) <= (PLANNERS["dapple"].solve(problem).best is None)
+            assert (solve(problem, SPP.name).best is None) <= (solve(problem, "dapple").best is None)
 
 
 @pytest.mark.parametrize("orientation", ["id", "bandwidth", "best"])
@@ -73,7 +74,7 @@ def test_it_finds_a_plan_wherever_dapple_does() -> None:
 def test_options_and_the_papers_own_system(orientation: str, replicas: str) -> None:
     problem = random_problem(3, micro_batch_sizes=(4,), nodes=(3, 2))
     options: dict[str, object] = {"orientation": orientation, "replicas": replicas}
-    best = SPP.solve(problem, schedule="pe", options=options | {"allow_unused": False}).best
+    best = solve(problem, SPP.name, schedule="pe", options=options | {"allow_unused": False}).best
     assert best is not None
     counts = [stage.replicas for stage in best.allocation.stages]
     assert sum(counts) == 5
@@ -82,7 +83,7 @@ def test_options_and_the_papers_own_system(orientation: str, replicas: str) -> N
     assert best.schedule.warmup == tuple(min(8, 4 * (depth - n) - 3) for n in range(depth))
     if replicas == "powers":
         assert set(counts) <= {1, 2, 4, 5}
-    limited = SPP.solve(problem, options=options | {"max_stages": 2}).best
+    limited = solve(problem, SPP.name, options=options | {"max_stages": 2}).best
     assert limited is not None
     assert len(limited.allocation.stages) <= 2
 
@@ -94,7 +95,7 @@ def test_cuts_micro_batches_and_slices_are_those_of_the_request() -> None:
         assert proposal.allocation.num_micro_batches == 4
         assert all(stage.replicas <= 2 for stage in proposal.allocation.stages)
         assert all(cuttable[stage.last] for stage in proposal.allocation.stages[:-1])
-    assert SPP.solve(random_problem(4, micro_batch_sizes=(1,), min_slice=2)).best is None
+    assert solve(random_problem(4, micro_batch_sizes=(1,), min_slice=2), SPP.name).best is None
 
 
 def test_slow_devices_get_less() -> None:
@@ -103,7 +104,7 @@ def test_slow_devices_get_less() -> None:
         5, layers=24, kinds=["cpu", "cpu", "slow", "slow"], speed={"slow": 0.25}, boundary_bytes=0,
         parameter_bytes=60_000_000, micro_batch_sizes=(1,), global_batch_size=64,
     )  # fmt: skip
-    best = SPP.solve(problem).best
+    best = solve(problem, SPP.name).best
     assert best is not None
     layers = {d: s.last - s.first + 1 for s in best.allocation.stages for d in s.devices}
     assert min(layers[0], layers[1]) > max(layers.get(2, 0), layers.get(3, 0))
@@ -112,25 +113,25 @@ def test_slow_devices_get_less() -> None:
 def test_a_measured_matrix_and_devices_that_nothing_connects() -> None:
     table = np.asarray([[0, 8, 1, 1], [4, 0, 1, 1], [1, 1, 0, 8], [1, 2, 8, 0]]) * 10**9
     network = Network(tuple("abcd"), ("n", "m"), (0, 0, 1, 1), (None, None), (), table)
-    assert SPP.solve(random_problem(1, network=network)).best is not None
+    assert solve(random_problem(1, network=network), SPP.name).best is not None
     halves = np.where(table == 10**9, 0, table) * np.asarray([[1] * 4, [1] * 4, [1] * 4, [1, 0, 1, 1]])
     apart = Network(tuple("abcd"), ("n", "m"), (0, 0, 1, 1), (None, None), (), halves)
-    best = SPP.solve(random_problem(1, network=apart)).best
+    best = solve(random_problem(1, network=apart), SPP.name).best
     assert best is not None
     assert {d for s in best.allocation.stages for d in s.devices} in ({0, 1}, {2, 3}, {0}, {1}, {2}, {3})
 
 
 def test_one_device_and_one_layer() -> None:
-    alone = SPP.solve(random_problem(1, nodes=(1,))).best
+    alone = solve(random_problem(1, nodes=(1,)), SPP.name).best
     assert alone is not None
     assert len(alone.allocation.stages) == 1
-    single = SPP.solve(make_problem([1000], nodes=(3,), parameter_bytes=1, global_batch_size=6)).best
+    single = solve(make_problem([1000], nodes=(3,), parameter_bytes=1, global_batch_size=6), SPP.name).best
     assert single is not None
     assert len(single.allocation.stages) == 1
 
 
 def test_same_request_same_plan() -> None:
-    first, second = (SPP.solve(random_problem(6)).best for _ in range(2))
+    first, second = (solve(random_problem(6), SPP.name).best for _ in range(2))
     assert first is not None
     assert second is not None
     assert (first.allocation, first.value_ns) == (second.allocation, second.value_ns)

@@ -21,8 +21,9 @@ from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.planners.many_devices.device_line import line_of
 from penstock.solvers.planners.many_devices.partition import IDLE, Partitions
 from penstock.solvers.planners.many_devices.stage_costs import Pieces, replica_choices
-from penstock.solvers.solve.deadline import Deadline
-from penstock.solvers.solve.session import Session
+from penstock.solvers.solve.driver import solve
+from penstock.solvers.solve.judging import Judge
+from penstock.solvers.solve.limits import Setting
 
 SPREAD = PLANNERS["spread"]
 
@@ -53,12 +54,12 @@ def uneven(layers: int, pods: int, nodes: int, seed: int = 0) -> Problem:
     )
 
 
-def searched(problem: Problem) -> Session:
+def searched(problem: Problem) -> Judge:
     """A few dozen of the planner's plans, judged."""
-    session = Session(problem, Deadline(None), max_plans=40)
+    judge = Judge(Setting(problem, max_plans=40))
     assert SPREAD.proposals is not None
-    session.judge_all("spread", SPREAD.proposals(problem, SPREAD.check(problem.update_rules, "auto", {})))
-    return session
+    judge.judge_all("spread", SPREAD.proposals(problem, SPREAD.check(problem.update_rules, "auto", {})))
+    return judge
 
 
 def test_the_line_keeps_pods_together() -> None:
@@ -137,7 +138,7 @@ def test_a_planner_that_is_too_slow_for_so_many_devices_names_this_one() -> None
     """Beyond 256 devices; where it was in no time itself there is nothing to name."""
     many = uneven(4, 4, 33)
     for name, named in (("dp", True), ("spread", False)):
-        result = PLANNERS[name].solve(many, time_limit_ns=0)
+        result = solve(many, name, time_limit_ns=0)
         assert result.status is Status.TIME_LIMIT
         assert ("for as many as 264 devices there is planner spread" in result.why) == named
 

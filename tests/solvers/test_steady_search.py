@@ -13,17 +13,17 @@ from plan_lists import judged, verified
 from problems import make_problem
 
 from penstock.schemas.errors import PenstockError
-from penstock.solvers.improve.neighbourhood import steady
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.problem import Pin, Problem
 from penstock.solvers.model.result import Candidate
 from penstock.solvers.model.update_rules import UpdateRule
-from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.schedules.periodic.eager import eager, noam
-from penstock.solvers.solve.deadline import Deadline
+from penstock.solvers.solve.driver import solve
+from penstock.solvers.solve.judging import Judge
+from penstock.solvers.solve.limits import Setting
 from penstock.solvers.solve.outcome import Found
-from penstock.solvers.solve.session import Session
+from penstock.solvers.solve.tasks import Polish
 
 RULES: tuple[UpdateRule, ...] = ("weight_stashing", "double_buffered", "double_grouped")
 
@@ -95,7 +95,7 @@ def test_no_line_is_much_faster_than_the_answer(rule: UpdateRule) -> None:
     equal = seen = 0
     for seed in range(8):
         problem = drawn(seed, rule)
-        found = PLANNERS["auto"].solve(problem).best
+        found = solve(problem, "auto").best
         least = least_ns(problem, rule)
         assert found is not None
         assert found.value_ns <= 1.03 * least, (seed, found.value_ns, least)
@@ -105,22 +105,29 @@ def test_no_line_is_much_faster_than_the_answer(rule: UpdateRule) -> None:
     assert equal >= 6
 
 
-def begun(problem: Problem, rule: UpdateRule, plan: Allocation) -> Session:
-    """A session that knows the plan with one micro-batch in flight and nothing else."""
-    session = Session(problem, Deadline(None), 0.0, "auto", None)
+def begun(problem: Problem, rule: UpdateRule, plan: Allocation) -> Judge:
+    """A judge that knows the plan with one micro-batch in flight and nothing else."""
+    judge = Judge(Setting(problem))
     pattern = eager(problem, plan, update_rule=rule, depth=[1] * len(plan.stages))
     start = judged(problem, plan, pattern, problem.rules.overlap_all_reduce, rule)
     assert start is not None
-    session.offer(Found.of(start))
-    return session
+    judge.offer(start)
+    return judge
+
+
+def proposals(judge: Judge, rule: UpdateRule, effort: float) -> Iterator[Proposal]:
+    """The search's plans, as a task proposes them."""
+    start = judge.best
+    assert start is not None
+    yield from Polish(Found.of(start), (), effort)._proposals(judge)
 
 
 def searched(problem: Problem, rule: UpdateRule, plan: Allocation, effort: float = 0.5) -> Candidate:
     """The best plan of the search from this one."""
-    session = begun(problem, rule, plan)
-    session.judge_all("polish", steady.search(session, rule, effort))
-    assert session.best is not None
-    return session.best
+    judge = begun(problem, rule, plan)
+    judge.judge_all("polish", proposals(judge, rule, effort))
+    assert judge.best is not None
+    return judge.best
 
 
 def long_chain(rule: UpdateRule) -> Problem:
@@ -156,26 +163,26 @@ def test_what_is_proposed_keeps_pins_and_slices() -> None:
     problem = replace(long_chain("weight_stashing"), pins=(Pin(0, 0, frozenset({5})),), min_slice=2)
     problem = replace(problem, micro_batch_sizes=(3,))
     start = single_pipeline((Stage(0, 0, (5,)), Stage(1, 11, (0, 1, 2), "round_robin")), 4)
-    session, seen = begun(problem, "weight_stashing", start), 0
+    judge, seen = begun(problem, "weight_stashing", start), 0
 
     def watched() -> Iterator[Proposal]:
         nonlocal seen
-        for proposal in steady.search(session, "weight_stashing", 0.3):
+        for proposal in proposals(judge, "weight_stashing", 0.3):
             seen += 1
             for stage in proposal.allocation.stages:
                 assert stage.first > 0 or stage.devices == (5,)
                 assert stage.dispatch == "round_robin" or stage.replicas == 1
             yield proposal
 
-    session.judge_all("polish", watched())
+    judge.judge_all("polish", watched())
     assert seen > 20
 
 
 def test_auto_polishes_what_has_no_flush_unless_it_is_left_out() -> None:
     """The planners' best line for a chain of this unevenness is not the best one."""
     problem = long_chain("weight_stashing")
-    with_search = PLANNERS["auto"].solve(problem).best
-    without = PLANNERS["auto"].solve(problem, options={"exclude": "polish"}).best
+    with_search = solve(problem, "auto").best
+    without = solve(problem, "auto", options={"exclude": "polish"}).best
     assert with_search is not None
     assert without is not None
     assert with_search.planner == "polish"

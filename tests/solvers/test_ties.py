@@ -36,8 +36,8 @@ from penstock.solvers.model.result import Candidate
 from penstock.solvers.model.schedule import Pattern, PatternOperation
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.schedules.early_backward import early_backward
-from penstock.solvers.solve.deadline import Deadline
-from penstock.solvers.solve.session import Session
+from penstock.solvers.solve.judging import Judge
+from penstock.solvers.solve.limits import Setting
 from penstock.solvers.verify.verifier import verify
 
 Make = Callable[[random.Random, Problem], Allocation]
@@ -284,14 +284,14 @@ def test_a_planners_plan_whose_ranks_would_wait_for_each_others_sums_is_passed_o
     proposal = Proposal(allocation, (pattern.name,), overlaps=(False,), update_rule="double_buffered", fixed=pattern)
     whole = single_pipeline((Stage(0, 7, (0,)),), 4)
     alone = Pattern("eager", 50, 1, (PatternOperation(0, 0, 0, 0), PatternOperation(1, 0, 10, 0)))
-    session = Session(problem, Deadline(None))
-    session.judge_all("test", [proposal])
-    assert (session.best is None) == tied
-    assert ("deadlocks" in (session.disconnected or "")) == tied
-    session.judge_all("test", [proposal._replace(allocation=whole, schedules=(alone.name,), fixed=alone)])
-    assert session.best is not None
-    assert session.judged == 2
-    assert session.best.allocation == (whole if tied else allocation)
+    judge = Judge(Setting(problem))
+    judge.judge_all("test", [proposal])
+    assert (judge.best is None) == tied
+    assert ("deadlocks" in (judge.obstacles.disconnected or "")) == tied
+    judge.judge_all("test", [proposal._replace(allocation=whole, schedules=(alone.name,), fixed=alone)])
+    assert judge.best is not None
+    assert judge.judged == 2
+    assert judge.best.allocation == (whole if tied else allocation)
 
 
 def test_a_planners_plan_that_cannot_run_is_an_error_where_nothing_is_tied() -> None:
@@ -301,4 +301,4 @@ def test_a_planners_plan_that_cannot_run_is_an_error_where_nothing_is_tied() -> 
     problem = replace(problem, update_rules=frozenset({"double_buffered"}))
     proposal = Proposal(allocation, ("eager",), overlaps=(False,), update_rule="double_buffered", fixed=broken)
     with pytest.raises(InvalidPlan):
-        Session(problem, Deadline(None)).judge_all("test", [proposal])
+        Judge(Setting(problem)).judge_all("test", [proposal])

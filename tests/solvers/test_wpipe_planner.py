@@ -18,13 +18,13 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Pattern
 from penstock.solvers.model.timeline import Timeline
 from penstock.solvers.model.update_rules import UpdateRule
-from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.planners.wpipe.configurations import Wanted, climb, exhaustive, pairs, resting_place
 from penstock.solvers.planners.wpipe.cut_search import Found
 from penstock.solvers.planners.wpipe.layouts import layouts
 from penstock.solvers.planners.wpipe.shape import Shape, allocation_of
 from penstock.solvers.schedules.periodic.eager import eager
 from penstock.solvers.schedules.periodic.wpipe import least_micro_batches, wpipe
+from penstock.solvers.solve.driver import solve
 
 RULES: dict[int, UpdateRule] = {1: "double_buffered", 2: "double_grouped"}
 NAMES = {1: "pipedream-2bw", 2: "wpipe"}
@@ -94,7 +94,7 @@ def test_planner_is_near_the_best_of_everything(groups: int) -> None:
             timeline = judged(problem, shape, allocation)
             if all(use.memory.total <= problem.capacity_bytes(d) for d, use in timeline.uses.items()):
                 best = min(best or 2**62, timeline.time_per_global_batch_ns)
-        found = PLANNERS[NAMES[groups]].solve(problem).best
+        found = solve(problem, NAMES[groups]).best
         assert found is not None or best is None, seed
         if found is not None and best is not None:
             turns = any(stage.dispatch == "round_robin" for stage in found.allocation.stages)
@@ -227,8 +227,8 @@ def test_paper_mode_is_never_better_than_the_search() -> None:
     for seed in range(30, 42):
         problem = random_problem(seed)
         for name in NAMES.values():
-            ours = PLANNERS[name].solve(problem).best
-            paper = PLANNERS[name].solve(problem, options={"mode": "paper"}).best
+            ours = solve(problem, name).best
+            paper = solve(problem, name, options={"mode": "paper"}).best
             if paper is not None:
                 assert ours is not None
                 assert ours.value_ns <= paper.value_ns
@@ -241,12 +241,12 @@ def test_options_choose_depth_layout_and_warm_up() -> None:
         [10] * 8, boundary_bytes=3, nodes=(2, 2), global_batch_size=8, micro_batch_sizes=(1, 2, 4), shared=True
     )
     problem = replace(problem, update_rules=frozenset({"double_grouped"}))
-    found = PLANNERS["wpipe"].solve(problem, options={"depth": 2, "layout": "B", "warmup": "A"}).best
+    found = solve(problem, "wpipe", options={"depth": 2, "layout": "B", "warmup": "A"}).best
     assert found is not None
     assert found.update_rule == "double_grouped"
     assert found.schedule.name == "wpipe"
     assert [stage.devices for stage in found.allocation.stages] == [(0, 1), (2, 3)] * 2
-    faster = PLANNERS["wpipe"].solve(problem, options={"depth": 2, "layout": "A"}).best
+    faster = solve(problem, "wpipe", options={"depth": 2, "layout": "A"}).best
     assert faster is not None
     assert faster.value_ns <= found.value_ns
 
@@ -257,26 +257,26 @@ def test_refusals() -> None:
     problem = replace(problem, update_rules=frozenset(RULES.values()))
     for name in NAMES.values():
         with pytest.raises(UnsupportedRequest, match=r"depth 4 needs 4, the .* give at most 2") as refused:
-            PLANNERS[name].solve(problem, options={"depth": 4})
+            solve(problem, name, options={"depth": 4})
         assert refused.value.remedy == "depth 2, or micro_batch_sizes [2] for 4 or more"
     with pytest.raises(InvalidDocument, match="8 separable blocks of layers allow 4"):
-        PLANNERS["wpipe"].solve(problem, options={"depth": 5})
+        solve(problem, "wpipe", options={"depth": 5})
     whole = make_problem([10, 10], nodes=(2,), cuttable=[False], global_batch_size=4)
     whole = replace(whole, update_rules=frozenset(RULES.values()))
     with pytest.raises(UnsupportedRequest, match="cannot be separated anywhere"):
-        PLANNERS["wpipe"].solve(whole, options={"mode": "paper"})
+        solve(whole, "wpipe", options={"mode": "paper"})
     for name in NAMES.values():
-        found = PLANNERS[name].solve(whole).best
+        found = solve(whole, name).best
         assert found is not None
         assert len(found.allocation.stages) == 1
     with pytest.raises(UnsupportedRequest, match="double_grouped only"):
-        PLANNERS["wpipe"].solve(replace(problem, update_rules=frozenset({"synchronous"})))
+        solve(replace(problem, update_rules=frozenset({"synchronous"})), "wpipe")
 
 
 def test_infeasible_names_what_is_missing() -> None:
     problem = make_problem([10] * 4, parameter_bytes=1000, nodes=(2,), memory_bytes=100, recompute="auto")
     for name in NAMES.values():
-        result = PLANNERS[name].solve(replace(problem, update_rules=frozenset(RULES.values())))
+        result = solve(replace(problem, update_rules=frozenset(RULES.values())), name)
         assert result.status == "infeasible"
         assert result.shortage is not None
         assert result.shortage.missing_bytes > 0
@@ -285,8 +285,8 @@ def test_infeasible_names_what_is_missing() -> None:
 def test_auto_contains_them_where_their_rule_is_allowed() -> None:
     """Transfers dear, memory short of whole weights: double groups without a flush win against every flushed plan."""
     problem = make_problem([10] * 8, nodes=(2,), global_batch_size=4, micro_batch_sizes=(1, 2), parameter_bytes=10**6)
-    flushed = PLANNERS["auto"].solve(problem).best
-    allowed = PLANNERS["auto"].solve(replace(problem, update_rules=frozenset({"synchronous", "double_grouped"}))).best
+    flushed = solve(problem, "auto").best
+    allowed = solve(replace(problem, update_rules=frozenset({"synchronous", "double_grouped"})), "auto").best
     assert flushed is not None
     assert allowed is not None
     assert flushed.update_rule == "synchronous"

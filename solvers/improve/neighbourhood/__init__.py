@@ -1,1 +1,1 @@
-"""Large neighbourhood search: better plans near the best plan of a session, fed by bulk simulation."""
+"""Large neighbourhood search: better plans near the incumbent, fed by bulk simulation."""

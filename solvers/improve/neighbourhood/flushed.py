@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
 
-from penstock.solvers.improve.neighbourhood.incumbent import Incumbent
 from penstock.solvers.improve.neighbourhood.moves import even_stages, moved
 from penstock.solvers.improve.neighbourhood.recut import recuts
 from penstock.solvers.improve.neighbourhood.repair import Repairs
@@ -28,13 +27,11 @@ from penstock.solvers.improve.order import close
 from penstock.solvers.model.allocation import Allocation, single_pipeline
 from penstock.solvers.model.micro_batches import candidates, dapple_replicas
 from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Candidate
 from penstock.solvers.model.schedule import Orders, Schedule
-from penstock.solvers.planners.proposal import Proposal
-from penstock.solvers.planners.trial import Trial
+from penstock.solvers.schedules.fitting import Trial
 
 NEVER = 2**62
-EFFORT = 4.0
-"""Default effort: about seconds of one core."""
 DETOUR = 16
 """Plans up to 1/16 above the best plan are passed through."""
 FIRST_PATIENCE, PATIENCE = 24, 4
@@ -50,29 +47,25 @@ CLOSING = 0.3
 SECOND = 1_000_000_000
 
 
-def search(session: Incumbent, effort: float = EFFORT) -> Iterator[Proposal]:
-    """Every improvement of the session's best plan. ``effort`` is about seconds of one core, but counted."""
-    best = session.best
-    if best is None or best.update_rule != "synchronous":
-        return
-    problem, value_ns = session.problem, best.value_ns
+class Improved(NamedTuple):
+    """A plan that takes less time than the start, and whether its all-reduces overlap the last backward."""
 
-    def stopped() -> bool:
-        return session.done or session.deadline.passed
+    allocation: Allocation
+    schedule: Schedule
+    overlap: bool
 
-    if isinstance(best.schedule, Orders):
-        name, overlap = best.schedule.name, best.overlap_all_reduce
-        for plan, better_ns in recuts(problem, best.allocation, best.schedule, overlap, value_ns, stopped):
+
+def search(problem: Problem, start: Candidate, effort: float, stopped: Callable[[], bool]) -> Iterator[Improved]:
+    """Yield ever better plans than a flushed ``start``. ``effort`` is about seconds of one core, but counted."""
+    value_ns = start.value_ns
+    if isinstance(start.schedule, Orders):
+        overlap = start.overlap_all_reduce
+        for plan, better_ns in recuts(problem, start.allocation, start.schedule, overlap, value_ns, stopped):
             value_ns = better_ns
-            yield Proposal(plan, (name,), overlaps=(overlap,), fixed=best.schedule)
+            yield Improved(plan, start.schedule, overlap)
     found = LargeNeighbourhoodSearch(problem, value_ns, int(effort * SECOND), stopped)
-    for trial in found.run(best.allocation if is_movable(best.allocation) else None, best.schedule):
-        yield _proposal(problem, trial)
-
-
-def _proposal(problem: Problem, trial: Trial) -> Proposal:
-    overlaps = (problem.rules.overlap_all_reduce,)
-    return Proposal(trial.allocation, (trial.orders.name,), overlaps=overlaps, fixed=trial.orders)
+    for trial in found.run(start.allocation if is_movable(start.allocation) else None, start.schedule):
+        yield Improved(trial.allocation, trial.orders, problem.rules.overlap_all_reduce)
 
 
 def is_movable(allocation: Allocation) -> bool:

@@ -20,8 +20,8 @@ from penstock.solvers.improve.neighbourhood.moves import Stages
 from penstock.solvers.model.allocation import single_pipeline
 from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.planners.trial import Trial, judged
 from penstock.solvers.schedules.early_backward import early_backward
+from penstock.solvers.schedules.fitting import Trial, judged
 from penstock.solvers.schedules.support.recomputed import recomputed
 
 MOST_SIMULATED = 160
@@ -125,8 +125,8 @@ class Scores:
             found = judged(self.problem, plan, early_backward(self.problem, plan, warmup=vector), below_ns)
             if found.trial is not None:
                 return self._recomputed(found.trial)
-            if found.lacking is not None:
-                lacking = next(s for s, stage in enumerate(stages) if found.lacking in stage.devices)
+            if found.short is not None:
+                lacking = next(s for s, stage in enumerate(stages) if found.short.device in stage.devices)
                 if vector[lacking] > 1:
                     less = (*vector[:lacking], *(min(k, vector[lacking] - 1) for k in vector[lacking:]))
                     heapq.heappush(ahead, (self.times(score.plan, [less])[0], less))

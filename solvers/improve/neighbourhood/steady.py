@@ -12,21 +12,21 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import NamedTuple
 
 from penstock.schemas.errors import PenstockError
 from penstock.solvers.costs.infinity import NEVER_NS
-from penstock.solvers.improve.neighbourhood.incumbent import Incumbent
 from penstock.solvers.improve.neighbourhood.moves import Stages, even_stages, moved, replaced
 from penstock.solvers.model.allocation import Allocation, single_pipeline
 from penstock.solvers.model.micro_batches import candidates, dapple_replicas
 from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Candidate
+from penstock.solvers.model.schedule import Pattern
 from penstock.solvers.model.update_rules import UpdateRule
-from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.schedules.periodic.eager import (
     LONGEST_TURN,
     eager,
@@ -62,10 +62,25 @@ class Item(NamedTuple):
     depths: tuple[tuple[int, ...], ...]
 
 
-def search(session: Incumbent, rule: UpdateRule, effort: float) -> Iterator[Proposal]:
-    """Plans under the rule that may be better than the session's best plan. ``effort``: about seconds, but counted."""
-    found = IteratedLocalSearch(session, rule, int(effort * SECOND))
-    yield from found.run()
+class Promising(NamedTuple):
+    """A plan that may be better than the incumbent."""
+
+    allocation: Allocation
+    schedule: Pattern
+
+
+def search(
+    problem: Problem,
+    rule: UpdateRule,
+    effort: float,
+    incumbent: Callable[[], Candidate | None],
+    stopped: Callable[[], bool],
+) -> Iterator[Promising]:
+    """Yield plans under the rule that may be better than the incumbent; the caller judges each before the next.
+
+    ``effort`` is about seconds of one core, but counted.
+    """
+    yield from IteratedLocalSearch(problem, rule, int(effort * SECOND), incumbent, stopped).run()
 
 
 @dataclass
@@ -75,9 +90,11 @@ class IteratedLocalSearch:
     ``_least_ns``: while there is no such plan, the least that any has promised.
     """
 
-    session: Incumbent
+    problem: Problem
     rule: UpdateRule
     effort: int
+    incumbent: Callable[[], Candidate | None]
+    stopped: Callable[[], bool]
     _centre: Plan | None = None
     _least_ns: int = NEVER_NS
     _heap: list[Item] = field(default_factory=list)
@@ -85,17 +102,16 @@ class IteratedLocalSearch:
     _seen: set[Plan] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._problem: Problem = self.session.problem
-        made = candidates(self._problem, dapple_replicas(self._problem))
+        made = candidates(self.problem, dapple_replicas(self.problem))
         self._batches = sorted({batch.num_micro_batches for batch in made})
 
-    def run(self) -> Iterator[Proposal]:
-        """The plans that promise to be better, each for the session to judge."""
+    def run(self) -> Iterator[Promising]:
+        """Yield the plans that promise to be better."""
         self._take()
         even = [(number, stages) for stages in self._even() for number in self._batches]
         begin = [*even, *self._around(self._centre)] if self._centre is not None else even
         yield from self._round(begin, FIRST_PATIENCE)
-        draw, idle = random.Random(self._problem.seed), 0
+        draw, idle = random.Random(self.problem.seed), 0
         while self._centre is not None and idle < IDLE_ROUNDS and not self._enough:
             before = self._value_ns
             kicked = self._kicked(self._centre, draw)
@@ -104,33 +120,34 @@ class IteratedLocalSearch:
 
     @property
     def _enough(self) -> bool:
-        return self.effort <= 0 or self.session.done or self.session.deadline.passed
+        return self.effort <= 0 or self.stopped()
 
     @property
     def _value_ns(self) -> int:
-        return NEVER_NS if self.session.best is None else self.session.best.value_ns
+        best = self.incumbent()
+        return NEVER_NS if best is None else best.value_ns
 
     def _take(self) -> None:
-        """Begin from the session's best plan, where it is one that can be moved."""
-        best = self.session.best
+        """Begin from the incumbent, where it is one that can be moved."""
+        best = self.incumbent()
         if best is not None and best.update_rule == self.rule and _is_line(best.allocation):
             self._centre = best.allocation.num_micro_batches, best.allocation.stages
 
     def _even(self) -> Iterator[Stages]:
         """Even stages on all devices, on those of each kind and of each node; replicas by rows and in turn."""
-        devices = self._problem.devices
+        devices = self.problem.devices
         groups = [tuple(range(len(devices)))]
         groups += [tuple(d for d, each in enumerate(devices) if each.kind == kind) for kind in self._kinds()]
-        groups += [tuple(node) for node in self._problem.nodes()]
+        groups += [tuple(node) for node in self.problem.nodes()]
         for group in dict.fromkeys(groups):
-            for stages in even_stages(self._problem, group):
+            for stages in even_stages(self.problem, group):
                 yield stages
                 yield _in_turn(stages)
 
     def _kinds(self) -> list[str]:
-        return sorted({device.kind for device in self._problem.devices})
+        return sorted({device.kind for device in self.problem.devices})
 
-    def _round(self, plans: Iterable[Plan], patience: int) -> Iterator[Proposal]:
+    def _round(self, plans: Iterable[Plan], patience: int) -> Iterator[Promising]:
         """Walk from some plans until so many in a row were no better."""
         self._heap = []
         self._push(plans)
@@ -154,17 +171,16 @@ class IteratedLocalSearch:
         known_ns = self._value_ns if self._centre is not None else max(self._value_ns, self._least_ns)
         return known_ns + known_ns // DETOUR
 
-    def _proposals(self, item: Item) -> Iterator[Proposal]:
+    def _proposals(self, item: Item) -> Iterator[Promising]:
         number, stages = item.plan
         allocation = single_pipeline(stages, number)
-        overlaps = (self._problem.rules.overlap_all_reduce,)
         for depth in item.depths:
             self.effort -= JUDGED_NS * 2 * len(stages) * turn_of(allocation)
             try:
-                pattern = eager(self._problem, allocation, update_rule=self.rule, depth=depth)
+                pattern = eager(self.problem, allocation, update_rule=self.rule, depth=depth)
             except PenstockError:  # micro-batches in flight that two weight versions do not allow
                 continue
-            yield Proposal(allocation, (pattern.name,), "best", overlaps, self.rule, pattern)
+            yield Promising(allocation, pattern)
 
     def _push(self, plans: Iterable[Plan]) -> None:
         for plan in plans:
@@ -181,7 +197,7 @@ class IteratedLocalSearch:
     def _item(self, plan: Plan) -> Item | None:
         """The plan with the shortest period of its depths; None where it does not fit."""
         self.effort -= SCORED_NS * len(plan[1])
-        problem, rule = self._problem, self.rule
+        problem, rule = self.problem, self.rule
         allocation = single_pipeline(plan[1], plan[0])
         one = fitted_depth(problem, allocation, rule, (1,) * len(plan[1]))
         depths = {one, *usual_depths(problem, allocation, rule)}
@@ -196,18 +212,18 @@ class IteratedLocalSearch:
     def _may_be(self, plan: Plan) -> bool:
         """Whether the micro-batches feed the replicas, turns end soon, and pins are kept."""
         number, stages = plan
-        rows = self._problem.global_batch_size // number
-        fed = all(s.dispatch == "round_robin" or rows // s.replicas >= self._problem.min_slice for s in stages)
+        rows = self.problem.global_batch_size // number
+        fed = all(s.dispatch == "round_robin" or rows // s.replicas >= self.problem.min_slice for s in stages)
         turns = [s.replicas for s in stages if s.dispatch == "round_robin"]
         allocation = single_pipeline(stages, number)
         short = turn_of(allocation) <= max(LONGEST_TURN, number)
         complete = self.rule == "weight_stashing" or max(turns, default=1) <= number
-        return fed and short and complete and broken_pin(self._problem, allocation) is None
+        return fed and short and complete and broken_pin(self.problem, allocation) is None
 
     def _around(self, plan: Plan) -> Iterator[Plan]:
         """Small moves, replicas fed in another way, and all numbers of micro-batches."""
         number, stages = plan
-        for each in (*moved(self._problem, stages), *replaced(self._problem, stages)):
+        for each in (*moved(self.problem, stages), *replaced(self.problem, stages)):
             yield number, _plain(each)
             yield number, _in_turn(each)
         for s, stage in enumerate(stages):

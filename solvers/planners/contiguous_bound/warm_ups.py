@@ -1,7 +1,7 @@
 """Better warm-ups for one allocation: runs of neighbouring stages begin with a few micro-batches more, or fewer.
 
-The usual warm-ups (``trial``) fall evenly along the pipeline. Where transfers are long, or memory binds on some stages
-only, uneven ones are often several percent quicker.
+The usual warm-ups (``fitting.warmups``) fall evenly along the pipeline. Where transfers are long, or memory binds on
+some stages only, uneven ones are often several percent quicker.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from itertools import accumulate
 
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.planners.trial import Trial, judged
 from penstock.solvers.schedules.early_backward import early_backward
+from penstock.solvers.schedules.fitting import Trial, judged
 
 CHANGES = (1, -1, 2, -2, 4, -4)
 

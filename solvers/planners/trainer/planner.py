@@ -33,8 +33,8 @@ from penstock.solvers.model.trainer_limits import Recomputing, Within
 from penstock.solvers.planners.block_partition import smallest_largest
 from penstock.solvers.planners.chunked.cuts import Places, chunked
 from penstock.solvers.planners.proposal import Proposal, unreachable
-from penstock.solvers.planners.trial import Outcome, Trial, judged
 from penstock.solvers.schedules.catalogue import schedule_row
+from penstock.solvers.schedules.fitting import Judged, Trial, judged
 from penstock.solvers.schedules.trainer_orders import chunks_of, order_of, ranks_of_stages
 
 TRANSFORMER = Option(
@@ -159,22 +159,22 @@ class Search:
             outcome = self._judged(single[middle], below_ns)
             if outcome.trial is not None:
                 found, most = outcome.trial, middle - 1
-            elif outcome.lacking is None:  # too slow, and more recomputation would be slower
+            elif outcome.short is None:  # too slow, and more recomputation would be slower
                 return found
             else:
                 least = middle + 1
         for plan in tried[len(single) :] if found is None else ():
             outcome = self._judged(plan, below_ns)
-            if outcome.trial is not None or outcome.lacking is None:
+            if outcome.trial is not None or outcome.short is None:
                 return outcome.trial
         return found or (tried[-1] if tried else None)
 
-    def _judged(self, plan: Allocation, below_ns: int) -> Outcome:
+    def _judged(self, plan: Allocation, below_ns: int) -> Judged:
         """The judge's opinion, which is spared where the micro-batches that are in flight for certain do not fit."""
         count, number = len(plan.stages), plan.num_micro_batches
         short = shortage_of(self.problem, plan, self.row.trained_in_flight(count, number))
         if short is not None:
-            return Outcome(NEVER_NS, lacking=short.device)
+            return Judged(NEVER_NS, short=short)
         self.effort += 1 + count * number / AS_A_PLAN
         return judged(self.problem, plan, self._order(plan), below_ns)
 

@@ -1,0 +1,107 @@
+"""A solve, on one page: rounds of tasks, done by workers, put together in the order of the tasks.
+
+Every task is one planner's search, or one attempt to improve or prove a plan, with a judge of its own (``judging``), as
+if it were run alone. Which tasks there are, and in which rounds, says ``rounds``; who does them, ``workers``; the best
+plan of all is the incumbent (``incumbent``), and ``proofs`` says when it is good enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+
+from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.explanation.what_if import Replan
+from penstock.solvers.model.options import checked
+from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.result import Candidate, Progress, Result, Status
+from penstock.solvers.planners.catalogue import PLANNERS, Planner, resolve
+from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.solve.judging import Judge
+from penstock.solvers.solve.limits import Deadline, Setting
+from penstock.solvers.solve.rounds import first_plan, rounds
+from penstock.solvers.solve.state import State
+from penstock.solvers.solve.tasks import Remedy, Task
+from penstock.solvers.solve.why import why
+from penstock.solvers.solve.workers import Here, Workforce, is_small, workers_for
+
+
+def solve(
+    problem: Problem,
+    planner: str = "auto",
+    *,
+    schedule: str = "auto",
+    options: Mapping[str, object] | None = None,
+    time_limit_ns: int | None = None,
+    max_plans: int | None = None,
+    gap: float = 0.0,
+    workers: int | None = None,
+    on_incumbent: Callable[[Candidate], None] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Result:
+    """Return the best plan found, simulated and verified, with its bounds; or why there is none, and what would help.
+
+    ``max_plans``: plans that each planner may have judged. ``on_incumbent`` is called with every improvement,
+    ``on_progress`` with these, bounds, and who is at work. ``workers``: processes for a large request, by default as
+    many as processors; the answer does not depend on it. Raises ``UnsupportedRequest`` and ``InvalidDocument`` as
+    ``Planner.check`` does, and where the planner cannot take the request.
+    """
+    row = resolve(planner)
+    values = row.check(problem.update_rules, schedule, options or {})
+    setting = Setting(problem, Deadline(time_limit_ns), gap, schedule, max_plans)
+    state = State(setting, on_incumbent, on_progress)
+    if row.asks_others and not is_small(problem):
+        first_plan(state, values)
+    with workers_for(setting, workers, one_planner=not row.asks_others) as workforce:
+        run(state, rounds(state, row, values), workforce)
+        if state.best is None and state.shortage is not None and state.status is not Status.TIME_LIMIT:
+            run(state, [[Remedy(row.name, values, feasible)]], workforce)
+    state.choose_codecs()
+    return state.result(why(state, closely=row.asks_others, replanned_by=replanned_by))
+
+
+def run(state: State, every_round: Iterable[list[Task]], workforce: Workforce) -> None:
+    """Do each round's tasks; what they found is taken in their order, whoever was first (``workers.Round``)."""
+    for tasks in every_round:
+        for task, outcome in workforce.run(tasks, state):
+            state.take(task.name, outcome)
+
+
+def feasible(setting: Setting, planner: str, values: Mapping[str, object]) -> bool:
+    """Return whether a planner finds a plan that fits, in this process."""
+    state = State(setting)
+    with suppress(UnsupportedRequest):  # what the planner cannot take has no plan of it
+        run(state, rounds(state, PLANNERS[planner], values), Here(setting))
+    return state.best is not None
+
+
+def judged(problem: Problem, name: str, proposals: Iterable[Proposal], schedule: str = "auto") -> Result:
+    """Return the best of some proposals, or the shortage of the nearest one."""
+    state = State(Setting(problem, schedule=schedule))
+    judge = Judge(state.setting)
+    judge.judge_all(name, proposals)
+    state.take(name, judge.outcome())
+    return state.result("")
+
+
+def replanned_by(planner: str, max_plans: int) -> Replan:
+    """Return a function that plans a changed problem with a planner's default options and few plans.
+
+    Raises ``UnsupportedRequest`` for a planner that does not exist.
+    """
+    row = resolve(planner)
+
+    def replan(problem: Problem) -> Candidate | None:
+        with suppress(UnsupportedRequest):  # what the planner cannot take has no plan of it
+            return _replanned(problem, row, max_plans)
+        return None
+
+    return replan
+
+
+def _replanned(problem: Problem, row: Planner, max_plans: int) -> Candidate | None:
+    if row.proposals is None:
+        return solve(problem, row.name, max_plans=max_plans).best
+    judge = Judge(Setting(problem, max_plans=max_plans))
+    judge.judge_all(row.name, row.proposals(problem, checked(row.name, row.options, {})))
+    return judge.best

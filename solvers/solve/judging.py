@@ -1,0 +1,279 @@
+"""Judges the proposals of one task: candidate schedule, timeline, does it fit, is it the best so far.
+
+Every time comes from the simulator; a planner's own estimate decides only what is judged, and in which order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, Protocol
+
+from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
+from penstock.solvers.costs.memory import largest_shortage
+from penstock.solvers.costs.shortages import shortage_of
+from penstock.solvers.costs.ties import tied_sums
+from penstock.solvers.judge.simulate import makespan_ns, simulate
+from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.pins import broken_pin, keep_pins, keep_pins_of_schedule
+from penstock.solvers.model.result import Bound, Candidate, Shortage
+from penstock.solvers.model.schedule import Schedule
+from penstock.solvers.model.trainer_limits import misnumbered
+from penstock.solvers.model.update_rules import UpdateRule
+from penstock.solvers.planners.proposal import Proposal, recompute_variants, unreachable, whole_backwards_bound_ns
+from penstock.solvers.schedules.catalogue import ScheduleRow, schedule_row
+from penstock.solvers.schedules.drafts import Draft, drafts
+from penstock.solvers.schedules.fitting import Vector, lowered, may_lack
+from penstock.solvers.solve.incumbent import Incumbent, key_of
+from penstock.solvers.solve.limits import Setting
+from penstock.solvers.solve.outcome import Found, Obstacles, Outcome
+from penstock.solvers.solve.proofs import Proofs
+
+MOST_FUTILE = 16
+"""Micro-batches fewer in flight, one after the other, that save no memory: then something else takes it."""
+
+
+class Link(Protocol):
+    """A task's line to whoever runs it."""
+
+    def best_ns(self) -> int | None:
+        """Return the least time of any plan that other tasks know; None where nothing is shared."""
+
+    def found(self, found: Found) -> None:
+        """Announce a plan that is better than the task's last one."""
+
+    def proven(self, bound: Bound) -> None:
+        """Announce a bound that is higher than the task's last one on the same plans."""
+
+
+class Unheard:
+    """A link that goes nowhere."""
+
+    def best_ns(self) -> int | None:
+        """Return None: no other task is known."""
+        return None
+
+    def found(self, found: Found) -> None:
+        """Do nothing."""
+
+    def proven(self, bound: Bound) -> None:
+        """Do nothing."""
+
+
+class Attempt(NamedTuple):
+    """A plan that is not simulated yet."""
+
+    planner: str
+    allocation: Allocation
+    schedule: Schedule
+    overlap: bool
+    update_rule: UpdateRule
+
+
+class Judge:
+    """Judges one task's proposals in their order; keeps the best plan that fits, and what kept others from being plans.
+
+    What it judges depends on nothing that is found elsewhere meanwhile: whether a plan is tried with fewer
+    micro-batches in flight depends on its memory only. A better time known elsewhere (``ceiling_ns``, by default
+    the link's) rules out only plans with a bound strictly above it.
+    """
+
+    def __init__(
+        self, setting: Setting, link: Link | None = None, ceiling_ns: Callable[[], int | None] | None = None
+    ) -> None:
+        self.setting, self.problem = setting, setting.problem
+        self.link: Link = link or Unheard()
+        self.ceiling_ns = ceiling_ns or self.link.best_ns
+        self.incumbent, self.proofs, self.obstacles = Incumbent[Candidate](), Proofs(setting), Obstacles()
+        self.judged, self.note, self.unfinished = 0, "", False
+        self._limit: int | None = None
+        self._seen: set[object] = set()
+        self._kept: list[Schedule] = []  # by whose identity they are seen
+
+    @property
+    def best(self) -> Candidate | None:
+        """The best plan so far."""
+        return self.incumbent.best
+
+    @property
+    def done(self) -> bool:
+        """Whether no better plan is needed."""
+        return self.proofs.reached(self.best)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the task has had its time, or its number of plans."""
+        return self.setting.deadline.passed or (self._limit is not None and self.judged >= self._limit)
+
+    def outcome(self) -> Outcome:
+        """Return what came of the proposals so far."""
+        return Outcome(
+            found=None if self.best is None else Found.of(self.best),
+            proven=tuple(self.proofs.by_class.values()),
+            obstacles=self.obstacles,
+            judged=self.judged,
+            unfinished=self.unfinished,
+            note=self.note,
+        )
+
+    def prove(self, bound: Bound) -> None:
+        """Take a bound, and announce it if it is news."""
+        if self.proofs.add(bound):
+            self.link.proven(bound)
+
+    def offer(self, plan: Candidate) -> None:
+        """Take a simulated plan that fits, and announce it if it is the new incumbent."""
+        if self.incumbent.offer(plan):
+            self.link.found(Found.of(plan))
+
+    def judge_all(self, planner: str, proposals: Iterable[Proposal]) -> None:
+        """Judge proposals in order until a limit, or until nothing better is needed."""
+        most = self.setting.max_plans
+        self._limit = None if most is None else self.judged + most
+        for proposal in proposals:
+            if self.done:
+                return
+            if self.stopped:
+                break
+            self._judge(planner, proposal)
+        self.unfinished = self.stopped and not self.done
+
+    def _judge(self, planner: str, proposal: Proposal) -> None:
+        if proposal.proven is not None:
+            self.prove(proposal.proven)
+        self.note = proposal.note or self.note
+        self.obstacles.proposed = True
+        if self.problem.pins:
+            kept = self._pinned(proposal)
+            if kept is None:
+                self.obstacles.unpinned = broken_pin(self.problem, proposal.allocation)
+                return
+            proposal = kept
+        if (apart := unreachable(self.problem, proposal.allocation)) is not None:
+            self.obstacles.disconnected = apart
+        elif proposal.fixed is None:
+            self._try_schedules(planner, proposal)
+        elif self.setting.schedule in ("auto", proposal.fixed.name):
+            self._try_fixed(planner, proposal, proposal.fixed)
+
+    def _pinned(self, proposal: Proposal) -> Proposal | None:
+        """Return the proposal with devices changed so that it keeps the pins, and the target's numbering of ranks."""
+        fixed = proposal.fixed
+        if fixed is None:
+            allocation = keep_pins(self.problem, proposal.allocation)
+        else:
+            found = keep_pins_of_schedule(self.problem, proposal.allocation, fixed)
+            allocation, fixed = (None, None) if found is None else found
+        if allocation is None:
+            return None
+        numbered = self.problem.within is None or misnumbered(self.problem, allocation.stages) is None
+        return proposal._replace(allocation=allocation, fixed=fixed) if numbered else None
+
+    def _try_schedules(self, planner: str, proposal: Proposal) -> None:
+        """Judge every candidate schedule of a proposal, with recomputation where memory or the request asks for it."""
+        asked = self.setting.schedule
+        schedules = proposal.schedules if asked == "auto" else (asked,)
+        rows = _rows(planner, schedules) if asked == "auto" else [schedule_row(asked)]
+        if not any(row.drafted for row in rows):
+            return
+        split = any(row.split for row in rows)
+        for allocation in recompute_variants(self.problem, proposal.allocation, schedules):
+            if not split and self._surpassed(whole_backwards_bound_ns(self.problem, allocation)):
+                continue
+            for schedule in schedules:
+                for draft in drafts(self.problem, allocation, schedule, proposal.policy):
+                    for overlap in proposal.overlaps:
+                        self._try(planner, allocation, draft, overlap)
+
+    def _surpassed(self, bound_ns: int) -> bool:
+        """Return whether a better plan is known, here or elsewhere, than a bound allows."""
+        elsewhere_ns = self.ceiling_ns()
+        if elsewhere_ns is not None and bound_ns > elsewhere_ns:
+            return True
+        return self.best is not None and bound_ns > self.best.value_ns
+
+    def _try(self, planner: str, allocation: Allocation, draft: Draft, overlap: bool) -> None:
+        """Judge a candidate schedule; where it takes too much memory, with fewer micro-batches in flight."""
+
+        def attempt(warmup: Vector) -> Shortage | None:
+            lower = draft._replace(warmup=warmup)
+            if not self._is_new((allocation, lower, overlap)):
+                return None
+            short = shortage_of(self.problem, allocation, warmup)
+            if short is not None:
+                return short
+            try:
+                orders = lower.orders(self.problem, allocation)
+            except UnsupportedRequest as refused:  # the schedule does not order such stages
+                self.obstacles.disconnected = f"in the last one tried, {refused.detail}"
+                return None
+            plan = Attempt(planner, allocation, orders, overlap, "synchronous")
+            return self._accept(plan, memory=may_lack(self.problem, allocation, lower))
+
+        patience = MOST_FUTILE if draft.row.fewer else 0
+        short = lowered(self.problem, allocation, draft.warmup, attempt, patience)
+        if short is not None:
+            self.obstacles.lacks(short)
+
+    def _try_fixed(self, planner: str, proposal: Proposal, schedule: Schedule) -> None:
+        """Judge a proposal's own schedule, once for each all-reduce setting."""
+        for overlap in proposal.overlaps:
+            if not self._is_new((proposal.allocation, id(schedule), overlap, proposal.update_rule)):
+                return
+            self._kept.append(schedule)
+            plan = Attempt(planner, proposal.allocation, schedule, overlap, proposal.update_rule)
+            short = self._accept(plan, memory=self.best is None)
+            if short is not None:
+                self.obstacles.lacks(short)
+
+    def _is_new(self, mark: object) -> bool:
+        """Return whether a plan is still to be judged: not yet seen, and no limit reached."""
+        enough = self.setting.first_feasible and self.best is not None
+        if mark in self._seen or self.stopped or enough:
+            return False
+        self._seen.add(mark)
+        return True
+
+    def _accept(self, plan: Attempt, *, memory: bool) -> Shortage | None:
+        """Simulate a plan and take it if it fits and is better; return the shortage when it does not fit.
+
+        ``memory``: whether what it lacks has to be known of a plan that is not better.
+        """
+        self.judged += 1
+        how: dict[str, Any] = {"overlap": plan.overlap, "update_rule": plan.update_rule}
+        try:
+            value = makespan_ns(self.problem, plan.allocation, plan.schedule, **how)
+        except InvalidPlan as error:
+            if not tied_sums(self.problem, plan.allocation, plan.update_rule):
+                raise  # our bug: planners' orders run, but for ranks that wait for each other's sums of tied parameters
+            words = f"{error.detail[0].lower()}{error.detail[1:].rstrip('.')}"
+            self.obstacles.disconnected = f"in the last one tried, {words}"
+            return None
+        better = self.incumbent.is_beaten_by(key_of(value, plan.allocation, plan.schedule))
+        if not better and not memory:
+            return None
+        timeline = simulate(self.problem, plan.allocation, plan.schedule, **how)
+        short = largest_shortage(self.problem, plan.allocation, timeline)
+        if short is None and better:
+            self.offer(
+                Candidate(plan.planner, plan.allocation, plan.schedule, timeline, plan.overlap, plan.update_rule)
+            )
+        return short
+
+
+def _rows(planner: str, schedules: tuple[str, ...]) -> list[ScheduleRow]:
+    """Return the schedules that a planner proposes.
+
+    Raises ``InvalidPlan`` for one that does not exist or cannot be drafted (the planner's bug).
+    """
+    try:
+        rows = [schedule_row(schedule) for schedule in schedules]
+    except UnsupportedRequest as unknown:
+        detail = f"planner {planner!r} proposes what there is not: {unknown.detail}"
+        raise InvalidPlan(detail, remedy=unknown.remedy) from None
+    for row in rows:
+        if not row.drafted:
+            raise InvalidPlan(
+                f"planner {planner!r} proposes schedule {row.name!r}, which cannot be drafted for any stages",
+                remedy="its orders or its pattern as the proposal's fixed schedule",
+            )
+    return rows
