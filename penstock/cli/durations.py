@@ -8,18 +8,18 @@ from decimal import Decimal
 
 import typer
 
-from penstock.schemas.quantities import parse_time_ns
-
 METAVAR = "DURATION"
 FORMS = "90 (seconds), 10s, 5min, 1h30min or 2d"
 _PART = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([A-Za-zµ]+)")
 _DURATION = re.compile(rf"(?:{_PART.pattern}\s*)+")
-_DAY_NS = 24 * parse_time_ns("1 h")
-_S_NS = 10**9
+SECOND_NS = 10**9
+_DAY_NS = 86400 * SECOND_NS
 
 
 def duration_ns(text: str) -> int:
     """Nanoseconds of a duration, rounded up. Raises typer.BadParameter naming the forms."""
+    from penstock.schemas.quantities import parse_time_ns
+
     text = text.strip()
     try:
         if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text):
@@ -32,6 +32,8 @@ def duration_ns(text: str) -> int:
 
 
 def _part_ns(number: str, unit: str) -> int:
+    from penstock.schemas.quantities import parse_time_ns
+
     if unit == "d":
         return int(Decimal(number) * _DAY_NS)
     return parse_time_ns(f"{number} {'min' if unit == 'm' else unit}")
@@ -39,11 +41,12 @@ def _part_ns(number: str, unit: str) -> int:
 
 def between(least: str, most: str) -> Callable[[str | int], int]:
     """A parser for ``typer.Option`` of durations from ``least`` to ``most``; defaults, in ns, pass unchanged."""
-    lower, upper = duration_ns(least), duration_ns(most)
 
     def parse(value: str | int) -> int:
-        found = value if isinstance(value, int) else duration_ns(value)
-        if not lower <= found <= upper:
+        if isinstance(value, int):
+            return value
+        found = duration_ns(value)
+        if not duration_ns(least) <= found <= duration_ns(most):
             raise typer.BadParameter(f"{value!r} is not between {least} and {most}")
         return found
 
@@ -53,4 +56,4 @@ def between(least: str, most: str) -> Callable[[str | int], int]:
 
 def seconds(time_ns: int) -> float:
     """Nanoseconds as seconds."""
-    return time_ns / _S_NS
+    return time_ns / SECOND_NS

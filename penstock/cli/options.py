@@ -41,9 +41,10 @@ Batch = Annotated[
 ]
 Request = Annotated[
     str | None,
-    typer.Option("--request", help="Plan request file (JSON or YAML); other options override its fields.",
-                 rich_help_panel=MODEL),
-]  # fmt: skip
+    typer.Option(
+        "--request", help="Plan request file (JSON or YAML); other options override its fields.", rich_help_panel=MODEL
+    ),
+]
 Planner = Annotated[
     str | None,
     typer.Option(
@@ -114,9 +115,10 @@ SettingsFile = Annotated[
 ]
 Output = Annotated[
     str | None,
-    typer.Option("--output", "-o", help="File that the plan is written to; - is standard output.",
-                 rich_help_panel=OUTPUT),
-]  # fmt: skip
+    typer.Option(
+        "--output", "-o", help="File that the plan is written to; - is standard output.", rich_help_panel=OUTPUT
+    ),
+]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.", rich_help_panel=OUTPUT)
 ]

@@ -182,8 +182,7 @@ def test_listings_and_completion_have_both(said: dict[str, Any]) -> None:
 
 def test_the_commands_of_the_pages_run(said: dict[str, Any]) -> None:
     assert [words for words, _code in said["commands"]] == said["words"]
-    assert all(code == 0 for words, code in said["commands"] if words[0] != "plan"), said["commands"]
-    assert all(code in (0, 2) for _words, code in said["commands"])
+    assert all(code == 0 for _words, code in said["commands"]), said["commands"]
     place = Path(said["place"])
     job = json.loads((place / "two-more-job.json").read_text())
     assert len(job["ranks"]) == 4

@@ -236,10 +236,10 @@ def test_the_command_line_makes_lists_rotates_and_revokes(tmp_path: Path, capsys
     ("arguments", "code", "words"),
     [
         (["create", "--name", "n", "--scope", "write"], 65, "'write' is no scope"),
-        (["create", "--name", "n", "--scope", "read", "--expires", "soon"], 64, "30m, 12h, 90d or never"),
+        (["create", "--name", "n", "--scope", "read", "--expires", "soon"], 64, "1h30min or 2d, or never"),
         (["create", "--name", "n", "--scope", "read", "--expires", "99999999d"], 64, "longer than a hundred years"),
         (["create", "--name", "n"], 64, "--scope"),
-        (["rotate", "0" * 12, "--overlap", "never"], 64, "an overlap ends"),
+        (["rotate", "0" * 12, "--overlap", "never"], 64, "an overlap has an end"),
         (["rotate", "0" * 12], 1, "no key '000000000000' here"),
         (["revoke", "x"], 1, "`penstock keys list` lists them"),
     ],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.documents import STANDARD, post_document, refuse_unwritable, write_document
-from penstock.cli.durations import METAVAR, between, duration_ns, seconds
+from penstock.cli.durations import METAVAR, SECOND_NS, between, seconds
 from penstock.cli.options import MEASUREMENT, Document
 from penstock.cli.panels import MEASURE
 from penstock.cli.service.remote import Post
@@ -86,7 +86,7 @@ def probe(
             help="Time that each direction of a link is measured for: 500ms, 10s.",
             rich_help_panel=MEASUREMENT,
         ),
-    ] = duration_ns("3s"),
+    ] = 3 * SECOND_NS,
     output: Document = STANDARD,
     post: Post = None,
 ) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.documents import STANDARD, post_document, read_plan, refuse_unwritable, write_document
-from penstock.cli.durations import duration_ns, seconds
+from penstock.cli.durations import SECOND_NS, seconds
 from penstock.cli.options import MEASUREMENT, MODEL, RUN, Directory, Document, Job, MeasureFor
 from penstock.cli.panels import MEASURE
 from penstock.cli.service.remote import Post
@@ -116,7 +116,7 @@ def profile(
             rich_help_panel=MEASUREMENT,
         ),
     ] = 1,
-    measure_for: MeasureFor = duration_ns("4s"),
+    measure_for: MeasureFor = 4 * SECOND_NS,
     dtype: Annotated[
         str,
         typer.Option(

@@ -15,7 +15,7 @@ import typer
 
 from penstock.cli import panels
 from penstock.cli.documents import read_plan, refuse_unwritable
-from penstock.cli.durations import METAVAR, between, duration_ns, seconds
+from penstock.cli.durations import METAVAR, SECOND_NS, between, seconds
 from penstock.cli.groups import grouped
 from penstock.cli.options import LAUNCH, LONGEST, MEASUREMENT, OUTPUT, RUN, TRAINING, Directory, Job, given
 from penstock.cli.run.running import refuse_combinations
@@ -92,7 +92,7 @@ def rank(
             help="How long to wait for the slowest process to start.",
             rich_help_panel=LAUNCH,
         ),
-    ] = duration_ns("5min"),
+    ] = 300 * SECOND_NS,
     peer_timeout: Annotated[
         int,
         typer.Option(
@@ -102,7 +102,7 @@ def rank(
             help="How long a peer may be silent before it is taken for dead.",
             rich_help_panel=LAUNCH,
         ),
-    ] = duration_ns("60s"),
+    ] = 60 * SECOND_NS,
     training: Training,
     seed: Annotated[
         int | None,
