@@ -20,10 +20,10 @@ import numpy as np
 from bench_simulator import _case, _row
 from playwright.sync_api import Browser, CDPSession, Page, sync_playwright
 
-from penstock.report.assets import script, style
-from penstock.report.figure import embedded_figure
-from penstock.report.payload import payload
-from penstock.report.picture import picture_of_timeline
+from penstock.report.drawing.assets import script, style
+from penstock.report.drawing.figure import embedded_figure
+from penstock.report.drawing.payload import payload
+from penstock.report.drawing.picture import picture_of_timeline
 from penstock.solvers.judge.simulate import simulate
 
 CHROMIUM = "/usr/bin/chromium"

@@ -16,7 +16,7 @@ from penstock.service.db.database import Database, DatabaseAway
 from penstock.service.db.notifier import Notifier
 from penstock.service.db.relay import Relay
 from penstock.service.db.store import Stores
-from penstock.service.http.idempotency import Idempotency
+from penstock.service.http.requests.idempotency import Idempotency
 from penstock.service.jobs import judging
 from penstock.service.jobs.judging import ProgramCache
 from penstock.service.jobs.leases import Leases

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import groupby
 
-from penstock.layouts import deepspeed, megatron, ranges, torchtitan
+from penstock.layouts import deepspeed, ranges
 from penstock.layouts.drawn import Expressed
 from penstock.layouts.limits import faults, order_name, recomputing_of, within_of
+from penstock.layouts.megatron import megatron
 from penstock.layouts.roles import roles_of, transformer_of
+from penstock.layouts.torchtitan import torchtitan
 from penstock.planning.judge import Judgement, judge
 from penstock.schemas.errors import Fault, InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import PlanFile

@@ -11,10 +11,12 @@ from penstock.convert import from_plan, to_plan, to_problem
 from penstock.convert.answers import gradients_of_target
 from penstock.convert.explanations import to_layout
 from penstock.convert.requests import inline_documents
-from penstock.layouts import deepspeed, megatron, ranges, torchtitan
+from penstock.layouts import deepspeed, ranges
 from penstock.layouts.drawn import Drawn, Reading, differing, placed, world_of, wrong
 from penstock.layouts.limits import refuse_beyond
+from penstock.layouts.megatron import megatron
 from penstock.layouts.roles import roles_of, transformer_of
+from penstock.layouts.torchtitan import torchtitan
 from penstock.planning.solve import solve
 from penstock.report.words import amount, duration, percent
 from penstock.schemas.api.layouts import LayoutImported, LayoutRequest, Rival

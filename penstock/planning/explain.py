@@ -11,11 +11,11 @@ from penstock.convert.explanations import most_helpful, to_idle, to_layout, to_p
 from penstock.planning.answer import Answer
 from penstock.planning.judge import Judgement, judge
 from penstock.report.chrome_trace import chrome_events, compared_events, write_events
+from penstock.report.drawing.picture import Picture, picture_of_timeline, picture_of_trace
+from penstock.report.drawing.svg import svg_timeline
 from penstock.report.explained import marks
 from penstock.report.page import html_report
-from penstock.report.picture import Picture, picture_of_timeline, picture_of_trace
 from penstock.report.sentences import sentences
-from penstock.report.svg import svg_timeline
 from penstock.schemas.api.explanation import Explanation
 from penstock.schemas.errors import Fault, InvalidDocument, InvalidPlan
 from penstock.schemas.plan import PlanFile

@@ -16,8 +16,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from penstock.report.folding import folded
-from penstock.report.picture import NAMES, TIED, Blocks, Picture, last_traces, picture_of_trace
+from penstock.report.drawing.folding import folded
+from penstock.report.drawing.picture import NAMES, TIED, Blocks, Picture, last_traces, picture_of_trace
 from penstock.schemas.plan import Plan
 from penstock.schemas.trace import RankTrace, Trace
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from penstock.report.payload import Mark
-from penstock.report.picture import Picture, stage_devices
+from penstock.report.drawing.payload import Mark
+from penstock.report.drawing.picture import Picture, stage_devices
 from penstock.report.tables import table
 from penstock.report.words import duration, percent
 from penstock.schemas.api.explanation import Explanation, Path, PathShare

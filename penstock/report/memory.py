@@ -6,8 +6,8 @@ from html import escape
 
 import numpy as np
 
-from penstock.report.payload import thinned
-from penstock.report.picture import Lane, Picture
+from penstock.report.drawing.payload import thinned
+from penstock.report.drawing.picture import Lane, Picture
 from penstock.report.words import amount, percent
 
 MAX_PEAKS = 128

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from penstock.report.assets import script, style
 from penstock.report.bounds import widest
 from penstock.report.cluster_map import cluster_map, traffic_table
+from penstock.report.drawing.assets import script, style
+from penstock.report.drawing.figure import embedded_figure
+from penstock.report.drawing.payload import Mark, payload
+from penstock.report.drawing.picture import NAMES, Picture, Piece, picture_of_timeline, picture_of_trace
 from penstock.report.explained import explained, marks
-from penstock.report.figure import embedded_figure
 from penstock.report.memory import peaks
-from penstock.report.payload import Mark, payload
-from penstock.report.picture import NAMES, Picture, Piece, picture_of_timeline, picture_of_trace
 from penstock.report.sentences import subtitle
 from penstock.report.tables import table
 from penstock.report.traffic import traffic

@@ -21,8 +21,8 @@ from fastapi import FastAPI
 from starlette.middleware.gzip import GZipMiddleware
 
 from penstock.schemas.errors import Unreachable
-from penstock.service import compat, logs
-from penstock.service.http import openapi, problems
+from penstock.service import logs
+from penstock.service.http import compat, openapi, problems
 from penstock.service.http.observing import Observing
 from penstock.service.http.routes import (
     agents,

@@ -54,7 +54,7 @@ def _program(file: PlanFile) -> bytes:
 def _chrome_trace(file: PlanFile) -> bytes:
     from penstock.planning.explain import judged
     from penstock.report.chrome_trace import chrome_events
-    from penstock.report.picture import picture_of_timeline
+    from penstock.report.drawing.picture import picture_of_timeline
 
     judgement = judged(file).judgement
     assert judgement.timeline is not None
@@ -93,7 +93,7 @@ def _layout(to: str) -> Callable[[PlanFile], bytes]:
 
 def _torchtitan(release: str) -> Form:
     from penstock.layouts.exporting import layout_text
-    from penstock.layouts.torchtitan import release_of
+    from penstock.layouts.torchtitan.torchtitan import release_of
 
     found = release_of(release)
     kind = ("application/toml", "toml") if found == "0.2" else ("text/x-python", "py")

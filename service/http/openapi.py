@@ -11,10 +11,10 @@ from pydantic.json_schema import models_json_schema
 
 from penstock.schemas.api.jobs import ProblemDetails
 from penstock.service.http.problems import MEDIA_TYPE
-from penstock.service.http.routes.access import describe_keys
-from penstock.service.http.routes.bodies import BODY_MODELS
-from penstock.service.http.routes.once import describe_idempotency
-from penstock.service.naming import describe_names
+from penstock.service.http.requests.access import describe_keys
+from penstock.service.http.requests.bodies import BODY_MODELS
+from penstock.service.http.requests.once import describe_idempotency
+from penstock.service.jobs.naming import describe_names
 
 ANY_PROBLEM = {
     "description": "any error: problem details (RFC 9457)",

@@ -16,7 +16,7 @@ from penstock.schemas.errors import Conflict, NotFound, QuotaExceeded
 from penstock.schemas.plan import Plan
 from penstock.service.db.database import Database
 from penstock.service.db.tables import ACTIVE, answers, iso, job_events, jobs, now_ms
-from penstock.service.http.idempotency import Note
+from penstock.service.http.requests.idempotency import Note
 from penstock.service.jobs.job_rows import BRIEF, IS_ACTIVE, job_out, new_id, tell
 from penstock.service.logs import request_id
 

@@ -12,7 +12,7 @@ from penstock.schemas.request import PlanRequest
 from penstock.service import metrics
 from penstock.service.db.store import Store, Stores, cache_key
 from penstock.service.db.tables import ACTIVE
-from penstock.service.http.idempotency import Note
+from penstock.service.http.requests.idempotency import Note
 from penstock.service.jobs import judging
 from penstock.service.jobs.queue import JobQueue, NewJob
 from penstock.service.security.principals import Principal

@@ -19,7 +19,7 @@ from penstock.schemas.errors import Conflict, NotFound, QuotaExceeded, Unsupport
 from penstock.service.db.database import Database
 from penstock.service.db.store import Stores
 from penstock.service.db.tables import ACTIVE, jobs, now_ms, sweeps
-from penstock.service.http.idempotency import Note
+from penstock.service.http.requests.idempotency import Note
 from penstock.service.jobs.job_rows import new_id
 from penstock.service.jobs.queue import MIN_PRIORITY, RETRY_AFTER_S, JobQueue
 from penstock.service.jobs.submit import JobOptions, Planning

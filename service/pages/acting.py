@@ -9,7 +9,7 @@ from urllib.parse import parse_qs
 
 from fastapi import Request
 
-from penstock.report.figure import fetched_figure
+from penstock.report.drawing.figure import fetched_figure
 from penstock.schemas.amounts import exact
 from penstock.schemas.api.explanation import Explanation
 from penstock.schemas.api.sweep import SweepRequest

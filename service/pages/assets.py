@@ -11,7 +11,7 @@ from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
 
-from penstock.report.assets import script, style
+from penstock.report.drawing.assets import script, style
 from penstock.schemas.errors import NotFound
 
 _MEDIA_TYPES = {

@@ -6,7 +6,7 @@ from importlib.metadata import version
 from platform import python_version
 from typing import Any, get_args
 
-from penstock.report.figure import fetched_figure
+from penstock.report.drawing.figure import fetched_figure
 from penstock.report.words import duration
 from penstock.schemas.api.jobs import JobState, RunOut
 from penstock.schemas.errors import PenstockError

@@ -12,9 +12,9 @@ from penstock.planning.explain import Judged
 from penstock.planning.plan_schedules import schedule_csv
 from penstock.report.bounds import bound_sentences, widest
 from penstock.report.cluster_map import cluster_map, traffic_table
+from penstock.report.drawing.picture import Picture
 from penstock.report.explained import PARTS, SPANS, share_name
 from penstock.report.memory import peaks
-from penstock.report.picture import Picture
 from penstock.report.sentences import subtitle
 from penstock.report.traffic import traffic
 from penstock.report.words import amount, duration, percent, ranges

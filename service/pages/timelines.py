@@ -14,8 +14,8 @@ from penstock.service.jobs import judging
 from penstock.service.pages.sources import Sources
 
 if TYPE_CHECKING:
-    from penstock.report.payload import Mark
-    from penstock.report.picture import Picture
+    from penstock.report.drawing.payload import Mark
+    from penstock.report.drawing.picture import Picture
 
 
 class Part(NamedTuple):
@@ -39,7 +39,7 @@ def plan_view(sources: Sources, address: str) -> dict[str, Any]:
 
 def of_plan(sources: Sources, address: str, part: Part | None) -> dict[str, Any]:
     """A plan's timeline, or a part of it in finer columns. Raises as ``plan_view``."""
-    from penstock.report.payload import finer, payload
+    from penstock.report.drawing.payload import finer, payload
 
     drawn = _drawn(sources, address)
     if part is not None:
@@ -49,8 +49,8 @@ def of_plan(sources: Sources, address: str, part: Part | None) -> dict[str, Any]
 
 def of_run(sources: Sources, run_id: str, part: Part | None) -> dict[str, Any]:
     """What a run was predicted to do, and above it what its ranks measured. Raises NotFound while nothing is."""
-    from penstock.report.payload import finer, payload
-    from penstock.report.picture import picture_of_trace
+    from penstock.report.drawing.payload import finer, payload
+    from penstock.report.drawing.picture import picture_of_trace
 
     trace = sources.trace(run_id)
     if trace is None:

@@ -32,7 +32,7 @@ from penstock.schemas.errors import Conflict, Fault, InvalidDocument, NotFound, 
 from penstock.schemas.trace import RankTrace, Trace
 from penstock.service.db.database import Database
 from penstock.service.db.tables import agents, now_ms, run_agents, run_ranks, run_traces, runs
-from penstock.service.http.idempotency import Note
+from penstock.service.http.requests.idempotency import Note
 from penstock.service.jobs.queue import new_id
 from penstock.service.runs.generations import Lowered, about, begin, end, fail, rank_done, start_if_ready
 from penstock.service.runs.placement import place

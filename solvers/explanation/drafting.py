@@ -14,7 +14,7 @@ from penstock.solvers.model.result import Candidate, Shortage
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.planners.proposal import recompute_variants
 from penstock.solvers.schedules.catalogue import SCHEDULES
-from penstock.solvers.schedules.drafts import drafts
+from penstock.solvers.schedules.support.drafts import drafts
 
 USUAL = ("early-backward", "gpipe")
 """Schedules that are tried where the plan's own cannot be drafted for any allocation."""

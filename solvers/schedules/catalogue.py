@@ -31,7 +31,7 @@ from penstock.solvers.schedules.periodic.one_f_one_b_star import one_f_one_b_sta
 from penstock.solvers.schedules.periodic.smallest_period import periodic_ilp
 from penstock.solvers.schedules.periodic.wpipe import wpipe
 from penstock.solvers.schedules.pipeline_execution import execution_warmup, pipeline_execution
-from penstock.solvers.schedules.policies import vectors_of
+from penstock.solvers.schedules.support.policies import vectors_of
 from penstock.solvers.schedules.v_shape import v_half, v_min, zb_v, zb_v_cut
 from penstock.solvers.schedules.zero_bubble import zb_h1, zb_h2
 

@@ -21,8 +21,8 @@ from penstock.solvers.model.trainer_limits import misnumbered
 from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.planners.proposal import Proposal, recompute_variants, unreachable, whole_backwards_bound_ns
 from penstock.solvers.schedules.catalogue import ScheduleRow, schedule_row
-from penstock.solvers.schedules.drafts import Draft, drafts
-from penstock.solvers.schedules.fitting import Vector, lowered, may_lack
+from penstock.solvers.schedules.support.drafts import Draft, drafts
+from penstock.solvers.schedules.support.fitting import Vector, lowered, may_lack
 from penstock.solvers.solve.incumbent import Incumbent, key_of
 from penstock.solvers.solve.limits import Setting
 from penstock.solvers.solve.outcome import Found, Obstacles, Outcome

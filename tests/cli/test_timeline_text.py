@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.cli.plan.timeline_text import MAX_LINES, MAX_SINGLE, render_picture
-from penstock.report.picture import LETTERS, Blocks, Lane, Picture, Strip
+from penstock.report.drawing.picture import LETTERS, Blocks, Lane, Picture, Strip
 
 NOTHING = np.zeros(0, np.int64)
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from penstock.convert import to_problem
 from penstock.layouts.deepspeed import _balanced
 from penstock.layouts.importing import batch_said
-from penstock.layouts.megatron_flags import Flags
-from penstock.layouts.megatron_string import print_layout, read_layout
+from penstock.layouts.megatron.flags import Flags
+from penstock.layouts.megatron.layout_string import print_layout, read_layout
 from penstock.layouts.roles import Roles, roles_of
 from penstock.layouts.shell import Unsaid, Value, Variables
 from penstock.schemas.api.layouts import LayoutImported

@@ -16,7 +16,7 @@ import pytest
 from penstock.examples import catalogue
 from penstock.layouts.exporting import layout_text
 from penstock.layouts.importing import import_layout, plan_file
-from penstock.layouts.torchtitan import HEADS, SCHEDULES
+from penstock.layouts.torchtitan.torchtitan import HEADS, SCHEDULES
 from penstock.schemas.api.layouts import LayoutRequest
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest

@@ -21,7 +21,7 @@ from penstock.examples import catalogue
 from penstock.layouts.exporting import layout_text
 from penstock.layouts.importing import import_layout, plan_file
 from penstock.layouts.limits import TRAINERS, faults
-from penstock.layouts.megatron_string import print_layout, read_layout
+from penstock.layouts.megatron.layout_string import print_layout, read_layout
 from penstock.layouts.roles import Roles
 from penstock.planning.solve import solve
 from penstock.schemas.api.layouts import LayoutImported, LayoutRequest

@@ -15,8 +15,8 @@ from penstock.examples import catalogue
 from penstock.examples.sizes import SIZES
 from penstock.layouts.exporting import layout_text
 from penstock.layouts.importing import import_layout, plan_file
-from penstock.layouts.megatron_others import CHANGING
-from penstock.layouts.torchtitan import HEADS
+from penstock.layouts.megatron.other_flags import CHANGING
+from penstock.layouts.torchtitan.torchtitan import HEADS
 from penstock.planning.solve import solve
 from penstock.schemas.api.layouts import LayoutImported, LayoutRequest
 from penstock.schemas.errors import InvalidDocument, PenstockError, UnsupportedRequest

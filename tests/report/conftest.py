@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.convert import to_problem
-from penstock.report.picture import Picture, picture_of_timeline
+from penstock.report.drawing.picture import Picture, picture_of_timeline
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.request import PlanRequest
 from penstock.solvers.model.problem import Problem

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.report.assets import style
 from penstock.report.chrome_trace import MEASURED, PREDICTED, chrome_events, compared_events
-from penstock.report.folding import MOST_LANES
-from penstock.report.merging import coverage, merged
-from penstock.report.payload import MAX_BLOCKS, MAX_CURVE_POINTS, Mark, finer, payload
-from penstock.report.picture import LETTERS, Blocks, Lane, Picture, Strip, picture_of_trace
-from penstock.report.svg import COLOURS, svg_timeline
-from penstock.report.varints import varints
+from penstock.report.drawing.assets import style
+from penstock.report.drawing.folding import MOST_LANES
+from penstock.report.drawing.merging import coverage, merged
+from penstock.report.drawing.payload import MAX_BLOCKS, MAX_CURVE_POINTS, Mark, finer, payload
+from penstock.report.drawing.picture import LETTERS, Blocks, Lane, Picture, Strip, picture_of_trace
+from penstock.report.drawing.svg import COLOURS, svg_timeline
+from penstock.report.drawing.varints import varints
 from penstock.report.words import amount, duration, percent
 from penstock.schemas.plan import Plan
 from penstock.schemas.trace import Trace

@@ -22,10 +22,10 @@ from playwright.sync_api import Browser, Page
 from test_runs import averaging, periodic, several
 
 from penstock.planning.explain import explain, judged, page, picture
-from penstock.report.assets import script, style
-from penstock.report.figure import fetched_figure
-from penstock.report.payload import MAX_BLOCKS, finer, payload
-from penstock.report.picture import LETTERS, Blocks, Lane, Picture, Strip
+from penstock.report.drawing.assets import script, style
+from penstock.report.drawing.figure import fetched_figure
+from penstock.report.drawing.payload import MAX_BLOCKS, finer, payload
+from penstock.report.drawing.picture import LETTERS, Blocks, Lane, Picture, Strip
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.trace import Trace
 from penstock.service.http.samples import tiny_plan_file

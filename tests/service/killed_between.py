@@ -26,7 +26,7 @@ from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.plan import PlanFile
 from penstock.service.db.database import Database
 from penstock.service.db.tables import jobs, runs, sweeps
-from penstock.service.http.idempotency import Doing, Idempotency
+from penstock.service.http.requests.idempotency import Doing, Idempotency
 from penstock.service.http.routes.agents import SYNC_EXAMPLE
 from penstock.service.http.samples import tiny_plan_file, tiny_request, tiny_sweep
 from penstock.service.jobs import judging

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from packaging.version import Version
 
-from penstock.service.compat import OLD_FORMS, OldForm
+from penstock.service.http.compat import OLD_FORMS, OldForm
 from penstock.service.http.routes.agents import SYNC_EXAMPLE
 from penstock.service.http.samples import tiny_request
 

@@ -16,10 +16,10 @@ from penstock.schemas.api.topology_import import TopologyImport
 from penstock.schemas.document import MOST_FAULTS, MOST_REPORTED_BYTES, first_faults, load_json
 from penstock.schemas.errors import Fault as GivenFault
 from penstock.schemas.errors import InvalidDocument, InvalidPlan
-from penstock.service.http.parsing import LARGE_BYTES, parse
 from penstock.service.http.problems import problem_response
+from penstock.service.http.requests.bodies import BODY_MODELS
+from penstock.service.http.requests.parsing import LARGE_BYTES, parse
 from penstock.service.http.routes import plans  # noqa: F401  (its bodies are known then)
-from penstock.service.http.routes.bodies import BODY_MODELS
 
 COUNT = 300
 

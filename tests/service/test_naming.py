@@ -18,7 +18,7 @@ from penstock.schemas.api.sweep import SweepRequest
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.request import PlanRequest
 from penstock.service.http.samples import tiny_layout, tiny_placement, tiny_sweep
-from penstock.service.naming import with_documents
+from penstock.service.jobs.naming import with_documents
 
 NAMED = {"model": "gpt2-small", "cluster": "2x4xV100", "global_batch_size": 64}
 

@@ -25,7 +25,7 @@ from penstock.schemas.profile import ModelProfile
 from penstock.schemas.topology import ClusterTopology
 from penstock.service.db.database import Database
 from penstock.service.http.app import create_app
-from penstock.service.http.routes.access import every_route, scope_of
+from penstock.service.http.requests.access import every_route, scope_of
 from penstock.service.http.samples import tiny_plan_file, tiny_profile, tiny_request, tiny_topology
 from penstock.service.security.keys import Keys
 from penstock.service.settings import Settings

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.service.db.notifier import Notifier
-from penstock.service.http.routes import stories
+from penstock.service.http.requests import events as stories
 
 
 def story(monkeypatch: pytest.MonkeyPatch, told: dict[int, list[str]], beats: int) -> tuple[list[bytes], int]:

@@ -20,7 +20,7 @@ from service_process import Server
 from penstock.service.db.database import Database
 from penstock.service.db.tables import idempotency
 from penstock.service.http.app import create_app
-from penstock.service.http.routes.access import every_route, scope_of
+from penstock.service.http.requests.access import every_route, scope_of
 from penstock.service.http.samples import tiny_import, tiny_request
 from penstock.service.security.keys import Keys
 from penstock.service.security.principals import OPENS

@@ -21,7 +21,7 @@ from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.planners.exact import joint
 from penstock.solvers.planners.exact.enumeration import Space
 from penstock.solvers.planners.exact.joint import Search
-from penstock.solvers.schedules.fitting import best_order
+from penstock.solvers.schedules.support.fitting import best_order
 from penstock.solvers.solve.driver import solve
 
 ONE_PIPELINE = "exact,chimera,hetpipe,interleaved,zero-bubble"

@@ -26,7 +26,7 @@ from penstock.solvers.model.problem import Pin, Problem
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.schedules.early_backward import early_backward
-from penstock.solvers.schedules.fitting import Trial, best_order
+from penstock.solvers.schedules.support.fitting import Trial, best_order
 from penstock.solvers.solve.driver import solve
 from penstock.solvers.solve.judging import Judge
 from penstock.solvers.solve.limits import Setting

@@ -21,8 +21,8 @@ from penstock.solvers.planners.catalogue import PLANNERS, Planner, refuse_untrie
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.planners.simple.data_parallel import data_parallel
 from penstock.solvers.schedules.catalogue import SCHEDULES, Parts, ScheduleRow
-from penstock.solvers.schedules.drafts import drafts
 from penstock.solvers.schedules.interleaved import looped_bfs
+from penstock.solvers.schedules.support.drafts import drafts
 from penstock.solvers.schedules.v_shape import zb_v
 from penstock.solvers.schedules.zero_bubble import zb_h1
 from penstock.solvers.solve.driver import solve

@@ -35,7 +35,7 @@ from penstock.solvers.planners.contiguous_bound.warm_ups import climb
 from penstock.solvers.planners.exact.chain_tables import WHOLE_BACKWARDS, ChainTables
 from penstock.solvers.planners.exact.enumeration import Space
 from penstock.solvers.planners.proposal import unreachable
-from penstock.solvers.schedules.fitting import best_order, judged
+from penstock.solvers.schedules.support.fitting import best_order, judged
 from penstock.solvers.solve import driver
 
 EFFORT = 10**8

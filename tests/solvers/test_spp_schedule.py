@@ -9,8 +9,8 @@ from problems import chain, make_problem
 from penstock.schemas.program import BACKWARD, FORWARD
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.schedules.catalogue import SCHEDULES
-from penstock.solvers.schedules.drafts import drafts
 from penstock.solvers.schedules.pipeline_execution import pipeline_execution, unclamped
+from penstock.solvers.schedules.support.drafts import drafts
 
 
 def by_queues(stages: int, batches: int) -> tuple[list[list[tuple[int, int]]], int]:

@@ -18,7 +18,7 @@ from random_plans import (
 )
 
 from penstock.report.chrome_trace import chrome_events
-from penstock.report.picture import picture_of_timeline
+from penstock.report.drawing.picture import picture_of_timeline
 from penstock.report.traffic import traffic
 from penstock.schemas.errors import InvalidPlan
 from penstock.solvers.bounds.schedule_bound import one_pipeline_bound, request_bound, schedule_bound

@@ -85,7 +85,7 @@ def simulate(
     judgement, timeline = _judged(file)
     from penstock.cli.show import Screen, show_plan
     from penstock.report.chrome_trace import write_chrome_trace
-    from penstock.report.picture import picture_of_timeline
+    from penstock.report.drawing.picture import picture_of_timeline
 
     if chrome_trace is not None:
         picture = picture_of_timeline(judgement.problem, timeline, judgement.allocation)

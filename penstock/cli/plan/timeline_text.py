@@ -10,8 +10,8 @@ from itertools import groupby
 
 import numpy as np
 
-from penstock.report.merging import coverage
-from penstock.report.picture import LETTERS, Lane, Picture, Strip, Window, picture_of_timeline
+from penstock.report.drawing.merging import coverage
+from penstock.report.drawing.picture import LETTERS, Lane, Picture, Strip, Window, picture_of_timeline
 from penstock.report.words import duration
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem

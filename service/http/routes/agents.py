@@ -8,8 +8,8 @@ from fastapi import APIRouter, Depends, Path, Request, Response
 
 from penstock.schemas.api.agents import AgentOut, SyncReply, SyncRequest
 from penstock.service.http.problems import problems
-from penstock.service.http.routes.access import Access, NodeAgent, Reader
-from penstock.service.http.routes.bodies import json_response, reader, takes
+from penstock.service.http.requests.access import Access, NodeAgent, Reader
+from penstock.service.http.requests.bodies import json_response, reader, takes
 
 router = APIRouter(prefix="/v1", tags=["agents"])
 

@@ -14,9 +14,9 @@ from penstock.schemas.api.jobs import DocumentPage, DocumentStored, ExampleOut, 
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.topology import ClusterTopology
 from penstock.service.http.problems import problems
-from penstock.service.http.routes.access import Access, Reader, Solver
-from penstock.service.http.routes.bodies import UNCHANGED, Cursor, Limit, immutable, reader, tagged, takes
-from penstock.service.http.routes.once import OnceRoute
+from penstock.service.http.requests.access import Access, Reader, Solver
+from penstock.service.http.requests.bodies import UNCHANGED, Cursor, Limit, immutable, reader, tagged, takes
+from penstock.service.http.requests.once import OnceRoute
 from penstock.service.http.samples import tiny_profile, tiny_request, tiny_topology
 from penstock.service.jobs import judging
 from penstock.service.runs.live_topology import living_topology

@@ -15,8 +15,8 @@ from penstock.schemas.launch import LaunchSettings
 from penstock.schemas.quantities import MAX_WIRE_INTEGER, ContentHash
 from penstock.service.http.exports import EXPORTS, FORMS, MEDIA_TYPES, one_file, written
 from penstock.service.http.problems import problems
-from penstock.service.http.routes.access import Access, Reader
-from penstock.service.http.routes.bodies import UNCHANGED, immutable
+from penstock.service.http.requests.access import Access, Reader
+from penstock.service.http.requests.bodies import UNCHANGED, immutable
 from penstock.service.http.routes.plans import Hash
 
 router = APIRouter(prefix="/v1", tags=["plans"])

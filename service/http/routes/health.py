@@ -9,7 +9,7 @@ from fastapi import APIRouter, Response
 from penstock.service import metrics
 from penstock.service.http.problems import problems
 from penstock.service.http.readiness import readiness
-from penstock.service.http.routes.access import Access, Scraper
+from penstock.service.http.requests.access import Access, Scraper
 
 router = APIRouter(tags=["health"])
 

@@ -10,10 +10,10 @@ from fastapi import APIRouter, Depends, Request, Response
 from penstock.schemas.api.topology_import import ImportSource, TopologyImport, TopologyImported
 from penstock.schemas.topology import ClusterTopology
 from penstock.service.http.problems import problems
-from penstock.service.http.routes.access import Access, Solver
-from penstock.service.http.routes.bodies import json_response, reader, takes
-from penstock.service.http.routes.children import result_of
-from penstock.service.http.routes.once import OnceRoute
+from penstock.service.http.requests.access import Access, Solver
+from penstock.service.http.requests.bodies import json_response, reader, takes
+from penstock.service.http.requests.children import result_of
+from penstock.service.http.requests.once import OnceRoute
 from penstock.service.http.samples import tiny_import
 from penstock.service.jobs.direct_tasks import json_of
 from penstock.service.runs.live_topology import living_topology

@@ -13,8 +13,8 @@ from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.quantities import MAX_WIRE_INTEGER
 from penstock.service.db.tables import ACTIVE
 from penstock.service.http.problems import problems
-from penstock.service.http.routes.access import Access, Principal, Reader, Solver
-from penstock.service.http.routes.bodies import (
+from penstock.service.http.requests.access import Access, Principal, Reader, Solver
+from penstock.service.http.requests.bodies import (
     STREAM,
     UNCHANGED,
     Cursor,
@@ -24,8 +24,8 @@ from penstock.service.http.routes.bodies import (
     prefer_wait_s,
     tagged,
 )
-from penstock.service.http.routes.once import OnceRoute
-from penstock.service.http.routes.stories import After, answer_events
+from penstock.service.http.requests.events import After, answer_events
+from penstock.service.http.requests.once import OnceRoute
 from penstock.service.services import Service
 
 router = APIRouter(prefix="/v1", tags=["jobs"], route_class=OnceRoute)

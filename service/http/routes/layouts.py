@@ -9,9 +9,9 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from penstock.schemas.api.layouts import LayoutImported, LayoutRequest
 from penstock.service.http.problems import problems
-from penstock.service.http.routes.access import Access, Solver
-from penstock.service.http.routes.bodies import reader, takes
-from penstock.service.http.routes.children import answered
+from penstock.service.http.requests.access import Access, Solver
+from penstock.service.http.requests.bodies import reader, takes
+from penstock.service.http.requests.children import answered
 from penstock.service.http.samples import tiny_layout
 from penstock.service.services import Service
 

@@ -10,8 +10,8 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from penstock.schemas.api.jobs import JobState
 from penstock.schemas.quantities import MAX_WIRE_INTEGER
-from penstock.service.http.routes.access import Access, Reader, Runner, Solver
-from penstock.service.http.routes.bodies import json_response
+from penstock.service.http.requests.access import Access, Reader, Runner, Solver
+from penstock.service.http.requests.bodies import json_response
 from penstock.service.pages import acting, assets, comparison, overview, timelines
 from penstock.service.pages.layout import PageRoute, found_page, page
 from penstock.service.pages.sources import Sources

@@ -9,9 +9,9 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from penstock.schemas.api.placement import PlacementAnswer, PlacementJob, PlacementRequest
 from penstock.service.http.problems import problems
-from penstock.service.http.routes.access import Access, Solver
-from penstock.service.http.routes.bodies import STREAM, reader, takes
-from penstock.service.http.routes.children import answered, streamed, wants_events
+from penstock.service.http.requests.access import Access, Solver
+from penstock.service.http.requests.bodies import STREAM, reader, takes
+from penstock.service.http.requests.children import answered, streamed, wants_events
 from penstock.service.http.samples import tiny_placement
 from penstock.service.services import Service
 

@@ -13,8 +13,8 @@ from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.request import PlanRequest
 from penstock.service.db.tables import ACTIVE
 from penstock.service.http.problems import problems
-from penstock.service.http.routes.access import Access, Principal, Reader, Solver
-from penstock.service.http.routes.bodies import (
+from penstock.service.http.requests.access import Access, Principal, Reader, Solver
+from penstock.service.http.requests.bodies import (
     UNCHANGED,
     body_of,
     immutable,
@@ -23,8 +23,8 @@ from penstock.service.http.routes.bodies import (
     reader,
     takes,
 )
+from penstock.service.http.requests.once import OnceRoute, answers_again, note_of
 from penstock.service.http.routes.jobs import Tag, settled
-from penstock.service.http.routes.once import OnceRoute, answers_again, note_of
 from penstock.service.http.samples import tiny_request
 from penstock.service.jobs import judging
 from penstock.service.jobs.submit import JobOptions

@@ -14,9 +14,9 @@ from penstock.schemas.plan import PlanFile
 from penstock.schemas.quantities import MAX_WIRE_INTEGER
 from penstock.schemas.request import PlanRequest
 from penstock.service.http.problems import problems
-from penstock.service.http.routes.access import Access, Reader, Solver
-from penstock.service.http.routes.bodies import STREAM, json_response, reader, takes
-from penstock.service.http.routes.children import answered, messages_of, streamed, wants_events
+from penstock.service.http.requests.access import Access, Reader, Solver
+from penstock.service.http.requests.bodies import STREAM, json_response, reader, takes
+from penstock.service.http.requests.children import answered, messages_of, streamed, wants_events
 from penstock.service.http.routes.plans import Asked, Hash
 from penstock.service.http.samples import tiny_calibration, tiny_plan_file, tiny_request
 from penstock.service.jobs import judging

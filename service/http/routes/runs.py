@@ -12,12 +12,12 @@ from penstock.schemas.api.jobs import RankLog, RunEventPage, RunOut, RunPage, Ru
 from penstock.schemas.errors import NotFound
 from penstock.schemas.quantities import MAX_WIRE_INTEGER
 from penstock.schemas.trace import Trace
-from penstock.service.http.idempotency import Note
 from penstock.service.http.problems import problems
-from penstock.service.http.routes.access import Access, Principal, Reader, Runner
-from penstock.service.http.routes.bodies import json_response, prefer_wait_s, reader, tagged, takes
-from penstock.service.http.routes.once import OnceRoute, answers_again, note_of
-from penstock.service.http.routes.stories import After, answer_events
+from penstock.service.http.requests.access import Access, Principal, Reader, Runner
+from penstock.service.http.requests.bodies import json_response, prefer_wait_s, reader, tagged, takes
+from penstock.service.http.requests.events import After, answer_events
+from penstock.service.http.requests.idempotency import Note
+from penstock.service.http.requests.once import OnceRoute, answers_again, note_of
 from penstock.service.http.samples import tiny_plan_file
 from penstock.service.jobs import judging
 from penstock.service.runs.run_rows import LIVE

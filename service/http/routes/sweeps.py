@@ -9,9 +9,9 @@ from fastapi import APIRouter, Depends, Path, Request, Response
 
 from penstock.schemas.api.sweep import SweepOut, SweepPage, SweepRequest
 from penstock.service.http.problems import problems
-from penstock.service.http.routes.access import Access, Principal, Reader, Solver
-from penstock.service.http.routes.bodies import UNCHANGED, Cursor, Limit, json_response, reader, tagged, takes
-from penstock.service.http.routes.once import OnceRoute, answers_again, note_of
+from penstock.service.http.requests.access import Access, Principal, Reader, Solver
+from penstock.service.http.requests.bodies import UNCHANGED, Cursor, Limit, json_response, reader, tagged, takes
+from penstock.service.http.requests.once import OnceRoute, answers_again, note_of
 from penstock.service.http.samples import tiny_sweep
 from penstock.service.services import Service
 

@@ -29,7 +29,7 @@ from penstock.solvers.model.micro_batches import candidates, dapple_replicas
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Candidate
 from penstock.solvers.model.schedule import Orders, Schedule
-from penstock.solvers.schedules.fitting import Trial
+from penstock.solvers.schedules.support.fitting import Trial
 
 NEVER = 2**62
 DETOUR = 16

@@ -21,7 +21,7 @@ from penstock.solvers.model.allocation import single_pipeline
 from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.schedules.early_backward import early_backward
-from penstock.solvers.schedules.fitting import Trial, judged
+from penstock.solvers.schedules.support.fitting import Trial, judged
 from penstock.solvers.schedules.support.recomputed import recomputed
 
 MOST_SIMULATED = 160

@@ -25,7 +25,7 @@ from penstock.solvers.model.result import Bound
 from penstock.solvers.planners.block_partition import block_partition
 from penstock.solvers.planners.contiguous_bound.warm_ups import climb
 from penstock.solvers.planners.proposal import Proposal, unreachable
-from penstock.solvers.schedules.fitting import Trial, best_order
+from penstock.solvers.schedules.support.fitting import Trial, best_order
 
 EFFORT = Option("effort", 30, "labels times grid points of all searches together, in millions", low=1)
 OPTIONS = (EFFORT,)

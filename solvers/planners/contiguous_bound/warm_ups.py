@@ -11,7 +11,7 @@ from itertools import accumulate
 
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.schedules.early_backward import early_backward
-from penstock.solvers.schedules.fitting import Trial, judged
+from penstock.solvers.schedules.support.fitting import Trial, judged
 
 CHANGES = (1, -1, 2, -2, 4, -4)
 

@@ -28,7 +28,7 @@ from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.planners.exact.chain_tables import WHOLE_BACKWARDS, ChainTables
 from penstock.solvers.planners.exact.enumeration import Placement, Space
 from penstock.solvers.planners.proposal import unreachable
-from penstock.solvers.schedules.fitting import Trial, best_order
+from penstock.solvers.schedules.support.fitting import Trial, best_order
 
 EFFORT = 1.0
 """For one plan (``closing``)."""

@@ -34,7 +34,7 @@ from penstock.solvers.planners.block_partition import smallest_largest
 from penstock.solvers.planners.chunked.cuts import Places, chunked
 from penstock.solvers.planners.proposal import Proposal, unreachable
 from penstock.solvers.schedules.catalogue import schedule_row
-from penstock.solvers.schedules.fitting import Judged, Trial, judged
+from penstock.solvers.schedules.support.fitting import Judged, Trial, judged
 from penstock.solvers.schedules.trainer_orders import chunks_of, order_of, ranks_of_stages
 
 TRANSFORMER = Option(

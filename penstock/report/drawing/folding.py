@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from penstock.report.picture import Lane, Picture
+from penstock.report.drawing.picture import Lane, Picture
 
 MOST_LANES = 128
 """Devices that are drawn one by one."""

@@ -11,7 +11,7 @@ from fastapi.sse import EventSourceResponse, format_sse_event
 from starlette.requests import ClientDisconnect
 
 from penstock.service.http.problems import TaskFailed
-from penstock.service.http.routes.bodies import json_response
+from penstock.service.http.requests.bodies import json_response
 from penstock.service.jobs.direct_tasks import json_of, messages, unless_gone
 from penstock.service.services import Service
 

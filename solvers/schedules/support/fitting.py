@@ -18,8 +18,8 @@ from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Shortage
 from penstock.solvers.model.schedule import Orders
-from penstock.solvers.schedules.drafts import Draft, drafts
 from penstock.solvers.schedules.early_backward import depths, fitted
+from penstock.solvers.schedules.support.drafts import Draft, drafts
 
 Vector = tuple[int, ...]
 """Micro-batches in flight on each stage."""

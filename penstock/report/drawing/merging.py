@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from penstock.report.picture import Blocks
+from penstock.report.drawing.picture import Blocks
 
 
 def coverage(blocks: Blocks, edges_ns: np.ndarray) -> np.ndarray:

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from penstock.layouts import torchtitan_files
 from penstock.layouts.compared import compared, unknown_sentence
 from penstock.layouts.degrees import refuse_degrees
 from penstock.layouts.drawn import NONE, Drawn, Expressed, Reading
 from penstock.layouts.roles import Roles
-from penstock.layouts.torchtitan_settings import Settings
+from penstock.layouts.torchtitan import files as torchtitan_files
+from penstock.layouts.torchtitan.settings import Settings
 from penstock.schemas.errors import Fault, UnsupportedRequest
 from penstock.schemas.profile import ModelProfile
 from penstock.solvers.model.trainer_limits import Recomputing

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import SchemaValidator
 
 from penstock.schemas.document import load_json, refusal
-from penstock.service.naming import with_documents
+from penstock.service.jobs.naming import with_documents
 
 M = TypeVar("M", bound=BaseModel)
 

@@ -14,9 +14,9 @@ from fastapi import Query, Request, Response
 from pydantic import BaseModel
 
 from penstock.schemas.amounts import exact
-from penstock.service.http import media
-from penstock.service.http.parsing import parse
 from penstock.service.http.problems import TooLarge
+from penstock.service.http.requests import media
+from penstock.service.http.requests.parsing import parse
 
 M = TypeVar("M", bound=BaseModel)
 

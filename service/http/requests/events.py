@@ -11,7 +11,7 @@ from fastapi import Query, Request, Response
 from fastapi.sse import EventSourceResponse, format_sse_event
 
 from penstock.schemas.quantities import MAX_WIRE_INTEGER
-from penstock.service.http.routes.bodies import json_response, prefer_wait_s
+from penstock.service.http.requests.bodies import json_response, prefer_wait_s
 from penstock.service.services import Service
 
 HEARTBEAT_S = 15.0

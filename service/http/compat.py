@@ -13,8 +13,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
 from starlette.convertors import Convertor, register_url_convertor
 
-from penstock.service.http.routes.access import every_route, scope_of, service_of
-from penstock.service.http.routes.once import Handle, OnceRoute
+from penstock.service.http.requests.access import every_route, scope_of, service_of
+from penstock.service.http.requests.once import Handle, OnceRoute
 from penstock.service.security.door import require
 
 

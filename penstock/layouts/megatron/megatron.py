@@ -10,8 +10,8 @@ from typing import Literal
 from penstock.layouts.compared import Size, compared, unknown_sentence
 from penstock.layouts.degrees import refuse_degrees
 from penstock.layouts.drawn import NONE, Drawn, Expressed, Reading, wrong
-from penstock.layouts.megatron_cuts import stages_of
-from penstock.layouts.megatron_flags import (
+from penstock.layouts.megatron.cuts import stages_of
+from penstock.layouts.megatron.flags import (
     DEGREES,
     GRADIENTS,
     GROUP,
@@ -23,8 +23,8 @@ from penstock.layouts.megatron_flags import (
     SIZES,
     Flags,
 )
-from penstock.layouts.megatron_others import CHANGING, changing_sentence
-from penstock.layouts.megatron_string import print_layout, read_layout
+from penstock.layouts.megatron.layout_string import print_layout, read_layout
+from penstock.layouts.megatron.other_flags import CHANGING, changing_sentence
 from penstock.schemas.errors import InvalidDocument
 from penstock.solvers.model.trainer_limits import Recomputing
 

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from itertools import islice
 
 from penstock.importers.lines import Faults
-from penstock.layouts.megatron_others import CHANGING
+from penstock.layouts.megatron.other_flags import CHANGING
 from penstock.layouts.shell import EXPANDED, QUOTED, Unsaid, Value, Variables
 from penstock.layouts.texts import place
 from penstock.schemas.errors import Fault, InvalidDocument

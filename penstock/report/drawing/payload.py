@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.report.merging import merged
-from penstock.report.picture import CONSTANT_PARTS, NAMES, Blocks, Lane, Picture, Strip
-from penstock.report.varints import varints
+from penstock.report.drawing.merging import merged
+from penstock.report.drawing.picture import CONSTANT_PARTS, NAMES, Blocks, Lane, Picture, Strip
+from penstock.report.drawing.varints import varints
 
 MAX_BLOCKS = 200_000
 MOST_COLUMNS = 4_000

@@ -9,13 +9,13 @@ from importlib.resources import files
 @cache
 def style() -> str:
     """The style sheet: colours as variables, light and dark; figures, tables, timelines."""
-    return (files("penstock.report") / "style.css").read_text(encoding="utf-8")
+    return (files("penstock.report.drawing") / "style.css").read_text(encoding="utf-8")
 
 
 @cache
 def script() -> str:
     """The script that draws timelines; classic, deferred or at the end of a page. It offers ``penstockTimeline``."""
-    parts = [part for part in (files("penstock.report") / "script").iterdir() if part.name.endswith(".js")]
+    parts = [part for part in (files("penstock.report.drawing") / "script").iterdir() if part.name.endswith(".js")]
     ordered = sorted(parts, key=lambda part: int(part.name.partition("-")[0]))
     body = "\n".join(part.read_text(encoding="utf-8") for part in ordered)
     return f'(() => {{\n"use strict";\n\n{body}}})();\n'

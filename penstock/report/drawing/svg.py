@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from math import floor, log10
 
-from penstock.report.folding import folded
-from penstock.report.merging import merged
-from penstock.report.payload import MAX_BLOCKS, Mark
-from penstock.report.picture import NAMES, Blocks, Picture, Strip, Window
+from penstock.report.drawing.folding import folded
+from penstock.report.drawing.merging import merged
+from penstock.report.drawing.payload import MAX_BLOCKS, Mark
+from penstock.report.drawing.picture import NAMES, Blocks, Picture, Strip, Window
 from penstock.report.words import duration
 
 COLOURS = {
