@@ -1,1 +1,5 @@
-"""Runs lowered programs on torch.distributed, and measures them."""
+"""Runs lowered programs on torch.distributed, and measures them.
+
+May import: `schemas`.
+Start reading at `run/rank.py`, then `program/interpreter.py`.
+"""

@@ -1,1 +1,5 @@
-"""The documents that travel, the words of a program, and every error."""
+"""The documents that travel, the instructions of programs, and every error.
+
+May import: pydantic, and nothing else of Penstock.
+Start reading at `request.py` (a question) and `plan.py` (an answer).
+"""

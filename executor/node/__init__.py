@@ -1,1 +1,5 @@
-"""The agent of a node: a state machine, and what does as it decides."""
+"""The agent of a node: a state machine without input or output, and the process that acts on its decisions.
+
+May import: `schemas`, `executor`; torch never.
+Start reading at `state.py`, then `agent.py`.
+"""

@@ -1,1 +1,5 @@
-"""What layers cost: measured on devices that are all busy, or computed without them."""
+"""What layers cost: measured with all devices busy, or computed without them.
+
+May import: `schemas`, `executor`.
+Start reading at `profiler.py` (measured), `analytic.py` (computed).
+"""

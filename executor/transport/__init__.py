@@ -5,6 +5,9 @@
 | ``gloo`` | between host memories | tags |
 | ``gloo-staged`` | from a GPU through pinned host memory over gloo; several ranks may share the GPU | tags |
 | ``nccl`` | from GPU to GPU, over one communicator per directed edge | their order |
+
+May import: `schemas`, `executor`.
+Start reading at `__init__.py`, then `gloo.py`.
 """
 
 from __future__ import annotations

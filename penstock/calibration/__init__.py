@@ -1,1 +1,5 @@
-"""From what ranks measured to costs: what is read off traces, the fit of layers, the fit of links."""
+"""From traces to costs: observations, and the fits of layers and links.
+
+May import: `schemas`, `convert`, `planning`, `solvers`.
+Start reading at `calibrate.py`.
+"""

@@ -2,6 +2,9 @@
 
 They need no extra. Every refusal of the service is raised as the error that it was there (``schemas.errors``). The
 modules without ``async_`` are made from those with it by ``scripts/make-client``.
+
+May import: `schemas`.
+Start reading at `async_resources.py`; `client.py` and `resources.py` are generated from the async files.
 """
 
 from penstock.client.async_client import AsyncClient

@@ -1,4 +1,8 @@
-"""The only bridge between documents and the solver core, both ways."""
+"""The only bridge between documents and the solver core, both ways.
+
+May import: `schemas`, `solvers`, `layouts.limits`.
+Start reading at `requests.py` (in) and `answers.py` (out).
+"""
 
 from penstock.convert.answers import to_plan, to_prediction, to_result
 from penstock.convert.plans import from_plan

@@ -1,1 +1,5 @@
-"""Readers of other programs' files."""
+"""Readers of other programs' files.
+
+May import: `schemas`.
+Start reading at `topology.py`; `cluster/` for what clusters print.
+"""

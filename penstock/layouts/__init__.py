@@ -1,1 +1,5 @@
-"""Other trainers' layouts, out and in: Megatron-Core, torchtitan, DeepSpeed, and plain ranges of layers."""
+"""Other trainers' layouts, in and out: Megatron-Core, torchtitan, DeepSpeed, and plain ranges of layers.
+
+May import: `schemas`, `convert`, `planning`, `solvers`.
+Start reading at `importing.py` and `exporting.py`; `limits.py` says what each trainer can express.
+"""

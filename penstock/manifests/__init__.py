@@ -2,6 +2,9 @@
 
 Every target starts ``penstock rank job.json``, which looks up by host and local rank which stage it has: the order in
 which a scheduler lists nodes or numbers ranks is never trusted.
+
+May import: `schemas`, `importers`.
+Start reading at this file, then `slurm.py`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """What Penstock does, as functions on documents: solve, judge, lower, compare, explain, sweep.
 
 May import: `schemas`, `convert`, `solvers`, `workers`.
-Start reading at `api.py`.
+Start reading at `solve.py`, then `answer.py` for people.
 """

@@ -1,1 +1,5 @@
-"""What people look at: a plan's timeline as a picture, in a self-contained HTML page, an SVG, or a terminal."""
+"""What people look at: a plan as an HTML page, an SVG, a trace, tables and sentences.
+
+May import: `schemas`, `solvers`.
+Start reading at `page.py`, then `drawing/`.
+"""

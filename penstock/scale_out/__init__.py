@@ -2,6 +2,9 @@
 
 ``executor_of("local:4")`` and ``executor_of("dask://host:8786")`` give a ``concurrent.futures.Executor``. What is
 submitted to it may be ended at any time: ``future.cancel()`` ends a running solver too, here and on a Dask worker.
+
+May import: `schemas`, `workers`.
+Start reading at `local.py`.
 """
 
 from __future__ import annotations

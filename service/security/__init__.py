@@ -1,1 +1,5 @@
-"""Who may do what: keys, what they open, and what any of them may ask for in a while."""
+"""Who may do what: keys, scopes, sessions, quotas.
+
+May import: `service.db`, `schemas`.
+Start reading at `principals.py`, then `keys.py`.
+"""

@@ -1,1 +1,5 @@
-"""Schedules: plain functions from a problem and an allocation to ``Orders``; ``catalogue.SCHEDULES`` lists them."""
+"""A file per schedule, from a problem and an allocation to `Orders`; `catalogue.py` lists them.
+
+May import: `solvers.model`, `solvers.costs`, `solvers.judge`, `solvers.compiled`.
+Start reading at `catalogue.py`, then `early_backward.py`.
+"""

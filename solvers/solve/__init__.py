@@ -14,4 +14,7 @@ Why the answer does not depend on the number of workers nor on which of them is 
 
 A time limit is the exception, as everywhere: then the best of all that was found counts, and ``unfinished`` names
 whose search was cut off.
+
+May import: all of `solvers` but `placement` and `lowering`.
+Start reading at `driver.py`.
 """

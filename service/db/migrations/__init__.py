@@ -2,6 +2,9 @@
 
 Revision 0001 is what the first release wrote, as schema version 2 in a table of its own. There is no way back: the
 backup that was taken before is.
+
+May import: `service.db`.
+Start reading at this file; revisions are in `versions/`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""The tables, by what they hold. A change here needs a revision in ``service/migrations``."""
+"""The tables, by what they hold. A change here needs a revision in ``service/migrations``.
+
+May import: `service.db`.
+Start reading at `documents.py`, `jobs.py`.
+"""
 
 from penstock.service.db.tables.access import api_keys, idempotency
 from penstock.service.db.tables.base import DEFAULT_TENANT, iso, metadata, now_ms

@@ -1,1 +1,5 @@
-"""What keeps a database in order: checks, backups, and the removal of what is not needed any more."""
+"""Keeps a database in order: checks, backups, removal of what is no longer needed.
+
+May import: `service.db`, `schemas`.
+Start reading at `checking.py`.
+"""

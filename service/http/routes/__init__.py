@@ -1,1 +1,5 @@
-"""The endpoints: each parses, calls, returns."""
+"""The endpoints: each parses, calls, returns.
+
+May import: `service`, `schemas`.
+Start reading at `plans.py`.
+"""

@@ -1,1 +1,5 @@
-"""A bound for many devices: pipelines of stages apart that keep to a time need more devices than there are."""
+"""A bound for many devices: pipelines whose stages have devices of their own need more devices than there are.
+
+May import: `solvers.model`, `solvers.costs`, `solvers.bounds`.
+Start reading at `bound.py`.
+"""

@@ -5,6 +5,9 @@ link (``model``); memory limits what is in flight (``room``), all-reduces and up
 alike runs in index order, which loses nothing. The solution's times are not used: the judge times its orders by his own
 rules, so where the model delays a transfer on purpose, which the judge never does, the judged value may be above the
 bound (``as_judged`` closes that gap for the plainest plans).
+
+May import: `solvers.model`, `solvers.costs`, `solvers.judge`, `solvers.bounds`.
+Start reading at `solve.py`, then `model.py`.
 """
 
 from penstock.solvers.improve.job_shop.shop import whole_backwards

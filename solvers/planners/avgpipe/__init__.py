@@ -1,1 +1,5 @@
-"""AvgPipe's tuning of the two parallelism degrees: a predictor from one measured run, and the guidelines beside it."""
+"""AvgPipe: parallel pipelines on the same devices, with tuned degrees.
+
+May import: `solvers.model`, `solvers.costs`, `solvers.judge`, `solvers.schedules`, `planners.pipedream`.
+Start reading at `planner.py`, then `tuning.py`.
+"""

@@ -1,1 +1,5 @@
-"""MadPipe's allocations (sections 4.1 and 4.2): contiguous ones, and those with a special processor."""
+"""MadPipe (sections 4.1 and 4.2): contiguous allocations, and those with a special processor.
+
+May import: `solvers.model`, `solvers.costs`, `solvers.schedules`.
+Start reading at `planner.py`.
+"""

@@ -1,1 +1,5 @@
-"""Stages along the network's tree for many devices: the fewest devices for a time, by what a device is worth."""
+"""`spread`: stages along the network's tree, the fewest devices for a time.
+
+May import: `solvers.model`, `solvers.costs`.
+Start reading at `planner.py`, then `partition.py`.
+"""

@@ -1,1 +1,5 @@
-"""WPipe's configurations: layouts of depth × width, parts of the model for them, and how fast they promise to be."""
+"""WPipe: configurations of depth × width, cuts for them, and their estimated throughput.
+
+May import: `solvers.model`, `solvers.costs`, `solvers.schedules`.
+Start reading at `planner.py`, then `configurations.py`.
+"""

@@ -1,1 +1,5 @@
-"""Objects of Kubernetes, and the graph of topograph."""
+"""Reads objects of Kubernetes, and topograph's graph.
+
+May import: `importers.cluster`, `schemas`.
+Start reading at `kubernetes_nodes.py`.
+"""

@@ -1,1 +1,5 @@
-"""Facts of several sources become one topology."""
+"""Merges the facts of several sources into one topology.
+
+May import: `importers.cluster`, `schemas`.
+Start reading at `merge.py`.
+"""

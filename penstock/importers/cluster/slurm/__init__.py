@@ -1,1 +1,5 @@
-"""What Slurm writes and prints."""
+"""Reads what Slurm writes and prints.
+
+May import: `importers.cluster`, `schemas`.
+Start reading at `slurm_conf.py`.
+"""
