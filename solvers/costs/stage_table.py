@@ -93,7 +93,7 @@ def static_sums(problem: Problem, replicas: int = 1) -> StaticSums:
     return _static(problem, problem.parameter_bytes, problem.trainable_bytes, replicas)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=4)
 def _weights_between(problem: Problem, places: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     at = np.asarray(places, dtype=np.int64)
     parameters, trainable = between(problem.parameter_bytes[at]), between(problem.trainable_bytes[at])
