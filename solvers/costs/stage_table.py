@@ -78,11 +78,12 @@ def layer_sums(problem: Problem, kinds: Sequence[str], rows: int, rounding: Roun
     """What a slice of ``rows`` samples costs, layer by layer as on the slowest or the quickest of the kinds."""
     costs = [problem.costs(kind, rows) for kind in kinds]
     join = np.maximum if rounding == "up" else np.minimum
-    sums = (
-        [getattr(cost, name) for cost in costs] for name in ("forward_ns", "backward_ns", "weight_ns", "stash_bytes")
-    )
-    joined = (each[0] if len(each) == 1 else prefix_sums(join.reduce([np.diff(one) for one in each])) for each in sums)
-    return LayerSums(*joined, workspace_bytes=join.reduce([cost.workspace_bytes for cost in costs]))
+    names = ("forward_ns", "backward_ns", "weight_ns", "stash_bytes")
+    if len(costs) == 1:
+        sums = [getattr(costs[0], name) for name in names]
+    else:
+        sums = [prefix_sums(join.reduce([np.diff(getattr(cost, name)) for cost in costs])) for name in names]
+    return LayerSums(*sums, join.reduce([cost.workspace_bytes for cost in costs]))
 
 
 def static_sums(problem: Problem, replicas: int = 1) -> StaticSums:
