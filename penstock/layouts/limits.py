@@ -184,7 +184,7 @@ def _misplaced(problem: Problem, allocation: Allocation, within: Within) -> Iter
     if len(set(used)) != len(used):
         yield f"a device is in two groups of replicas; in {within.trainer} each is of one rank"
         return
-    if (own := misnumbered(problem, stages)) is not None:
+    if (own := misnumbered(problem.nodes(), stages)) is not None:
         name = problem.network.node_names[problem.devices[own[0]].node]
         yield (
             f"counted stage after stage, the devices of node {name!r} are not "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,10 +15,21 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.slices import row_classes
 from penstock.solvers.model.timeline import Breakdown
 
-if TYPE_CHECKING:
-    from penstock.solvers.judge.shared_processor import Clocks
-
 GRADIENTS, KEPT, BUFFERS, WORKSPACE = range(4)
+
+
+class Clocks(NamedTuple):
+    """Times of one iteration: operations (S, 2 M + 1), the step last; transfers (2 S, M), -1 where nothing travels."""
+
+    start: np.ndarray
+    end: np.ndarray
+    sent: np.ndarray
+    arrival: np.ndarray
+
+    @property
+    def makespan_ns(self) -> int:
+        """The length of the iteration."""
+        return int(self.end.max())
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +41,7 @@ class DeviceMemory:
     static: Static
     reference_bytes: int
     pipelines: int
-    context_bytes: int
+    context: int
 
     @classmethod
     def of(
@@ -58,7 +69,7 @@ class DeviceMemory:
 
     def curve(self) -> tuple[np.ndarray, np.ndarray]:
         """(times, bytes), int64, from 0 on."""
-        levels = self.sizes.sum(axis=1) + self._held + self.context_bytes
+        levels = self.sizes.sum(axis=1) + self._held + self.context
         changed = np.append(True, levels[1:] != levels[:-1])
         return self.times[changed], levels[changed]
 
@@ -77,7 +88,7 @@ class DeviceMemory:
             activations=kept,
             buffers=buffers,
             workspace=workspace,
-            context=self.context_bytes,
+            context=self.context,
         )
 
 

@@ -38,7 +38,7 @@ from penstock.solvers.costs.stage import stage_costs, update_ns
 from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.costs.utilisation import WHOLE, utilisation_ppm
 from penstock.solvers.judge.clocks.shared_processor import SPEED, Shared, run_sharing
-from penstock.solvers.judge.shared_memory import DeviceMemory, covered_ns
+from penstock.solvers.judge.shared_memory import Clocks, DeviceMemory, covered_ns
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders, Schedule
@@ -47,20 +47,6 @@ from penstock.solvers.model.timeline import DeviceUse, Interval, Timeline, Track
 
 LONGEST_NS = 2**62 // SPEED
 """A device's work in an iteration has to be less for clocks of 64 bits."""
-
-
-class Clocks(NamedTuple):
-    """Times of one iteration: operations (S, 2 M + 1), the step last; transfers (2 S, M), -1 where nothing travels."""
-
-    start: np.ndarray
-    end: np.ndarray
-    sent: np.ndarray
-    arrival: np.ndarray
-
-    @property
-    def makespan_ns(self) -> int:
-        """The length of the iteration."""
-        return int(self.end.max())
 
 
 def parallel_pipelines(stages: tuple[Stage, ...], num_pipelines: int, num_micro_batches: int) -> Allocation:

@@ -10,12 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from penstock.solvers.model.allocation import Allocation, Stage
-
-if TYPE_CHECKING:
-    from penstock.solvers.model.problem import Problem
 
 Method = Literal["none", "block", "uniform"]
 AT_ONCE = 8
@@ -36,15 +33,16 @@ class Span(NamedTuple):
     last: int
 
 
-def misnumbered(problem: Problem, stages: Sequence[Stage]) -> tuple[int, ...] | None:
+def misnumbered(nodes: Sequence[Sequence[int]], stages: Sequence[Stage]) -> tuple[int, ...] | None:
     """The devices of the first node that do not stand as ranks are numbered: stage after stage, through nodes.
 
-    Of each node the first devices in their order, all together; None where that is so. Stages of the same devices
-    count once.
+    Of each of the cluster's ``nodes`` the first devices in their order, all together; None where that is so. Stages of
+    the same devices count once.
     """
     used = [device for devices in dict.fromkeys(stage.devices for stage in stages) for device in devices]
-    nodes, seen = problem.nodes(), set()
-    for node, group in groupby(used, key=lambda device: problem.devices[device].node):
+    node_of = {device: number for number, devices in enumerate(nodes) for device in devices}
+    seen: set[int] = set()
+    for node, group in groupby(used, key=node_of.__getitem__):
         own = tuple(group)
         if node in seen or own != tuple(nodes[node][: len(own)]):
             return own

@@ -329,7 +329,7 @@ class Session:
         kept = self._moved(proposal)
         if kept is None or self.problem.within is None:
             return kept
-        return None if misnumbered(self.problem, kept.allocation.stages) is not None else kept
+        return None if misnumbered(self.problem.nodes(), kept.allocation.stages) is not None else kept
 
     def _moved(self, proposal: Proposal) -> Proposal | None:
         if proposal.fixed is not None:

@@ -124,4 +124,4 @@ def test_pins_do_not_renumber_a_targets_ranks() -> None:
         answers[within is None, device] = None if best is None else [stage.devices for stage in best.allocation.stages]
     unmoved, exchanged = [(0,), (1,)], [(1,), (0,)]
     assert answers == {(True, 0): unmoved, (True, 1): exchanged, (False, 0): unmoved, (False, 1): None}
-    assert misnumbered(pinned(layers=4), straight(2, layers=4).stages) is None
+    assert misnumbered(pinned(layers=4).nodes(), straight(2, layers=4).stages) is None
