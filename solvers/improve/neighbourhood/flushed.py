@@ -31,7 +31,6 @@ from penstock.solvers.model.result import Candidate
 from penstock.solvers.model.schedule import Orders, Schedule
 from penstock.solvers.schedules.support.fitting import Trial
 
-NEVER = 2**62
 DETOUR = 16
 """Plans up to 1/16 above the best plan are passed through."""
 FIRST_PATIENCE, PATIENCE = 24, 4
