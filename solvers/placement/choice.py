@@ -19,6 +19,7 @@ from itertools import accumulate
 from typing import Protocol
 
 from penstock.solvers.bounds.schedule_bound import request_bound
+from penstock.solvers.model.deadline import Deadline
 from penstock.solvers.model.micro_batches import candidates
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import REQUEST_SCOPE, Candidate, Result, Status
@@ -26,7 +27,6 @@ from penstock.solvers.placement import regular
 from penstock.solvers.placement.families import Families
 from penstock.solvers.placement.site import Chosen, Site
 from penstock.solvers.placement.wish import FOREVER_NS, Wish
-from penstock.solvers.solve.limits import Deadline
 
 SMALL = 6_000
 """Layers × devices × numbers of micro-batches up to which a job's planner is asked without any limit."""

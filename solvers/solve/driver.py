@@ -1,8 +1,8 @@
 """A solve, on one page: rounds of tasks, done by workers, put together in the order of the tasks.
 
 Every task is one planner's search, or one attempt to improve or prove a plan, with a judge of its own (``judging``), as
-if it were run alone. Which tasks there are, and in which rounds, says ``rounds``; who does them, ``workers``; the best
-plan of all is the incumbent (``incumbent``), and ``proofs`` says when it is good enough.
+if it were run alone. ``tasks`` says which there are, and in which rounds; ``workers``, who does them; ``incumbent``,
+which plan is the best of all; ``proofs``, when it is good enough; ``why``, the sentence for the answer.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from contextlib import suppress
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.explanation.what_if import Replan
+from penstock.solvers.model.deadline import Deadline
 from penstock.solvers.model.options import checked
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Candidate, Progress, Result, Status
 from penstock.solvers.planners.catalogue import PLANNERS, Planner, resolve
 from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.solve.incumbent import State
 from penstock.solvers.solve.judging import Judge
-from penstock.solvers.solve.limits import Deadline, Setting
-from penstock.solvers.solve.rounds import first_plan, rounds
-from penstock.solvers.solve.state import State
-from penstock.solvers.solve.tasks import Remedy, Task
+from penstock.solvers.solve.setting import Setting
+from penstock.solvers.solve.tasks import Remedy, Task, first_plan, rounds
 from penstock.solvers.solve.why import why
 from penstock.solvers.solve.workers import Here, Workforce, is_small, workers_for
 
@@ -52,7 +52,7 @@ def solve(
     state = State(setting, on_incumbent, on_progress)
     if row.asks_others and not is_small(problem):
         first_plan(state, values)
-    with workers_for(setting, workers, one_planner=not row.asks_others) as workforce:
+    with workers_for(state, workers, one_planner=not row.asks_others) as workforce:
         run(state, rounds(state, row, values), workforce)
         if state.best is None and state.shortage is not None and state.status is not Status.TIME_LIMIT:
             run(state, [[Remedy(row.name, values, feasible)]], workforce)

@@ -22,10 +22,9 @@ from penstock.solvers.planners.proposal import Proposal, recompute_variants, unr
 from penstock.solvers.schedules.catalogue import ScheduleRow, schedule_row
 from penstock.solvers.schedules.drafts import Draft, drafts
 from penstock.solvers.schedules.fitting import Vector, lowered, may_lack
-from penstock.solvers.solve.incumbent import Incumbent, key_of
-from penstock.solvers.solve.limits import Setting
-from penstock.solvers.solve.outcome import Found, Obstacles, Outcome
+from penstock.solvers.solve.incumbent import Found, Incumbent, Obstacles, Outcome, key_of
 from penstock.solvers.solve.proofs import Proofs
+from penstock.solvers.solve.setting import Setting
 
 MOST_FUTILE = 16
 """Micro-batches fewer in flight, one after the other, that save no memory: then something else takes it."""

@@ -16,8 +16,8 @@ from multiprocessing.connection import Connection
 from typing import NamedTuple
 
 from penstock.solvers.model.result import Bound
-from penstock.solvers.solve.limits import Setting
-from penstock.solvers.solve.outcome import Found
+from penstock.solvers.solve.incumbent import Found
+from penstock.solvers.solve.setting import Setting
 
 _PR_SET_PDEATHSIG = 1
 

@@ -29,7 +29,7 @@ from penstock.solvers.schedules.early_backward import early_backward
 from penstock.solvers.schedules.fitting import Trial, best_order
 from penstock.solvers.solve.driver import solve
 from penstock.solvers.solve.judging import Judge
-from penstock.solvers.solve.limits import Setting
+from penstock.solvers.solve.setting import Setting
 
 NEVER = 2**60
 
