@@ -1,1 +1,5 @@
-"""Schedules: plain functions from a problem and an allocation to ``Orders``; ``catalogue.SCHEDULES`` lists them."""
+"""Schedules: plain functions from a problem and an allocation to ``Orders``; ``catalogue.SCHEDULES`` lists them.
+
+May import: `solvers.model`, `solvers.costs`, `solvers.judge`, `solvers.compiled`.
+Start reading at `catalogue.py`; `fitting.py` finds the candidate schedules of an allocation that fit in memory.
+"""

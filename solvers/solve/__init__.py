@@ -1,1 +1,5 @@
-"""A solve: the page to read first is ``driver.py``; the driver's words are those of docs/planning.md."""
+"""Answers a request: rounds of tasks, done by workers, of which the best plan and the proofs are kept.
+
+May import: every room of `solvers` but `placement`.
+Start reading at `driver.py`.
+"""
