@@ -97,7 +97,10 @@ def _nothing(replan: Replan | None) -> str:
 
 
 def retime(problem: Problem, plan: Candidate, recomputing: Allocation | None = None) -> Candidate:
-    """Return the plan's own order, timed in another problem or with other stages ``recomputing``. Raises as ``simulate``."""
+    """Return the plan's own order, timed in another problem or with other stages ``recomputing``.
+
+    Raises as ``simulate``.
+    """
     allocation = recomputing or plan.allocation
     timeline = simulate(
         problem, allocation, plan.schedule, overlap=plan.overlap_all_reduce, update_rule=plan.update_rule

@@ -58,7 +58,7 @@ def test_a_request_passes_few_modules(planner: str, package: str, most: int) -> 
         for name in entered(lambda: api.solve(request))
         if name.startswith(tuple(f"penstock.{room}." for room in rooms))
     )
-    print(f"{planner}: {len(walked)} modules\n  " + "\n  ".join(walked))
+    sys.stdout.write(f"{planner}: {len(walked)} modules\n  " + "\n  ".join(walked) + "\n")
     assert "penstock.solvers.solve.driver" in walked
     assert len(walked) <= most
 
