@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from penstock.schemas.coverage import Covers
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
@@ -32,51 +32,12 @@ from penstock.solvers.verify.verifier import verify
 Key = tuple[int, int, tuple[object, ...], int, str]
 
 
-class Plan(Protocol):
-    """A timed plan."""
-
-    @property
-    def allocation(self) -> Allocation:
-        """Its stages."""
-
-    @property
-    def schedule(self) -> Schedule:
-        """Its orders or its pattern."""
-
-    @property
-    def value_ns(self) -> int:
-        """Its time per global batch."""
-
-
-P = TypeVar("P", bound=Plan)
-
-
 def key_of(value_ns: int, allocation: Allocation, schedule: Schedule) -> Key:
     """Return what plans are ranked by; the least is the best."""
     stages = tuple((s.first, s.last, s.devices, s.dispatch, s.recompute) for s in allocation.stages)
     used = len({d for s in allocation.stages for d in s.devices})
     warmup = sum(schedule.warmup) if isinstance(schedule, Orders) else 0
     return value_ns, used, (stages, allocation.num_micro_batches), warmup, schedule.name
-
-
-@dataclass
-class Incumbent(Generic[P]):
-    """The best plan of those that were offered; None before the first."""
-
-    best: P | None = None
-    _key: Key | None = None
-
-    def is_beaten_by(self, key: Key) -> bool:
-        """Return whether a plan with this key is better."""
-        return self._key is None or key < self._key
-
-    def offer(self, plan: P) -> bool:
-        """Take a plan if it is better than the incumbent; return whether it is."""
-        key = key_of(plan.value_ns, plan.allocation, plan.schedule)
-        if not self.is_beaten_by(key):
-            return False
-        self.best, self._key = plan, key
-        return True
 
 
 @dataclass(slots=True)
@@ -120,6 +81,29 @@ class Found:
                 raise InvalidPlan(f"a plan of {self.planner!r} is slower or larger than its own process has found")
             self.timeline = timeline
         return Candidate(self.planner, self.allocation, self.schedule, self.timeline, self.overlap, self.update_rule)
+
+
+P = TypeVar("P", Found, Candidate)
+
+
+@dataclass
+class Incumbent(Generic[P]):
+    """The best plan of those that were offered; None before the first."""
+
+    best: P | None = None
+    _key: Key | None = None
+
+    def is_beaten_by(self, key: Key) -> bool:
+        """Return whether a plan with this key is better."""
+        return self._key is None or key < self._key
+
+    def offer(self, plan: P) -> bool:
+        """Take a plan if it is better than the incumbent; return whether it is."""
+        key = key_of(plan.value_ns, plan.allocation, plan.schedule)
+        if not self.is_beaten_by(key):
+            return False
+        self.best, self._key = plan, key
+        return True
 
 
 class Closing(NamedTuple):
@@ -177,7 +161,6 @@ class Outcome:
     proven: tuple[Bound, ...] = ()
     closing: Closing | None = None
     obstacles: Obstacles = field(default_factory=Obstacles)
-    judged: int = 0
     unfinished: bool = False
     note: str = ""
     refused: UnsupportedRequest | None = None
@@ -208,7 +191,6 @@ class State:
     lost: dict[str, str] = field(default_factory=dict)
     refused: list[UnsupportedRequest] = field(default_factory=list)
     remedy: str | None = None
-    judged: int = 0
     codec_note: str = ""
 
     def __post_init__(self) -> None:
@@ -231,7 +213,6 @@ class State:
             self.closings.append(outcome.closing)
         if outcome.refused is not None:
             self.refused.append(outcome.refused)
-        self.judged += outcome.judged
         self.remedy = self.remedy or outcome.remedy
         self.obstacles.add(outcome.obstacles)
         for bound in outcome.proven:

@@ -33,19 +33,18 @@ from penstock.solvers.bounds.trainer import within_bounds
 from penstock.solvers.improve.neighbourhood import flushed, steady
 from penstock.solvers.improve.order import close
 from penstock.solvers.improve.remedies import find_remedy
-from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.network import MAX_DENSE_DEVICES
 from penstock.solvers.model.options import checked
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound
-from penstock.solvers.model.schedule import Orders, Schedule
+from penstock.solvers.model.schedule import Orders
 from penstock.solvers.model.update_rules import PERIODIC_RULES
 from penstock.solvers.planners.catalogue import EXCLUDE, PHASES, PLANNERS, Planner, Tier
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.planners.simple.candidates import first_plans, last_plans, simplest_plans, unlimited
 from penstock.solvers.schedules.catalogue import tried_with
 from penstock.solvers.solve.incumbent import Closing, Found, Outcome, State
-from penstock.solvers.solve.judging import Judge, Link, Unheard
+from penstock.solvers.solve.judging import Judge, Link
 from penstock.solvers.solve.setting import Setting
 
 EFFORT = 1.0
@@ -136,15 +135,12 @@ class Polish:
         if rule in PERIODIC_RULES:
             # Each step goes on from what the last one found: what others find meanwhile must not change the walk.
             judge.ceiling_ns = lambda: None
-            for plan in steady.search(problem, rule, self.effort, lambda: judge.best, stopped):
-                yield self._proposal(plan.allocation, plan.schedule, problem.rules.overlap_all_reduce)
-        elif judge.best is not None:
-            for better in flushed.search(problem, judge.best, self.effort, stopped):
-                yield self._proposal(better.allocation, better.schedule, better.overlap)
-
-    def _proposal(self, allocation: Allocation, schedule: Schedule, overlap: bool) -> Proposal:
-        rule = self.start.update_rule
-        return Proposal(allocation, (schedule.name,), overlaps=(overlap,), update_rule=rule, fixed=schedule)
+            plans = steady.search(problem, rule, self.effort, lambda: judge.best, stopped)
+        else:
+            assert judge.best is not None
+            plans = flushed.search(problem, judge.best, self.effort, stopped)
+        for plan, schedule, overlap in plans:
+            yield Proposal(plan, (schedule.name,), overlaps=(overlap,), update_rule=rule, fixed=schedule)
 
 
 @dataclass(frozen=True)
@@ -259,16 +255,11 @@ def rounds(state: State, planner: Planner, values: Mapping[str, object]) -> Iter
         yield following
 
 
-def first_plan(state: State, values: Mapping[str, object]) -> None:
-    """Offer the first plan of a simple planner that fits, before worker processes are there."""
-    rows = _rows(state.setting, _excluded(EXCLUDE.of(values)))
-    setting = replace(state.setting, first_feasible=True)
+def first_tasks(setting: Setting, values: Mapping[str, object]) -> list[Task]:
+    """Return the simple planners, one of which gives a first plan before worker processes are there."""
+    rows = _rows(setting, _excluded(EXCLUDE.of(values)))
     wide = [row for row in rows if row.least_devices > 1]
-    for task in asked(setting, wide or [row for row in rows if row.tier is Tier.SIMPLE]):
-        if state.best is None and not setting.deadline.passed:
-            found = task.run(setting, Unheard()).found
-            if found is not None:
-                state.offer(found)
+    return asked(setting, wide or [row for row in rows if row.tier is Tier.SIMPLE])
 
 
 def asked(setting: Setting, rows: list[Planner]) -> list[Task]:

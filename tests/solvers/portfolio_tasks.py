@@ -43,7 +43,6 @@ class Late:
         return Outcome(
             best,
             () if self.proven is None else (self.proven,),
-            judged=len(self.plans),
             obstacles=Obstacles(proposed=True),
         )
 

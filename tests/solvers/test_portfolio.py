@@ -91,7 +91,7 @@ def plain(value: Any) -> Any:
 
 def answer(state: State) -> tuple[object, ...]:
     best = None if state.best is None else plain(Found.of(state.best))
-    return best, tuple(state.proofs.by_class.values()), tuple(state.unfinished), state.judged
+    return best, tuple(state.proofs.by_class.values()), tuple(state.unfinished)
 
 
 def told(problem: Problem, bound_ns: int) -> Bound:
